@@ -13,8 +13,8 @@ the sum of the clipped gradients of the subgraphs. Neither has noise or an
 optimizer's step, which cost the same whatever computes the sum. A column is a
 way to compute it:
 
-- ``ours``: what :class:`SubgraphGradients` takes by itself;
-- ``vjp``: its way for models that it cannot keep books of;
+- ``ours``: :mod:`pyg_trust.privacy.codes` in a step that is not verified,
+  and ``verified`` in one that is (the first three, and one of eight);
 - ``hooks``: what per-sample libraries do, written for PyG's ``Linear`` and
   biases of nodes: hooks keep inputs and gradients, and every subgraph's
   gradient is materialised (256 subgraphs at a time) before it is clipped;
@@ -22,7 +22,7 @@ way to compute it:
   adjacency matrices, which are what can be vmapped of a GCN;
 - ``loop``: one backward pass for each subgraph.
 
-The peers are timed on the GCN, `vjp` on all models. All results are compared
+The peers are timed on the GCN. All results are compared
 with each other. Memory is what one step adds to the resident set of a fresh
 process, at most (``VmHWM``, set back before the step; Linux only), after a
 step with few subgraphs: the kernel counts every allocation, also what
@@ -60,7 +60,10 @@ from torch_geometric.nn import (
 )
 
 from pyg_trust.loader import DisjointWalkLoader, GraphLoader, StepLoader
-from pyg_trust.privacy import PrivacyEngine, SubgraphGradients
+from pyg_trust.privacy import PrivacyEngine
+from pyg_trust.privacy.clipping import clipped_sum
+from pyg_trust.privacy.codes import Attributor
+from pyg_trust.privacy.exact import clip
 from pyg_trust.privacy.mechanisms import clip_factors
 
 FEATURES, CLASSES, CLIP = 500, 40, 1.0
@@ -210,13 +213,38 @@ def plain(model: Net, batch: Data) -> Sums:
     return dict(zip(params, grads, strict=True))
 
 
-def private(gradients: SubgraphGradients, batch: Data) -> Sums:
+def private(units: Attributor, batch: Data, verify: bool = False) -> Sums:
     """The sum of clipped gradients, by us."""
-    with gradients.record(batch.batch, batch.batch_size) as tape:
-        out = gradients.module(batch.x, batch.edge_index)
+    owner = batch.batch
+    given = [owner, owner[batch.edge_index[0]]]
+    out = units.run(
+        lambda: units.module(batch.x, batch.edge_index),
+        given,
+        batch.batch_size,
+    )
     loss = loss_of(out, batch)
     (grad_out,) = torch.autograd.grad(loss, out, retain_graph=True)
-    return tape.clipped_sum(out, grad_out, CLIP).sums
+    found = units.attribute(out, grad_out, owner, verify=verify)
+    clipped = clipped_sum(found, CLIP)
+    grid = clip.grid(CLIP)
+    return {n: v.double() * grid for n, v in clipped.integers.items()}
+
+
+def loop(model: Net, batch: Data) -> Sums:
+    """One backward pass for each subgraph."""
+    m, owner = batch.batch_size, batch.batch
+    params = dict(model.named_parameters())
+    out = model(batch.x, batch.edge_index)
+    (grad,) = torch.autograd.grad(loss_of(out, batch), out, retain_graph=True)
+    sums = {n: torch.zeros_like(p) for n, p in params.items()}
+    for i in range(m):
+        mine = grad * (owner == i).view(-1, 1)
+        each = torch.autograd.grad(
+            out, list(params.values()), mine, retain_graph=True
+        )
+        one = dict(zip(params, (g.unsqueeze(0) for g in each), strict=True))
+        add_clipped(sums, one)
+    return sums
 
 
 def hooks(model: Net, batch: Data, chunk: int = 256) -> Sums:
@@ -350,22 +378,18 @@ def measure(
     """The times of all methods, as multiples of the plain step's."""
     torch.manual_seed(0)
     model, batch = Net(kind, hidden), make_batch(num_subgraphs, walk_length)
-    ours = SubgraphGradients(model)
-    fallback = SubgraphGradients(model, 'vjp')
+    ours = Attributor(model)
     steps: dict[str, Callable[[], Sums]] = {
         'plain': partial(plain, model, batch),
         'ours': partial(private, ours, batch),
+        'verified': partial(private, ours, batch, True),
     }
     seconds, results = interleaved(steps, repeats)
     slow: dict[str, Callable[[], Sums]] = {'plain': steps['plain']}
-    if peers:
-        slow['vjp'] = partial(private, fallback, batch)
     if peers and kind == 'GCN':
         slow['hooks'] = partial(hooks, model, batch)
         slow['vmap'] = partial(vmapped, DenseGCN(model), dense(batch))
-        slow['loop'] = partial(
-            private, SubgraphGradients(model, 'loop'), batch
-        )
+        slow['loop'] = partial(loop, model, batch)
     row: dict[str, object] = {
         'model': kind,
         'subgraphs': num_subgraphs,
@@ -373,8 +397,8 @@ def measure(
         'hidden': hidden,
         'nodes': batch.num_nodes,
         'plain_ms': 1e3 * seconds['plain'],
-        'method': ours.chosen,
         'ours': seconds['ours'] / seconds['plain'],
+        'verified': seconds['verified'] / seconds['plain'],
         'step': whole(
             *(kind, hidden, repeats),
             partial(make_walks, num_subgraphs, walk_length),
@@ -396,7 +420,7 @@ def peak(
     torch.manual_seed(0)
     model, batch = Net(kind, hidden), make_batch(num_subgraphs, walk_length)
     small = make_batch(10, walk_length)
-    gradients = SubgraphGradients(model, 'bookkeeping')
+    gradients = Attributor(model)
     run: Callable[[Data], Sums] = partial(plain, model)
     if step == 'ours':
         run = partial(private, gradients)

@@ -45,7 +45,10 @@ from torch_geometric.nn import (
 )
 
 from pyg_trust.loader import DisjointWalkLoader, UnitLoader
-from pyg_trust.privacy import PrivacyEngine, SubgraphGradients
+from pyg_trust.privacy import PrivacyEngine
+from pyg_trust.privacy.clipping import clipped_sum
+from pyg_trust.privacy.codes import Attributor
+from pyg_trust.privacy.exact import clip
 from pyg_trust.privacy.typed import TypedCall, TypedModel
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.transforms import MetapathFeatures
@@ -148,15 +151,17 @@ def plain(net: nn.Module, batch: HeteroData) -> list[Tensor]:
 
 
 def clipped(
-    gradients: SubgraphGradients, call: TypedCall, flat: Any
+    units: Attributor, call: TypedCall, flat: Any
 ) -> dict[str, Tensor]:
     """The sum of the clipped gradients."""
-    with gradients.record(flat.batch, flat.batch_size) as tape:
-        out = call(gradients.module, flat)
+    given = [flat.batch, *units.module.owners(flat, flat.batch)]
+    out = units.run(lambda: call(units.module, flat), given, flat.batch_size)
     loss = F.cross_entropy(out, flat.y, reduction='sum')
     (grad,) = torch.autograd.grad(loss, out, retain_graph=True)
     rows = torch.arange(flat.batch_size)
-    return tape.clipped_sum(out, grad, 1.0, rows).sums
+    found = units.attribute(out, grad, rows, verify=False)
+    total = clipped_sum(found, 1.0).integers
+    return {n: v.double() * clip.grid(1.0) for n, v in total.items()}
 
 
 def steps(name: str, repeats: int, persons: int) -> tuple[float, float]:
@@ -169,17 +174,13 @@ def steps(name: str, repeats: int, persons: int) -> tuple[float, float]:
     typed = loader.schema.typed(flat)
     args = (typed.x_dict, typed.edge_index_dict)
     call = TypedCall(typed, TypedCall.snapshot(typed), args, {})
-    gradients = SubgraphGradients(TypedModel(net, loader.schema))
-    gradients.rowwise = True
-    few, kwargs = call.arguments(loader.schema.made(8))
-    gradients.check(few[4], 8, *few, **kwargs)
-    print(gradients.explain())
+    units = Attributor(TypedModel(net, loader.schema), exact=True)
     edges = sum(e.size(1) for e in batch.edge_index_dict.values())
-    print(f'{name}: {gradients.chosen}, {len(flat.x)} rows, {edges} edges')
+    print(f'{name}: {len(flat.x)} rows, {edges} edges')
     times, _ = interleaved(
         {
             'plain': partial(plain, net, batch),
-            'clipped': partial(clipped, gradients, call, flat),
+            'clipped': partial(clipped, units, call, flat),
         },
         repeats,
         time.process_time,

@@ -148,11 +148,9 @@ _MOVED: dict[str, dict[str, str]] = {
     },
     'privacy': {
         'AuditReport': 'audit:PrivacyAudit',
-        'ClippedSum': 'privacy.bounds',
         'PrivateLoader': 'privacy.loading',
         'PrivateModule': 'privacy.wrappers',
         'PrivateOptimizer': 'privacy.wrappers',
-        'Tape': 'privacy.gradients',
         'audit_training': 'audit',
         'canary_graph': 'audit',
         'empirical_epsilon': 'audit',

@@ -20,8 +20,6 @@ registry                  named by
 :obj:`ACCOUNTANTS`        ``accountant`` of private training
 :obj:`NOISES`             ``noise`` of private training
 :obj:`ATTACKS`            ``tests`` of :func:`~pyg_trust.audit.audit_removal`
-:obj:`LAYER_RULES`        torch functions that use parameters row by row, in
-                          private training
 :obj:`CERTIFICATES`       kinds of threats, for
                           :func:`~pyg_trust.certificates.certify`
 ========================= ====================================================
@@ -51,7 +49,6 @@ _HOMES = {
     'ATTACKS': 'audit.attacks',
     'AGGREGATORS': 'nn.shard_aggregator',
     'CERTIFICATES': 'certificates.any_model',
-    'LAYER_RULES': 'privacy.layer_rules',
     'MEASURES': 'agp.measures',
     'NOISES': 'noise',
     'PARTITIONS': 'transforms.shards',

@@ -710,20 +710,6 @@ class Removed:
         return RemovalRequest.from_dict(named) if named else None
 
 
-def still_removed(
-    lines: Iterable[Mapping[str, Any]],
-) -> RemovalRequest | None:
-    """Collect the items that a ledger's lines removed and did not add again.
-
-    Args:
-        lines (list[dict]): the requests of the lines, the oldest first.
-    """
-    found = Removed()
-    for line in lines:
-        found.add(line)
-    return found.request()
-
-
 def _named_items(part: Mapping[str, Any]) -> dict[str, set[Any]]:
     edges = {tuple(edge) for edge in part.get('edges', ())}
     arcs = edges | {edge[::-1] for edge in edges}

@@ -1,5 +1,6 @@
 """Bad inputs of private training and unlearning."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -229,10 +230,6 @@ entry(
     target_epsilon=POSITIVE,
     target_delta=UNIT,
     isolation=choice(),
-    method=choice(),
-    trust_loss=values(3, 'a', None),
-    exact=values(3, 'a', None),
-    public=values(3, 'a', ['nothing']),
     clipping=choice(),
     **PARTS,
 )
@@ -285,10 +282,6 @@ entry(
 SHAPE = values(3.5, None, 'a', (1.5,), (-1,), (True,))
 
 
-def gradients() -> Any:
-    return privacy.SubgraphGradients(Net())
-
-
 def owner() -> torch.Tensor:
     return torch.tensor([0, 0, 0, 1, 1, 1])
 
@@ -297,12 +290,29 @@ def apart() -> torch.Tensor:
     return torch.tensor([[0, 1, 3, 4], [1, 2, 4, 5]])
 
 
-def tape() -> Any:
-    made = gradients()
-    with made.record(owner(), 2) as recorded:
-        out = made.module(torch.ones(N, 2), apart())
-    return recorded, out
+def by_unit() -> Any:
+    return {
+        'model': Net(),
+        'args': (torch.ones(N, 2), apart()),
+        'owner': owner(),
+        'grad': torch.ones(N, 2),
+    }
 
+
+entry(
+    'privacy.unit_gradients',
+    by_unit,
+    args=anything('what the model takes'),
+    kwargs=anything('what the model takes'),
+    owner=tensor(rows=False, low=0, high=1),
+    grad=anything('what the loss gives'),
+    num_units=anything('tests/privacy/test_unit_gradients.py'),
+)
+entry(
+    'privacy.UnitGradients.clipped_sum',
+    lambda: (privacy.unit_gradients(**by_unit()), {'max_grad_norm': 1.0}),
+    max_grad_norm=number(0, math.inf, closed='high'),
+)
 
 # Unlearning ##################################################################
 

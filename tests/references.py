@@ -111,3 +111,25 @@ def digest(*parts):
             head, content = type(part).__name__, repr(part).encode()
         made.update(repr((head, len(content))).encode() + content)
     return made.hexdigest()
+
+
+def clipped(model, args, owner, grad, norm, units=None, exact=False):
+    """The clipped sum of a batch in integers, with its rows.
+
+    Args:
+        model (torch.nn.Module): the model.
+        args (tuple): the arguments of its call.
+        owner (Tensor): the unit of each row, of nodes and outputs.
+        grad (Tensor): the gradient by the output.
+        norm (float): the clipping norm.
+        units (int, optional): how many units there are.
+        exact (bool): whether rows are computed one by one.
+    """
+    from pyg_trust.privacy.clipping import clipped_sum
+    from pyg_trust.privacy.codes import Attributor
+
+    made = Attributor(model, exact)
+    count = int(owner.max()) + 1 if units is None else units
+    out = made.run(lambda: model(*args), [owner], count)
+    found = clipped_sum(made.attribute(out, grad, owner), norm)
+    return found, made

@@ -319,7 +319,6 @@ def test_private_training(device):
             noise_multiplier=8.0,
             max_grad_norm=1.0,
             # Followed tensors do not go through the simulated device.
-            trust_loss=True,
         )
         for batch in batches:
             out = private(batch.x, batch.edge_index)[: batch.batch_size]

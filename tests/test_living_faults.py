@@ -11,9 +11,8 @@ that has to fail. The other faults are here:
   9 by ``test_room_that_is_free_names_nobody``;
 * 7 the clock of a cached row: rows are computed when they are read, and none
   is cached;
-* 10 the old n in lambda n, 15 debits that do not add up, 16 new nodes that
-  are not in T: planted by ``unlearning/test_node_updates.py`` and
-  ``certificates/test_current.py`` themselves.
+* 10 the old n in lambda n: planted by ``unlearning/test_node_updates.py``
+  itself.
 """
 
 import json
@@ -218,7 +217,6 @@ print(json.dumps(ended))
 """
 
 
-@pytest.mark.slow
 @needs.fork
 def test_a_planted_fault_turns_its_test_red():
     done = warm.run('-c', CODE, json.dumps(FAULTS), cwd=Path(__file__).parent)

@@ -34,11 +34,6 @@ KNOWN = {
     ),
     'AGGREGATORS': ('attentive contrastive lbaggr logits majority mean plain'),
     'CERTIFICATES': 'BitFlips ThreatModel',
-    'LAYER_RULES': (
-        '__matmul__ __rdiv__ __rsub__ __rtruediv__ add add_ addmm bmm cat '
-        'div div_ expand layer_norm linear matmul mm mul mul_ multiply '
-        'multiply_ prelu sub sub_ subtract subtract_ true_divide true_divide_'
-    ),
     'MEASURES': (
         'appnp hkpr heat katz pagerank ppr sgc single_target transition'
     ),

@@ -70,7 +70,6 @@ class CollectiveCertificate(Proved, SpeaksOf, Report):
         hops (int): the number of message passing rounds.
         degrees (str): the end of a message whose degree weights it,
             ``'source'`` or ``'target'``.
-        exact (bool): whether the integer program was solved.
         confidence (float): the confidence for all predictions at once.
         fingerprint (str): a fingerprint of model and data.
         model_digest (str): a digest of the model: tensors, attributes and
@@ -87,10 +86,10 @@ class CollectiveCertificate(Proved, SpeaksOf, Report):
         witness_digest (str): SHA-256 of ``proof``, or why there is none.
         proof (Witness, optional): the witness from which :meth:`verify` proves
             the bound, by :mod:`pyg_trust.verify.collective`: frontiers, fields
-            and multipliers of the linear program, which prove less than
-            :obj:`exact` shows. Fields and certificates one by one are taken as
-            they were. It reveals which nodes are near each other, so no report
-            contains it: :meth:`~Witness.save` it separately.
+            and multipliers of the linear program. Fields and certificates one
+            by one are taken as they were. It reveals which nodes are near each
+            other, so no report contains it: :meth:`~Witness.save` it
+            separately.
     """
 
     num_targets: int
@@ -104,7 +103,6 @@ class CollectiveCertificate(Proved, SpeaksOf, Report):
     attackers: int | None
     hops: int
     degrees: str
-    exact: bool
     confidence: float
     fingerprint: str
     model_digest: str
@@ -172,7 +170,6 @@ def certify_collective(
     local_budget: Natural | None = None,
     attackers: Natural | None = None,
     labels: Tensor | None = None,
-    exact: bool = False,
     forward: Callable[[Data], Tensor] | None = None,
 ) -> CollectiveCertificate:
     r"""Certify the number of smoothed predictions that stay in one attack.
@@ -207,8 +204,6 @@ def certify_collective(
             can change. (default: :obj:`None`)
         labels (Tensor, optional): the true classes of all nodes; if given,
             only correct predictions count. (default: :obj:`None`)
-        exact (bool): whether to solve the integer program, within a minute.
-            (default: :obj:`False`)
         forward (Callable, optional): as in :func:`certify_smoothed`.
             (default: :obj:`None`)
 
@@ -343,7 +338,7 @@ def certify_collective(
         attackers,
         limited,
     )
-    bound, multipliers = broken_bound(attack, exact)
+    bound, multipliers = broken_bound(attack)
     proof, found_digest = _witness(attack, rows.size, multipliers)
     last: Any = (slice(None), *limits)
     alone = sure[last] & counts
@@ -360,7 +355,6 @@ def certify_collective(
         attackers=attackers,
         hops=hops,
         degrees=degrees,
-        exact=exact,
         confidence=report.confidence,
         fingerprint=report.fingerprint,
         model_digest=digest,

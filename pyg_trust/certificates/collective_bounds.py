@@ -94,9 +94,7 @@ def frontier(certified: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return points[:, 0], points[:, 1:]
 
 
-def broken_bound(
-    attack: Attack, exact: bool = False, time_limit: float = 60.0
-) -> tuple[float, np.ndarray]:
+def broken_bound(attack: Attack) -> tuple[float, np.ndarray]:
     r"""Bound from above how many targets one budget can break at once.
 
     The program is that of :mod:`pyg_trust.verify.collective`. The points of a
@@ -106,10 +104,6 @@ def broken_bound(
 
     Args:
         attack (Attack): the budget, the points of targets, and what they see.
-        exact (bool): whether to solve the integer program, up to a time
-            limit; its dual bound is returned. No multipliers prove it.
-            (default: :obj:`False`)
-        time_limit (float): in seconds. (default: :obj:`60.0`)
 
     Returns:
         tuple[float, numpy.ndarray]: the bound (at most its floor, with 1e-6
@@ -136,17 +130,4 @@ def broken_bound(
     bound = float(proved)
     if bound < proved:
         bound = float(np.nextafter(bound, np.inf))
-    if exact:
-        solved = optimize.milp(
-            -made.gain,
-            integrality=np.ones(made.gain.size),
-            bounds=optimize.Bounds(0, made.upper),
-            constraints=optimize.LinearConstraint(
-                made.matrix, -np.inf, made.right
-            ),
-            options={'time_limit': time_limit},
-        )
-        dual = getattr(solved, 'mip_dual_bound', None)
-        if dual is not None and np.isfinite(dual):
-            bound = float(-dual)
     return min(bound, most), multipliers

@@ -13,6 +13,8 @@ from .accounting import group_wor_profile as group_wor_profile
 from .accounting import rdp_group_wor as rdp_group_wor
 from .accounting import wor_epsilon as wor_epsilon
 from .aggregation import PrivateNodeClassifier as PrivateNodeClassifier
+from .codes import UnitGradients as UnitGradients
+from .codes import unit_gradients as unit_gradients
 from .coverage import CoverageReport as CoverageReport
 from .ego_accounts import FDPAccountant as FDPAccountant
 from .ego_accounts import GroupAccountant as GroupAccountant
@@ -21,7 +23,6 @@ from .engine import PrivacyEngine as PrivacyEngine
 from .gaussian import gaussian_epsilon as gaussian_epsilon
 from .gaussian import gaussian_mu as gaussian_mu
 from .gaussian import gaussian_mu_for as gaussian_mu_for
-from .gradients import SubgraphGradients as SubgraphGradients
 from .items import ItemReport as ItemReport
 from .items import PrivateItemCounts as PrivateItemCounts
 from .links import LinkReport as LinkReport
@@ -62,7 +63,7 @@ __all__ = [
     'PrivateTraining',
     'RDPAccountant',
     'SearchReport',
-    'SubgraphGradients',
+    'UnitGradients',
     'WORAccountant',
     'calibrate_fdp',
     'calibrate_poisson',
@@ -85,5 +86,6 @@ __all__ = [
     'propose',
     'rdp_group_wor',
     'search',
+    'unit_gradients',
     'wor_epsilon',
 ]

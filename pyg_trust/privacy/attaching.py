@@ -7,6 +7,7 @@ from typing import Annotated, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch_geometric.data import Data
 from torch_geometric.loader import LinkLoader
 
 from pyg_trust._checks import Is, Sizes
@@ -16,20 +17,21 @@ from pyg_trust.loader.step_batches import POISSON
 from pyg_trust.loader.whole_units import WholeUnitLoader
 from pyg_trust.privacy.exact import clip
 from pyg_trust.privacy.group import Group
-from pyg_trust.privacy.loss_checks import check_criterion
-from pyg_trust.privacy.pipeline import check_transform
+from pyg_trust.privacy.training import PrivateStep
 from pyg_trust.privacy.typed import PROBED, TypedCall, TypedModel
 from pyg_trust.privacy.validation import (
+    SEED,
     Criterion,
     Forward,
     check_autocast,
+    check_criterion,
+    features_of,
     find_call,
+    other_rows,
+    randomised,
+    same,
 )
-from pyg_trust.privacy.wrappers import (
-    PrivateModule,
-    PrivateOptimizer,
-    PrivateStep,
-)
+from pyg_trust.privacy.wrappers import PrivateModule, PrivateOptimizer
 
 _PROBED = 32
 
@@ -241,40 +243,82 @@ def probe(
     Raises:
         ValueError: if a test fails.
     """
+    transform = loader.transform
     if isinstance(loader, UnitLoader):
         # No private batch is read: what tests find may not depend on one.
-        batch, before, transform = loader.made(PROBED)
+        batch, plain, transform = loader.made(PROBED)
         owner, count = batch.batch, PROBED
-        check_transform(transform, before, loader.by_unit)
     else:
         count = min(_PROBED, loader.subgraphs_per_batch, loader.num_subgraphs)
         index = loader.batch_sampler.write(0, torch.arange(count))
         batch = loader(index)
         owner, count = loader.check_batch(batch, 0, count)
-        check_transform(
-            loader.transform, loader.untransformed(index), loader.by_unit
-        )
+        plain = loader.untransformed(index)
+        # No private row may reach 'forward', or stay in a model.
+        generator = torch.Generator().manual_seed(SEED)
+        rows = features_of(batch, owner.numel())
+        batch = randomised(batch, rows, generator)
+    if loader.transform is not None:
+        check_transform(transform, plain)
     device = step.parameters[0].device
     batch, owner = batch.to(device), owner.to(device)
-    # Show decoys: no private row may reach 'forward', or stay in a model. Rows
-    # of typed batches are made up already.
-    shown = batch
-    if not isinstance(loader, UnitLoader):
-        shown = step.decoys.batch(batch, owner, count)
     if isinstance(step.module, TypedModel):
         call = find_call(
             step.module.model,
-            step.module.schema.typed(shown),
+            step.module.schema.typed(batch),
             forward,
             TypedCall,
         )
     else:
-        call = find_call(step.module, shown, forward, by_unit=loader.by_unit)
+        call = find_call(step.module, batch, forward, by_unit=loader.by_unit)
     step.probe(call, batch, owner)
     if criterion is not None:
         with torch.no_grad():
-            out = call(step.module, shown)
+            out = call(step.module, batch)
         check_criterion(criterion, out, batch.y, step.loss_reduction)
+
+
+def check_transform(transform: Callable[..., Any], batch: Data) -> None:
+    """Test that a loader's transform works on each subgraph by itself.
+
+    Args:
+        transform (callable): the transform.
+        batch (Data): a batch before it was transformed; its structure is
+            used, and made-up features.
+
+    Raises:
+        ValueError: if features of a subgraph change with those of others.
+    """
+    owner, count = batch.batch, int(batch.batch.max()) + 1
+    generator = torch.Generator().manual_seed(SEED)
+    names = features_of(batch, owner.numel())
+    base = randomised(batch, names, generator)
+    for value in (None, 1e4):
+        half = torch.randperm(count, generator=generator) < (count + 1) // 2
+        mine = half[owner]
+        other = other_rows(batch, base, names, generator, mine, value)
+        made = []
+        for given in (base, other):
+            with torch.random.fork_rng():
+                torch.manual_seed(SEED)
+                made.append(transform(given.clone()))
+        for name, one in made[0].to_dict().items():
+            two = made[1].get(name)
+            if not isinstance(one, Tensor) or not one.is_floating_point():
+                continue
+            if one.dim() and len(one) == len(owner) == len(two):
+                one, two = one[mine], two[mine]
+            elif one.dim() and len(one) == count == len(two):
+                one, two = one[half], two[half]
+            elif made[0].is_edge_attr(name):
+                continue
+            if not same(one, two):
+                raise ValueError(
+                    "'transform' of 'data_loader' needs to treat subgraphs "
+                    f"apart, but the '{name}' of one changes with the rows of "
+                    'others (row-wise scaling is fine; standardisation, PCA '
+                    'and propagation are not)'
+                )
 
 
 def check_totals(found: Tensor, drawn: int, multiplier: float) -> None:

@@ -7,14 +7,12 @@ by which ``privacy/exact/clip.py`` makes integers of it.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from pyg_trust.privacy.exact import clip
-from pyg_trust.privacy.exact.step import Share
 from pyg_trust.privacy.mechanisms import row_norms
 
 # Rows converted to float64 at a time, to bound memory.
@@ -41,23 +39,6 @@ class Sizes:
     tau: Tensor
     kappa: Tensor
     weight: Tensor
-
-    def share(self, unit: int, factor: float, integers: Any) -> Share:
-        """Return the contribution of a subgraph to the sum, with its bounds.
-
-        Args:
-            unit (int): the number of the subgraph.
-            factor (float): the factor of its gradient.
-            integers (iterable of Tensor): int64, its part of the sum.
-        """
-        return Share(
-            [part.cpu().numpy() for part in integers],
-            factor,
-            *(
-                float(each[unit])
-                for each in (self.n, self.tau, self.kappa, self.weight)
-            ),
-        )
 
     def enough(self) -> float:
         """Return a clipping norm that clips no gradient."""
@@ -86,8 +67,6 @@ class Clipped:
         factors (Tensor): float64, the factors of the gradients.
         rounding (Tensor): float64, a bound of how far each part is from its
             gradient times its factor.
-        share (Share, optional): the part of one subgraph. (default:
-            :obj:`None`)
     """
 
     integers: dict[str, Tensor]
@@ -95,67 +74,6 @@ class Clipped:
     norms: Tensor
     factors: Tensor
     rounding: Tensor
-    share: Share | None = None
-
-
-@dataclass(frozen=True)
-class ClippedSum:
-    r"""Sum of clipped gradients, with the bounds of its parts.
-
-    Args:
-        sums (dict): by the name of each trainable parameter, the sum of its
-            clipped gradients; zero if it was not used.
-        norms (Tensor): ``[num_subgraphs]``, the norms before clipping, over
-            all parameters; not finite where a subgraph counts as zero.
-        method (str): the method that computed it.
-        reason (str): the reason for the method.
-        integers (dict): int64, by the name of each parameter: the sum in
-            units of :obj:`grid`, which does not depend on the order of the
-            subgraphs. :obj:`sums` are these times the grid.
-        grid (float): :math:`2^{-43} C`.
-        factors (Tensor): float64, the factors of the gradients.
-        rounding (Tensor): float64, a bound of how far a subgraph's part is
-            from its gradient times its factor.
-        share (Share, optional): the part of the subgraph that was asked for
-            (``privacy/exact/step.py``). (default: :obj:`None`)
-    """
-
-    sums: dict[str, Tensor]
-    norms: Tensor
-    method: str
-    reason: str
-    integers: dict[str, Tensor]
-    grid: float
-    factors: Tensor
-    rounding: Tensor
-    share: Share | None = None
-
-    @classmethod
-    def of(
-        cls,
-        clipped: Clipped,
-        params: dict[str, Tensor],
-        method: str,
-        reason: str,
-    ) -> 'ClippedSum':
-        """Make the sum from integers."""
-        grid = clip.grid(clipped.norm)
-        first = next(iter(params.values()))
-        sums = {
-            name: (clipped.integers[name].double() * grid).to(p.dtype)
-            for name, p in params.items()
-        }
-        return cls(
-            sums,
-            clipped.norms.to(first.dtype),
-            method,
-            reason,
-            clipped.integers,
-            grid,
-            clipped.factors,
-            clipped.rounding,
-            clipped.share,
-        )
 
 
 def check_norm(name: str, norm: float) -> float:

@@ -2,65 +2,20 @@
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 from torch_geometric.data import Data
-
-from pyg_trust._checks import check_integer
-from pyg_trust.privacy.rows import Args, Kwargs
 
 # Names that PyG has for how many subgraphs there are.
 _COUNTS = ('batch_size', 'num_graphs')
 NODE, EDGE, INDEX = 'node', 'edge', 'index'
-# Functions that return sizes, and no tensor.
-_SHAPES: frozenset[Any] = frozenset([Tensor.dim, Tensor.size, Tensor.numel])
 
 Leaf = Callable[[str, Any], Any]
-
-
-class Unsupported(Exception):
-    """Raised if a method does not support a module's operation."""
-
-
-class Watch(TorchFunctionMode):
-    """Mode that intercepts every call of a torch function."""
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Args = (),
-        kwargs: Kwargs | None = None,
-    ) -> Any:
-        return self.call(func, args, kwargs or {})
-
-    def call(
-        self, func: Callable[..., Any], args: Args, kwargs: Kwargs
-    ) -> Any:
-        """Call a torch function; subclasses may replace its result."""
-        return func(*args, **kwargs)
-
-
-@cache
-def name_of(func: Any) -> str | None:
-    """Return a function's name; None if it has nothing to do with rows.
-
-    Args:
-        func (callable): a torch function.
-    """
-    name: str = getattr(func, '__name__', '')
-    of = getattr(getattr(func, '__self__', None), '__name__', '')
-    if name == '__get__':
-        return of if of in ('T', 'mT') else None
-    if name == '__set__':
-        return 'set_' if of == 'data' else None
-    return None if func in _SHAPES else name
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
 
 
 class Call:
@@ -131,7 +86,7 @@ class Call:
         def leaf(name: str, value: Any) -> Any:
             if not isinstance(value, Tensor) or not value.is_floating_point():
                 return value
-            return value.to(dtype)
+            return value.detach().to(dtype)
 
         args, kwargs = self.map(leaf)
         return Call(module, args, kwargs, self.owner, self.num_subgraphs)
@@ -170,32 +125,6 @@ class Call:
         """Call the module again, with leaves changed."""
         args, kwargs = self.map(leaf or (lambda name, value: value))
         return self.module(*args, **kwargs)
-
-    def without(self, subgraphs: Tensor, seed: int) -> Leaf:
-        """Put noise in the features of some subgraphs."""
-        gone = torch.zeros(
-            self.num_subgraphs, dtype=torch.bool, device=self.owner.device
-        )
-        gone[subgraphs] = True
-        generator = torch.Generator().manual_seed(seed)
-
-        def leaf(name: str, value: Any) -> Any:
-            rows = self.rows(name, value)
-            if rows is None or not value.is_floating_point():
-                return value
-            other = noise(value, generator)
-            if value.dim() == 1:
-                # Weights are often to be positive.
-                other = other.abs() + 0.1
-            mask = gone[rows].view(-1, *[1] * (value.dim() - 1))
-            return torch.where(mask, other, value.detach())
-
-        return leaf
-
-    def random(self, seed: int) -> Leaf:
-        """Put noise in all features."""
-        everything = torch.arange(self.num_subgraphs)
-        return self.without(everything.to(self.owner.device), seed)
 
     def extract(
         self, subgraphs: Tensor, leaf: Leaf | None = None
@@ -295,17 +224,6 @@ class Call:
         return bound.args, bound.kwargs
 
 
-def tensors_in(value: Any) -> list[Tensor]:
-    """List the tensors that a module returned, in order."""
-    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
-
-
-def noise(like: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw normal random numbers that are the same on every device."""
-    out = torch.randn(like.shape, generator=generator, dtype=torch.float64)
-    return out.to(like)
-
-
 def _same(value: Tensor, owner: Tensor) -> bool:
     return value.dtype == owner.dtype and torch.equal(value, owner)
 
@@ -348,32 +266,3 @@ def _cut_sparse(
     if value.layout == torch.sparse_csc:
         return out.to_sparse_csc()
     return out
-
-
-def check_owner(
-    owner: Tensor, num_subgraphs: int, name: str = 'owner'
-) -> Tensor:
-    """Check the subgraph of each row.
-
-    Args:
-        owner (Tensor): int64, ``[num_rows]``, in ``[0, num_subgraphs)``.
-        num_subgraphs (int): how many subgraphs there are.
-        name (str): the name of :obj:`owner` in messages. (default:
-            :obj:`'owner'`)
-    """
-    check_integer('num_subgraphs', num_subgraphs, 1)
-    if not isinstance(owner, Tensor) or owner.dtype != torch.int64:
-        kind = owner.dtype if isinstance(owner, Tensor) else type(owner)
-        raise TypeError(f"'{name}' needs to be an int64 tensor (got {kind})")
-    if owner.dim() != 1:
-        raise ValueError(
-            f"'{name}' needs to have one dimension (got {owner.dim()})"
-        )
-    if owner.numel() and (
-        int(owner.min()) < 0 or int(owner.max()) >= num_subgraphs
-    ):
-        raise ValueError(
-            f"'{name}' needs to be in [0, {num_subgraphs}) (got values in "
-            f'[{int(owner.min())}, {int(owner.max())}])'
-        )
-    return owner

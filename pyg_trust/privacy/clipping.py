@@ -70,10 +70,9 @@ from pyg_trust.privacy.bounds import (
     scaled,
     scales,
 )
-from pyg_trust.privacy.calls import Unsupported
 from pyg_trust.privacy.exact import clip
-from pyg_trust.privacy.recorder import LINEAR, Recorder, Use
 
+LINEAR, ROWS = 'linear', 'rows'
 # How many numbers explicit gradients may have at a time.
 _CHUNK = 2**22
 # Numbers added one after another in the dtype of the rows; blocks of them are
@@ -150,31 +149,107 @@ def _layout(owner: Tensor, num_subgraphs: int) -> _Layout:
 
 
 @dataclass(eq=False)
-class _Cluster:
-    # Uses of the same part of a base, in the same way.
+class Cluster:
+    """Uses of the same part of a tensor of parameters, in the same way.
+
+    Args:
+        kind (str): :obj:`'linear'`, a linear map of rows, with gradients and
+            inputs; :obj:`'rows'`, a copy for each row; :obj:`'table'`, rows
+            that were looked up, with their places as inputs; or
+            :obj:`'whole'`, gradients by unit.
+        weight (Tensor): the part, a view; for a linear map ``[out, in]``.
+        grads (list[Tensor]): the gradients of rows.
+        inputs (list[Tensor]): what came in with these rows.
+        owners (list[Tensor]): int64, the unit of each row.
+    """
+
     kind: str
     weight: Tensor
     grads: list[Tensor] = field(default_factory=list)
     inputs: list[Tensor] = field(default_factory=list)
     owners: list[Tensor] = field(default_factory=list)
     # Where its rows are computed with those of others.
-    places: list[tuple['_Stack', int]] = field(default_factory=list)
+    places: list[tuple['_Stack', int]] = field(
+        default_factory=list, init=False
+    )
     # Inputs and gradients of a linear map, in the rooms of its layout.
-    filled: tuple[Tensor, Tensor] | None = None
+    filled: tuple[Tensor, Tensor] | None = field(default=None, init=False)
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Return what is equal for the same part, used in the same way."""
+        shape = self.weight.shape if self.kind == LINEAR else None
+        return self.kind, _region(self.weight), shape
+
+    @property
+    def stacks(self) -> bool:
+        """Return whether rows are computed with those of others."""
+        return self.kind in (LINEAR, ROWS)
 
     def join(self) -> None:
-        # Rows that are used more than once belong to one product.
+        """Join rows that are used more than once: they are one product."""
         if self.kind == LINEAR and len(self.grads) > 1:
             self.grads = [torch.cat(self.grads)]
             self.inputs = [torch.cat(self.inputs)]
             self.owners = [torch.cat(self.owners)]
 
+    def products(
+        self, z: Any, base: Tensor
+    ) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Yield products of gradients with numbers, and the unit of each.
+
+        Args:
+            z (Tensor or tuple): numbers like the base, or two vectors of
+                which they are the outer product.
+            base (Tensor): what the weight is a part of.
+        """
+        weight = self.weight
+        if self.kind == LINEAR and isinstance(z, tuple):
+            pair = None
+            if weight.shape == base.shape and weight.stride() == base.stride():
+                pair = z
+            elif weight.t().shape == base.shape and (
+                weight.t().stride() == base.stride()
+            ):
+                pair = z[::-1]
+            if pair is not None:
+                rows = zip(self.grads, self.inputs, self.owners, strict=True)
+                for grad, inner, owner in rows:
+                    yield (grad @ pair[0]) * (inner @ pair[1]), owner
+                return
+        dense = torch.outer(*z) if isinstance(z, tuple) else z
+        room = torch.empty_strided(
+            base.shape, base.stride(), dtype=dense.dtype, device=dense.device
+        )
+        part = _same_part(room.copy_(dense), base, weight)
+        if self.kind == 'whole':
+            yield self.grads[0] @ part.reshape(-1), None
+            return
+        for i, (grad, owner) in enumerate(
+            zip(self.grads, self.owners, strict=True)
+        ):
+            if self.kind == LINEAR:
+                yield ((grad @ part) * self.inputs[i]).sum(1), owner
+            elif self.kind == ROWS:
+                yield grad @ part.reshape(-1), owner
+            else:
+                rows = part.reshape(len(part), -1)[self.inputs[i]]
+                yield (grad * rows).sum(1), owner
+
 
 @dataclass(eq=False)
-class _Base:
+class Base:
+    """A parameter, or a tensor made of parameters, with its uses."""
+
     base: Tensor
-    clusters: list[_Cluster]
-    apart: bool
+    clusters: list[Cluster]
+
+    @property
+    def apart(self) -> bool:
+        """Return whether no two uses share a number, and all have rows."""
+        return all(c.stacks for c in self.clusters) and _are_apart(
+            self.clusters
+        )
 
 
 @dataclass(eq=False)
@@ -196,7 +271,7 @@ class _Stack:
     grads: dict[Any, Tensor] = field(default_factory=dict)
     inners: dict[Any, Tensor] = field(default_factory=dict)
     # By the keys of gradient and input, the uses of their product.
-    pairs: dict[Any, list[_Cluster]] = field(default_factory=dict)
+    pairs: dict[Any, list[Cluster]] = field(default_factory=dict)
     # Of each pair, [4, num_subgraphs]: as `Book.sizes` adds them up. Of
     # copies: their sums, and more.
     sizes: Any = None
@@ -251,132 +326,30 @@ class _Stack:
 
 
 class Book:
-    r"""Norms and sums of gradients from a recorded forward pass.
+    r"""Norms and sums of gradients from the rows that parameters got.
 
     Args:
-        recorder (Recorder): the record of the forward pass.
-        outputs (list[Tensor]): the tensors that the loss depends on.
-        grads (list[Tensor]): the gradients by the outputs.
+        made (Gathered): the rows.
         num_subgraphs (int): how many subgraphs there are.
-
-    Raises:
-        Unsupported: if the pass has an operation that is not supported.
+        scale (Tensor, optional): float64, ``[num_subgraphs]``, powers of two:
+            gradients are those of the rows times these.
+            (default: :obj:`None`)
     """
 
     def __init__(
-        self,
-        recorder: Recorder,
-        outputs: list[Tensor],
-        grads: list[Tensor],
-        num_subgraphs: int,
+        self, made: Any, num_subgraphs: int, scale: Tensor | None = None
     ) -> None:
-        if recorder.problem is not None:
-            raise Unsupported(recorder.problem)
-        recorder.check_complete(outputs)
-        recorder.check_hooks()
-        self.recorder = recorder
-        self.num_subgraphs = num_subgraphs
+        self.made, self.num_subgraphs, self.scale = made, num_subgraphs, scale
         self._layouts: dict[int, tuple[Tensor, _Layout]] = {}
         # Gradients of all subgraphs, where they are few numbers.
         self._kept: tuple[Tensor, dict[int, Tensor]] | None = None
-        for use in recorder.uses:
-            if use.rows.owner is None:
-                raise Unsupported(
-                    f'{self._name(use.base)}: the owners of the rows that use '
-                    'it are not known'
-                )
-            if use.input is not None and use.input._version != use.version:
-                raise Unsupported(
-                    f'{self._name(use.base)}: its input was changed in place'
-                )
-            if not _is_dense(use.base):
-                raise Unsupported(
-                    f'{self._name(use.base)}: its memory overlaps'
-                )
-        self.bases = self._differentiate(outputs, grads)
-
-    def _name(self, base: Tensor) -> str:
-        weight = self.recorder.weight(base)
-        assert weight is not None
-        return ', '.join(sorted(self.recorder.names[p] for p in weight.params))
-
-    def _differentiate(
-        self, outputs: list[Tensor], grads: list[Tensor]
-    ) -> list[_Base]:
-        uses = self.recorder.uses
-        edges = {(u.edge.node, u.edge.output_nr): u.edge for u in uses}
-        if not edges:
-            return []
-        with ops.without_gradients(self.recorder.stops):
-            found = torch.autograd.grad(
-                outputs,
-                list(edges.values()),
-                grads,
-                retain_graph=True,
-                allow_unused=True,
-            )
-        by_edge = dict(zip(edges, found, strict=True))
-        parts: dict[int, dict[Any, _Cluster]] = {}
-        bases: dict[int, Tensor] = {}
-        for use in uses:
-            grad = by_edge[use.edge.node, use.edge.output_nr]
-            if grad is None:
-                continue
-            if use.index is not None:
-                grad = grad[use.index]
-            bases[id(use.base)] = use.base
-            clusters = parts.setdefault(id(use.base), {})
-            key: tuple[Any, ...] = (use.kind, _region(use.weight))
-            if use.kind == LINEAR:
-                key = (*key, use.weight.shape)
-            cluster = clusters.setdefault(key, _Cluster(use.kind, use.weight))
-            self._add(cluster, use, grad)
-        for clusters in parts.values():
-            for cluster in clusters.values():
-                cluster.join()
-        return [
-            _Base(bases[i], list(c.values()), _are_apart(c.values()))
-            for i, c in parts.items()
-        ]
-
-    def _add(self, cluster: _Cluster, use: Use, grad: Tensor) -> None:
-        owner = use.rows.owner
-        assert owner is not None
-        if use.kind == LINEAR:
-            assert use.input is not None
-            shape = [1] * (grad.dim() - 1)
-            shape[use.axis] = -1
-            if grad.dim() > 2:
-                owner = owner.view(shape).expand(grad.shape[:-1]).reshape(-1)
-                # The same object each time, so that it is sorted once.
-                owner = self.recorder.tracker.known(owner).owner
-                assert owner is not None
-            cluster.grads.append(grad.flatten(0, -2))
-            cluster.inputs.append(use.input.flatten(0, -2))
-        else:
-            grad = grad.movedim(use.axis, 0)
-            full = use.weight.movedim(use.axis, 0)[0]
-            dims = [
-                d + 1
-                for d, size in enumerate(full.shape)
-                if size == 1 and grad.size(d + 1) != 1
-            ]
-            if dims:
-                # Last in memory: elsewhere, the order in which a row's numbers
-                # are added depends on how many other rows there are.
-                last = [*range(-len(dims), 0)]
-                grad = grad.movedim(dims, last).contiguous()
-                grad = grad.flatten(-len(dims)).sum(-1)
-            cluster.grads.append(
-                grad.reshape(grad.size(0), use.weight.numel())
-            )
-        cluster.owners.append(owner)
+        self.bases: list[Base] = made.bases()
 
     @property
     def _several(self) -> set[int]:
         # The parameters that are used in several ways, or by functions of
         # them: their gradients are made as such.
-        names = self.recorder.names
+        names = self.made.names
         several: set[int] = set()
         for base in self.bases:
             if id(base.base) not in names or not base.apart:
@@ -385,7 +358,7 @@ class Book:
 
     def sizes(self) -> Sizes:
         """Compute norms of the gradients, and bounds of their rounding."""
-        device = self.recorder.params[0].device
+        device = self.made.params[0].device
         k = self.num_subgraphs
         zero = torch.zeros(k, dtype=torch.float64, device=device)
         sizes = Sizes(*(zero.clone() for _ in range(5)))
@@ -419,69 +392,52 @@ class Book:
                     bound[chunk] += each
         sizes.norms = square.clamp(min=0).sqrt().nan_to_num(torch.inf)
         sizes.n = bound.sqrt().nan_to_num(torch.inf) * _UP
+        if self.scale is not None:
+            # Powers of two: nothing is rounded.
+            for each in (sizes.norms, sizes.n, sizes.tau, sizes.weight):
+                each *= self.scale
         return sizes
 
-    def sums(
-        self, factors: Tensor, norm: float, of: int | None = None
-    ) -> list[dict[str, Tensor]]:
+    def sums(self, factors: Tensor, norm: float) -> dict[str, Tensor]:
         r"""Sum the gradients, each times its factor, in integers.
 
         Args:
             factors (Tensor): float64, ``[num_subgraphs]``; a gradient whose
                 factor is zero is left out, finite or not.
             norm (float): the clipping norm, which the grid follows.
-            of (int, optional): a subgraph whose part of the sum is returned
-                as well. (default: :obj:`None`)
 
         Returns:
-            list[dict[str, Tensor]]: int64, by the name of each parameter: the
-            sum, and the part of one subgraph if it was asked for.
+            dict[str, Tensor]: int64, by the name of each parameter.
         """
-        n = 1 if of is None else 2
-        out = {
-            id(p): p.new_zeros(n, *p.shape, dtype=torch.int64)
-            for p in self.recorder.params
-        }
+        if self.scale is not None:
+            factors = factors * self.scale
+        out = {id(p): torch.zeros_like(p).long() for p in self.made.params}
         several = self._several
-        parts: dict[_Cluster, Tensor] = {}
+        parts: dict[Cluster, Tensor] = {}
         for base in self.bases:
             if self._params(base) & several:
                 continue
-            total = base.base.new_zeros(
-                n, base.base.numel(), dtype=torch.int64
-            )
+            total = base.base.new_zeros(base.base.numel(), dtype=torch.int64)
             for cluster in base.clusters:
-                parts[cluster] = _same_part(
-                    total, base.base, cluster.weight, n
-                )
-            out[id(base.base)] = _same_part(total, base.base, base.base, n)
+                parts[cluster] = _same_part(total, base.base, cluster.weight)
+            out[id(base.base)] = _same_part(total, base.base, base.base)
         for stack in self.stacks:
-            for to, uses, value in self._integers(stack, factors, norm, of):
+            for uses, value in self._integers(stack, factors, norm):
                 for cluster in uses:
-                    part = parts[cluster][to]
+                    part = parts[cluster]
                     part += value.view(part.shape)
         if several:
             for chunk, grads in self._gradients(several):
-                own = chunk if of is None else chunk[chunk == of]
                 for param, value in grads.items():
-                    add_truncated(out[param][0], value, factors[chunk], norm)
-                    if of is not None and len(own):
-                        one = value[own - chunk[0]]
-                        add_truncated(out[param][1], one, factors[own], norm)
-        names = self.recorder.names
-        return [
-            {names[i]: value[to] for i, value in out.items()}
-            for to in range(n)
-        ]
+                    add_truncated(out[param], value, factors[chunk], norm)
+        return {self.made.names[i]: value for i, value in out.items()}
 
-    def _params(self, base: _Base) -> frozenset[int]:
-        weight = self.recorder.weight(base.base)
-        assert weight is not None
-        return weight.params
+    def _params(self, base: Base) -> frozenset[int]:
+        return frozenset(map(id, self._of(base)))
 
-    def _of(self, base: _Base) -> list[Tensor]:
-        ids = self._params(base)
-        return [p for p in self.recorder.params if id(p) in ids]
+    def _of(self, base: Base) -> list[Tensor]:
+        found: list[Tensor] = self.made.params_of(base.base)
+        return found
 
     def _layout(self, owner: Tensor) -> _Layout:
         if id(owner) not in self._layouts:
@@ -503,7 +459,7 @@ class Book:
 
     def _stacked(self, several: set[int]) -> list[_Stack]:
         # Put uses together that have the same live rows.
-        uses: dict[Any, list[tuple[_Cluster, int]]] = {}
+        uses: dict[Any, list[tuple[Cluster, int]]] = {}
         for base in self.bases:
             if self._params(base) & several:
                 continue
@@ -535,7 +491,7 @@ class Book:
         return [stack for known in stacks.values() for stack in known]
 
     def _live(
-        self, uses: list[tuple[_Cluster, int]], lives: dict[int, list[_Live]]
+        self, uses: list[tuple[Cluster, int]], lives: dict[int, list[_Live]]
     ) -> _Live:
         # Of uses with the same gradients.
         cluster, i = uses[0]
@@ -587,7 +543,7 @@ class Book:
         stack.scales = (top,)
         stack.sizes = total, terms, kappa
 
-    def _rows(self, cluster: _Cluster) -> Tensor:
+    def _rows(self, cluster: Cluster) -> Tensor:
         # The squared norms, as computed, and upper bounds of them; tau, and
         # kappa.
         total, terms, kappa, count = (
@@ -721,10 +677,14 @@ class Book:
         most = max(1, _CHUNK // (rows * cols + room * (rows + cols)))
         return places.split(most) if len(places) else ()
 
-    def _each(self, cluster: _Cluster, subgraphs: Tensor) -> Tensor:
+    def _each(self, cluster: Cluster, subgraphs: Tensor) -> Tensor:
         # [len(subgraphs), *weight.shape]
         n = subgraphs.numel()
         shape = (n, *cluster.weight.shape)
+        if cluster.kind == 'whole':
+            return cluster.grads[0][subgraphs].view(shape)
+        if cluster.kind == 'table':
+            return self._looked_up(cluster, subgraphs).view(shape)
         if cluster.kind == LINEAR:
             grad, inner = cluster.grads[0], cluster.inputs[0]
             layout = self._layout(cluster.owners[0])
@@ -751,6 +711,21 @@ class Book:
             total.index_add_(0, mine[rows], grad[rows].double())
         return total.to(cluster.weight.dtype).view(shape)
 
+    def _looked_up(self, cluster: Cluster, subgraphs: Tensor) -> Tensor:
+        size, n = len(cluster.weight), subgraphs.numel()
+        place = subgraphs.new_full((self.num_subgraphs,), -1)
+        place[subgraphs] = torch.arange(n, device=place.device)
+        width = cluster.weight[0].numel()
+        total = cluster.weight.new_zeros(n * size, width, dtype=torch.float64)
+        for grad, index, owner in zip(
+            cluster.grads, cluster.inputs, cluster.owners, strict=True
+        ):
+            mine = place[owner]
+            rows = (mine >= 0).nonzero().view(-1)
+            at = mine[rows] * size + index[rows]
+            total.index_add_(0, at, grad[rows].double())
+        return total.to(cluster.weight.dtype)
+
     def _gradients(
         self, several: set[int]
     ) -> Iterator[tuple[Tensor, dict[int, Tensor]]]:
@@ -758,7 +733,7 @@ class Book:
         if self._kept is not None:
             yield self._kept
             return
-        params = [p for p in self.recorder.params if id(p) in several]
+        params = [p for p in self.made.params if id(p) in several]
         bases = [b for b in self.bases if self._params(b) & several]
         size = sum(p.numel() for p in params)
         size += sum(b.base.numel() for b in bases)
@@ -792,86 +767,62 @@ class Book:
             yield chunk, out
 
     def _integers(
-        self, stack: _Stack, factors: Tensor, norm: float, of: int | None
-    ) -> Iterator[tuple[int, list[_Cluster], Tensor]]:
-        # Sums of so few rows at a time that each of them is exact: 0 of all
-        # of them, 1 of one subgraph's.
+        self, stack: _Stack, factors: Tensor, norm: float
+    ) -> Iterator[tuple[list[Cluster], Tensor]]:
+        # Sums of so few rows at a time that each of them is exact.
         if stack.native:
-            each, known = factors / clip.grid(norm), stack.uses
             (scale,) = stack.scales
-            for to, unit in enumerate((-1,) if of is None else (-1, of)):
-                made = ops.clip_sums(known, scale, each, unit)
-                pairs = zip(stack.pairs.values(), made, strict=True)
-                yield from ((to, uses, value) for uses, value in pairs)
+            each = factors / clip.grid(norm)
+            made = ops.clip_sums(stack.uses, scale, each)
+            yield from zip(stack.pairs.values(), made, strict=True)
             return
         live, (top, *powers) = stack.live, stack.scales
         each = factors.index_select(0, live.owner)
-        # Zero times what is not finite is not zero: those are left out.
-        wanted = [each > 0]
-        if of is not None:
-            wanted.append(wanted[0] & (live.owner == of))
         scale = powers[0] if powers else torch.ones_like(top)
         weight = each / clip.grid(norm) * scale
-        for to, mask in enumerate(wanted):
-            rows, here = mask.nonzero().view(-1), live.rows
-            columns = [top * weight, weight, *powers[1:]]
-            if rows.numel() < len(mask):
-                here = here.index_select(0, rows)
-                columns = [v.index_select(1, rows) for v in columns]
-            # Entries of the one factor, if there is another: copies have
-            # none, and may be as large as products.
-            tops = columns[0].amax(0)
-            if not powers:
-                tops *= 2.0**-clip.INPUT_BITS
-            for at in exact_blocks(tops):
-                grads = stack.picked(stack.taken(0, here[at]), 0)
-                made = scaled(grads, columns[1][:, at])
-                if powers:
-                    inner = stack.picked(stack.taken(1, here[at]), 1)
-                    inner = scaled(inner, columns[2][:, at])
-                    made = torch.bmm(made.mT, inner).long()
-                else:
-                    made = made.sum(1).long()
-                for uses, value in zip(
-                    stack.pairs.values(), made, strict=True
-                ):
-                    yield to, uses, value
+        # Zero times what is not finite is not zero: those are left out.
+        rows, here = (each > 0).nonzero().view(-1), live.rows
+        columns = [top * weight, weight, *powers[1:]]
+        if rows.numel() < len(each):
+            here = here.index_select(0, rows)
+            columns = [v.index_select(1, rows) for v in columns]
+        # Entries of the one factor, if there is another: copies have none,
+        # and may be as large as products.
+        tops = columns[0].amax(0)
+        if not powers:
+            tops *= 2.0**-clip.INPUT_BITS
+        for at in exact_blocks(tops):
+            grads = stack.picked(stack.taken(0, here[at]), 0)
+            made = scaled(grads, columns[1][:, at])
+            if powers:
+                inner = stack.picked(stack.taken(1, here[at]), 1)
+                inner = scaled(inner, columns[2][:, at])
+                made = torch.bmm(made.mT, inner).long()
+            else:
+                made = made.sum(1).long()
+            yield from zip(stack.pairs.values(), made, strict=True)
 
 
-def clipped_sum(
-    recorder: Recorder,
-    outputs: list[Tensor],
-    grads: list[Tensor],
-    num_subgraphs: int,
-    norm: float,
-    automatic: bool = False,
-    of: int | None = None,
-) -> Clipped:
-    """Compute norms and the clipped sum from a recorded forward pass.
+def clipped_sum(found: Any, norm: float, automatic: bool = False) -> Clipped:
+    """Compute norms and the clipped sum of gradients by units.
 
     Args:
-        recorder (Recorder): the record of the forward pass.
-        outputs (list[Tensor]): the tensors that the loss depends on.
-        grads (list[Tensor]): the gradients by the outputs.
-        num_subgraphs (int): how many subgraphs there are.
+        found (Attributed): the rows that parameters got.
         norm (float): the clipping norm; infinity to clip nothing.
         automatic (bool): whether short gradients are made longer.
             (default: :obj:`False`)
-        of (int, optional): the subgraph of which to tell what it has added.
-            (default: :obj:`None`)
     """
     with torch.no_grad():
-        book = Book(recorder, outputs, grads, num_subgraphs)
+        book = Book(found.made, found.made.num_units, found.inverse)
         sizes = book.sizes()
+        for each in (sizes.norms, sizes.n):
+            each.masked_fill_(found.broken, torch.inf)
         if norm == math.inf:
             norm, automatic = sizes.enough(), False
         factors = factors_of(sizes, norm, automatic)
-        integers, *added = book.sums(factors, norm, of)
+        integers = book.sums(factors, norm)
         rounding = factors * sizes.tau + clip.grid(norm) * sizes.kappa
-        share = None
-        if of is not None:
-            share = sizes.share(of, float(factors[of]), added[0].values())
-        return Clipped(integers, norm, sizes.norms, factors, rounding, share)
+        return Clipped(integers, norm, sizes.norms, factors, rounding)
 
 
 def _key(rows: Tensor) -> Any:
@@ -903,7 +854,7 @@ def _region(weight: Tensor) -> tuple[Any, ...]:
     return weight.storage_offset(), tuple(d for d in dims if d[0] > 1)
 
 
-def _are_apart(clusters: Iterable[_Cluster]) -> bool:
+def _are_apart(clusters: Iterable[Cluster]) -> bool:
     spans = []
     for cluster in clusters:
         offset, dims = _region(cluster.weight)

@@ -2,10 +2,9 @@
 """Differentially private training of any PyG model."""
 
 import inspect
-from collections.abc import Sequence
+import warnings
 from copy import deepcopy
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,6 +25,7 @@ from pyg_trust._checks import (
 )
 from pyg_trust._checks.graphs import warn_of_delta, warn_of_scaled
 from pyg_trust._checks.identity import fingerprint_any
+from pyg_trust._moved import retired
 from pyg_trust.ledger import BudgetExceededError
 from pyg_trust.loader import UnitLoader
 from pyg_trust.privacy.accountant import RELATION
@@ -42,13 +42,11 @@ from pyg_trust.privacy.attaching import (
 )
 from pyg_trust.privacy.bounds import check_norm
 from pyg_trust.privacy.exact import clip
-from pyg_trust.privacy.gradients import SubgraphGradients
 from pyg_trust.privacy.group import Group
 from pyg_trust.privacy.loading import PrivateLoader, PrivateTraining
 from pyg_trust.privacy.mechanisms import CLIPPINGS, check_multiplier
 from pyg_trust.privacy.noising import noisy_count, noisy_sums
 from pyg_trust.privacy.norms import AdaptiveNorm, NormEstimates
-from pyg_trust.privacy.pipeline import check_tables
 from pyg_trust.privacy.report import (
     NOISELESS,
     PrivacyReport,
@@ -57,6 +55,7 @@ from pyg_trust.privacy.report import (
     describe,
 )
 from pyg_trust.privacy.state import Checkpoints
+from pyg_trust.privacy.training import REDUCTIONS, PrivateStep
 from pyg_trust.privacy.typed import TypedModel, plain_model
 from pyg_trust.privacy.validation import (
     Criterion,
@@ -64,13 +63,11 @@ from pyg_trust.privacy.validation import (
     check_layers,
     check_parameters,
 )
-from pyg_trust.privacy.wrappers import (
-    REDUCTIONS,
-    PrivateModule,
-    PrivateOptimizer,
-    PrivateStep,
-)
+from pyg_trust.privacy.wrappers import PrivateModule, PrivateOptimizer
 from pyg_trust.removal import RemovalRequest
+
+# What isolation='checked' was called in 0.1.
+_OLD = 'followed'
 
 
 class PrivacyEngine(Checkpoints, NormEstimates):
@@ -123,16 +120,15 @@ class PrivacyEngine(Checkpoints, NormEstimates):
 
     **What is refused**, since it would break the guarantee: layers that mix
     subgraphs or remember data; a model that fails a probe for this on random
-    features, or looks rows up by the names or places of nodes; a transform of
-    the loader that couples rows; tensors that do not come from the loader;
-    edges between subgraphs; gradients from elsewhere; a second forward or
-    backward pass in a step; ``GradScaler``; a step beyond the budget.
+    features, or in which rows of subgraphs meet in a step; tensors that do not
+    come from the loader; edges between subgraphs; gradients from elsewhere; a
+    second forward or backward pass in a step; ``GradScaler``, autocast and
+    ``torch.compile``; a step beyond the budget.
 
-    **The loss** is a mean or a sum of one term per subgraph. It is computed
-    on outputs for made-up rows, then done again by ``backward()`` on the
-    batch's (``privacy/rehearsal.py``): what a model keeps of its call is of
-    no private row. What comes back to a subgraph has to be made of its own
-    rows and of constants, or the step is refused. Values can be read after it.
+    **The loss** is a mean or a sum of one term per subgraph, of its outputs
+    and labels alone. This is assumed of a loop that computes it; with
+    ``criterion``, ``training.loss(batch)`` makes it so. Its value can be read
+    at any time, and is private.
 
     **Order of events.** A step is on the account, and on the disk if there is
     a ``ledger``, before its noise is drawn: a crash can waste a step of the
@@ -213,6 +209,7 @@ class PrivacyEngine(Checkpoints, NormEstimates):
         told.append('in use' if self._training is not None else 'not in use')
         return f'{type(self).__name__}({", ".join(told)})'
 
+    @retired(trust_loss=None, public=None, exact=None, method=None)
     @as_in_opacus
     @validated
     def make_private(
@@ -227,14 +224,10 @@ class PrivacyEngine(Checkpoints, NormEstimates):
         max_physical_batch_size: Count | None = None,
         target_epsilon: Positive | None = None,
         target_delta: Fraction | None = None,
-        method: str = 'auto',
         forward: Forward | None = None,
         criterion: Criterion | None = None,
-        trust_loss: bool = False,
-        public: Sequence[str] = (),
         clipping: str = 'flat',
-        exact: bool = False,
-        isolation: str = 'followed',
+        isolation: str = 'checked',
     ) -> PrivateTraining:
         r"""Wrap a model, an optimizer and a loader for private training.
 
@@ -266,37 +259,28 @@ class PrivacyEngine(Checkpoints, NormEstimates):
                 before the step that would exceed it. (default: :obj:`None`)
             target_delta (float, optional): its :math:`\delta`.
                 (default: :obj:`None`)
-            method (str): how gradients are computed, see
-                :class:`~pyg_trust.privacy.SubgraphGradients`.
-                (default: :obj:`'auto'`)
             forward (callable, optional): ``forward(model, batch)`` calls the
-                model as the training loop is going to, for the test of
-                isolation; by default ``model(batch.x, batch.edge_index)``.
+                model as the training loop is going to, for the test before
+                training; by default the model gets what its arguments are
+                named after (``batch``, ``edge_attr``, ...), ``x`` and
+                ``edge_index`` first.
             criterion (callable, optional): ``criterion(output, target)``, the
-                loss, to be tested before training starts. It is not used
-                otherwise. (default: :obj:`None`)
-            trust_loss (bool): whether to leave the loss that is
-                back-propagated unchecked; the report repeats it.
-                (default: :obj:`False`)
-            public (Sequence[str]): buffers, frozen parameters and attributes
-                of the model that have a row per node of the graph, and
-                attributes of the data that are no rows, which hold nothing
-                private; the report repeats them. (default: :obj:`()`)
+                loss, a mean of one term per row. It is tested before training
+                starts, and ``training.loss(batch)`` computes each unit's term
+                with it. (default: :obj:`None`)
             clipping (str): :obj:`'flat'`, gradients above :math:`C` are cut
                 to it, or :obj:`'automatic'`, every gradient is scaled to just
                 below it (:func:`pyg_trust.privacy.clip_factors`).
                 (default: :obj:`'flat'`)
-            exact (bool): whether to refuse what is not exact to the last
-                bit, by name; a model that is not is run on every unit alone,
-                with a warning. Without it, the report's ``arithmetic`` says
-                what it is. (default: :obj:`False`)
-            isolation (str): :obj:`'followed'` computes all units of a batch
-                together, and runs one of each step, drawn in secret, alone
-                as well: if it adds something else then, beyond rounding, the
-                step is refused before its noise is drawn, and so are all
-                that would follow. :obj:`'construction'` runs every unit
-                alone, by :mod:`pyg_trust.privacy.exact.step`, which takes
-                tens of times as long. (default: :obj:`'followed'`)
+            isolation (str): :obj:`'checked'` computes all units of a batch
+                together, and verifies whose each row is by sending the
+                gradient back twice (:mod:`pyg_trust.privacy.codes`): in the
+                first steps, whenever the model takes another course, and in
+                one of eight steps, drawn in secret. In some of these one unit
+                is run alone as well, and its outputs are compared.
+                :obj:`'construction'` runs every unit alone, by
+                :mod:`pyg_trust.privacy.exact.step`, which takes tens of times
+                as long. (default: :obj:`'checked'`)
 
         Returns:
             PrivateTraining: model, optimizer and loader.
@@ -339,13 +323,9 @@ class PrivacyEngine(Checkpoints, NormEstimates):
             max_physical_batch_size=max_physical_batch_size,
             target_epsilon=target_epsilon,
             target_delta=target_delta,
-            method=method,
             forward=forward,
             criterion=criterion,
-            trust_loss=trust_loss,
-            public=public,
             clipping=clipping,
-            exact=exact,
             isolation=isolation,
         )
         if isinstance(max_grad_norm, AdaptiveNorm):
@@ -360,6 +340,7 @@ class PrivacyEngine(Checkpoints, NormEstimates):
             step, optimizer, data_loader, noise_multiplier, max_grad_norm
         )
 
+    @retired(trust_loss=None, public=None, exact=None, method=None)
     @as_in_opacus
     @validated
     def make_private_with_epsilon(
@@ -462,14 +443,10 @@ class PrivacyEngine(Checkpoints, NormEstimates):
         max_physical_batch_size: Count | None = None,
         target_epsilon: Positive | None = None,
         target_delta: Fraction | None = None,
-        method: str = 'auto',
         forward: Forward | None = None,
         criterion: Criterion | None = None,
-        trust_loss: bool = False,
-        public: Sequence[str] = (),
         clipping: Annotated[str, OneOf(CLIPPINGS)] = 'flat',
-        exact: bool = False,
-        isolation: Annotated[str, OneOf(ISOLATIONS)] = 'followed',
+        isolation: Annotated[str, OneOf((*ISOLATIONS, _OLD))] = 'checked',
     ) -> PrivateStep:
         # Refuse all invalid arguments before the account is opened.
         norm = max_grad_norm
@@ -489,58 +466,42 @@ class PrivacyEngine(Checkpoints, NormEstimates):
                 "'target_epsilon' and 'target_delta' need to be given "
                 f'together (got {target_epsilon} and {target_delta})'
             )
-        if trust_loss and isolation == 'construction':
-            raise ValueError(
-                "'isolation' can't be 'construction' with trust_loss=True: "
-                'the loss of a unit is then not known without the others'
+        if isolation == _OLD:
+            warnings.warn(
+                "isolation='followed' is now 'checked': leave it out",
+                DeprecationWarning,
+                stacklevel=4,
             )
-        by_row = (
-            isinstance(data_loader, UnitLoader) and data_loader.schema.by_row
-        )
-        if trust_loss and by_row:
-            raise ValueError(
-                "'trust_loss' needs to be False where a person has several "
-                'rows of the target type: their terms are one, which no loss '
-                'on the rows of a batch makes them'
-            )
+            isolation = 'checked'
         account = self._account(data_loader)
         if target_epsilon is not None and target_delta is not None:
             account.get_epsilon(target_delta)
         check_layers(module)
-        withdraws = data_loader.form == 'withdraw'
-        known = None if withdraws else data_loader.data.num_nodes
-        units = data_loader.input_nodes.numel()
-        check_tables(module, known, public, data_loader.data, units)
+        by_row = False
         if isinstance(data_loader, UnitLoader):
+            by_row = data_loader.schema.by_row
             module = TypedModel(module, data_loader.schema)
         step = PrivateStep(
-            SubgraphGradients(module, method),
+            module,
             check_parameters(module, optimizer),
             norm,
             loss_reduction,
             self._add_noise,
-            trust_loss,
-            public,
             clipping,
         )
-        step.by_unit = data_loader.by_unit
-        mean = loss_reduction == 'mean'
-        step.exactness.prepare(data_loader, mean, trust_loss, exact)
+        step.by_unit, step.by_row = data_loader.by_unit, by_row
+        step.call_with, step.criterion = forward, criterion
+        mean = loss_reduction == 'mean' and criterion is None
+        step.exactness.prepare(data_loader, mean)
         step.isolation = isolation
-        step.secret = step.gradients.rowwise and not self.seeded
+        step.secret = not self.seeded
         step.exactness.alone = isolation == 'construction'
-        if withdraws:  # How many come is private.
-            step.decoys.num_units = data_loader.subgraphs_per_batch
-        if isinstance(data_loader, UnitLoader):
-            step.decoys.make = partial(data_loader.schema.made, single=True)
-            step.decoys.by_row = by_row
         for name, x in data_loader.features():
             warn_of_scaled(name, x)
         if data_loader.form != 'withdraw':  # Else the number is private.
             count = data_loader.data.num_nodes or 1
             warn_of_delta(target_delta, count, data_loader.protected)
         probe(step, data_loader, forward, criterion)
-        step.fall_back(trust_loss)
         return step
 
     def _attach(

@@ -8,10 +8,10 @@ from torch_geometric.data import Data
 
 from pyg_trust.loader.step_batches import Choice
 from pyg_trust.privacy.group import Group
+from pyg_trust.privacy.training import PrivateStep
 from pyg_trust.privacy.wrappers import (
     PrivateModule,
     PrivateOptimizer,
-    PrivateStep,
     Single,
 )
 
@@ -162,3 +162,28 @@ class PrivateTraining(NamedTuple):
     model: PrivateModule
     optimizer: PrivateOptimizer
     loader: PrivateLoader
+
+    def loss(self, batch: Any) -> Tensor:
+        """Compute the loss of a batch by the ``criterion`` of make_private.
+
+        Each unit's term is computed by itself, so that the loss has one term
+        per unit by construction.
+
+        .. code-block:: python
+
+            training = engine.make_private(..., criterion=F.cross_entropy)
+            for batch in training.loader:
+                training.optimizer.zero_grad()
+                training.loss(batch).backward()
+                training.optimizer.step()
+
+        Args:
+            batch (Data or HeteroData): the batch that the loader gave last.
+
+        Returns:
+            Tensor: the mean or the sum of the terms, to call ``backward()``.
+
+        Raises:
+            ValueError: if ``criterion`` was not given.
+        """
+        return self.model._step.loss(self.model, batch)

@@ -15,6 +15,7 @@ from pyg_trust._checks import (
     Fraction,
     Number,
     Positive,
+    check_instance,
     check_positive,
     validated,
 )
@@ -27,24 +28,17 @@ from pyg_trust.privacy.attaching import (
     probe,
 )
 from pyg_trust.privacy.bounds import check_norm
-from pyg_trust.privacy.decoys import Decoys
-from pyg_trust.privacy.draws import (
-    fresh_state,
-    random_state,
-    set_random_state,
-)
-from pyg_trust.privacy.gradients import SubgraphGradients
+from pyg_trust.privacy.clipping import clipped_sum
+from pyg_trust.privacy.codes import Attributor
 from pyg_trust.privacy.mechanisms import private_quantile
-from pyg_trust.privacy.pipeline import check_tables
-from pyg_trust.privacy.rehearsal import Rehearsal, forgetting
 from pyg_trust.privacy.spending import Spending
+from pyg_trust.privacy.training import PrivateStep, fresh_draws
 from pyg_trust.privacy.validation import (
     Criterion,
     Forward,
     check_layers,
     find_call,
 )
-from pyg_trust.privacy.wrappers import PrivateStep
 
 _PROBED = 32
 
@@ -210,9 +204,7 @@ class NormEstimates(Spending):
             epsilon (float, optional): the budget. (default: :obj:`None`)
             bounds (tuple): the least and the greatest answer.
                 (default: :obj:`(1e-3, 1e3)`)
-            public (bool or Sequence[str]): as above, or with ``epsilon`` the
-                names that :meth:`make_private` takes as ``public``.
-                (default: :obj:`False`)
+            public (bool): as above. (default: :obj:`False`)
             insist (bool): as above. (default: :obj:`False`)
             forward (callable, optional): as in :meth:`make_private`.
                 (default: :obj:`None`)
@@ -224,7 +216,14 @@ class NormEstimates(Spending):
             BudgetExceededError: if the estimate exceeds the budget of
                 :meth:`make_private`; nothing is spent.
         """
-        named = () if isinstance(public, bool) else public
+        if isinstance(public, Sequence) and not isinstance(public, str):
+            warnings.warn(
+                "'public' takes no names any more: leave them out",
+                DeprecationWarning,
+                stacklevel=3,
+            )
+            public = False
+        check_instance('public', public, bool)
         if (epsilon is not None) + (public is True) + insist != 1:
             raise ValueError(
                 "one of 'epsilon' (a private estimate), 'public' and 'insist' "
@@ -251,7 +250,7 @@ class NormEstimates(Spending):
                     'unit: an estimated percentile is not accounted for where '
                     'one is added or removed; use AdaptiveNorm'
                 )
-            self._check_apart(module, data_loader, forward, criterion, named)
+            self._check_apart(module, data_loader, forward, criterion)
             accountant = self._open(data_loader)
             ahead = deepcopy(accountant)
             ahead.spend_pure(epsilon)
@@ -297,18 +296,14 @@ class NormEstimates(Spending):
         loader: StepLoader,
         forward: Forward | None,
         criterion: Criterion,
-        public: Sequence[str],
     ) -> None:
         # Refuse models and data in which one row could change several norms.
         check_types(module)
         check_rows(loader)
-        units = loader.input_nodes.numel()
-        check_tables(module, loader.data.num_nodes, public, loader.data, units)
         trained = [p for p in module.parameters() if p.requires_grad]
         step = PrivateStep(
-            *(SubgraphGradients(module), trained, 1.0, 'mean'),
+            *(module, trained, 1.0, 'mean'),
             add_noise=lambda *_: [],  # takes no step
-            public=public,
         )
         step.by_unit = loader.by_unit
         probe(step, loader, forward, criterion)
@@ -331,43 +326,37 @@ def gradient_norms(
         loader (StepLoader): the loader.
         criterion (callable): a mean of one term per row.
         forward (callable, optional): calls a model with a batch.
-        secret (bool): whether masks of dropout have to be secret, as where the
-            sizes of units are private: one unit shifts the masks of all after
-            it. (default: :obj:`True`)
+        secret (bool): whether masks of dropout are secret: where the sizes of
+            units are private, one shifts the masks of all after it.
+            (default: :obj:`True`)
         progress_bar (bool, optional): by default in terminals, after 2 s.
     """
     device = next(module.parameters()).device
     found: list[Tensor] = []
-    decoys = Decoys(_PROBED if loader.form == 'withdraw' else None)
+    # Need equal bits if units of neighbouring data may differ in size.
+    units = Attributor(module, not isinstance(loader, DisjointWalkLoader))
     parts = torch.arange(loader.num_subgraphs).split(_PROBED)
     for index in Bar(parts, progress_bar, desc='norms'):
         batch = loader(loader.batch_sampler.write(0, index))
         owner, count = loader.check_batch(batch, 0, index.numel())
         batch, owner = batch.to(device), owner.to(device)
-        call = find_call(module, batch, forward)
-        # The norm of a unit is to be a function of its own rows.
-        seen = Rehearsal(batch, owner, count, decoys, loader.by_unit)
-        if loader.by_unit and not found:
-            decoys.fit(module, call, batch, count)
-        state = random_state(device)
-        leaf = seen.call(module, call).requires_grad_()
-        with torch.enable_grad():
-            loss = criterion(leaf[: seen.size], seen.shown.y[: seen.size])
-        (found_grad,) = torch.autograd.grad(loss, leaf)
-        gradients = SubgraphGradients(module)
-        # Need equal bits if units of neighbouring data may differ in size.
-        gradients.rowwise = not isinstance(loader, DisjointWalkLoader)
-        state = fresh_state(state, device, secret and gradients.rowwise)
-        now = random_state(device)
-        set_random_state(state, device)
-        tape_of = gradients.record(owner, count)
-        with torch.enable_grad(), tape_of as tape, forgetting(module):
-            out = call(module, batch)
-        set_random_state(now, device)
-        grad = seen.gradient(found_grad, out) * seen.size
+        call = find_call(module, batch, forward, by_unit=loader.by_unit)
+        with fresh_draws(device, secret), torch.enable_grad():
+            out = units.run(
+                lambda call=call, batch=batch: call(module, batch),
+                [owner],
+                count,
+            )
+            leaf = out.detach().requires_grad_()
+            # The norm of a unit is to be a function of its own rows.
+            terms = [
+                criterion(leaf[i : i + 1], batch.y[i : i + 1])
+                for i in range(count)
+            ]
+            (grad,) = torch.autograd.grad(torch.stack(terms).sum(), leaf)
         rows = owner
-        if out.size(0) != owner.numel():
+        if out.size(0) != owner.numel() or loader.by_unit:
             rows = torch.arange(count, device=device)
-        clipped = tape.clipped_sum(out, grad, 1.0, output_owner=rows)
-        found.append(clipped.norms.double().cpu())
+        made = units.attribute(out, grad, rows)
+        found.append(clipped_sum(made, 1.0).norms.cpu())
     return torch.cat(found).numpy()

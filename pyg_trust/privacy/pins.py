@@ -1,9 +1,15 @@
 """Detection of changes to a model between private steps."""
 
+import copy
+from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+# Attributes that torch itself keeps in each module.
+_OWN_OF_MODULES = frozenset(vars(nn.Module()))
 
 
 class Pins:
@@ -136,3 +142,38 @@ def _hooks(layer: nn.Module) -> list[Any]:
         nn.modules.module._global_backward_hooks,
     )
     return [tuple(table.values()) for table in tables]
+
+
+def remembered(module: nn.Module) -> Callable[[], None]:
+    """Return what puts the attributes of all layers back as they are now.
+
+    So nothing that layers keep of private rows outlives the step. A tensor
+    that is written to in place is not restored.
+    """
+    saved = []
+    for place in map(vars, module.modules()):
+        held = {k: v for k, v in place.items() if k not in _OWN_OF_MODULES}
+        full = [
+            (v, copy.copy(v))
+            for v in held.values()
+            if isinstance(v, list | dict | set | deque)
+        ]
+        saved.append((place, held, full))
+
+    def restore() -> None:
+        for place, held, full in saved:
+            # Numbers stay: a model may count its calls.
+            now = {
+                k
+                for k, v in place.items()
+                if not isinstance(v, bool | int | float | str | None)
+            }
+            for key in now - {*held} - _OWN_OF_MODULES:
+                del place[key]
+            place.update({k: v for k, v in held.items() if k in now})
+            for value, inside in full:
+                value.clear()
+                fill = value.extend if hasattr(value, 'extend') else None
+                (fill or value.update)(inside)
+
+    return restore

@@ -1,353 +1,406 @@
-r"""Record how a forward pass uses parameters, and for which subgraphs.
+"""Record calls with parameters in a forward pass, and gather their rows."""
 
-A parameter is used by rows, and each row belongs to one subgraph. From these
-records :mod:`pyg_trust.privacy.clipping` makes norms and clipped sums.
-"""
-
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
-from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.overrides import TorchFunctionMode
+from torch_geometric.nn import MessagePassing
 
 from pyg_trust.privacy import rowwise
-from pyg_trust.privacy.calls import Unsupported, Watch, name_of
-from pyg_trust.privacy.draws import Masks
-from pyg_trust.privacy.layer_rules import LAYER_RULES
-from pyg_trust.privacy.rows import (
-    FAILURES,
-    Args,
-    Conflict,
-    Kwargs,
-    Notes,
-    Rows,
-    RowTracker,
-    names,
-    tensors_of,
-    version_of,
-)
-
-_VIEWS = names(
-    """
-    view reshape t transpose unsqueeze squeeze permute select narrow chunk
-    split unbind __getitem__ T mT flatten contiguous swapaxes view_as
-    """
-)
-LINEAR, ROWS = 'linear', 'rows'
+from pyg_trust.privacy.clipping import LINEAR, ROWS, Base, Cluster
+from pyg_trust.privacy.rules import ADDS, OPEN, Unseen, opens, tensors
 
 
-@dataclass(eq=False)
-class Weight:
-    """A parameter, a view of it, or a function of parameters alone."""
+class Use(NamedTuple):
+    """One call with parameters, and where its signal comes from."""
 
-    base: Tensor
-    params: frozenset[int]
-
-
-@dataclass(eq=False)
-class Use:
-    r"""Rows that use a weight.
-
-    Args:
-        weight (Tensor): the view that was used; its memory tells which part
-            of :obj:`base` it is. For a linear map ``[out, in]``.
-        base (Tensor): the tensor that :obj:`weight` is a view of.
-        kind (str): a linear map of rows, or a copy for each row.
-        edge (GradientEdge): where the gradient comes from.
-        index (int, optional): for a batch of linear maps, the slice of the
-            gradient along its first dimension.
-        rows (Rows): the rows, with their subgraphs.
-        axis (int): their dimension in the gradient (without that of
-            :obj:`index`).
-        input (Tensor, optional): the input of a linear map, with rows in the
-            same dimension.
-    """
-
-    weight: Tensor
-    base: Tensor
-    kind: str
+    func: Any
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    pick: int | None
     edge: GradientEdge
-    rows: Rows
-    axis: int
-    index: int | None = None
-    input: Tensor | None = None
-    version: int = 0
+    where: str
+    versions: list[tuple[Tensor, int]]
 
 
-class Recorder(Watch):
-    """Recorder of how a forward pass uses parameters, and for which rows.
+class Known(NamedTuple):
+    """A tensor made of parameters and constants alone.
 
     Args:
-        params (dict[str, Tensor]): the parameters, by name.
-        tracker (RowTracker): knows the subgraph of each input row.
+        tensor (Tensor): the tensor, which is kept alive.
+        base (Tensor): the tensor that it is a view of, or itself.
+        leaves (tuple): the parameters that it is made of; empty for constants.
+    """
+
+    tensor: Tensor
+    base: Tensor
+    leaves: tuple[Tensor, ...]
+
+
+def _is_place(name: str) -> bool:
+    # Whether a function writes into its first argument.
+    if name.endswith('_') and not name.endswith('__'):
+        return True
+    return name == '__setitem__' or (
+        name[:3] == '__i' and name not in ('__invert__', '__index__')
+    )
+
+
+class Recorder(TorchFunctionMode):
+    """Mode that notes calls with parameters.
+
+    Args:
+        params (dict[str, Tensor]): the trained parameters, by name.
         constants (iterable of Tensor): frozen parameters and buffers.
-            (default: :obj:`()`)
-        rowwise (bool): whether a row's bits are to be those of the row alone
-            (``privacy/rowwise.py``). (default: :obj:`False`)
+        sizes (set[int]): the numbers of rows of units, nodes and edges.
+        exact (bool): whether each row's bits are to be those of the row
+            alone (``privacy/rowwise.py``). (default: :obj:`False`)
     """
 
     def __init__(
         self,
         params: dict[str, Tensor],
-        tracker: RowTracker,
-        constants: Iterable[Tensor] = (),
-        rowwise: bool = False,
+        constants: Iterable[Tensor],
+        sizes: set[int],
+        exact: bool = False,
     ) -> None:
         super().__init__()
-        self.rowwise = rowwise
-        of = (param.device for param in params.values())
-        device = next(of, torch.device('cpu'))
-        #: The masks of dropout.
-        self.draws = Masks(tracker, device)
+        self.params, self.sizes, self.exact = params, sizes, exact
+        self.known: dict[int, Known] = {}
+        for t in constants:
+            self.known[id(t)] = Known(t, t, ())
+        for t in params.values():
+            self.known[id(t)] = Known(t, t, (t,))
+        #: Tensors made of parameters, in the order they were made in.
+        self.derived: list[Known] = []
+        self.uses: list[Use] = []
+        #: The indices along which messages went.
+        self.edges: list[Tensor] = []
+        #: The names of the modules that are running.
+        self.stack = ['']
         #: Functions that may round a row otherwise in another batch.
         self.foreign: set[str] = set()
-        self.tracker = tracker
-        self.params = list(params.values())
-        self.names = {id(p): name for name, p in params.items()}
-        # With the tensors, so that no other gets the id of one.
-        self.constants = {id(t): t for t in constants}
-        self.uses: list[Use] = []
-        self.stops: set[Node] = set()
-        self.problem: str | None = None
-        #: The user's own rules that were followed.
-        self.own: set[str] = set()
-        self._trained = {
-            id(p): Weight(p, frozenset([id(p)])) for p in self.params
-        }
-        self._weights = Notes()
 
-    def weight(self, tensor: Tensor) -> Weight | None:
-        """Return the ``Weight`` of a tensor made of parameters, or None."""
-        return self._trained.get(id(tensor)) or self._weights.get(tensor)
+    def trained(self, t: Tensor) -> bool:
+        """Return whether a tensor is made of trained parameters alone."""
+        return t.requires_grad and id(t) in self.known
 
-    def call(
-        self, func: Callable[..., Any], args: Args, kwargs: Kwargs
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Make a call; note uses of parameters, and follow other rows."""
-        name = name_of(func)
-        if name is None or self.problem is not None:
-            return func(*args, **kwargs)
-        tensors = tensors_of(args, kwargs)
-        if torch.is_grad_enabled():
-            weights = [
-                t
-                for t in tensors
-                if t.requires_grad and self.weight(t) is not None
-            ]
-            if weights:
-                return self._use(func, name, args, kwargs, weights)
-        dropped = self.draws.drop(func, args, kwargs)
-        if dropped is not None:
-            return dropped
-        versions = [version_of(t) for t in tensors]
-        out = self.compute(func, name, args, kwargs)
-        try:
-            self.tracker.follow(name, args, kwargs, out, tensors, versions)
-        except Conflict as error:
-            self.problem = f"in '{name}', {error}"
+        kwargs, known = kwargs or {}, self.known
+        given = list(tensors(args, kwargs))
+        if not any(id(t) in known for t in given):
+            out = self._compute(func, args, kwargs)
+            made = not given and isinstance(out, Tensor)
+            # Made of nothing: a constant, unless it has rows.
+            if made and self.sizes.isdisjoint(out.shape):
+                known[id(out)] = Known(out, out, ())
+            return out
+        if opens(func, args):
+            with self:
+                return OPEN[func](*args, **kwargs)
+        name = getattr(func, '__name__', str(func))
+        place = _is_place(name)
+        kept = args
+        if place and isinstance(args[0], Tensor):
+            first = args[0].detach()
+            kept = (first if name in ADDS else first.clone(), *args[1:])
+        out = self._compute(func, args, kwargs)
+        if place and given and self._written(given):
+            return out
+        trained = [t for t in given if self.trained(t)]
+        if out is None:
+            if trained and name == '__setitem__' and torch.is_grad_enabled():
+                raise Unseen(
+                    f"'{self.stack[-1]}': a parameter is written into a "
+                    'tensor (x[...] = weight): use torch.where or torch.cat'
+                )
+            return out
+        self._note(func, name, kept, kwargs, out, given, trained)
         return out
 
-    def compute(
-        self, func: Callable[..., Any], name: str, args: Args, kwargs: Kwargs
-    ) -> Any:
-        """Compute a function's result, row by row if ``rowwise`` is set."""
-        if not self.rowwise or (not kwargs and rowwise.is_plain(name)):
+    def _written(self, given: list[Tensor]) -> bool:
+        # Whether a constant was written to: it is what was written into it.
+        first, *rest = given
+        found = self.known.get(id(first))
+        if found is None or found.leaves:
+            return False
+        if any(id(t) not in self.known for t in rest):
+            del self.known[id(first)]
+            return not any(self.trained(t) for t in rest)
+        trained = [t for t in rest if self.trained(t)]
+        if trained:
+            found = self._derived(first, trained)._replace(base=first)
+            self.known[id(first)] = found
+            self.derived.append(found)
+        return True
+
+    def _note(
+        self,
+        func: Any,
+        name: str,
+        args: Any,
+        kwargs: Any,
+        out: Any,
+        given: list[Tensor],
+        trained: list[Tensor],
+    ) -> None:
+        known, many = self.known, type(out) in (tuple, list)
+        made = [
+            (k, t)
+            for k, t in enumerate(out if many else (out,))
+            if isinstance(t, Tensor) and id(t) not in known
+        ]
+        live = [(k, t) for k, t in made if t.requires_grad]
+        private = [
+            t
+            for t in given
+            if id(t) not in known and (t.dim() or t.requires_grad)
+        ]
+        if not live or not trained:
+            for _, t in made:
+                if not private and not t.requires_grad:
+                    known[id(t)] = Known(t, t, ())
+            return
+        shape = live[0][1].shape
+        rows = name in ('expand', 'repeat') and shape and shape[0]
+        if not private and not (rows and shape[0] in self.sizes):
+            for _, t in live:
+                found = self._derived(t, trained)
+                known[id(t)] = found
+                self.derived.append(found)
+            return
+        if len(live) > 1:
+            raise Unseen(
+                f"'{self.stack[-1]}': {name} has several results that depend "
+                'on a parameter'
+            )
+        ((pick, result),) = live
+        versions = []
+        if name not in ADDS:
+            written = given[:1] if _is_place(name) else []
+            versions = [
+                (t, t._version)
+                for t in tensors(args, kwargs)
+                if id(t) not in known and not any(t is w for w in written)
+            ]
+        self.uses.append(
+            Use(
+                *(func, name, args, kwargs, pick if many else None),
+                *(get_gradient_edge(result), self.stack[-1], versions),
+            )
+        )
+
+    def _derived(self, t: Tensor, trained: list[Tensor]) -> Known:
+        of = [self.known[id(q)] for q in trained]
+        leaves = tuple({id(p): p for k in of for p in k.leaves}.values())
+        base = of[0].base
+        view = len(of) == 1 and t._is_view() and t.layout == torch.strided
+        same = view and (
+            t.untyped_storage().data_ptr() == base.untyped_storage().data_ptr()
+        )
+        return Known(t, base if same else t, leaves)
+
+    def _compute(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if not self.exact:
             return func(*args, **kwargs)
-        out, known = rowwise.call(func, name, args, kwargs)
-        if not known:
+        name = rowwise.name_of(func)
+        if name is None or (not kwargs and rowwise.is_plain(name)):
+            return func(*args, **kwargs)
+        out, local = rowwise.call(func, name, args, kwargs)
+        if not local:
             self.foreign.add(name)
         return out
 
-    def linear(self, x: Tensor, weight: Tensor, bias: Any) -> Tensor:
-        """Compute ``F.linear``, row by row if ``rowwise`` is set."""
-        return self.compute(F.linear, 'linear', (x, weight, bias), {})
 
-    def _use(
-        self,
-        func: Callable[..., Any],
-        name: str,
-        args: Args,
-        kwargs: Kwargs,
-        weights: list[Tensor],
-    ) -> Any:
-        base = name
-        if name.endswith('_') and not name.endswith('__'):
-            base = name[:-1]
-        tensors = [
-            t for t in tensors_of(args, kwargs) if id(t) not in self.constants
+class Gathered:
+    """Rows and gradients that parameters got, by unit.
+
+    Args:
+        recorder (Recorder): the record of the forward pass.
+        num_units (int): how many units there are.
+    """
+
+    def __init__(self, recorder: Recorder, num_units: int) -> None:
+        self.recorder, self.num_units = recorder, num_units
+        self.params = list(recorder.params.values())
+        self.names = {id(p): n for n, p in recorder.params.items()}
+        #: By the base, the clusters of uses of the same part of it.
+        self._parts: dict[int, dict[Any, Cluster]] = {}
+        self._bases: dict[int, Tensor] = {}
+        self._repeated: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        self._live: dict[int, tuple[Tensor, Tensor | None, Tensor]] = {}
+
+    def trained(self, t: Tensor) -> bool:
+        """Return whether a tensor is made of trained parameters alone."""
+        return self.recorder.trained(t)
+
+    def is_known(self, t: Tensor) -> bool:
+        """Return whether a tensor is made of parameters and constants."""
+        return id(t) in self.recorder.known
+
+    def params_of(self, base: Tensor) -> list[Tensor]:
+        """Return the parameters that a tensor is made of."""
+        return list(self.recorder.known[id(base)].leaves)
+
+    def bases(self) -> list[Base]:
+        """Return the tensors that are used, with their uses."""
+        for clusters in self._parts.values():
+            for cluster in clusters.values():
+                cluster.join()
+        # Copies, as books write into them.
+        return [
+            Base(self._bases[i], [*map(replace, clusters.values())])
+            for i, clusters in self._parts.items()
         ]
-        try:
-            copies = name == 'expand' and _is_row(*args)
-            if len(weights) == len(tensors) and base == name and not copies:
-                versions = [w._version for w in weights]
-                out = func(*args, **kwargs)
-                if versions != [w._version for w in weights]:
-                    self._note_problem(weights, f"'{name}' writes into it")
-                self.derive(name, out, weights)
-                return out
-            if name in LAYER_RULES:
-                if LAYER_RULES.is_own(name):
-                    self.own.add(name)
-                    self.foreign.add(name)
-                return LAYER_RULES[name](self, func, *args, **kwargs)
-            raise Unsupported(
-                f"'{name}' is not known to use a parameter row by row"
+
+    def repeated(self, u: Tensor, times: int) -> Tensor:
+        """Return owners of rows that were made of each row."""
+        if times == 1:
+            return u
+        key = id(u), times
+        if key not in self._repeated:
+            # The same object each time, so that it is sorted once.
+            self._repeated[key] = u, u.repeat_interleave(times)
+        return self._repeated[key][1]
+
+    def linear(
+        self,
+        w: Tensor,
+        u: Tensor,
+        grads: Tensor,
+        inputs: Tensor,
+        transposed: bool = False,
+        at: int | None = None,
+    ) -> None:
+        """Add rows of a linear map by a weight, ``[out, in]``.
+
+        Args:
+            w (Tensor): the weight.
+            u (Tensor): int64, the unit of each row.
+            grads (Tensor): the signal of each row.
+            inputs (Tensor): the input of each row.
+            transposed (bool): whether the weight is ``[in, out]``.
+                (default: :obj:`False`)
+            at (int, optional): the map, where the weight is a batch of them.
+                (default: :obj:`None`)
+        """
+        part = w.detach() if at is None else w.detach()[at]
+        cluster = self._cluster(LINEAR, w, part.t() if transposed else part)
+        self._add(cluster, u, grads, inputs)
+
+    def rows(self, w: Tensor, u: Tensor, grads: Tensor) -> None:
+        """Add rows of copies of a parameter, ``[num_rows, w.numel()]``."""
+        self._add(self._cluster(ROWS, w, w.detach()), u, grads)
+
+    def table(self, w: Tensor, u: Tensor, index: Tensor, rows: Tensor) -> None:
+        """Add rows of a table that were looked up."""
+        keep = u >= 0
+        if not bool(keep.all()):
+            u, index, rows = u[keep], index[keep], rows[keep]
+        cluster = self._cluster('table', w, w.detach())
+        cluster.owners.append(u)
+        cluster.inputs.append(index)
+        cluster.grads.append(rows)
+
+    def whole(self, w: Tensor, u: Tensor, grads: Tensor) -> None:
+        """Add gradients of a parameter, ``[num_rows, *w.shape]``."""
+        cluster = self._cluster('whole', w, w.detach())
+        if not cluster.grads:
+            cluster.grads = [w.new_zeros(self.num_units, w.numel())]
+        flat = grads.detach().reshape(len(grads), -1)
+        cluster.grads[0].index_add_(0, u, flat)
+
+    def _cluster(self, kind: str, w: Tensor, part: Tensor) -> Cluster:
+        base = self.recorder.known[id(w)].base
+        self._bases[id(base)] = base
+        clusters = self._parts.setdefault(id(base), {})
+        if kind != LINEAR:
+            part = part.view(part.shape)
+        made = Cluster(kind, part)
+        return clusters.setdefault(made.key, made)
+
+    def _add(
+        self,
+        cluster: Cluster,
+        u: Tensor,
+        grads: Tensor,
+        inputs: Tensor | None = None,
+    ) -> None:
+        if id(u) not in self._live:
+            keep = None
+            if bool((u < 0).any()):
+                keep = (u >= 0).nonzero().view(-1)
+            self._live[id(u)] = u, keep, u if keep is None else u[keep]
+        _, keep, owner = self._live[id(u)]
+        for to, values in ((cluster.grads, grads), (cluster.inputs, inputs)):
+            if values is not None:
+                to.append(values if keep is None else values[keep])
+        cluster.owners.append(owner)
+
+    def probed(self, base: Base, z: Any, code: Tensor) -> tuple[float, float]:
+        """Return the sum of codes times products with z, and its size."""
+        total, size = 0.0, 0.0
+        for cluster in base.clusters:
+            for value, owner in cluster.products(z, base.base):
+                each = value.double()
+                each = each * code[owner] if owner is not None else each * code
+                each = each.nan_to_num(0.0, 0.0, 0.0)
+                total += float(each.sum())
+                size += float(each.abs().sum())
+        return total, size
+
+
+def constants_of(module: nn.Module) -> Iterator[Tensor]:
+    """Yield frozen parameters, buffers and tensors that layers keep."""
+    for p in module.parameters():
+        if not p.requires_grad:
+            yield p
+    for layer in module.modules():
+        held = [*layer._buffers.values(), *vars(layer).values()]
+        for value in held:
+            if isinstance(value, Tensor) and not value.requires_grad:
+                yield value
+
+
+@contextmanager
+def followed(module: nn.Module, recorder: Recorder) -> Iterator[None]:
+    """Note the names of modules that run, and the edges of messages."""
+    handles: list[Any] = []
+
+    def note(layer: Any, args: Any) -> None:
+        e = args[0]
+        strided = isinstance(e, Tensor) and e.layout == torch.strided
+        if strided and e.dim() == 2 and e.size(0) == 2 and e.numel():
+            recorder.edges.append(e)
+
+    def leave(*_: Any) -> None:
+        recorder.stack.pop()
+
+    try:
+        for name, layer in module.named_modules():
+            shown = name or type(layer).__name__
+
+            def enter(layer: Any, args: Any, shown: str = shown) -> None:
+                recorder.stack.append(shown)
+
+            handles.append(layer.register_forward_pre_hook(enter))
+            handles.append(
+                layer.register_forward_hook(leave, always_call=True)
             )
-        except (Unsupported, Conflict, *FAILURES) as error:
-            # A call with wrong arguments fails again below.
-            self._note_problem(weights, error)
-        return func(*args, **kwargs)
-
-    def _note_problem(self, weights: list[Tensor], error: object) -> None:
-        what = sorted(
-            self.names[p]
-            for w in weights
-            for p in self.weight(w).params  # type: ignore[union-attr]
-        )
-        self.problem = f'{", ".join(what)}: {error}'
-
-    def derive(self, name: str, out: Any, weights: list[Tensor]) -> None:
-        """Note that a result is made of parameters alone."""
-        found = [w for t in weights if (w := self.weight(t)) is not None]
-        for tensor in out if isinstance(out, tuple | list) else (out,):
-            if not isinstance(tensor, Tensor) or not tensor.requires_grad:
-                continue
-            base = found[0].base
-            if name in _VIEWS and _same_memory(tensor, base):
-                self._weights.set(tensor, found[0])
-                continue
-            params = frozenset().union(*(w.params for w in found))
-            self._weights.set(tensor, Weight(tensor, params))
-
-    def alias(self, tensor: Tensor | None) -> Tensor | None:
-        """Return a view of a parameter, whose uses count as recorded."""
-        if tensor is None or not self.trained(tensor):
-            return tensor
-        alias = tensor.view_as(tensor)
-        assert alias.grad_fn is not None
-        self.stops.add(alias.grad_fn)
-        return alias
-
-    def rows_of(self, tensor: Tensor) -> tuple[Rows, int]:
-        """Return the rows of a rule's input, and their dimension."""
-        found = self.tracker.get(tensor)
-        if found is None:
-            if tensor.dim() == 0:
-                raise Unsupported(
-                    'it is combined with a number of unknown origin'
-                )
-            # Their subgraphs may become known when they meet other rows.
-            found = Rows(tensor.size(0)), 0
-            self.tracker.set(tensor, *found)
-        return found
-
-    def trained(self, tensor: Tensor) -> bool:
-        """Return whether a tensor is, or is made of, trained parameters."""
-        return tensor.requires_grad and self.weight(tensor) is not None
-
-    def expand(
-        self,
-        weight: Tensor,
-        shape: Sequence[int],
-        rows: Rows,
-        from_end: int,
-    ) -> Tensor:
-        """Expand a parameter to a shape, with a copy for each row."""
-        axis = from_end + len(shape)
-        if -from_end <= weight.dim() and weight.size(from_end) != 1:
-            raise Unsupported('each row has parameters of its own')
-        alias = self.alias(weight)
-        assert alias is not None
-        each = alias.expand(shape)
-        edge = get_gradient_edge(each)
-        self.note_rows(weight, edge, rows, axis, len(shape))
-        return each
-
-    def edge(self, out: Tensor, x: Tensor) -> GradientEdge:
-        """Return the gradient edge of a linear map's result."""
-        if out.dtype != x.dtype:
-            raise Unsupported('it is used in mixed precision')
-        return get_gradient_edge(out)
-
-    def note_linear(
-        self,
-        weight: Tensor,
-        edge: GradientEdge,
-        rows: Rows,
-        axis: int,
-        x: Tensor,
-        source: Tensor | None = None,
-        index: int | None = None,
-    ) -> None:
-        """Note a linear map of rows, ``x @ weight.T``; see :class:`Use`."""
-        found = self.weight(weight if source is None else source)
-        assert found is not None
-        use = Use(weight.detach(), found.base, LINEAR, edge, rows, axis, index)
-        use.input, use.version = x.detach(), x._version
-        self.uses.append(use)
-
-    def note_rows(
-        self,
-        weight: Tensor,
-        edge: GradientEdge,
-        rows: Rows,
-        axis: int,
-        dim: int,
-    ) -> None:
-        """Note that each row has a copy of a parameter."""
-        found = self.weight(weight)
-        assert found is not None
-        full = weight.detach()
-        full = full.view(*[1] * (dim - full.dim()), *full.shape)
-        self.uses.append(Use(full, found.base, ROWS, edge, rows, axis))
-
-    def check_hooks(self) -> None:
-        """Check that no parameter has a hook, which changes its gradient."""
-        for param in self.params:
-            if param._backward_hooks:
-                raise Unsupported(
-                    f'{self.names[id(param)]}: it has a hook on its gradient'
-                )
-
-    def check_complete(self, outputs: Iterable[Tensor]) -> None:
-        """Check that every use of a parameter by the outputs is recorded."""
-        params = {id(p) for p in self.params}
-        todo = [t.grad_fn for t in outputs if t.grad_fn is not None]
-        seen: set[Node] = set(todo)
-        for out in outputs:
-            if id(out) in params:
-                raise Unsupported('a parameter is an output')
-        while todo:
-            node = todo.pop()
-            variable = getattr(node, 'variable', None)
-            if variable is not None and id(variable) in params:
-                raise Unsupported(
-                    f'{self.names[id(variable)]}: it is used by an operation '
-                    'that was not recorded'
-                )
-            for child, _ in node.next_functions:
-                if child is None or child in seen or child in self.stops:
-                    continue
-                seen.add(child)
-                todo.append(child)
-
-
-def _is_row(weight: Tensor, *sizes: Any) -> bool:
-    # Of a matrix with one row, rows are made, and columns stay.
-    return (
-        weight.dim() == 2
-        and weight.size(0) == 1
-        and all(isinstance(size, int) for size in sizes)
-        and sizes[1:] in ((-1,), (weight.size(1),))
-        and sizes[0] >= 0
-    )
-
-
-def _same_memory(tensor: Tensor, base: Tensor) -> bool:
-    return (
-        tensor.untyped_storage().data_ptr()
-        == base.untyped_storage().data_ptr()
-    )
+            if isinstance(layer, MessagePassing):
+                handles += [
+                    layer.register_propagate_forward_pre_hook(note),
+                    layer.register_edge_update_forward_pre_hook(note),
+                ]
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -18,7 +18,7 @@ from pyg_trust.privacy.accountant import (
 )
 from pyg_trust.privacy.accounting import ORDERS, rdp_epsilon
 from pyg_trust.privacy.exact import clip
-from pyg_trust.privacy.wrappers import PrivateStep
+from pyg_trust.privacy.training import PrivateStep
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import Guarantee, Report, fingerprint_model, provenance
 from pyg_trust.report.base import stated
@@ -523,11 +523,6 @@ def _checks(engine: Any, run: Run) -> tuple[str, ...]:
     lines.append(
         'at every step of this process the clipped sum was finite and of the '
         'units that were drawn'
-        + (
-            ''
-            if step.trust_loss
-            else ', and no term of the loss was of two subgraphs'
-        )
     )
     if run.has_ledger:
         lines.append('each step was on the ledger before its noise was drawn')

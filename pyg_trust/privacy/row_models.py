@@ -1,18 +1,21 @@
 """Models on single rows, and how a private classifier trains them."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 from torch_geometric.nn import norm as graph_norms
 
 from pyg_trust import rng
 from pyg_trust._checks import check_instance
+from pyg_trust.privacy.alone import NoDropout
 from pyg_trust.privacy.descent import (
     linear_logits,
     private_descent,
@@ -21,8 +24,6 @@ from pyg_trust.privacy.descent import (
     unit_rows,
     whole_rows,
 )
-from pyg_trust.privacy.draws import NoDropout
-from pyg_trust.privacy.pipeline import tables_of
 from pyg_trust.privacy.propagation import Noise
 
 _EVERY = 5
@@ -145,9 +146,8 @@ def check_rows(
     """Refuse a model that knows the nodes or edges of a graph.
 
     Random rows must have the same outputs in another order and, in evaluation
-    mode, among fewer rows (see
-    :func:`pyg_trust.privacy.pipeline.check_names`). Tables with an entry per
-    node or edge are refused.
+    mode, among fewer rows. Tables with an entry per node or edge are
+    refused.
 
     Args:
         name (str): the name of the argument.
@@ -393,3 +393,36 @@ def posteriors(logits: Tensor) -> Tensor:
     own = logits.double().softmax(1)
     fine = own.isfinite().all(1, keepdim=True)
     return torch.where(fine, own, 1 / max(1, own.size(1)))
+
+
+def tables_of(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield the arrays of a model that are not trained, with their names."""
+    for name, value in module.named_buffers(remove_duplicate=False):
+        yield name, value
+    for name, value in module.named_parameters(remove_duplicate=False):
+        if not value.requires_grad:
+            yield name, value
+    for prefix, layer in module.named_modules():
+        for name, value in vars(layer).items():
+            if name.startswith('_') and name in nn.Module().__dict__:
+                continue
+            path = f'{prefix}.{name}' if prefix else name
+            yield from _arrays(path, value, 4)
+
+
+def _arrays(path: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Tensor | np.ndarray):
+        if not isinstance(value, nn.Parameter):
+            yield path, value
+    elif depth == 0:
+        return
+    elif isinstance(value, Data):
+        yield from _arrays(path, value.to_dict(), depth - 1)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _arrays(f'{path}.{key}', item, depth - 1)
+    elif isinstance(value, list | tuple | set):
+        for key, item in enumerate(value):
+            yield from _arrays(f'{path}.{key}', item, depth - 1)
+    elif hasattr(value, '__dict__') and not callable(value):
+        yield from _arrays(path, vars(value), depth - 1)

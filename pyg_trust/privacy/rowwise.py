@@ -19,7 +19,44 @@ import torch
 from torch import Tensor
 
 from pyg_trust import ops
-from pyg_trust.privacy.rows import Args, Kwargs, names, tensors_of
+
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+# Functions that return sizes, and no tensor.
+_SHAPES: frozenset[Any] = frozenset([Tensor.dim, Tensor.size, Tensor.numel])
+
+
+def names(text: str) -> frozenset[str]:
+    """Split a text into a set of words."""
+    return frozenset(text.split())
+
+
+@cache
+def name_of(func: Any) -> str | None:
+    """Return a function's name; None if it has nothing to do with rows.
+
+    Args:
+        func (callable): a torch function.
+    """
+    name: str = getattr(func, '__name__', '')
+    of = getattr(getattr(func, '__self__', None), '__name__', '')
+    if name == '__get__':
+        return of if of in ('T', 'mT') else None
+    if name == '__set__':
+        return 'set_' if of == 'data' else None
+    return None if func in _SHAPES else name
+
+
+def tensors_of(args: Args, kwargs: Kwargs) -> list[Tensor]:
+    """List the tensors among arguments, in lists as well."""
+    found: list[Tensor] = []
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            found += [item for item in value if isinstance(item, Tensor)]
+    return found
+
 
 # Rounded correctly, or no arithmetic at all: the same in every place.
 _CORRECT = names(

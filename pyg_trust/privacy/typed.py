@@ -8,13 +8,10 @@ the user did.
 
 from typing import Any, NoReturn
 
-import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data, HeteroData
 
 from pyg_trust.loader.schema import Schema
-from pyg_trust.privacy.flow import Watch, follow
-from pyg_trust.privacy.rows import Args, Kwargs
 from pyg_trust.privacy.validation import BatchCall, Key
 
 #: The made-up subgraphs on which a model is tried.
@@ -71,8 +68,8 @@ class TypedCall(BatchCall):
         self,
         batch: HeteroData,
         versions: dict[Any, tuple[int, int]],
-        args: Args,
-        kwargs: Kwargs,
+        args: Any,
+        kwargs: Any,
     ) -> None:
         super().__init__(batch, versions, args, kwargs)
         form = Form(self.args, self.kwargs)
@@ -139,6 +136,16 @@ class TypedModel(nn.Module):
         """Return a mask of the rows of which a call returns outputs."""
         return arguments['node_type'] == 0
 
+    def owners(self, batch: Data, owner: Tensor) -> list[Tensor]:
+        """Return the units of rows of each type of nodes and edges."""
+        made = self.schema.typed(batch)
+        nodes = [made[t].batch for t in self.schema.node_types]
+        edges = [
+            made[e[0]].batch[made[e].edge_index[0]]
+            for e in self.schema.edge_types
+        ]
+        return nodes + edges
+
     def handed(self, out: Any) -> Any:
         """Return outputs as the model does."""
         return Target(self.schema.target, out) if self.by_type else out
@@ -165,51 +172,6 @@ class Target(dict[str, Tensor]):
 def plain_model(module: nn.Module) -> nn.Module:
     """Return the user's model."""
     return module.model if isinstance(module, TypedModel) else module
-
-
-def show(
-    schema: Schema, made: Data, shown: Data, watch: Watch | None
-) -> HeteroData:
-    """Return a typed batch for the loop of training.
-
-    Args:
-        schema (Schema): its types.
-        made (Data): the flat batch of rows to show.
-        shown (Data): the same with what a loss may read, followed.
-        watch (Watch, optional): the batch's; None if nothing is followed.
-    """
-    out = schema.typed(made)
-    for of, store in _stores(out):
-        for name, value in store.items():
-            if isinstance(value, Tensor):
-                store[name] = _hidden(value, f'{name} of {of}', watch)
-    for name in ('y', 'input_id'):
-        if name in shown:
-            out[schema.target][name] = shown[name]
-    return out
-
-
-def reveal(
-    schema: Schema, handed: HeteroData, batch: Data, watch: Watch
-) -> None:
-    """Put real rows into the batch that was handed out, after backward."""
-    handed._node_store_dict.clear()
-    handed._edge_store_dict.clear()
-    for of, store in _stores(schema.typed(batch)):
-        for name, value in store.items():
-            if isinstance(value, Tensor):
-                rows = torch.zeros(len(value), device=value.device).long()
-                value = follow(value, rows, watch)
-            handed[of][name] = value
-
-
-def _hidden(value: Tensor, name: str, watch: Watch | None) -> Tensor:
-    if watch is None:
-        return value
-    rows = torch.zeros(len(value), device=value.device).long()
-    made = follow(value, rows, watch)
-    made._memory.hidden = name
-    return made
 
 
 def _stores(batch: HeteroData) -> list[tuple[Any, Any]]:

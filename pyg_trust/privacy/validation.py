@@ -22,10 +22,9 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from pyg_trust.loader.schema import FlatBatch
-from pyg_trust.privacy.bounds import ClippedSum
-from pyg_trust.privacy.gradients import SubgraphGradients
-from pyg_trust.privacy.rows import Args, Kwargs
 
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
 Criterion = Callable[[Tensor, Tensor], Tensor]
 Forward = Callable[[nn.Module, Data], Tensor]
 
@@ -315,12 +314,12 @@ def find_call(
                 f'{len(calls)} calls)'
             )
         return calls[0]
-    args = _by_signature(module, batch, by_unit)
+    args = arguments_of(module, batch, by_unit)
     return kind(batch, kind.snapshot(batch), args, {})
 
 
-def _by_signature(module: nn.Module, batch: Any, by_unit: bool) -> Args:
-    # What a model takes, by the names of its arguments.
+def arguments_of(module: nn.Module, batch: Any, by_unit: bool) -> Args:
+    """Return what a model takes of a batch, by the names of its arguments."""
     typed = isinstance(batch, HeteroData)
 
     def attribute(name: str) -> Any:
@@ -544,61 +543,6 @@ def _check_gradient(
             _coupled(f"the gradient of one depends on the '{name}'")
 
 
-def check_gradients(
-    gradients: SubgraphGradients,
-    call: Forward,
-    batch: Data,
-    owner: Tensor,
-) -> bool:
-    """Compare norms and sums with a loop over subgraphs, on random features.
-
-    Returns whether the model draws what can be drawn again for one subgraph.
-
-    Args:
-        gradients (SubgraphGradients): of the model.
-        call (callable): calls the model with a batch.
-        batch (Data): a batch.
-        owner (Tensor): int64, ``[num_nodes]``: the subgraph of each node.
-
-    Raises:
-        ValueError: if norms or sums differ.
-    """
-    count = int(owner.max()) + 1
-    generator = torch.Generator().manual_seed(SEED)
-    module = gradients.module
-    batch = randomised(batch, features_of(batch, owner.numel()), generator)
-    exact = SubgraphGradients(module, 'loop')
-    found: list[ClippedSum] = []
-    with in_training(module, {}):
-        for way in (gradients, exact):
-            with (
-                torch.enable_grad(),
-                way.record(owner, count) as tape,
-            ):
-                out = _run(module, call, batch)
-            if not found:
-                again = tape._masks is not None
-                weight = torch.randn(out.shape, generator=generator).to(out)
-            rows = terms_of(batch, owner, count)
-            rows = owner if out.size(0) == owner.numel() else rows
-            # Unclipped: rows that cancel are clipped to less than the norm.
-            found.append(tape.clipped_sum(out, weight, math.inf, rows))
-    short = found[0].norms < found[1].norms * (1 - 1e-3)
-    if bool((short & found[1].norms.isfinite()).any()):
-        raise ValueError(
-            f"'method' needs to be another than {gradients.method!r}: it gets "
-            'the norms of gradients wrong in this model'
-        )
-    for name, want in found[1].sums.items():
-        error = (found[0].sums[name] - want).norm()
-        if not error <= 1e-3 * max(1.0, want.norm()):
-            raise ValueError(
-                f"'method' needs to be another than {gradients.method!r}: it "
-                f"gets the gradients of '{name}' wrong in this model"
-            )
-    return again
-
-
 class _Features:
     def __init__(self, floating: list[str], integer: list[str]) -> None:
         self.floating = floating
@@ -730,3 +674,73 @@ def _coupled(what: str) -> None:
 def buffer_versions(module: nn.Module) -> list[tuple[int, int]]:
     """Return the identity and version of every buffer."""
     return [(id(b), b._version) for b in module.buffers()]
+
+
+def check_criterion(
+    criterion: Criterion,
+    out: Tensor,
+    target: Tensor,
+    loss_reduction: str,
+) -> None:
+    r"""Test that a loss is the mean (or the sum) of one term per row.
+
+    Its gradient with respect to a row has to be that of the row by itself,
+    over the number of rows for a mean, at random outputs and targets. Class
+    weights with :obj:`reduction='mean'`, contrastive or ranking losses, and
+    anything normalised by the data of a batch fail.
+
+    Args:
+        criterion (callable): maps outputs and targets to a loss.
+        out (Tensor): a tensor like the outputs, ``[num_rows, ...]``.
+        target (Tensor): a tensor like the targets; their *values* are used for
+            integers alone, in another order.
+        loss_reduction (str): :obj:`'mean'` or :obj:`'sum'`.
+
+    Raises:
+        ValueError: if the loss is none.
+    """
+    generator = torch.Generator().manual_seed(SEED)
+    count = min(out.size(0), 16)
+    for _ in range(3):
+        values = torch.randn(
+            (count, *out.shape[1:]), generator=generator, dtype=torch.float64
+        )
+        values = (3 * values).to(out)
+        order = torch.randperm(target.size(0), generator=generator)[:count]
+        labels = target[order.to(target.device)]
+        if labels.is_floating_point():
+            drawn = torch.rand(labels.shape, generator=generator)
+            labels = drawn.to(labels)
+        elif labels.dim() == 1 and out.dim() == 2 and out.size(1) > 1:
+            drawn = torch.randint(
+                out.size(1), labels.shape, generator=generator
+            )
+            labels = drawn.to(labels)
+        together = _loss_grad(criterion, values, labels)
+        if loss_reduction == 'mean':
+            together = together * count
+        alone = torch.cat(
+            [
+                _loss_grad(criterion, values[i : i + 1], labels[i : i + 1])
+                for i in range(count)
+            ]
+        )
+        if not torch.allclose(together, alone, rtol=1e-4, atol=1e-6):
+            raise ValueError(
+                f"'criterion' needs to be a {loss_reduction} of one term per "
+                'row, each of its own output and target alone, but the '
+                'gradient of a row changes with the others (class weights '
+                "with reduction='mean' do that: use reduction='sum', also as "
+                "'loss_reduction', or 'none', and take the mean of the "
+                'weighted terms)'
+            )
+
+
+def _loss_grad(criterion: Criterion, out: Tensor, target: Tensor) -> Tensor:
+    leaf = out.detach().clone().requires_grad_()
+    with torch.enable_grad():
+        loss = criterion(leaf, target)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            raise ValueError("'criterion' needs to return one number")
+        (grad,) = torch.autograd.grad(loss, leaf)
+    return grad

@@ -1,10 +1,8 @@
-"""Search for traces of removed items, for every unlearner."""
+"""Search of stored graphs for what a ledger lists as removed."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import torch
-from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_trust._checks import check_instance, validated
@@ -30,7 +28,7 @@ def named_leftovers(
     found += [
         f'features of node {v}{where}'
         for v in part.get('features', ())
-        if v in there and _is_set(data.x, there[v])
+        if v in there and bool(data.x[there[v]].any())
     ]
     arcs = [
         *((u, v) for u, v in part.get('edges', ())),
@@ -45,37 +43,3 @@ def named_leftovers(
             if (there.get(u), there.get(v)) in edges
         ]
     return found
-
-
-def views(tensors: Iterable[tuple[str, Tensor]]) -> list[str]:
-    """List tensors that are views of larger tensors.
-
-    Args:
-        tensors (list[tuple[str, Tensor]]): pairs of a name and a tensor; all
-            parts of a sparse tensor are checked.
-    """
-    found = []
-    for name, tensor in tensors:
-        if tensor.layout == torch.sparse_csr:
-            pieces = [
-                tensor.crow_indices(),
-                tensor.col_indices(),
-                tensor.values(),
-            ]
-        else:
-            pieces = [tensor]
-        if any(
-            piece.untyped_storage().nbytes()
-            > piece.numel() * piece.element_size()
-            for piece in pieces
-        ):
-            found.append(f'{name} is a view into a larger tensor')
-    return found
-
-
-def _is_set(x: Tensor, row: int) -> bool:
-    # Whether a row has a number that is not zero.
-    if x.layout != torch.sparse_csr:
-        return bool(x[row].any())
-    start, end = x.crow_indices()[row : row + 2].tolist()
-    return bool(x.values()[start:end].any())

@@ -10,10 +10,10 @@ from pyg_trust.privacy import (
     PrivacyEngine,
     noising,
 )
+from pyg_trust.privacy import training as steps
 from pyg_trust.privacy.exact import clip
-from pyg_trust.privacy.gradients import Tape
 from pyg_trust.privacy.mechanisms import gaussian_profile, lam_to_opacus
-from pyg_trust.privacy.wrappers import PrivateStep
+from pyg_trust.privacy.training import PrivateStep
 
 CANARIES = 1600
 
@@ -44,7 +44,6 @@ def audit(break_it=None, **arguments):
     return audit_training(attach(break_it=break_it, **arguments), **asked)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     'arguments',
     [
@@ -68,7 +67,7 @@ def test_claims_hold(arguments):
 
 def unchecked(monkeypatch):
     # No unit is run alone as well: an audit has to find the fault by itself.
-    monkeypatch.setattr(PrivateStep, '_compare', lambda *_: None)
+    monkeypatch.setattr(PrivateStep, '_look', lambda *_: None)
 
 
 def half_the_noise(monkeypatch):
@@ -99,23 +98,21 @@ def test_broken_engines_are_found(break_it, monkeypatch):
 
 def test_clipping_per_node_is_found(monkeypatch):
     # What Opacus does on PyG's layers: each row of a Linear is clipped.
-    def per_node(self, output, grad, max_grad_norm, *_):
-        x = self._call.bound.arguments['x']
-        edge_index = self._call.bound.arguments['edge_index']
-        inner = x.index_add(0, edge_index[1], x[edge_index[0]])
-        rows = grad * inner
+    def per_node(found, max_grad_norm, *_):
+        ((cluster,),) = (base.clusters for base in found.made.bases())
+        scale = found.inverse[cluster.owners[0]].view(-1, 1)
+        rows = cluster.grads[0] * cluster.inputs[0] * scale
         size = rows.norm(dim=1, keepdim=True)
         rows = rows * (max_grad_norm / size).clamp(max=1)
         total = torch.nan_to_num(rows).sum(0, keepdim=True).double()
         integers = (total / clip.grid(max_grad_norm)).round().long()
-        found = {'integers': {'nn.weight': integers}, 'share': None}
-        return type('Sum', (), found)
+        return type('Sum', (), {'integers': {'nn.weight': integers}})
 
     unchecked(monkeypatch)
 
     def make(module, optimizer, loader):
         made = attach()(module, optimizer, loader)
-        monkeypatch.setattr(Tape, 'clipped_sum', per_node)
+        monkeypatch.setattr(steps, 'clipped_sum', per_node)
         return made
 
     report = audit_training(make, num_canaries=CANARIES, seed=3)
@@ -126,15 +123,15 @@ def test_node_in_several_subgraphs_is_found(monkeypatch):
     # Each star is in the batch three times, as three subgraphs.
     def make(module, optimizer, loader):
         engine, training = attach()(module, optimizer, loader)
-        clipped = Tape.clipped_sum
+        clipped = steps.clipped_sum
 
-        def thrice(self, *args, **kwargs):
-            found = clipped(self, *args, **kwargs)
+        def thrice(*args):
+            found = clipped(*args)
             for value in found.integers.values():
                 value *= 3
             return found
 
-        monkeypatch.setattr(Tape, 'clipped_sum', thrice)
+        monkeypatch.setattr(steps, 'clipped_sum', thrice)
         return engine, training
 
     report = audit_training(make, num_canaries=CANARIES, seed=3)

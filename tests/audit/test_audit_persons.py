@@ -13,11 +13,10 @@ from torch_geometric.nn import SimpleConv
 
 from pyg_trust.audit import PrivacyAudit, empirical_epsilon
 from pyg_trust.loader import UnitLoader
-from pyg_trust.privacy import PrivacyEngine
+from pyg_trust.privacy import PrivacyEngine, training
 from pyg_trust.privacy.exact import clip
-from pyg_trust.privacy.gradients import Tape
 from pyg_trust.privacy.mechanisms import lam_to_opacus
-from pyg_trust.privacy.wrappers import PrivateStep
+from pyg_trust.privacy.training import PrivateStep
 from pyg_trust.unit import PrivacyUnit
 
 CANARIES, ROWS = 200, 4
@@ -139,7 +138,6 @@ def _seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('by_order', [False, True])
 def test_no_bound_is_above_epsilon(by_order: bool) -> None:
     report = audit(lam=LAM / 2, by_order=by_order)
@@ -149,7 +147,6 @@ def test_no_bound_is_above_epsilon(by_order: bool) -> None:
     assert report.epsilon_lower > 0.15 * report.epsilon_claimed
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('by_order', [False, True])
 @pytest.mark.parametrize('names', [2, 4])
 def test_several_units_of_a_person_are_found(
@@ -161,25 +158,21 @@ def test_several_units_of_a_person_are_found(
     assert report.violated
 
 
-@pytest.mark.slow
 def test_clipping_by_row_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def by_row(self: Any, *_: Any) -> Any:
-        given = self._call.bound.arguments
-        x, kind = given['x'].double(), given['node_type']
-        x = x * (NORM / x.norm(dim=1, keepdim=True)).clamp(max=1)
+    def by_row(found: Any, *_: Any) -> Any:
         integers = {}
-        for k, t in enumerate(TABLES):
-            total = x[kind == k].sum(0, keepdim=True)
-            integers[f'model.of.{t}.weight'] = (
-                (total / clip.grid(NORM)).round().long()
-            )
+        for base in found.made.bases():
+            x = torch.cat(base.clusters[0].inputs).double()
+            x = x * (NORM / x.norm(dim=1, keepdim=True)).clamp(max=1)
+            total = x.sum(0, keepdim=True) / clip.grid(NORM)
+            name = found.made.names[id(base.base)]
+            integers[name] = total.round().long()
         norms = torch.ones(CANARIES)
-        found = {'integers': integers, 'share': None, 'norms': norms}
-        return type('Sum', (), found)
+        return type('Sum', (), {'integers': integers, 'norms': norms})
 
-    monkeypatch.setattr(PrivateStep, '_compare', lambda *_: None)
+    monkeypatch.setattr(PrivateStep, '_look', lambda *_: None)
     report = audit(
-        plant=lambda: monkeypatch.setattr(Tape, 'clipped_sum', by_row)
+        plant=lambda: monkeypatch.setattr(training, 'clipped_sum', by_row)
     )
     assert report.violated
     # Of a user, four orders and four notes, each of norm C.

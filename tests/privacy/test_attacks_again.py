@@ -71,7 +71,7 @@ def other_rows(private):
     return data
 
 
-@pytest.mark.parametrize('isolation', ['followed', 'construction'])
+@pytest.mark.parametrize('isolation', ['checked', 'construction'])
 @pytest.mark.parametrize(
     'how',
     ['attribute', 'new', 'list', 'queue', 'table', 'nested', 'number'],
@@ -92,7 +92,7 @@ def test_a_trained_model_has_kept_no_private_row(private, how, isolation):
     kept = [v for v in memory(setup.net) if isinstance(v, torch.Tensor)]
     assert isolation == 'construction' or how == 'number' or kept
     number = setup.net.kept
-    if how == 'number' and isolation == 'followed':
+    if how == 'number' and isolation == 'checked':
         data = data.clone()
         data.x = 2 * data.x
         again = private(data=data, net=Keeping(how))

@@ -1,6 +1,5 @@
 """Private training on ego graphs: accounts, refusals, reports, an audit."""
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -94,66 +93,6 @@ FORMS = (
     *('one more row', 'two halves', 'by time', 'one of all', 'columns'),
     *('flat', 'one each'),
 )
-
-
-@pytest.mark.parametrize('form', FORMS)
-@pytest.mark.parametrize('kind', ['ego', 'walk'])
-def test_rows_of_all_nodes_in_another_form_are_in_no_unit(kind, form):
-    # Each batch has them whole, and a row of another is read by all units:
-    # one more row moved the sum by all of them, and it was accepted.
-    def attach(name='table', read=True, **more):
-        data = make_data()
-        data[name] = everybody(form, data.x)
-        if kind == 'ego':
-            loader = EgoLoader(data, 3, 1, 2, seed=0)
-        else:
-            loader = DisjointWalkLoader(data, 3, 1, seed=0)
-        engine, arguments = setup(data_loader=loader)
-        net = Scaled()
-        arguments['module'] = net
-        arguments['optimizer'] = torch.optim.SGD(net.parameters(), lr=0.1)
-        scale = 'table' if read else 'weight'
-        data.weight = torch.ones(2)
-        engine.make_private(
-            **arguments, forward=lambda m, b: m(b.x, b[scale]), **more
-        )
-        return engine
-
-    with pytest.raises(ValueError, match=r"'data' .*\['table'\] may hold"):
-        attach()
-    # A loss could read it as well.
-    with pytest.raises(ValueError, match=r"'data' .*\['table'\] may hold"):
-        attach(read=False)
-    with pytest.raises(ValueError, match=r"'data' .*\['my_index'\] may hold"):
-        attach('my_index', read=False)
-    said = attach(public=['table']).report(1e-3)
-    assert any('PUBLIC: table' in line for line in said.assumptions)
-    with pytest.raises(ValueError, match=r"'public' .*\['tabel'\]"):
-        attach(public=['table', 'tabel'])
-
-
-@pytest.mark.parametrize(
-    ('value', 'taken'),
-    [
-        ([0.5] * 61, False),
-        (np.ones(61), False),
-        ({'a': [0.5] * 30, 'b': np.ones(30)}, False),
-        ([0.5] * 3, True),
-        (np.ones(3), True),
-        ('a name', True),
-        (torch.arange(60), False),
-    ],
-)
-def test_lists_and_arrays_in_the_data_are_looked_at_too(value, taken):
-    data = make_data()
-    data.more = value if not isinstance(value, torch.Tensor) else value[None]
-    loader = EgoLoader(data, 3, 1, 2, seed=0)
-    engine, arguments = setup(data_loader=loader)
-    if taken:
-        engine.make_private(**arguments)
-    else:
-        with pytest.raises(ValueError, match=r"\['more'\] may hold rows"):
-            engine.make_private(**arguments)
 
 
 LAWS = {
@@ -345,21 +284,3 @@ def test_a_ledger_and_a_checkpoint_go_on(tmp_path):
     _, deeper = setup(sampling='poisson', hops=2)
     with pytest.raises(ValueError, match='ledger'):
         engine.make_private(**deeper)
-
-
-@pytest.mark.parametrize('name', ['my_index', 'my_mask', 'level'])
-def test_a_name_makes_no_number_public(name):
-    # A loss that divides by a mean of rows that are called an index.
-    data = make_data()
-    data[name] = torch.rand(60) + 0.5
-    loader = EgoLoader(data, 3, 1, 2, seed=0)
-    engine, arguments = setup(data_loader=loader)
-    model, optimizer, batches = engine.make_private(**arguments)
-    for batch in batches:
-        out = model(batch.x, batch.edge_index)[: batch.batch_size]
-        loss = F.cross_entropy(out, batch.y[: batch.batch_size])
-        with pytest.raises(ValueError, match='depends on the rows of others'):
-            (loss / batch[name].mean()).backward()
-        break
-    assert engine.steps == 0
-    del optimizer

@@ -1,8 +1,7 @@
 """Units that are run alone: all of them, or one of a step, in secret."""
 
-import math
 import secrets
-import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -12,15 +11,8 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv, global_add_pool
 
 from pyg_trust.loader import DisjointWalkLoader, GraphLoader
-from pyg_trust.privacy import (
-    PoissonAccountant,
-    PrivacyEngine,
-    alone,
-    clipping,
-    gradients,
-    norms,
-)
-from pyg_trust.privacy.alone import DISAGREES, Draw
+from pyg_trust.privacy import PoissonAccountant, PrivacyEngine, norms
+from pyg_trust.privacy.alone import DISAGREES
 from pyg_trust.privacy.exact import clip
 
 C = 1.0
@@ -152,17 +144,12 @@ class Training:
 CASES = {
     'nodes': {},
     'nodes, sum': {'loss_reduction': 'sum'},
-    'nodes, dropout': {'model': lambda: Nodes(0.5)},
     'nodes, parts': {'max_physical_batch_size': 5},
     'nodes, automatic': {'clipping': 'automatic'},
-    'nodes, vjp': {'method': 'vjp'},
-    'nodes, loop': {'method': 'loop'},
-    'nodes, functorch': {'method': 'functorch'},
-    'nodes, float64': {'model': lambda: Nodes().double()},
-    'nodes, trusted': {'trust_loss': True},
     'graphs': {'what': 'graphs'},
     'graphs, gone': {
         'what': 'graphs',
+        'loss_reduction': 'sum',
         'loader': {
             'relation': 'add_remove',
             'sampling': 'poisson',
@@ -178,36 +165,21 @@ def made(name, **more):
     torch.manual_seed(3)
     if 'model' in case:
         case['model'] = case['model']()
-    if name == 'nodes, functorch':
-        pytest.skip('PyG adds self-loops by their values')
     return Training(**case)
 
 
 @pytest.mark.parametrize('name', CASES)
-def test_one_unit_of_each_step_is_found_to_agree(name):
-    if name == 'nodes, float64':
-        pytest.skip('features are of another type')
-    training = made(name)
-    for _ in range(3):
-        training.step()
-    report = training.report
-    assert report.isolation == 'sampled (3 of 3)'
-    said = report.guarantee()
-    assert said.values['checked'] == 'sampled (3 of 3)'
-    assert '(sampled): sampled (3 of 3)' in ' '.join(said.assumptions)
-
-
-@pytest.mark.parametrize('name', CASES)
-def test_by_construction_the_sum_is_that_of_the_fast_way(name):
-    if name in ('nodes, float64', 'nodes, trusted', 'nodes, dropout'):
-        pytest.skip('not the same, or refused')
-    fast = made(name).sums()
+def test_by_construction_the_sum_is_that_of_the_checked_way(name):
+    one = made(name)
+    checked = one.sums()
+    assert one.report.isolation == 'sampled (1 of 1)'
+    assert one.report.arithmetic == 'exact'
     training = made(name, isolation='construction')
     slow = training.sums()
-    size = sum(each.double().square().sum() for each in fast).sqrt()
+    size = sum(each.double().square().sum() for each in checked).sqrt()
     away = sum(
         (a - b).double().square().sum()
-        for a, b in zip(fast, slow, strict=True)
+        for a, b in zip(checked, slow, strict=True)
     ).sqrt()
     assert size * clip.grid(C) > 0.5
     assert away <= 1e-5 * size
@@ -216,7 +188,6 @@ def test_by_construction_the_sum_is_that_of_the_fast_way(name):
     assert report.arithmetic == 'exact'
     text = ' '.join(report.guarantee().assumptions)
     assert '(sampled): always' in text
-    assert 'treats subgraphs apart on every data' not in text
     assert 'in exact arithmetic' in report.guarantee().promise
 
 
@@ -233,54 +204,6 @@ def test_by_construction_dropout_of_a_unit_is_of_that_unit():
     assert not all(map(torch.equal, one, other))
 
 
-def test_by_construction_others_add_the_same_bits_beside_any_graph():
-    # No function is known to round a row alike in another batch: here none is
-    # in one.
-    class Odd(Graphs):
-        def forward(self, x, edge_index, batch, batch_size):
-            out = super().forward(x, edge_index, batch, batch_size)
-            return torch.fft.rfft(out).real.sum(1, keepdim=True) + out
-
-    def total(sizes):
-        data = [graph(2 + i % 5, i) for i in range(11)]
-        torch.manual_seed(0)
-        model = Odd()
-        engine = PrivacyEngine(seed=1)
-        loader = GraphLoader([graph(sizes, 99), *data], 12, num_steps=1)
-        parts = engine.make_private(
-            module=model,
-            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-            data_loader=loader,
-            noise_multiplier=1.0,
-            max_grad_norm=C,
-            forward=by_graphs,
-            isolation='construction',
-        )
-        kept, step = [], engine._training_step()
-        construct = alone.Alone.gradients
-
-        def keep(self, number, pull):
-            found = construct(self, number, pull)
-            size = len(self.unit(number)[0][0])
-            kept.append((size, b''.join(g.tobytes() for g in found)))
-            return found
-
-        alone.Alone.gradients = keep
-        try:
-            batch = next(iter(parts.loader))
-            out = by_graphs(parts.model, batch)
-            F.cross_entropy(out, batch.y).backward()
-        finally:
-            alone.Alone.gradients = construct
-        assert step._units == 12
-        return kept
-
-    one, two = total(1), total(23)
-    mine = {text for size, text in one if size != 1}
-    assert len(mine) == 11
-    assert mine == {text for size, text in two if size != 23}
-
-
 # What is wrong with one unit #################################################
 
 
@@ -288,165 +211,49 @@ def drawn(monkeypatch, unit):
     monkeypatch.setattr(secrets, 'randbelow', lambda total: unit % total)
 
 
-def scaled(monkeypatch, unit):
-    # Its gradient is larger than all bounds say.
-    true = clipping.Book._integers
+class Later(Nodes):
+    """Takes another course after training began."""
 
-    def wrong(self, cluster, factors, *rest):
-        factors = factors.clone()
-        factors[unit] *= 1.01
-        yield from true(self, cluster, factors, *rest)
+    way = ''
 
-    monkeypatch.setattr(clipping.Book, '_integers', wrong)
-
-
-def twice(monkeypatch, unit):
-    # Rows of another one are counted as its own, too.
-    true = clipping.Book._add
-
-    def wrong(self, cluster, use, grad):
-        owner = use.rows.owner.clone()
-        owner[owner == (unit + 1) % self.num_subgraphs] = unit
-        use.rows = type(use.rows)(len(owner), owner)
-        true(self, cluster, use, grad)
-
-    monkeypatch.setattr(clipping.Book, '_add', wrong)
-
-
-def stale(monkeypatch, unit):
-    # Of a clipping norm that was.
-    true = gradients.clipped_sum
-
-    def wrong(recorder, outputs, grads, count, norm, *rest):
-        return true(recorder, outputs, grads, count, norm * 2, *rest)
-
-    monkeypatch.setattr(gradients, 'clipped_sum', wrong)
-
-
-def smaller(monkeypatch, unit):
-    # The same, and of one that was smaller.
-    true = gradients.clipped_sum
-
-    def wrong(recorder, outputs, grads, count, norm, *rest):
-        return true(recorder, outputs, grads, count, norm / 2, *rest)
-
-    monkeypatch.setattr(gradients, 'clipped_sum', wrong)
-
-
-def short(monkeypatch, unit):
-    # Its norm is found to be a half of what it is.
-    true = clipping.Book.sizes
-
-    def wrong(self):
-        sizes = true(self)
-        sizes.n[unit] *= 0.5
-        return sizes
-
-    monkeypatch.setattr(clipping.Book, 'sizes', wrong)
-
-
-def coupled(monkeypatch, unit):
-    # What it reads changes with its company.
-    true = GCNConv.forward
-
-    def wrong(self, x, edge_index, *rest):
-        out = true(self, x, edge_index, *rest)
-        if len(x) > 10:
-            out = out + 0.1 * out.mean(0)
+    def forward(self, x, edge_index):
+        out = super().forward(x, edge_index)
+        if self.way == 'detached mean':
+            return out - out.detach().mean(0)
+        if self.way == 'count':
+            return out / len(out)
+        if self.way == 'mean':
+            return out - out.mean(0)
+        if self.way == 'rows before parameters':
+            return super().forward(x.roll(1, 0), edge_index)
         return out
 
-    monkeypatch.setattr(GCNConv, 'forward', wrong)
 
-
-FAULTS = (scaled, twice, stale, smaller, short, coupled)
-
-
-@pytest.mark.parametrize('what', ['nodes', 'graphs'])
-@pytest.mark.parametrize('fault', FAULTS)
-def test_a_unit_that_adds_something_else_ends_the_training(
-    fault, what, monkeypatch, tmp_path
-):
-    path = tmp_path / 'ledger.json'
-    training = Training(what, ledger=path, max_grad_norm=0.5)
-    training.step()
-    before = path.read_bytes(), training.weights()
-    drawn(monkeypatch, 3)
-    with monkeypatch.context() as patch:
-        fault(patch, 3)
-        with pytest.raises(RuntimeError, match='run alone') as error:
+@pytest.mark.parametrize('way', ['detached mean', 'count'])
+def test_a_unit_with_other_outputs_alone_ends_the_training(way, monkeypatch):
+    training = Training(model=Later())
+    training.parts.model.way = way
+    training.parts.model.module.way = way
+    drawn(monkeypatch, 0)
+    before = training.weights()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match='other outputs than beside'):
             training.step()
-    assert str(error.value) == DISAGREES
-    # Nothing was paid, written or moved.
-    assert path.read_bytes() == before[0]
-    assert torch.equal(training.weights(), before[1])
-    assert training.engine.steps == 1
-    with pytest.raises(RuntimeError, match='interrupted'):
-        training.parts.optimizer.step()
-    assert all(p.grad is None for p in training.parts.model.parameters())
-    # And there is no other try, though nothing is wrong any more.
-    training.batches = iter(training.parts.loader)
-    with pytest.raises(RuntimeError, match='no more steps'):
-        training.step()
+        training.batches = iter(training.parts.loader)
+    assert training.engine.steps == 0
+    assert torch.equal(training.weights(), before)
     report = training.report
     assert report.isolation == 'not'
-    assert any('DOES NOT HOLD' in text for text in report.assumptions)
+    assert any(DISAGREES in line for line in report.assumptions)
 
 
-def test_others_than_the_unit_that_is_drawn_are_not_looked_at(monkeypatch):
-    training = Training()
-    drawn(monkeypatch, 4)
-    short(monkeypatch, 3)
-    training.step()
-    assert training.report.isolation == 'sampled (1 of 1)'
-
-
-@pytest.mark.parametrize('name', ['nodes', 'nodes, dropout', 'graphs'])
-def test_which_unit_is_drawn_changes_nothing(name, monkeypatch):
-    found = set()
-    for unit in (0, 1, 7, 11):
-        drawn(monkeypatch, unit)
-        training = made(name)
-        torch.manual_seed(11)
-        for _ in range(2):
-            training.step()
-        state = bytes(torch.get_rng_state())
-        found.add((training.weights().numpy().tobytes(), state))
-    assert len(found) == 1
-
-
-def test_a_unit_is_drawn_evenly_of_all_parts():
-    draw, seen = Draw(), [0] * 10
-    for _ in range(4000):
-        hits = [(p, draw.of(p, 3 if p < 9 else 1, 10)) for p in (0, 3, 6, 9)]
-        (hit,) = [p + unit for p, unit in hits if unit is not None]
-        seen[hit] += 1
-    # A chance of 10^-9 that it fails.
-    assert all(abs(n - 400) < 7 * math.sqrt(360) for n in seen)
-    assert Draw().of(0, 0, 0) is None
-
-
-def test_a_number_on_the_other_side_of_zero_is_no_disagreement(monkeypatch):
-    # Of many sums near zero some are positive beside others, and not alone.
-    class Edge(Nodes):
-        def forward(self, x, edge_index):
-            hidden = self.one(x, edge_index)
-            # Zero but for how it was rounded.
-            near = hidden - (hidden * 3) / 3
-            return self.two((hidden.relu() + 1e6 * near.relu()), edge_index)
-
-    drawn(monkeypatch, 2)
-    tries = []
-    true = alone.step.agree
-
-    def counted(*args):
-        tries.append(true(*args))
-        return tries[-1]
-
-    monkeypatch.setattr(alone.step, 'agree', counted)
-    training = Training(model=Edge(wide=3))
-    for _ in range(6):
+@pytest.mark.parametrize('way', ['mean', 'rows before parameters'])
+def test_rows_that_meet_are_refused_by_name(way):
+    training = Training(model=Later())
+    training.parts.model.module.way = way
+    with pytest.raises(ValueError, match='rows of several units meet'):
         training.step()
-    assert training.report.isolation == 'sampled (6 of 6)'
+    assert training.engine.steps == 0
 
 
 def test_a_model_that_draws_otherwise_is_not_checked_and_says_so():
@@ -460,12 +267,19 @@ def test_a_model_that_draws_otherwise_is_not_checked_and_says_so():
     assert '(sampled): not' in ' '.join(training.report.assumptions)
 
 
-def test_steps_of_both_kinds_are_sampled():
+def test_steps_are_verified_at_first_and_now_and_then(monkeypatch):
+    # Of many steps, three and one of eight; of these, one of sixteen alone.
     training = Training()
-    training.step()
-    training.engine._training_step().isolation = 'construction'
-    training.step()
-    assert training.report.isolation == 'sampled (2 of 2)'
+    count = iter(range(10**6))
+    monkeypatch.setattr(secrets, 'randbelow', lambda n: next(count) % n)
+    for _ in range(12):
+        training.step()
+    step = training.engine._training_step()
+    assert step.checked >= 1
+    assert 3 <= step.verified < 12
+    assert f'verified in {step.verified} steps' in ' '.join(
+        training.report.assumptions
+    )
 
 
 def test_a_release_beside_the_training_is_no_step_to_check():
@@ -475,47 +289,43 @@ def test_a_release_beside_the_training_is_no_step_to_check():
     assert training.report.isolation == 'sampled (1 of 1)'
 
 
-# What falls back #############################################################
-
-
-def odd(x):
-    # Known to torch alone.
-    return torch.erfinv(0.5 * torch.tanh(x))
-
-
-def test_an_unknown_function_is_run_on_every_unit_alone_with_one_warning():
-    with pytest.warns(UserWarning, match='every unit is run alone'):
-        training = Training('graphs', Graphs(odd), exact=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter('error')
-        training.step()
-        training.step()
-    assert training.report.isolation == 'always'
-    assert training.report.arithmetic == 'exact'
-    # Without being asked for, it is computed together, and said.
-    training = Training('graphs', Graphs(odd))
-    training.step()
-    assert training.report.arithmetic == 'sums'
-
-
-def test_a_loss_that_is_not_known_falls_back_at_its_first_step():
-    training = Training('graphs', exact=True)
-    model, optimizer, _ = training.parts
-    batch = next(training.batches)
-    loss = F.cross_entropy(odd(by_graphs(model, batch)), batch.y)
-    with pytest.warns(UserWarning, match='every unit is run alone'):
-        loss.backward()
-    optimizer.step()
-    assert training.report.isolation == 'always'
-
-
-def test_a_loss_that_is_trusted_has_no_unit_alone():
-    with pytest.raises(ValueError, match=r"'isolation'.*trust_loss"):
-        Training(isolation='construction', trust_loss=True)
-    with pytest.raises(ValueError, match="'isolation' needs to be"):
+def test_arguments_that_went_warn_and_change_nothing():
+    for name in ('trust_loss', 'public', 'exact', 'method'):
+        with pytest.warns(DeprecationWarning, match=f"'{name}'.*leave it out"):
+            Training(**{name: True})
+    with pytest.warns(DeprecationWarning, match="now 'checked'"):
+        Training(isolation='followed')
+    with pytest.raises(ValueError, match="'isolation'"):
         Training(isolation='alone')
-    with pytest.raises(ValueError, match="'exact' needs summands"):
-        Training('graphs', exact=True, trust_loss=True)
+
+
+def test_a_loss_of_terms_is_that_of_the_criterion():
+    for what in ('nodes', 'graphs'):
+        for reduction in ('mean', 'sum'):
+            more = {'what': what, 'loss_reduction': reduction}
+            plain = Training(**more).sums()
+            loss = partial(F.cross_entropy, reduction=reduction)
+            other = Training(**more, criterion=loss)
+            step, kept = other.engine._training_step(), []
+            true = step.add_noise
+            step.add_noise = lambda s, *n, t=true, k=kept: (
+                k.extend(s) or t(s, *n)
+            )
+            batch = next(other.batches)
+            losses = [float(other.parts.loss(batch))]
+            assert losses[0] > 0
+            other.engine._training_step().reset()
+            other.batches = iter(other.parts.loader)
+            batch = next(other.batches)
+            other.parts.loss(batch).backward()
+            other.parts.optimizer.step()
+            for a, b in zip(plain, kept, strict=True):
+                away = float((a - b).double().norm())
+                assert away <= 1e-5 * float(a.double().norm() + 1)
+    training = Training()
+    batch = next(training.batches)
+    with pytest.raises(ValueError, match="'criterion' needs to be given"):
+        training.parts.loss(batch)
 
 
 class Dropping(Graphs):
@@ -591,15 +401,16 @@ def unproved(monkeypatch):
 
 
 @pytest.mark.usefixtures('unproved')
-@pytest.mark.parametrize('isolation', ['followed', 'construction'])
-def test_which_steps_had_no_unit_is_not_in_the_report(isolation):
+@pytest.mark.parametrize('isolation', ['checked', 'construction'])
+def test_which_steps_had_no_unit_is_not_in_the_report(isolation, monkeypatch):
     # Whether a graph is there is private, and so is whether a batch is empty.
     loader = {'relation': 'add_remove', 'sampling': 'poisson'}
     loader['sample_rate'] = 1e-9
+    monkeypatch.setattr(secrets, 'randbelow', lambda total: 0)
     training = Training('graphs', Pooled(), loader=loader, isolation=isolation)
     for _ in range(3):
         training.step()
-    wanted = {'followed': 'sampled (3 of 3)', 'construction': 'always'}
+    wanted = {'checked': 'sampled (3 of 3)', 'construction': 'always'}
     assert training.report.isolation == wanted[isolation]
 
 

@@ -167,52 +167,6 @@ def by_name(model, batch):
     return model(batch.x, batch.edge_index, batch.n_id)
 
 
-@pytest.mark.parametrize(
-    'how',
-    [
-        'buffer',
-        'attribute',
-        'frozen',
-        'trainable',
-        'place',
-        'memory',
-        'closure',
-    ],
-)
-def test_features_inside_of_the_model(private, how):
-    with pytest.raises(ValueError, match=r"'module' needs to .* nobody clips"):
-        private(net=Lookup(TABLE, how), forward=by_name)
-
-
-def test_features_by_places_in_another_length(private):
-    # One row more than there are nodes: no length gives it away.
-    table = torch.randn(41, 5)
-    for how in ('place', 'buffer'):
-        with pytest.raises(ValueError, match=r'position|names|places'):
-            private(net=Lookup(table, how), forward=by_name)
-
-
-def test_what_is_public_is_said(private):
-    net = Lookup(TABLE, 'buffer')
-    setup = private(net=net, forward=by_name, public=['table'])
-    assert net.table.equal(TABLE)
-    for batch in setup.loader:
-        out = by_name(setup.model, batch)[: batch.batch_size]
-        F.cross_entropy(out, batch.y[: batch.batch_size]).backward()
-        setup.optimizer.step()
-    said = ' '.join(setup.engine.report(1e-3).assumptions)
-    assert 'DECLARED PUBLIC: table' in said
-    # What is declared is blanked, not believed: another one is still found.
-    net.other = [TABLE.clone()]
-    with pytest.raises(ValueError, match=r"\['other.0'\] may be"):
-        private(net=net, forward=by_name, public=['table'])
-    for public, error in (('table', TypeError), (['tabel'], ValueError)):
-        with pytest.raises(error, match="'public'"):
-            private(
-                net=Lookup(TABLE, 'buffer'), forward=by_name, public=public
-            )
-
-
 def test_positions_inside_of_a_subgraph_may_count(private):
     class Ordered(nn.Module):
         def __init__(self):
@@ -246,23 +200,6 @@ def kept_beside(batch):
     return batch
 
 
-def by_labels(batch):
-    share = torch.bincount(batch.y, minlength=3)[batch.y]
-    batch.w = share / batch.num_nodes
-    return batch
-
-
-def looked_up(batch):
-    batch.x = TABLE[batch.n_id] + TABLE.mean(0)
-    return batch
-
-
-def edges_by_features(batch):
-    keep = batch.x[batch.edge_index[0], 0] > 0
-    batch.edge_index = batch.edge_index[:, keep]
-    return batch
-
-
 def by_the_largest(batch):
     batch.x = batch.x.clamp(max=float(batch.x.max()) / 2)
     return batch
@@ -274,9 +211,6 @@ def by_the_largest(batch):
         standardised,
         smoothed,
         kept_beside,
-        by_labels,
-        looked_up,
-        edges_by_features,
         by_the_largest,
     ],
 )

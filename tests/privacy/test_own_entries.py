@@ -1,7 +1,5 @@
 """What a stranger adds to private training, and what reports say of it."""
 
-import copy
-
 import pytest
 import torch
 
@@ -10,13 +8,12 @@ from pyg_trust.noise import source
 from pyg_trust.privacy import (
     Accountant,
     PLDAccountant,
-    SubgraphGradients,
     create_accountant,
     propose,
 )
 from pyg_trust.privacy.accounting import wor_epsilon
 from pyg_trust.privacy.planning import search_epsilon
-from pyg_trust.registries import ACCOUNTANTS, LAYER_RULES, NOISES
+from pyg_trust.registries import ACCOUNTANTS, NOISES
 from pyg_trust.report import TrustReport
 
 WHOSE = ', registered by the user, not checked by this package'
@@ -25,7 +22,7 @@ WHOSE = ', registered by the user, not checked by this package'
 @pytest.fixture(autouse=True)
 def nothing_is_left():
     yield
-    for registry in (ACCOUNTANTS, LAYER_RULES, NOISES):
+    for registry in (ACCOUNTANTS, NOISES):
         for own in [n for n in registry if registry.is_own(n)]:
             registry.remove(own)
 
@@ -201,55 +198,3 @@ def test_noise_goes_with_no_seed_and_gives_all_bytes(private):
         source(0, 'short')
     with pytest.raises(ValueError, match=r"'short'.*needs to return 8 bytes"):
         source(kind='short').uniform(1)
-
-
-# Layer rules #################################################################
-
-
-class Scaled(torch.nn.Module):
-    """A model with a norm that no rule of this package knows."""
-
-    def __init__(self):
-        super().__init__()
-        self.lin = torch.nn.Linear(5, 3)
-        self.norm = torch.nn.RMSNorm(5)
-
-    def forward(self, x, edge_index):
-        return self.lin(self.norm(x))
-
-
-def rms_norm(record, func, x, normalized_shape, weight=None, eps=None):
-    """The root mean square of a row, and a weight for each."""
-    rows, axis = record.rows_of(x)
-    out = func(x, normalized_shape, eps=eps)
-    out = out * record.expand(weight, x.shape, rows, axis - x.dim())
-    record.tracker.set(out, rows, axis)
-    return out
-
-
-def test_a_layer_rule_of_a_stranger_is_followed_and_named(private):
-    net = Scaled()
-    setup = private(net=copy.deepcopy(net), engine={'seed': 1})
-    setup.train()
-    LAYER_RULES.register('rms_norm')(rms_norm)
-    again = private(net=net, engine={'seed': 1})
-    again.train()
-    ways = [e.engine._training_step().gradients for e in (setup, again)]
-    assert [each.chosen for each in ways] == ['vjp', 'bookkeeping']
-    for one, other in zip(
-        setup.net.parameters(), again.net.parameters(), strict=True
-    ):
-        torch.testing.assert_close(one, other)
-    assert warns(again.engine.report(1e-3), 'rms_norm')
-    assert not warns(setup.engine.report(1e-3), 'rms_norm')
-
-
-def test_a_wrong_layer_rule_is_found_by_running_subgraphs_alone():
-    def wrong(*given, **named):
-        return 2 * rms_norm(*given, **named)
-
-    LAYER_RULES.register('rms_norm')(wrong)
-    x, owner = torch.randn(6, 5), torch.tensor([0, 0, 1, 1, 2, 2])
-    edge_index = torch.tensor([[0, 2, 4], [1, 3, 5]])
-    gradients = SubgraphGradients(Scaled())
-    assert gradients.check(owner, 3, x, edge_index) == 'vjp'

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pyg_trust.privacy import SubgraphGradients, clipping, noising, rowwise
+from pyg_trust.privacy import clipping, noising, rowwise
 from pyg_trust.privacy.bounds import exact_blocks, gram, products
 from pyg_trust.privacy.exact import clip
 
@@ -31,22 +31,20 @@ def with_torch(monkeypatch):
     monkeypatch.setattr(clipping, '_is_native', lambda rows: False)
 
 
-def step(model, x, owner, rowwise=False, pull=3.0, units=UNITS, of=None):
+def step(model, x, owner, exact=False, pull=3.0, units=UNITS):
     """The clipped sum, and the integers of the kernel for the same rows."""
-    gradients = SubgraphGradients(model, 'bookkeeping')
-    gradients.rowwise = rowwise
     kept = {}
     true = clipping.Book.sums
 
-    def keep(self, factors, norm, *rest):
-        kept['rows'], kept['factors'] = self, factors
-        return true(self, factors, norm, *rest)
+    def keep(self, factors, norm):
+        kept['rows'], kept['factors'] = self, factors * self.scale
+        return true(self, factors, norm)
 
     clipping.Book.sums = keep
     try:
-        with gradients.record(owner, units) as tape:
-            out = model(x)
-        found = tape.clipped_sum(out, torch.ones_like(out) * pull, C, of=of)
+        pulled = torch.ones(len(x), model.out_features).to(x) * pull
+        given = model, (x,), owner, pulled, C, units
+        found, _ = references.clipped(*given, exact=exact)
     finally:
         clipping.Book.sums = true
     wanted = 0
@@ -81,7 +79,7 @@ def agrees(**more):
 
 def test_the_fast_sum_is_that_of_whole_numbers(way):
     assert agrees()
-    assert agrees(rowwise=True)
+    assert agrees(exact=True)
 
 
 @pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
@@ -105,34 +103,30 @@ def test_sums_and_bounds_of_both_ways(dtype, shape, monkeypatch):
         change(monkeypatch)
         found, wanted = step(model, x, owner, **many)
         assert found.integers['weight'].tolist() == wanted.tolist()
-        one, _ = step(model, x, owner, of=4, **many)
         here = owner == 4
         alone, only = step(model, x[here], owner[here] * 0, pull=pull[here])
-        assert alone.factors[0] == one.factors[4]
-        assert (one.share.integers[0] == only.astype(np.int64)).all()
-        ways.append((found, one.share))
+        assert alone.factors[0] == found.factors[4]
+        assert alone.integers['weight'].tolist() == only.tolist()
+        ways.append(found)
         for unit in range(len(sizes)):
             here = owner == unit
             true = (pull[here].double().t() @ x[here].double()).norm()
-            share = step(model, x, owner, of=unit, **many)[0].share
-            assert not float(true) > share.n
+            if true.isfinite():
+                assert float(found.factors[unit] * true) <= C
         assert found.factors[[8, 9]].tolist() == [0, 0]
-    (left, one), (right, other) = ways
+    left, right = ways
     assert torch.allclose(left.factors, right.factors, rtol=1e-5, atol=0)
     assert torch.allclose(
         left.rounding, right.rounding, rtol=1e-5, atol=0, equal_nan=True
     )
-    for name in ('n', 'tau', 'kappa', 'weight'):
-        bound = pytest.approx(getattr(other, name), rel=1e-5)
-        assert getattr(one, name) == bound
 
 
 def planted(monkeypatch, change):
     true = clipping.Book._integers
 
     def wrong(self, *args):
-        for *where, value in true(self, *args):
-            yield *where, change(value)
+        for uses, value in true(self, *args):
+            yield uses, change(value)
 
     monkeypatch.setattr(clipping.Book, '_integers', wrong)
 
@@ -253,22 +247,21 @@ def test_units_of_any_size_add_alone_what_they_add_beside_others(way, dtype):
     model = nn.Sequential(nn.Linear(40, 33), nn.Tanh(), nn.Linear(33, 3))
     model = model.to(dtype)
 
-    def added(rows, owner, count, of):
-        gradients = SubgraphGradients(model, 'bookkeeping')
-        gradients.rowwise = True
-        with gradients.record(owner, count) as tape:
-            out = model(rows)
-        pull = torch.where(rows[:, :1] > 0, 1.0, -1.0).to(out).expand_as(out)
-        return tape.clipped_sum(out, pull.contiguous(), C, of=of).share
+    def added(rows, owner, count):
+        pull = torch.where(rows[:, :1] > 0, 1.0, -1.0).expand(-1, 3)
+        given = model, (rows,), owner, pull.to(dtype), C, count
+        return references.clipped(*given, exact=True)[0]
 
-    for unit in (0, 7, 8, 16, 23, 24, 33, 34, 36):
+    many = added(x, owner, len(sizes))
+    total = dict.fromkeys(many.integers, 0)
+    for unit in range(len(sizes)):
         here = owner == unit
-        many = added(x, owner, len(sizes), unit)
-        alone = added(x[here], owner[here] * 0, 1, 0)
-        assert (many.factor, many.n) == (alone.factor, alone.n)
-        assert (many.tau, many.kappa) == (alone.tau, alone.kappa)
-        for a, b in zip(many.integers, alone.integers, strict=True):
-            assert (a == b).all()
+        alone = added(x[here], owner[here] * 0, 1)
+        assert many.factors[unit] == alone.factors[0]
+        for name, value in alone.integers.items():
+            total[name] = total[name] + value
+    for name, value in many.integers.items():
+        assert torch.equal(value, total[name])
 
 
 class Maps(nn.Module):
@@ -296,33 +289,31 @@ def test_rows_that_add_nothing_are_left_out(way):
     torch.manual_seed(0)
     model = Maps()
 
-    def added(rows, pull, owner, count, of):
-        gradients = SubgraphGradients(model, 'bookkeeping')
-        gradients.rowwise = True
-        with gradients.record(owner, count) as tape:
-            out = model(rows)
-        return tape.clipped_sum(out, pull, C, of=of)
+    def added(rows, pull, owner, count):
+        given = model, (rows,), owner, pull, C, count
+        return references.clipped(*given, exact=True)[0]
 
-    found = added(x, pull, owner, len(sizes), 0)
+    found = added(x, pull, owner, len(sizes))
     params = list(model.parameters())
+    total = dict.fromkeys(found.integers, 0)
     for unit in range(len(sizes)):
         here = owner == unit
         loss = (model(x[here]) * pull[here]).sum()
         each = torch.autograd.grad(loss, params)
         norm = math.sqrt(sum(float(g.double().square().sum()) for g in each))
         assert float(found.norms[unit]) == pytest.approx(norm, rel=1e-5)
-        many = added(x, pull, owner, len(sizes), unit).share
-        alone = added(x[here], pull[here], owner[here] * 0, 1, 0).share
-        for name in ('factor', 'n', 'tau', 'kappa', 'weight'):
-            assert getattr(many, name) == getattr(alone, name)
-        for a, b in zip(many.integers, alone.integers, strict=True):
-            assert (a == b).all()
+        alone = added(x[here], pull[here], owner[here] * 0, 1)
+        assert found.factors[unit] == alone.factors[0]
+        for name, value in alone.integers.items():
+            total[name] = total[name] + value
+    for name, value in found.integers.items():
+        assert torch.equal(value, total[name])
     # One whose gradient would be zero times infinity counts as zero, and
     # others add what they did.
     row = int(((owner == 6) & (x[:, 0] > 0)).nonzero()[0])
     wild = x.clone()
     wild[row, 1] = math.inf
-    after = added(wild, pull, owner, len(sizes), 4)
+    after = added(wild, pull, owner, len(sizes))
     assert not after.norms[6].isfinite()
     assert after.factors[6] == 0
     others = torch.arange(len(sizes)) != 6

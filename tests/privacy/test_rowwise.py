@@ -13,12 +13,9 @@ from torch_geometric.nn import GCNConv, global_add_pool
 
 from pyg_trust import ops
 from pyg_trust.loader import GraphLoader
-from pyg_trust.privacy import rowwise
 from pyg_trust.privacy.bounds import between, gram, lengths, products
-from pyg_trust.privacy.layer_rules import LAYER_RULES
 from pyg_trust.privacy.norms import gradient_norms
 from pyg_trust.privacy.recorder import Recorder
-from pyg_trust.privacy.rows import RowTracker
 
 ROWS = 200
 WIDTHS = (1, 3, 7, 33)
@@ -92,7 +89,7 @@ FUNCTIONS = {
 
 def run(function, rows, upstream):
     x = rows.clone().requires_grad_()
-    record = Recorder({}, RowTracker(), rowwise=True)
+    record = Recorder({}, (), set(), exact=True)
     with record:
         out = function(x)
     (grad,) = torch.autograd.grad(out, x, upstream(out))
@@ -169,13 +166,13 @@ def test_blas_and_scalar_tails_would_be_found():
 def test_many_elements_on_threads_have_the_bits_of_few():
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(3 * 2**15 + 77, generator=generator)
-    with Recorder({}, RowTracker(), rowwise=True):
+    with Recorder({}, (), set(), exact=True):
         few = torch.cat([F.silu(part) for part in x.split(1000)])
     before = torch.get_num_threads()
     try:
         for threads in (1, 2, 3, 4):
             torch.set_num_threads(threads)
-            with Recorder({}, RowTracker(), rowwise=True):
+            with Recorder({}, (), set(), exact=True):
                 assert torch.equal(F.silu(x), few)
     finally:
         torch.set_num_threads(before)
@@ -188,23 +185,16 @@ def test_what_is_not_known_is_named():
         (lambda x: torch.add(x, x, alpha=0.3), 'add'),
         (lambda x: x.var(1), 'var'),
     ):
-        record = Recorder({}, RowTracker(), rowwise=True)
+        record = Recorder({}, (), set(), exact=True)
         with record:
             function(x)
         assert record.foreign == {name}
     # Of numbers that are no features, nothing has to be known.
-    record = Recorder({}, RowTracker(), rowwise=True)
+    record = Recorder({}, (), set(), exact=True)
     with record:
         torch.bincount(torch.arange(4))
         torch.einsum('i,i->i', torch.arange(3), torch.arange(3))
     assert record.foreign == set()
-
-
-def test_every_layer_rule_of_the_package_is_row_by_row():
-    known = rowwise.BIT_LOCAL
-    for name in LAYER_RULES:
-        base = name[:-1] if name[-1] == '_' != name[-2:-1] else name
-        assert LAYER_RULES.is_own(name) or base in known, name
 
 
 @pytest.mark.parametrize('dtype', [torch.float32, torch.float64])

@@ -122,13 +122,6 @@ def test_the_old_release_is_not_served_as_the_new_one() -> None:
         NodeClassifier(lam=0.1).load_state_dict({**state, 'weight': old})
 
 
-def test_a_shallow_copy_is_no_second_name_of_the_data() -> None:
-    model = NodeClassifier(lam=0.1).fit(network())
-    copy.copy(model).remove(GONE)
-    assert 3 in model.nodes.tolist()
-    assert model.verify().ok
-
-
 def test_a_link_to_a_file_does_not_save_the_old_state(tmp_path: Path) -> None:
     file, link = tmp_path / 'v1' / 'model.pt', tmp_path / 'current.pt'
     file.parent.mkdir()
@@ -164,19 +157,6 @@ def test_a_change_of_directory_does_not_save_the_old_state(
     assert os.listdir(tmp_path / 'elsewhere') == []
 
 
-def test_names_that_are_no_integers_are_not_read_as_such() -> None:
-    # list(mask) named nodes 0 and 1, whatever the mask.
-    mask = torch.tensor([False, False, True])
-    for nodes in (list(mask), list(torch.tensor([2.7]))):
-        with pytest.raises(TypeError, match='integers'):
-            RemovalRequest(nodes=nodes)
-        with pytest.raises(TypeError, match='integers'):
-            RemovalRequest(edges=[(nodes[0], nodes[0])])
-    assert RemovalRequest(nodes=list(torch.tensor([2]))).parts[0].nodes == (2,)
-    with pytest.raises(ValueError, match=r"'edges' .* below"):
-        RemovalRequest(edges=[(2**70, 1)])
-
-
 def test_a_directed_edge_can_be_removed_after_a_load() -> None:
     # What is left may go both ways everywhere, by chance.
     data = ring()
@@ -205,83 +185,7 @@ def test_the_only_edge_goes_without_the_label() -> None:
     assert left.edge_index.numel() == 0
 
 
-def test_who_edits_a_report_does_not_spoil_the_ledger(tmp_path: Path) -> None:
-    # The file was written, and could not be read again.
-    model = NodeClassifier(lam=0.1).fit(network())
-    report = model.remove(GONE)
-    report.request.clear()
-    model.save(tmp_path / 'model.pt')
-    again = NodeClassifier(lam=0.1)
-    again.load(tmp_path / 'model.pt')
-    assert again.ledger.entries[-1].request == {'nodes': [3]}
-
-
 # Removed, and still there ####################################################
-
-
-def reachable(found: Any, seen: dict[int, Any]) -> dict[int, Any]:
-    # All objects of a classifier, by way of attributes and containers.
-    if id(found) in seen or isinstance(found, type | str | int | float):
-        return seen
-    seen[id(found)] = found
-    parts: list[Any] = list(getattr(found, '__dict__', {}).values())
-    if isinstance(found, dict):
-        parts += found.values()
-    if isinstance(found, list | tuple):
-        parts += found
-    if callable(found):
-        parts += [c.cell_contents for c in found.__closure__ or ()]
-    for part in parts:
-        if not isinstance(found, Tensor):
-            reachable(part, seen)
-    return seen
-
-
-def integer_tensors(model: NodeClassifier) -> list[list[int]]:
-    # Without the ledger, which names what was removed.
-    data = model._fitted.data
-    return [
-        sorted(value.flatten().tolist())
-        for value in reachable(data, {}).values()
-        if isinstance(value, Tensor) and value.dtype == torch.int64
-    ]
-
-
-def test_no_list_of_the_neighbours_of_a_removed_node_is_left() -> None:
-    data = network()
-    row, col = data.edge_index
-    neighbours = sorted([3, *col[row == 3].tolist()])
-    model = NodeClassifier(lam=0.1).fit(data)
-    model.remove(GONE)
-    assert neighbours not in integer_tensors(model)
-
-
-@pytest.mark.parametrize('arguments', [{}, PUSH])
-def test_flushed_data_do_not_tell_removed_nodes_apart(
-    arguments: dict[str, Any],
-) -> None:
-    # Two nodes that differ in features, degree and neighbours.
-    other = network()
-    other.x[3] = torch.tensor([9.0, 1, 2, 3, 4])
-    keep = ~(other.edge_index == 3).any(0)
-    edge = torch.tensor([[3, 30], [30, 3]])
-    other.edge_index = torch.cat([other.edge_index[:, keep], edge], dim=1)
-    held = []
-    for data in (network(), other):
-        model = NodeClassifier(lam=0.1, **arguments).fit(data)
-        model.remove(GONE)
-        model.flush()
-        assert model.verify().ok
-        assert not model.verify().frozen_factor
-        tensors = [
-            value
-            for value in reachable(model._fitted.data, {}).values()
-            if isinstance(value, Tensor)
-        ]
-        held.append(tensors)
-    assert len(held[0]) == len(held[1]) > 10
-    for one, two in zip(*held, strict=True):
-        assert torch.equal(one, two)
 
 
 # Promised, and not so ########################################################
@@ -458,14 +362,6 @@ def test_threads_do_not_read_half_an_edit_of_features(
     features.remove_nodes(torch.tensor([3]))
     readers[0].join()
     assert 3 not in features.nodes.tolist()
-
-
-def test_a_copy_of_features_is_no_second_name_of_them() -> None:
-    graph = CSRGraph.from_data(ring())
-    features = PropagatedFeatures(graph, torch.eye(20), sgc(2))
-    before = features.rows()
-    copy.copy(features).remove_nodes(torch.tensor([3]))
-    assert torch.equal(features.rows(), before)
 
 
 def test_a_copy_does_not_take_back_what_the_original_does(

@@ -9,7 +9,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from tests.kernel.test_kernel_ulps import scores
+from test_kernel_ulps import scores
 
 from pyg_trust.verify import pagerank, proofs
 

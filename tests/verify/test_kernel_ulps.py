@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 from procedures import cycle
-from tests.kernel.test_kernel_collective import problem as attack_of
-from tests.kernel.test_kernel_collective import witness as duals
-from tests.kernel.test_kernel_pagerank import graphs_of
+from test_kernel_collective import problem as attack_of
+from test_kernel_collective import witness as duals
+from test_kernel_pagerank import graphs_of
 
 from pyg_trust.certificates import ThreatModel, certify
 from pyg_trust.certificates.collective_bounds import broken_bound

@@ -12,8 +12,8 @@ from itertools import pairwise
 
 import mpmath
 import pytest
-from tests.kernel.test_kernel_accounting import exact, number, true_delta
-from tests.kernel.test_kernel_groups import pair_of_coins
+from test_kernel_accounting import exact, number, true_delta
+from test_kernel_groups import pair_of_coins
 
 from pyg_trust.privacy.gaussian import gaussian_epsilon
 from pyg_trust.verify import accounting as kernel
