@@ -71,7 +71,7 @@ NO_LEDGER = (
 LEDGER = (
     'the ledger is the only account of this training: no copy of it was spent '
     'as well, and no older one was put back (ledger_head, noted elsewhere and '
-    'handed to the next engine, shows the latter)'
+    'passed to the next engine, shows the latter)'
 )
 TRAINING = (
     'the weights that training began with do not depend on private data',
@@ -350,7 +350,7 @@ class _Released(Private):
         return (
             'which calls had the same data is known: the first release of '
             'data costs, the next is free, and the number of releases '
-            f'({self.releases}) tells which were alike',
+            f'({self.releases}) shows which were alike',
             'this object made all releases of these data: without a ledger '
             'nothing else is counted'
             if self.ledger_head is None
@@ -373,7 +373,7 @@ class PrivateSums(_Released):
     relation = given('which data are neighbours', one_of(*_RECORDS))
     max_degree = given('edges of a node, at most', maybe(NATURAL))
     num_classes = given(
-        'count, of classes that messages tell', maybe(NATURAL), None
+        'count, of the classes of messages', maybe(NATURAL), None
     )
     sensitivity = derived(
         'how far sums of neighbouring data are apart',

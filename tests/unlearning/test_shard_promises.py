@@ -71,7 +71,6 @@ def requests(data, count, seed):
         yield request, data
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('name', KINDS)
 def test_random_removals_equal_a_fresh_start(name):
     data = graph()
