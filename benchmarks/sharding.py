@@ -85,7 +85,7 @@ REMOVALS = {
         '0.5 %, attentive': 0.72,
     },
 }
-AGGREGATORS = ('mean', 'majority', 'lbaggr', 'plain', 'attentive', 'logits')
+AGGREGATORS = ('mean', 'majority', 'lbaggr', 'attentive')
 
 
 def load(root: Path, name: str) -> Data:

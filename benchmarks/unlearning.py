@@ -81,7 +81,7 @@ def speed(name: str, graphs: list, inverse: bool) -> list[dict]:
             GraphScattering(**options), lam=lam, mode=mode, seed=0
         ).fit(train)
         released = ScatteringClassifier(
-            GraphScattering(**options), lam=lam, mode=mode
+            GraphScattering(**options), lam=lam
         ).fit(train)
         anew: list[float] = []
         step: list[float] = []

@@ -35,9 +35,9 @@ import torch
 from common import bandwidth, interleaved, power_law, result
 from torch_geometric.data import Data
 
-from pyg_trust import sampler as F
 from pyg_trust.graph import CSRGraph
 from pyg_trust.loader import DisjointWalkLoader, EgoLoader
+from pyg_trust.sampler import walks as F
 from pyg_trust.transforms import BoundedDegree
 
 CASES = [(1, 1), (2, 1), (1, 2), (2, 2), (5, 1)]

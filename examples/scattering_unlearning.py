@@ -14,7 +14,6 @@ paper's Figure 6): its true norm, the tight bound and that of Theorem 4.7.
 """
 
 import argparse
-import itertools
 import random
 import statistics
 import time
@@ -22,11 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch_geometric.datasets import TUDataset
 
 from pyg_trust.removal import RemovalRequest, remove_from_data
-from pyg_trust.transforms import GraphEmbedding, GraphScattering
+from pyg_trust.transforms import GFT, GraphScattering
 from pyg_trust.unlearning import GINClassifier
 from pyg_trust.unlearning.baselines import PublishedScatteringClassifier
 from pyg_trust.unlearning.heads import Objective, curvatures, hessian_solve
@@ -83,44 +81,6 @@ def one_node_of(graphs: list, share: float, seed: int) -> list:
         for i in chosen
         if graphs[i].num_nodes > 1
     ]
-
-
-class GFT(GraphEmbedding):
-    """The paper's graph Fourier embedding.
-
-    With bands the energy of each band of the Laplacian's spectrum; without,
-    the mean of the coefficients, which hangs on the signs of eigenvectors
-    (each sums to at least zero here), a flaw of this baseline.
-    """
-
-    def __init__(self, num_bands: int | None = None, max_degree: int = 0):
-        super().__init__(max_degree or None, False, 'z', False, None)
-        self.num_bands = num_bands
-
-    def _embed(self, graph, x, ptr, sparse, progress_bar) -> Tensor:
-        x = x.to_dense() if x.layout != torch.strided else x
-        row, col = graph.to_edge_index()[0]
-        ptr = [0, x.size(0)] if ptr is None else ptr.tolist()
-        rows = []
-        for start, end in itertools.pairwise(ptr):
-            inside = (row >= start) & (row < end)
-            adj = x.new_zeros((end - start, end - start))
-            adj[row[inside] - start, col[inside] - start] = 1
-            scale = adj.sum(1).pow(-0.5).nan_to_num(posinf=0)
-            walk = scale[:, None] * adj * scale
-            values, vectors = torch.linalg.eigh(torch.eye(len(adj)) - walk)
-            signal = vectors.t() @ x[start:end]
-            if self.num_bands is None:
-                sign = torch.where(vectors.sum(0) < 0, -1.0, 1.0).to(x.dtype)
-                rows.append(sign @ signal / len(adj))
-                continue
-            band = (values * self.num_bands / 2).long()
-            band = band.clamp(0, self.num_bands - 1)
-            energy = x.new_zeros((self.num_bands, x.size(1)))
-            energy.index_add_(0, band, signal.square() / len(adj))
-            rows.append(energy.view(-1))
-        z = torch.stack(rows)
-        return z.to_sparse_csr() if sparse else z
 
 
 def summary(values: list) -> str:

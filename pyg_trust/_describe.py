@@ -1,8 +1,10 @@
 """One-line texts of objects, made from the arguments of their constructor."""
 
 import inspect
+from hashlib import sha256
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -31,9 +33,11 @@ def described(made: Any, *first: str, **values: Any) -> str:
 
 
 def text(value: Any) -> str:
-    """Return the text of one argument; large tensors by their shape."""
+    """Return the text of one argument; large tensors by a digest."""
     if isinstance(value, Tensor) and value.numel() > 8:
-        return f'tensor({list(value.shape)}, {value.dtype})'
+        content = value.detach().cpu().contiguous().view(torch.uint8)
+        digest = sha256(content.numpy().tobytes()).hexdigest()[:12]
+        return f'tensor({list(value.shape)}, {value.dtype}, {digest})'
     if isinstance(value, Tensor):
         return f'tensor({value.tolist()})'
     if callable(value) and hasattr(value, '__qualname__'):

@@ -16,7 +16,14 @@ from pyg_trust._checks import (
     check_tensor,
 )
 from pyg_trust._checks.graphs import plain_index
-from pyg_trust.removal import MISSING, NotThere, Part, RemovalRequest
+from pyg_trust.removal import (
+    MISSING,
+    NotThere,
+    Part,
+    RemovalRequest,
+    integers,
+    pairs_of,
+)
 
 _NO_EDGES = torch.empty((2, 0), dtype=torch.int64)
 
@@ -104,8 +111,9 @@ class Update:
     Args:
         nodes (NewNodes or Tensor, optional): new nodes, or their features
             alone, ``[k, num_columns]``. (default: :obj:`None`)
-        edges (Tensor, optional): edges to add, int64, ``[2, k]``; in both
-            directions, if not :obj:`directed`. (default: :obj:`None`)
+        edges (Tensor or list, optional): edges to add, ``[2, k]``, or a list
+            of pairs; in both directions, if not :obj:`directed`.
+            (default: :obj:`None`)
         features (tuple[Tensor, Tensor], optional): distinct nodes, int64, and
             their new features. (default: :obj:`None`)
         labels (tuple[Tensor, Tensor], optional): nodes, int64, each once,
@@ -150,9 +158,9 @@ class Update:
         self,
         *,
         nodes: NewNodes | Tensor | None = None,
-        edges: Tensor | None = None,
-        features: tuple[Tensor, Tensor] | None = None,
-        labels: tuple[Tensor, Tensor] | None = None,
+        edges: Tensor | Sequence[tuple[int, int]] | None = None,
+        features: tuple[Tensor | Sequence[int], Tensor] | None = None,
+        labels: tuple[Tensor | Sequence[int], Tensor] | None = None,
         graphs: Sequence[Data] = (),
         graph: int = 0,
         remove: RemovalRequest | None = None,
@@ -169,6 +177,9 @@ class Update:
         if isinstance(nodes, Tensor):
             check_tensor('nodes', nodes, None, ('k', 'columns'), finite=True)
             nodes = NewNodes(nodes)
+        if isinstance(edges, list | tuple):
+            pairs_of('edges', edges)
+            edges = torch.tensor(edges, dtype=torch.int64).view(-1, 2).t()
         edges = _NO_EDGES if edges is None else plain_index('edges', edges)
         check_tensor('edges', edges, torch.int64, (2, 'k'))
         _named('edges', edges)
@@ -418,6 +429,10 @@ def _pair(name: str, pair: Any) -> tuple[Tensor, Tensor]:
             f"'{name}' needs a pair of nodes and their {name} (got "
             f'{len(pair)} entries)'
         )
+    if isinstance(pair[0], list | tuple):
+        integers(name, pair[0])
+        nodes = torch.tensor([int(v) for v in pair[0]], dtype=torch.int64)
+        pair = nodes, pair[1]
     _check_named(name, pair[0], 'k')
     return pair
 

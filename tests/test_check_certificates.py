@@ -456,9 +456,7 @@ def test_the_account_of_ego_graphs_is_not_called_proved(tmp_path):
     [
         ('poisson', ('pld_poisson', 'pld_group_wor')),
         pytest.param(
-            'without_replacement',
-            ('pld_wor', 'pld_group', 'pld_poisson'),
-            marks=pytest.mark.slow,
+            'without_replacement', ('pld_wor', 'pld_group', 'pld_poisson')
         ),
     ],
 )

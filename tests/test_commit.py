@@ -161,7 +161,6 @@ commit.save(path, state)
 """
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(os.name == 'nt', reason='needs signals')
 @pytest.mark.parametrize('when', ['locked', 'written', 'replaced'])
 def test_killed_inside_of_the_commit(when, tmp_path):

@@ -150,7 +150,6 @@ assert 'No check was recorded' not in page.partition('id="p3"')[2]
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('mine', [None, MINE], ids=['as it is', 'another'])
 def test_the_page_on_your_own_data_runs_on_it(mine, tmp_path):
     code = OWN.read_text()

@@ -217,7 +217,6 @@ print(json.dumps(ended))
 """
 
 
-@pytest.mark.slow
 @needs.fork
 def test_a_planted_fault_turns_its_test_red():
     done = warm.run('-c', CODE, json.dumps(FAULTS), cwd=Path(__file__).parent)

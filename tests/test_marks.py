@@ -142,6 +142,7 @@ SCALED = {
 AS_THEY_ARE = {
     'raw': lambda x: x,
     'words': lambda x: (x > 0.5).float(),
+    'pixels': lambda x: (8 + 4 * x).round().clamp(0, 16) / 16,
     'rows': lambda x: x.abs() / x.abs().sum(1, keepdim=True),
 }
 

@@ -13,7 +13,6 @@ import time
 
 import needs
 import numpy as np
-import pytest
 import torch
 from ranks import (
     MEASURE,
@@ -55,7 +54,6 @@ def killed(folder, work, number, source):
     return rank, children, end
 
 
-@pytest.mark.slow
 def test_columns_that_are_finished_stay(tmp_path, graph, monkeypatch):
     seed = 19
     source = random.Random(seed)
@@ -110,7 +108,6 @@ def test_columns_that_are_finished_stay(tmp_path, graph, monkeypatch):
     together(SIZE, tmp_path, last, 'last')
 
 
-@pytest.mark.slow
 def test_rows_with_halo_are_right_or_an_error(tmp_path, graph):
     seed = 20
     source = random.Random(seed)

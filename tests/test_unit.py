@@ -238,7 +238,6 @@ PATHS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('name', PATHS)
 def test_an_own_path_reads_nothing_of_others(name: str) -> None:
     """All that each person owns is changed: own rows of others stay equal."""

@@ -326,3 +326,16 @@ def test_features_take_no_labels_graphs_or_names_in_between():
         with pytest.raises(ValueError, match=message):
             features.update(update)
     assert features.update(Update(nodes=NewNodes(ROW, n_id=y + 6))) == 1
+
+
+def test_lists_are_taken_where_tensors_are():
+    x, y = torch.rand(2, 3), torch.tensor([0, 1])
+    made = Update(
+        edges=[(3, 7), (5, 4)], features=([1, 2], x), labels=([9, 8], y)
+    )
+    assert made.edges.tolist() == [[3, 5], [7, 4]]
+    assert made.features[0].tolist() == [1, 2]
+    assert made.labels[0].tolist() == [9, 8]
+    for wrong in ([(3, 0.5)], [3, 7], [(1, 2, 3)]):
+        with pytest.raises((TypeError, ValueError), match="'edges'"):
+            Update(edges=wrong)

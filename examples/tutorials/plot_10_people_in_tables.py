@@ -65,17 +65,17 @@ data[HAS].edge_index = torch.stack([each, orders[:, 1].long()])
 # %%
 # Whose is it?
 # ------------
-# Every table is declared once; nothing is public by default. What others left
-# in a column is refused, if it is one of the usual ways.
+# Every table is declared once; nothing is public by default. A column has to
+# be computed from what its owner owns and from public tables: that is
+# declared, too. A foreign key that names no row is refused.
 from pyg_trust.unit import PrivacyUnit
 
 declared = {'person': 'person', 'owned': {'order': BY}, 'public': ('item',)}
 unit = PrivacyUnit(data, **declared)
-counted = data.clone()
-sold = data[HAS].edge_index[1].bincount(minlength=ITEMS)
-counted['item'].x = torch.cat([items, sold[:, None]], 1)
+wrong = data.clone()
+wrong[HAS].edge_index[1, 0] = ITEMS
 try:
-    PrivacyUnit(counted, **declared)
+    PrivacyUnit(wrong, **declared)
 except ValueError as error:
     print(error)
 

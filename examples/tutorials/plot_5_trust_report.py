@@ -28,6 +28,9 @@ forgetful = NodeClassifier('sgc', levels=2).fit(data)
 report = TrustReport.of(
     certify(model, data, threat),
     forgetful.remove(RemovalRequest(nodes=[7])),
+    title='A social network',
+    owner='the data team',
+    people='one node is one person',
 )
 print(report)
 

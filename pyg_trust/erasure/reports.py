@@ -92,6 +92,14 @@ class DeskStatus(Report):
     completed: int
     cancelled: int
 
+    def __repr__(self) -> str:
+        """Return all numbers in one line; ``print(status)`` lists the ids."""
+        parts = [
+            f'{name}={len(value) if isinstance(value, tuple) else value!r}'
+            for name, value in vars(self).items()
+        ]
+        return f'{type(self).__name__}({", ".join(parts)})'
+
 
 @dataclass(frozen=True)
 class ErasureReport(Report):

@@ -229,6 +229,8 @@ def _plain(value: Any, tensors: _Parts) -> Any:
         return tensors.take(value)
     if isinstance(value, list | tuple):
         kind = 'list' if isinstance(value, list) else 'tuple'
+        if {*map(type, value)} <= {int, float, str}:
+            return {kind: value}
         return {kind: [_plain(each, tensors) for each in value]}
     if isinstance(value, dict) and {*map(type, value)} <= {int, str}:
         items = ([k, _plain(v, tensors)] for k, v in value.items())
@@ -253,9 +255,12 @@ def _read(node: Any, held: Any, size: int) -> Any:
     if 'dict' in node:
         return {k: _read(v, held, size) for k, v in node['dict']}
     if 'list' in node:
-        return [_read(each, held, size) for each in node['list']]
+        return [
+            _read(each, held, size) if isinstance(each, dict) else each
+            for each in node['list']
+        ]
     if 'tuple' in node:
-        return tuple(_read(each, held, size) for each in node['tuple'])
+        return tuple(_read({'list': node['tuple']}, held, size))
     if held is None:
         return node
     if 'csr' in node:

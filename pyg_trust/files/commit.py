@@ -34,6 +34,7 @@ import contextlib
 import copy
 import functools
 import os
+import re
 import secrets
 import threading
 from collections.abc import Callable, Iterator
@@ -44,6 +45,7 @@ from pyg_trust import files
 from pyg_trust._checks import check_callable, check_instance
 
 _BYTES = 16
+_NAME = re.compile(f'[0-9a-f]{{{2 * _BYTES}}}')
 
 P = ParamSpec('P')
 T = TypeVar('T')
@@ -77,7 +79,7 @@ class Lineage:
         check_instance('names', names, tuple)
         for name in names:
             check_instance('names', name, str)
-            if len(name) != 2 * _BYTES or set(name) - set('0123456789abcdef'):
+            if not _NAME.fullmatch(name):
                 raise ValueError(
                     f"'names' needs to hold {2 * _BYTES} hexadecimal digits "
                     f'each (got {name!r})'

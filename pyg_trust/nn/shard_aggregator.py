@@ -9,7 +9,7 @@ labels: compare it with a plain model that is trained on them alone.
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +19,6 @@ from pyg_trust import rng
 from pyg_trust._checks import (
     Count,
     NotNegative,
-    OneOf,
     Positive,
     check_distinct,
     check_integer,
@@ -37,7 +36,6 @@ from pyg_trust.unlearning.partition import check_edges
 AGGREGATORS: Registry[Callable[..., 'ShardAggregator']] = Registry(
     'aggregator'
 )
-FUSIONS = ('plain', 'align', 'logits')
 # Random streams: initial weights, the order of the nodes, the draws of a step.
 _INIT, _ORDER, _STEP = 0, 1, 2
 
@@ -241,17 +239,9 @@ class AttentiveAggregator(ShardAggregator):
 
     With :math:`h^i_u = W_i e^i_u + b_i` and the weights :math:`a_{ui} =
     \mathrm{softmax}_i(w^\top \mathrm{ReLU}(h^i_u))`, the fused embedding
-    (Zhang et al. 2024) is one of
-
-    .. math::
-        \bar{e}_u = \sum_i a_{ui} e^i_u \;\text{(plain)}, \quad
-        \bar{e}_u = \sum_i a_{ui} h^i_u \;\text{(align)}, \quad
-        \bar{e}_u = \sum_i a_{ui} e^i_u \;\text{(logits)}.
-
-    Equation 8 is :obj:`'plain'`, followed by a linear head, as the paper does
-    not say how embeddings become classes; it makes no use of the projection
-    that it announces, which :obj:`'align'` does. :obj:`'logits'` takes the
-    fused logits as they are. The loss is
+    (Zhang et al. 2024) is :math:`\bar{e}_u = \sum_i a_{ui} h^i_u`, followed by
+    a linear head. (Their equation 8 sums the outputs :math:`e^i_u` themselves,
+    and makes no use of the projection that it announces.) The loss is
 
     .. math::
         L = \mathrm{CE} + \lambda_c L_{\text{contra}} + \lambda_r
@@ -266,8 +256,6 @@ class AttentiveAggregator(ShardAggregator):
     node that is no neighbour.
 
     Args:
-        fusion (str): :obj:`'plain'`, :obj:`'align'` or :obj:`'logits'`.
-            (default: :obj:`'align'`)
         contra_weight (float): :math:`\lambda_c`. (default: :obj:`0`)
         recon_weight (float): :math:`\lambda_r`; if it is positive, ``fit``
             needs the graph and the shards. (default: :obj:`0`)
@@ -283,7 +271,6 @@ class AttentiveAggregator(ShardAggregator):
 
     def __init__(
         self,
-        fusion: Annotated[str, OneOf(FUSIONS)] = 'align',
         *,
         contra_weight: NotNegative = 0.0,
         recon_weight: NotNegative = 0.0,
@@ -295,7 +282,6 @@ class AttentiveAggregator(ShardAggregator):
         weight_decay: NotNegative = 1e-5,
     ) -> None:
         super().__init__()
-        self.fusion = fusion
         self.contra_weight = contra_weight
         self.recon_weight = recon_weight
         self.temperature = temperature
@@ -318,16 +304,12 @@ class AttentiveAggregator(ShardAggregator):
         self.weight = uniform(channels, shards, channels, hidden)
         self.bias = uniform(channels, shards, hidden)
         self.vector = uniform(hidden, hidden)
-        width = hidden if self.fusion == 'align' else channels
-        if self.fusion != 'logits':
-            self.head = torch.nn.Linear(width, classes)
+        self.head = torch.nn.Linear(hidden, classes)
 
     def _learn(
         self, examples: Examples, seed: int, progress_bar: bool | None
     ) -> None:
         outputs, y, index = examples.outputs, examples.y, examples.index
-        if self.fusion == 'logits':
-            _check_logits(self, examples)
         pairs = None
         if self.recon_weight > 0:
             if examples.edge_index is None or examples.shard is None:
@@ -373,7 +355,7 @@ class AttentiveAggregator(ShardAggregator):
         score, hidden = aggregate.attention(
             outputs, self.weight, self.bias, self.vector
         )
-        return hidden if self.fusion == 'align' else outputs, score
+        return hidden, score
 
     def _contrast(
         self,
@@ -418,9 +400,11 @@ class AttentiveAggregator(ShardAggregator):
         Args:
             fused (Tensor): the result of :meth:`fused`.
         """
-        width = 'channels' if self.head is None else self.head.in_features
+        if self.head is None:
+            raise ValueError('the aggregator needs to be fitted first')
+        width = self.head.in_features
         check_tensor('fused', fused, None, ('num_nodes', width))
-        return fused if self.head is None else self.head(fused)
+        return self.head(fused)
 
     def forward(self, outputs: Tensor) -> Tensor:
         """Return probabilities of classes: ``[num_nodes, num_classes]``."""
@@ -490,22 +474,10 @@ class _CutEdges:
         return (self.edges[at] == key) | (nodes == others)
 
 
-@AGGREGATORS.builtin('plain')
-def _plain(**kwargs: Any) -> ShardAggregator:
-    """Attentive fusion by equation 8."""
-    return AttentiveAggregator(**{'fusion': 'plain', **kwargs})
-
-
 @AGGREGATORS.builtin('attentive')
 def _attentive(**kwargs: Any) -> ShardAggregator:
     """Attentive fusion with alignment."""
-    return AttentiveAggregator(**{'fusion': 'align', **kwargs})
-
-
-@AGGREGATORS.builtin('logits')
-def _logits(**kwargs: Any) -> ShardAggregator:
-    """Attentive fusion of logits."""
-    return AttentiveAggregator(**{'fusion': 'logits', **kwargs})
+    return AttentiveAggregator(**kwargs)
 
 
 @AGGREGATORS.builtin('contrastive')
@@ -526,9 +498,7 @@ def make_aggregator(
     ``'mean'``         :class:`MeanAggregator`
     ``'majority'``     :class:`MajorityAggregator`
     ``'lbaggr'``       :class:`LBAggregator`
-    ``'plain'``        :class:`AttentiveAggregator` by equation 8
     ``'attentive'``    :class:`AttentiveAggregator` with alignment
-    ``'logits'``       :class:`AttentiveAggregator` on logits
     ``'contrastive'``  ``'attentive'`` with both losses at weight 1e-4
     ================== ====================================================
 

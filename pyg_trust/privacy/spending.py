@@ -255,6 +255,7 @@ class Spending(Single):
         epsilon, delta = self._target
         rate = self._rate(loader, self.steps)
         if epsilon is not None and self._left(rate, multiplier) < 1:
+            assert delta is not None
             self._limit = None
             steps, spent = self.steps, self.get_epsilon(delta)
             self.close()

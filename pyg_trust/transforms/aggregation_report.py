@@ -329,7 +329,7 @@ class AggregationReport(ReleaseReport):
         lines.append(
             'which calls had the same data is known: the first release of '
             'data costs, the next is free, and the number of releases '
-            f'({self.releases}) tells which were alike'
+            f'({self.releases}) shows which were alike'
         )
         lines.append(SEEDED if self.seeded else EXACT_NOISE)
         lines.append(

@@ -71,7 +71,7 @@ NO_LEDGER = (
 LEDGER = (
     'the ledger is the only account of this training: no copy of it was spent '
     'as well, and no older one was put back (ledger_head, noted elsewhere and '
-    'handed to the next engine, shows the latter)'
+    'passed to the next engine, shows the latter)'
 )
 TRAINING = (
     'the weights that training began with do not depend on private data',
@@ -129,8 +129,7 @@ class Private(Claim):
     seeded = given('whether anything secret comes from a seed', FLAG)
     ledger_head = given('SHA-256 of the ledger', maybe(TEXT), None)
 
-    def budgets(self) -> dict[str, dict[str, float]]:
-        """Return what was spent, and of which budget."""
+    def _budgets(self) -> dict[str, Any]:
         goal = math.inf if self.target_epsilon is None else self.target_epsilon
         return {
             'spent': {'epsilon': self.epsilon},
@@ -207,8 +206,7 @@ class PrivateTraining(Private):
         [],
     )
 
-    def wrong(self) -> Iterator[str]:
-        """Describe given fields that contradict each other."""
+    def _wrong(self) -> Iterator[str]:
         if self.mechanism not in MECHANISMS:
             yield f'mechanism: {self.mechanism!r} is none of {[*MECHANISMS]}'
             return
@@ -260,8 +258,7 @@ class PrivateTraining(Private):
         if self.history != sorted(self.history):
             yield 'history: what is spent never becomes less'
 
-    def says(self) -> Words:
-        """Make the sentences."""
+    def _says(self) -> Words:
         exact = self.arithmetic == 'exact' and self.checked
         alone = [RUN_ALONE + self.checked] if self.checked else []
         public: tuple[str, ...] = (
@@ -286,7 +283,7 @@ class PrivateTraining(Private):
                 *alone,
             ),
             public,
-            **self.budgets(),
+            **self._budgets(),
             history={'epsilon': list(self.history)},
         )
 
@@ -304,15 +301,14 @@ class Search(Private):
     batch_size = given('units of a step', maybe(NATURAL), None)
     units_per_row = given('count, of units that have a row', NATURAL, 1)
 
-    def says(self) -> Words:
-        """Make the sentences."""
+    def _says(self) -> Words:
         return Words(
             'the weights, settings and score of the best run are '
             f'{pair(self.epsilon, self.delta)}-differentially private in any '
             f'one {protected_unit(self.relation)}',
             (),
             ('all other runs, how many there were, and the time',),
-            **self.budgets(),
+            **self._budgets(),
         )
 
 
@@ -341,6 +337,7 @@ def unit_of_sums(
 
 
 class _Released(Private):
+    relation = given('which data are neighbours', TEXT)
     directed = given('whether edges are arcs', FLAG)
     form = given('withdraw, replace or either', _FORMS)
     releases = given('lines of the account', NATURAL)
@@ -349,12 +346,11 @@ class _Released(Private):
     grid_exponent = given('the grid of the noise', one_of(-SHIFT))
     table = given('SHA-256 of the table that draws noise', one_of(DIGEST))
 
-    def once(self) -> tuple[str, str]:
-        """State what the number of releases rests on."""
+    def _once(self) -> tuple[str, str]:
         return (
             'which calls had the same data is known: the first release of '
             'data costs, the next is free, and the number of releases '
-            f'({self.releases}) tells which were alike',
+            f'({self.releases}) shows which were alike',
             'this object made all releases of these data: without a ledger '
             'nothing else is counted'
             if self.ledger_head is None
@@ -362,8 +358,7 @@ class _Released(Private):
             'was spent as well, and no older one was put back',
         )
 
-    def wrong(self) -> Iterator[str]:
-        """Describe given fields that contradict each other."""
+    def _wrong(self) -> Iterator[str]:
         known = ('withdraw', 'replace')
         if self.form not in (
             ('either',) if self.relation == 'edge' else known
@@ -378,7 +373,7 @@ class PrivateSums(_Released):
     relation = given('which data are neighbours', one_of(*_RECORDS))
     max_degree = given('edges of a node, at most', maybe(NATURAL))
     num_classes = given(
-        'count, of classes that messages tell', maybe(NATURAL), None
+        'count, of the classes of messages', maybe(NATURAL), None
     )
     sensitivity = derived(
         'how far sums of neighbouring data are apart',
@@ -414,9 +409,8 @@ class PrivateSums(_Released):
     raw_columns = given('whether the first columns are raw rows', FLAG)
     predictions = given('whether weights and predictions are released', FLAG)
 
-    def wrong(self) -> Iterator[str]:
-        """Describe given fields that contradict each other."""
-        yield from super().wrong()
+    def _wrong(self) -> Iterator[str]:
+        yield from super()._wrong()
         if self.relation in ('edge', 'feature', 'user') and self.max_degree:
             yield f'max_degree: none is of {self.relation!r}'
         if self.num_classes is not None and not self.predictions:
@@ -473,8 +467,7 @@ class PrivateSums(_Released):
             if self.mu_edge < least * (1 - 1e-9):
                 yield f'mu_edge: it is at least {least:.6g}'
 
-    def says(self) -> Words:
-        """Make the sentences."""
+    def _says(self) -> Words:
         hops = _SUMS.get(
             self.relation, f'{self.hops} hop{"s" * (self.hops > 1)}'
         )
@@ -494,9 +487,9 @@ class PrivateSums(_Released):
         return Words(
             f'{what} are {pair(self.epsilon, self.delta)}-differentially '
             f'private in one {unit}',
-            self.once(),
+            self._once(),
             tuple(public),
-            **self.budgets(),
+            **self._budgets(),
         )
 
 
@@ -517,9 +510,8 @@ class PrivateLinks(_Released):
     )
     mu = derived('the same, of everything', lambda c: math.hypot(*c.mu_parts))
 
-    def wrong(self) -> Iterator[str]:
-        """Describe given fields that contradict each other."""
-        yield from super().wrong()
+    def _wrong(self) -> Iterator[str]:
+        yield from super()._wrong()
         nodes = self.relation == 'node'
         if nodes != (self.count_std is None):
             yield 'count_std: the number of edges is released of edges alone'
@@ -529,8 +521,7 @@ class PrivateLinks(_Released):
         ):
             yield f'releases: {self.releases}, of which {own} are its own'
 
-    def says(self) -> Words:
-        """Make the sentences."""
+    def _says(self) -> Words:
         edge = self.relation == 'edge'
         counted = 'a noisy number of edges, ' * edge
         whose = ' for others' * (not edge)
@@ -543,9 +534,9 @@ class PrivateLinks(_Released):
             f'score of every pair{whose}, together, are '
             f'{pair(self.epsilon, self.delta)}-differentially private in one '
             f'{unit}{role}',
-            self.once(),
+            self._once(),
             (f'all arguments, ids, number of nodes{known}',),
-            **self.budgets(),
+            **self._budgets(),
         )
 
 

@@ -98,29 +98,25 @@ class _Certified(_Removal):
     #: The unit of bound and budget.
     what = 'gradient residual'
 
-    def paid(self) -> list[float]:
-        """Return what every release spent, in the unit of the budget."""
+    def _paid(self) -> list[float]:
         return list(self.history)
 
-    def measurable(self) -> float:
-        """Return the largest residual that the bound allows."""
+    def _measurable(self) -> float:
         raise NotImplementedError
 
-    def wrong(self) -> Iterator[str]:
-        """Describe given fields that contradict each other."""
+    def _wrong(self) -> Iterator[str]:
         if self.noise != 'output':
             return
         if not self.release_std > 0:
             yield 'release_std: without noise nothing is hidden'
             return
-        most = self.measurable()
+        most = self._measurable()
         if self.residual > most * (1 + 1e-9):
             yield f'residual: {self.residual:.6g} is more than {most:.6g}'
-        if self.paid()[-1] * (1 + 1e-9) < self.bound:
+        if self._paid()[-1] * (1 + 1e-9) < self.bound:
             yield 'history: its last release is less than the bound'
 
-    def released(self, releases: str) -> Words:
-        """Make the sentences of a release with noise."""
+    def _released(self, releases: str) -> Words:
         why, more = OBJECTIVE, 'if Theorem 3 of Guo et al. holds here, which '
         more += 'it does not in general'
         if self.noise == 'output':
@@ -134,7 +130,7 @@ class _Certified(_Removal):
             AFTERWARDS,
             {self.what: self.bound},
             {self.what: self.budget},
-            {self.what: [*self.paid()[:-1], self.bound]},
+            {self.what: [*self._paid()[:-1], self.bound]},
         )
 
 
@@ -152,17 +148,14 @@ class NodeRemoval(_Certified):
         maybe(AMOUNT),
     )
 
-    def paid(self) -> list[float]:
-        """Return what every release spent: shares of the budget."""
+    def _paid(self) -> list[float]:
         return [share * self.budget for share in self.history]
 
-    def measurable(self) -> float:
-        """Return the largest residual that the bound allows."""
+    def _measurable(self) -> float:
         return float(self.bound)
 
-    def says(self) -> Words:
-        """Make the sentences."""
-        made = self.released('releases')
+    def _says(self) -> Words:
+        made = self._released('releases')
         copies = 'copies of what was removed in other nodes'
         return replace(made, not_covered=(*made.not_covered, copies))
 
@@ -193,14 +186,12 @@ class GraphRemoval(_Certified):
         output = self.noise == 'output'
         return 'shift over noise' if output else 'gradient residual'
 
-    def measurable(self) -> float:
-        """Return the largest residual that the bound allows."""
+    def _measurable(self) -> float:
         scale = self.release_std * self.lam * self.num_graphs
         return float(self.bound * scale)
 
-    def says(self) -> Words:
-        """Make the sentences."""
-        return self.released(f'{self.releases} releases')
+    def _says(self) -> Words:
+        return self._released(f'{self.releases} releases')
 
 
 #: The classifiers whose rows are nodes, or pairs of these.
@@ -225,8 +216,7 @@ class ShardRemoval(_Removal):
     exactness = given('what exact means for this partition', TEXT)
     keeps_history = given('whether files of earlier states are kept', FLAG)
 
-    def says(self) -> Words:
-        """Make the sentences."""
+    def _says(self) -> Words:
         return Words(
             f'{self.secrets}; '
             * (self.secrets != FROM_SYSTEM)
@@ -263,8 +253,7 @@ class CountRemoval(_Removal):
     )
     residual_bound = given('by which it is bounded', maybe(AMOUNT), None)
 
-    def wrong(self) -> Iterator[str]:
-        """Describe given fields that contradict each other."""
+    def _wrong(self) -> Iterator[str]:
         far, rest = self.column_distance, self.residual_bound
         if far is None and rest is not None:
             yield 'residual_bound: counts have none'
@@ -272,8 +261,7 @@ class CountRemoval(_Removal):
         elif far is not None and (rest or 0) > far:
             yield f'column_distance: {far:.6g} is stated, of {rest:.6g}'
 
-    def says(self) -> Words:
-        """Make the sentences."""
+    def _says(self) -> Words:
         made = 'counts', 'have the bits of counting anew'
         if self.column_distance == 0:
             made = 'closed-form weights', 'have the bits of a fit on them'
@@ -314,16 +302,14 @@ class CoveredRemoval(_Removal):
     directed = given('whether edges are arcs', FLAG)
     max_degree = given('edges of a node, at most', maybe(NATURAL), None)
 
-    def wrong(self) -> Iterator[str]:
-        """Describe given fields that contradict each other."""
+    def _wrong(self) -> Iterator[str]:
         if not alike([self.history[0], self.history[-1]], [0.0, self.mu]):
             yield 'history: it goes from nothing to mu'
         more = (Fraction(self.budget) * (1 + Fraction(1, 2**20))) ** 2
         if judge_mu(more, self.target_epsilon, self.delta) == HOLDS:
             yield 'budget: target_epsilon allows more'
 
-    def says(self) -> Words:
-        """Make the sentences."""
+    def _says(self) -> Words:
         return Words(
             f'what was released under {self.relation!r} is '
             f'{pair(self.epsilon, self.delta)}-indistinguishable from the '

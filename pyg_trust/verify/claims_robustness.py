@@ -86,8 +86,7 @@ class ExactCertificate(_Robust):
     tolerance = given('a margin that is not above it counts as none')
     witness_digest = _WITNESS
 
-    def says(self) -> Words:
-        """Make the sentences."""
+    def _says(self) -> Words:
         within = 'the local budgets'
         if self.global_budget is not None:
             kind = 'undirected' if self.undirected else 'directed'
@@ -151,8 +150,7 @@ class SmoothedCertificate(_Robust):
     seeded = given('whether the copies come from a seed', FLAG)
     seed = given('of the copies, if it is known', maybe(COUNT), None)
 
-    def says(self) -> Words:
-        """Make the sentences."""
+    def _says(self) -> Words:
         names = {**_NAMES, 'edges': 'undirected ' * self.undirected + 'edges'}
         parts = []
         for name, count in self.certified.items():
@@ -225,16 +223,14 @@ class CollectiveCertificate(_Robust):
     seeded = given('whether the copies come from a seed', FLAG)
     witness_digest = _WITNESS
 
-    def wrong(self) -> Iterator[str]:
-        """Describe given fields that contradict each other."""
+    def _wrong(self) -> Iterator[str]:
         if not self.guaranteed <= self.counted <= self.num_targets:
             yield (
                 f'counted: {self.guaranteed} of {self.counted} of '
                 f'{self.num_targets} are stated'
             )
 
-    def says(self) -> Words:
-        """Make the sentences."""
+    def _says(self) -> Words:
         most = ''
         if self.attackers is not None:
             most = f' of at most {self.attackers} nodes'
@@ -290,12 +286,10 @@ class RankCertificate(_Robust):
     tolerance = given('scores that are closer count as equal')
     witness_digest = _WITNESS
 
-    def wrong(self) -> Iterator[str]:
-        """Describe given fields that contradict each other."""
+    def _wrong(self) -> Iterator[str]:
         yield from _ranks.contradictions(self.to_dict())
 
-    def says(self) -> Words:
-        """Make the sentences."""
+    def _says(self) -> Words:
         near = outwards(self.tolerance, up=False)
         return Words(
             f'{self.num_kept} items in the lists of {self.num_users} users, '
@@ -356,8 +350,7 @@ class VoteCertificate(_Robust):
     seed = given('of the division', COUNT)
     persons = given('the declared owners of rows', OBJECT, {})
 
-    def says(self) -> Words:
-        """Make the sentences."""
+    def _says(self) -> Words:
         counts = [f'{count} at {k}' for k, count in self.certified.items()]
         persons = self.by == 'owners' and self.persons
         return Words(
@@ -399,8 +392,7 @@ class PoisonCertificate(_Robust):
         'count, of targets that stay, by changed shards', _BY_NUMBER
     )
 
-    def says(self) -> Words:
-        """Make the sentences."""
+    def _says(self) -> Words:
         counts = [f'{count} if {k} do' for k, count in self.certified.items()]
         isolated = self.inference == 'isolated'
         when = 'in training and at inference' if isolated else 'in training'
@@ -450,8 +442,7 @@ class Propagation(Claim):
     seed = given('of what is sampled', maybe(COUNT), None)
     data_fields = _FIELDS
 
-    def wrong(self) -> Iterator[str]:
-        """Describe given fields that contradict each other."""
+    def _wrong(self) -> Iterator[str]:
         bound, most = self.level_bound, self.level_tol
         if (bound is None) != (most is None or bool(self.eps)):
             yield 'level_bound: it is there if levels are cut'
@@ -460,8 +451,7 @@ class Propagation(Claim):
         if (self.standard_deviation is None) != (self.eps == 0):
             yield 'standard_deviation: it is there if values are estimated'
 
-    def says(self) -> Words:
-        """Make the sentences."""
+    def _says(self) -> Words:
         promise = (
             f'{self.written!r} holds {self.read!r} propagated by '
             f'{self.measure!r} in {self.levels} steps (a={self.a:g}, '
@@ -514,8 +504,7 @@ class Audit(Claim):
     level = given('confidence of intervals and verdicts', SHARE)
     left_out = given('tests that were not run, and why', several(TEXT))
 
-    def says(self) -> Words:
-        """Make the sentences."""
+    def _says(self) -> Words:
         parts = []
         for verdict, what in _FOUND.items():
             tests = self.verdicts[verdict]

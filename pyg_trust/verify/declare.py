@@ -205,7 +205,7 @@ class Claim:
     """Base of all claims.
 
     A subclass declares its ``procedure``, its ``kind``, its fields and
-    :meth:`says`.
+    ``_says``.
 
     Args:
         values (dict): the fields by name, as plain data. Values of derived
@@ -254,12 +254,12 @@ class Claim:
             if each.made is not None:
                 setattr(self, name, finite(each.made(self)))
 
-    def says(self) -> Words:
-        """Make the sentences of this kind of claim."""
+    def _says(self) -> Words:
+        # The sentences of this kind of claim.
         raise NotImplementedError
 
-    def wrong(self) -> Iterator[str]:
-        """Describe given fields that contradict each other."""
+    def _wrong(self) -> Iterator[str]:
+        # Given fields that contradict each other.
         yield from ()
 
     def contradictions(self, values: Mapping[str, Any]) -> Iterator[str]:
@@ -287,7 +287,7 @@ class Claim:
                     f'{_short(made)} follows from the other fields'
                 )
         if not self.vouched:
-            yield from self.wrong()
+            yield from self._wrong()
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields, as a report in JSON has them."""
@@ -295,7 +295,7 @@ class Claim:
 
     def words(self) -> Words:
         """Make the sentences, with those that every kind of claim has."""
-        made = self.says()
+        made = self._says()
         assumed, promise = [*made.assumptions, *self.notes], made.promise
         if self.vouched and self.kind == 'privacy':
             promise += f', as says {self.vouched}'

@@ -137,7 +137,6 @@ def test_parts_of_a_graph_take_series_that_end_in_nothing():
         assert (z - exact).norm() < 1e-5 * exact.norm()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('alpha', [0.1, 0.01, 0.001])
 @pytest.mark.parametrize('sign', [1.0, -1.0])
 def test_half_of_fewer_levels_rounds_no_more_than_the_bound(alpha, sign):

@@ -181,7 +181,6 @@ def test_nobody_has_empty_rows_and_edges() -> None:
     assert found.edge_index.keys() == set(data.edge_types)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('block', range(20))
 def test_one_person_changes_the_claim_that_has_it(
     block: int, shared: Path

@@ -216,7 +216,6 @@ def test_mixed_levels_are_unbiased_within_the_variance_bound(monkeypatch):
     check_runs(runs, operator @ x, bound, events)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('name', NAMES)
 def test_queries_are_unbiased_within_the_variance_bound(name):
     graph = make_graph('random')

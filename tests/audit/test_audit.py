@@ -44,7 +44,6 @@ def audit(break_it=None, **arguments):
     return audit_training(attach(break_it=break_it, **arguments), **asked)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     'arguments',
     [

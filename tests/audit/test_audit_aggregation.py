@@ -67,7 +67,6 @@ def test_arcs():
     assert audit_aggregation(faulty(0.5), 'edge', 2.0, seed=0).violated
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('size', [1, 10, 100])
 def test_records_of_any_degree(size):
     canaries = 4000 if size < 100 else 600

@@ -235,7 +235,6 @@ def test_graphs_that_go_as_a_whole():
     assert subject.classifier.verify().ok
 
 
-@pytest.mark.slow
 def test_an_audit_of_graphs():
     given = {'data': graphs(), 'request': whole(1, 4, 9), 'worlds': 10}
     tests = ('twins', 'poison')

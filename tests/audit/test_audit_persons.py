@@ -138,7 +138,6 @@ def _seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('by_order', [False, True])
 def test_no_bound_is_above_epsilon(by_order: bool) -> None:
     report = audit(lam=LAM / 2, by_order=by_order)
@@ -148,7 +147,6 @@ def test_no_bound_is_above_epsilon(by_order: bool) -> None:
     assert report.epsilon_lower > 0.15 * report.epsilon_claimed
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('by_order', [False, True])
 @pytest.mark.parametrize('names', [2, 4])
 def test_several_units_of_a_person_are_found(
@@ -160,7 +158,6 @@ def test_several_units_of_a_person_are_found(
     assert report.violated
 
 
-@pytest.mark.slow
 def test_clipping_by_row_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def by_row(found: Any, *_: Any) -> Any:
         integers = {}

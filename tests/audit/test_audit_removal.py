@@ -212,7 +212,6 @@ def audit(make, tests, **kwargs):
 CERTAIN = ('twins', 'poison', 'bytes', 'neighbours')
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ('partition', 'aggregator'),
     [
@@ -351,7 +350,6 @@ def test_starting_over_is_not_rejected():
     assert report.failed == ()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ('fault', 'named'),
     [
@@ -473,7 +471,6 @@ def test_the_report_is_one_of_trust(tmp_path):
     assert isinstance(exact()(), Subject)
 
 
-@pytest.mark.slow
 def test_p_of_worlds_is_uniform_and_finds_one_shard():
     from scipy import stats
 

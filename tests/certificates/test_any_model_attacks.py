@@ -69,7 +69,6 @@ def test_what_all_nodes_see_without_a_path_is_found_out():
         certify_collective(report, Least(), ones(), hops=0, features=(0, 1))
 
 
-@pytest.mark.slow
 def test_copies_that_show_each_other_their_first_node():
     # Three alike copies have the same output together; 2,000 of them then
     # all say what the first one says.

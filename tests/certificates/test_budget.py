@@ -67,7 +67,6 @@ def test_upper_bounds_are_the_exact_maxima(cost, kind, seed):
     assert torch.allclose(upper[:, active], most[:, active], rtol=0, atol=2e-8)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('kind', ['removals', 'both'])
 @pytest.mark.parametrize('seed', range(8))
 def test_refined_bounds_hold_and_prove_no_less(kind, seed):
@@ -102,7 +101,6 @@ def test_refined_bounds_hold_and_prove_no_less(kind, seed):
             assert float((found[0] - found[-1]).max()) > 1e-3
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('cost', ['pagerank', 'visits'])
 @pytest.mark.parametrize('clip', [False, True])
 @pytest.mark.parametrize('kind', ['removals', 'both'])

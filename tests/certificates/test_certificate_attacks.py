@@ -139,7 +139,6 @@ def test_what_sees_no_edge_may_be_the_users():
     assert certify(model, data, threat).targets.numel() == 6
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('added', [False, True])
 def test_self_loops_are_flips_of_an_undirected_budget(added):
     # A self-loop is one flip, but takes from one row alone: two flips of

@@ -87,7 +87,6 @@ def test_local_certificates_are_exact(scenario, seed):
         check_witness(made, adj, logits, fragile, budget, node)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('scenario', ['removals', 'both'])
 @pytest.mark.parametrize(
     'arguments',

@@ -66,7 +66,6 @@ def check(report, found):
     return changed
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('kind', ['removals', 'both'])
 @pytest.mark.parametrize('name', MODELS)
 @pytest.mark.parametrize('seed', range(2))

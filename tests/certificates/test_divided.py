@@ -596,7 +596,7 @@ def typed(seed=0):
 
 @pytest.mark.parametrize(
     'seed',
-    [0, *(pytest.param(k, marks=pytest.mark.slow) for k in range(1, 8))],
+    range(8),
 )
 def test_a_person_reaches_one_view_whatever_it_does(seed):
     n, groups = 9, 4

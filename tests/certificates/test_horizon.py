@@ -74,7 +74,6 @@ def test_roundoff_of_every_step_is_in_the_bound(seed, steps):
                 assert exact <= Fraction(mine) + Fraction(high)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('kind', ['removals', 'additions', 'both', 'explicit'])
 @pytest.mark.parametrize('normalization', ['rw', 'sym'])
 @pytest.mark.parametrize('steps', [None, 0, 1, 2, 7])

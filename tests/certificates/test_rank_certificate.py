@@ -102,7 +102,6 @@ def test_no_rank_is_below_that_of_any_graph():
     assert enumerate_against(np.random.default_rng(0), 2_000) > 200
 
 
-@pytest.mark.slow
 def test_no_rank_is_below_that_of_any_of_many_graphs():
     enumerate_against(np.random.default_rng(1), 20_000, more=7)
 

@@ -48,7 +48,6 @@ def problem(seed, kind, n=6):
     return adj, logits, fragile, budget, made
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('kind', ['removals', 'both', 'explicit', 'directed'])
 @pytest.mark.parametrize('size', [1, 2, 4, 6])
 @pytest.mark.parametrize('seed', range(4))
@@ -72,7 +71,6 @@ def test_no_admissible_graph_exceeds_a_bound_of_a_region(kind, size, seed):
                 assert float(upper[i]) >= exact - 1e-12
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('size', [2, 6])
 @pytest.mark.parametrize('seed', range(6))
 def test_no_undirected_graph_exceeds_a_bound_of_a_region(size, seed):

@@ -151,7 +151,6 @@ def model_of(name, width, num_classes, seed):
     return model
 
 
-@pytest.mark.slow
 def test_no_certified_class_of_any_graph_on_five_nodes_changes():
     cells, bits = inputs(5, 0)
     total = torch.zeros(3)
@@ -168,7 +167,6 @@ def test_no_certified_class_of_any_graph_on_five_nodes_changes():
     assert total[1] > 0.05 * total[2]
 
 
-@pytest.mark.slow
 def test_no_certified_class_of_any_features_changes():
     # Two nodes with four bits each, and the one edge between them noisy, too.
     cells, bits = inputs(2, 4)
@@ -424,7 +422,6 @@ class Coin(torch.nn.Module):
         return torch.stack([odd, 1 - odd], 1)
 
 
-@pytest.mark.slow
 def test_bounds_cover_as_often_as_they_say():
     # A node with one edge keeps it with probability .6: class 0 has p = .6.
     runs, alpha = 400, 0.05

@@ -99,7 +99,6 @@ def test_programs_and_refined_bounds_price_an_edge_once():
         assert bool((made.lower >= dual.lower - 1e-9).all())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('local', [None, 1, 2])
 @pytest.mark.parametrize('seed', range(10, 16))
 def test_bounds_hold_and_witnesses_are_admissible(seed, local):
@@ -139,7 +138,6 @@ def test_bounds_hold_and_witnesses_are_admissible(seed, local):
                 assert int(z.argmax()) != int(held[node])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('listed', [True, False])
 @pytest.mark.parametrize('seed', range(6))
 def test_an_edge_is_worth_what_both_of_its_directions_are(

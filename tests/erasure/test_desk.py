@@ -440,6 +440,8 @@ def test_too_large_a_share_needs_to_be_confirmed(tmp_path):
     assert 1 in model.nodes
     (waits,) = desk.status().unconfirmed
     assert waits[1] == 'scores'
+    assert 'unconfirmed=1, next_due=' in repr(desk.status())
+    assert waits[0] in str(desk.status())
     assert len(desk.run(confirm=True)) == 1
     assert desk.status().unconfirmed == ()
 

@@ -215,7 +215,6 @@ def test_two_desks_cover_by_one_private_model(tmp_path):
     assert not model.released[0][[7, 9]].any()
 
 
-@pytest.mark.slow
 def test_a_stop_at_any_statement_of_a_private_run_is_continued(
     tmp_path, monkeypatch
 ):

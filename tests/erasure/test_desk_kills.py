@@ -183,7 +183,6 @@ def test_kills_of_a_private_model_lose_nothing_and_spend_nothing_twice(
     desk.close()
 
 
-@pytest.mark.slow
 def test_fifty_kills_lose_nothing_and_leave_nothing(tmp_path):
     for name, seed in (('one', 1), ('two', 2)):
         model = NodeClassifier(lam=0.1, seed=0)

@@ -2,7 +2,6 @@
 
 import datetime
 
-import pytest
 import torch
 from desks import ALL, Clock, nodes
 
@@ -60,7 +59,6 @@ class Promised:
         return self
 
 
-@pytest.mark.slow
 def test_a_year_is_never_late_and_costs_less_than_half(tmp_path):
     generator = torch.Generator().manual_seed(0)
     clock = Clock()

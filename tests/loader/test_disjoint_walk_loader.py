@@ -103,7 +103,6 @@ def test_batches(mask, resample_every, restarts):
     assert seen == 8
 
 
-@pytest.mark.slow
 def test_every_step_draws_uniformly_without_replacement():
     # All subsets of 3 of 6 subgraphs, step by step and pair by pair of steps.
     data = Data(edge_index=torch.zeros(2, 0, dtype=torch.int64), num_nodes=6)

@@ -211,7 +211,6 @@ def test_gradients_are_clipped_per_graph():
         torch.testing.assert_close(p.grad, want, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('seed', range(3))
 def test_one_graph_moves_the_sum_by_twice_the_norm(seed):
     # Replaced by graphs of another size, structure, label and scale.

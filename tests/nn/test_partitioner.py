@@ -62,7 +62,6 @@ def test_it_cuts_few_edges(data):
     )
 
 
-@pytest.mark.slow
 def test_a_strong_weight_raises_the_entropy_of_labels(data):
     # Labels are the communities: few cuts and mixed labels are at odds.
     x, edge_index, y = data
@@ -135,7 +134,6 @@ def test_it_balances_any_graph(name):
     assert int(sizes.max()) <= shard_limits(50, 7)[1]
 
 
-@pytest.mark.slow
 def test_embeddings_know_the_labels(data):
     x, edge_index, y = data
     logits = partition_embedding(x, edge_index, y, seed=0)

@@ -90,7 +90,7 @@ def test_threads_do_not_matter(name, threads):
 def test_attention_finds_who_knows():
     data = make()
     mean = accuracy(make_aggregator('mean').fit(*data), data)
-    for name in ('plain', 'attentive', 'logits', 'contrastive'):
+    for name in ('attentive', 'contrastive'):
         fitted = make_aggregator(name).fit(*data, seed=0)
         assert accuracy(fitted, data) > mean + 0.05
         assert accuracy(fitted, data) > 0.75
@@ -146,7 +146,7 @@ def test_lbaggr_keeps_its_best_epoch():
 def test_hidden_features_take_a_head():
     outputs, y, index = make()[:3]
     hidden = outputs @ torch.randn(CLASSES, 16, generator=rng.generator(0))
-    for name in ('plain', 'attentive'):
+    for name in ('attentive',):
         fitted = make_aggregator(name).fit(
             hidden, y, index, num_classes=CLASSES, seed=0
         )
@@ -154,7 +154,7 @@ def test_hidden_features_take_a_head():
         loaded = make_aggregator(name)
         loaded.load_state_dict(fitted.state_dict())
         assert torch.equal(loaded(hidden), fitted(hidden))
-    for name in ('mean', 'majority', 'lbaggr', 'logits'):
+    for name in ('mean', 'majority', 'lbaggr'):
         with pytest.raises(ValueError, match='logits of 3 classes'):
             make_aggregator(name).fit(
                 hidden, y, index, num_classes=CLASSES, seed=0
@@ -163,21 +163,18 @@ def test_hidden_features_take_a_head():
 
 def test_fused_is_the_formula():
     outputs, y, index = make()[:3]
-    for fusion in ('plain', 'align', 'logits'):
-        fitted = AttentiveAggregator(fusion, epochs=1)
-        fitted.fit(outputs, y, index, seed=0)
-        u = 17
-        hidden = [
-            outputs[i, u] @ fitted.weight[i] + fitted.bias[i]
-            for i in range(SHARDS)
-        ]
-        score = torch.stack([h.relu() @ fitted.vector for h in hidden])
-        values = hidden if fusion == 'align' else outputs[:, u]
-        weight = score.softmax(0)
-        wanted = sum(weight[i] * values[i] for i in range(SHARDS))
-        torch.testing.assert_close(fitted.fused(outputs)[u], wanted)
-        logits = wanted if fusion == 'logits' else fitted.head(wanted)
-        torch.testing.assert_close(fitted(outputs)[u], logits.softmax(0))
+    fitted = AttentiveAggregator(epochs=1).fit(outputs, y, index, seed=0)
+    u = 17
+    hidden = [
+        outputs[i, u] @ fitted.weight[i] + fitted.bias[i]
+        for i in range(SHARDS)
+    ]
+    score = torch.stack([h.relu() @ fitted.vector for h in hidden])
+    weight = score.softmax(0)
+    wanted = sum(weight[i] * hidden[i] for i in range(SHARDS))
+    torch.testing.assert_close(fitted.fused(outputs)[u], wanted)
+    logits = fitted.head(wanted)
+    torch.testing.assert_close(fitted(outputs)[u], logits.softmax(0))
 
 
 def test_reconstruction_brings_cut_neighbours_together():
@@ -291,7 +288,7 @@ def test_state_of_another_aggregator_is_refused():
     data = make()
     states = {
         name: make_aggregator(name, epochs=1).fit(*data, seed=0).state_dict()
-        for name in ('lbaggr', 'plain', 'attentive', 'logits')
+        for name in ('lbaggr', 'attentive')
     }
     for name in states:
         for other, state in states.items():
@@ -357,7 +354,6 @@ def test_fit_refuses(error, match, change):
 @pytest.mark.parametrize(
     ('error', 'arguments'),
     [
-        (ValueError, {'fusion': 'sum'}),
         (ValueError, {'contra_weight': -1.0}),
         (ValueError, {'recon_weight': float('inf')}),
         (ValueError, {'temperature': 0.0}),

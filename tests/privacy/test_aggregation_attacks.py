@@ -252,7 +252,7 @@ def test_what_a_refusal_tells_is_in_the_guarantee(relation):
     transform(Data(x=torch.eye(3), edge_index=arcs[:, :0]))
     report = transform.report()
     assert report.releases == 2
-    assert any('(2) tells which were alike' in s for s in report.assumptions)
+    assert any('(2) shows which were alike' in s for s in report.assumptions)
 
 
 def test_errors_do_not_name_what_is_private():

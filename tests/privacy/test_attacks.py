@@ -205,7 +205,6 @@ def test_starting_over_does_not_draw_another_batch(private, seed, workers):
         private_step(setup)
 
 
-@pytest.mark.slow
 def test_a_target_is_in_as_many_batches_as_claimed(private):
     # 0.1.0 with secure noise: in 20 of 20 steps, at a rate of 0.3.
     hits, steps = 0, 0

@@ -7,7 +7,6 @@ noise every number is reached from every sum.
 
 import math
 
-import pytest
 import torch
 from scipy.stats import fisher_exact
 from torch import nn
@@ -71,7 +70,6 @@ def reached(value, std):
     return any(std * v == value for v in near)
 
 
-@pytest.mark.slow
 def test_the_last_bits_of_a_release_tell_nothing():
     alarms = []
     for private in (False, True):

@@ -106,7 +106,6 @@ def largest(D, rng):
     return best
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('max_degree', [1, 3])
 def test_no_erasure_moves_sums_further_than_kappa(max_degree):
     rng, bounds, moved, kept, records = (

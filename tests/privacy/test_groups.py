@@ -443,7 +443,6 @@ def audited(z, q, steps, delta, seed, count=8000):
     )
 
 
-@pytest.mark.slow
 def test_an_audit_stays_below_the_claim_and_finds_forgotten_occurrences():
     right = dp.calibrate_poisson(3.0, 1e-5, 0.05, 100, occurrences=5)
     assert all(audited(right, 0.05, 100, 1e-5, s) <= 3 for s in range(3))

@@ -2,7 +2,6 @@
 
 import json
 
-import pytest
 import warm
 
 # A child trains and writes down every step it has released. It is killed at
@@ -117,7 +116,6 @@ print(json.dumps(found))
 """
 
 
-@pytest.mark.slow
 def test_ledger_never_claims_less_than_was_spent(tmp_path):
     done = warm.run('-c', SCRIPT, tmp_path, '0')
     assert done.returncode == 0, done.stderr

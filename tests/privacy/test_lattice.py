@@ -87,12 +87,7 @@ def neighbours(relation):
     return data(more, x), data(more, other)
 
 
-SLOW = [
-    pytest.param(name, marks=pytest.mark.slow) for name in ('node', 'feature')
-]
-
-
-@pytest.mark.parametrize('relation', ['edge', *SLOW])
+@pytest.mark.parametrize('relation', ['edge', 'node', 'feature'])
 def test_released_sums_do_not_tell_by_their_last_bits(relation):
     one, other = neighbours(relation)
     asked = {'relation': relation, 'delta': 1e-5}
@@ -112,7 +107,6 @@ def test_released_sums_do_not_tell_by_their_last_bits(relation):
 EPSILONS = {'edge': 9.0, 'node': 6.0, 'feature': 6.0}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('relation', ['edge', 'node', 'feature'])
 def test_sums_of_a_classifier_do_not_tell(relation, monkeypatch):
     # Labels are sent: under 'feature' the guess is the right sum of them.

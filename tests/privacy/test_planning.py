@@ -188,7 +188,6 @@ def bound_of(private, steps=3, noise=4.0):
     return bound
 
 
-@pytest.mark.slow
 def test_a_search_returns_the_best_and_says_what_all_cost(private):
     train, runs = run(private)
     bound = bound_of(private)
@@ -386,7 +385,6 @@ def test_the_best_of_a_search_is_no_engine(private):
     assert copy.deepcopy(model).first.bias.equal(model.first.bias)
 
 
-@pytest.mark.slow
 def test_a_private_gcn_learns_with_what_is_proposed(shared):
     """Three in ten papers of Cora are of the largest class."""
     root = str(shared / 'data' / 'Planetoid')

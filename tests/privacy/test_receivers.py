@@ -76,7 +76,6 @@ def without(lists, v):
     return [[] if u == v else own for u, own in enumerate(lists)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('D', [1, 2])
 def test_a_record_moves_its_own_column_alone_by_the_bound(D):
     # All graphs of four nodes, all sets of receivers, and the record of node

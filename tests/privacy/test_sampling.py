@@ -73,7 +73,6 @@ def silent(monkeypatch):
     )
 
 
-@pytest.mark.slow
 def test_every_unit_is_drawn_by_a_coin_of_its_own():
     _, made = setup(num_steps=400)
     units, _ = train(made)

@@ -98,7 +98,6 @@ def test_law_is_that_of_the_oracle(shared, case):
     assert p_value(counts, law, DRAWS) > 0.001
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('restarts', [1, 2, 4])
 def test_law_at_a_hub(restarts):
     # Tries fail often here, so that the lists decide.

@@ -51,7 +51,6 @@ def release():
     return float(times)
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != 'linux', reason='needs Linux')
 def test_every_release_takes_five_times_its_features():
     # Nine to eleven times, when messages, sums and noise were all there at

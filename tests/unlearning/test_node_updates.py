@@ -12,8 +12,7 @@ from states import same
 from torch_geometric.data import Data
 
 from pyg_trust.check import check_report
-from pyg_trust.erasure.places import Place
-from pyg_trust.removal import RemovalRequest
+from pyg_trust.removal import NotThere, RemovalRequest
 from pyg_trust.report import TrustReport
 from pyg_trust.unlearning import NodeClassifier, NodeUnlearnReport
 from pyg_trust.unlearning.baselines import PublishedNodeClassifier
@@ -200,7 +199,6 @@ def test_mixed_updates_end_at_a_fit_of_the_present_data(head):
     assert distance <= bound / (LAM * len(world.y)) + 1e-10
 
 
-@pytest.mark.slow
 def test_no_residual_is_beyond_its_bound_in_a_thousand_updates():
     # The kernel measures it, from the present data alone.
     largest, released = 0.0, 0
@@ -461,18 +459,19 @@ def test_what_was_removed_may_come_again():
     )
 
 
-def test_a_desk_knows_what_is_gone_and_what_has_come_again(tmp_path):
+def test_what_is_gone_is_skipped_and_what_has_come_again_is_removed():
     data = blocks()
     u, v = data.edge_index[:, 0].tolist()
     model = make(data)
-    place = Place(model, tmp_path / 'model', None)
-    model.update(Update(features=(torch.tensor([4]), rows(1))))
     model.remove(RemovalRequest(edges=[(u, v)], nodes=[70]))
     both = RemovalRequest(edges=[(v, u)], nodes=[70])
-    assert place.left(both) is None
+    with pytest.raises(NotThere) as refused:
+        model.remove(both, missing='skip')
+    assert refused.value.missing == both
     model.update(Update(edges=pairs((u, v))))
-    left = place.left(both)
-    assert left == RemovalRequest(edges=[(v, u)])
+    report = model.remove(both, missing='skip')
+    assert report.request == {'edges': [[v, u]]}
+    assert report.skipped == {'0': {'nodes': [70]}}
 
 
 # History #####################################################################

@@ -162,7 +162,6 @@ def test_the_callers_graphs_stay_as_they_are():
 # Removal ####################################################################
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('max_degree', [None, 8])
 @pytest.mark.parametrize('loss', ['logistic', 'squared'])
 @pytest.mark.parametrize('num_classes', [2, 3])
@@ -205,7 +204,6 @@ def test_deleting_is_training_without(max_degree, loss, num_classes, noise):
     assert model.verify().ok
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('accounting', ACCOUNTINGS)
 @pytest.mark.parametrize('num_classes', [2, 4])
 def test_the_residual_never_exceeds_the_bound(accounting, num_classes):
@@ -785,7 +783,6 @@ def datasets(shared, tmp_path_factory):
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('name', ['PROTEINS', 'IMDB-BINARY'])
 def test_bounds_hold_on_real_removals(datasets, name):
     # About 420 removals over the four cases; the benchmark does more.

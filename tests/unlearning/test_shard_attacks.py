@@ -11,7 +11,6 @@ from torch_geometric.nn import GCN, GIN, GCNConv, GraphSAGE
 
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.unlearning import ShardedUnlearner
-from pyg_trust.unlearning.shards.checks import UnrepeatableModelError
 
 N = 24
 
@@ -226,82 +225,6 @@ def test_a_shard_of_one_node_does_not_block_batch_norms(slices):
     for number in range(3):
         one, two = (u.shard_state(number) for u in (unlearner, fresh))
         assert same(one, two)
-
-
-# What acts after the second epoch ###########################################
-
-
-class Late(torch.nn.Module):
-    """Says the opposite after some calls that it counts."""
-
-    calls = 0
-
-    def __init__(self, count, after=20):
-        super().__init__()
-        self.lin = torch.nn.Linear(3, 2)
-        self.count, self.after = count, after
-        self.own = 0
-
-    def forward(self, x, edge_index):
-        return self.lin(x) * (-1 if self.count(self) > self.after else 1)
-
-
-_seen = {'calls': 0}
-_total = 0
-
-
-def by_itself(model):
-    model.own += 1
-    return model.own
-
-
-def by_its_class(model):
-    Late.calls += 1
-    return Late.calls
-
-
-def by_a_dictionary(model):
-    _seen['calls'] += 1
-    return _seen['calls']
-
-
-def by_a_global(model):
-    global _total
-    _total += 1
-    return _total
-
-
-def by_a_closure():
-    calls = []
-
-    def count(model):
-        calls.append(1)
-        return len(calls)
-
-    return count
-
-
-@pytest.mark.parametrize('trainer', ['sequential', 'process'])
-@pytest.mark.parametrize(
-    'count',
-    [by_itself, by_its_class, by_a_dictionary, by_a_global, by_a_closure()],
-    ids=['itself', 'class', 'dictionary', 'global', 'closure'],
-)
-def test_state_that_acts_late_is_refused(count, trainer):
-    if trainer == 'process' and count is not by_its_class:
-        pytest.skip('one of them is enough to see that workers look')
-    unlearner = ShardedUnlearner(
-        lambda: Late(count),
-        num_shards=3,
-        epochs=30,
-        aggregator='mean',
-        seed=0,
-        trainer=trainer,
-        num_workers=1,
-    )
-    with pytest.raises(UnrepeatableModelError, match='model_factory'):
-        unlearner.fit(make_data())
-    assert unlearner._state is None
 
 
 # Short floats ###############################################################

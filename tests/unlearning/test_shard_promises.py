@@ -24,7 +24,6 @@ from torch_geometric.nn import GCN, GIN, PairNorm, SGConv
 
 from pyg_trust.nn import make_aggregator
 from pyg_trust.removal import RemovalRequest, remove_from_data
-from pyg_trust.unlearning import ShardedUnlearner
 
 
 class SG(torch.nn.Module):
@@ -72,7 +71,6 @@ def requests(data, count, seed):
         yield request, data
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('name', KINDS)
 def test_random_removals_equal_a_fresh_start(name):
     data = graph()
@@ -277,19 +275,6 @@ def test_data_that_it_could_not_keep(change, error, message):
         data.adj_t = torch.eye(70).to_sparse()
     with pytest.raises(error, match=message):
         make().fit(data)
-
-
-@pytest.mark.parametrize(
-    ('options', 'error', 'message'),
-    [
-        ({'model_factory': MODELS['GCN']()}, TypeError, 'model_factory'),
-        ({'partition': 'hsah'}, ValueError, "'partition'"),
-        ({'aggregator': 'maen'}, ValueError, "'aggregator'"),
-    ],
-)
-def test_arguments_are_called_by_their_names(options, error, message):
-    with pytest.raises(error, match=message):
-        ShardedUnlearner(**{'model_factory': MODELS['GCN'], **options})
 
 
 def test_a_graph_with_one_edge_that_goes():

@@ -166,7 +166,10 @@ HOW = {
 
 
 @pytest.mark.parametrize('how', HOW)
-def test_mixed_updates_end_where_a_fresh_fit_of_shuffled_rows_does(how):
+def test_mixed_updates_end_where_a_fresh_fit_of_shuffled_rows_does(
+    how, tmp_path
+):
+    # Any sequence of updates, removals, plans, saves and loads.
     settings = {'num_classes': CLASSES, **HOW[how]}
     world = World(make_data(), seed=len(how))
     unlearner = make(**settings).fit(make_data())
@@ -184,6 +187,9 @@ def test_mixed_updates_end_where_a_fresh_fit_of_shuffled_rows_does(how):
             zip(before, weights(unlearner), strict=True)
         ):
             assert same(one, two) or i in report.shards
+        if step % 10 == 4:
+            unlearner.save(tmp_path)
+            unlearner = make(**settings).load(tmp_path)
         if step % 10 == 9:
             again = make(**settings).fit(world.data())
             assert same(fresh(unlearner), fresh(again))

@@ -13,7 +13,6 @@ from sharded import (
     learnt,
     make,
     make_data,
-    weights,
 )
 from states import same
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -21,7 +20,6 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GCN, GIN
 
 from pyg_trust import rng
-from pyg_trust.nn import make_aggregator
 from pyg_trust.removal import RemovalRequest, remove_from_data
 from pyg_trust.unlearning import ShardedUnlearner
 from pyg_trust.unlearning.shards import building, models, removing
@@ -84,60 +82,6 @@ def test_buffers_go_through_the_stages():
     unlearner.remove(RemovalRequest(nodes=[3, 9]))
     anew = fresh(data, [3, 9], factory, slices=few)
     assert same(learnt(anew), learnt(unlearner))
-
-
-@pytest.mark.parametrize(
-    'aggregator', ['mean', 'majority', 'lbaggr', 'attentive', 'contrastive']
-)
-def test_every_aggregator_follows(aggregator):
-    made = aggregator
-    if aggregator in ('attentive', 'contrastive'):
-        made = make_aggregator(aggregator, epochs=2, hidden_channels=8)
-    data = make_data()
-    unlearner = sliced(aggregator=made).fit(data)
-    unlearner.remove(RemovalRequest(nodes=[later(unlearner, 2)]))
-    unlearner.remove(RemovalRequest(nodes=[later(unlearner, 1)]))
-    gone = sorted(set(range(data.num_nodes)) - set(unlearner.n_id.tolist()))
-    anew = fresh(data, gone, aggregator=made)
-    assert same(learnt(anew), learnt(unlearner))
-
-
-def test_a_hundred_random_removals_keep_the_bits():
-    data = make_data(nodes=220)
-    unlearner = sliced(aggregator='mean').fit(data)
-    generator = torch.Generator().manual_seed(2)
-    left = data.clone()
-    left.n_id = torch.arange(int(data.num_nodes))
-    for step in range(100):
-        kind = int(torch.randint(4, (), generator=generator))
-        names = left.n_id[
-            torch.randperm(int(left.num_nodes), generator=generator)
-        ]
-        spent = left.get('x_removed')
-        if spent is not None:
-            kept = set(left.n_id[~spent].tolist())
-            names = [v for v in names.tolist() if v in kept]
-        else:
-            names = names.tolist()
-        if kind == 0:
-            at = int(
-                torch.randint(left.edge_index.size(1), (), generator=generator)
-            )
-            u, v = left.n_id[left.edge_index[:, at]].tolist()
-            request = RemovalRequest(edges=[(u, v)])
-        elif kind == 1:
-            request = RemovalRequest(features=names[:1])
-        else:
-            request = RemovalRequest(nodes=names[:1])
-        unlearner.remove(request)
-        left = remove_from_data(left, request.parts[0])
-        if step % 20 == 19:
-            anew = sliced(aggregator='mean').fit(left)
-            assert same(weights(anew), weights(unlearner))
-            for one, two in zip(stages(anew), stages(unlearner), strict=True):
-                assert same(one, two)
-            assert torch.equal(anew.outputs, unlearner.outputs)
-    assert unlearner.verify().ok
 
 
 def test_stages_are_what_a_loop_by_hand_makes():

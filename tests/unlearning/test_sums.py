@@ -252,7 +252,6 @@ def mixed(state, events, sizes, seed, n):
     return held
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
 @pytest.mark.parametrize('name', MEASURES)
 def test_a_hundred_thousand_events_leave_the_bits_of_a_fresh_start(

@@ -162,9 +162,7 @@ def words_of(count, seed):
     return draw.integers(0, 2**64, count, dtype=np.uint64).tolist()
 
 
-@pytest.mark.parametrize(
-    'count', [10_000, pytest.param(100_000, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize('count', [10_000, 100_000])
 def test_random_words(count):
     words = words_of(count, count)
     assert wrong_words(noise.quick, words, noise.table()) == 0
@@ -227,7 +225,6 @@ def complex_quantile(p):
     return x
 
 
-@pytest.mark.slow
 def test_the_error_of_the_table_is_what_the_theorem_says():
     table, u = noise.table(), MP.mpf(2) ** -53
     for row in (0, 700, 1279):

@@ -23,8 +23,8 @@ from pyg_trust.verify.groups import judge_group
 # ../shared/oracles/exact_arithmetic/epsilon_intervals.py, chords at 2^-10.
 KNOWN = [
     (0.4, 8.0, 50, 1e-6, 3.580415837),
-    pytest.param(*(0.05, 2.0, 100, 1e-5, 3.848978133), marks=pytest.mark.slow),
-    pytest.param(*(0.4, 8.0, 50, 1e-10, 4.904423649), marks=pytest.mark.slow),
+    pytest.param(*(0.05, 2.0, 100, 1e-5, 3.848978133)),
+    pytest.param(*(0.4, 8.0, 50, 1e-10, 4.904423649)),
 ]
 
 
@@ -200,13 +200,10 @@ def test_closed_forms_hold_to_their_last_digits(mu, delta):
     [
         ('wor', [(8.0, 0.4, 50)], 1e-6),
         pytest.param(
-            *('wor', [(8.0, 0.4, 20), (6.0, 0.5, 3), (20.0, 1.0, 2)], 1e-5),
-            marks=pytest.mark.slow,
+            *('wor', [(8.0, 0.4, 20), (6.0, 0.5, 3), (20.0, 1.0, 2)], 1e-5)
         ),
         ('replace', [(6.0, 0.3, 20)], 1e-5),
-        pytest.param(
-            *('withdraw', [(3.0, 0.3, 20)], 1e-5), marks=pytest.mark.slow
-        ),
+        pytest.param(*('withdraw', [(3.0, 0.3, 20)], 1e-5)),
     ],
 )
 def test_claims_of_the_fast_code_are_proved(law, lines, delta):
@@ -218,7 +215,6 @@ def test_claims_of_the_fast_code_are_proved(law, lines, delta):
     assert kernel.judge(law, lines, claim * 0.999, delta) == 'FAILS'
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('law', ['wor', 'replace', 'withdraw'])
 def test_small_rates_of_many_steps_are_proved(law):
     # The fast code's step is 4e-5 wide, 500,000 of them: on levels, 12,000.

@@ -103,9 +103,7 @@ def test_weights_are_exact_and_nothing_is_lost():
 # k, m, z, q, steps, delta.
 RUNS = [
     (3, None, 5.0, 0.05, 50, 1e-5),
-    pytest.param(
-        *(2, 2, 4.0, Fraction(2, 40), 8, 1e-3), marks=pytest.mark.slow
-    ),
+    pytest.param(*(2, 2, 4.0, Fraction(2, 40), 8, 1e-3)),
 ]
 
 
@@ -121,7 +119,6 @@ def test_an_account_is_proved_and_less_is_refuted(k, m, z, q, steps, delta):
     assert judge_group(lines, 0.99 * claim, delta, k, m) == 'FAILS'
 
 
-@pytest.mark.slow
 def test_the_trap_is_refuted():
     # Draws without replacement under the account of coins: 2 of 40.
     line = (4.0, Fraction(2, 40), 8)

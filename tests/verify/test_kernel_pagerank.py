@@ -140,7 +140,6 @@ def test_six_graphs_by_brute_force():
 
 
 @pytest.mark.skipif(not SHARED.exists(), reason='oracles are not here')
-@pytest.mark.slow
 def test_citeseer_is_proved_again():
     with np.load(SHARED / 'certificates' / 'local_citeseer.npz') as file:
         case = {name: file[name] for name in file.files}
