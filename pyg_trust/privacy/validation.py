@@ -1,3 +1,4 @@
+# Longer than 700 lines because every check before training is one list.
 """Checks that have to pass before private training may start.
 
 The guarantee rests on one sentence: the clipped gradient of a subgraph is a
