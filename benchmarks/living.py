@@ -12,43 +12,33 @@ updates   a `NodeClassifier` gets one edge, and 1,000 edges and nodes, with a
           release and without one, CPU seconds.
 shards    a training node that comes, over one that goes, from four hash
           shards of a random graph: shares of a full fit.
-certificates
-          the share of Cora's robust nodes that a random edge leaves robust,
-          by a fine and a coarse solve (needs --data, the folder of Planetoid).
 
     python benchmarks/living.py --nodes 170000 --edges 2400000
 """
 
 import argparse
-import shutil
-import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from statistics import mean, median, quantiles
 
 import numpy as np
 import torch
 from common import interleaved, power_law, result
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 from torch_geometric.data import Data
-from torch_geometric.datasets import Planetoid
 from torch_geometric.nn import GCN
 
 from pyg_trust.agp.measures import Measure, sgc
 from pyg_trust.agp.propagation import propagate
-from pyg_trust.certificates import CurrentCertificate, ThreatModel
 from pyg_trust.graph import CSRGraph
-from pyg_trust.nn import PPNP
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.transforms import PropagatedFeatures
 from pyg_trust.unlearning import NodeClassifier, ShardedUnlearner
 from pyg_trust.unlearning.sums import Step
 from pyg_trust.update import NewNodes, Update
 
-PARTS = ('edges', 'read', 'updates', 'shards', 'certificates', 'large')
+PARTS = ('edges', 'read', 'updates', 'shards', 'large')
 
 
 def seconds(call: Callable[[], object]) -> float:
@@ -249,48 +239,6 @@ def run_shards() -> None:
     result('a newcomer over a removal', ratio, 1.2, at_most=True)
 
 
-def run_certificates(folder: Path) -> None:
-    """What a random edge leaves of a certificate."""
-    with tempfile.TemporaryDirectory() as copy:
-        shutil.copytree(folder / 'Cora', Path(copy) / 'Cora')
-        data = Planetoid(copy, 'Cora')[0]
-    n, edges = int(data.num_nodes), data.edge_index
-    net = torch.nn.Linear(data.x.size(1), 7)
-    model = PPNP(net, alpha=0.15, K=10)
-    optimizer = torch.optim.Adam(net.parameters(), 0.01, weight_decay=5e-3)
-    for _ in range(100):
-        optimizer.zero_grad()
-        out = model(data.x, edges)[data.train_mask]
-        cross_entropy(out, data.y[data.train_mask]).backward()
-        optimizer.step()
-    logits = net(data.x).detach().double()
-
-    def threat(edges: Tensor) -> ThreatModel:
-        return ThreatModel(CSRGraph.from_edge_index(edges, n), strength=6)
-
-    held = CurrentCertificate(logits, None, threat(edges), alpha=0.15)
-    kept: dict[bool, list[float]] = {True: [], False: []}
-    spent: dict[bool, list[float]] = {True: [], False: []}
-    cut, join = edges_to_play(keys_of(edges, n).sort().values, n, 10)
-    for u, v in join[:, :10].t().tolist():
-        come = torch.cat([edges, torch.tensor([[u, v], [v, u]])], dim=1)
-        gone = cut[:, len(kept[True]) // 2].tolist()
-        keep = (edges[0] != gone[0]) | (edges[1] != gone[1])
-        keep &= (edges[0] != gone[1]) | (edges[1] != gone[0])
-        for now in (come, edges[:, keep]):
-            attacker = threat(now)
-            for solve, shares in kept.items():
-                start = time.process_time()
-                after = held.after(logits, None, attacker, solve=solve)
-                spent[solve].append(time.process_time() - start)
-                shares.append(after.kept / held.kept)
-    fine, coarse = (1e3 * median(spent[solve]) for solve in (True, False))
-    print(f'{held.kept} of {n} nodes are robust; an update costs '
-          f'{fine:.1f} ms, coarsely {coarse:.1f} ms')  # fmt: skip
-    result('kept by solving', mean(kept[True]), 0.9)
-    result('kept by a coarse solve', mean(kept[False]), 0.6)
-
-
 def main() -> None:
     """Run the parts."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -298,7 +246,6 @@ def main() -> None:
     parser.add_argument('--nodes', type=int, default=170_000)
     parser.add_argument('--edges', type=int, default=2_400_000)
     parser.add_argument('--columns', type=int, default=128)
-    parser.add_argument('--data', type=Path)
     args = parser.parse_args()
     torch.manual_seed(0)
     size = args.nodes, args.edges, args.columns
@@ -314,8 +261,6 @@ def main() -> None:
         run_updates(*size)
     if 'shards' in parts:
         run_shards()
-    if 'certificates' in parts and args.data is not None:
-        run_certificates(args.data)
 
 
 if __name__ == '__main__':

@@ -13,10 +13,9 @@ from bad_functional import (
     rand,
     shard,
 )
-from bad_ground import DATA, DATA_NAMES, plain_data, temporary
+from bad_ground import DATA, DATA_NAMES, plain_data
 from bad_inputs import (
     FLAG,
-    PATH,
     Row,
     any_graph,
     choice,
@@ -463,28 +462,6 @@ def certificate() -> Any:
     return certificates.certify(logits, threat())
 
 
-def followed() -> Any:
-    logits = torch.arange(12, dtype=torch.float64).view(N, 2).sin()
-    return certificates.CurrentCertificate(logits, None, threat())
-
-
-def saved_certificate() -> dict[str, Any]:
-    held, path = followed(), temporary()
-    held.save(path)
-    logits = torch.arange(12, dtype=torch.float64).view(N, 2).sin()
-    return {'path': path, 'model': logits, 'data': None, 'threat': threat()}
-
-
-entry(
-    'certificates.CurrentCertificate.load',
-    saved_certificate,
-    Row('other logits', {'model': rand(N, 2)}, "'path'"),
-    names={'model': "'(model|logits)'"},
-    path=PATH,
-    model=LOGITS,
-    data=values(3, 'data', plain_data()),
-    threat=instance(),
-)
 CERTIFICATE = certificate()
 BROKEN = int(CERTIFICATE.targets[CERTIFICATE.broken][0])
 ROBUST = int(CERTIFICATE.targets[CERTIFICATE.robust][0])

@@ -11,7 +11,6 @@ from .certificate import Certificate as Certificate
 from .collective import CollectiveCertificate as CollectiveCertificate
 from .collective import certify_collective as certify_collective
 from .confidence import clopper_pearson as clopper_pearson
-from .current import CurrentCertificate as CurrentCertificate
 from .current import certified_after as certified_after
 from .diffusion import diffuse as diffuse
 from .diffusion import diffusion_error as diffusion_error
@@ -52,7 +51,6 @@ __all__ = [
     'BitFlips',
     'Certificate',
     'CollectiveCertificate',
-    'CurrentCertificate',
     'Divided',
     'Perturbations',
     'RankCertificate',

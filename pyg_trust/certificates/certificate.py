@@ -6,11 +6,23 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch_geometric.data import Data
 
-from pyg_trust._checks import Natural, check_tensor, validated
+from pyg_trust._checks import (
+    Natural,
+    as_ids,
+    check_instance,
+    check_tensor,
+    validated,
+)
 from pyg_trust._checks.identity import SpeaksOf
 from pyg_trust.certificates.witness import Proved, Witness
-from pyg_trust.report import DATA_FIELDS, Guarantee, Report
+from pyg_trust.report import (
+    DATA_FIELDS,
+    Guarantee,
+    Report,
+    fingerprint_data,
+)
 from pyg_trust.report.base import stated
 from pyg_trust.report.charts import Chart
 from pyg_trust.verify import proofs
@@ -102,6 +114,32 @@ class Certificate(Proved, SpeaksOf, Report):
     fewer nodes where :obj:`refine` was needed, or where all graphs were
     tried. It holds the logits and the edges, so it is in no report:
     :meth:`~Witness.save` it beside."""
+
+    def status_of(self, nodes: Tensor, data: Data) -> Tensor:
+        """Return the status of nodes in the graph of today: int8.
+
+        Args:
+            nodes (Tensor): int64: nodes among the targets.
+            data (Data): the graph of today.
+
+        Raises:
+            ValueError: if the certificate is stale, as it is of another
+                graph or of logits without one, or a node is no target.
+        """
+        check_instance('data', data, Data)
+        if self.data != fingerprint_data(data):
+            raise ValueError(
+                "'data' is another graph than that of the certificate, which "
+                'is stale: certify again, by certify(model, data, threat)'
+            )
+        nodes = as_ids('nodes', nodes)
+        place = (nodes[:, None] == self.targets).int()
+        if nodes.numel() and int(place.amax(1).min()) == 0:
+            raise ValueError(
+                f"'nodes' needs targets of the certificate (got "
+                f'{int(nodes[place.amax(1) == 0][0])}, which is none)'
+            )
+        return self.status[place.argmax(1)]
 
     def _is_about(self, arrays: dict[str, np.ndarray]) -> bool:
         proofs.read(arrays)

@@ -729,7 +729,7 @@ def test_removals_that_can_not_be():
             assert same(before, snapshot(unlearner))
     for call in (unlearner.plan, unlearner.remove):
         with pytest.raises(TypeError, match=r'RemovalRequest|Update'):
-            call([0])
+            call('0')
     assert same(before, snapshot(unlearner))
 
 

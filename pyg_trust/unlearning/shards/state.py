@@ -330,6 +330,11 @@ class Stateful:
                 or as :meth:`load_state_dict`.
         """
         store = self._store(folder)
+        if store.manifest() is None:
+            raise ValueError(
+                f"'folder' needs to hold a saved state, with a manifest (got "
+                f'{store.folder})'
+            )
         new = self._unpacked(_from_files(*store.read()), progress_bar)
         if store.folder == self.folder:
             self._take(new)
