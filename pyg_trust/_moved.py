@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-F = TypeVar('F', bound=Callable[..., None])
+F = TypeVar('F', bound=Callable[..., Any])
 
 # By package: the old name, and the module below pyg_trust that has it; with
 # the new name behind a colon, if there is one.
@@ -204,7 +204,7 @@ def retired(**arguments: tuple[Any, ...] | None) -> Callable[[F], F]:
 
     def decorate(init: F) -> F:
         @functools.wraps(init)
-        def accept(self: Any, *args: Any, **kwargs: Any) -> None:
+        def accept(self: Any, *args: Any, **kwargs: Any) -> Any:
             for name in [name for name in arguments if name in kwargs]:
                 value, known = kwargs.pop(name), arguments[name]
                 if known is not None and value not in list(known):
@@ -233,7 +233,7 @@ def renamed(**arguments: str) -> Callable[[F], F]:
 
     def decorate(init: F) -> F:
         @functools.wraps(init)
-        def accept(self: Any, *args: Any, **kwargs: Any) -> None:
+        def accept(self: Any, *args: Any, **kwargs: Any) -> Any:
             for old in [name for name in arguments if name in kwargs]:
                 new = arguments[old]
                 if new in kwargs:

@@ -213,8 +213,8 @@ class Cluster:
             ):
                 pair = z[::-1]
             if pair is not None:
-                rows = zip(self.grads, self.inputs, self.owners, strict=True)
-                for grad, inner, owner in rows:
+                each = zip(self.grads, self.inputs, self.owners, strict=True)
+                for grad, inner, owner in each:
                     yield (grad @ pair[0]) * (inner @ pair[1]), owner
                 return
         dense = torch.outer(*z) if isinstance(z, tuple) else z

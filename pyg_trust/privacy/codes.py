@@ -126,7 +126,7 @@ class Attributor:
         shape = -1, *[1] * (out.dim() - 1)
         first = grad * scale.to(grad)[owner].view(shape)
         first = first.nan_to_num(0.0, 0.0, 0.0)
-        edges = [use.edge for use in recorder.uses]
+        edges: list[Any] = [use.edge for use in recorder.uses]
         signals = self._back(out, edges + [x for x, _ in inputs], first)
         made = Gathered(recorder, self._num_units)
         key = tuple((use.name, use.where) for use in recorder.uses)
@@ -163,13 +163,16 @@ class Attributor:
         second = first * code.to(first)[owner].view(shape)
         params = list(recorder.params.values())
         bases = [known.tensor for known in recorder.derived]
-        edges = [use.edge for use in recorder.uses] + [x for x, _ in inputs]
-        (*coded,) = torch.autograd.grad(
-            *(out, [*edges, *params, *bases], second),
+        edges: list[Any] = [use.edge for use in recorder.uses]
+        edges += [x for x, _ in inputs]
+        coded = torch.autograd.grad(
+            out,
+            [*edges, *params, *bases],
+            second,
             retain_graph=True,
             allow_unused=True,
         )
-        refs = coded[len(edges) :]
+        refs = list(coded[len(edges) :])
 
         def third() -> list[Any]:
             again = self._back(out, edges, first * KAPPA)

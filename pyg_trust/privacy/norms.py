@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 
 import numpy as np
@@ -342,11 +343,7 @@ def gradient_norms(
         batch, owner = batch.to(device), owner.to(device)
         call = find_call(module, batch, forward, by_unit=loader.by_unit)
         with fresh_draws(device, secret), torch.enable_grad():
-            out = units.run(
-                lambda call=call, batch=batch: call(module, batch),
-                [owner],
-                count,
-            )
+            out = units.run(partial(call, module, batch), [owner], count)
             leaf = out.detach().requires_grad_()
             # The norm of a unit is to be a function of its own rows.
             terms = [

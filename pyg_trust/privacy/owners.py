@@ -60,7 +60,8 @@ class Owners:
         self.scale = torch.zeros_like(code)
         self.broken = torch.zeros_like(code, dtype=torch.bool)
         self.dropped = self.decoded = self.thirds = 0
-        self._third, self._noise = third, None
+        self._third = third
+        self._noise: list[Any] | None = None
         self._made: dict[int, Tensor] = {}
         self._tries: dict[int, list[tuple[Any, Tensor]]] = {}
         self._given, self._edges = given, edges
@@ -158,7 +159,8 @@ class Owners:
             if self._noise is None:
                 self._noise = self._third()
             self.thirds += 1
-            p, p3, _ = self._projected(*self._noise[i], d)
+            one, other = self._noise[i]
+            p, p3, _ = self._projected(one, other, d)
             by = (p3 - KAPPA * p).square().sum(1).sqrt()
             rounding = torch.zeros_like(self.scale)
             rounding.scatter_reduce_(0, u, by.nan_to_num(0.0), 'amax')

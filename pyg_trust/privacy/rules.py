@@ -91,14 +91,15 @@ def _recurrent(
     # torch.lstm and torch.gru of a padded input, step by step.
     x = x.transpose(0, 1) if batch_first else x
     ways = 2 if both else 1
-    n, k, ends = len(weights) // (layers * ways), 0, []
+    n, k = len(weights) // (layers * ways), 0
+    ends: list[Any] = []
     for layer in range(layers):
         outs = []
         for back in range(ways):
             w = weights[n * k : n * k + n]
             several = isinstance(state, (tuple, list))
             h = tuple(s[k] for s in state) if several else state[k]
-            steps = []
+            steps: list[Any] = []
             for t in range(len(x))[:: -1 if back else 1]:
                 h = cell(x[t], h, *w)
                 steps.append(h[0] if several else h)
@@ -266,7 +267,7 @@ def _table(c: _Call) -> bool:
 def _broadcast(c: _Call) -> bool:
     args, name = c.args, c.name
     two = len(args) > 1 and isinstance(args[1], Tensor)
-    both = args[:2] if two else (args[0], None)
+    both: tuple[Any, ...] = args[:2] if two else (args[0], None)
     ws = [t for t in both if c.has(t)]
     if len(ws) != 1 or c.kwargs:
         return False

@@ -79,7 +79,7 @@ class _Units(NamedTuple):
     # nodes, and how many units there are.
     owner: Tensor
     terms: Tensor
-    count: int
+    num: int
 
     def of(self, out: Tensor, by_unit: bool) -> Tensor:
         # The unit of each row of the output.
@@ -273,7 +273,7 @@ class PrivateStep:
         call = kind(self._handed, self._versions, args, kwargs)
         self._call = call
         self.token = object()
-        if self._at.count == 0:
+        if self._at.num == 0:
             # No unit was drawn: the step adds noise alone.
             assert self._blank is not None
             self._out = self._blank.to(self._at.owner.device)
@@ -309,13 +309,13 @@ class PrivateStep:
             batch, self._inputs = _with_gradients(batch, self._at.owner)
         given = self._owners(batch, self._at)
         return self.units.run(
-            lambda: call(self.module, batch), given, self._at.count
+            lambda: call(self.module, batch), given, self._at.num
         )
 
     def _owners(self, batch: Data, at: _Units) -> list[Tensor]:
         # Owners of the rows that there may be: nodes, edges, those by type.
         owner, given = at.owner, [at.owner]
-        if len(at.terms) != at.count:
+        if len(at.terms) != at.num:
             given.append(at.terms)
         edges = batch.get('edge_index')
         if isinstance(edges, Tensor) and edges.layout == torch.strided:
@@ -331,7 +331,7 @@ class PrivateStep:
         units = Alone(
             self._whole(call, self._batch, at), int(torch.randint(2**62, ()))
         )
-        for number in range(at.count):
+        for number in range(at.num):
             twin = step.twin(self.module)
             out = step.outputs(twin, units.unit(number), units.key)
             self._parts.append((twin, out))
@@ -343,7 +343,7 @@ class PrivateStep:
         out = torch.cat(parts)
         rows = at.of(out, self.by_unit)
         sizes = [len(part) for part in parts]
-        if sizes != rows.bincount(minlength=at.count).tolist():
+        if sizes != rows.bincount(minlength=at.num).tolist():
             raise ValueError(
                 "'module' needs to return a row per node, or one per "
                 f'subgraph (got {sizes[:8]} rows of the first units alone)'
@@ -400,7 +400,7 @@ class PrivateStep:
             out = self.units.run(
                 lambda: call(self.module, batch),
                 self._owners(batch, at),
-                at.count,
+                at.num,
             )
         self._blank = out.detach().new_zeros((0, *out.shape[1:]))
         if not out.requires_grad:
@@ -412,7 +412,7 @@ class PrivateStep:
 
     def _whole(self, call: BatchCall, batch: Data, at: _Units) -> Call:
         args, kwargs = call.arguments(batch)
-        return Call(self.module, args, kwargs, at.owner, at.count)
+        return Call(self.module, args, kwargs, at.owner, at.num)
 
     def loss(self, model: Any, batch: Any) -> Tensor:
         """Compute the loss of a batch, each unit's term by itself.
@@ -458,7 +458,7 @@ class PrivateStep:
                 'in training, loss.backward() needs to be called exactly once '
                 f'for each batch{_ACCUMULATE}'
             )
-        count, out = self._at.count, self._out
+        count, out = self._at.num, self._out
         # An interrupt from here on ends the step: nothing is added twice, and
         # after a refusal, which tells of the data, no other loss is tried.
         self._stage = 'interrupted'
@@ -499,7 +499,7 @@ class PrivateStep:
         assert self._batch is not None
         at = self._at
         whole = self._whole(self._call, self._batch, at)
-        unit = secrets.randbelow(at.count)
+        unit = secrets.randbelow(at.num)
         if agrees(whole, at.terms, [unit]) is False:
             self.disagrees = True
             raise RuntimeError(DISAGREES)
@@ -518,7 +518,7 @@ class PrivateStep:
         device = self._at.owner.device
         self._add(
             [torch.from_numpy(total).to(device) for total in totals],
-            self._at.count,
+            self._at.num,
             below if self.counts else 0,
         )
 

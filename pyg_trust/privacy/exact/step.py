@@ -42,32 +42,12 @@ larger. What is not finite has :math:`c = 0`, and adds nothing.
 **Proof of (3).** By (1), neighbours' sums differ in what one unit adds: by
 :math:`2C` or :math:`C` at most, by (2), as integers are added without rounding
 and in any order. The rest is ``clip.py``, *Release*.
-
-**What agrees.** Fast code computes all units together, and says of a unit that
-it added the integers :math:`I` by a factor :math:`c`, with bounds :math:`n,
-\tau, \kappa` of its gradient :math:`\hat g` (``clip.py``). :func:`agree` says
-whether this is what the unit adds alone, as far as rounding tells:
-
-.. math::
-    c = \mathrm{factors}(n, \tau, \kappa, w, C), \quad
-    g' \lVert I \rVert \le C, \quad
-    \lVert g \rVert \le n + e, \quad
-    \lVert g' I - c\, g \rVert \le c\, (\tau + e) + g' (\kappa + \sqrt d),
-
-where :math:`e = 2^{10} u\, (n + 2^{23} \tau) + s` is for recorded floats that
-are rounded otherwise beside other units: :math:`u` is the unit of rounding,
-:math:`2^{23} \tau` is at least :math:`\sum_r |\gamma_r| |a_r|`, and :math:`s`
-is how far rounding was seen to move the gradient, 0 if nobody measured it.
-:math:`\sqrt d` is for truncation. Code that adds each unit as this says is
-correct up to that; code that doesn't is found with the share of units for
-which it does not, in each step.
 """
 
 import copy
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -81,32 +61,6 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Unit = tuple[tuple[Any, ...], dict[str, Any]]
 Pull = Callable[[Tensor], Tensor]
-
-#: How many units of rounding a number may differ by beside other units.
-REACH = 2.0**10
-# The most by which 2^-k of a row's inputs exceeds their norm (clip.py).
-_WIDE = 2.0**23
-
-
-@dataclass(frozen=True)
-class Share:
-    r"""Integers that fast code added for one unit, with the bounds it used.
-
-    Args:
-        integers (sequence of ndarray): int64, in units of :math:`g'`.
-        factor (float): :math:`c`.
-        n (float): at least the norm of the gradient.
-        tau (float): as of ``clip.py``.
-        kappa (float): as of ``clip.py``, in units of :math:`g'`.
-        weight (float): as of ``clip.py``.
-    """
-
-    integers: Sequence[Integers]
-    factor: float
-    n: float
-    tau: float
-    kappa: float
-    weight: float
 
 
 def alone(module: nn.Module, unit: Unit, pull: Pull, key: int) -> list[Floats]:
@@ -273,45 +227,3 @@ def release(
         noisy = clip.on_noise_grid(total, norm, step) + cells
         made.append(noisy.astype(np.float64) * step)
     return made
-
-
-def agree(
-    share: Share,
-    gradient: Sequence[Floats],
-    norm: float,
-    unit: float,
-    automatic: bool = False,
-    spread: float = 0.0,
-) -> bool:
-    r"""Tell whether fast code added what a unit adds alone.
-
-    Args:
-        share (Share): the integers and bounds of the fast code.
-        gradient (sequence of ndarray): the result of :func:`alone`.
-        norm (float): :math:`C`, of this step.
-        unit (float): :math:`u`, of the numbers that were recorded.
-        automatic (bool): as of :func:`adds`. (default: :obj:`False`)
-        spread (float): how far rounding alone was seen to move the gradient.
-            (default: :obj:`0.0`)
-    """
-    c, n, tau = share.factor, share.n, share.tau
-    one, two, three, four = map(np.array, (n, tau, share.kappa, share.weight))
-    if c != clip.factors(one, two, three, four, norm, automatic).item():
-        return False
-    step = clip.grid(norm)
-    integers = [part.astype(np.float64) for part in share.integers]
-    if not length(integers) * step <= norm * (1 + 2.0**-20):
-        return False
-    if c == 0:
-        return not any(part.any() for part in share.integers)
-    if not math.isfinite(spread):
-        spread = 0.0  # overflow is no rounding, and excuses nothing
-    e = REACH * unit * (n + _WIDE * tau) + spread
-    if not length(gradient) <= n + e:
-        return False
-    off = length(
-        part * step - c * g for part, g in zip(integers, gradient, strict=True)
-    )
-    # Every entry was rounded to the grid besides.
-    cells = math.sqrt(sum(part.size for part in integers))
-    return off <= c * (tau + e) + step * (share.kappa + cells)
