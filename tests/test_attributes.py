@@ -11,7 +11,8 @@ from pyg_trust.graph.attributes import (
     node_attributes,
     subgraph,
 )
-from pyg_trust.transforms import BoundedDegree
+from pyg_trust.loader import ShardLoader
+from pyg_trust.transforms import BoundedDegree, Division, FlipBits
 
 N, E = 5, 8
 
@@ -147,3 +148,44 @@ def test_edge_index_of_any_type():
         assert torch.as_tensor(out.edge_index).long().equal(want)
         assert out.edge_index.dtype == ends.dtype
         assert torch.equal(subgraph(data, torch.arange(N)).edge_index, ends)
+        half = (torch.arange(N) > 1).long()
+        plain = Data(x=data.x, edge_index=graph().edge_index)
+        for one, two in zip(
+            ShardLoader(data, half), ShardLoader(plain, half), strict=True
+        ):
+            assert one.edge_index.equal(two.edge_index)
+        for by in ('nodes', 'subgraphs'):
+            views = [
+                Division(2, by, seed=0).view(given, 0)
+                for given in (data, plain)
+            ]
+            assert torch.equal(views[0].edge_index, views[1].edge_index)
+
+
+def test_transforms_of_edges_take_adj_t():
+    data = graph()
+    adj = T.ToSparseTensor(layout=torch.sparse_csr)(data.clone())
+    want = BoundedDegree(100)(data).edge_index
+    got = BoundedDegree(100)(adj.clone()).edge_index
+    assert sorted(got.t().tolist()) == sorted(want.t().tolist())
+    flip = FlipBits(edges=(0.0, 0.5), directed=True, seed=0)
+    assert flip(adj).edge_index.equal(flip(data).edge_index)
+    weight = torch.arange(1.0, E + 1)
+    data.edge_weight = weight
+    weighted = T.ToSparseTensor(layout=torch.sparse_csr, attr='edge_weight')(
+        data.clone()
+    )
+    got = BoundedDegree(100)(weighted)
+    assert dict(
+        zip(
+            map(tuple, got.edge_index.t().tolist()),
+            got.edge_weight.tolist(),
+            strict=True,
+        )
+    ) == dict(
+        zip(
+            map(tuple, data.edge_index.t().tolist()),
+            weight.tolist(),
+            strict=True,
+        )
+    )

@@ -32,7 +32,7 @@ KNOWN = {
     'ATTACKS': (
         'bytes label_only membership neighbours pair poison twins worlds'
     ),
-    'AGGREGATORS': ('attentive contrastive lbaggr logits majority mean plain'),
+    'AGGREGATORS': 'attentive contrastive lbaggr majority mean',
     'CERTIFICATES': 'BitFlips ThreatModel',
     'MEASURES': (
         'appnp hkpr heat katz pagerank ppr sgc single_target transition'

@@ -93,7 +93,10 @@ def with_edge_index(data: Any) -> Any:
             )
             target, source = edge_index
             store.edge_index = torch.stack([source, target])
-            if weight is not None and hasattr(adj_t, 'coo'):
+            # A matrix of torch has values in any case: ones are no weights.
+            if weight is not None and (
+                hasattr(adj_t, 'coo') or bool((weight != 1).any())
+            ):
                 store.edge_weight = weight
     return data
 

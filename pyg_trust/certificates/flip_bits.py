@@ -11,7 +11,7 @@ from torch_geometric.transforms import BaseTransform
 
 from pyg_trust import ops, rng
 from pyg_trust._checks import check_instance
-from pyg_trust._checks.graphs import check_data
+from pyg_trust._checks.graphs import check_data, with_edge_index
 from pyg_trust._describe import described
 from pyg_trust.certificates.smoothing import check_noise, sampling_slack
 from pyg_trust.graph import CSRGraph
@@ -186,6 +186,7 @@ class FlipBits(BaseTransform):
 
     def forward(self, data: Data) -> Data:
         """Return a noisy graph."""
+        data = with_edge_index(data)
         check_graph(data, self.noise)
         copies = NoisyCopies(data, self.noise)
         seed = rng.resolve(self.seed)

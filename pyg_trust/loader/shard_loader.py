@@ -1,5 +1,6 @@
 """The shards of a training graph as a PyG loader."""
 
+import copy
 from typing import Any
 
 import torch
@@ -9,10 +10,10 @@ from torch_geometric.data import Batch, Data
 
 from pyg_trust import rng
 from pyg_trust._checks import Count, check_dtype, validated
+from pyg_trust._checks.graphs import check_edges
 from pyg_trust.graph.attributes import subgraph
 from pyg_trust.graph.ragged import pointer
 from pyg_trust.unlearning.partition import (
-    check_edges,
     check_partition,
     shard_sizes,
 )
@@ -111,7 +112,10 @@ class ShardLoader(DataLoader):
                 raise ValueError(f"'{name}' is set by ShardLoader itself")
         if data.get('edge_index') is None:
             raise ValueError("'data' needs to have an 'edge_index'")
-        check_edges(data.edge_index, int(data.num_nodes or 0), 'the nodes')
+        data = copy.copy(data)
+        data.edge_index = check_edges(
+            'edge_index', data.edge_index, int(data.num_nodes or 0)
+        )
         shard = data.get('shard') if shard is None else shard
         check_dtype('shard', shard, torch.int64)
         if shard.shape != (data.num_nodes,):

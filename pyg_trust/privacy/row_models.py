@@ -1,21 +1,17 @@
 """Models on single rows, and how a private classifier trains them."""
 
 import math
-from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 from torch_geometric.nn import norm as graph_norms
 
 from pyg_trust import rng
 from pyg_trust._checks import check_instance
-from pyg_trust.privacy.alone import NoDropout
 from pyg_trust.privacy.descent import (
     linear_logits,
     private_descent,
@@ -27,7 +23,6 @@ from pyg_trust.privacy.descent import (
 from pyg_trust.privacy.propagation import Noise
 
 _EVERY = 5
-_SEED = 0
 # The norm of rows beside the constant 1, and what gradients are clipped to.
 # The same as a constant of 1/4 beside rows of norm 1, clipped to 1/2: the
 # constant takes less of the norm, and few rows lose half of their gradient.
@@ -138,67 +133,6 @@ def check_module(name: str, module: nn.Module, private: bool) -> None:
             )
     if private and not any(p.requires_grad for p in module.parameters()):
         raise ValueError(f"'{name}' needs to have parameters that train")
-
-
-def check_rows(
-    name: str, module: nn.Module, x: Tensor, sizes: Sequence[int]
-) -> None:
-    """Refuse a model that knows the nodes or edges of a graph.
-
-    Random rows must have the same outputs in another order and, in evaluation
-    mode, among fewer rows. Tables with an entry per node or edge are
-    refused.
-
-    Args:
-        name (str): the name of the argument.
-        module (torch.nn.Module): the model.
-        x (Tensor): the rows it is going to read; their values are not used.
-        sizes (Sequence[int]): how many nodes and edges there are.
-    """
-    tables = [
-        path
-        for path, value in tables_of(module)
-        if any(size > 1 and size in tuple(value.shape) for size in sizes)
-    ]
-    if tables:
-        raise ValueError(
-            f"'{name}' needs to be without data of the graph's nodes and "
-            f'edges, but {tables} may be: what it looks up there is covered '
-            'by no noise'
-        )
-    rows = torch.randn(tuple(x.shape), generator=generator(_SEED))
-    order = torch.randperm(len(x), generator=generator(_SEED))
-    try:
-        made = deepcopy(module).double()
-        with torch.no_grad(), torch.random.fork_rng(), NoDropout():
-            made.eval()(rows[:2].double())
-        kind, most = torch.float64, 1e-9
-    except (RuntimeError, TypeError, ValueError):
-        kind, most = kind_of(module), 1e-4
-    made, rows = deepcopy(module).to(kind), rows.to(kind)
-    for training in (True, False):
-        made.train(training)
-        with torch.no_grad(), torch.random.fork_rng(), NoDropout():
-            out, moved = made(rows), made(rows[order])
-            pairs = [(out[order], moved)]
-            if not training:
-                half = len(x) // 2
-                pairs.append((out[:half], made(rows[:half])))
-        scale = most * max(1.0, float(out.abs().max())) if len(x) else 0.0
-        for want, got in pairs:
-            if want.shape != got.shape or not bool(
-                ((want - got).abs() <= scale).all()
-            ):
-                raise ValueError(
-                    f"'{name}' needs to compute its outputs from single rows, "
-                    'but they change with the position or the number of rows: '
-                    'no noise covers what it looks up by position'
-                )
-
-
-def generator(seed: int) -> torch.Generator:
-    """Make a generator for random numbers that are public."""
-    return torch.Generator().manual_seed(seed)
 
 
 def head_start(hops: int, smoothing: int, classes: int) -> Tensor:
@@ -393,36 +327,3 @@ def posteriors(logits: Tensor) -> Tensor:
     own = logits.double().softmax(1)
     fine = own.isfinite().all(1, keepdim=True)
     return torch.where(fine, own, 1 / max(1, own.size(1)))
-
-
-def tables_of(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield the arrays of a model that are not trained, with their names."""
-    for name, value in module.named_buffers(remove_duplicate=False):
-        yield name, value
-    for name, value in module.named_parameters(remove_duplicate=False):
-        if not value.requires_grad:
-            yield name, value
-    for prefix, layer in module.named_modules():
-        for name, value in vars(layer).items():
-            if name.startswith('_') and name in nn.Module().__dict__:
-                continue
-            path = f'{prefix}.{name}' if prefix else name
-            yield from _arrays(path, value, 4)
-
-
-def _arrays(path: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Tensor | np.ndarray):
-        if not isinstance(value, nn.Parameter):
-            yield path, value
-    elif depth == 0:
-        return
-    elif isinstance(value, Data):
-        yield from _arrays(path, value.to_dict(), depth - 1)
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield from _arrays(f'{path}.{key}', item, depth - 1)
-    elif isinstance(value, list | tuple | set):
-        for key, item in enumerate(value):
-            yield from _arrays(f'{path}.{key}', item, depth - 1)
-    elif hasattr(value, '__dict__') and not callable(value):
-        yield from _arrays(path, vars(value), depth - 1)

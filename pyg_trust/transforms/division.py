@@ -15,9 +15,9 @@ from pyg_trust._checks import (
     check_choice,
     check_instance,
     check_integer,
-    check_range,
     check_tensor,
 )
+from pyg_trust._checks.graphs import check_edges
 from pyg_trust._describe import described
 from pyg_trust.certificates.voting import strays
 from pyg_trust.graph.attributes import keep_edges, subgraph
@@ -359,9 +359,7 @@ def check_named(data: Any) -> None:
     n = int(data.num_nodes or 0)
     if n == 0:
         raise ValueError("'data' needs to have at least one node (got 0)")
-    shape = (2, 'num_edges')
-    check_tensor('edge_index', data.edge_index, torch.int64, shape)
-    check_range('edge_index', data.edge_index, n, 'the nodes')
+    check_edges('edge_index', data.edge_index, n)
     if data.get('n_id') is not None:
         check_tensor('n_id', data.n_id, torch.int64, (n,))
         if int(data.n_id.min()) < 0 or data.n_id.unique().numel() < n:
