@@ -154,7 +154,8 @@ def clipped(
     units: Attributor, call: TypedCall, flat: Any
 ) -> dict[str, Tensor]:
     """The sum of the clipped gradients."""
-    given = [flat.batch, *units.module.owners(flat, flat.batch)]
+    module: Any = units.module
+    given = [flat.batch, *module.owners(flat, flat.batch)]
     out = units.run(lambda: call(units.module, flat), given, flat.batch_size)
     loss = F.cross_entropy(out, flat.y, reduction='sum')
     (grad,) = torch.autograd.grad(loss, out, retain_graph=True)

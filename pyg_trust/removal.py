@@ -710,6 +710,20 @@ class Removed:
         return RemovalRequest.from_dict(named) if named else None
 
 
+def still_removed(
+    lines: Iterable[Mapping[str, Any]],
+) -> RemovalRequest | None:
+    """Return the items that requests removed and that were not added again.
+
+    Args:
+        lines (list[dict]): the requests of a ledger's lines, oldest first.
+    """
+    found = Removed()
+    for line in lines:
+        found.add(line)
+    return found.request()
+
+
 def _named_items(part: Mapping[str, Any]) -> dict[str, set[Any]]:
     edges = {tuple(edge) for edge in part.get('edges', ())}
     arcs = edges | {edge[::-1] for edge in edges}

@@ -17,6 +17,7 @@ from pyg_trust.ledger import (
     RemovalLedger,
     coarse,
 )
+from pyg_trust.removal import still_removed
 from pyg_trust.verify import chain
 
 
@@ -401,6 +402,8 @@ def test_lines_that_updates_made_are_read():
         assert ledger.removed.of('directed_edges') == arcs
         assert ledger.removed.of('nodes') == {5}
         assert ledger.removed.of('features') == set()
+        past = (line.request for line in ledger.entries)
+        assert still_removed(past) == ledger.removed.request()
     before = ledger.state_dict()
     for bad in ({'0': 3}, {'nodes': 5}):
         with pytest.raises(ValueError, match='to_dict'):

@@ -387,9 +387,13 @@ def _run(
     finally:
         handle.remove()
     last = seen[-1][1] if seen else None
-    if len(seen) != 1 or not any(
-        torch.equal(out, z)
-        for z in (last, last.softmax(-1), last.log_softmax(-1))
+    if (
+        last is None
+        or len(seen) != 1
+        or not any(
+            torch.equal(out, z)
+            for z in (last, last.softmax(-1), last.log_softmax(-1))
+        )
     ):
         raise ValueError(
             f"'model' needs to return what its APPNP does, or the softmax of "

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import torch
 from torch import Tensor
@@ -253,13 +253,14 @@ class UnitLoader(DrawnUnits):
         if transform is not None:
             made = transform(self._plain.typed(self._plain.made(_SHOWN)))
             self.schema = schema(_typed(made))
+        limits = cast(Mapping[EdgeType, Any], num_neighbors or {})
         self._capped = {
             unit.known(e, 'num_neighbors'): check_integer(
                 'num_neighbors',
                 k[0] if isinstance(k, list) and len({*k}) == 1 else k,
                 0,
             )
-            for e, k in (num_neighbors or {}).items()
+            for e, k in limits.items()
         }
         for e, k in self._capped.items():
             other = self._capped.get(unit.mirrors.get(e, e), k)

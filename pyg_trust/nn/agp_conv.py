@@ -123,7 +123,7 @@ class _Propagation(pyg.MessagePassing):
             theirs and changed(self, self._own, 'source_to_target')
         ):
             return graph, edge_weight
-        return as_edges(graph, edge_weight, x.size(self.node_dim))
+        return as_edges(graph, edge_weight, x.shape[self.node_dim])
 
     @property
     def _loops(self) -> bool:
@@ -326,8 +326,9 @@ class SGConv(_Propagation, pyg.SGConv):
         self, x: Tensor, edge_index: Any, edge_weight: OptTensor = None
     ) -> Tensor:
         """Propagate and transform :obj:`x`."""
-        if self._cached_x is not None:
-            return self.lin(self._cached_x.detach())
+        kept: OptTensor = getattr(self, '_cached_x')  # noqa: B009
+        if kept is not None:
+            return self.lin(kept.detach())
         _check_x(x, (2, 3))
         wanted = self.lin.in_channels
         if wanted > 0 and x.size(-1) != wanted:

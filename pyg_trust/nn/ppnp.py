@@ -148,7 +148,7 @@ class PageRankDiffusion(pyg.MessagePassing):
         self, h: Tensor, graph: Any, edge_weight: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         # The edges in the user's order, which masks of explainers have.
-        n = h.size(self.node_dim)
+        n = h.shape[self.node_dim]
         edge_index, weight = as_edges(graph, edge_weight, n)
         dtype = h.dtype if h.dtype in REAL else torch.float32
         if weight is None:

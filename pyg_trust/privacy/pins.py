@@ -173,7 +173,9 @@ def remembered(module: nn.Module) -> Callable[[], None]:
             place.update({k: v for k, v in held.items() if k in now})
             for value, inside in full:
                 value.clear()
-                fill = value.extend if hasattr(value, 'extend') else None
-                (fill or value.update)(inside)
+                if isinstance(value, dict | set):
+                    value.update(inside)
+                else:
+                    value.extend(inside)
 
     return restore
