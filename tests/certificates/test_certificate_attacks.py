@@ -75,7 +75,7 @@ class Propagates(PPNP):
 
 def rebound(model):
     old = model.diffuse
-    model.diffuse = lambda h, graph: old(h, graph)
+    model.diffuse = lambda h, *graph: old(h, *graph)
     return model
 
 
