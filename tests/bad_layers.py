@@ -122,11 +122,6 @@ entry(
     alpha=number(0, 1, none=True),
     K=STEPS,
 )
-LABELLED = either(
-    values(3, 'a', [0]),
-    values(torch.tensor([N]), torch.tensor([-1]), torch.ones(3).bool()),
-    values(torch.tensor([0.5]), torch.ones(N, N).bool()),
-)
 
 
 def examples() -> dict[str, Any]:
@@ -508,9 +503,14 @@ entry(
     logits=LOGITS,
     y=tensor(low=None),
     index=either(
-        LABELLED,
+        values(3, 'a', [N], [0.5], torch.ones(3).bool()),
         tensor(
-            rows=False, low=0, high=N - 1, none=True, dtypes=(torch.float32,)
+            rows=False,
+            low=0,
+            high=N - 1,
+            none=True,
+            dtypes=(torch.float32,),
+            numbers=True,
         ),
     ),
     diffused=tensor(columns=True, none=True, finite=False),

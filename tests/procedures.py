@@ -258,7 +258,9 @@ def with_later(folder):
 
 PROCEDURES['ScatteringClassifier.load_state_dict'] = Procedure(
     with_later,
-    lambda model, bar: model.load_state_dict(model.later, progress_bar=bar),
+    lambda model, bar: (
+        model.load_state_dict(model.later, progress_bar=bar) and None
+    ),
     classified,
     is_certified,
     shows=2,

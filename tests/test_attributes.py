@@ -170,6 +170,13 @@ def test_transforms_of_edges_take_adj_t():
     assert sorted(got.t().tolist()) == sorted(want.t().tolist())
     flip = FlipBits(edges=(0.0, 0.5), directed=True, seed=0)
     assert flip(adj).edge_index.equal(flip(data).edge_index)
+    half = (torch.arange(N) > 1).long()
+    for one, two in zip(
+        ShardLoader(adj, half), ShardLoader(data, half), strict=True
+    ):
+        assert sorted(one.edge_index.t().tolist()) == sorted(
+            two.edge_index.t().tolist()
+        )
     weight = torch.arange(1.0, E + 1)
     data.edge_weight = weight
     weighted = T.ToSparseTensor(layout=torch.sparse_csr, attr='edge_weight')(

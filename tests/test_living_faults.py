@@ -1,4 +1,4 @@
-"""Twenty-eight faults of graphs that live, each found by a test of its own.
+"""Faults of graphs that live, each found by a test of its own.
 
 Every row of :data:`FAULTS` plants one fault into the package and runs the test
 that has to fail. The other faults are here:
@@ -12,7 +12,9 @@ that has to fail. The other faults are here:
 * 7 the clock of a cached row: rows are computed when they are read, and none
   is cached;
 * 10 the old n in lambda n: planted by ``unlearning/test_node_updates.py``
-  itself.
+  itself;
+* 15 debits that do not add up, 16 new nodes that are not in T: certificates
+  of a graph that changed are refused, as they know its digest.
 """
 
 import json

@@ -51,7 +51,7 @@ def bits(made):
     return [
         *(part['weights'] for _, part in sorted(state['checkpoints'].items())),
         state['aggregator'],
-        {'probabilities': made.predict_proba()},
+        {'probabilities': made.predict_proba(nodes=made.n_id)},
     ]
 
 

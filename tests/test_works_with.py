@@ -142,9 +142,10 @@ def test_torch_compile__propagation():
     torch._dynamo.reset()
     conv, data = APPNP(3, 0.2), cycle(40)
     conv(data.x, data.edge_index)
-    compiled = torch.compile(conv, backend='eager')
+    compiled = torch.compile(conv, backend='eager', fullgraph=True)
     want = conv(data.x, data.edge_index)
-    assert torch.equal(compiled(data.x, data.edge_index), want)
+    # The messages of PyG are compiled, which sum in another order.
+    torch.testing.assert_close(compiled(data.x, data.edge_index), want)
 
 
 def test_lightning__private_training(tmp_path):

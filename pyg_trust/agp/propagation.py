@@ -158,8 +158,8 @@ def propagate(
         half (bool): whether the exact path keeps its levels in float16, for
             float32 signals: faster, with a relative error of up to
             :math:`2^{-11}` per level where nothing averages out (of a slow
-            series with :obj:`tol` more, as :mod:`.chebyshev` bounds it; and of
-            :math:`2^{-31}` of a column's largest entry, times the largest
+            series with :obj:`tol` more, as :mod:`.polynomials` bounds it; and
+            of :math:`2^{-31}` of a column's largest entry, times the largest
             sum of a row of the operator, where the range of float16 ends;
             a measure whose weights fall as fast as the powers of the
             operator grow is refused, as levels would vanish),

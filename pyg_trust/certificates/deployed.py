@@ -297,6 +297,13 @@ def _drawn(graph: CSRGraph, symmetric: bool) -> CSRGraph:
         pair = torch.minimum(row, col) * n + torch.maximum(row, col)
     word = rng.derive_each(rng.resolve_secret(None), pair)
     keep = word % 3 != 0
+    ends = (row != col).nonzero().view(-1)
+    if ends.numel():
+        # One edge goes in any graph, and stays in the other direction.
+        at = ends[word[ends].argmin()]
+        if not symmetric:
+            keep |= (row == col[at]) & (col == row[at])
+        keep &= pair != pair[at]
     return CSRGraph.convert(torch.stack([row[keep], col[keep]]), n)
 
 
@@ -315,7 +322,8 @@ def _layer_of(model: Any) -> pyg.MessagePassing:
                 f'FeaturePropagation (got {type(model).__name__})'
             )
         layer, own, flow = model, PageRankDiffusion, 'target_to_source'
-        other = type(model).diffuse is not PageRankDiffusion.diffuse
+        method = getattr(model.diffuse, '__func__', None)
+        other = method is not PageRankDiffusion.diffuse
         name = 'diffuse' if other else changed(layer, own, flow)
     else:
         layers = []

@@ -87,7 +87,7 @@ def rows_of(
         row_of = int(torch.searchsorted(rowptr, place, right=True)) - 1
         raise ValueError(
             f"'edge_index' lists {repeated} edges more than once (the first "
-            f'is {row_of} -> {int(col[place])}): merge them first, by '
+            f'is {row_of} -> {int(col[place])}): they need to be merged, by '
             'torch_geometric.transforms.RemoveDuplicatedEdges() or '
             "torch_geometric.utils.coalesce(edge_index); 'duplicates' of "
             'CSRGraph.from_edge_index keeps them'

@@ -10,7 +10,7 @@ from torch_geometric.data import Batch, Data
 
 from pyg_trust import rng
 from pyg_trust._checks import Count, check_dtype, validated
-from pyg_trust._checks.graphs import check_edges
+from pyg_trust._checks.graphs import check_edges, with_edge_index
 from pyg_trust.graph.attributes import subgraph
 from pyg_trust.graph.ragged import pointer
 from pyg_trust.unlearning.partition import (
@@ -79,7 +79,7 @@ class ShardLoader(DataLoader):
             fit(models[int(batch.shard_id)], batch)
 
     Args:
-        data (Data): the graph, with ``edge_index``.
+        data (Data): the graph, with ``edge_index`` or ``adj_t``.
         shard (Tensor, optional): int64, ``[num_nodes]``: the shard of each
             node, -1 for nodes in none; by default ``data.shard``, as
             :class:`pyg_trust.transforms.Shards` writes it.
@@ -110,6 +110,7 @@ class ShardLoader(DataLoader):
         for name in _OWN:
             if name in kwargs:
                 raise ValueError(f"'{name}' is set by ShardLoader itself")
+        data = with_edge_index(data)
         if data.get('edge_index') is None:
             raise ValueError("'data' needs to have an 'edge_index'")
         data = copy.copy(data)

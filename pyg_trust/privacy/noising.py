@@ -26,7 +26,7 @@ def noisy_sums(
     """Bring sums to the grid of the noise, and add it.
 
     Args:
-        totals (list[Tensor]): int64, in units of ``kernel.clip.grid``.
+        totals (list[Tensor]): int64, in units of ``exact.clip.grid``.
         noise (SecureNoise or SeededNoise): the source of noise.
         multiplier (float): its standard deviation over the clipping norm, as
             the account counts it.

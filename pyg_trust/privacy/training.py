@@ -96,7 +96,7 @@ class PrivateStep:
         max_grad_norm (float): the clipping norm :math:`C`.
         loss_reduction (str): :obj:`'mean'` or :obj:`'sum'`.
         add_noise (callable): pays for a step, then maps sums of clipped
-            gradients, in units of ``kernel.clip.grid``, the number of units
+            gradients, in units of ``exact.clip.grid``, the number of units
             they are of, and how many of these had a gradient below the
             clipping norm, to noisy ones.
         clipping (str): :obj:`'flat'` or :obj:`'automatic'`. (default:

@@ -25,8 +25,9 @@ mechanism at :math:`m = \Delta / s` (:func:`shift_epsilon`;
 :func:`gaussian_budget` is the largest such :math:`m`). The shift does not
 depend on :math:`\Xi`, so any :math:`\varepsilon > 0` will do; all classes are
 one vector, with ONE budget (the paper's code gives each its own). Releases
-compose to :math:`\sqrt{\sum_j m_j^2}` (:func:`.kernel.removal.together`), also
-when a request was chosen by looking at earlier releases: given those, the next
+compose to :math:`\sqrt{\sum_j m_j^2}` (``together`` in
+:mod:`pyg_trust.verify.removal`), also when a request was chosen by looking at
+earlier releases: given those, the next
 is again a shift, of at most :math:`\Delta_j`, of what exact retraining would
 release under the same transcript.
 

@@ -417,7 +417,7 @@ def test_rows_are_checked():
         (torch.tensor([40]), ValueError),
         (torch.tensor([-1]), ValueError),
         (torch.tensor([0.0]), TypeError),
-        (torch.tensor([[0]]), ValueError),
+        (torch.tensor([[0, 1]]), ValueError),
         (torch.ones(39, dtype=torch.bool), ValueError),
     ):
         with pytest.raises(error, match="'rows'"):

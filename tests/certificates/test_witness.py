@@ -303,6 +303,7 @@ def certified(seed, method='auto', steps=None, normalization='rw', **threat):
     model = PPNP(
         *(Linear(5, 3), 0.2, steps), normalization=normalization
     ).eval()
+    model.reset_parameters()  # to weights which leave nodes open
     with torch.no_grad():
         model.encoder.weight *= 3
     threat = ThreatModel(data, **{'local_budget': 2, **threat})

@@ -57,7 +57,7 @@ def test_shards_are_those_of_the_training_nodes(method):
     assert torch.equal(again.shard, out.shard)
     other = Shards(SHARDS, method, seed=4)(data)
     assert not torch.equal(other.shard, out.shard)
-    assert str(transform) == f"Shards(4, '{method}')"
+    assert str(transform) == f"Shards(4, '{method}', seed=3)"
 
 
 def test_shards_are_the_functions():

@@ -111,13 +111,21 @@ def test_a_classifier_of_persons_forgets_rows_alone() -> None:
     assert model.verify().ok
 
 
-def test_a_classifier_refuses_persons_who_are_named_otherwise() -> None:
-    # It names nodes by their places: person 4 would be somebody else.
+def test_persons_of_other_names_are_found_by_n_id_or_refused() -> None:
     data = shop()
     data['user'].n_id = torch.arange(N) + 5
     unit, rows = table(data)
     asked = RemovalRequest(persons=[4], unit=unit)
     assert asked == RemovalRequest(nodes=[9])
+    named = NodeClassifier('sgc', levels=0, seed=0).fit(rows)
+    before = named.predict()
+    assert named.remove(asked).request['nodes'] == [9]
+    assert named.n_id.tolist() == [i + 5 for i in range(N) if i != 4]
+    after = named.predict()
+    assert (after < 0).nonzero().view(-1).tolist() == [4]
+    assert len(after) == len(before)
+    # Without names, person 4 would be somebody else.
+    del rows.n_id
     model = NodeClassifier('sgc', levels=0, seed=0).fit(rows)
     other = RemovalRequest(nodes=[1])
     for given in (

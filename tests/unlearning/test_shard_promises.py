@@ -105,7 +105,12 @@ def test_random_removals_under_every_aggregator(aggregator):
         unlearner.remove(request)
     fresh = make(**options).fit(done[-1][1])
     assert same(learnt(fresh)['aggregator'], learnt(unlearner)['aggregator'])
-    assert torch.equal(fresh.predict_proba(), unlearner.predict_proba())
+    # Predictions keep their rows, with none for whoever was removed.
+    found = unlearner.predict_proba()
+    there = torch.isin(named.n_id, done[-1][1].n_id)
+    assert torch.equal(found[there], fresh.predict_proba())
+    assert bool(found[~there].isnan().all())
+    assert torch.equal(unlearner.predict() < 0, ~there)
     assert unlearner.verify().ok
 
 
@@ -201,7 +206,9 @@ def test_a_shard_may_run_empty(aggregator, tmp_path):
     others = unlearner.outputs[[0, 2, 3]]
     if aggregator != 'attentive':
         expected = make_aggregator(aggregator)(others).argmax(1)
-        assert torch.equal(unlearner.predict(), expected)
+        found = unlearner.predict()
+        assert torch.equal(found[unlearner.n_id], expected)
+        assert torch.equal((found < 0).nonzero().view(-1), home)
     # And it can be saved, loaded, and go on.
     unlearner.save(tmp_path)
     again = make(**options).load(tmp_path)
