@@ -233,8 +233,7 @@ class Cluster:
             elif self.kind == ROWS:
                 yield grad @ part.reshape(-1), owner
             else:
-                # Not reshape(n, -1): a type may have no row.
-                rows = part.flatten(1)[self.inputs[i]]
+                rows = part.reshape(len(part), -1)[self.inputs[i]]
                 yield (grad * rows).sum(1), owner
 
 
