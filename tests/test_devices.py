@@ -318,7 +318,6 @@ def test_private_training(device):
             data_loader=DisjointWalkLoader(data, 4, 2, num_steps=3, seed=1),
             noise_multiplier=8.0,
             max_grad_norm=1.0,
-            # Followed tensors do not go through the simulated device.
         )
         for batch in batches:
             out = private(batch.x, batch.edge_index)[: batch.batch_size]

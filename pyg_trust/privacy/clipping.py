@@ -827,7 +827,8 @@ def clipped_sum(found: Any, norm: float, automatic: bool = False) -> Clipped:
 
 def _key(rows: Tensor) -> Any:
     # Of a tensor that lives on: views of the same numbers are the same rows.
-    return rows.data_ptr(), rows.shape, rows.stride()
+    # Some devices have no pointers: there different tensors would be equal.
+    return rows.data_ptr() or id(rows), rows.shape, rows.stride()
 
 
 def _is_native(rows: Tensor) -> bool:
