@@ -8,7 +8,6 @@ from bad_functional import (
     EPS,
     LOGITS,
     NOT_NEGATIVE,
-    ROOTS,
     N,
     rand,
     shard,
@@ -363,7 +362,15 @@ entry(
     contiguous=WHETHER,
 )
 OPTIONS = {
-    'input_nodes': ROOTS,
+    'input_nodes': tensor(
+        rows=False,
+        low=0,
+        high=N - 1,
+        none=True,
+        empty=True,
+        dtypes=(torch.float32,),
+        numbers=True,
+    ),
     'num_steps': integer(1, none=True),
     'along': FLAG,
 }

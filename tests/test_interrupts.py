@@ -336,10 +336,10 @@ def test_a_backward_pass_is_not_added_twice(tmp_path):
     step = optimizer._step
 
     class Units(int):
-        def __radd__(self, other):
+        def __add__(self, other):
             raise KeyboardInterrupt
 
-    step._count = Units(step._count)
+    step._units = Units(step._units)
     loss = out[: batch.batch_size].sum()
     with pytest.raises(KeyboardInterrupt):
         loss.backward(retain_graph=True)

@@ -233,7 +233,11 @@ def as_ids(name: str, value: Any) -> Any:
         ValueError: on a mask of several columns, such as one of each split.
     """
     if isinstance(value, list | tuple | range | np.ndarray):
-        array = np.asarray(value)
+        try:
+            array = np.asarray(value)
+        except ValueError:
+            # Rows of different lengths.
+            return value
         if array.size and array.dtype.kind not in 'iub':
             raise TypeError(
                 f"'{name}' needs to be a tensor or a list of ids (got a "

@@ -55,11 +55,7 @@ class GraphLoader(DrawnUnits):
     access;
     ``input_id`` tells which graphs they are, ``n_id`` numbers the nodes of
     all graphs, unless these have an ``n_id`` of their own, and
-    ``batch_size`` is :math:`m`. In private training rows of nodes and
-    edges are for the model alone: until ``backward()`` the batch has
-    made-up graphs in their place, with ``relation='add_remove'`` always
-    :obj:`batch_size` of them, so that a loss can't read private sizes. The
-    model needs to return one row per graph:
+    ``batch_size`` is :math:`m`. The model needs to return one row per graph:
 
     .. code-block:: python
 
@@ -178,9 +174,7 @@ class GraphLoader(DrawnUnits):
             'looking at private graphs (each run of a search is a release of '
             'its own, unless pyg_trust.privacy.search made it)',
             'that the model passed its probe, which reads the sizes and edges '
-            'of some graphs, counts as public; unless it is left unchecked, '
-            'the loss sees graphs that are made up in place of the private '
-            'ones, and no size of them',
+            'of some graphs, counts as public',
         )
 
     def collate_fn(self, index: list[int] | Tensor) -> Any:

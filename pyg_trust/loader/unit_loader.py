@@ -99,9 +99,7 @@ class UnitLoader(DrawnUnits):
 
     Predict from :meth:`own_view`, of all persons or of some.
 
-    In private training, rows are for the model alone: until ``backward()``
-    the batch has made-up rows in their place, one target row for each
-    subgraph. The model returns a row per target row, or rows by type.
+    The model returns a row per target row, or rows by type.
 
     Args:
         data (HeteroData): the graph that :obj:`unit` was declared for, on the
@@ -407,9 +405,7 @@ class UnitLoader(DrawnUnits):
         return (
             *of_persons(self._declared, self._rate is None),
             *(by_row if self.schema.by_row else ()),
-            'the model passed its probe on rows that were made up; unless it '
-            'is left unchecked, the loss sees rows that are made up in place '
-            'of the private ones, and no number of them',
+            'the model passed its probe on rows that were made up',
         )
 
     def collate_fn(self, index: list[int] | Tensor) -> Any:

@@ -405,11 +405,16 @@ def _finite(grad: Tensor, owner: Tensor, count: int) -> Tensor:
 
 
 def _probe(t: Tensor) -> Any:
+    # Like the codes, and so that torch's generator is the user's alone.
+    generator = torch.Generator()
+    generator.seed()
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, dtype=t.dtype, generator=generator).to(t)
+
     if t.dim() == 2:
-        return tuple(
-            torch.randn(n, dtype=t.dtype, device=t.device) for n in t.shape
-        )
-    return torch.randn(t.shape, dtype=t.dtype, device=t.device)
+        return tuple(draw(n) for n in t.shape)
+    return draw(*t.shape)
 
 
 def _dense(z: Any, t: Tensor) -> Tensor:

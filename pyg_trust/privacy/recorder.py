@@ -305,6 +305,9 @@ class Gathered:
         keep = u >= 0
         if not bool(keep.all()):
             u, index, rows = u[keep], index[keep], rows[keep]
+        if not index.numel():
+            # An edge type may have no edge, and its table no row.
+            return
         cluster = self._cluster('table', w, w.detach())
         cluster.owners.append(u)
         cluster.inputs.append(index)

@@ -561,12 +561,10 @@ def assumptions(
         'row per node, as many numbers as there are units, and what is looked '
         'up by names or places of nodes, are refused)',
         'the loss reads private data by the batch and the outputs alone, and '
-        'carries nothing private from step to step, also not what a model '
-        'kept of an earlier one: it is computed on outputs for made-up rows, '
-        'so that what the model keeps of this call is of no private row, and '
-        'done again on those of the batch, followed, and refused if '
-        'subgraphs meet; it reads '
-        'no memory that it did not write (torch.empty), nor by its address',
+        'carries nothing private from step to step, also not a number that a '
+        'model kept (what else layers keep of a call is put back after its '
+        'step); it reads no memory that it did not write (torch.empty), nor '
+        'by its address',
     ]
     if seeded:
         lines.insert(0, SEEDED)

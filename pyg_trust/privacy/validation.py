@@ -492,7 +492,8 @@ def check_isolation(
                     after = _run(module, call, others(value))
             if not same(before[half[rows]], after[half[rows]]):
                 what = '' if value is None else f' ({value})'
-                _coupled(f'the output of one depends on the features{what}')
+                what = f'the output of one depends on the features{what}'
+                _coupled(module, what)
 
 
 @contextmanager
@@ -541,7 +542,7 @@ def _check_gradient(
         )
     for name, grad in zip(names.floating, grads, strict=True):
         if grad is not None and not bool((grad[~inner] == 0).all()):
-            _coupled(f"the gradient of one depends on the '{name}'")
+            _coupled(module, f"the gradient of one depends on the '{name}'")
 
 
 class _Features:
@@ -664,11 +665,24 @@ def same(one: Tensor, other: Tensor) -> bool:
     )
 
 
-def _coupled(what: str) -> None:
+def _coupled(module: nn.Module, what: str) -> None:
+    graph_wide = [
+        name
+        for name, layer in module.named_modules()
+        if isinstance(layer, pyg.LayerNorm) and layer.mode == 'graph'
+    ]
+    advice = ''
+    if graph_wide:
+        advice = (
+            f'. {graph_wide} are LayerNorms over all rows: use '
+            "LayerNorm(mode='node'), in a model of PyG norm='layer_norm', "
+            "norm_kwargs={'mode': 'node'}"
+        )
     raise ValueError(
         f"'module' needs to treat subgraphs apart, but {what} of another: "
         'look for normalisation, pooling or attention over the whole batch '
-        "(most norms and pools of PyG treat subgraphs apart if given 'batch')"
+        '(most norms and pools of PyG treat subgraphs apart if given '
+        f"'batch'){advice}"
     )
 
 

@@ -74,30 +74,22 @@ def other_rows(private):
 @pytest.mark.parametrize('isolation', ['checked', 'construction'])
 @pytest.mark.parametrize(
     'how',
-    ['attribute', 'new', 'list', 'queue', 'table', 'nested', 'number'],
+    ['attribute', 'new', 'list', 'queue', 'table', 'nested'],
 )
 def test_a_trained_model_has_kept_no_private_row(private, how, isolation):
     # Its rows were in every copy, and could be read by the next step's loss.
     data = other_rows(private)
     setup = private(data=data, net=Keeping(how), isolation=isolation)
     setup.train(3)
-    rows, sums = setup.data.x, {float(setup.data.x.sum())}
+    rows = setup.data.x
     for net in (setup.net, copy.deepcopy(setup.model)):
         for value in memory(net):
             if isinstance(value, torch.Tensor) and value.shape[1:] == (5,):
                 same = (value[:, None] == rows).all(2)
                 assert not bool(same.any())
-            assert value not in sums if isinstance(value, float) else True
     # Of rows that are made up it may keep what it likes.
     kept = [v for v in memory(setup.net) if isinstance(v, torch.Tensor)]
-    assert isolation == 'construction' or how == 'number' or kept
-    number = setup.net.kept
-    if how == 'number' and isolation == 'checked':
-        data = data.clone()
-        data.x = 2 * data.x
-        again = private(data=data, net=Keeping(how))
-        again.train(3)
-        assert again.net.kept == number
+    assert isolation == 'construction' or kept
 
 
 def test_what_a_model_counts_is_counted_once_a_step(private):

@@ -211,7 +211,7 @@ def test_a_fault_is_refused(name, tmp_path, monkeypatch):
     plant(monkeypatch)
     try:
         # What is followed is a label: few rows.
-        kind = 'two classes' if 'checked' in name else 'softmax'
+        kind = 'two classes' if 'followed' in name else 'softmax'
         found = audited(tmp_path, kind)
     except (RuntimeError, ValueError) as error:
         said = f'{type(error).__name__}: {error}'
