@@ -538,7 +538,7 @@ class PrivacyEngine(Checkpoints, NormEstimates):
                 data_loader.check_batch,
                 self._choose,
                 group,
-                self._digests,
+                self._begin_together,
             ),
         )
         # From here on nothing is refused, and an interrupt falls between two
@@ -580,17 +580,25 @@ class PrivacyEngine(Checkpoints, NormEstimates):
             }
         )
 
-    def _digests(self) -> dict[str, str]:
-        training = self._attached()
-        return {
-            "the weights of 'module'": fingerprint_any(
-                training.model.state_dict()
-            ),
-            "the state of 'optimizer'": fingerprint_any(
-                training.optimizer.state_dict()
-            ),
-            'the number of steps': str(self.steps),
-        }
+    def _begin_together(self) -> None:
+        """Begin an epoch with one state in all processes: the first one's."""
+        training, group = self._attached(), self._group
+        group.agree({'the number of steps': str(self.steps)})
+        model, optimizer = training.model, training.optimizer
+        if group.differs(
+            fingerprint_any(model.state_dict()),
+            fingerprint_any(optimizer.state_dict()),
+        ):
+            warnings.warn(
+                'weights or settings of the optimizer differ between the '
+                'processes, and those of the first process are taken: load '
+                'checkpoints, and change learning rates, in all processes',
+                stacklevel=4,
+            )
+            for part in (model, optimizer):
+                state = group.of_first(part.state_dict)
+                if not group.first:
+                    part.load_state_dict(state)
 
     def _check_free(self, module: Any, optimizer: Any, loader: Any) -> None:
         if self._training is not None:

@@ -125,6 +125,12 @@ class Group:
                         f'{got})'
                     )
 
+    def differs(self, *values: Any) -> bool:
+        """Tell, in all processes, whether some of them have other values."""
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, values)
+        return any(other != found[0] for other in found)
+
     def key(self) -> bytes | None:
         """Draw 32 bytes from the first process' system, and hand them to all.
 

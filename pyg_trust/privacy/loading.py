@@ -33,8 +33,7 @@ class PrivateLoader(Single):
             each node and their number.
         choose (callable): draws the batches.
         group (Group): the processes, each of which has a part of every step.
-        state (callable): digests of what all processes need to have alike
-            when an epoch begins.
+        begin (callable): gives all processes one state, as an epoch begins.
     """
 
     def __init__(
@@ -46,7 +45,7 @@ class PrivateLoader(Single):
         check: Callable[[Data, int], tuple[Tensor, int]],
         choose: Choice,
         group: Group,
-        state: Callable[[], dict[str, str]],
+        begin: Callable[[], None],
     ) -> None:
         self.loader = loader
         self._step = step
@@ -55,7 +54,7 @@ class PrivateLoader(Single):
         self._check = check
         self._choose = choose
         self._group = group
-        self._state = state
+        self._begin = begin
         self._turn = 0
         self._law = loader.law()
 
@@ -79,7 +78,7 @@ class PrivateLoader(Single):
             batches.forget(self._position())
             if iterator is None:
                 if self._group.size > 1:
-                    self._group.agree(self._state())
+                    self._begin()
                 iterator = iter(self.loader)
             parts = self._drawn(step)
             total = sum(part.numel() for part in parts)
