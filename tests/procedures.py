@@ -582,6 +582,8 @@ PROCEDURES['PrivacyEngine.estimate_max_grad_norm'] = Procedure(
         progress_bar=bar,
     ),
     lambda objects: objects.state(),
+    # A seeded engine takes the seed of dropout's masks from torch's.
+    draws=True,
 )
 
 
