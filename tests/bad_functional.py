@@ -442,7 +442,7 @@ entry(
     half=FLAG,
     tol=EPS,
     rows=either(
-        tensor(rows=False, low=0, high=N - 1, none=True),
+        tensor(rows=False, low=0, high=N - 1, none=True, numbers=True),
         values(3, 'all', torch.ones(N + 1, dtype=torch.bool)),
     ),
 )

@@ -304,7 +304,7 @@ entry(
     by_unit,
     args=anything('what the model takes'),
     kwargs=anything('what the model takes'),
-    owner=tensor(rows=False, low=0, high=1),
+    owner=tensor(rows=False, low=0),
     grad=anything('what the loss gives'),
     num_units=anything('tests/privacy/test_unit_gradients.py'),
 )
