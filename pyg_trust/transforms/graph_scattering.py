@@ -329,7 +329,7 @@ class GFT(GraphEmbedding):
         ends = [0, x.size(0)] if ptr is None else ptr.tolist()
         rows = []
         for start, end in pairwise(ends):
-            inside = (row >= start) & (row < end)
+            inside = slice(int(graph.rowptr[start]), int(graph.rowptr[end]))
             adj = x.new_zeros((end - start, end - start))
             adj[row[inside] - start, col[inside] - start] = 1
             scale = adj.sum(1).pow(-0.5).nan_to_num(posinf=0)
