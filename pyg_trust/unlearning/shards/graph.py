@@ -1,6 +1,7 @@
 """The graph that a sharded unlearner keeps: checks, subgraphs, slices."""
 
 import copy
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from pyg_trust import rng
 from pyg_trust._checks import check_integer, check_number
 from pyg_trust._checks.graphs import (
     check_edges,
+    check_num_nodes,
     check_weight,
     with_edge_index,
 )
@@ -122,7 +124,7 @@ def checked_edges(data: Data) -> tuple[Tensor, Tensor | None]:
     """Check the edges and weights of a graph, and return them on the CPU."""
     if data.get('edge_index') is None:
         raise ValueError("'data' needs to have an 'edge_index'")
-    n, weight = int(data.num_nodes or 0), data.get('edge_weight')
+    n, weight = check_num_nodes(data.num_nodes), data.get('edge_weight')
     edges = check_edges('edge_index', data.edge_index, n)
     if weight is None:
         return edges.cpu(), None
@@ -292,7 +294,8 @@ def check_slices(slices: Any) -> Slices:
         share = float(check_number('slices', pair[0]))
         made.append((share, check_integer('slices', pair[1], 1)))
     shares = [0.0, *(share for share, _ in made)]
-    if shares[-1] != 1 or sorted({*shares}) != shares:
+    rising = all(a < b for a, b in itertools.pairwise(shares))
+    if not rising or shares[-1] != 1:
         raise ValueError(
             "'slices' needs to have ascending shares in (0, 1], the last 1 "
             f'(got {list(slices)})'
