@@ -12,7 +12,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 from auditing import forge, forged, honest, reworded
 from forgetting import forgotten
 
@@ -28,7 +27,7 @@ from pyg_trust.check.__main__ import main
 from pyg_trust.check.answers import read_report
 from pyg_trust.privacy.gaussian import gaussian_epsilon
 from pyg_trust.removal import RemovalRequest
-from pyg_trust.report import TrustReport
+from pyg_trust.report import TrustReport, save_tensors
 from pyg_trust.unlearning import NodeClassifier
 from pyg_trust.unlearning.baselines import PublishedNodeClassifier
 from pyg_trust.verify import chain, removal
@@ -43,7 +42,7 @@ def handed(tmp_path_factory):
     model, report, data = forgotten('softmax')
     TrustReport.of(report.verified(model.verify())).save(folder / 'trust.json')
     model.save_for_check(folder / 'proof.npz')
-    torch.save({'weight': model.weight}, folder / 'weights.pt')
+    save_tensors(folder / 'weights.pt', {'weight': model.weight})
     ledger = model.ledger.state_dict()
     (folder / 'ledger.json').write_text(json.dumps(ledger))
     return folder, model, data
