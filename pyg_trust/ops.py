@@ -205,8 +205,6 @@ def propagate(
     three_term: bool = False,
     rows: Annotated[Tensor, Form(_LONG, 'num_rows', below='n: the nodes')]
     | None = None,
-    order: Annotated[Tensor, Form(_LONG, 'n', below='n: the nodes')]
-    | None = None,
     loops: bool = False,
     in_place: bool = False,
 ) -> Tensor:
@@ -245,10 +243,6 @@ def propagate(
             (default: :obj:`False`)
         rows (Tensor, optional): int64, ``[num_rows]``: the rows of :math:`z`
             to compute, as the graph numbers them; by default all.
-        order (Tensor, optional): int64, ``[num_nodes]``: which row of
-            :obj:`x`, :obj:`recv`, :obj:`send` and the result each row of the
-            graph is. On the CPU the columns of :obj:`x` in flight are copied
-            in that order, unless :obj:`in_place`. (default: :obj:`None`)
         loops (bool): on the CPU, whether :math:`B` has a one more on its
             diagonal wherever that is zero. Row sums are as if it stood in its
             place among the others. (default: :obj:`False`)
@@ -265,7 +259,7 @@ def propagate(
         raise ValueError("'scale' needs half=True (got half=False)")
     if not sparse:
         x = x.resolve_neg().contiguous()
-    rest = (recv, send, weights, half, scale, three_term, rows, order)
+    rest = (recv, send, weights, half, scale, three_term, rows, None)
     if loops or in_place:
         if not x.is_cpu:
             raise ValueError(
