@@ -566,30 +566,9 @@ def _exact(
         largest = _largest(x) if largest is None else largest
         room = exact_limits(graph, measure, x.dtype, how).room
         scale = half_scale(largest * (send.max() * room))
-    loops = how.loops
-    if graph.order is not None:
-        rowptr, col, order, rank = graph.ordered_receivers(
-            measure.along, loops
-        )
-        rows = None if rows is None else rank[rows]
-        loops = False
-    else:
-        order = None
-        rowptr, col = graph.receivers(measure.along)
     return ops.propagate(
-        rowptr,
-        col,
-        x,
-        recv,
-        send,
-        weights,
-        how.half,
-        scale,
-        three_term,
-        rows,
-        order,
-        loops,
-        in_place,
+        *(*graph.receivers(measure.along), x, recv, send, weights),
+        *(how.half, scale, three_term, rows, how.loops, in_place),
     )
 
 

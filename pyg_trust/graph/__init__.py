@@ -251,7 +251,6 @@ class CSRGraph(Views):
             'col': self.col32,
             'weight': self.weight,
             'perm': self.perm,
-            'order': self.order,
         }
         _storage.save_rows(
             Path(folder),
@@ -278,7 +277,7 @@ class CSRGraph(Views):
                 they are needed; processes of a machine then share them. The
                 files must not change meanwhile. (default: :obj:`False`)
             verify (bool): whether all is read and checked first. Without,
-                the header, sizes, dtypes, :obj:`rowptr` and :obj:`order` are;
+                the header, sizes, dtypes and :obj:`rowptr` are;
                 :obj:`col`, :obj:`weight` and :obj:`perm` are trusted, so that
                 a damaged file can crash the process or give wrong numbers.
                 Whether the graph is undirected is the header's word in any
@@ -303,7 +302,6 @@ class CSRGraph(Views):
             tensors.get('perm'),
             **known,
         )
-        graph.order = tensors.get('order')
         graph._cache['is_mapped'] = mmap
         return graph
 
@@ -556,8 +554,7 @@ class CSRGraph(Views):
     def to(self, device: torch.device | str) -> 'CSRGraph':
         """Copy the graph to a device; return itself if it is there.
 
-        Derived data, and an order that :meth:`reorder` made for the caches of
-        the CPU, stay behind.
+        Derived data stay behind.
         """
         try:
             device = torch.device(device)
