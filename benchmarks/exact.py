@@ -9,7 +9,8 @@ some repeats; ratios above one mean that we are faster. relF is |z' - z|_F /
 
 Graphs: Facebook page-page (``--data``: the folder of ``MUSAE``), a block model
 and a power law with random node ids. Fewer levels are compared with the peer
-at all levels of the series, and at as many levels as we ran ('equal degree').
+at all levels of the series, and with the peer at as many levels as we ran
+('equal degree').
 
 Targets hold at 20 entries a node (``--degree 20``), the density of the graphs
 on which they were set; with fewer, what is done once a row weighs more.

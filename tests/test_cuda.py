@@ -158,19 +158,6 @@ def test_propagate_some_rows_and_sparse_features(name, columns, half):
             assert torch.equal(got, whole if some is None else whole[some])
 
 
-@pytest.mark.parametrize('noise', [(0.001, 0.3), (0.0, 0.6), (0.4, 0.0)])
-@pytest.mark.parametrize('cells', ops.CELLS)
-def test_flip_bits_are_those_of_the_cpu(cells, noise):
-    rowptr, col = make_graph('random').receivers()
-    n = rowptr.numel() - 1
-    args = (n, *noise, cells, 3, 1, 5)
-    wanted = ops.flip_bits(rowptr, col, *args)
-    got = ops.flip_bits(rowptr.to(GPU), col.to(GPU), *args)
-    assert all(
-        torch.equal(a.cpu(), b) for a, b in zip(got, wanted, strict=True)
-    )
-
-
 def test_dense_propagation_can_be_captured():
     args = to_gpu(arguments('big', F.appnp(0.3, levels=3), DTYPES[0], 20, 0.1))
     wanted, _ = ops.push(**args, seed=3)
@@ -283,10 +270,6 @@ def opcheck_cases():
         order = ('recv', 'send', 'x', 'eps', 'ratio', 'keep')
         tensors = (*layout, *args['receivers'], *(args[k] for k in order))
         yield 'push', tensors, (3, 0, 0.25, True), ('ratio', 'keep')
-        weights = torch.tensor([0.5, 0.5], dtype=torch.float64)
-        tensors = (*args['receivers'], args['x'], args['recv'], args['send'])
-        numbers = (False, None, False, None, None)
-        yield 'propagate', (*tensors, weights), numbers, ('weights',)
     rowptr, col = make_graph('random').receivers()
     yield 'disjoint_walks', (rowptr, col, torch.arange(40)), (2, 1, 3), ()
 

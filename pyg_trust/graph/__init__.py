@@ -275,7 +275,7 @@ class CSRGraph(Views):
                 they are needed; processes of a machine then share them. The
                 files must not change meanwhile. (default: :obj:`False`)
             verify (bool): whether all is read and checked first. Without,
-                the header, sizes, dtypes, and :obj:`rowptr` are;
+                the header, sizes, dtypes and :obj:`rowptr` are;
                 :obj:`col`, :obj:`weight` and :obj:`perm` are trusted, so that
                 a damaged file can crash the process or give wrong numbers.
                 Whether the graph is undirected is the header's word in any

@@ -173,7 +173,7 @@ def test_threads_and_instruction_sets_change_no_bit(tmp_path, levels):
     for columns in (1, 3, 7, 16, 40, 64, 100):
         scale = torch.full((columns,), 2.0**9)
         for three_term in (False, True):
-            rest = (three_term, None, None, not three_term)
+            rest = (three_term, None, not three_term)
             x = signal(3000, columns, 2, dtype=np.float64)
             calls.append((x, degrees, (False, None, *rest)))
             x, d = x.float(), degrees.float()
@@ -531,17 +531,18 @@ def test_fake_kernels_know_the_shapes():
     x = signal(40, 3)
     args = (
         *GRAPH.receivers(),
-        *(x, x[:, 0].contiguous(), x[:, 0].contiguous()),
+        *(x, None, None, None, 3),
+        *(x[:, 0].contiguous(), x[:, 0].contiguous()),
         *(torch.ones(3, dtype=torch.float64), False, None, False),
     )
     for rows in (None, torch.tensor([1, 2])):
-        wanted = torch.ops.pyg_trust.propagate(*args, rows, None)
+        wanted = torch.ops.pyg_trust.propagate(*args, rows, False, False)
         with FakeTensorMode(allow_non_fake_inputs=True) as mode:
             fake = [
                 mode.from_tensor(a) if isinstance(a, torch.Tensor) else a
                 for a in (*args, rows)
             ]
-            got = torch.ops.pyg_trust.propagate(*fake, None)
+            got = torch.ops.pyg_trust.propagate(*fake, False, False)
         assert got.shape == wanted.shape
         assert got.dtype == wanted.dtype
 
