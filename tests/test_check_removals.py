@@ -29,7 +29,7 @@ from pyg_trust.check.__main__ import main
 from pyg_trust.check.answers import read_report
 from pyg_trust.privacy.gaussian import gaussian_epsilon
 from pyg_trust.removal import RemovalRequest
-from pyg_trust.report import TrustReport
+from pyg_trust.report import TrustReport, save_tensors
 from pyg_trust.transforms import GraphScattering
 from pyg_trust.unlearning import NodeClassifier, ScatteringClassifier
 from pyg_trust.unlearning.baselines import PublishedNodeClassifier
@@ -45,7 +45,7 @@ def handed(tmp_path_factory):
     model, report, data = forgotten('softmax')
     TrustReport.of(report.verified(model.verify())).save(folder / 'trust.json')
     model.save_for_check(folder / 'proof.npz')
-    torch.save({'weight': model.weight}, folder / 'weights.pt')
+    save_tensors(folder / 'weights.pt', {'weight': model.weight})
     ledger = model.ledger.state_dict()
     (folder / 'ledger.json').write_text(json.dumps(ledger))
     return folder, model, data
@@ -374,7 +374,7 @@ def test_reports_of_many_removals_stay_short_and_hold(kind, tmp_path):
     assert len(report.history) == 64
     files = {'ledger': tmp_path / 'ledger.json', 'model': tmp_path / 'w.pt'}
     files['ledger'].write_text(json.dumps(model.ledger.state_dict()))
-    torch.save({'weight': model.weight}, files['model'])
+    save_tensors(files['model'], {'weight': model.weight})
     TrustReport.of(report).save(tmp_path / 'trust.json')
     found = check_report(tmp_path / 'trust.json', **files)
     assert not statuses(found, '') & {FAILS}
