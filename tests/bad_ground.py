@@ -92,7 +92,6 @@ entry(
         'weights': torch.tensor([0.5, 0.5], dtype=torch.float64),
         'half': True,
         'scale': torch.ones(2),
-        'order': torch.arange(N).flip(0),
         'rows': torch.tensor([0, 2]),
     },
     Row(
@@ -117,7 +116,6 @@ entry(
     scale=tensor(finite=False, none=True),
     three_term=FLAG,
     rows=tensor(rows=False, low=0, high=N - 1, none=True),
-    order=tensor(low=0, high=N - 1, none=True),
     loops=FLAG,
     in_place=FLAG,
 )

@@ -387,6 +387,19 @@ def test_a_line_costs_as_much_as_the_first():
     assert sorted(each[1] for each in costs[-50:])[25] < costs[10][1] + 2000
 
 
+def test_a_report_lists_the_newest_amounts_and_the_rest_together():
+    ledger, amounts = RemovalLedger(9.0), [1.0, *(0.01 * k for k in range(99))]
+    for k, spent in enumerate(amounts, 1):
+        ledger.record('measured' if k > 1 else 'fit', spent)
+        found = ledger.amounts()
+        assert len(found) == min(k, 64)
+        assert found[1:] == tuple(amounts[:k][-64:][1:])
+        old = math.hypot(*amounts[: max(1, k - 63)])
+        assert old <= found[0] <= old * (1 + 1e-12)
+        assert [line.spent for line in ledger.newest(3)] == amounts[:k][-3:]
+    assert ledger.copy().amounts() == ledger.amounts()
+
+
 def test_copies_of_a_ledger_go_their_own_ways():
     ledger = filled()
     one, two = ledger.copy(), copy.deepcopy(ledger)

@@ -70,7 +70,7 @@ class Place:
                 f"'coverage_epsilon' of the policy is {most:g}, and the model "
                 f"covers 'forget_epsilon' = {model.forget_epsilon:g}"
             )
-        if not self.ledger.entries:
+        if self.ledger.last is None:
             raise ValueError("'model' needs to be fitted first")
         if (save is not None) == has_folder:
             raise ValueError(

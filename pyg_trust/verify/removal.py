@@ -1,72 +1,9 @@
-r"""Bound the distance of weights to exact retraining, from what remains.
+"""Bound the distance of weights to exact retraining, from what remains.
 
-**Statement.** Of the graph that remains, let :math:`Z = w_0 x + \sum_{i > 0}
-w_i 2^{-f} D^{-a} S_i`, with :math:`q_i = \operatorname{rint}(D^{-a} D^{-b}
-S_i)`, :math:`S_{i+1} = A q_i` and :math:`q_0 = \operatorname{rint}(2^f D^{-b}
-x)`, restricted to the :math:`n` rows that are trained on, and
-
-.. math::
-    L(W) = \sum_r \ell(W^\top z_r, y_r) + \frac{\lambda n}{2} \lVert W
-    \rVert_F^2, \qquad W^* = \arg\min L .
-
-For *any* :math:`W`, :func:`residual` returns an interval with :math:`\lVert
-\nabla L(W) \rVert_F` in it, :math:`\beta` its end, and :func:`shift` a
-:math:`m \ge \lVert W' - W^* \rVert_F / s`,
-where :math:`W' = g \operatorname{rint}(W / g)`, :math:`g = 2^{-32} s`, is what
-a release adds noise of the standard deviation :math:`s` to. So the release is
-that of exact retraining, shifted by at most :math:`m` standard deviations.
-
-**Proof.** :math:`L` is :math:`\mu`-strongly convex, :math:`\mu = \lambda n`:
-
-.. math::
-    \mu \lVert W - W^* \rVert^2 \le \langle \nabla L(W) - \nabla L(W^*), W -
-    W^* \rangle \le \lVert \nabla L(W) \rVert \lVert W - W^* \rVert ,
-
-so :math:`\lVert W - W^* \rVert_F \le \beta / \mu`. Rounding an entry to the
-grid moves it by at most :math:`g / 2`, and the quotient :math:`W / g` is off
-by :math:`u |W / g|` before that; with :math:`p` entries together
-
-.. math::
-    m = \left( \beta / \mu + \sqrt{p}\, g / 2 + 2 u \lVert W \rVert_F \right) /
-    s .
-
-How :math:`W` was found plays no part.
-
-**What rounding hides.** :math:`u = 2^{-53}`, :math:`\gamma_k = k u / (1 - k
-u)`; norms are Frobenius norms; hats are what is computed (Higham 2002, chapter
-3: a sum of :math:`k` products is off by :math:`\gamma_k` of that of absolute
-values, in any order, with or without fused additions).
-
-1. *Features.* Every step is one of IEEE 754 or of integers, and their error
-   :math:`E` is 0. Where a power is not a root or a quotient, or an integer
-   leaves its range, :math:`E = \infty`, and nothing is proved.
-2. *Margins.* :math:`\lVert \hat M - Z W \rVert \le \gamma_d \lVert \hat Z
-   \rVert \lVert W \rVert + E \lVert W \rVert`, :math:`d` columns.
-3. *Slopes.* :math:`G = \partial \ell / \partial a` has the Lipschitz constant
-   :math:`c`, and is computed from exponentials: a row is off by at most
-   :math:`e_f` (``SLOPE``), if those of numpy are within 4 units of the
-   last place. That is an assumption; a test measures it.
-4. *Gradient.* With :math:`\Delta = \sqrt{n}\, e_f + c\, \lVert \hat M - Z W
-   \rVert`, which bounds :math:`\lVert \hat G - G \rVert`, and :math:`R = \hat
-   Z^\top \hat G + \mu W` as computed,
-
-   .. math::
-       \beta = \lVert R \rVert + (\gamma_n \lVert \hat Z \rVert + E) \lVert
-       \hat G \rVert + (\lVert \hat Z \rVert + E) \Delta + \gamma_4 (\mu \lVert
-       W \rVert + \lVert R \rVert) .
-
-   What is added to :math:`\lVert R \rVert` may as well be missing in it: the
-   start of the interval.
-
-What underflows is lost below :math:`2^{-1074}`, below :math:`2^{-537}` under a
-root: every norm and every result is raised by :math:`2^{-500}`.
-
-**Whose data.** A line of a ledger holds :func:`sealed`: a hash of what
-remains, under a salt of its own, of the released weights and of the settings.
-So arrays that make that hash are those of that line, or a collision of SHA-256
-is known. That :math:`W` is what the noise was added to is not proved:
-:func:`plausible` compares it with what was released, which finds out weights
-that are many deviations away.
+The loss is strongly convex, so that the norm of the gradient at any weights
+bounds their distance to exact retraining; what rounding hides is added to it.
+A ledger seals what remains by a salted hash.
+See docs/theory/proofs.rst.
 """
 
 import hashlib
