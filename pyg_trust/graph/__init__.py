@@ -257,10 +257,8 @@ class CSRGraph(Views):
             {k: v for k, v in tensors.items() if v is not None},
             {},
             {
-                'num_nodes': self.num_nodes,
-                'num_edges': self.num_edges,
-                'is_undirected': self._cache.get('is_undirected'),
-                'has_duplicates': self._cache.get('has_duplicates'),
+                name: self._cache.get(name)
+                for name in ('is_undirected', 'has_duplicates')
             },
         )
 
@@ -289,19 +287,8 @@ class CSRGraph(Views):
             DamagedFileError: a :class:`ValueError` that names the file that
                 is not what was written.
         """
-        tensors, header = _storage.load_rows(Path(folder), mmap, verify)
-        known = {
-            key: header[key]
-            for key in ('is_undirected', 'has_duplicates')
-            if header.get(key) is not None
-        }
-        graph = cls._trusted(
-            tensors['rowptr'],
-            tensors['col'],
-            tensors.get('weight'),
-            tensors.get('perm'),
-            **known,
-        )
+        tensors, known = _storage.load_rows(Path(folder), mmap, verify)
+        graph = cls._trusted(**tensors, **known)
         graph._cache['is_mapped'] = mmap
         return graph
 

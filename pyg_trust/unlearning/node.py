@@ -1036,7 +1036,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
                 seed=self._seed,
             ),
             weights=fingerprint_model({'weight': new.weight}),
-            history=tuple(line.spent / self.budget for line in ledger.entries),
+            history=tuple(spent / self.budget for spent in ledger.amounts()),
             ledger_head=ledger.head,
             setting=data.settings.digest(self.release_std),
         )
