@@ -350,7 +350,7 @@ class Coverage:
         if seal is None:
             raise RuntimeError('fit data first: a state_dict() has no ledger')
         more = {
-            'lineage': list(self._lineage.names),
+            'lineage': self._lineage.to_list(),
             'removals': self.removals.state_dict(),
             'seal': [seal.salt.hex(), seal.digest],
             'held': list(self._held),
