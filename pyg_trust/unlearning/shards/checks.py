@@ -8,6 +8,7 @@ from torch.nn import Module
 from torch_geometric.data import Data, HeteroData
 
 from pyg_trust import rng
+from pyg_trust._checks.starts import same_start, tensors_of
 from pyg_trust.unlearning.shards.models import (
     Factory,
     Recipe,
@@ -29,8 +30,6 @@ __all__ = [
     'check_model',
     'check_start',
     'find_shortcuts',
-    'passed_in',
-    'tensors_of',
 ]
 
 # How models refuse what they can't do.
@@ -48,32 +47,6 @@ class UnrepeatableModelError(ValueError):
     """Raised if a model is not a function of its data and seed."""
 
 
-def passed_in(one: Weights, two: Weights) -> str | None:
-    """Return the name of a tensor that was not drawn with the seed.
-
-    Returns:
-        str: the first tensor of which more than a hundredth is equal in both
-        and neither 0 nor 1, as torch initialises biases and norms.
-    """
-    for name, value in one.items():
-        other = two.get(name)
-        if other is not None and other.shape == value.shape:
-            same = (value == other) & (value != 0) & (value != 1)
-            if int(same.sum()) > value.numel() / 100:
-                return name
-    return None
-
-
-def tensors_of(module: Module) -> Weights:
-    """Return all tensors of a model: also those that are plain attributes."""
-    found = {n: v.detach() for n, v in snapshot(module).items()}
-    for path, part in module.named_modules():
-        for name, value in vars(part).items():
-            if isinstance(value, Tensor):
-                found[f'{path}.{name}'.lstrip('.')] = value.detach()
-    return {n: v for n, v in found.items() if v.layout == torch.strided}
-
-
 def _two(factory: Factory, one: Shard, two: Shard) -> tuple[Module, Module]:
     first, second = build(factory, one), build(factory, two)
     if first is second:
@@ -87,7 +60,7 @@ def _two(factory: Factory, one: Shard, two: Shard) -> tuple[Module, Module]:
 def check_start(factory: Factory, shard: Shard) -> None:
     """Refuse models that start from something that was passed in."""
     other = shard._replace(seed=rng.derive(shard.seed, 7))
-    name = passed_in(*map(tensors_of, _two(factory, shard, other)))
+    name = same_start(*map(tensors_of, _two(factory, shard, other)))
     if name is not None:
         raise ValueError(
             f"'model_factory' makes models whose {name!r} is the same under "

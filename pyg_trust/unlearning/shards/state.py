@@ -217,14 +217,13 @@ def packed(state: State, given: Any) -> dict[str, Any]:
         'partition': plain_partition(given),
         'num_classes': state.num_classes,
         'fresh': state.fresh,
-        'lineage': list(state.lineage.names),
+        'lineage': state.lineage.to_list(),
         'salts': state.seals.state_dict(),
         'data': data,
         'rows': state.rows,
         'trace': trace(state.outputs),
         'checkpoints': {
             shard: {
-                'key': state.seals.digest(shard),
                 **made._asdict(),
                 'stages': list(made.stages),
             }
@@ -281,7 +280,7 @@ def unpacked(
 def to_files(plain: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the contents of files, one for each shard, and the manifest."""
     made = plain['checkpoints']
-    parts = {f'shard-{i}-{made[i]["key"][:16]}': made[i] for i in made}
+    parts = {f'shard-{i}': made[i] for i in made}
     own = ('data', 'checkpoints', *_IN_MANIFEST)
     parts['data'] = plain['data']
     parts['rest'] = {k: v for k, v in plain.items() if k not in own}

@@ -30,6 +30,7 @@ from pyg_trust._checks import (
     check_tensor,
     validated,
 )
+from pyg_trust._checks.starts import same_start, tensors_of
 from pyg_trust._checks.states import (
     check_settings,
     check_state,
@@ -61,7 +62,6 @@ from pyg_trust.transforms.shards import Shards
 from pyg_trust.unit import PrivacyUnit
 from pyg_trust.unlearning.partition import PARTITIONS, check_shards
 from pyg_trust.unlearning.shards.building import _SLICE, Builder
-from pyg_trust.unlearning.shards.checks import passed_in, tensors_of
 from pyg_trust.unlearning.shards.graph import (
     check_slices,
     checked_edges,
@@ -347,7 +347,7 @@ class ShardedUnlearner:
         self._first_seeded = seed is not None
         made = copy.deepcopy(make_aggregator(aggregator))
         held = tensors_of(made)
-        found = None if start_is_public else passed_in(held, held)
+        found = None if start_is_public else same_start(held, held)
         if found is not None:
             raise ValueError(
                 f"'aggregator' has {found!r} already, which may come from "
@@ -1061,7 +1061,7 @@ class ShardedUnlearner:
     def _agree(self, call: str, **given: Any) -> None:
         # All processes do the same to the same state.
         if self._builder.over_ranks:
-            before = None if self._state is None else self._state.lineage.names
+            before = None if self._state is None else self._state.lineage.runs
             check_same({'call': call, **given, 'state': before})
 
     # Updates ################################################################
