@@ -1,6 +1,9 @@
 """Differential privacy of the rows of the features."""
 
 from .accountant import Accountant as Accountant
+from .accountant import FDPAccountant as FDPAccountant
+from .accountant import GroupAccountant as GroupAccountant
+from .accountant import GroupPoissonAccountant as GroupPoissonAccountant
 from .accountant import PLDAccountant as PLDAccountant
 from .accountant import PoissonAccountant as PoissonAccountant
 from .accountant import RDPAccountant as RDPAccountant
@@ -14,9 +17,6 @@ from .aggregation import PrivateNodeClassifier as PrivateNodeClassifier
 from .codes import UnitGradients as UnitGradients
 from .codes import unit_gradients as unit_gradients
 from .coverage import CoverageReport as CoverageReport
-from .accountant import FDPAccountant as FDPAccountant
-from .accountant import GroupAccountant as GroupAccountant
-from .accountant import GroupPoissonAccountant as GroupPoissonAccountant
 from .engine import PrivacyEngine as PrivacyEngine
 from .gaussian import gaussian_epsilon as gaussian_epsilon
 from .gaussian import gaussian_mu as gaussian_mu

@@ -1,4 +1,4 @@
-r"""Privacy loss of one step of private training, and how gradients are clipped.
+r"""Privacy loss of a step of private training; how gradients are clipped.
 
 Two graphs are neighbours if one row of the features is replaced. A step draws
 :math:`m` of :math:`M` disjoint subgraphs without replacement, sums their
@@ -280,7 +280,7 @@ def rdp_fdp(
         num_nodes (int): the number :math:`N` of training nodes.
         m (int): the number of nodes drawn in each step.
         terms (int): the result of :func:`fdp_terms`.
-        lam (float): the noise over :func:`fdp_sensitivity`.
+        lam (float): the noise over the sensitivity, 2 terms C.
 
     Returns:
         ndarray: float64, ``[len(orders)]``.
