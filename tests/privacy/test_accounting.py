@@ -440,7 +440,6 @@ BAD = [
     (fdp_terms, (2, -1), ValueError, 'layers'),
     (rdp_fdp, ([2.0], 10, 11, 3, 1.0), ValueError, "'m'"),
     (rdp_fdp, ([2.0], 10, 5, 11, 1.0), ValueError, "'terms'"),
-    (dp.fdp_epsilon, (10, 5, 3, 1.0, -1, 1e-5), ValueError, 'steps'),
 ]
 
 
