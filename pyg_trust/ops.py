@@ -205,8 +205,6 @@ def propagate(
     three_term: bool = False,
     rows: Annotated[Tensor, Form(_LONG, 'num_rows', below='n: the nodes')]
     | None = None,
-    order: Annotated[Tensor, Form(_LONG, 'n', below='n: the nodes')]
-    | None = None,
     loops: bool = False,
     in_place: bool = False,
 ) -> Tensor:
@@ -221,11 +219,11 @@ def propagate(
     buffers of at most four cache lines a node (two with :obj:`half`): so many
     columns are in flight, and, with :obj:`rows`, 4 bytes for each entry of the
     rows that a level needs; for eight levels or more, where a buffer has at
-    most a mebibyte, a copy of the entries, at most 272 bytes a node; on CUDA
-    two buffers of all columns, or, of a sparse :obj:`x`, of 128 and these as a
-    dense matrix. There the bits of a column may depend on whether it stands
-    among few others (up to 8, with :obj:`half` 16), and rows of more than 512
-    entries are summed by a tree, whose bits are not those of the CPU.
+    most a mebibyte, a copy of the entries, at most 272 bytes a node.
+
+    On CUDA it runs by torch's own sparse products, with levels in the dtype
+    of :obj:`x` whatever :obj:`half` says, and is equal up to rounding; memory:
+    four matrices like the result and 12 bytes an edge.
 
     Args:
         rowptr (Tensor): int64, ``[num_nodes + 1]``.
@@ -245,10 +243,6 @@ def propagate(
             (default: :obj:`False`)
         rows (Tensor, optional): int64, ``[num_rows]``: the rows of :math:`z`
             to compute, as the graph numbers them; by default all.
-        order (Tensor, optional): int64, ``[num_nodes]``: which row of
-            :obj:`x`, :obj:`recv`, :obj:`send` and the result each row of the
-            graph is. On the CPU the columns of :obj:`x` in flight are copied
-            in that order, unless :obj:`in_place`. (default: :obj:`None`)
         loops (bool): on the CPU, whether :math:`B` has a one more on its
             diagonal wherever that is zero. Row sums are as if it stood in its
             place among the others. (default: :obj:`False`)
@@ -265,24 +259,57 @@ def propagate(
         raise ValueError("'scale' needs half=True (got half=False)")
     if not sparse:
         x = x.resolve_neg().contiguous()
-    rest = (recv, send, weights, half, scale, three_term, rows, order)
-    if loops or in_place:
-        if not x.is_cpu:
+    if not x.is_cpu:
+        if loops or in_place:
             raise ValueError(
                 "'loops' and 'in_place' need tensors on the CPU "
                 f'(got {x.device})'
             )
-        if in_place and (sparse or rows is not None or x is not given):
-            raise ValueError(
-                "'in_place' needs a dense, contiguous 'x', and all rows"
-            )
-        parts = sparse_parts(x) if sparse else (None, None, None, x.size(1))
-        signal = (None if sparse else x, *parts)
-        z = _ops.propagate_looped(rowptr, col, *signal, *rest, loops, in_place)
-        return x if in_place else z
-    if sparse:
-        return _ops.propagate_entries(rowptr, col, *sparse_parts(x), *rest)
-    return _ops.propagate(rowptr, col, x, *rest)
+        z = _by_torch(rowptr, col, x, recv, send, weights, three_term)
+        return z if rows is None else z[rows]
+    if in_place and (sparse or rows is not None or x is not given):
+        raise ValueError(
+            "'in_place' needs a dense, contiguous 'x', and all rows"
+        )
+    parts = sparse_parts(x) if sparse else (None, None, None, x.size(1))
+    z = _ops.propagate(
+        *(rowptr, col, None if sparse else x, *parts, recv, send, weights),
+        *(half, scale, three_term, rows, loops, in_place),
+    )
+    return x if in_place else z
+
+
+def _by_torch(
+    rowptr: Tensor,
+    col: Tensor,
+    x: Tensor,
+    recv: Tensor,
+    send: Tensor,
+    weights: Tensor,
+    three_term: bool,
+) -> Tensor:
+    # Horner's order or, of three terms, Clenshaw's recursion.
+    n = len(recv)
+    ones = recv.new_ones(len(col))
+    adj = torch.sparse_csr_tensor(
+        rowptr, col.long(), ones, (n, n), check_invariants=False
+    )
+    if x.layout == torch.sparse_csr:
+        ptr, column, value, width = sparse_parts(x)
+        nodes = torch.arange(n, device=x.device)
+        row = nodes.repeat_interleave(ptr.diff())
+        x = recv.new_zeros(n * width).index_add_(
+            0, row * width + column, value
+        )
+        x = x.view(n, width)
+    recv, send = recv[:, None], send[:, None]
+    *lower, top = weights.tolist()
+    u, before = top * x, torch.zeros_like(x)
+    for i in reversed(range(len(lower))):
+        factor = 2 if three_term and i > 0 else 1
+        z = factor * recv * (adj @ (send * u)) + lower[i] * x
+        u, before = z - before if three_term else z, u
+    return u
 
 
 def sparse_parts(x: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
@@ -545,7 +572,7 @@ def disjoint_walks(
 CELLS = ('all', 'directed', 'undirected')
 
 
-@_op('rowptr')
+@_op()
 def flip_bits(
     rowptr: RowPtr,
     col: Col,
@@ -564,8 +591,8 @@ def flip_bits(
     :func:`pyg_trust.certificates.smoothing.sampling_slack`. Copy :math:`s`
     draws from the stream of ``(seed, first + s)``, whatever the batch and the
     number of threads. Time and memory are those of the ones that come out,
-    :math:`O(m + p_+ N + n)` for each copy, not of the :math:`N` cells. CUDA
-    draws the same copies as the CPU, of at most :math:`10^9` cells.
+    :math:`O(m + p_+ N + n)` for each copy, not of the :math:`N` cells. On the
+    CPU alone.
 
     Args:
         rowptr (Tensor): int64, ``[num_rows + 1]``.
@@ -591,7 +618,7 @@ def flip_bits(
         >>> flip_bits(rowptr, col, 2, 0.0, 0.0, 'undirected', 0, 0, 2)
         (tensor([0, 1, 2, 3, 4]), tensor([1, 0, 3, 2], dtype=torch.int32))
     """
-    n, device = rowptr.numel() - 1, rowptr.device
+    n = rowptr.numel() - 1
     if cells != 'all':
         if num_cols != n:
             raise ValueError(
@@ -602,19 +629,6 @@ def flip_bits(
             raise ValueError(
                 "'num_samples' needs to be smaller: copies have fewer than "
                 f'2**31 nodes together (got {num_samples} of {n})'
-            )
-    if device.type == 'cuda':
-        counts = {'all': n * num_cols, 'directed': n * (n - 1)}
-        count = counts.get(cells, n * (n - 1) // 2)
-        if p_plus > 0 and count > 10**9:
-            raise ValueError(
-                "'rowptr' needs to be on the CPU for more than 10**9 cells "
-                f'(got {count} on {device})'
-            )
-        if num_samples * n >= 2**32:
-            raise ValueError(
-                "'num_samples' needs to be smaller: on CUDA copies have fewer "
-                f'than 2**32 rows together (got {num_samples} of {n})'
             )
     return _ops.flip_bits(
         rowptr,
@@ -1407,10 +1421,6 @@ def _new(n: int = 1) -> Any:
     return [context.new_dynamic_size() for _ in range(n)]
 
 
-def _num_rows(a: Any, n: int) -> int:
-    return n if a.rows is None else a.rows.numel()
-
-
 def _num_blocks(a: Any) -> int:
     return -(-a.x.size(1) // block_size(a.x.dtype))
 
@@ -1502,14 +1512,8 @@ _RESULTS: dict[str, Callable[[Any], Any]] = {
         torch.empty_like(a.start),
         torch.empty_like(a.start),
     ),
-    'propagate': lambda a: a.x.new_empty(
-        _num_rows(a, a.x.size(0)), a.x.size(1)
-    ),
-    'propagate_entries': lambda a: a.value.new_empty(
-        _num_rows(a, a.recv.numel()), a.columns
-    ),
-    'propagate_looped': lambda a: a.recv.new_empty(
-        _num_rows(a, a.recv.numel()), a.columns
+    'propagate': lambda a: a.recv.new_empty(
+        len(a.recv if a.rows is None else a.rows), a.columns
     ),
     'pull_rows': lambda a: None,
     'push': lambda a: (

@@ -215,8 +215,8 @@ class AggregationReport(ReleaseReport):
                 'no row was computed from other rows',
             ]
         lines += [
-            'a model that was passed starts from weights that were not '
-            'computed from what is protected',
+            'a model that was passed, or made by a factory, starts from '
+            'weights that were not computed from what is protected',
             'errors, warnings and the time a release takes, which may depend '
             'on what is protected (data that are refused for their loops, '
             'directions, degrees or labels), are not published',
