@@ -389,6 +389,59 @@ def test_a_short_array_is_refused(full, name, axis):
         proofs.read({**full, name: less})
 
 
+@pytest.mark.parametrize('name', sorted(LEAST))
+def test_a_number_below_the_least_is_refused(full, name):
+    value = full[name].copy()
+    if name == 'flips':
+        value = np.zeros((2, 1), dtype=np.int64)
+        full = {**full, 'flips_ptr': np.array([0, 1])}
+    value.reshape(-1)[:1] = LEAST[name]
+    with pytest.raises(ValueError, match='witness'):
+        proofs.read({**full, name: value})
+
+
+@pytest.mark.parametrize(
+    ('name', 'most'),
+    [
+        *(('targets', N), ('reference', 3), ('classes', 3), ('col', N)),
+        *(('pairs', N), ('charged', N), ('flips_of', 1), ('alpha', 1.0)),
+        *(('flips_ptr', 1), ('rowptr', 99), ('budget', 2**31)),
+    ],
+)
+def test_a_number_above_the_largest_is_refused(full, name, most):
+    value = full[name].copy()
+    for at in (0, -1):
+        other = value.copy()
+        other.reshape(-1)[at] = most
+        if (name, at) == ('charged', -1):
+            other[1, -1] = 2
+        with pytest.raises(ValueError, match='witness'):
+            proofs.read({**full, name: other})
+
+
+def test_columns_need_a_budget_which_may_be_none_at_all(full):
+    proofs.read({**full, 'global_budget': np.array(0)})
+    with pytest.raises(ValueError, match='witness'):
+        proofs.read({**full, 'global_budget': np.array(-1)})
+
+
+def test_columns_are_of_a_target_a_class_and_a_cost(full):
+    for row, most in enumerate((N, 3, 2)):
+        for value in (-1, most):
+            columns = full['columns'].copy()
+            columns[row, 0] = value
+            with pytest.raises(ValueError, match='witness'):
+                proofs.read({**full, 'columns': columns})
+
+
+def test_costs_of_charged_rows_are_two(full):
+    for value in (-1, 2):
+        charged = full['charged'].copy()
+        charged[1, 0] = value
+        with pytest.raises(ValueError, match='witness'):
+            proofs.read({**full, 'charged': charged})
+
+
 def attack(graphs, all_pairs, undirected, most):
     """All graphs of three nodes that an attacker can make, as matrices."""
     adj = np.zeros((3, 3), dtype=bool)
