@@ -65,7 +65,6 @@ from pyg_trust.unlearning import (
 )
 from pyg_trust.verify.accounting import judge, judge_mu
 from pyg_trust.verify.chain import Chain
-from pyg_trust.verify.claims_privacy import AWAY
 from pyg_trust.verify.promises import claim
 
 

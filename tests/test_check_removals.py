@@ -3,8 +3,6 @@
 import io
 import json
 import math
-import subprocess
-import sys
 import time
 import tracemalloc
 import zipfile
@@ -12,8 +10,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from auditing import forge, forged, honest, reworded
 from forgetting import forgotten
+from torch_geometric.data import Data
 
 from pyg_trust.check import (
     FAILS,
@@ -28,7 +28,8 @@ from pyg_trust.check.answers import read_report
 from pyg_trust.privacy.gaussian import gaussian_epsilon
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import TrustReport, save_tensors
-from pyg_trust.unlearning import NodeClassifier
+from pyg_trust.transforms import GraphScattering
+from pyg_trust.unlearning import NodeClassifier, ScatteringClassifier
 from pyg_trust.unlearning.baselines import PublishedNodeClassifier
 from pyg_trust.verify import chain, removal
 from pyg_trust.verify.arrays import read_arrays
@@ -293,6 +294,73 @@ def test_what_the_last_release_paid_has_to_cover_it(handed):
         c = claim(each.procedure, {**each.values, 'history': history})
         *_, (status, _) = removals.check_proof(c, each, arrays, False)
         assert status == wanted
+
+
+def many_graphs(count):
+    """A classifier of graphs, and a request for each of most of them."""
+    graphs = []
+    for k in range(count):
+        ring = torch.arange(5 + k % 4)
+        pairs = torch.stack([ring, ring.roll(1)])
+        graph = Data(
+            x=torch.sin(1.0 + k + ring.float()).view(-1, 1),
+            edge_index=torch.cat([pairs, pairs.flip(0)], 1),
+            y=torch.tensor([k % 2]),
+        )
+        graphs.append(graph)
+    model = ScatteringClassifier(GraphScattering(J=2, Q=1, L=2), lam=0.05)
+    return model.fit(graphs), [RemovalRequest(graphs=[k]) for k in range(70)]
+
+
+@pytest.mark.parametrize('kind', ['nodes', 'graphs'])
+def test_reports_of_many_removals_stay_short_and_hold(kind, tmp_path):
+    if kind == 'nodes':
+        model, _, _ = forgotten('softmax')
+        left = [int(v) for v in model.n_id if int(v) > 70][:70]
+        steps = [RemovalRequest(nodes=[v]) for v in left]
+    else:
+        model, steps = many_graphs(90)
+    for request in steps:
+        report = model.remove(request)
+    assert len(report.history) == 64
+    files = {'ledger': tmp_path / 'ledger.json', 'model': tmp_path / 'w.pt'}
+    files['ledger'].write_text(json.dumps(model.ledger.state_dict()))
+    save_tensors(files['model'], {'weight': model.weight})
+    TrustReport.of(report).save(tmp_path / 'trust.json')
+    found = check_report(tmp_path / 'trust.json', **files)
+    assert not statuses(found, '') & {FAILS}
+    assert statuses(found, 'its amounts are') == {HOLDS}
+    assert statuses(found, 'epsilon_transcript') == {HOLDS}
+    # What came before counts.
+    whole = json.loads((tmp_path / 'trust.json').read_text())
+    values = whole['guarantees'][0]['values']
+    for amounts in (
+        values['history'],
+        *whole['guarantees'][0]['history'].values(),
+    ):
+        amounts[0] *= 0.9
+    (tmp_path / 'less.json').write_text(forged(reworded(whole)))
+    found = check_report(tmp_path / 'less.json', **files)
+    assert statuses(found, 'its amounts are') == {FAILS}
+
+
+def test_without_a_ledger_some_releases_are_not_all(handed):
+    # The last alone was called all of them: no line seals how many there are.
+    folder, *_ = handed
+    whole = json.loads((folder / 'trust.json').read_text())
+    (each,) = whole['guarantees']
+    values = each['values']
+    last = values['history'][-1:]
+    assert len(values['history']) > 1
+    values.update(ledger_head=None, history=last)
+    values['epsilon_transcript'] = values['epsilon']
+    for amounts in each['history'].values():
+        del amounts[:-1]
+    (folder / 'one.json').write_text(forged(reworded(whole)))
+    files = {'data': folder / 'proof.npz', 'model': folder / 'weights.pt'}
+    for ledger in (None, folder / 'ledger.json'):
+        found = check_report(folder / 'one.json', ledger=ledger, **files)
+        assert statuses(found, 'ledger: ') - {HOLDS}
 
 
 # Damaged files ###############################################################

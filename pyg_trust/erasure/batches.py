@@ -278,6 +278,10 @@ class Batches:
         # Batches that the desk has done, and the model has not; and whether
         # there was nothing to remove.
         ledger, missing = self._places[name].ledger, []
+        kept = self._one(queries.SETTING, f'kept by {name}')
+        if kept and not ledger.has(*kept):
+            # An older state, or another fit: look for all of them.
+            self._sql(queries.ASK_AGAIN_FOR, name)
         for batch, head, stated in self._sql(queries.BATCHES, name, 'done'):
             if not ledger.has(head):
                 tasks = [n for n, _ in self._sql(queries.TASKS, batch)]
@@ -308,6 +312,12 @@ class Batches:
                 for number in numbers:
                     self._sql(queries.TAKE, 'again', batch, number, name)
             self._perform(name, batch)
+        if not missing and self._sql(queries.BATCHES, name, 'done'):
+            # A head fixes all lines before it: these are not looked for again.
+            with self._store.change():
+                self._sql(queries.KEEP, name)
+                head = self._places[name].ledger.head
+                self._sql(queries.KEPT_UP_TO, f'kept by {name}', head)
 
     # Completion #############################################################
 

@@ -11,7 +11,7 @@ from torch_geometric.data import Data
 
 from pyg_trust._checks import check_instance
 from pyg_trust.files import commit
-from pyg_trust.files.commit import StaleStateError
+from pyg_trust.files.commit import Lineage, StaleStateError
 from pyg_trust.ledger import BudgetExceededError, RemovalLedger
 from pyg_trust.removal import NotThere, RemovalRequest
 
@@ -70,7 +70,7 @@ class Place:
                 f"'coverage_epsilon' of the policy is {most:g}, and the model "
                 f"covers 'forget_epsilon' = {model.forget_epsilon:g}"
             )
-        if not self.ledger.entries:
+        if self.ledger.last is None:
             raise ValueError("'model' needs to be fitted first")
         if (save is not None) == has_folder:
             raise ValueError(
@@ -110,9 +110,9 @@ class Place:
             return
         # Additions have no lines.
         state: dict[str, Any] = getattr(self.model, 'state_dict', dict)()
-        there = found['lineage']
-        own = state.get('lineage', there)
-        is_behind = there != own and there[: len(own)] == own
+        there = Lineage.of(found)
+        own = Lineage.of(state) if 'lineage' in state else there
+        is_behind = there != own and there.continues(own)
         if len(lines) > len(mine) or is_behind:
             self.model.load(self.save)
 

@@ -14,6 +14,8 @@ from .claims import read_json
 
 #: What is hashed of a line of a removal, in this order; the last if there.
 REMOVAL = ('action', 'spent', 'request', 'data', 'reference')
+#: A report lists so many amounts of a ledger at most, the newest.
+LISTED = 64
 
 
 class Chain(NamedTuple):

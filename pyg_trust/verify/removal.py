@@ -44,7 +44,7 @@ ARRAYS: dict[str, tuple[str, int]] = {
     **{'head': ('str', 0), 'weights': ('float64', 1), 'col': ('int32', 1)},
     **dict.fromkeys(('alive', 'own_loop', 'featureless'), ('bool', 1)),
     **dict.fromkeys(('classes', 'rowptr', 'labels'), ('int64', 1)),
-    'salts': ('uint8', 2),
+    'salt': ('uint8', 1),
     **dict.fromkeys(('x', 'W', 'released'), ('float64', 2)),
 }
 # The same of the ids of the first nodes, where these are not their positions;
@@ -62,8 +62,8 @@ KINDS |= {'edges': 'edge', 'directed_edges': 'edge'}
 RESIDUAL = 'that the residual is within its bound'
 # Products that a check computes at most; and how seldom noise is farther.
 MOST_WORK, LEAST_CHANCE = 10**12, 1e-9
-# The number of neighbouring nodes per salt, and of salts per hash.
-BLOCK, SALTS = 64, 1024
+# The number of neighbouring nodes per item of a seal, and of items per hash.
+BLOCK, ITEMS = 64, 1024
 
 
 class Interval(NamedTuple):
@@ -295,7 +295,7 @@ def checked(arrays: Mapping[str, np.ndarray]) -> None:
     sizes = {
         **dict.fromkeys(('alive', 'own_loop', 'featureless'), (count,)),
         **{'labels': (count,), 'rowptr': (count + 1,)},
-        **{'salts': (-(-count // BLOCK), 32), 'W': shape, 'released': shape},
+        **{'salt': (32,), 'W': shape, 'released': shape},
     }
     for name, size in sizes.items():
         if arrays[name].shape != size:
@@ -361,7 +361,7 @@ def sealed(arrays: Mapping[str, np.ndarray]) -> str:
     rowptr, root = arrays['rowptr'], hashlib.sha256()
     kept = ('alive', 'own_loop', 'featureless', 'x', 'labels')
     hashes: list[bytes] = []
-    for block, salt in enumerate(arrays['salts']):
+    for block in range(-(-len(arrays['x']) // BLOCK)):
         held = slice(block * BLOCK, (block + 1) * BLOCK)
         ends = rowptr[block * BLOCK : (block + 1) * BLOCK + 1]
         text = fingerprint(
@@ -369,14 +369,15 @@ def sealed(arrays: Mapping[str, np.ndarray]) -> str:
             arrays['col'][ends[0] : ends[-1]],
             *(arrays[name][held] for name in kept),
         )
-        block_hash = hmac.digest(salt.tobytes(), text.encode(), 'sha256')
-        hashes.append(b'%d ' % block + block_hash)
-    for at in range(0, len(hashes), SALTS):
-        part = hashlib.sha256(b''.join(hashes[at : at + SALTS])).digest()
-        root.update(b'%d ' % (at // SALTS) + part)
+        digest = hashlib.sha256(text.encode()).digest()
+        hashes.append(b'%d ' % block + digest)
+    for at in range(0, len(hashes), ITEMS):
+        part = hashlib.sha256(b''.join(hashes[at : at + ITEMS])).digest()
+        root.update(b'%d ' % (at // ITEMS) + part)
+    salt = arrays['salt'].tobytes()
     return fingerprint(
         'state',
-        root.hexdigest(),
+        hmac.digest(salt, root.digest(), 'sha256').hex(),
         str(tuple(arrays['classes'].tolist())),
         bool(arrays['directed']),
         int(arrays['releases']),

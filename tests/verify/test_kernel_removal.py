@@ -543,7 +543,7 @@ def triangle(**changes):
         **{'featureless': [False] * 3, 'labels': [0, 1, -1]},
         **{'classes': [5, 8], 'x': [[1.0], [2.0], [3.0]]},
         **{'W': [[0.5, -0.5]], 'released': [[0.5, -0.5]]},
-        **{'salts': [[0] * 32], **changes},
+        **{'salt': [0] * 32, **changes},
     }
     kinds = removal.ARRAYS
     return {
@@ -583,7 +583,7 @@ def test_a_seal_is_that_of_its_format():
         **{'featureless': [False] * n, 'labels': rng.integers(-1, 2, n)},
         **{'rowptr': np.cumsum([0, *count]), 'x': rng.random((n, 1))},
         **{'col': rng.integers(0, n, count.sum()), 'releases': 3},
-        salts=rng.integers(0, 256, (1026, 32)),
+        salt=rng.integers(0, 256, 32),
     )
     root, part = b'', b''
     for block in range(1026):
@@ -595,13 +595,13 @@ def test_a_seal_is_that_of_its_format():
             *(arrays[k][held] for k in ('alive', 'own_loop', 'featureless')),
             *(arrays[k][held] for k in ('x', 'labels')),
         )
-        salt = arrays['salts'][block].tobytes()
-        made = hmac.new(salt, text.encode(), hashlib.sha256).digest()
+        made = hashlib.sha256(text.encode()).digest()
         part += f'{block} '.encode() + made
         if block % 1024 == 1023 or block == 1025:
             group = f'{block // 1024} '.encode()
             root, part = root + group + hashlib.sha256(part).digest(), b''
-    root = hashlib.sha256(root).hexdigest()
+    salt, root = arrays['salt'].tobytes(), hashlib.sha256(root).digest()
+    root = hmac.new(salt, root, hashlib.sha256).hexdigest()
     names = 'weights a b bits self_loops along lam std'
     about = digest(str(arrays['head']), *(arrays[k] for k in names.split()))
     whole = 'state', root, '(5, 8)', False, 3, True, about, arrays['released']
