@@ -425,6 +425,18 @@ def test_the_operator_is_the_maximum_over_all_flips(kind, priced, loose):
             assert -room <= found[i] - exact <= 20 + room
 
 
+def test_prices_are_rounded_down_and_never_dearer():
+    price = np.array([0.0, 0.3, 1e-3, 1e300, 7.0])
+    for p in (10, 45):
+        held = kernel.down(price, p)
+        most = np.minimum(price, 2.0 ** (44 - p))
+        for unit, exact in zip(held.tolist(), most.tolist(), strict=True):
+            assert 0 <= Fraction(exact) * 2**p - unit < 1
+    for wrong in (-1e-9, np.nan):
+        with pytest.raises(ValueError, match='price'):
+            kernel.down(np.array([0.1, wrong]), 10)
+
+
 @pytest.mark.parametrize('priced', ['row', 'visits', 'each'])
 @pytest.mark.parametrize('seed', [0, 1])
 def test_with_prices_the_bound_is_the_score_of_the_best_that_pays(
@@ -458,6 +470,45 @@ def test_with_prices_the_bound_is_the_score_of_the_best_that_pays(
     assert top == pytest.approx(best, abs=1e-9)
     free, _ = kernel.bound(graphs, model, r.numpy(), zero, best)
     assert min(a - b for a, b in zip(free, bound, strict=True)) > 2.0**p / 99
+
+
+@pytest.mark.parametrize('kind', ['float32', 'float64'])
+@pytest.mark.parametrize('K', [None, 3, 64, 200])
+def test_the_slack_is_that_of_its_statement(kind, K):
+    d, h, model = 5, 3.0, kernel.Model(0.25, K)
+    unit = kernel.KINDS[kind][0]
+    gamma = (d + 8) * unit / (1 - (d + 8) * unit)
+    if K is None:
+        double = (d + 8) * Fraction(1, 2**53)
+        part = 8 * double / (1 - double) * 4
+        exact = Fraction({'float32': 1e-8, 'float64': 1e-12}[kind])
+        exact += part + 2 * unit
+    else:
+        exact = gamma * sum((Fraction(3, 4) + gamma) ** k for k in range(K))
+    found = kernel.slack(kind, model, d, h)
+    assert exact * 3 <= found <= exact * 3 * (1 + Fraction(2, 10**6))
+    # What underflows, in every operation of every step.
+    lost = kernel.KINDS[kind][1] * (d + 8) * 4
+    assert kernel.slack(kind, model, d, 0.0) == lost
+    assert found == found - lost + lost > found - lost
+    assert kernel.slack('exact arithmetic', model, d, h) == 0
+
+
+def test_the_slack_of_many_roundings_and_steps_is_that_of_its_statement():
+    # gamma is more than m u: by .1 % in the limit of 2^43 neighbours.
+    m, rate = 2**43 + 8, Fraction(1, 4)
+    gamma = Fraction(m, 2**53) / (1 - Fraction(m, 2**53))
+    found = kernel.slack('float64', kernel.Model(0.25), 2**43, 1.0)
+    exact = Fraction(1e-12) + 8 * gamma / rate + Fraction(1, 2**52)
+    assert exact <= found <= exact * (1 + Fraction(2, 10**6))
+    # Of a million steps nothing is left: a geometric series without an end.
+    gamma = Fraction(13, 2**24 - 13)
+    kept = 1 - Fraction(0.01) + gamma
+    found = kernel.slack('float32', kernel.Model(0.01, 10**6), 5, 1.0)
+    exact = gamma / (1 - kept)
+    assert exact <= found <= exact * (1 + Fraction(2, 10**6))
+    with pytest.raises(OverflowError, match='every step'):
+        kernel.slack('float32', kernel.Model(1e-9, 100), 5, 1.0)
 
 
 def test_shares_are_checked_edge_by_edge():
