@@ -11,7 +11,6 @@ from pyg_trust._checks import REAL, check_tensor
 from pyg_trust._checks.graphs import check_edges
 from pyg_trust.graph import CSRGraph
 
-
 _METHODS = ('message', 'message_and_aggregate', 'aggregate', 'update')
 _TORCH = vars(torch.nn.Module())
 
