@@ -185,6 +185,11 @@ class Coverage:
             raise RuntimeError('fit data first: there is nothing to forget')
         return self._lines
 
+    @property
+    def lineage(self) -> Lineage:
+        """All states up to the present one."""
+        return self._lineage
+
     def _mu_of(self) -> tuple[float, float]:
         # The mu of a unit in what was trained, and of a shift of 1 in sums.
         raise NotImplementedError

@@ -91,6 +91,11 @@ class Saved(Generic[M]):
             return RemovalLedger(self.budget)
         return self._model.ledger.copy()
 
+    @property
+    def lineage(self) -> Lineage:
+        """All states up to the present one."""
+        return Lineage() if self._model is None else self._model.lineage
+
     @synchronized
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of the complete state; keep it secret."""
