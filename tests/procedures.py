@@ -632,7 +632,6 @@ def seen(model):
         'inverse': None
         if held.inverse is None
         else held.inverse.base.tolist(),
-        'degree': held.degree.clone(),
     }
 
 
