@@ -148,7 +148,7 @@ _MOVED: dict[str, dict[str, str]] = {
     },
     'privacy': {
         'AuditReport': 'audit:PrivacyAudit',
-        'PrivateLoader': 'privacy.loading',
+        'PrivateLoader': 'privacy.wrappers',
         'PrivateModule': 'privacy.wrappers',
         'PrivateOptimizer': 'privacy.wrappers',
         'audit_training': 'audit',

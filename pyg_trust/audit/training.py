@@ -42,7 +42,7 @@ from pyg_trust.audit.statistics import (
 )
 from pyg_trust.loader import DisjointWalkLoader
 from pyg_trust.privacy.engine import PrivacyEngine
-from pyg_trust.privacy.loading import PrivateTraining
+from pyg_trust.privacy.wrappers import PrivateTraining
 from pyg_trust.privacy.poisson import FORMS
 from pyg_trust.report import provenance
 

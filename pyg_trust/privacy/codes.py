@@ -366,10 +366,11 @@ class Attributed:
 
 def _mixing(where: str, what: str, rows: tuple[int, int]) -> str:
     return (
-        f'the model needs to treat units apart, but rows of several units '
-        f'meet behind {what} in {where} ({rows[0]} of {rows[1]} rows): look '
+        'the model needs to treat subgraphs apart, but rows of several '
+        f'subgraphs meet behind {what} in {where} ({rows[0]} of {rows[1]} '
+        'rows): look '
         'for normalisation, pooling or attention over the whole batch (most '
-        "norms and pools of PyG treat units apart if given 'batch')"
+        "norms and pools of PyG treat subgraphs apart if given 'batch')"
     )
 
 
