@@ -518,7 +518,11 @@ class PrivacyEngine(Checkpoints):
         check_parameters(module, optimizer)
         step = PrivateStep(
             *(module, data_loader, norm, self._add_noise),
-            *(loss_reduction, clipping, isolation, forward, criterion),
+            loss_reduction=loss_reduction,
+            clipping=clipping,
+            isolation=isolation,
+            forward=forward,
+            criterion=criterion,
             secret=not self.seeded,
         )
         for name, x in data_loader.features():
@@ -537,7 +541,7 @@ class PrivacyEngine(Checkpoints):
         if noise_multiplier is None:
             assert steps is not None
             noise_multiplier = account.noise_multiplier_for(
-                *self._target,  # type: ignore[arg-type]
+                *self._target,
                 sample_rate=self._highest_rate(data_loader, steps),
                 steps=steps,
             )

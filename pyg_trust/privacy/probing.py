@@ -46,7 +46,7 @@ def try_parts(step: PrivateStep) -> None:
     if step.schema is not None:
         # No private batch is read: what tests find may not depend on one.
         count = _TYPED
-        batch, plain, transform = loader.made(count)  # type: ignore[attr-defined]
+        batch, plain, transform = loader.made(count)
         owner = batch.batch
     else:
         count = min(_PROBED, loader.subgraphs_per_batch, loader.num_subgraphs)

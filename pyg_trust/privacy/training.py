@@ -395,7 +395,7 @@ class PrivateStep:
         at, key = self._at, int(torch.randint(2**62, ()))
         for number in range(at.count):
             twin = exact.twin(self.module)
-            unit = (at.alone(batch, number),), {}
+            unit: exact.Unit = (at.alone(batch, number),), {}
             out = exact.outputs(_OnBatch(twin, call), unit, key)
             self._parts.append((twin, out))
         self.by_type = call.by_type
