@@ -74,7 +74,7 @@ class Plain:
     def start(self, size):
         self.size = size
         ledger = {'entries': []}
-        lineage = list(Lineage().next().names)
+        lineage = Lineage().next().to_list()
         state = {'lineage': lineage, 'ledger': ledger, 'there': [*range(size)]}
         commit.save(self.file, state)
 
@@ -82,8 +82,7 @@ class Plain:
         while True:
             state = files.load(self.file)
             state['there'].remove(name)
-            lineage = Lineage.of(state).next()
-            state['lineage'] = list(lineage.names)
+            state['lineage'] = Lineage.of(state).next().to_list()
             line = {'action': 'retrain', 'request': {'name': name}}
             state['ledger']['entries'].append(line)
             try:

@@ -3,7 +3,7 @@
 """Private node classification: edges, nodes and predictions."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +27,7 @@ from pyg_trust._checks import (
     validated,
 )
 from pyg_trust._checks.fingerprints import fingerprint, stored
+from pyg_trust._checks.starts import start_of
 from pyg_trust._checks.states import check_settings
 from pyg_trust.account import PaidNoise, ReleaseAccount
 from pyg_trust.agp.measures import Measure
@@ -159,7 +160,8 @@ class PrivateNodeClassifier(PrivateFit):
         shares (sequence of float, optional): of :math:`\mu^2`, for encoder,
             sums and head; by default :obj:`(.4, .5, .1)`. Not for ``'edge'``.
         encoder (torch.nn.Module, optional): maps rows to logits; trained from
-            its present weights, in a copy. By default an MLP with 16 hidden
+            its present weights, in a copy. Or a factory, a callable without
+            an argument, that draws one anew. By default an MLP with 16 hidden
             units for ``'edge'``, else a linear model. (default: :obj:`None`)
         head (torch.nn.Module, optional): maps ``(hops + smoothing + 1) *
             num_classes`` columns to logits, as the encoder.
@@ -192,8 +194,9 @@ class PrivateNodeClassifier(PrivateFit):
         ledger_head (str, optional): as of
             :class:`~pyg_trust.privacy.PrivacyEngine`. (default: :obj:`None`)
         start_is_public (bool): your statement that :obj:`encoder` and
-            :obj:`head` were not trained on what is protected; needed with
-            either, and repeated in the report. (default: :obj:`False`)
+            :obj:`head` were not trained on what is protected; needed if
+            either is handed in, and repeated in the report.
+            (default: :obj:`False`)
 
     Example:
         >>> edges = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
@@ -219,8 +222,8 @@ class PrivateNodeClassifier(PrivateFit):
         delta: Fraction = 1e-5,
         hops: Count = 1,
         shares: Sequence[float] | None = None,
-        encoder: nn.Module | None = None,
-        head: nn.Module | None = None,
+        encoder: nn.Module | Callable[[], nn.Module] | None = None,
+        head: nn.Module | Callable[[], nn.Module] | None = None,
         ledger: str | Path | None = None,
         *,
         form: str | None = None,
@@ -266,17 +269,11 @@ class PrivateNodeClassifier(PrivateFit):
         self.train_receivers = _check_receivers(
             train_receivers, relation, self.hops
         )
-        for name, module in (('encoder', encoder), ('head', head)):
+        self.encoder = start_of('encoder', encoder, start_is_public)
+        self.head = start_of('head', head, start_is_public)
+        for name, module in (('encoder', self.encoder), ('head', self.head)):
             if module is not None:
                 check_module(name, module, private=relation != 'edge')
-                if not start_is_public:
-                    raise ValueError(
-                        f"'{name}' needs start_is_public=True, your statement "
-                        'that its weights were not trained on these data: '
-                        'training starts from them, and no noise covers what '
-                        'they know'
-                    )
-        self.encoder, self.head = encoder, head
         self.steps = steps
         self.lr = lr
         self.epochs = epochs

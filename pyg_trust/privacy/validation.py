@@ -197,7 +197,9 @@ def check_parameters(
             )
 
 
-def check_parts(module: Any, optimizer: Any, loader: StepLoader) -> None:
+def check_parts(
+    module: Any, optimizer: Any, loader: StepLoader | None = None
+) -> None:
     """Refuse objects that can't be made private.
 
     Raises:
@@ -234,6 +236,8 @@ def check_parts(module: Any, optimizer: Any, loader: StepLoader) -> None:
             'steps, which may hold gradients of private data without noise)'
         )
     check_types(module)
+    if loader is None:
+        return
     if loader.batch_sampler.choose is not None:
         raise ValueError("'data_loader' is private already")
     loader.batch_sampler.check_present()

@@ -309,8 +309,8 @@ class AggregationReport(ReleaseReport):
                 'no row was computed from other rows',
             ]
         lines.append(
-            'a model that was handed in starts from weights that were not '
-            'computed from what is protected'
+            'a model that was handed in, or made by a factory, starts from '
+            'weights that were not computed from what is protected'
         )
         lines.append(
             'errors, warnings and the time a release takes, which may tell of '

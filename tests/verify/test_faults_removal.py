@@ -15,7 +15,7 @@ from sharded import make, make_data
 
 from pyg_trust.check import FAILS, HOLDS, UNPROVED, check_report
 from pyg_trust.removal import RemovalRequest
-from pyg_trust.report import TrustReport
+from pyg_trust.report import TrustReport, save_tensors
 from pyg_trust.unlearning import certified, heads, node
 from pyg_trust.unlearning.newton import Refined
 from pyg_trust.unlearning.node_state import NodeState
@@ -189,7 +189,7 @@ def audited(folder, name='softmax'):
     report = model.remove(request)
     TrustReport.of(report).save(folder / 'trust.json')
     model.save_for_check(folder / 'proof.npz')
-    torch.save({'weight': model.weight}, folder / 'weights.pt')
+    save_tensors(folder / 'weights.pt', {'weight': model.weight})
     (folder / 'ledger').write_text(json.dumps(model.ledger.state_dict()))
     return check_report(
         folder / 'trust.json',

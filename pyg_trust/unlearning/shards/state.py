@@ -214,7 +214,7 @@ def _trace(outputs: Tensor) -> list[float]:
 def _to_files(packed: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     # The contents of files, a part for each shard, and of the manifest.
     made = packed['checkpoints']
-    parts = {f'shard-{i}-{made[i]["key"][:16]}': made[i] for i in made}
+    parts = {f'shard-{i}': made[i] for i in made}
     own = ('data', 'checkpoints', *_IN_MANIFEST)
     parts['data'] = packed['data']
     parts['rest'] = {k: v for k, v in packed.items() if k not in own}
@@ -403,14 +403,13 @@ class Stateful:
             'partition': plain_partition(given),
             'num_classes': state.num_classes,
             'fresh': state.fresh,
-            'lineage': list(state.lineage.names),
+            'lineage': state.lineage.to_list(),
             'salts': state.seals.state_dict(),
             'data': _plain_data(state.data),
             'rows': state.rows,
             'trace': _trace(state.outputs),
             'checkpoints': {
                 shard: {
-                    'key': state.seals.digest(shard),
                     **made._asdict(),
                     'stages': list(made.stages),
                 }
@@ -564,6 +563,6 @@ class Stateful:
         # All processes do the same to the same state.
         if not self.over_ranks:
             return
-        before = None if self._state is None else self._state.lineage.names
+        before = None if self._state is None else self._state.lineage.runs
         given = {key: plain_argument(value) for key, value in given.items()}
         check_same({'call': call, **given, 'state': before})
