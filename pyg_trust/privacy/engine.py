@@ -23,7 +23,7 @@ from pyg_trust._checks import (
     check_positive,
     validated,
 )
-from pyg_trust._checks.graphs import warn_of_delta, warn_of_scaled
+from pyg_trust._checks.graphs import warn_of_delta
 from pyg_trust._checks.identity import fingerprint_any
 from pyg_trust._moved import retired
 from pyg_trust.ledger import BudgetExceededError
@@ -569,8 +569,6 @@ class PrivacyEngine(Checkpoints, NormEstimates):
         step.isolation = isolation
         step.secret = not self.seeded
         step.exactness.alone = isolation == 'construction'
-        for name, x in data_loader.features():
-            warn_of_scaled(name, x)
         if data_loader.form != 'withdraw':  # Else the number is private.
             count = data_loader.data.num_nodes or 1
             warn_of_delta(target_delta, count, data_loader.protected)
