@@ -161,6 +161,19 @@ def test_models_of_pyg_name_their_argument(private, net, said):
         assert setup.train(1) == 1
 
 
+def test_a_layer_norm_over_all_rows_is_named_with_the_mode_that_works(private):
+    with pytest.raises(ValueError, match='treat subgraphs apart') as error:
+        private(net=pyg.GraphSAGE(5, 8, 2, 3, norm='layer_norm'))
+    said = str(error.value)
+    assert "['norms.0'] are LayerNorms over all rows" in said
+    assert "norm='layer_norm', norm_kwargs={'mode': 'node'}" in said
+    # What it says works, and changes nothing else of the model.
+    net = pyg.GraphSAGE(
+        *(5, 8, 2, 3), norm='layer_norm', norm_kwargs={'mode': 'node'}
+    )
+    assert private(net=net).train(2) == 2
+
+
 @pytest.mark.parametrize(
     'layer',
     [nn.LayerNorm(8), pyg.LayerNorm(8, mode='node'), nn.PReLU(), nn.Dropout()],
