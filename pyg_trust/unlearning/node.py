@@ -30,6 +30,7 @@ from pyg_trust._checks import (
     check_tensor,
     validated,
 )
+from pyg_trust._checks.starts import start_of
 from pyg_trust._moved import renamed
 from pyg_trust.agp.measures import Measure, make_measure, needs_graph
 from pyg_trust.files.commit import (
@@ -174,9 +175,10 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         theta (float, optional): the threshold of pushes.
             (default: :obj:`None`)
         encoder (callable, optional): maps features row by row, before the
-            propagation, such as a network. (default: :obj:`None`)
+            propagation, such as a network; or a factory, a callable without
+            an argument, that draws one anew. (default: :obj:`None`)
         start_is_public (bool): your statement that the encoder never saw the
-            data; without it nothing could be promised, and reports repeat it.
+            data; needed if one is handed in, and repeated in reports.
             (default: :obj:`False`)
         tol (float): the residual of exact solves. (default: :obj:`1e-8`)
         max_pending (int): the most nodes and edges that may be added before a
@@ -223,7 +225,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         on_exceed: str = 'refine',
         features: Annotated[str, OneOf(FEATURES)] = 'exact',
         theta: float | None = None,
-        encoder: Callable[[Tensor], Tensor] | None = None,
+        encoder: Callable[..., Any] | None = None,
         start_is_public: bool = False,
         tol: float = 1e-8,
         max_pending: Natural = 1_000,
@@ -240,16 +242,6 @@ class NodeClassifier(NodeSolver, EditedInPlace):
             tol=tol,
             seed=seed,
         )
-        if encoder is not None and not start_is_public:
-            raise ValueError(
-                "'encoder' needs start_is_public=True, your statement that it "
-                'was not trained on these data: a trained encoder remembers '
-                'removed rows'
-            )
-        if encoder is not None and not callable(encoder):
-            raise TypeError(
-                f"'encoder' needs to be callable (got {type(encoder)})"
-            )
         self.measure = _measure(measure, alpha, t, levels)
         if features == 'push':
             if measure not in SERIES or levels is not None:
@@ -270,7 +262,8 @@ class NodeClassifier(NodeSolver, EditedInPlace):
             )
         self.head = head
         self.features = features
-        self.encoder = encoder
+        self.encoder = start_of('encoder', encoder, start_is_public)
+        self._stated_public = start_is_public
         self.max_pending = max_pending
         self.directed = directed
         check_directed(directed, self.measure, None)
@@ -1036,7 +1029,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
                 seed=self._seed,
             ),
             weights=fingerprint_model({'weight': new.weight}),
-            history=tuple(line.spent / self.budget for line in ledger.entries),
+            history=tuple(spent / self.budget for spent in ledger.amounts()),
             ledger_head=ledger.head,
             setting=data.settings.digest(self.release_std),
         )

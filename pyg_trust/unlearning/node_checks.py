@@ -22,11 +22,12 @@ def evidence(model: Model, std: float) -> dict[str, np.ndarray] | None:
     """Collect the arrays from which the kernel proves a release.
 
     For linear terms, infinite series and pairs, of which the kernel proves
-    nothing, return :obj:`None`.
+    nothing, return :obj:`None`, and for a state as version 0.1 wrote it.
     """
-    data = model.data
+    data, seal = model.data, model.seals.state_dict()
     settings = data.settings
-    if model.B is not None or (settings.theta, settings.pairs) != (None, None):
+    linear = model.B is not None or 'salt' not in seal
+    if linear or (settings.theta, settings.pairs) != (None, None):
         return None
     ids, (degree, col) = data.ids.n_id, data.graph.entries()
     labels = torch.where(data.place >= 0, data.y[data.place], -1)
@@ -37,7 +38,7 @@ def evidence(model: Model, std: float) -> dict[str, np.ndarray] | None:
         'featureless': data.featureless,
         'x': data.levels.x,
         'labels': labels,
-        'salts': model.seals.state_dict()['salts'],
+        'salt': seal['salt'],
         'W': model.W,
         'released': model.weight,
     }

@@ -89,6 +89,7 @@ class NodeSolver(CertifiedClassifier[Model]):
     head: str
     features: str
     encoder: Callable[[Tensor], Tensor] | None
+    _stated_public: bool
     _settings: Settings
     _state: type[NodeState] = NodeState
 
@@ -245,7 +246,10 @@ class NodeSolver(CertifiedClassifier[Model]):
         if self.encoder is not None:
             made += (
                 'the encoder never saw the data, as the user stated by '
-                'start_is_public=True',
+                'start_is_public=True'
+                if self._stated_public
+                else 'the encoder never saw the data: its factory draws other '
+                'weights under another seed',
             )
         return made
 

@@ -802,7 +802,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
     def _described(
         self, model: Model, change: Change, step: Step
     ) -> UnlearnReport:
-        lines, spent = model.ledger.entries, step.spent
+        ledger, spent = model.ledger, step.spent
         return UnlearnReport(
             action=step.action,
             request=change.request,
@@ -821,7 +821,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
             epsilon=self._epsilon(spent),
             epsilon_transcript=self._transcript(model.ledger),
             delta=self.delta,
-            releases=len(lines),
+            releases=ledger.num_lines,
             iterations=step.iterations,
             increments=step.increments,
             assumptions=(
@@ -829,11 +829,11 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
                 *self._rests_on,
                 *SAME * (spent == 0),
             ),
-            data=lines[-1].data,
+            data=ledger.newest(1)[0].data,
             origin=provenance(**self._origin()),
             weights=fingerprint_model({'weight': model.released}),
-            history=tuple(line.spent for line in lines),
-            ledger_head=model.ledger.head,
+            history=ledger.amounts(),
+            ledger_head=ledger.head,
         )
 
     def _origin(self) -> dict[str, Any]:

@@ -1,4 +1,5 @@
 import math
+from copy import deepcopy
 
 import pytest
 import torch
@@ -11,11 +12,7 @@ from torch_geometric.nn import GCNConv, global_mean_pool
 
 from pyg_trust.loader import DisjointWalkLoader
 from pyg_trust.privacy import PrivacyEngine
-from pyg_trust.privacy.attaching import check_totals
-from pyg_trust.privacy.validation import (
-    check_criterion,
-    check_isolation,
-)
+from pyg_trust.privacy.validation import check_criterion, check_totals
 
 
 class Net(nn.Module):
@@ -162,6 +159,19 @@ def test_models_of_pyg_name_their_argument(private, net, said):
     if isinstance(good, pyg.GraphSAGE):
         setup = private(net=good)
         assert setup.train(1) == 1
+
+
+def test_a_layer_norm_over_all_rows_is_named_with_the_mode_that_works(private):
+    with pytest.raises(ValueError, match='treat subgraphs apart') as error:
+        private(net=pyg.GraphSAGE(5, 8, 2, 3, norm='layer_norm'))
+    said = str(error.value)
+    assert "['norms.0'] are LayerNorms over all rows" in said
+    assert "norm='layer_norm', norm_kwargs={'mode': 'node'}" in said
+    # What it says works, and changes nothing else of the model.
+    net = pyg.GraphSAGE(
+        *(5, 8, 2, 3), norm='layer_norm', norm_kwargs={'mode': 'node'}
+    )
+    assert private(net=net).train(2) == 2
 
 
 @pytest.mark.parametrize(
@@ -344,21 +354,22 @@ def test_model_of_a_data_object(private):
         break
 
 
-def test_probe_leaves_everything_as_it_was(private):
-    net = Net(nn.Dropout())
-    net.eval()
-    data = private().data
-    batch = data.clone()
-    owner = torch.arange(40) % 20
-    batch.edge_index = torch.stack([torch.arange(20), torch.arange(20) + 20])
-    torch.manual_seed(3)
-    want = torch.rand(3)
-    torch.manual_seed(3)
-    before = batch.x.clone()
-    check_isolation(net, lambda m, b: m(b.x, b.edge_index), batch, owner)
-    assert torch.rand(3).equal(want)
+def test_the_test_before_training_leaves_everything_as_it_was(private):
+    class Drawing(nn.Module):
+        def forward(self, x):
+            return F.dropout(x, 0.5, self.training)
+
+    data, states = private().data, []
+    before = data.x.clone()
+    for made in (lambda net: None, lambda net: private(net=net, data=data)):
+        torch.manual_seed(0)
+        net = Net(Drawing()).eval()
+        torch.manual_seed(0)  # as private() does
+        made(net)
+        states.append(torch.rand(3))
+    assert states[0].equal(states[1])
+    assert data.x.equal(before)
     assert not net.training
-    assert batch.x.equal(before)
     assert all(p.grad is None for p in net.parameters())
 
 
@@ -879,3 +890,63 @@ def test_other_loaders_are_told_which_ones_to_use(private):
             noise_multiplier=1.0,
             max_grad_norm=1.0,
         )
+
+
+class Centre(nn.Module):
+    def forward(self, x):
+        return centre(x)
+
+
+def test_validate_and_is_compatible_as_in_opacus():
+    opacus = pytest.importorskip('opacus')
+    nets = {
+        'linear': nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3)),
+        'norm': nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8)),
+        'frozen norm': nn.Sequential(
+            nn.Linear(5, 8), nn.BatchNorm1d(8, affine=False), nn.Linear(8, 3)
+        ),
+    }
+    for name, net in nets.items():
+        before = deepcopy(net.state_dict())
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        theirs, ours = opacus.PrivacyEngine(), PrivacyEngine()
+        call = {'module': net, 'optimizer': optimizer, 'data_loader': None}
+        # Theirs looks at layers with weights alone, though one without keeps
+        # statistics of all rows as well.
+        if name != 'frozen norm':
+            assert theirs.is_compatible(**call) == ours.is_compatible(**call)
+        assert PrivacyEngine.is_compatible(net) == (name == 'linear')
+        found = PrivacyEngine.validate(net, strict=False)
+        assert len(found) == (name != 'linear')
+        if found:
+            with pytest.raises(ValueError, match='BatchNorm1d'):
+                ours.validate(**call)
+        assert all(
+            value.equal(before[key]) for key, value in net.state_dict().items()
+        )
+
+
+def test_validate_with_a_loader_finds_what_make_private_refuses(private):
+    data = private().data
+    loader = DisjointWalkLoader(data, batch_size=8, walk_length=2, seed=1)
+    fine, mixing = Net(nn.Identity()), Net(Centre())
+    for net, right in ((fine, True), (mixing, False)):
+        optimizer = torch.optim.Adam(net.parameters())
+        assert PrivacyEngine.is_compatible(net)
+        assert PrivacyEngine.is_compatible(net, data_loader=loader) == right
+        assert PrivacyEngine.is_compatible(net, optimizer, loader) == right
+    with pytest.raises(ValueError, match='treat subgraphs apart'):
+        PrivacyEngine.validate(mixing, data_loader=loader)
+    for kind in (PyGLoader([data]), torch.utils.data.DataLoader([1])):
+        assert not PrivacyEngine.is_compatible(fine, data_loader=kind)
+    # Nothing was taken over: a training starts as if nothing had been tried.
+    optimizer = torch.optim.Adam(fine.parameters())
+    PrivacyEngine().make_private(
+        module=fine,
+        optimizer=optimizer,
+        data_loader=loader,
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+    )
+    with pytest.raises(TypeError, match="'module' needs to be"):
+        PrivacyEngine.validate(None)
