@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
+from weakref import WeakSet
 
 import numpy as np
 from torch import nn
@@ -413,6 +414,7 @@ def search(
     count = draw_runs(float(source(_NUMBER).uniform(1)[0]), mean_runs, shape)
     choices = source(_CHOICE)
     best: tuple[float, nn.Module, Any, PrivacyReport] | None = None
+    known: WeakSet[PrivacyEngine] = WeakSet()
     seeded = seed is not None
     relation = ''
     for _ in range(count):
@@ -425,6 +427,12 @@ def search(
             )
         engine, score = made
         check_instance('train', engine, PrivacyEngine)
+        if engine in known:
+            raise ValueError(
+                "'train' needs to make a new PrivacyEngine() in every run "
+                '(got one of an earlier run); nothing is released'
+            )
+        known.add(engine)
         score = float(check_number('score', score))
         if math.isnan(score):
             score = -math.inf  # of weights that diverged

@@ -208,7 +208,7 @@ def describe(engine: Any, run: Run, delta: float | None) -> PrivacyReport:
         rates[rate] = rates.get(rate, 0) + count
     moves = loader.terms * (1 if loader.form == 'withdraw' else 2)
     persons = loader.setting().get('persons', {})
-    notes = [*run.leaks, *step.pins.notes(), *step.notes()]
+    notes = [*run.leaks, *step.notes()]
     mechanism = engine.accountant.mechanism()
     if ACCOUNTANTS.is_own(mechanism):
         notes.append(
@@ -226,7 +226,7 @@ def describe(engine: Any, run: Run, delta: float | None) -> PrivacyReport:
     notes.append(RUN_ALONE + isolation)
     if isolation != 'always':
         notes.append(APART)
-    why = step.exactness.reasons()
+    why = tuple(step.inexact())
     if why:
         notes.append(
             'in exact arithmetic are the noise and the sums, and not the '
@@ -433,7 +433,7 @@ def _checks(engine: Any, run: Run) -> tuple[str, ...]:
     )
     if run.has_ledger:
         lines.append('each step was on the ledger before its noise was drawn')
-    if step.pins.intact():
+    if step.intact():
         lines.append(
             'the weights are those of the last step: nothing else has changed '
             'them'
