@@ -10,7 +10,7 @@ from torch_geometric.data import Data
 
 from pyg_trust.removal import RemovalRequest, remove_from_data
 from pyg_trust.unlearning.partition import hash_partition
-from pyg_trust.unlearning.shards.slices import slice_numbers, touched_slices
+from pyg_trust.unlearning.shards.graph import slice_numbers, touched_slices
 from pyg_trust.unlearning.shards.updating import played
 from pyg_trust.update import NewNodes, Update
 from pyg_trust.verify import shards
