@@ -1,10 +1,12 @@
-# Longer than 700 lines because every op has a section: its contract, its
-# checks and its fake kernel; 400 lines are contracts.
-"""C++ ops: one checked, documented function per op, and fake kernels.
+# Longer than 700 lines because every op has a section: what it computes, the
+# check of its arguments, and its fake kernel.
+"""C++ ops: one checked function per op, and fake kernels.
 
-Checked here is the form of every tensor (device, dtype, shape). That indices
-are in range is the promise of :class:`~pyg_trust.graph.CSRGraph`, which makes
-them; what the numbers mean is checked by their callers.
+The layout of what goes in and comes out of each op is in ``csrc/ops.cpp``,
+under the same name; the hints of arguments say it once more, and are checked:
+device, dtype and shape of every tensor. That indices are in range is the
+promise of :class:`~pyg_trust.graph.CSRGraph`, which makes them; what the
+numbers mean is checked by their callers.
 
 All tensors of a call are on one device, the CPU or a CUDA GPU, and so is the
 result; only the weights of the levels (:obj:`weights`, :obj:`ratio`,
@@ -66,11 +68,7 @@ _ops = torch.ops.pyg_trust
 
 
 def has_kernel(device_type: str) -> bool:
-    """Tell whether this build has kernels for a type of device.
-
-    Args:
-        device_type (str): the type, as in :attr:`torch.device.type`.
-    """
+    """Tell whether this build has kernels for a type of device."""
     check_instance('device_type', device_type, str)
     keys = {'cpu': 'CPU', 'cuda': 'CUDA'}
     return (
@@ -103,14 +101,7 @@ _LONG, _INT, _DOUBLE = torch.int64, torch.int32, torch.float64
 
 
 def _op(lead: str = '', host: bool = False) -> Callable[[Op], Op]:
-    """Decorate an op so that it checks its arguments by their hints.
-
-    Args:
-        lead (str): the tensor whose device is that of the others, and whose
-            dtype too if its form says none; without one all are on the CPU,
-            and float64.
-        host (bool): whether all are on the CPU in any case.
-    """
+    """Decorate an op so that it checks its arguments by their hints."""
 
     def decorate(function: Op) -> Op:
         forms: dict[str, Any] = constraints(function)
@@ -224,33 +215,6 @@ def propagate(
     On CUDA it runs by torch's own sparse products, with levels in the dtype
     of :obj:`x` whatever :obj:`half` says, and is equal up to rounding; memory:
     four matrices like the result and 12 bytes an edge.
-
-    Args:
-        rowptr (Tensor): int64, ``[num_nodes + 1]``.
-        col (Tensor): int32, ``[num_edges]``.
-        x (Tensor): float32 or float64, ``[num_nodes, num_columns]``; also as
-            a sparse CSR matrix.
-        recv (Tensor): as :obj:`x`, ``[num_nodes]``.
-        send (Tensor): as :obj:`x`, ``[num_nodes]``.
-        weights (Tensor): float64, ``[num_levels + 1]``.
-        half (bool): whether the levels of a float32 :obj:`x` are kept in
-            float16; sums stay in float32. (default: :obj:`False`)
-        scale (Tensor, optional): float32, ``[num_columns]``: powers of two
-            that the float16 levels of each column are multiplied by, so that
-            they neither overflow nor vanish. (default: :obj:`None`)
-        three_term (bool): whether :obj:`weights` are those of Chebyshev
-            polynomials, :math:`\sum_i w_i T_i(P) x`, by Clenshaw's recursion.
-            (default: :obj:`False`)
-        rows (Tensor, optional): int64, ``[num_rows]``: the rows of :math:`z`
-            to compute, as the graph numbers them; by default all.
-        loops (bool): on the CPU, whether :math:`B` has a one more on its
-            diagonal wherever that is zero. Row sums are as if it stood in its
-            place among the others. (default: :obj:`False`)
-        in_place (bool): on the CPU, whether the result is written over a
-            dense :obj:`x`. (default: :obj:`False`)
-
-    Returns:
-        Tensor: as :obj:`x`, dense, or ``[num_rows, num_columns]``.
     """
     given, sparse = x, x.layout == torch.sparse_csr
     if half and x.dtype != torch.float32:
@@ -313,12 +277,9 @@ def _by_torch(
 
 
 def sparse_parts(x: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
-    """Return rows, columns and values of a sparse CSR matrix, and its width.
+    """Return rows, columns, values and width of a sparse CSR matrix.
 
-    Raises:
-        TypeError: on another layout.
-        ValueError: on rows or columns out of range, which torch does not
-            check by itself.
+    Rows and columns are checked, which torch does not do.
     """
     check_instance('x', x, Tensor)
     if x.layout != torch.sparse_csr:
@@ -395,31 +356,6 @@ def push(
     decides what is sampled, for a random point that falls on the border of two
     entries or for an entry worth one quantum exactly, a few quanta may go
     elsewhere.
-
-    Args:
-        graph (PushGraph): the graph, with :math:`R` as its :obj:`scale`.
-        receivers (tuple[Tensor, Tensor]): the same graph from the receiving
-            side: ``rowptr`` (int64) and ``col`` (int32), as in
-            :func:`propagate`.
-        recv (Tensor): as :obj:`x`, ``[num_nodes]``: the diagonal of :math:`R`.
-        send (Tensor): as :obj:`x`, ``[num_nodes]``: the diagonal of :math:`S`.
-        x (Tensor): float32 or float64, ``[num_nodes, num_columns]``.
-        eps (Tensor): as :obj:`x`, ``[num_columns]``: the quantum, absolute.
-        ratio (Tensor): float64, ``[num_levels]``: :math:`Y_{i+1} / Y_i`.
-        keep (Tensor): float64, ``[num_levels + 1]``: :math:`w_i / Y_i`.
-        seed (int): the seed.
-        first (int): the number of the first block. (default: :obj:`0`)
-        pull_above (float): a level of a block is done exactly if pushing it
-            is expected to cost more than this times as much.
-            (default: :obj:`math.inf`)
-        deterministic (bool): whether CUDA adds in fixed point, so that the
-            same seed gives the same bits in every run; otherwise floats are
-            added in whatever order they come. The CPU is always
-            deterministic. (default: :obj:`True`)
-
-    Returns:
-        tuple[Tensor, Tensor]: the estimate, as :obj:`x`, and the number of
-        levels that were pushed, int64, ``[num_blocks]``.
     """
     rowptr, col, group_ptr, group_end, scale = graph
     return _ops.push(
@@ -430,11 +366,7 @@ def push(
 
 
 def cost_nodes(num_nodes: int) -> Tensor:
-    """Return the sampled nodes from which :func:`push` estimates costs.
-
-    Args:
-        num_nodes (int): the number of nodes of the graph.
-    """
+    """Return the sampled nodes from which :func:`push` estimates costs."""
     step = check_integer('num_nodes', num_nodes, 1) // 1024 + 1
     return torch.arange(step // 2, num_nodes, step)
 
@@ -495,31 +427,6 @@ def push_sparse(
     53 bytes (65 for float64) per node and signal and half a byte per edge and
     signal, for as many signals at a time as have :math:`2^{24}` nodes together
     (or one); results agree with those of the CPU as in :func:`push`.
-
-    Args:
-        graph (PushGraph): as in :func:`push`.
-        send (Tensor): as in :func:`push`.
-        ptr (Tensor): int64, ``[num_signals + 1]``: where each signal starts
-            in :obj:`node`.
-        node (Tensor): int64, ``[nnz]``: its nodes.
-        value (Tensor): float32 or float64, ``[nnz]``: its values.
-        eps (Tensor): as :obj:`value`, ``[num_signals]``: the quantum; 0 for
-            pushes that are not randomized.
-        prune (Tensor): as :obj:`eps`: residues with :math:`|r| S` below it
-            are not pushed; 0 for none.
-        ratio (Tensor): as in :func:`push`.
-        keep (Tensor): as in :func:`push`.
-        seed (int): the seed.
-        first (int): the number of the first signal. (default: :obj:`0`)
-        top_k (int): the most entries to keep of each result, the largest in
-            magnitude; all if negative. (default: :obj:`-1`)
-        threshold (float): entries of this magnitude or less are dropped.
-            (default: :obj:`0.0`)
-        deterministic (bool): as in :func:`push`. (default: :obj:`True`)
-
-    Returns:
-        tuple[Tensor, Tensor, Tensor]: :obj:`ptr`, :obj:`node` (ascending in
-        every row) and :obj:`value` of the results.
     """
     rowptr, col, group_ptr, group_end, scale = graph
     return _ops.push_sparse(
@@ -553,18 +460,6 @@ def disjoint_walks(
     ``1 + walk_length * restarts`` nodes, cover all roots, and depend on
     nothing else than the graph, the roots and the seed. Memory: about 30
     bytes per node, 80 per root and four per edge.
-
-    Args:
-        rowptr (Tensor): int64, ``[num_nodes + 1]``.
-        col (Tensor): int32, ``[num_edges]``.
-        roots (Tensor): int64, ``[num_roots]``: distinct nodes.
-        walk_length (int): the steps of a walk; 0 for the roots alone.
-        restarts (int): the number of walks from each root, at least 1.
-        seed (int): the seed.
-
-    Returns:
-        tuple[Tensor, Tensor]: int64: where each subgraph starts in the second
-        tensor (``[num_subgraphs + 1]``), and their nodes, root first.
     """
     return _ops.disjoint_walks(rowptr, col, roots, walk_length, restarts, seed)
 
@@ -593,30 +488,6 @@ def flip_bits(
     number of threads. Time and memory are those of the ones that come out,
     :math:`O(m + p_+ N + n)` for each copy, not of the :math:`N` cells. On the
     CPU alone.
-
-    Args:
-        rowptr (Tensor): int64, ``[num_rows + 1]``.
-        col (Tensor): int32, ``[nnz]``: the ones, ascending in every row and
-            distinct.
-        num_cols (int): the number of columns.
-        p_plus (float): :math:`p_+`, in [0, 1).
-        p_minus (float): :math:`p_-`, in [0, 1).
-        cells (str): :obj:`'all'` entries of a matrix; of a square one,
-            :obj:`'directed'`: all off the diagonal, or :obj:`'undirected'`:
-            all pairs, where :obj:`col` lists both directions. Diagonals
-            stay, and copies of graphs are the blocks of a diagonal.
-        seed (int): the seed.
-        first (int): the number of the first copy. (default: :obj:`0`)
-        num_samples (int): the number of copies. (default: :obj:`1`)
-
-    Returns:
-        tuple[Tensor, Tensor]: ``rowptr``, int64, ``[num_samples * num_rows +
-        1]``, and ``col``, int32, ascending in every row.
-
-    Example:
-        >>> rowptr, col = torch.tensor([0, 1, 2]), torch.tensor([1, 0]).int()
-        >>> flip_bits(rowptr, col, 2, 0.0, 0.0, 'undirected', 0, 0, 2)
-        (tensor([0, 1, 2, 3, 4]), tensor([1, 0, 3, 2], dtype=torch.int32))
     """
     n = rowptr.numel() - 1
     if cells != 'all':
@@ -720,31 +591,6 @@ def policy_iteration(
     V \rVert_\infty`, and so on. Ends when that norm is at most :obj:`goal` or
     :obj:`rounding` times :math:`\lVert V \rVert_\infty`. Memory beside the
     result, per thread: some twenty numbers per node and one per edge.
-
-    Args:
-        threat (PolicyThreat): the graph and its fragile edges.
-        reward (Tensor): :math:`r`, float64, ``[num_columns, num_nodes]``.
-        start (Tensor): a first guess of :math:`V`, as :obj:`reward`.
-        goal (Tensor): float64, ``[num_columns]``.
-        rounding (float): see above.
-        follow (float): :math:`a`.
-        max_iter (int): the largest number of policies to try.
-        bonus (Tensor, optional): :math:`\rho`, as :obj:`reward`.
-            (default: :obj:`None`)
-        visit_cost (Tensor, optional): :math:`\mu`. (default: :obj:`None`)
-        step_cost (Tensor, optional): :math:`\nu`. (default: :obj:`None`)
-        root (Tensor, optional): :math:`\sigma`. (default: :obj:`None`)
-        removal_cost (Tensor, optional): :math:`\nu_{ij}` of the edges,
-            float64, ``[num_columns, num_edges]``. (default: :obj:`None`)
-        addition_cost (Tensor, optional): :math:`\nu_{ij}` of the pairs that
-            may be added, float64, ``[num_columns, num_pairs]``.
-            (default: :obj:`None`)
-
-    Returns:
-        tuple[Tensor, ...]: :math:`V`; :math:`T V - V`, both as
-        :obj:`reward`; and the flips of the graph that attains :math:`T V`, as
-        in :class:`PolicyFlips`. Where :math:`V` overflows, :math:`T V - V` is
-        NaN.
     """
     costs = (bonus, visit_cost, step_cost, root, removal_cost, addition_cost)
     return _ops.policy_iteration(
@@ -767,21 +613,6 @@ def policy_solve(
     r"""Solve :math:`x = r + a P x` in a perturbed graph per column.
 
     By BiCGSTAB and, where that stalls, plain iteration.
-
-    Args:
-        rowptr (Tensor): as in :class:`PolicyThreat`.
-        col (Tensor): as in :class:`PolicyThreat`.
-        flips (PolicyFlips): the edges to flip.
-        reward (Tensor): :math:`r`, float64, ``[num_columns, num_nodes]``.
-        start (Tensor): a first guess of :math:`x`, as :obj:`reward`.
-        goal (Tensor): float64, ``[num_columns]``: the largest residual; only
-            roundoff can make it larger.
-        follow (float): :math:`a`.
-        back (bool): whether to solve with :math:`P^{\top}`.
-            (default: :obj:`False`)
-
-    Returns:
-        tuple[Tensor, Tensor]: :math:`x` and :math:`r + a P x - x`.
     """
     return _ops.policy_solve(
         rowptr, col, *flips, reward, start, goal, follow, back
@@ -855,18 +686,6 @@ def pull_rows(
     itself, by the inner loop of :func:`propagate` (``csrc/gather.h``): a row
     that is computed again has the same bits wherever and with whichever
     others. On the CPU alone.
-
-    Args:
-        rows (OpenRows): row :math:`v` lists the nodes that :math:`v` receives
-            from.
-        nodes (Tensor, optional): int64; :obj:`None` for all rows.
-        x (Tensor): float32 or float64, ``[num_nodes, num_columns]``.
-        recv (Tensor): as :obj:`x`, ``[num_nodes]``: :math:`R`.
-        send (Tensor): as :obj:`x`, ``[num_nodes]``: :math:`S`.
-        out (Tensor, optional): as :obj:`x`. (default: :obj:`None`)
-        z (Tensor, optional): as :obj:`x`, a row for each of :obj:`nodes`.
-            (default: :obj:`None`)
-        weight (float): :math:`w`. (default: :obj:`1.0`)
     """
     if nodes is None or nodes.numel() > 0:
         _ops.pull_rows.default(*(*rows, nodes, x, recv, send, out, z, weight))
@@ -923,12 +742,7 @@ Events = Annotated[Tensor, Form(_LONG, 3, 'num_events')]
 
 @_op()
 def live_build(state: State) -> None:
-    """Sum integers over the neighbours of all nodes, in place.
-
-    Args:
-        state (list[Tensor]): 13 tensors, as ``csrc/ops.cpp`` lists them; of
-            :class:`~pyg_trust.unlearning.sums.Sums`.
-    """
+    """Sum integers over the neighbours of all nodes, in place."""
     _ops.live_build.default(state)
 
 
@@ -939,14 +753,7 @@ def live_rows(
     nodes: Named | None,
     z: Annotated[Tensor, Form(_DOUBLE, 'num_listed', 'num_columns', own=True)],
 ) -> None:
-    r"""Compute rows of :math:`z = \sum_i w_i P^i x` from a state's sums.
-
-    Args:
-        state (list[Tensor]): as in :func:`live_build`.
-        weights (Tensor): float64, ``[num_levels + 1]``.
-        nodes (Tensor, optional): int64; all names if :obj:`None`.
-        z (Tensor): float64, a row for each: it is written.
-    """
+    r"""Compute rows of :math:`z = \sum_i w_i P^i x` from a state's sums."""
     levels, size = state[9].size(0), weights.numel()
     if levels != max(size - 2, 0) or not size:
         raise ValueError(f"'weights' needs those of {levels + 1} levels")
@@ -964,13 +771,7 @@ def live_mark(
     nodes: List,
     mark: Annotated[Tensor, Form(torch.bool, 'num_names', own=True)],
 ) -> None:
-    """Mark the receivers of some nodes, in place.
-
-    Args:
-        state (list[Tensor]): as in :func:`live_build`.
-        nodes (Tensor): int64.
-        mark (Tensor): bool, one per name; marks that are set stay set.
-    """
+    """Mark the receivers of some nodes, in place."""
     _ops.live_mark.default(state, nodes, mark)
 
 
@@ -978,23 +779,7 @@ def live_mark(
 def live_net(
     state: State, events: Events, most: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
-    """Apply events, and return the net changes.
-
-    Args:
-        state (list[Tensor]): as in :func:`live_build`; it stays as it is.
-        events (Tensor): int64, ``[3, k]``: kind (0 and 1: an edge goes or
-            comes; 2 and 3: a node, the next name; 4: features change), and
-            the ends of an edge or the node twice.
-        most (float): the least number of neighbours that is refused.
-
-    Returns:
-        tuple[Tensor, Tensor, Tensor, Tensor, int]: arcs (row, target, 1 or
-        -1), sorted; nodes whose own loop, and nodes that come or go; all
-        nodes that are touched; and -1, or ``4 * position + reason`` of the
-        first event that does not fit: 0 its node, 1 its edge is missing, 2
-        its edge is there, and 3 (with a node in place of the position) too
-        many neighbours.
-    """
+    """Apply events, and return the net changes."""
     return _ops.live_net.default(state, events, most)
 
 
@@ -1009,22 +794,7 @@ def live_edit(
     values: Annotated[Tensor, Form(None, 'num_listed', 'num_columns')],
     edits: Natural,
 ) -> int:
-    """Apply the changes of :func:`live_net`, sums included, in place.
-
-    Args:
-        state (list[Tensor]): as in :func:`live_build`.
-        arcs (Tensor): int64, ``[3, m]``: from :func:`live_net`.
-        loops (Tensor): int64: from :func:`live_net`.
-        nodes (Tensor): int64: from :func:`live_net`.
-        num_nodes (int): the number of names after the changes.
-        named (Tensor): int64, distinct: nodes whose features are replaced.
-        values (Tensor): the new features, one row per node.
-        edits (int): the number of edits so far that the state is given.
-
-    Returns:
-        int: 0, or how many entries a pool of rows lacks: then nothing has
-        changed.
-    """
+    """Apply the changes of :func:`live_net`, sums included, in place."""
     check_integer('num_nodes', num_nodes, 0, state[8].size(0))
     return _ops.live_edit.default(
         state, arcs, loops, nodes, num_nodes, named, values, edits
@@ -1049,25 +819,6 @@ def push_rows(
     :math:`d_v` of row :math:`v`, at least 1: :math:`z_v \mathrel{+}= R_v`,
     :math:`R_u \mathrel{+}= c\, r_u s_v R_v` for the nodes :math:`u` of row
     :math:`v`, and what :math:`R_v` was goes; first come, first served.
-
-    Args:
-        rows (OpenRows): row :math:`v` lists the nodes that :math:`v` sends to.
-        seeds (Tensor): int64: all nodes whose residue may be above its limit.
-        recv (Tensor): float64, ``[num_nodes]``: :math:`r`.
-        send (Tensor): float64, ``[num_nodes]``: :math:`s`.
-        theta (float): :math:`\theta`, positive.
-        follow (float): :math:`c`, in :math:`[0, 1)`.
-        z (Tensor): float64, ``[num_nodes, num_columns]``.
-        residue (Tensor): as :obj:`z`: :math:`R`.
-        x (Tensor, optional): as :obj:`z`: the signals, of rows that are the
-            same both ways: the residues of :obj:`seeds` are computed first,
-            :math:`R_v = (1 - c)\, x_v + c\, r_v \sum_u s_u z_u - z_v`.
-            (default: :obj:`None`)
-
-    Returns:
-        tuple[Tensor, Tensor, Tensor, Tensor, int]: the nodes whose residues
-        changed, and these as they were before; the nodes that were pushed,
-        and their rows of :obj:`z` before; and the number of pushes.
     """
     return _ops.push_rows.default(
         *(*rows, seeds, recv, send, theta, follow, z, residue, x),
@@ -1102,19 +853,6 @@ def loss_gradient(
     of any number of threads, any processor and any choice of outputs, and an
     entry passes at most :math:`n + 1` roundings. Exponentials are off by at
     most 4 units in the last place.
-
-    Args:
-        Z (Tensor): float64, ``[n, d]``; on the CPU.
-        Y (Tensor): float64, ``[n, num_outputs]``: the targets; 0 in a row that
-            does not count.
-        W (Tensor): float64, ``[d, num_outputs]``.
-        head (str): :obj:`'ovr'`, :obj:`'softmax'` or :obj:`'squared'`.
-        columns (Tensor, optional): int64: the outputs to compute, which does
-            not work for :obj:`'softmax'`; all by default.
-
-    Returns:
-        tuple[Tensor, Tensor]: of these outputs the gradient, ``[d, k]``, and
-        the sums of the squares of :math:`G`, ``[k]``.
     """
     if columns is not None and head == 'softmax':
         raise ValueError(
@@ -1138,20 +876,6 @@ def loss_change(
 
     As two calls of :func:`loss_gradient`: the gradient of some rows that are
     there, less that of rows that were.
-
-    Args:
-        Z (Tensor): float64, ``[n, d]``; on the CPU.
-        Y (Tensor): float64, ``[n, num_outputs]``: the targets.
-        rows (Tensor): int64: the positions of the new rows.
-        old (Tensor): float64, ``[k, d]``: the rows that were replaced.
-        old_Y (Tensor): float64, ``[k, num_outputs]``: their targets.
-        W (Tensor): float64, ``[d, num_outputs]``.
-        head (str): as in :func:`loss_gradient`.
-
-    Returns:
-        tuple[Tensor, Tensor, Tensor]: the difference, ``[d, num_outputs]``;
-        the sums of the squares of all slopes, new and old, by output; and the
-        squares of the Frobenius norms of the new rows and of the old ones.
     """
     return _ops.loss_change.default(
         Z, Y, rows, old, old_Y, W, LOSS_HEADS.index(head)
@@ -1170,16 +894,6 @@ def quasi_newton(
     The two-loop recursion (Nocedal and Wright 2006, Algorithm 7.4) from a
     given inverse Hessian for every output. A pair without positive curvature
     has no part.
-
-    Args:
-        grad (Tensor): float64, ``[d, num_outputs]``; on the CPU.
-        inverse (Tensor): float64, ``[num_outputs, d, d]``, symmetric.
-        past (Tensor): float64, ``[m, 2, d, num_outputs]``: steps, and the
-            changes of the gradient that came of them, the oldest first.
-        count (int): the number of past steps to use.
-
-    Returns:
-        Tensor: the step, to be subtracted: as :obj:`grad`.
     """
     check_integer('count', count, 0, len(past))
     return _ops.quasi_newton.default(grad, inverse, past, count)
@@ -1195,15 +909,6 @@ def row_linear(
     threads and the instruction set, to which the bias is added. Products of
     BLAS round the same row otherwise in a batch of another size. There is a
     gradient by each; that by :obj:`x` is of the same kind.
-
-    Args:
-        x (Tensor): float32 or float64, ``[num_rows, K]``, on the CPU.
-        weight (Tensor): of the same dtype, ``[num_columns, K]``.
-        bias (Tensor, optional): of the same dtype, ``[num_columns]``.
-            (default: :obj:`None`)
-
-    Returns:
-        Tensor: ``[num_rows, num_columns]``.
     """
     check_dtype('x', x, REAL)
     check_dtype('weight', weight, x.dtype)
@@ -1267,10 +972,6 @@ def without_gradients(stops: Collection[Any]) -> Iterator[None]:
     """Skip gradients of parameters of :func:`row_linear` in a block.
 
     Torch skips unneeded gradients by itself only in its own operations.
-
-    Args:
-        stops (collection): nodes of torch's graph that no gradient needs to
-            reach, of tensors of parameters alone.
     """
     token = _stops.set(stops)
     try:
@@ -1349,15 +1050,7 @@ def clip_rows(
     grad: Annotated[Tensor, Form(None, 'n', 'd')],
     inners: Annotated[list[Tensor], _Matrices()],
 ) -> Tensor:
-    r"""Find rows whose gradient is not zero or whose input is not finite.
-
-    Args:
-        grad (Tensor): float32 or float64, ``[n, d]``, on the CPU.
-        inners (list[Tensor]): of the same dtype, with ``n`` rows each.
-
-    Returns:
-        Tensor: int64, ascending.
-    """
+    r"""Find rows whose gradient is not zero or whose input is not finite."""
     return _ops.clip_rows.default(grad, inners)
 
 
@@ -1367,17 +1060,6 @@ def clip_sizes(uses: Using, units: Natural) -> tuple[Tensor, ...]:
 
     See :mod:`pyg_trust.privacy.exact.clip` for the symbols. What a unit has
     depends on its own rows alone, in their order.
-
-    Args:
-        uses (ClipUses): the rows.
-        units (int): how many units there are, more than any owner.
-
-    Returns:
-        tuple[Tensor, ...]: float64. ``[5, num_pairs, units]``, sums over rows
-        of :math:`2^{-k} |\gamma|`, :math:`\kappa / g'`, :math:`|\gamma| |a|`,
-        :math:`|a|` and :math:`|\gamma|`; ``[units]``, the largest
-        :math:`2^{-k} |\gamma|_\infty`; ``[num_inners, m]``, :math:`2^{-k}` of
-        the inputs; and ``[num_grads, units, d]``, the sums of copies.
     """
     uses._check(units)
     return _ops.clip_sizes.default(*uses, units)
@@ -1390,19 +1072,7 @@ def clip_sums(
     each: Annotated[Tensor, Form(_DOUBLE, 'units')],
     only: Annotated[int, Int(-1)] = -1,
 ) -> Tensor:
-    r"""Sum clipped gradients in integers: :mod:`pyg_trust.privacy.exact.clip`.
-
-    Args:
-        uses (ClipUses): the rows.
-        scale (Tensor): ``[num_inners, m]``, as :func:`clip_sizes` returns it.
-        each (Tensor): ``[units]``, the factor of each unit over the grid;
-            units with zero are left out, whatever their rows are.
-        only (int): the one unit that is summed; -1 for all. (default:
-            :obj:`-1`)
-
-    Returns:
-        Tensor: int64, ``[num_pairs, d, w]``; of copies ``[num_pairs, d, 1]``.
-    """
+    """Sum clipped gradients in integers: ``pyg_trust.privacy.exact.clip``."""
     uses._check(len(each))
     if len(scale) != len(uses.inners):
         raise ValueError(

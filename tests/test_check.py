@@ -65,7 +65,6 @@ from pyg_trust.unlearning import (
 )
 from pyg_trust.verify.accounting import judge, judge_mu
 from pyg_trust.verify.chain import Chain
-from pyg_trust.verify.claims_privacy import AWAY
 from pyg_trust.verify.promises import claim
 
 
@@ -103,18 +102,6 @@ def test_more_noise_than_the_ledger_says_was_drawn_fails(
     report = saved(tmp_path, privacy(**more))
     (text,) = failures(report, ledger=path)
     assert 'ledger: steps of other noise' in text
-
-
-def test_a_rate_that_is_not_the_ledgers_fails(tmp_path, ledger):
-    path, head = ledger
-    less = {
-        'sample_rates': [[RATE / 2, STEPS]],
-        'account': [[2 * LAM, RATE / 2, STEPS]],
-        'ledger_head': head,
-    }
-    report = saved(tmp_path, privacy(**less))
-    texts = failures(report, ledger=path)
-    assert any('ledger: steps of other noise' in text for text in texts)
 
 
 def test_more_steps_on_the_ledger_than_in_the_report_fail(tmp_path, ledger):
@@ -528,38 +515,6 @@ def test_a_pure_epsilon_is_taken_off_to_the_last_bit(tmp_path):
     assert refused
 
 
-def test_the_kernel_is_asked_for_the_law_of_the_mechanism(monkeypatch):
-    lines, away = [(4.0, 0.05, 6), (8.0, 1.0, 1)], AWAY[0]
-    for changes, units, wanted in (
-        ({'mechanism': 'pld_wor'}, 1, ('wor',)),
-        ({'mechanism': 'rdp_wor'}, 1, ('wor',)),
-        ({'mechanism': 'pld_poisson'}, 1, ('replace',)),
-        ({'mechanism': 'pld_poisson', 'relation': away}, 1, ('withdraw',)),
-        ({'mechanism': 'pld_group', 'units_per_row': 3}, 1, (3, None)),
-        ({'mechanism': 'pld_group_wor', 'units_per_row': 3}, 1, (3, 50)),
-        ({'mechanism': 'pld_poisson', 'relation': away}, 2, (2, None)),
-        ({'mechanism': 'pld_wor'}, 2, (2, 50)),
-        ({'mechanism': 'pld_group', 'units_per_row': 3}, 2, (6, None)),
-    ):
-        c = claim('private training', privacy(**changes).values)
-        merged = [(4 + i / 9, 0.05, 1) for i in range(9)]
-        for answer in (HOLDS, FAILS, UNPROVED):
-            asked = []
-            monkeypatch.setattr(
-                *(epsilon, '_judged'),
-                lambda law, *of, _=answer, a=asked: a.append((law,)) or _,
-            )
-            monkeypatch.setattr(
-                *(epsilon, '_judged_group'),
-                lambda *of, _=answer, a=asked: a.append(of[3:]) or _,
-            )
-            assert epsilon.proved(c, lines, Fraction(1), units) == answer
-            # What holds of more than was spent holds; no more is known.
-            less = HOLDS if answer == HOLDS else UNPROVED
-            assert epsilon.proved(c, merged, Fraction(1), units) == less
-            assert asked == [wanted, wanted]
-
-
 def test_draws_of_a_group_have_one_size():
     # At another rate it would be so many of another number of units.
     one, two, every = (8.0, 0.125, 1), (8.0, 0.25, 1), (80.0, 1.0, 1)
@@ -573,19 +528,6 @@ def test_draws_of_a_group_have_one_size():
         values['mechanism'] = mechanism
         c = claim('private training', {**privacy().values, **values})
         assert epsilon.proved(c, lines, Fraction(9)) == status
-
-
-def test_a_rate_is_the_share_of_whole_numbers_that_it_is():
-    for size, law, q, rate in (
-        (3, 'wor', 3 / 7, Fraction(3, 7)),
-        (1, 'wor', 1 / 7, Fraction(1, 7)),
-        (3, 'coins', 3 / 7, Fraction(3 / 7)),
-        (3, 'wor', 3 / 7 + 1e-9, Fraction(3 / 7 + 1e-9)),
-        (None, 'wor', 1 / 7, Fraction(1 / 7)),
-    ):
-        c = SimpleNamespace(batch_size=size)
-        ((_, found, _),) = epsilon._exact(c, [(0.1, q, 5)], law)
-        assert found == rate
 
 
 def test_releases_are_proved_by_their_mu(tmp_path):
@@ -702,24 +644,6 @@ def test_a_ledger_of_steps_is_compared_field_by_field(
         lines = held('private training', one, accountant=header)
         with pytest.raises(ValueError, match='spent'):
             lines(values)
-
-
-@pytest.mark.parametrize(
-    'header',
-    [
-        {'data': 'ab' * 32},
-        {'seeded': True},
-        {'accountant': {'mechanism': 'a'}},
-    ],
-)
-def test_the_ledger_of_another_training_fails(tmp_path, header):
-    path = tmp_path / 'run.ledger'
-    book = PrivacyLedger(path, {'mechanism': 'a', **header})
-    for _ in range(STEPS):
-        book.record(2 * LAM, RATE)
-    book.close()
-    texts = failures(saved(tmp_path, privacy()), ledger=path)
-    assert any('ledger: it is of' in text for text in texts)
 
 
 # Texts of others #############################################################
@@ -855,54 +779,4 @@ def test_many_steps_are_merged_to_few_that_spend_more():
     assert sorted(epsilon.fewer([near, far, almost], 2)) == [
         (4.0, 0.01, 5),
         far,
-    ]
-
-
-def promised(kind='privacy', **changes):
-    fields = {
-        **{'procedure': 'another', 'kind': kind, 'promise': 'it is so'},
-        **{'values': {}, 'origin': {}, 'history': {}, 'model': ''},
-        **{'data': '', 'spent': {}, 'budget': {}, **changes},
-    }
-    return SimpleNamespace(**fields)
-
-
-@pytest.mark.parametrize(
-    ('changes', 'named'),
-    [
-        ({}, ''),
-        ({'values': {'ledger_head': ''}}, 'ledger'),
-        ({'values': {'ledger_head': None}}, ''),
-        ({'model': 'm'}, 'model'),
-        ({'data': 'd'}, ''),
-        ({'values': {'data_fields': ['x']}}, ''),
-        ({'data': 'd', 'values': {'data_fields': ['x']}}, 'data'),
-        ({'kind': 'removal'}, ''),
-        ({'kind': 'removal', 'values': {'request': {}}}, 'ledger data'),
-        ({'kind': 'measurement', 'values': {'request': {}}}, ''),
-        ({'values': {'witness_digest': '0' * 64}}, 'witness'),
-        ({'values': {'witness_digest': '0' * 63}}, ''),
-        ({'values': {'witness_digest': '0' * 65}}, ''),
-        ({'values': {'witness_digest': 10**63}}, ''),
-    ],
-)
-def test_a_promise_names_the_files_that_it_rests_on(changes, named):
-    found = checker._named(promised(**changes))
-    assert list(found) == ['ledger', 'model', 'data', 'witness']
-    assert [name for name in found if found[name]] == named.split()
-
-
-def test_promises_are_told_apart_by_their_number(tmp_path):
-    save_tensors(tmp_path / 'weights.pt', {'a': torch.ones(2)})
-    state = fingerprint_model({'a': torch.ones(2)})
-    first = Guarantee('one', 'it is so', (), model=state)
-    other = Guarantee('two', 'it is so', (), model='0' * 64)
-    path = saved(tmp_path, first, other)
-    found = [str(e) for e in check_report(path, model=tmp_path / 'weights.pt')]
-    assert [text[:20] for text in found] == [
-        'holds        the rep',
-        'not checked  1. one:',
-        'not checked  2. two:',
-        'holds        1. one:',
-        'FAILS        2. two:',
     ]

@@ -3,8 +3,6 @@
 import io
 import json
 import math
-import subprocess
-import sys
 import time
 import tracemalloc
 import zipfile
@@ -82,26 +80,6 @@ def test_a_removal_holds_with_all_that_it_names(handed, capsys):
     # What it can't say without: the residual.
     assert main(['check', str(folder / 'trust.json')]) == 3
     capsys.readouterr()
-
-
-def test_it_takes_neither_torch_nor_a_build(handed):
-    folder, *_ = handed
-    code = (
-        'import sys\n'
-        'for name in ("torch", "torch_geometric", "pyg_trust._C"):\n'
-        '    sys.modules[name] = None\n'
-        'from pyg_trust.check.__main__ import main\n'
-        'sys.exit(main(sys.argv[1:]))\n'
-    )
-    files = [f'--data={folder / "proof.npz"}']
-    files += [f'--model={folder / "weights.pt"}']
-    files += [f'--ledger={folder / "ledger.json"}']
-    done = subprocess.run(
-        [sys.executable, '-c', code, 'check', folder / 'trust.json', *files],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def rewritten(folder, name, **changes):
@@ -208,14 +186,6 @@ def promised(name, **values):
     return claim(each['procedure'], each['values']), SimpleNamespace(**each)
 
 
-def test_shifts_are_shares_of_the_budget_over_noise():
-    limit, shifts = removals._shifts(promised(NODES, **OF_NODES)[0])
-    assert limit == pytest.approx(3.0)
-    assert shifts == pytest.approx([0.75, 1.5])
-    c, _ = promised(GRAPHS, budget=6.0, history=[0.25, 0.5])
-    assert removals._shifts(c) == (6.0, [0.25, 0.5])
-
-
 @pytest.mark.parametrize(
     ('history', 'bound', 'last'),
     [
@@ -309,25 +279,6 @@ def test_a_ledger_of_removals_is_compared_line_by_line(change, wanted):
     assert ''.join(status[0] for status, _ in found) == wanted
     if 'amounts' in found[-1][1]:
         assert ('not those' in found[-1][1]) == (found[-1][0] == FAILS)
-
-
-def test_a_ledger_without_a_removal_is_anothers():
-    lines = chain.Chain([], [], 0)
-    for name, head, said in (
-        ('AggregationReport', 'l', [UNKNOWN]),
-        ('AggregationReport', None, []),
-        # An audit names who was removed, and is no removal.
-        ('RemovalAudit', None, []),
-    ):
-        c, each = promised(name, ledger_head=head)
-        found = removals.check_ledger(c, each, lines, 1.0)
-        assert [status for status, _ in found] == said
-
-
-def test_a_proof_of_another_kind_of_removal_proves_nothing():
-    for name, lists in ((NODES, True), ('CoverageReport', False)):
-        ((status, said),) = removals.check_proof(*promised(name), {}, lists)
-        assert (status, 'they are of a' in said) == (UNKNOWN, True)
 
 
 def test_what_the_last_release_paid_has_to_cover_it(handed):

@@ -98,7 +98,7 @@ def tensors_of(module: Any) -> dict[str, Tensor]:
     """Return all tensors of a model: also those that are plain attributes."""
     if not isinstance(module, nn.Module):
         return {}
-    found = dict(module.state_dict())
+    found = {**dict(module.named_buffers()), **module.state_dict()}
     for path, part in module.named_modules():
         for name, value in vars(part).items():
             if isinstance(value, Tensor):

@@ -1,7 +1,7 @@
 """Batches of persons, each with all rows and edges that it owns."""
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any
 
@@ -375,11 +375,6 @@ class UnitLoader(DrawnUnits):
             repr(self._declared),
             *([self._pairs] if self._law else []),
         )
-
-    def features(self) -> Iterator[tuple[str, Any]]:
-        """Yield the features of all tables that persons own."""
-        for t in self._owners:
-            yield f"data['{t}'].x", self.tables[t].x
 
     def assumptions(self) -> tuple[str, ...]:
         """Return the assumptions and limits of a guarantee in one person."""

@@ -1,13 +1,14 @@
 """Differential privacy of the rows of the features."""
 
 from .accountant import Accountant as Accountant
+from .accountant import FDPAccountant as FDPAccountant
+from .accountant import GroupAccountant as GroupAccountant
+from .accountant import GroupPoissonAccountant as GroupPoissonAccountant
 from .accountant import PLDAccountant as PLDAccountant
 from .accountant import PoissonAccountant as PoissonAccountant
 from .accountant import RDPAccountant as RDPAccountant
 from .accountant import WORAccountant as WORAccountant
 from .accountant import create_accountant as create_accountant
-from .accounting import calibrate_fdp as calibrate_fdp
-from .accounting import fdp_epsilon as fdp_epsilon
 from .accounting import group_wor_epsilon as group_wor_epsilon
 from .accounting import group_wor_profile as group_wor_profile
 from .accounting import rdp_group_wor as rdp_group_wor
@@ -16,9 +17,6 @@ from .aggregation import PrivateNodeClassifier as PrivateNodeClassifier
 from .codes import UnitGradients as UnitGradients
 from .codes import unit_gradients as unit_gradients
 from .coverage import CoverageReport as CoverageReport
-from .ego_accounts import FDPAccountant as FDPAccountant
-from .ego_accounts import GroupAccountant as GroupAccountant
-from .ego_accounts import GroupPoissonAccountant as GroupPoissonAccountant
 from .engine import PrivacyEngine as PrivacyEngine
 from .gaussian import gaussian_epsilon as gaussian_epsilon
 from .gaussian import gaussian_mu as gaussian_mu
@@ -27,7 +25,6 @@ from .items import ItemReport as ItemReport
 from .items import PrivateItemCounts as PrivateItemCounts
 from .links import LinkReport as LinkReport
 from .links import PrivateLinkPredictor as PrivateLinkPredictor
-from .loading import PrivateTraining as PrivateTraining
 from .mechanisms import clip_factors as clip_factors
 from .mechanisms import lam_from_opacus as lam_from_opacus
 from .mechanisms import lam_to_opacus as lam_to_opacus
@@ -43,6 +40,7 @@ from .propagation import hop_sensitivity as hop_sensitivity
 from .propagation import messages as messages
 from .propagation import private_propagate as private_propagate
 from .report import PrivacyReport as PrivacyReport
+from .wrappers import PrivateTraining as PrivateTraining
 
 __all__ = [
     'Accountant',
@@ -65,12 +63,10 @@ __all__ = [
     'SearchReport',
     'UnitGradients',
     'WORAccountant',
-    'calibrate_fdp',
     'calibrate_poisson',
     'class_messages',
     'clip_factors',
     'create_accountant',
-    'fdp_epsilon',
     'gaussian_epsilon',
     'gaussian_mu',
     'gaussian_mu_for',

@@ -243,7 +243,7 @@ def test_correct_and_smooth_in_every_precision(autoscale):
             if made:  # Some precisions do not meet in PyG.
                 same(*made, f'{dtype}, {autocast}')
                 compared += 1
-    assert compared >= 36
+    assert compared >= 30
 
 
 def test_labels_by_changed_messages():
