@@ -18,7 +18,7 @@ from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import TrustReport
 from pyg_trust.unlearning import certified, heads, node
 from pyg_trust.unlearning.newton import Refined
-from pyg_trust.unlearning.node_state import NodeState
+from pyg_trust.unlearning.node_rows import NodeState
 from pyg_trust.unlearning.shards import building, removing
 from pyg_trust.unlearning.shards.building import Building
 from pyg_trust.unlearning.sums import Sums
@@ -54,7 +54,7 @@ def smaller(gradient, *_):
     return gradient._replace(norm=norm)
 
 
-def stale(self, value, norms, count, W, mu, old):
+def stale(self, old, *_):
     return old
 
 
@@ -176,11 +176,11 @@ FAULTS = {
 }
 
 
-def audited(folder, name='softmax'):
+def audited(folder, name='appnp'):
     """The findings of somebody who was handed all, of the last removal."""
     model, _, data = forgotten(name, release_std=1e-5)
     train = data.train_mask.nonzero().view(-1).tolist()
-    if name == 'softmax':
+    if name == 'appnp':
         u, v = data.edge_index
         u, v = (int(part[(u > 100) & (v > u)][3]) for part in (u, v))
         request = RemovalRequest(edges=[(u, v)], labels=train[-1:])
@@ -199,7 +199,7 @@ def audited(folder, name='softmax'):
     )
 
 
-@pytest.mark.parametrize('name', ['softmax', 'two classes'])
+@pytest.mark.parametrize('name', ['appnp', 'two classes'])
 def test_without_a_fault_all_holds(tmp_path, name):
     found = audited(tmp_path, name)
     assert {each.status for each in found} == {HOLDS}
@@ -211,7 +211,7 @@ def test_a_fault_is_refused(name, tmp_path, monkeypatch):
     plant(monkeypatch)
     try:
         # What is followed is a label: few rows.
-        kind = 'two classes' if 'followed' in name else 'softmax'
+        kind = 'two classes' if 'followed' in name else 'appnp'
         found = audited(tmp_path, kind)
     except (RuntimeError, ValueError) as error:
         said = f'{type(error).__name__}: {error}'
