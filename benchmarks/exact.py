@@ -8,10 +8,9 @@ some repeats; ratios above one mean that we are faster. relF is |z' - z|_F /
 |z|_F against our float64 result.
 
 Graphs: Facebook page-page (``--data``: the folder of ``MUSAE``), a block model
-and a power law with random node ids. 'order' is ``CSRGraph.reorder``, whose
-own time stands beside its gain. Fewer levels are compared with the peer at all
-levels of the series, and with the peer at as many levels as we ran ('equal
-degree').
+and a power law with random node ids. Fewer levels are compared with the peer
+at all levels of the series, and with the peer at as many levels as we ran
+('equal degree').
 
 Targets hold at 20 entries a node (``--degree 20``), the density of the graphs
 on which they were set; with fewer, what is done once a row weighs more.
@@ -180,29 +179,20 @@ def dense(args: argparse.Namespace, name: str) -> None:
     """Dense features: T1 to T3, and other widths."""
     graph, blocks, _ = load(name, args.data, args.degree)
     levels = {'facebook': 10, 'sbm200k': 4, 'pl200k': 8}.get(name, 4)
-    start = clock()
-    ordered = graph.reorder()
-    spent = clock() - start
     kind = 'facebook' if name == 'facebook' else 'generated'
     targets = {
         'float32': {'facebook': 1.6, 'generated': 2.2}[kind],
         'half': {'facebook': 3.0, 'pl200k': 3.2, 'pl1m': 3.2}.get(name, 3.5),
-        'float32, order': {'facebook': 2.4, 'sbm200k': 2.3, 'sbm1m': 2.8}.get(
-            name, 0.0
-        ),
     }
     measure = F.appnp(0.1, levels=levels)
     peer = Peer(graph, measure)
     for columns in args.columns:
         x = features(blocks, columns)
         ours = partial(F.propagate, graph, x, measure)
-        there = partial(F.propagate, ordered, x, measure)
         methods: dict[str, Callable[[], Tensor]] = {
             'torch': partial(peer.run, x, measure.weights),
             'float32': ours,
             'half': partial(ours, half=True),
-            'float32, order': there,
-            'half, order': partial(there, half=True),
         }
         if name != 'sbm1m':
             methods['EdgeIndex'] = partial(
@@ -213,15 +203,10 @@ def dense(args: argparse.Namespace, name: str) -> None:
         if columns == 128 and name != 'facebook':
             wanted = {'half': 4.8}
         label = f'{name} L={levels} {columns} columns'
-        found = compare(label, methods, exact, args.repeats, wanted)
+        compare(label, methods, exact, args.repeats, wanted)
         if columns in (64, 128):
             error = off(methods['half'](), exact)
             result(f'{label}: half, relF', error, 1e-4, at_most=True)
-        if columns == 64:
-            print(
-                f'{label}: reorder took {spent:.2f} s, gains '
-                f'{found["float32, order"] / found["float32"]:.2f}'
-            )
 
 
 def fewer(args: argparse.Namespace, name: str) -> None:

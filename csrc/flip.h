@@ -1,4 +1,4 @@
-// Random flips of the bits of a matrix, shared by every device.
+// Random flips of the bits of a matrix.
 #pragma once
 
 #include <cmath>
@@ -22,35 +22,35 @@ struct Matrix {
   Cells cells;
 
   // Row i has the cells [first(i), cols), without the diagonal if kDirected.
-  PYG_TRUST_HD int64_t first(int64_t i) const {
+  int64_t first(int64_t i) const {
     return cells == kUndirected ? i + 1 : 0;
   }
-  PYG_TRUST_HD int64_t width(int64_t i) const {
+  int64_t width(int64_t i) const {
     return cols - first(i) - (cells == kDirected ? 1 : 0);
   }
-  PYG_TRUST_HD int64_t count() const {
+  int64_t count() const {
     return cells == kAll        ? rows * cols
            : cells == kDirected ? rows * (rows - 1)
                                 : rows * (rows - 1) / 2;
   }
   // How many cells come before row i, and which column a cell of it is.
-  PYG_TRUST_HD int64_t start(int64_t i) const {
+  int64_t start(int64_t i) const {
     return cells == kUndirected ? i * (2 * rows - i - 1) / 2 : i * width(0);
   }
-  PYG_TRUST_HD int64_t column(int64_t i, int64_t cell) const {
+  int64_t column(int64_t i, int64_t cell) const {
     const int64_t j = first(i) + cell;
     return cells == kDirected && j >= i ? j + 1 : j;
   }
 };
 
-PYG_TRUST_HD inline double double_of(uint64_t word) {
+inline double double_of(uint64_t word) {
   double made;
   memcpy(&made, &word, sizeof(made));
   return made;
 }
 
 // A whole number up to 2^53 as a double, by operations that vector units have.
-PYG_TRUST_HD inline double exactly(uint64_t number) {
+inline double exactly(uint64_t number) {
   const uint64_t high = 0x4530000000000000ull | number >> 32;
   const uint64_t low = 0x4330000000000000ull | (number & 0xFFFFFFFFull);
   return (double_of(high) - 0x1.00000001p84) + double_of(low);
@@ -62,7 +62,7 @@ PYG_TRUST_HD inline double exactly(uint64_t number) {
 // f) and s = f / (2 + f) it is k log 2 + 2 artanh(s), 2 s = f - s f, and
 // artanh(s) = s + s^3 / 3 + ..., |s| < 0.172. Nothing branches, so that loops
 // over it are vectors.
-PYG_TRUST_HD inline double log_of(double u) {
+inline double log_of(double u) {
   uint64_t word;
   memcpy(&word, &u, sizeof(word));
   const double exponent = exactly(word >> 52) - 1023;
@@ -92,8 +92,7 @@ PYG_TRUST_HD inline double log_of(double u) {
 // The numbers of cells between the bits that are set, one after another: with
 // U uniform in (0, 1], floor(log U / log(1 - p)) is geometric. In total
 // variation N cells are within N 2^-46 of independent bits (N 2^-57 in
-// extended precision, which the CPU alone has): functional/smoothing.py,
-// sampling_slack.
+// extended precision): sampling_slack in certificates/smoothing.py.
 struct GapLaw {
   double scale;
   bool none;
@@ -104,7 +103,7 @@ struct GapLaw {
   }
 
   // The counter-th of the stream `key`, before it is rounded down.
-  static PYG_TRUST_HD double length(uint64_t key,
+  static double length(uint64_t key,
                                     uint64_t counter,
                                     double scale) {
     const uint64_t word = mix(key + counter * kGolden);
@@ -112,7 +111,7 @@ struct GapLaw {
   }
 
   // The counter-th of the stream `key`, `limit` if it is at least that long.
-  PYG_TRUST_HD int64_t gap(uint64_t key, uint64_t counter, int64_t limit) const {
+  int64_t gap(uint64_t key, uint64_t counter, int64_t limit) const {
     if (none)
       return limit;
     const double made = length(key, counter, scale);
@@ -122,12 +121,12 @@ struct GapLaw {
 };
 
 // Words below it are those of an event of probability p < 1, up to 2^-64.
-PYG_TRUST_HD inline uint64_t threshold(double p) {
+inline uint64_t threshold(double p) {
   return static_cast<uint64_t>(p * 0x1p64);
 }
 
 // Whether the entry with this number is deleted.
-PYG_TRUST_HD inline bool deleted(uint64_t key, uint64_t entry, uint64_t below) {
+inline bool deleted(uint64_t key, uint64_t entry, uint64_t below) {
   return mix(key + entry * kGolden) < below;
 }
 

@@ -1,10 +1,8 @@
-// Half the bytes of a float: IEEE 754 binary16, by integers, for host and
-// device alike. Where the processor converts (F16C), the bits are the same.
+// Half the bytes of a float: IEEE 754 binary16, by integers. Where the
+// processor converts (F16C), the bits are the same.
 #pragma once
 
 #include <cstdint>
-
-#include "rng.h"
 
 namespace pyg_trust {
 
@@ -12,20 +10,8 @@ struct Float16 {
   uint16_t bits;
 };
 
-// Exact, subnormal numbers included, whatever torch.set_flush_denormal says:
-// no float on the way is subnormal.
-PYG_TRUST_HD inline uint32_t widen_bits(uint32_t half, uint32_t subnormal) {
-  // `subnormal` is bits(bits_as_float(half << 13 | 113 << 23) - 2^-14).
-  const uint32_t exponent = half & 0x7C00;
-  const uint32_t shifted = (half & 0x7FFF) << 13;
-  const uint32_t size = exponent == 0x7C00 ? shifted + (224u << 23)
-                        : exponent == 0    ? subnormal
-                                           : shifted + (112u << 23);
-  return size | (half & 0x8000) << 16;
-}
-
 // To nearest, ties to even; beyond 65504 + 16 to infinity, as IEEE says.
-PYG_TRUST_HD inline uint16_t narrow_bits(uint32_t word) {
+inline uint16_t narrow_bits(uint32_t word) {
   const uint32_t sign = word >> 16 & 0x8000;
   const uint32_t size = word & 0x7FFFFFFF;
   if (size >= 0x7F800000)  // infinity or NaN

@@ -24,28 +24,22 @@
 STABLE_TORCH_LIBRARY(pyg_trust, m) {
   // z = sum_i weights[i] P^i x, P = D_recv B D_send, exactly; with
   // `three_term` sum_i weights[i] T_i(P) x in Chebyshev polynomials. Row v of
-  // (rowptr, col) lists the nodes that v receives from. `half` keeps the
+  // (rowptr, col) lists the nodes that v receives from, and with `loops` v
+  // itself if it is not among them: recv and send count it. x is dense, or
+  // none and the rows (ptr, index, value) of a sparse one. `half` keeps the
   // levels of a float32 x in float16, each column times its `scale` (powers of
-  // two). Of z only the rows in `rows` if given. `order` names the rows of
-  // the graph in x, recv, send and z, but not in `rows`.
-  // x: real [n, C]; recv, send: real [n]; weights: float64 [L + 1]; scale:
-  // float32 [C]; rows: int64 [k], any nodes; order: int64 [n], each node once.
-  // Returns real [n, C], or [k, C].
+  // two). Of z only the rows in `rows` if given; written over x if `in_place`:
+  // dense, all rows. CPU only, as all down to `instruction_set`.
+  // x: real [n, columns]; ptr: int64 [n + 1]; index: int64 [nnz]; value: real
+  // [nnz]; recv, send: real [n]; weights: float64 [L + 1]; scale: float32
+  // [columns]; rows: int64 [k], any nodes. Returns real [n or k, columns].
   m.def(
-      "propagate(Tensor rowptr, Tensor col, Tensor x, Tensor recv, "
-      "Tensor send, Tensor weights, bool half, Tensor? scale, "
-      "bool three_term, Tensor? rows, Tensor? order) -> Tensor");
-
-  // The same for the rows (ptr, index, value) of a sparse x with C = columns.
-  // ptr: int64 [n + 1]; index: int64 [nnz], in [0, C); value: real [nnz].
-  m.def(
-      "propagate_entries(Tensor rowptr, Tensor col, Tensor ptr, "
-      "Tensor index, Tensor value, int columns, Tensor recv, Tensor send, "
+      "propagate(Tensor rowptr, Tensor col, Tensor(a!)? x, Tensor? ptr, "
+      "Tensor? index, Tensor? value, int columns, Tensor recv, Tensor send, "
       "Tensor weights, bool half, Tensor? scale, bool three_term, "
-      "Tensor? rows, Tensor? order) -> Tensor");
+      "Tensor? rows, bool loops, bool in_place) -> Tensor");
 
-  // Of lists of edges (row, col: int64 or int32, [m]), sorted rows; CPU only,
-  // as all down to `instruction_set`. None of these relies on the numbers that
+  // Of lists of edges (row, col: int64 or int32, [m]), sorted rows. None of these relies on the numbers that
   // count_rows, place_rows and check_rows get: they may be any.
   //
   // count[index[e]] += 1; the first e whose index is no node, or -1.
@@ -85,25 +79,10 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
       "add_loops(Tensor rowptr, Tensor col, Tensor own, bool with_perm) "
       "-> (Tensor, Tensor, Tensor)");
 
-  // `propagate` (or `propagate_entries`, if x is none) on the CPU, with an
-  // entry more in every row that has none of its own node, if `loops`: recv
-  // and send count it. Written over x if `in_place`: dense, all rows.
-  m.def(
-      "propagate_looped(Tensor rowptr, Tensor col, Tensor(a!)? x, Tensor? ptr, "
-      "Tensor? index, Tensor? value, int columns, Tensor recv, Tensor send, "
-      "Tensor weights, bool half, Tensor? scale, bool three_term, "
-      "Tensor? rows, Tensor? order, bool loops, bool in_place) -> Tensor");
-
   // The largest magnitude in every column of a float32 matrix; NaN where one
   // is in it.
   // x: float32 [n, C]. Returns float32 [C].
   m.def("column_magnitudes(Tensor x) -> Tensor");
-
-  // The part of each node in a partition into parts of equal size with few
-  // edges between them: int32 [n], in [0, parts).
-  m.def(
-      "partition_nodes(Tensor rowptr, Tensor col, int parts, int rounds) "
-      "-> Tensor");
 
   // Which kernels the CPU runs: 0 for those of every processor, 1 with AVX2
   // and F16C, 2 with AVX-512.

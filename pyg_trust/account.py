@@ -321,13 +321,17 @@ class PaidNoise:
         self._source, self._spend = source, spend
         self._mus = [check_positive('mus', mu) for mu in mus]
 
-    def cells(self, shape: tuple[int, ...]) -> Tensor:
-        """Pay for noise, then draw it: int64, in 2^-32 standard deviations."""
-        check_instance('shape', shape, tuple)
+    def pay(self) -> SecureNoise | SeededNoise:
+        """Pay for the next release; return the source of all its draws."""
         if not self._mus:
             raise RuntimeError('all draws that were planned are spent')
         self._spend(self._mus.pop(0))
-        return self._source.cells(shape)
+        return self._source
+
+    def cells(self, shape: tuple[int, ...]) -> Tensor:
+        """Pay for noise, then draw it: int64, in 2^-32 standard deviations."""
+        check_instance('shape', shape, tuple)
+        return self.pay().cells(shape)
 
 
 def _close(one: float, two: float) -> bool:

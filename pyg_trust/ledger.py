@@ -28,7 +28,8 @@ from pyg_trust.files.seals import Seals, content  # noqa: F401
 from pyg_trust.removal import Removed
 from pyg_trust.report import Report
 from pyg_trust.verify import chain
-from pyg_trust.verify.chain import references
+from pyg_trust.verify.chain import LISTED, references
+from pyg_trust.verify.removal import together
 
 try:
     import fcntl
@@ -109,6 +110,11 @@ class RemovalLedger:
         self._past, self._count = _Past(), 0
 
     @property
+    def num_lines(self) -> int:
+        """The number of lines."""
+        return self._count
+
+    @property
     def entries(self) -> tuple[LedgerEntry, ...]:
         """All lines, in order from the oldest."""
         return tuple(self._past.lines[: self._count])
@@ -117,6 +123,23 @@ class RemovalLedger:
     def last(self) -> LedgerEntry | None:
         """The newest line; :obj:`None` before the first."""
         return self._past.lines[self._count - 1] if self._count else None
+
+    def newest(self, count: int) -> tuple[LedgerEntry, ...]:
+        """Return the newest lines, in order from the oldest."""
+        first = max(0, self._count - count)
+        return tuple(self._past.lines[first : self._count])
+
+    def amounts(self) -> tuple[float, ...]:
+        """Return what the newest releases spent, as reports list it.
+
+        There are at most 64; the first then stands for all before it
+        together, the root of the sum of squares.
+        """
+        newest = [line.spent for line in self.newest(LISTED)]
+        before = self._count - LISTED
+        if before > 0:
+            newest[0] = self._past.together[before]
+        return tuple(newest)
 
     @property
     def removed(self) -> Removed:
@@ -181,7 +204,7 @@ class RemovalLedger:
     @property
     def has_removals(self) -> bool:
         """Whether any line names removed items."""
-        return any(entry.request for entry in self.entries)
+        return self._past.first_request < self._count
 
     def copy(self) -> 'RemovalLedger':
         """Return an independent ledger with the same lines."""
@@ -336,6 +359,8 @@ class _Past:
         self.lines: list[LedgerEntry] = []
         self.heads: dict[str, int] = {}
         self.batches: dict[str, int] = {}
+        self.together: list[float] = []
+        self.first_request = math.inf
         self.removed, self.lock = Removed(), ObjectLock()
         for line in lines:
             self.add(line)
@@ -345,6 +370,10 @@ class _Past:
         self.heads[line.link] = len(self.lines)
         for each in references(line.reference):
             self.batches[each] = len(self.lines)
+        if line.request:
+            self.first_request = min(self.first_request, len(self.lines))
+        known = self.together[-1:]
+        self.together.append(together([*known, line.spent]))
         self.lines.append(line)
 
 

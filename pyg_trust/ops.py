@@ -1,10 +1,12 @@
-# Longer than 700 lines because every op has a section: its contract, its
-# checks and its fake kernel; 400 lines are contracts.
-"""C++ ops: one checked, documented function per op, and fake kernels.
+# Longer than 700 lines because every op has a section: what it computes, the
+# check of its arguments, and its fake kernel.
+"""C++ ops: one checked function per op, and fake kernels.
 
-Checked here is the form of every tensor (device, dtype, shape). That indices
-are in range is the promise of :class:`~pyg_trust.graph.CSRGraph`, which makes
-them; what the numbers mean is checked by their callers.
+The layout of what goes in and comes out of each op is in ``csrc/ops.cpp``,
+under the same name; the hints of arguments say it once more, and are checked:
+device, dtype and shape of every tensor. That indices are in range is the
+promise of :class:`~pyg_trust.graph.CSRGraph`, which makes them; what the
+numbers mean is checked by their callers.
 
 All tensors of a call are on one device, the CPU or a CUDA GPU, and so is the
 result; only the weights of the levels (:obj:`weights`, :obj:`ratio`,
@@ -66,11 +68,7 @@ _ops = torch.ops.pyg_trust
 
 
 def has_kernel(device_type: str) -> bool:
-    """Tell whether this build has kernels for a type of device.
-
-    Args:
-        device_type (str): the type, as in :attr:`torch.device.type`.
-    """
+    """Tell whether this build has kernels for a type of device."""
     check_instance('device_type', device_type, str)
     keys = {'cpu': 'CPU', 'cuda': 'CUDA'}
     return (
@@ -103,14 +101,7 @@ _LONG, _INT, _DOUBLE = torch.int64, torch.int32, torch.float64
 
 
 def _op(lead: str = '', host: bool = False) -> Callable[[Op], Op]:
-    """Decorate an op so that it checks its arguments by their hints.
-
-    Args:
-        lead (str): the tensor whose device is that of the others, and whose
-            dtype too if its form says none; without one all are on the CPU,
-            and float64.
-        host (bool): whether all are on the CPU in any case.
-    """
+    """Decorate an op so that it checks its arguments by their hints."""
 
     def decorate(function: Op) -> Op:
         forms: dict[str, Any] = constraints(function)
@@ -205,8 +196,6 @@ def propagate(
     three_term: bool = False,
     rows: Annotated[Tensor, Form(_LONG, 'num_rows', below='n: the nodes')]
     | None = None,
-    order: Annotated[Tensor, Form(_LONG, 'n', below='n: the nodes')]
-    | None = None,
     loops: bool = False,
     in_place: bool = False,
 ) -> Tensor:
@@ -221,42 +210,11 @@ def propagate(
     buffers of at most four cache lines a node (two with :obj:`half`): so many
     columns are in flight, and, with :obj:`rows`, 4 bytes for each entry of the
     rows that a level needs; for eight levels or more, where a buffer has at
-    most a mebibyte, a copy of the entries, at most 272 bytes a node; on CUDA
-    two buffers of all columns, or, of a sparse :obj:`x`, of 128 and these as a
-    dense matrix. There the bits of a column may depend on whether it stands
-    among few others (up to 8, with :obj:`half` 16), and rows of more than 512
-    entries are summed by a tree, whose bits are not those of the CPU.
+    most a mebibyte, a copy of the entries, at most 272 bytes a node.
 
-    Args:
-        rowptr (Tensor): int64, ``[num_nodes + 1]``.
-        col (Tensor): int32, ``[num_edges]``.
-        x (Tensor): float32 or float64, ``[num_nodes, num_columns]``; also as
-            a sparse CSR matrix.
-        recv (Tensor): as :obj:`x`, ``[num_nodes]``.
-        send (Tensor): as :obj:`x`, ``[num_nodes]``.
-        weights (Tensor): float64, ``[num_levels + 1]``.
-        half (bool): whether the levels of a float32 :obj:`x` are kept in
-            float16; sums stay in float32. (default: :obj:`False`)
-        scale (Tensor, optional): float32, ``[num_columns]``: powers of two
-            that the float16 levels of each column are multiplied by, so that
-            they neither overflow nor vanish. (default: :obj:`None`)
-        three_term (bool): whether :obj:`weights` are those of Chebyshev
-            polynomials, :math:`\sum_i w_i T_i(P) x`, by Clenshaw's recursion.
-            (default: :obj:`False`)
-        rows (Tensor, optional): int64, ``[num_rows]``: the rows of :math:`z`
-            to compute, as the graph numbers them; by default all.
-        order (Tensor, optional): int64, ``[num_nodes]``: which row of
-            :obj:`x`, :obj:`recv`, :obj:`send` and the result each row of the
-            graph is. On the CPU the columns of :obj:`x` in flight are copied
-            in that order, unless :obj:`in_place`. (default: :obj:`None`)
-        loops (bool): on the CPU, whether :math:`B` has a one more on its
-            diagonal wherever that is zero. Row sums are as if it stood in its
-            place among the others. (default: :obj:`False`)
-        in_place (bool): on the CPU, whether the result is written over a
-            dense :obj:`x`. (default: :obj:`False`)
-
-    Returns:
-        Tensor: as :obj:`x`, dense, or ``[num_rows, num_columns]``.
+    On CUDA it runs by torch's own sparse products, with levels in the dtype
+    of :obj:`x` whatever :obj:`half` says, and is equal up to rounding; memory:
+    four matrices like the result and 12 bytes an edge.
     """
     given, sparse = x, x.layout == torch.sparse_csr
     if half and x.dtype != torch.float32:
@@ -265,33 +223,63 @@ def propagate(
         raise ValueError("'scale' needs half=True (got half=False)")
     if not sparse:
         x = x.resolve_neg().contiguous()
-    rest = (recv, send, weights, half, scale, three_term, rows, order)
-    if loops or in_place:
-        if not x.is_cpu:
+    if not x.is_cpu:
+        if loops or in_place:
             raise ValueError(
                 "'loops' and 'in_place' need tensors on the CPU "
                 f'(got {x.device})'
             )
-        if in_place and (sparse or rows is not None or x is not given):
-            raise ValueError(
-                "'in_place' needs a dense, contiguous 'x', and all rows"
-            )
-        parts = sparse_parts(x) if sparse else (None, None, None, x.size(1))
-        signal = (None if sparse else x, *parts)
-        z = _ops.propagate_looped(rowptr, col, *signal, *rest, loops, in_place)
-        return x if in_place else z
-    if sparse:
-        return _ops.propagate_entries(rowptr, col, *sparse_parts(x), *rest)
-    return _ops.propagate(rowptr, col, x, *rest)
+        z = _by_torch(rowptr, col, x, recv, send, weights, three_term)
+        return z if rows is None else z[rows]
+    if in_place and (sparse or rows is not None or x is not given):
+        raise ValueError(
+            "'in_place' needs a dense, contiguous 'x', and all rows"
+        )
+    parts = sparse_parts(x) if sparse else (None, None, None, x.size(1))
+    z = _ops.propagate(
+        *(rowptr, col, None if sparse else x, *parts, recv, send, weights),
+        *(half, scale, three_term, rows, loops, in_place),
+    )
+    return x if in_place else z
+
+
+def _by_torch(
+    rowptr: Tensor,
+    col: Tensor,
+    x: Tensor,
+    recv: Tensor,
+    send: Tensor,
+    weights: Tensor,
+    three_term: bool,
+) -> Tensor:
+    # Horner's order or, of three terms, Clenshaw's recursion.
+    n = len(recv)
+    ones = recv.new_ones(len(col))
+    adj = torch.sparse_csr_tensor(
+        rowptr, col.long(), ones, (n, n), check_invariants=False
+    )
+    if x.layout == torch.sparse_csr:
+        ptr, column, value, width = sparse_parts(x)
+        nodes = torch.arange(n, device=x.device)
+        row = nodes.repeat_interleave(ptr.diff())
+        x = recv.new_zeros(n * width).index_add_(
+            0, row * width + column, value
+        )
+        x = x.view(n, width)
+    recv, send = recv[:, None], send[:, None]
+    *lower, top = weights.tolist()
+    u, before = top * x, torch.zeros_like(x)
+    for i in reversed(range(len(lower))):
+        factor = 2 if three_term and i > 0 else 1
+        z = factor * recv * (adj @ (send * u)) + lower[i] * x
+        u, before = z - before if three_term else z, u
+    return u
 
 
 def sparse_parts(x: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
-    """Return rows, columns and values of a sparse CSR matrix, and its width.
+    """Return rows, columns, values and width of a sparse CSR matrix.
 
-    Raises:
-        TypeError: on another layout.
-        ValueError: on rows or columns out of range, which torch does not
-            check by itself.
+    Rows and columns are checked, which torch does not do.
     """
     check_instance('x', x, Tensor)
     if x.layout != torch.sparse_csr:
@@ -368,31 +356,6 @@ def push(
     decides what is sampled, for a random point that falls on the border of two
     entries or for an entry worth one quantum exactly, a few quanta may go
     elsewhere.
-
-    Args:
-        graph (PushGraph): the graph, with :math:`R` as its :obj:`scale`.
-        receivers (tuple[Tensor, Tensor]): the same graph from the receiving
-            side: ``rowptr`` (int64) and ``col`` (int32), as in
-            :func:`propagate`.
-        recv (Tensor): as :obj:`x`, ``[num_nodes]``: the diagonal of :math:`R`.
-        send (Tensor): as :obj:`x`, ``[num_nodes]``: the diagonal of :math:`S`.
-        x (Tensor): float32 or float64, ``[num_nodes, num_columns]``.
-        eps (Tensor): as :obj:`x`, ``[num_columns]``: the quantum, absolute.
-        ratio (Tensor): float64, ``[num_levels]``: :math:`Y_{i+1} / Y_i`.
-        keep (Tensor): float64, ``[num_levels + 1]``: :math:`w_i / Y_i`.
-        seed (int): the seed.
-        first (int): the number of the first block. (default: :obj:`0`)
-        pull_above (float): a level of a block is done exactly if pushing it
-            is expected to cost more than this times as much.
-            (default: :obj:`math.inf`)
-        deterministic (bool): whether CUDA adds in fixed point, so that the
-            same seed gives the same bits in every run; otherwise floats are
-            added in whatever order they come. The CPU is always
-            deterministic. (default: :obj:`True`)
-
-    Returns:
-        tuple[Tensor, Tensor]: the estimate, as :obj:`x`, and the number of
-        levels that were pushed, int64, ``[num_blocks]``.
     """
     rowptr, col, group_ptr, group_end, scale = graph
     return _ops.push(
@@ -403,11 +366,7 @@ def push(
 
 
 def cost_nodes(num_nodes: int) -> Tensor:
-    """Return the sampled nodes from which :func:`push` estimates costs.
-
-    Args:
-        num_nodes (int): the number of nodes of the graph.
-    """
+    """Return the sampled nodes from which :func:`push` estimates costs."""
     step = check_integer('num_nodes', num_nodes, 1) // 1024 + 1
     return torch.arange(step // 2, num_nodes, step)
 
@@ -468,31 +427,6 @@ def push_sparse(
     53 bytes (65 for float64) per node and signal and half a byte per edge and
     signal, for as many signals at a time as have :math:`2^{24}` nodes together
     (or one); results agree with those of the CPU as in :func:`push`.
-
-    Args:
-        graph (PushGraph): as in :func:`push`.
-        send (Tensor): as in :func:`push`.
-        ptr (Tensor): int64, ``[num_signals + 1]``: where each signal starts
-            in :obj:`node`.
-        node (Tensor): int64, ``[nnz]``: its nodes.
-        value (Tensor): float32 or float64, ``[nnz]``: its values.
-        eps (Tensor): as :obj:`value`, ``[num_signals]``: the quantum; 0 for
-            pushes that are not randomized.
-        prune (Tensor): as :obj:`eps`: residues with :math:`|r| S` below it
-            are not pushed; 0 for none.
-        ratio (Tensor): as in :func:`push`.
-        keep (Tensor): as in :func:`push`.
-        seed (int): the seed.
-        first (int): the number of the first signal. (default: :obj:`0`)
-        top_k (int): the most entries to keep of each result, the largest in
-            magnitude; all if negative. (default: :obj:`-1`)
-        threshold (float): entries of this magnitude or less are dropped.
-            (default: :obj:`0.0`)
-        deterministic (bool): as in :func:`push`. (default: :obj:`True`)
-
-    Returns:
-        tuple[Tensor, Tensor, Tensor]: :obj:`ptr`, :obj:`node` (ascending in
-        every row) and :obj:`value` of the results.
     """
     rowptr, col, group_ptr, group_end, scale = graph
     return _ops.push_sparse(
@@ -526,18 +460,6 @@ def disjoint_walks(
     ``1 + walk_length * restarts`` nodes, cover all roots, and depend on
     nothing else than the graph, the roots and the seed. Memory: about 30
     bytes per node, 80 per root and four per edge.
-
-    Args:
-        rowptr (Tensor): int64, ``[num_nodes + 1]``.
-        col (Tensor): int32, ``[num_edges]``.
-        roots (Tensor): int64, ``[num_roots]``: distinct nodes.
-        walk_length (int): the steps of a walk; 0 for the roots alone.
-        restarts (int): the number of walks from each root, at least 1.
-        seed (int): the seed.
-
-    Returns:
-        tuple[Tensor, Tensor]: int64: where each subgraph starts in the second
-        tensor (``[num_subgraphs + 1]``), and their nodes, root first.
     """
     return _ops.disjoint_walks(rowptr, col, roots, walk_length, restarts, seed)
 
@@ -545,7 +467,7 @@ def disjoint_walks(
 CELLS = ('all', 'directed', 'undirected')
 
 
-@_op('rowptr')
+@_op()
 def flip_bits(
     rowptr: RowPtr,
     col: Col,
@@ -564,34 +486,10 @@ def flip_bits(
     :func:`pyg_trust.certificates.smoothing.sampling_slack`. Copy :math:`s`
     draws from the stream of ``(seed, first + s)``, whatever the batch and the
     number of threads. Time and memory are those of the ones that come out,
-    :math:`O(m + p_+ N + n)` for each copy, not of the :math:`N` cells. CUDA
-    draws the same copies as the CPU, of at most :math:`10^9` cells.
-
-    Args:
-        rowptr (Tensor): int64, ``[num_rows + 1]``.
-        col (Tensor): int32, ``[nnz]``: the ones, ascending in every row and
-            distinct.
-        num_cols (int): the number of columns.
-        p_plus (float): :math:`p_+`, in [0, 1).
-        p_minus (float): :math:`p_-`, in [0, 1).
-        cells (str): :obj:`'all'` entries of a matrix; of a square one,
-            :obj:`'directed'`: all off the diagonal, or :obj:`'undirected'`:
-            all pairs, where :obj:`col` lists both directions. Diagonals
-            stay, and copies of graphs are the blocks of a diagonal.
-        seed (int): the seed.
-        first (int): the number of the first copy. (default: :obj:`0`)
-        num_samples (int): the number of copies. (default: :obj:`1`)
-
-    Returns:
-        tuple[Tensor, Tensor]: ``rowptr``, int64, ``[num_samples * num_rows +
-        1]``, and ``col``, int32, ascending in every row.
-
-    Example:
-        >>> rowptr, col = torch.tensor([0, 1, 2]), torch.tensor([1, 0]).int()
-        >>> flip_bits(rowptr, col, 2, 0.0, 0.0, 'undirected', 0, 0, 2)
-        (tensor([0, 1, 2, 3, 4]), tensor([1, 0, 3, 2], dtype=torch.int32))
+    :math:`O(m + p_+ N + n)` for each copy, not of the :math:`N` cells. On the
+    CPU alone.
     """
-    n, device = rowptr.numel() - 1, rowptr.device
+    n = rowptr.numel() - 1
     if cells != 'all':
         if num_cols != n:
             raise ValueError(
@@ -602,19 +500,6 @@ def flip_bits(
             raise ValueError(
                 "'num_samples' needs to be smaller: copies have fewer than "
                 f'2**31 nodes together (got {num_samples} of {n})'
-            )
-    if device.type == 'cuda':
-        counts = {'all': n * num_cols, 'directed': n * (n - 1)}
-        count = counts.get(cells, n * (n - 1) // 2)
-        if p_plus > 0 and count > 10**9:
-            raise ValueError(
-                "'rowptr' needs to be on the CPU for more than 10**9 cells "
-                f'(got {count} on {device})'
-            )
-        if num_samples * n >= 2**32:
-            raise ValueError(
-                "'num_samples' needs to be smaller: on CUDA copies have fewer "
-                f'than 2**32 rows together (got {num_samples} of {n})'
             )
     return _ops.flip_bits(
         rowptr,
@@ -706,31 +591,6 @@ def policy_iteration(
     V \rVert_\infty`, and so on. Ends when that norm is at most :obj:`goal` or
     :obj:`rounding` times :math:`\lVert V \rVert_\infty`. Memory beside the
     result, per thread: some twenty numbers per node and one per edge.
-
-    Args:
-        threat (PolicyThreat): the graph and its fragile edges.
-        reward (Tensor): :math:`r`, float64, ``[num_columns, num_nodes]``.
-        start (Tensor): a first guess of :math:`V`, as :obj:`reward`.
-        goal (Tensor): float64, ``[num_columns]``.
-        rounding (float): see above.
-        follow (float): :math:`a`.
-        max_iter (int): the largest number of policies to try.
-        bonus (Tensor, optional): :math:`\rho`, as :obj:`reward`.
-            (default: :obj:`None`)
-        visit_cost (Tensor, optional): :math:`\mu`. (default: :obj:`None`)
-        step_cost (Tensor, optional): :math:`\nu`. (default: :obj:`None`)
-        root (Tensor, optional): :math:`\sigma`. (default: :obj:`None`)
-        removal_cost (Tensor, optional): :math:`\nu_{ij}` of the edges,
-            float64, ``[num_columns, num_edges]``. (default: :obj:`None`)
-        addition_cost (Tensor, optional): :math:`\nu_{ij}` of the pairs that
-            may be added, float64, ``[num_columns, num_pairs]``.
-            (default: :obj:`None`)
-
-    Returns:
-        tuple[Tensor, ...]: :math:`V`; :math:`T V - V`, both as
-        :obj:`reward`; and the flips of the graph that attains :math:`T V`, as
-        in :class:`PolicyFlips`. Where :math:`V` overflows, :math:`T V - V` is
-        NaN.
     """
     costs = (bonus, visit_cost, step_cost, root, removal_cost, addition_cost)
     return _ops.policy_iteration(
@@ -753,21 +613,6 @@ def policy_solve(
     r"""Solve :math:`x = r + a P x` in a perturbed graph per column.
 
     By BiCGSTAB and, where that stalls, plain iteration.
-
-    Args:
-        rowptr (Tensor): as in :class:`PolicyThreat`.
-        col (Tensor): as in :class:`PolicyThreat`.
-        flips (PolicyFlips): the edges to flip.
-        reward (Tensor): :math:`r`, float64, ``[num_columns, num_nodes]``.
-        start (Tensor): a first guess of :math:`x`, as :obj:`reward`.
-        goal (Tensor): float64, ``[num_columns]``: the largest residual; only
-            roundoff can make it larger.
-        follow (float): :math:`a`.
-        back (bool): whether to solve with :math:`P^{\top}`.
-            (default: :obj:`False`)
-
-    Returns:
-        tuple[Tensor, Tensor]: :math:`x` and :math:`r + a P x - x`.
     """
     return _ops.policy_solve(
         rowptr, col, *flips, reward, start, goal, follow, back
@@ -841,18 +686,6 @@ def pull_rows(
     itself, by the inner loop of :func:`propagate` (``csrc/gather.h``): a row
     that is computed again has the same bits wherever and with whichever
     others. On the CPU alone.
-
-    Args:
-        rows (OpenRows): row :math:`v` lists the nodes that :math:`v` receives
-            from.
-        nodes (Tensor, optional): int64; :obj:`None` for all rows.
-        x (Tensor): float32 or float64, ``[num_nodes, num_columns]``.
-        recv (Tensor): as :obj:`x`, ``[num_nodes]``: :math:`R`.
-        send (Tensor): as :obj:`x`, ``[num_nodes]``: :math:`S`.
-        out (Tensor, optional): as :obj:`x`. (default: :obj:`None`)
-        z (Tensor, optional): as :obj:`x`, a row for each of :obj:`nodes`.
-            (default: :obj:`None`)
-        weight (float): :math:`w`. (default: :obj:`1.0`)
     """
     if nodes is None or nodes.numel() > 0:
         _ops.pull_rows.default(*(*rows, nodes, x, recv, send, out, z, weight))
@@ -909,12 +742,7 @@ Events = Annotated[Tensor, Form(_LONG, 3, 'num_events')]
 
 @_op()
 def live_build(state: State) -> None:
-    """Sum integers over the neighbours of all nodes, in place.
-
-    Args:
-        state (list[Tensor]): 13 tensors, as ``csrc/ops.cpp`` lists them; of
-            :class:`~pyg_trust.unlearning.sums.Sums`.
-    """
+    """Sum integers over the neighbours of all nodes, in place."""
     _ops.live_build.default(state)
 
 
@@ -925,14 +753,7 @@ def live_rows(
     nodes: Named | None,
     z: Annotated[Tensor, Form(_DOUBLE, 'num_listed', 'num_columns', own=True)],
 ) -> None:
-    r"""Compute rows of :math:`z = \sum_i w_i P^i x` from a state's sums.
-
-    Args:
-        state (list[Tensor]): as in :func:`live_build`.
-        weights (Tensor): float64, ``[num_levels + 1]``.
-        nodes (Tensor, optional): int64; all names if :obj:`None`.
-        z (Tensor): float64, a row for each: it is written.
-    """
+    r"""Compute rows of :math:`z = \sum_i w_i P^i x` from a state's sums."""
     levels, size = state[9].size(0), weights.numel()
     if levels != max(size - 2, 0) or not size:
         raise ValueError(f"'weights' needs those of {levels + 1} levels")
@@ -950,13 +771,7 @@ def live_mark(
     nodes: List,
     mark: Annotated[Tensor, Form(torch.bool, 'num_names', own=True)],
 ) -> None:
-    """Mark the receivers of some nodes, in place.
-
-    Args:
-        state (list[Tensor]): as in :func:`live_build`.
-        nodes (Tensor): int64.
-        mark (Tensor): bool, one per name; marks that are set stay set.
-    """
+    """Mark the receivers of some nodes, in place."""
     _ops.live_mark.default(state, nodes, mark)
 
 
@@ -964,23 +779,7 @@ def live_mark(
 def live_net(
     state: State, events: Events, most: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
-    """Apply events, and return the net changes.
-
-    Args:
-        state (list[Tensor]): as in :func:`live_build`; it stays as it is.
-        events (Tensor): int64, ``[3, k]``: kind (0 and 1: an edge goes or
-            comes; 2 and 3: a node, the next name; 4: features change), and
-            the ends of an edge or the node twice.
-        most (float): the least number of neighbours that is refused.
-
-    Returns:
-        tuple[Tensor, Tensor, Tensor, Tensor, int]: arcs (row, target, 1 or
-        -1), sorted; nodes whose own loop, and nodes that come or go; all
-        nodes that are touched; and -1, or ``4 * position + reason`` of the
-        first event that does not fit: 0 its node, 1 its edge is missing, 2
-        its edge is there, and 3 (with a node in place of the position) too
-        many neighbours.
-    """
+    """Apply events, and return the net changes."""
     return _ops.live_net.default(state, events, most)
 
 
@@ -995,22 +794,7 @@ def live_edit(
     values: Annotated[Tensor, Form(None, 'num_listed', 'num_columns')],
     edits: Natural,
 ) -> int:
-    """Apply the changes of :func:`live_net`, sums included, in place.
-
-    Args:
-        state (list[Tensor]): as in :func:`live_build`.
-        arcs (Tensor): int64, ``[3, m]``: from :func:`live_net`.
-        loops (Tensor): int64: from :func:`live_net`.
-        nodes (Tensor): int64: from :func:`live_net`.
-        num_nodes (int): the number of names after the changes.
-        named (Tensor): int64, distinct: nodes whose features are replaced.
-        values (Tensor): the new features, one row per node.
-        edits (int): the number of edits so far that the state is given.
-
-    Returns:
-        int: 0, or how many entries a pool of rows lacks: then nothing has
-        changed.
-    """
+    """Apply the changes of :func:`live_net`, sums included, in place."""
     check_integer('num_nodes', num_nodes, 0, state[8].size(0))
     return _ops.live_edit.default(
         state, arcs, loops, nodes, num_nodes, named, values, edits
@@ -1035,25 +819,6 @@ def push_rows(
     :math:`d_v` of row :math:`v`, at least 1: :math:`z_v \mathrel{+}= R_v`,
     :math:`R_u \mathrel{+}= c\, r_u s_v R_v` for the nodes :math:`u` of row
     :math:`v`, and what :math:`R_v` was goes; first come, first served.
-
-    Args:
-        rows (OpenRows): row :math:`v` lists the nodes that :math:`v` sends to.
-        seeds (Tensor): int64: all nodes whose residue may be above its limit.
-        recv (Tensor): float64, ``[num_nodes]``: :math:`r`.
-        send (Tensor): float64, ``[num_nodes]``: :math:`s`.
-        theta (float): :math:`\theta`, positive.
-        follow (float): :math:`c`, in :math:`[0, 1)`.
-        z (Tensor): float64, ``[num_nodes, num_columns]``.
-        residue (Tensor): as :obj:`z`: :math:`R`.
-        x (Tensor, optional): as :obj:`z`: the signals, of rows that are the
-            same both ways: the residues of :obj:`seeds` are computed first,
-            :math:`R_v = (1 - c)\, x_v + c\, r_v \sum_u s_u z_u - z_v`.
-            (default: :obj:`None`)
-
-    Returns:
-        tuple[Tensor, Tensor, Tensor, Tensor, int]: the nodes whose residues
-        changed, and these as they were before; the nodes that were pushed,
-        and their rows of :obj:`z` before; and the number of pushes.
     """
     return _ops.push_rows.default(
         *(*rows, seeds, recv, send, theta, follow, z, residue, x),
@@ -1088,19 +853,6 @@ def loss_gradient(
     of any number of threads, any processor and any choice of outputs, and an
     entry passes at most :math:`n + 1` roundings. Exponentials are off by at
     most 4 units in the last place.
-
-    Args:
-        Z (Tensor): float64, ``[n, d]``; on the CPU.
-        Y (Tensor): float64, ``[n, num_outputs]``: the targets; 0 in a row that
-            does not count.
-        W (Tensor): float64, ``[d, num_outputs]``.
-        head (str): :obj:`'ovr'`, :obj:`'softmax'` or :obj:`'squared'`.
-        columns (Tensor, optional): int64: the outputs to compute, which does
-            not work for :obj:`'softmax'`; all by default.
-
-    Returns:
-        tuple[Tensor, Tensor]: of these outputs the gradient, ``[d, k]``, and
-        the sums of the squares of :math:`G`, ``[k]``.
     """
     if columns is not None and head == 'softmax':
         raise ValueError(
@@ -1124,20 +876,6 @@ def loss_change(
 
     As two calls of :func:`loss_gradient`: the gradient of some rows that are
     there, less that of rows that were.
-
-    Args:
-        Z (Tensor): float64, ``[n, d]``; on the CPU.
-        Y (Tensor): float64, ``[n, num_outputs]``: the targets.
-        rows (Tensor): int64: the positions of the new rows.
-        old (Tensor): float64, ``[k, d]``: the rows that were replaced.
-        old_Y (Tensor): float64, ``[k, num_outputs]``: their targets.
-        W (Tensor): float64, ``[d, num_outputs]``.
-        head (str): as in :func:`loss_gradient`.
-
-    Returns:
-        tuple[Tensor, Tensor, Tensor]: the difference, ``[d, num_outputs]``;
-        the sums of the squares of all slopes, new and old, by output; and the
-        squares of the Frobenius norms of the new rows and of the old ones.
     """
     return _ops.loss_change.default(
         Z, Y, rows, old, old_Y, W, LOSS_HEADS.index(head)
@@ -1156,16 +894,6 @@ def quasi_newton(
     The two-loop recursion (Nocedal and Wright 2006, Algorithm 7.4) from a
     given inverse Hessian for every output. A pair without positive curvature
     has no part.
-
-    Args:
-        grad (Tensor): float64, ``[d, num_outputs]``; on the CPU.
-        inverse (Tensor): float64, ``[num_outputs, d, d]``, symmetric.
-        past (Tensor): float64, ``[m, 2, d, num_outputs]``: steps, and the
-            changes of the gradient that came of them, the oldest first.
-        count (int): the number of past steps to use.
-
-    Returns:
-        Tensor: the step, to be subtracted: as :obj:`grad`.
     """
     check_integer('count', count, 0, len(past))
     return _ops.quasi_newton.default(grad, inverse, past, count)
@@ -1181,15 +909,6 @@ def row_linear(
     threads and the instruction set, to which the bias is added. Products of
     BLAS round the same row otherwise in a batch of another size. There is a
     gradient by each; that by :obj:`x` is of the same kind.
-
-    Args:
-        x (Tensor): float32 or float64, ``[num_rows, K]``, on the CPU.
-        weight (Tensor): of the same dtype, ``[num_columns, K]``.
-        bias (Tensor, optional): of the same dtype, ``[num_columns]``.
-            (default: :obj:`None`)
-
-    Returns:
-        Tensor: ``[num_rows, num_columns]``.
     """
     check_dtype('x', x, REAL)
     check_dtype('weight', weight, x.dtype)
@@ -1253,10 +972,6 @@ def without_gradients(stops: Collection[Any]) -> Iterator[None]:
     """Skip gradients of parameters of :func:`row_linear` in a block.
 
     Torch skips unneeded gradients by itself only in its own operations.
-
-    Args:
-        stops (collection): nodes of torch's graph that no gradient needs to
-            reach, of tensors of parameters alone.
     """
     token = _stops.set(stops)
     try:
@@ -1335,15 +1050,7 @@ def clip_rows(
     grad: Annotated[Tensor, Form(None, 'n', 'd')],
     inners: Annotated[list[Tensor], _Matrices()],
 ) -> Tensor:
-    r"""Find rows whose gradient is not zero or whose input is not finite.
-
-    Args:
-        grad (Tensor): float32 or float64, ``[n, d]``, on the CPU.
-        inners (list[Tensor]): of the same dtype, with ``n`` rows each.
-
-    Returns:
-        Tensor: int64, ascending.
-    """
+    r"""Find rows whose gradient is not zero or whose input is not finite."""
     return _ops.clip_rows.default(grad, inners)
 
 
@@ -1353,17 +1060,6 @@ def clip_sizes(uses: Using, units: Natural) -> tuple[Tensor, ...]:
 
     See :mod:`pyg_trust.privacy.exact.clip` for the symbols. What a unit has
     depends on its own rows alone, in their order.
-
-    Args:
-        uses (ClipUses): the rows.
-        units (int): how many units there are, more than any owner.
-
-    Returns:
-        tuple[Tensor, ...]: float64. ``[5, num_pairs, units]``, sums over rows
-        of :math:`2^{-k} |\gamma|`, :math:`\kappa / g'`, :math:`|\gamma| |a|`,
-        :math:`|a|` and :math:`|\gamma|`; ``[units]``, the largest
-        :math:`2^{-k} |\gamma|_\infty`; ``[num_inners, m]``, :math:`2^{-k}` of
-        the inputs; and ``[num_grads, units, d]``, the sums of copies.
     """
     uses._check(units)
     return _ops.clip_sizes.default(*uses, units)
@@ -1376,19 +1072,7 @@ def clip_sums(
     each: Annotated[Tensor, Form(_DOUBLE, 'units')],
     only: Annotated[int, Int(-1)] = -1,
 ) -> Tensor:
-    r"""Sum clipped gradients in integers: :mod:`pyg_trust.privacy.exact.clip`.
-
-    Args:
-        uses (ClipUses): the rows.
-        scale (Tensor): ``[num_inners, m]``, as :func:`clip_sizes` returns it.
-        each (Tensor): ``[units]``, the factor of each unit over the grid;
-            units with zero are left out, whatever their rows are.
-        only (int): the one unit that is summed; -1 for all. (default:
-            :obj:`-1`)
-
-    Returns:
-        Tensor: int64, ``[num_pairs, d, w]``; of copies ``[num_pairs, d, 1]``.
-    """
+    """Sum clipped gradients in integers: ``pyg_trust.privacy.exact.clip``."""
     uses._check(len(each))
     if len(scale) != len(uses.inners):
         raise ValueError(
@@ -1405,10 +1089,6 @@ def _new(n: int = 1) -> Any:
     # Sizes that only the kernel knows.
     context = torch.library.get_ctx()
     return [context.new_dynamic_size() for _ in range(n)]
-
-
-def _num_rows(a: Any, n: int) -> int:
-    return n if a.rows is None else a.rows.numel()
 
 
 def _num_blocks(a: Any) -> int:
@@ -1502,14 +1182,8 @@ _RESULTS: dict[str, Callable[[Any], Any]] = {
         torch.empty_like(a.start),
         torch.empty_like(a.start),
     ),
-    'propagate': lambda a: a.x.new_empty(
-        _num_rows(a, a.x.size(0)), a.x.size(1)
-    ),
-    'propagate_entries': lambda a: a.value.new_empty(
-        _num_rows(a, a.recv.numel()), a.columns
-    ),
-    'propagate_looped': lambda a: a.recv.new_empty(
-        _num_rows(a, a.recv.numel()), a.columns
+    'propagate': lambda a: a.recv.new_empty(
+        len(a.recv if a.rows is None else a.rows), a.columns
     ),
     'pull_rows': lambda a: None,
     'push': lambda a: (

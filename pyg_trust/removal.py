@@ -3,8 +3,8 @@
 One request object serves every unlearner: whole graphs, nodes, features and
 labels of nodes, and edges, of one graph or of many. Nodes are named by their
 ids: ``data.n_id`` if the data have it, else the positions at the fit
-(:class:`NodeIds`). Removing node 3 does not rename node 4, and to request node
-3 again raises :class:`NotThere`.
+(:class:`NodeIds`). Ids of removed nodes are not used again, and a second
+request for one raises :class:`NotThere`.
 """
 
 import copy
@@ -24,16 +24,37 @@ from pyg_trust._checks import (
     check_tensor,
 )
 
+__all__ = [
+    'NodeIds',
+    'NotThere',
+    'Part',
+    'RemovalRequest',
+    'Removed',
+    'integers',
+    'pairs_of',
+    'remove_from_data',
+    'requested',
+    'skipping',
+]
+
 MISSING = ('raise', 'skip')
 NOT_THERE = ' is not there: it never was, or was removed before'
-
-_NAMED = ('nodes', 'features', 'edges', 'directed_edges', 'labels')
 
 Nodes = Tensor | Iterable[int]
 Edges = Tensor | Iterable[tuple[int, int]]
 # Graph, kind (a field of :class:`Part`) and id of one requested item.
 Item = tuple[int, str, Any]
 R = TypeVar('R')
+
+_PAIRS = ('edges', 'directed_edges')
+# The kinds in a request, and what an error calls one of them.
+_NAMED = {
+    'nodes': 'node {}',
+    'features': 'the feature row of node {}',
+    'edges': 'edge {0[0]} -> {0[1]}',
+    'directed_edges': 'edge {0[0]} -> {0[1]}',
+    'labels': 'the training label of node {}',
+}
 
 
 @dataclass(frozen=True)
@@ -68,14 +89,11 @@ class Part:
         """Return the non-empty fields as plain lists."""
         if self.whole:
             return {'whole': True}
-        named = {
-            'nodes': list(self.nodes),
-            'features': list(self.features),
-            'edges': [list(edge) for edge in self.edges],
-            'directed_edges': [list(edge) for edge in self.directed_edges],
-            'labels': list(self.labels),
+        return {
+            kind: [[*each] for each in items] if kind in _PAIRS else [*items]
+            for kind in _NAMED
+            if (items := getattr(self, kind))
         }
-        return {key: value for key, value in named.items() if value}
 
 
 @dataclass(frozen=True, init=False)
@@ -90,11 +108,9 @@ class RemovalRequest:
         RemovalRequest(persons=[12], unit=unit)
 
     Nodes, features, edges and labels are given per graph, as a dictionary;
-    without one they belong to graph 0. An edge goes in both directions,
-    wherever they are, whether the rest of the graph is undirected or not; with
-    ``directed=True`` in the given direction alone. What is contained in
-    something larger (a node of a whole graph, a feature, a label or an edge of
-    a removed node) goes with it.
+    without one they belong to graph 0. What is contained in something larger
+    (a node of a whole graph, a feature, a label or an edge of a removed node)
+    is removed with it.
 
     Args:
         graphs (list[int]): whole graphs to remove. (default: :obj:`()`)
@@ -109,7 +125,7 @@ class RemovalRequest:
             removed, while the nodes stay; only for node classifiers that
             support it. (default: :obj:`()`)
         directed (bool): whether edges are removed in the given direction
-            alone. (default: :obj:`False`)
+            alone, instead of both where they exist. (default: :obj:`False`)
         persons (list[int] or Tensor): persons to remove from a model of the
             table of persons (:meth:`PrivacyUnit.table
             <pyg_trust.unit.PrivacyUnit.table>`), whose rows hold all that
@@ -121,7 +137,7 @@ class RemovalRequest:
 
     Raises:
         TypeError: on something that is no integer.
-        ValueError: if nothing is requested, a name is negative, or
+        ValueError: if nothing is requested, an id is negative, or
             :obj:`persons` come without their :obj:`unit` or have several rows.
 
     Example:
@@ -133,7 +149,7 @@ class RemovalRequest:
     # The privacy units that persons were named by, and their digest.
     _units: ClassVar[tuple[Any, ...]] = ()
     _unit = ''
-    # Whether persons have other names than their positions.
+    # Whether persons have other ids than their positions.
     _renamed = False
 
     def __init__(
@@ -155,20 +171,34 @@ class RemovalRequest:
                 "'persons' and 'unit' need to be given together (got "
                 f'{len(given)} persons and {unit!r})'
             )
-        named = {
-            'nodes': _per_graph('nodes', nodes, integers),
-            'features': _per_graph('features', features, integers),
-            'edges': _per_graph('edges', edges, pairs_of),
-            'labels': _per_graph('labels', labels, integers),
-        }
-        if directed:
-            named['directed_edges'] = named.pop('edges')
+        items: list[Item] = []
         if unit is not None:
-            names = {*_rows_of(unit, given)}
-            rows = names.union(named['nodes'].get(0, ()))
-            named['nodes'][0] = tuple(sorted(rows))
-            self._name_by({unit.digest: unit}, names != {*given})
-        self._take(integers('graphs', graphs), named)
+            # A unit asks this module itself.
+            if type(unit).__name__ != 'PrivacyUnit':
+                raise TypeError(
+                    "'unit' needs to be a PrivacyUnit (got "
+                    f'{type(unit).__name__})'
+                )
+            rows = unit.names(given)
+            items += [(0, 'nodes', row) for row in rows]
+            self._name_by({unit.digest: unit}, {*rows} != {*given})
+        for name, values in (
+            ('nodes', nodes),
+            ('features', features),
+            ('edges', edges),
+            ('labels', labels),
+        ):
+            kind = 'directed_edges' if directed and name == 'edges' else name
+            if not isinstance(values, Mapping):
+                values = {0: values}
+            for graph, each in values.items():
+                (number,) = integers(name, [graph])
+                read: Any = pairs_of if name == 'edges' else integers
+                items += [(number, kind, item) for item in read(name, each)]
+        whole = [
+            (graph, 'whole', True) for graph in integers('graphs', graphs)
+        ]
+        self._take([*items, *whole])
 
     def _name_by(self, units: Mapping[str, Any], renamed: bool) -> None:
         found = tuple(unit for unit in units.values() if unit is not None)
@@ -189,60 +219,48 @@ class RemovalRequest:
         # Copies and files have no tables of other persons.
         return {**self.__dict__, '_units': ()}
 
-    def _take(
-        self, graphs: Iterable[int], named: dict[str, dict[int, Any]]
-    ) -> None:
-        whole = set(graphs)
-        names = whole.union(*named.values())
+    def _take(self, items: Iterable[Item]) -> None:
+        held: dict[int, dict[str, set[Any]]] = {}
+        for graph, kind, item in items:
+            held.setdefault(graph, {}).setdefault(kind, set()).add(item)
         parts = {}
-        for graph in sorted(names):
-            if graph in whole:
+        for graph in sorted(held):
+            named = held[graph]
+            if 'whole' in named:
                 parts[graph] = Part(whole=True)
                 continue
-            gone = named['nodes'].get(graph, ())
-            kept = set(gone)
-            found: dict[str, Any] = {'nodes': gone}
-            for key in ('features', 'labels'):
-                given = named.get(key, {}).get(graph, ())
-                found[key] = tuple(v for v in given if v not in kept)
-            for key in ('edges', 'directed_edges'):
-                given = named.get(key, {}).get(graph, ())
-                found[key] = tuple(e for e in given if kept.isdisjoint(e))
-            both = Part(edges=found['edges']).arcs
-            found['directed_edges'] = tuple(
-                edge for edge in found['directed_edges'] if edge not in both
-            )
-            parts[graph] = Part(**found)
-        if not any(part != Part() for part in parts.values()):
+            gone = named.get('nodes', set())
+            for kind in ('features', 'labels'):
+                named[kind] = named.get(kind, set()) - gone
+            for kind in _PAIRS:
+                each = named.get(kind, ())
+                named[kind] = {pair for pair in each if gone.isdisjoint(pair)}
+            both = named['edges'] | {(v, u) for u, v in named['edges']}
+            named['directed_edges'] -= both
+            found = {kind: tuple(sorted(each)) for kind, each in named.items()}
+            parts[graph] = Part(**found)  # type: ignore[arg-type]
+        if not parts:
             raise ValueError('the request needs to name something to remove')
         object.__setattr__(self, 'parts', parts)
 
     @classmethod
     def batch(cls, requests: Iterable['RemovalRequest']) -> 'RemovalRequest':
         """Merge several requests into one."""
-        merged: dict[str, dict[int, Any]] = {name: {} for name in _NAMED}
-        graphs: list[int] = []
         if not isinstance(requests, Iterable):
             raise TypeError(
                 "'requests' needs to hold requests "
                 f'(got {type(requests).__name__})'
             )
+        items: list[Item] = []
         units: dict[str, Any] = {}
-        renamed = False
+        made, renamed = cls.__new__(cls), False
         for request in requests:
             check_instance('requests', request, RemovalRequest)
+            items += request.items()
             renamed |= request._renamed
             units |= dict.fromkeys({request._unit} - {''})
             units |= {unit.digest: unit for unit in request._units}
-            for graph, part in request.parts.items():
-                if part.whole:
-                    graphs.append(graph)
-                for name, named in merged.items():
-                    both = {*named.get(graph, ()), *getattr(part, name)}
-                    if both:
-                        named[graph] = tuple(sorted(both))
-        made = cls.__new__(cls)
-        made._take(graphs, merged)
+        made._take(items)
         made._name_by(units, renamed)
         return made
 
@@ -252,10 +270,10 @@ class RemovalRequest:
 
         Args:
             named (dict): the part of the request for each graph, by the
-                graph's name.
+                graph's number.
         """
         check_instance('named', named, Mapping)
-        requests = []
+        items: list[Item] = []
         for graph, part in named.items():
             check_instance('named', part, Mapping)
             if not str(graph).isdigit() or set(part) - {'whole', *_NAMED}:
@@ -263,23 +281,28 @@ class RemovalRequest:
                     "'named' needs to be what to_dict() returns "
                     f'(got {graph!r}: {part!r})'
                 )
-            i, given = int(graph), dict(part)
-            if given.pop('whole', False):
-                requests.append(cls(graphs=[i]))
-            arcs = given.pop('directed_edges', ())
-            if arcs:
-                requests.append(cls(edges={i: arcs}, directed=True))
-            asked: dict[str, Any] = {k: {i: v} for k, v in given.items()}
-            if asked:
-                requests.append(cls(**asked))
-        return cls.batch(requests)
+            for kind, each in part.items():
+                if kind == 'whole':
+                    items += [(int(graph), kind, True)] * bool(each)
+                    continue
+                read: Any = pairs_of if kind in _PAIRS else integers
+                items += [
+                    (int(graph), kind, item) for item in read(kind, each)
+                ]
+        return cls._made(items)
+
+    @classmethod
+    def _made(cls, items: Iterable[Item]) -> 'RemovalRequest':
+        made = cls.__new__(cls)
+        made._take(items)
+        return made
 
     def __or__(self, other: 'RemovalRequest') -> 'RemovalRequest':
         return RemovalRequest.batch([self, other])
 
     @property
     def graphs(self) -> list[int]:
-        """The names of the graphs in the request, in ascending order."""
+        """The numbers of the graphs in the request, in ascending order."""
         return list(self.parts)
 
     def items(self) -> Iterator[Item]:
@@ -294,14 +317,8 @@ class RemovalRequest:
     @classmethod
     def of_items(cls, items: Iterable[Item]) -> 'RemovalRequest | None':
         """Build a request of :meth:`items`; :obj:`None` if there are none."""
-        named: dict[str, dict[str, Any]] = {}
-        for graph, kind, item in items:
-            part = named.setdefault(str(graph), {})
-            if kind == 'whole':
-                part['whole'] = True
-            else:
-                part.setdefault(kind, []).append(item)
-        return cls.from_dict(named) if named else None
+        given = [*items]
+        return cls._made(given) if given else None
 
     def without(self, other: 'RemovalRequest') -> 'RemovalRequest | None':
         """Return the items that another request lacks; :obj:`None` if none.
@@ -321,7 +338,7 @@ class RemovalRequest:
         return RemovalRequest(graphs=self.graphs)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the names by graph, as plain lists."""
+        """Return the ids by graph, as plain lists."""
         return {str(g): part.to_dict() for g, part in self.parts.items()}
 
 
@@ -346,27 +363,15 @@ removed before
     """
 
     def __init__(self, missing: RemovalRequest, message: str = '') -> None:
-        super().__init__(message or _described(missing))
+        (graph, kind, item), *more = missing.items()
+        of = f'graph {graph}: ' * bool(graph)
+        what = of + _NAMED[kind].format(item) if kind in _NAMED else of[:-2]
+        others = f' (as are {len(more)} more)' * bool(more)
+        super().__init__(message or f'{what or "graph 0"}{NOT_THERE}{others}')
         self.missing = missing
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.missing, str(self))
-
-
-def _described(missing: RemovalRequest) -> str:
-    items = [*missing.items()]
-    graph, kind, item = items[0]
-    names = {
-        'whole': f'graph {graph}',
-        'nodes': f'node {item}',
-        'features': f'the feature row of node {item}',
-        'labels': f'the training label of node {item}',
-    }
-    if kind in ('edges', 'directed_edges'):
-        names[kind] = f'edge {item[0]} -> {item[1]}'
-    more = f' (as are {len(items) - 1} more)' * (len(items) > 1)
-    of = f'graph {graph}: ' * bool(graph and kind != 'whole')
-    return f'{of}{names[kind]}{NOT_THERE}{more}'
 
 
 class NodeIds:
@@ -396,7 +401,7 @@ class NodeIds:
     ) -> None:
         #: The ids that were given; None for positions.
         self.n_id: Tensor | None = None
-        self._next = 0
+        self._known = self._next = 0
         if n_id is None:
             return
         check_tensor(name, n_id, torch.int64, ('num_nodes',))
@@ -415,7 +420,7 @@ class NodeIds:
                 f'twice): del {name}, if these are no ids of the nodes'
             )
         self.n_id = n_id.clone()
-        self._next = int(self._sorted[-1]) + 1
+        self._known, self._next = n_id.numel(), int(self._sorted[-1]) + 1
 
     @classmethod
     def of_data(cls, data: Any, name: str = 'data') -> 'NodeIds':
@@ -425,19 +430,16 @@ class NodeIds:
             data (Data or NodeStorage): the nodes.
             name (str): the name of the argument. (default: :obj:`'data'`)
         """
-        n_id, n = data.get('n_id'), int(data.num_nodes)
+        n_id, name = data.get('n_id'), f'{name}.n_id'
         if n_id is None:
             return cls()
         if not isinstance(n_id, Tensor):
-            n_id = torch.tensor(_integers_in_order(f'{name}.n_id', n_id, n))
+            integers(name, n_id)
+            n_id = torch.tensor([int(v) for v in n_id], dtype=torch.int64)
         if n_id.dtype == torch.int32:
             n_id = n_id.long()
-        check_tensor(f'{name}.n_id', n_id, torch.int64, (n,))
-        return cls(n_id, f'{name}.n_id')
-
-    @property
-    def _known(self) -> int:
-        return 0 if self.n_id is None else self.n_id.numel()
+        check_tensor(name, n_id, torch.int64, (int(data.num_nodes),))
+        return cls(n_id, name)
 
     def next(self, count: int) -> int:
         """Return the id of the next row.
@@ -533,16 +535,14 @@ class NodeIds:
         Args:
             named (dict): rows and pairs of rows, by their kind.
         """
-
-        def ids(items: Any) -> Any:
-            if isinstance(items, Mapping):
-                return self.line(items)
-            found = torch.tensor(items, dtype=torch.int64)
-            return self.of(found).tolist()
-
         if self.n_id is None:
             return dict(named)
-        return {kind: ids(items) for kind, items in named.items()}
+        return {
+            kind: self.line(items)
+            if isinstance(items, Mapping)
+            else self.of(torch.tensor(items, dtype=torch.int64)).tolist()
+            for kind, items in named.items()
+        }
 
     def _converted(
         self, part: Part, convert: Callable[[Tensor], Tensor]
@@ -551,11 +551,11 @@ class NodeIds:
         for kind in _NAMED:
             items = torch.tensor(getattr(part, kind), dtype=torch.int64)
             found = convert(items).tolist()
-            made[kind] = tuple(
-                tuple(each) if isinstance(each, list) else each
-                for each in found
-            )
+            made[kind] = tuple(map(tuple, found) if kind in _PAIRS else found)
         return Part(whole=part.whole, **made)
+
+
+# Calls of remove #############################################################
 
 
 def requested(
@@ -576,6 +576,7 @@ def requested(
     Raises:
         TypeError, ValueError: on another request, or on both or none.
     """
+    kind = kind or first
     given = {key: value for key, value in named.items() if value is not None}
     if request is not None and given:
         raise ValueError(
@@ -588,29 +589,28 @@ def requested(
             "'persons' need their unit: remove(RemovalRequest(persons="
             f'{[*integers("persons", given["persons"])]}, unit=unit))'
         )
-    if request is None and not given:
-        raise ValueError(
-            f"'request' needs to name something to remove: remove({first}="
-            f'[3]) or remove(RemovalRequest({kind or first}=[3]))'
-        )
-    if request is None:
+    if given:
         return RemovalRequest(**given)
     if isinstance(request, RemovalRequest):
         return request
-    whole = isinstance(request, Sequence) and not isinstance(request, str)
-    if whole and any(isinstance(each, RemovalRequest) for each in request):
+    if isinstance(request, Sequence) and any(
+        isinstance(each, RemovalRequest) for each in request
+    ):
         return RemovalRequest.batch(request)
-    if whole or isinstance(request, Tensor):
+    if isinstance(request, Sequence | Tensor) and not isinstance(request, str):
         try:
-            return RemovalRequest(**{kind or first: request})
+            return RemovalRequest(**{kind: request})  # type: ignore[arg-type]
         except (TypeError, ValueError) as error:
-            raise type(error)(
-                str(error).replace(f"'{kind or first}'", "'request'")
-            ) from None
+            text = str(error).replace(f"'{kind}'", "'request'")
+            raise type(error)(text) from None
+    call = f'remove({first}=[3]) or remove(RemovalRequest({kind}=[3]))'
+    if request is None:
+        raise ValueError(
+            f"'request' needs to name something to remove: {call}"
+        )
     raise TypeError(
         "'request' needs to be a RemovalRequest, or a list or tensor of ids "
-        f'(got {type(request).__name__}): remove({first}=[3]) or '
-        f'remove(RemovalRequest({kind or first}=[3]))'
+        f'(got {type(request).__name__}): {call}'
     )
 
 
@@ -637,22 +637,19 @@ def skipping(
             something is not.
     """
     check_choice('missing', missing, MISSING)
-    skipped: list[RemovalRequest] = []
-    left = request
+    left: RemovalRequest = request
+    skipped: RemovalRequest | None = None
     while True:
         try:
-            report = remove(left)
+            return remove(left), {} if skipped is None else skipped.to_dict()
         except NotThere as error:
             if missing == 'raise':
                 raise
             rest = left.without(error.missing)
             if rest is None or rest == left:
                 raise NotThere(request) from None
-            skipped.append(error.missing)
-            left = rest
-            continue
-        whole = RemovalRequest.batch(skipped) if skipped else None
-        return report, {} if whole is None else whole.to_dict()
+            gone, left = error.missing, rest
+            skipped = gone if skipped is None else skipped | gone
 
 
 class Removed:
@@ -677,20 +674,19 @@ class Removed:
         parts = line if all(map(str.isdigit, line)) else {'0': line}
         read = []
         try:
-            for name, part in parts.items():
+            for graph, part in parts.items():
                 again = part.get('again', {})
                 if isinstance(again, list):
                     # Node classifiers record directed edges.
                     again = {'directed_edges': again}
-                gone, come = _named_items(part), _named_items(again)
-                read.append((int(name), gone, come))
+                read.append((int(graph), _by_kind(part), _by_kind(again)))
         except (AttributeError, TypeError):
             raise ValueError(
                 "'line' needs to be the request of a ledger's line, as "
                 f'RemovalRequest.to_dict() returns it (got {line!r})'
             ) from None
-        for graph, gone, come in read:
-            items = self.parts.setdefault(graph, {})
+        for number, gone, come in read:
+            items = self.parts.setdefault(number, {})
             for kind, new in gone.items():
                 items.setdefault(kind, set()).update(new)
                 items[kind].difference_update(come[kind])
@@ -701,53 +697,35 @@ class Removed:
 
     def request(self) -> RemovalRequest | None:
         """Return all items as one request; :obj:`None` without any."""
-        named: dict[str, Any] = {}
-        for graph, items in self.parts.items():
-            kept = {k: sorted(v) for k, v in items.items() if v}
-            if kept:
-                whole = {'whole': True} if 'whole' in kept else kept
-                named[str(graph)] = whole
-        return RemovalRequest.from_dict(named) if named else None
+        return RemovalRequest.of_items(
+            (graph, kind, item)
+            for graph, items in self.parts.items()
+            for kind, each in items.items()
+            for item in each
+        )
 
 
-def still_removed(
-    lines: Iterable[Mapping[str, Any]],
-) -> RemovalRequest | None:
-    """Return the items that requests removed and that were not added again.
-
-    Args:
-        lines (list[dict]): the requests of a ledger's lines, oldest first.
-    """
-    found = Removed()
-    for line in lines:
-        found.add(line)
-    return found.request()
-
-
-def _named_items(part: Mapping[str, Any]) -> dict[str, set[Any]]:
-    edges = {tuple(edge) for edge in part.get('edges', ())}
-    arcs = edges | {edge[::-1] for edge in edges}
-    arcs |= {tuple(edge) for edge in part.get('directed_edges', ())}
-    found = {
-        kind: set(part.get(kind, ()))
-        for kind in ('nodes', 'features', 'labels')
-    }
+def _by_kind(part: Mapping[str, Any]) -> dict[str, set[Any]]:
+    arcs = {tuple(edge) for edge in part.get('directed_edges', ())}
+    for u, v in part.get('edges', ()):
+        arcs |= {(u, v), (v, u)}
+    kinds = ('nodes', 'features', 'labels')
+    found = {kind: set(part.get(kind, ())) for kind in kinds}
     whole = {True} if part.get('whole') else set()
     return {**found, 'directed_edges': arcs, 'whole': whole}
+
+
+# Graphs ######################################################################
 
 
 def remove_from_data(data: Data, part: Part) -> Data:
     r"""Return the graph after a removal; :obj:`data` stays unchanged.
 
-    ``data.n_id`` holds the original names of the nodes (a tensor or a list),
-    their positions if it is not there, and is written to the result, as is
-    ``data.x_removed``, which marks nodes without features. Named edges are
-    removed in both directions.
-
-    A removed node is gone, and what depends on the number of nodes or on
-    degrees can be computed anew. What changes is copied, so that no tensor of
-    the result holds what was removed. Attributes of the whole graph are kept
-    as they are.
+    ``data.n_id`` holds the ids of the nodes (a tensor or a list), their
+    positions if it is not there, and is written to the result, as is
+    ``data.x_removed``, which marks nodes without features. What changes is
+    copied, so that no tensor of the result holds what was removed. Attributes
+    of the whole graph are kept as they are.
 
     Args:
         data (Data): the graph, with an ``edge_index``.
@@ -760,71 +738,55 @@ def remove_from_data(data: Data, part: Part) -> Data:
             remain.
     """
     check_instance('part', part, Part)
-    if part.whole:
+    if part.whole or part.labels:
         raise ValueError(
-            "'part' needs to name nodes, features or edges: a whole graph is "
-            'removed by its owner'
-        )
-    if part.labels:
-        raise ValueError(
-            "'part' needs to name nodes, features or edges here (got the "
-            f'labels of nodes {list(part.labels)}): labels are removed from '
-            'node classifiers that offer it'
+            "'part' needs to name nodes, features or edges here (got "
+            + (
+                f'the labels of nodes {list(part.labels)}): labels are '
+                'removed from node classifiers that offer it'
+                if part.labels
+                else 'a whole graph): its owner removes it'
+            )
         )
     check_instance('data', data, Data)
     if data.get('edge_index') is None:
         raise ValueError("'data' needs to have an 'edge_index'")
-    n = int(data.num_nodes)
-    shape = (2, 'num_edges')
-    check_tensor('data.edge_index', data.edge_index, torch.int64, shape)
-    check_range('data.edge_index', data.edge_index, n, 'the nodes')
-    n_id = NodeIds.of_data(data).of(torch.arange(n))
-    place = {name: i for i, name in enumerate(n_id.tolist())}
-    _check_named(part, place)
-    nodes = _find(part.nodes, place)
-    featureless = _find(part.features, place)
-    if part.nodes and len(part.nodes) == len(place):
+    n, edge_index = int(data.num_nodes), data.edge_index
+    check_tensor('data.edge_index', edge_index, torch.int64, (2, 'num_edges'))
+    check_range('data.edge_index', edge_index, n, 'the nodes')
+    ids = NodeIds.of_data(data)
+    rows: dict[str, Tensor] = {}
+    lacking: dict[str, Tensor] = {}
+    for kind in ('nodes', 'features', *_PAIRS):
+        found = ids.rows(torch.tensor(getattr(part, kind)).long())
+        found = rows[kind] = found.view(-1, 2 if kind in _PAIRS else 1)
+        lacking[kind] = ((found < 0) | (found >= n)).any(1)
+    _raise_missing(part, lacking)
+    if part.nodes and len(part.nodes) == n:
         raise ValueError(
             'the request would leave no node: request the whole graph instead'
         )
+    there = edge_index[0] * n + edge_index[1]
+    keys = {kind: rows[kind] @ torch.tensor([n, 1]) for kind in _PAIRS}
+    back = rows['edges'] @ torch.tensor([1, n])
+    lacking = {kind: ~torch.isin(key, there) for kind, key in keys.items()}
+    lacking['edges'] &= ~torch.isin(back, there)
+    _raise_missing(part, lacking)
+
     out = copy.copy(data)
-    out.n_id, out.num_nodes = n_id, n
-
-    if part.edges or part.directed_edges:
-        key = out.edge_index[0] * n + out.edge_index[1]
-        there = set(key.tolist())
-
-        def keys(edges: Sequence[tuple[int, int]]) -> list[int]:
-            names = [name for edge in edges for name in edge]
-            rows = _find(names, place).view(-1, 2)
-            return (rows[:, 0] * n + rows[:, 1]).tolist()
-
-        one, back = keys(part.edges), keys([(v, u) for u, v in part.edges])
-        arcs = keys(part.directed_edges)
-        _raise_missing(
-            [
-                *(
-                    (0, 'edges', edge)
-                    for edge, *found in zip(part.edges, one, back, strict=True)
-                    if there.isdisjoint(found)
-                ),
-                *(
-                    (0, 'directed_edges', edge)
-                    for edge, found in zip(
-                        part.directed_edges, arcs, strict=True
-                    )
-                    if found not in there
-                ),
-            ]
-        )
-        wanted = torch.tensor([*one, *back, *arcs])
-        out = _keep_edges(out, ~torch.isin(key, wanted))
-
+    out.n_id, out.num_nodes = ids.of(torch.arange(n)), n
+    gone = torch.isin(there, torch.cat([*keys.values(), back]))
+    if bool(gone.any()):
+        out = out.edge_subgraph(~gone)
+        y = data.get('y')
+        if isinstance(y, Tensor) and y.numel() == 1:
+            # The graph's own label; with one edge it looks like that edge's.
+            out.y = y
     if part.features:
-        _remove_features(out, featureless, n)
+        _remove_features(out, rows['features'][:, 0], n)
     if part.nodes:
         keep = torch.ones(n, dtype=torch.bool)
-        keep[nodes] = False
+        keep[rows['nodes'][:, 0]] = False
         return out.subgraph(keep)
     return out
 
@@ -838,64 +800,30 @@ def _remove_features(data: Data, nodes: Tensor, n: int) -> None:
     before = data.get('x_removed')
     mask = torch.zeros(n, dtype=torch.bool) if before is None else before
     if bool(mask[nodes].any()):
-        names = data.n_id[nodes[mask[nodes]]].tolist()
-        raise NotThere(RemovalRequest(features=names))
+        raise NotThere(RemovalRequest(features=data.n_id[nodes[mask[nodes]]]))
     data.x = data.x.index_fill(0, nodes, 0)
     data.x_removed = mask.index_fill(0, nodes, True)
 
 
-def _keep_edges(data: Data, mask: Tensor) -> Data:
-    out = data.edge_subgraph(mask)
-    y = data.get('y')
-    if isinstance(y, Tensor) and y.numel() == 1:
-        # The graph's own label; with one edge it looks like an edge attribute.
-        out.y = y
-    return out
-
-
-def _find(names: Iterable[int], place: Mapping[int, int]) -> Tensor:
-    return torch.tensor([place[name] for name in names], dtype=torch.int64)
-
-
-def _check_named(part: Part, place: Mapping[int, int]) -> None:
-    # Refuse names of nodes that are not there, all of them at once.
-    missing: list[Item] = []
-    for kind in ('nodes', 'features'):
-        missing += [
-            (0, kind, name)
-            for name in getattr(part, kind)
-            if name not in place
-        ]
-    for kind in ('edges', 'directed_edges'):
-        missing += [
-            (0, kind, edge)
-            for edge in getattr(part, kind)
-            if not {*edge} <= place.keys()
-        ]
-    _raise_missing(missing)
-
-
-def _raise_missing(items: list[Item]) -> None:
-    if missing := RemovalRequest.of_items(items):
+def _raise_missing(part: Part, lacking: Mapping[str, Tensor]) -> None:
+    missing = RemovalRequest.of_items(
+        (0, kind, getattr(part, kind)[i])
+        for kind, each in lacking.items()
+        for i in each.nonzero().view(-1).tolist()
+    )
+    if missing is not None:
         raise NotThere(missing)
 
 
-def _integers_in_order(name: str, values: Any, count: int) -> list[int]:
-    # Return them unchanged, and not as a set.
-    integers(name, values)
-    if len(values) != count:
-        raise ValueError(
-            f"'{name}' needs to hold {count} names (got {len(values)})"
-        )
-    return [int(value) for value in values]
+# Arguments ###################################################################
 
 
 def integers(name: str, values: Nodes) -> tuple[int, ...]:
-    """Convert names to distinct integers, ascending.
+    """Convert ids to distinct integers, ascending.
 
     Args:
         name (str): the name of the argument.
-        values (Tensor or Iterable[int]): names, or a boolean mask.
+        values (Tensor or Iterable[int]): ids, or a boolean mask.
     """
     if isinstance(values, Tensor):
         if values.dtype == torch.bool:
@@ -913,19 +841,12 @@ def integers(name: str, values: Nodes) -> tuple[int, ...]:
             f"'{name}' needs to hold integers (got {type(values).__name__})"
         )
     found = set()
+    value: Any
     for value in values:
         if isinstance(value, Tensor):
             # Booleans and fractions would pass for integers.
-            if (
-                value.dtype == torch.bool
-                or value.is_floating_point()
-                or value.dim()
-            ):
-                raise TypeError(
-                    f"'{name}' needs to hold integers (got a {value.dtype} "
-                    f'tensor of the shape {list(value.shape)} among them)'
-                )
-        elif isinstance(value, bool) or not hasattr(value, '__index__'):
+            value = value.tolist()
+        if isinstance(value, bool) or not hasattr(value, '__index__'):
             raise TypeError(
                 f"'{name}' needs to hold integers (got {type(value).__name__})"
             )
@@ -937,15 +858,6 @@ def integers(name: str, values: Nodes) -> tuple[int, ...]:
             )
         found.add(number)
     return tuple(sorted(found))
-
-
-def _rows_of(unit: Any, persons: tuple[int, ...]) -> list[int]:
-    # Their names in the table of persons; a unit asks this module itself.
-    if type(unit).__name__ != 'PrivacyUnit':
-        raise TypeError(
-            f"'unit' needs to be a PrivacyUnit (got {type(unit).__name__})"
-        )
-    return unit.names(persons)
 
 
 def pairs_of(name: str, values: Edges) -> tuple[tuple[int, int], ...]:
@@ -970,20 +882,6 @@ def pairs_of(name: str, values: Edges) -> tuple[tuple[int, int], ...]:
     for pair in values:
         if not isinstance(pair, Sequence | Tensor) or len(pair) != 2:
             raise ValueError(f"'{name}' needs to hold pairs (got {pair!r})")
-        pair = tuple(pair)
-        for end in pair:
-            integers(name, [end])
-        found.add((int(pair[0]), int(pair[1])))
+        ends = [integers(name, [end]) for end in pair]
+        found.add((ends[0][0], ends[1][0]))
     return tuple(sorted(found))
-
-
-def _per_graph(name: str, values: Any, read: Any) -> dict[int, Any]:
-    if not isinstance(values, Mapping):
-        values = {0: values}
-    made = {}
-    for graph, named in values.items():
-        integers(name, [graph])
-        found = read(name, named)
-        if found:
-            made[int(graph)] = found
-    return made

@@ -25,7 +25,7 @@ from pyg_trust.removal import (
     pairs_of,
 )
 
-_NO_EDGES = torch.empty((2, 0), dtype=torch.int64)
+__all__ = ['NewNodes', 'Update', 'directs', 'rows_of', 'with_edges']
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -38,12 +38,12 @@ class NewNodes:
             (default: :obj:`None`)
         train (Tensor, optional): bool, ``[k]``: a mask of the nodes to train
             on; by default those with a label. (default: :obj:`None`)
-        n_id (Tensor, optional): names, int64, ``[k]``, never used before; by
+        n_id (Tensor, optional): ids, int64, ``[k]``, never used before; by
             default the next ones. (default: :obj:`None`)
 
     Raises:
         TypeError, ValueError: on other types or shapes, NaN or infinity, a
-            training node without a label, or names that are negative or there
+            training node without a label, or ids that are negative or there
             twice.
     """
 
@@ -62,11 +62,11 @@ class NewNodes:
         if bool((train & (y < 0)).any()):
             raise ValueError("'train' needs a label of each of these nodes")
         if self.n_id is not None:
-            _check_named('n_id', self.n_id, k)
-            object.__setattr__(self, 'n_id', self.n_id.clone())
-        object.__setattr__(self, 'x', self.x.detach().clone())
-        object.__setattr__(self, 'y', y.clone())
-        object.__setattr__(self, 'train', train.clone())
+            _check_ids('n_id', self.n_id, k)
+        held = {'x': self.x.detach(), 'y': y, 'train': train}
+        for name, value in {**held, 'n_id': self.n_id}.items():
+            copied = None if value is None else value.clone()
+            object.__setattr__(self, name, copied)
 
     @property
     def num_train(self) -> int:
@@ -79,15 +79,15 @@ class NewNodes:
         return self.y is not None and bool((self.y >= 0).any())
 
     def check_next(self, first: int) -> None:
-        """Check that new names follow the used ones.
+        """Check that new ids follow the used ones.
 
         Args:
-            first (int): the first name that was never used.
+            first (int): the first id that was never used.
         """
         expected = list(range(first, first + self.x.size(0)))
         if self.n_id is not None and self.n_id.tolist() != expected:
             raise ValueError(
-                f"'n_id' needs to be the next names, from {first} on (got "
+                f"'n_id' needs to be the next ids, from {first} on (got "
                 f'{self.n_id.tolist()})'
             )
 
@@ -102,11 +102,11 @@ class Update:
         Update(nodes=x_new, edges=torch.tensor([[n], [3]]))
         Update(remove=RemovalRequest(nodes=[7]), features=(nodes, x))
 
-    New nodes get the next names. A
+    New nodes get the next ids. A
     :class:`~pyg_trust.removal.RemovalRequest` is an update that removes only,
     and is taken wherever an update is. What an update both removes and adds,
     or removes and changes, is refused: leave it out, or make two updates of
-    it. The tensors are copied. Printing and :meth:`to_dict` show names only.
+    it. The tensors are copied. Printing and :meth:`to_dict` show ids only.
 
     Args:
         nodes (NewNodes or Tensor, optional): new nodes, or their features
@@ -121,7 +121,7 @@ class Update:
             takes a node out of the training. (default: :obj:`None`)
         graphs (Sequence[Data]): whole graphs to add, for classifiers of
             graphs. (default: :obj:`()`)
-        graph (int): the name of the graph of new nodes, edges, features and
+        graph (int): the number of the graph of new nodes, edges, features and
             labels. (default: :obj:`0`)
         remove (RemovalRequest, optional): the items to remove.
             (default: :obj:`None`)
@@ -134,9 +134,9 @@ class Update:
 
     Raises:
         TypeError: on a tensor of another type, or another request.
-        ValueError: on names that are negative or there twice, features that
-            do not fit or are not finite, or anything that both goes and comes
-            or changes.
+        ValueError: on ids that are negative or there twice, features that do
+            not fit or are not finite, or anything that is both removed and
+            added or changed.
 
     Example:
         >>> new = Update(edges=torch.tensor([[0], [5]]))
@@ -170,19 +170,21 @@ class Update:
         check_instance('directed', directed, bool)
         check_choice('missing', missing, MISSING)
         check_integer('graph', graph, 0)
-        if remove is not None:
-            check_instance('remove', remove, RemovalRequest)
-        if nodes is not None:
-            check_instance('nodes', nodes, NewNodes, Tensor)
+        check_instance('remove', remove, RemovalRequest, type(None))
+        check_instance('nodes', nodes, NewNodes, Tensor, type(None))
+        check_instance('graphs', graphs, Sequence)
+        for each in graphs:
+            check_instance('graphs', each, Data)
         if isinstance(nodes, Tensor):
             check_tensor('nodes', nodes, None, ('k', 'columns'), finite=True)
             nodes = NewNodes(nodes)
-        if isinstance(edges, list | tuple):
-            pairs_of('edges', edges)
-            edges = torch.tensor(edges, dtype=torch.int64).view(-1, 2).t()
-        edges = _NO_EDGES if edges is None else plain_index('edges', edges)
+        if edges is None or isinstance(edges, list | tuple):
+            pairs_of('edges', edges or ())
+            edges = torch.tensor(edges or (), dtype=torch.int64)
+            edges = edges.view(-1, 2).t()
+        edges = plain_index('edges', edges)
         check_tensor('edges', edges, torch.int64, (2, 'k'))
-        _named('edges', edges)
+        _check_not_negative('edges', edges)
         if features is not None:
             of, x = _pair('features', features)
             shape = of.numel(), 'columns'
@@ -192,9 +194,6 @@ class Update:
             of, y = _pair('labels', labels)
             _check_labels('labels', y, of.numel())
             labels = of.clone(), y.clone()
-        check_instance('graphs', graphs, Sequence)
-        for each in graphs:
-            check_instance('graphs', each, Data)
         held: dict[str, Any] = {
             'nodes': nodes,
             'edges': edges.clone(),
@@ -202,8 +201,10 @@ class Update:
             'labels': labels,
             'graphs': tuple(each.clone() for each in graphs),
             'graph': graph,
+            'remove': remove,
+            'directed': directed,
+            'missing': missing,
         }
-        held |= {'remove': remove, 'directed': directed, 'missing': missing}
         for name, value in held.items():
             object.__setattr__(self, name, value)
         self._check_removed()
@@ -219,16 +220,13 @@ class Update:
         Raises:
             TypeError: on anything else.
         """
-        if isinstance(update, RemovalRequest):
-            update = cls(remove=update)
-        if isinstance(update, cls):
-            return (update,)
+        if isinstance(update, cls | RemovalRequest):
+            update = [update]
         check_instance('update', update, Sequence)
-        made = (
+        every = tuple(
             cls(remove=each) if isinstance(each, RemovalRequest) else each
             for each in update
         )
-        every = tuple(made)
         for each in every:
             check_instance('update', each, cls)
         return every
@@ -287,30 +285,25 @@ class Update:
         """
         check_instance('undirected', undirected, bool)
         edges = self.edges
-        both = not undirected and not self.directed
         if undirected and self.directed and edges.numel():
             raise directs(*edges[:, 0].tolist())
+        if undirected or self.directed:
+            return edges
         back = edges[:, edges[0] != edges[1]].flip(0)
-        return torch.cat([edges, back], dim=1) if both else edges
+        return torch.cat([edges, back], dim=1)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the names as plain lists, without features or labels."""
+        """Return the ids as plain lists, without features or labels."""
         new: Any = 0 if self.nodes is None else self.nodes.x.size(0)
         if self.nodes is not None and self.nodes.n_id is not None:
             new = self.nodes.n_id.tolist()
-        of = {
-            name: [] if pair is None else pair[0].tolist()
-            for name, pair in (
-                ('features', self.features),
-                ('labels', self.labels),
-            )
-        }
         removed = {} if self.remove is None else self.remove.to_dict()
         found = {
             'remove': removed.get('0', {}) if [*removed] == ['0'] else removed,
             'new_nodes': new,
             'edges': self.edges.t().tolist(),
-            **of,
+            'features': self.features and self.features[0].tolist(),
+            'labels': self.labels and self.labels[0].tolist(),
             'graphs': len(self.graphs),
             'graph': self.graph,
             'directed': self.directed,
@@ -324,13 +317,13 @@ class Update:
         parts = {} if self.remove is None else self.remove.parts
         part = parts.get(self.graph, Part())
         gone, cut = {*part.nodes}, {*part.arcs}
-        pairs = (('features', self.features), ('labels', self.labels))
-        came = [name for name, pair in pairs if pair is not None]
-        came += ['nodes'] * (self.nodes is not None)
-        came += ['edges'] * bool(self.edges.numel())
-        if part.whole and came:
+        pairs = {'features': self.features, 'labels': self.labels}
+        came = {**pairs, 'nodes': self.nodes}
+        named = [name for name, each in came.items() if each is not None]
+        named += ['edges'] * bool(self.edges.numel())
+        if part.whole and named:
             raise ValueError(
-                f"'{came[0]}' adds to or changes graph {self.graph}, which "
+                f"'{named[0]}' adds to or changes graph {self.graph}, which "
                 "'remove' takes whole"
             )
         for u, v in self.edges.t().tolist():
@@ -340,7 +333,7 @@ class Update:
                     f"'edges' has {u} -> {v}, which 'remove' names too, or an "
                     'end of it: an update removes or adds, not both'
                 )
-        for name, pair in pairs:
+        for name, pair in pairs.items():
             for node in [] if pair is None else pair[0].tolist():
                 if node in gone or node in getattr(part, name):
                     raise ValueError(
@@ -358,14 +351,14 @@ def directs(u: int, v: int) -> ValueError:
 
 
 def rows_of(n_id: Tensor, names: Tensor) -> Tensor:
-    """Find the rows of node names in the present graph.
+    """Find the rows of node ids in the present graph.
 
     Args:
-        n_id (Tensor): int64: the names of the rows.
-        names (Tensor): int64: the names to find.
+        n_id (Tensor): int64: the ids of the rows.
+        names (Tensor): int64: the ids to find.
 
     Raises:
-        NotThere: on a name that is not there.
+        NotThere: on an id that is not there.
     """
     order = n_id.argsort()
     place = torch.searchsorted(n_id[order], names)
@@ -408,16 +401,16 @@ def with_edges(data: Data, update: Update) -> Data:
     return data
 
 
-def _named(name: str, nodes: Tensor) -> None:
+def _check_not_negative(name: str, nodes: Tensor) -> None:
     if nodes.numel() and int(nodes.min()) < 0:
         raise ValueError(
-            f"'{name}' needs names from 0 on (got {int(nodes.min())})"
+            f"'{name}' needs ids from 0 on (got {int(nodes.min())})"
         )
 
 
-def _check_named(name: str, nodes: Tensor, count: int | str) -> None:
+def _check_ids(name: str, nodes: Tensor, count: int | str) -> None:
     check_tensor(name, nodes, torch.int64, (count,))
-    _named(name, nodes)
+    _check_not_negative(name, nodes)
     if nodes.unique().numel() != nodes.numel():
         raise ValueError(f"'{name}' needs to have each node once")
 
@@ -433,7 +426,7 @@ def _pair(name: str, pair: Any) -> tuple[Tensor, Tensor]:
         integers(name, pair[0])
         nodes = torch.tensor([int(v) for v in pair[0]], dtype=torch.int64)
         pair = nodes, pair[1]
-    _check_named(name, pair[0], 'k')
+    _check_ids(name, pair[0], 'k')
     return pair
 
 

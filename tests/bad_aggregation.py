@@ -136,7 +136,6 @@ entry(
     engine=values(3, 'a', object()),
     form=choice(none=True),
     directed=values(3, None, 'a'),
-    weights=values(3, 'a', [1.0, 2.0], ['a'], [math.nan]),
     cat=values(3, 'a'),
     attr=values(3, None),
     ledger=LEDGER,

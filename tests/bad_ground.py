@@ -92,7 +92,6 @@ entry(
         'weights': torch.tensor([0.5, 0.5], dtype=torch.float64),
         'half': True,
         'scale': torch.ones(2),
-        'order': torch.arange(N).flip(0),
         'rows': torch.tensor([0, 2]),
     },
     Row(
@@ -117,7 +116,6 @@ entry(
     scale=tensor(finite=False, none=True),
     three_term=FLAG,
     rows=tensor(rows=False, low=0, high=N - 1, none=True),
-    order=tensor(low=0, high=N - 1, none=True),
     loops=FLAG,
     in_place=FLAG,
 )
@@ -436,13 +434,9 @@ CONTENTS = values(3, None, 'a', [1], {0: 1}, {'a': 'b'}, {-1: 'a'})
 entry(
     'seals.Seals.of',
     lambda: {
-        'state': {
-            'names': torch.tensor([0, 1]),
-            'salts': torch.zeros(2, 32, dtype=torch.uint8),
-        },
+        'state': {'salt': torch.zeros(32, dtype=torch.uint8)},
         'contents': {0: 'a', 1: 'b'},
     },
-    Row('others', {'contents': {0: 'a'}}, "'state'"),
     state=damaged,
     contents=CONTENTS,
 )
@@ -467,8 +461,8 @@ def saved_state(*more: str) -> dict[str, Any]:
 
 
 NO_STATES = values(3, None, 'a', {}, {'lineage': 3}, {'lineage': ['a']})
-STATE_NAMES = "'(state|names|found|new)'"
-NAMED['names'] = LINEAGE
+STATE_NAMES = "'(state|runs|found|new)'"
+NAMED['runs'] = LINEAGE
 entry(
     'commit.Lineage.of',
     lambda: {'state': saved_state(), 'present': None},

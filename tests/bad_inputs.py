@@ -54,14 +54,12 @@ FURTHER = {
     'agp.halo': ('HaloGraph',),
     'agp.out_of_core': ('MemoryPlan',),
     'privacy.poisson': ('poisson_profile', 'rdp_poisson'),
-    'privacy.gaussian': ('contraction_mu',),
     'privacy.propagation': (
-        'column_norms',
         'energy_weights',
         'scaled_propagate',
     ),
     'privacy.receivers': ('choose_receivers', 'received_lists'),
-    'privacy.selection': ('draw_runs', 'rdp_delta', 'rdp_select'),
+    'privacy.selection': ('draw_runs', 'rdp_select'),
     'unlearning.shifts': ('shift_epsilon',),
     'certificates.smoothing': (
         'FlipRegions',

@@ -101,7 +101,7 @@ entry(
     input_nodes=values(3, 'a', torch.zeros(4), torch.tensor([4])),
     hops=integer(0),
     along=values((('a', 'b', 'c'),), 3, (3,)),
-    num_neighbors=values(3, {BY: -1}, {BY: 'a'}, {'a': 1}),
+    num_neighbors=values(3, {BY: -2}, {BY: 'a'}, {'a': 1}),
     num_steps=integer(1, none=True),
     resample_every=values(0, 1, 1.5),
     sample_rate=values('a', True, 0.5),

@@ -17,6 +17,7 @@ Requires-Python: >=3.10
 Requires-Dist: numpy>=1.26
 Requires-Dist: scipy>=1.13
 Requires-Dist: mpmath>=1.3
+Requires-Dist: safetensors>=0.5
 """
 
 

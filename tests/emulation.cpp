@@ -25,8 +25,6 @@ inline thread_local Work work;
 inline Work path;
 #define PYG_TRUST_COUNT(what, number) (work.what += (number))
 
-#include "device/flip.h"
-#include "device/propagate.h"
 #include "device/push.h"
 #include "device/walk.h"
 
@@ -223,56 +221,6 @@ class Host {
 
 }  // namespace
 
-template <typename scalar_t, typename store_t>
-void propagate(int order,
-               const int64_t* rowptr,
-               const int32_t* col,
-               int64_t num_nodes,
-               const scalar_t* x,
-               int64_t columns,
-               const scalar_t* recv,
-               const scalar_t* send,
-               const double* weights,
-               int64_t levels,
-               scalar_t* z,
-               const scalar_t* scale,
-               int64_t three_term,
-               const int64_t* rows,
-               int64_t num_rows,
-               const int64_t* names,
-               const int64_t* ptr,
-               const int64_t* index) {
-  Host host(order);
-  const device::Exact<scalar_t> all{
-      rowptr,
-      col,
-      num_nodes,
-      rowptr[num_nodes],
-      columns,
-      columns,
-      x,
-      columns,
-      recv,
-      send,
-      weights,
-      levels,
-      z,
-      columns,
-      scale,
-      three_term != 0,
-      rows,
-      num_rows,
-      rows == nullptr
-          ? 0
-          : device::count_entries(host, rowptr, rows, num_rows),
-      names};
-  if (ptr == nullptr)
-    device::propagate<store_t>(host, all);
-  else
-    device::propagate_entries<store_t>([=] { return Host(order); }, all, ptr,
-                                       index, x);
-}
-
 template <typename sum_t, typename scalar_t>
 void push(int order,
           const int64_t* rowptr,
@@ -438,64 +386,12 @@ void disjoint_walks(int order,
   counts[2] = found.rounds;
 }
 
-int64_t flip_bits(int order,
-                  const int64_t* rowptr,
-                  const int32_t* col,
-                  int64_t rows,
-                  int64_t cols,
-                  double p_plus,
-                  double p_minus,
-                  int64_t cells,
-                  int64_t seed,
-                  int64_t first,
-                  int64_t num_samples,
-                  int64_t gaps,
-                  int64_t* ptr,
-                  int32_t* out) {
-  using namespace pyg_trust;
-  Host host(order);
-  const device::Flips flips{
-      {rowptr, col, rows, cols, static_cast<Cells>(cells)},
-      rowptr[rows],
-      p_plus,
-      p_minus,
-      static_cast<uint64_t>(seed),
-      first,
-      num_samples};
-  device::Bits bits{};
-  if (gaps == 0) {
-    bits = device::flip_bits(host, flips);
-  } else {
-    bool enough;
-    bits = device::flip_with(host, flips, gaps, enough);
-    if (!enough)
-      return -1;
-  }
-  device::write_bits(host, flips, bits, ptr, out);
-  return bits.count;
-}
-
 // What was counted since the last time.
 void take_work(int64_t* out) {
   out[0] = path.loads;
   out[1] = path.adds;
   path = {};
 }
-
-#define PROPAGATE(name, scalar_t, store_t)                                    \
-  void name(int order, const int64_t* rowptr, const int32_t* col,             \
-            int64_t num_nodes, const scalar_t* x, int64_t columns,            \
-            const scalar_t* recv, const scalar_t* send, const double* weights, \
-            int64_t levels, scalar_t* z, const scalar_t* scale,               \
-            int64_t three_term, const int64_t* rows, int64_t num_rows,        \
-            const int64_t* names, const int64_t* ptr, const int64_t* index) { \
-    pyg_trust::propagate<scalar_t, store_t>(                                  \
-        order, rowptr, col, num_nodes, x, columns, recv, send, weights,       \
-        levels, z, scale, three_term, rows, num_rows, names, ptr, index);     \
-  }
-PROPAGATE(propagate_float, float, float)
-PROPAGATE(propagate_half, float, pyg_trust::Float16)
-PROPAGATE(propagate_double, double, double)
 
 #define PUSH(name, scalar_t, sum_t)                                           \
   void push_##name(int order, const int64_t* rowptr, const int32_t* col,      \

@@ -75,24 +75,6 @@ int main() {
               above, z.data(), pushed.data());
         }
       }
-      // Every third node, twice; and x as sparse rows of one entry.
-      std::vector<int64_t> some, one(n + 1), which(n);
-      for (int64_t v = 0; v < n; v += 3)
-        some.insert(some.end(), 2, v);
-      std::iota(one.begin(), one.end(), 0);
-      for (int64_t v = 0; v < n; ++v)
-        which[v] = v % columns;
-      for (const bool half : {false, true}) {
-        const auto sparse = half ? propagate_half : propagate_float;
-        sparse(order, g.rowptr.data(), g.col.data(), n, x.data(), columns,
-               g.power.data(), g.power.data(), keep.data(), levels, z.data(),
-               nullptr, half, some.data(), some.size(), one.data(), one.data(),
-               which.data());
-        const auto run = half ? propagate_half : propagate_float;
-        run(order, g.rowptr.data(), g.col.data(), n, x.data(), columns,
-            g.power.data(), g.power.data(), keep.data(), levels, z.data(),
-            nullptr, half, nullptr, 0, nullptr, nullptr, nullptr);
-      }
     }
     const std::vector<int64_t> ptr{0, 2, 2, 3}, node{0, 5, 0};
     const std::vector<float> value{1, -2, 1}, eps(3, 1e-3f), none(3, 0.f);
@@ -109,12 +91,6 @@ int main() {
             keep.data(), levels, 7, 0, top_k, 0., out_ptr.data(),
             out_node.data(), out.data());
       }
-    }
-    for (const int64_t cells : {0, 1, 2}) {
-      std::vector<int64_t> bits_ptr(2 * n + 1);
-      std::vector<int32_t> bits(4 * g.col.size() + n * n / 10);
-      flip_bits(order, g.rowptr.data(), g.col.data(), n, n, .01, .4, cells, 7,
-                0, 2, 0, bits_ptr.data(), bits.data());
     }
     std::vector<int64_t> roots(n), out_ptr(n + 1), out_node(n), counts(3);
     std::iota(roots.begin(), roots.end(), 0);

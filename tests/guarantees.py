@@ -65,9 +65,7 @@ from pyg_trust.utils import local_cluster
 
 def propagated(folder, **kwargs):
     data = cycle(12)
-    return AGP('appnp', alpha=0.2, **kwargs).guarantee(data), {
-        'data': data.to_dict()
-    }
+    return AGP('appnp', alpha=0.2, **kwargs).guarantee(data), {'data': data}
 
 
 def exact(folder, **kwargs):
@@ -76,7 +74,7 @@ def exact(folder, **kwargs):
     model = PPNP(torch.nn.Linear(5, 3), alpha=0.2).eval()
     threat = ThreatModel(data, 'removals', local_budget=1, **kwargs)
     report = certify(model, data, threat)
-    return report, {'model': model.state_dict(), 'data': data.to_dict()}
+    return report, {'model': model.state_dict(), 'data': data}
 
 
 def of_a_stranger(folder):
@@ -105,21 +103,21 @@ def binary():
 def smoothed(folder):
     data = binary()
     model, report = smoothing(data)
-    return report, {'model': model.state_dict(), 'data': data.to_dict()}
+    return report, {'model': model.state_dict(), 'data': data}
 
 
 def collective(folder):
     data = binary()
     model, report = smoothing(data)
     made = certify_collective(report, model, data, hops=1, edges=(0, 1))
-    return made, {'model': model.state_dict(), 'data': data.to_dict()}
+    return made, {'model': model.state_dict(), 'data': data}
 
 
 def ranked(folder):
     data = cycle(12)
     threat = ThreatModel(data, global_budget=1, undirected=True)
     report = certify_ranks(data, torch.tensor([0, 5]), threat, k=3)
-    return report, {'data': data.to_dict()}
+    return report, {'data': data}
 
 
 def voted(folder, by='nodes'):
@@ -127,7 +125,7 @@ def voted(folder, by='nodes'):
     data = cycle(12)
     model = GCN(5, 4, 1, 2).eval()
     report = Divided(model, 4, by, seed=0).certify(data)
-    return report, {'model': model.state_dict(), 'data': data.to_dict()}
+    return report, {'model': model.state_dict(), 'data': data}
 
 
 def private(folder):
@@ -194,7 +192,7 @@ def nodes(folder, **kwargs):
     return report, {
         'model': {'weight': model.weight},
         'ledger': model.ledger.state_dict(),
-        'data': left.to_dict(),
+        'data': left,
     }
 
 
@@ -224,7 +222,7 @@ def shards(folder):
     return report, {
         'model': {i: model.shard_state(i) for i in range(3)},
         'ledger': model.ledger.state_dict(),
-        'data': model.data.to_dict(),
+        'data': model.data,
     }
 
 
@@ -238,7 +236,7 @@ def pairs_forgotten(folder):
     return report, {
         'model': {'weight': model.weight},
         'ledger': model.ledger.state_dict(),
-        'data': left.to_dict(),
+        'data': left,
     }
 
 

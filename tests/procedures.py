@@ -625,7 +625,7 @@ def seen(model):
     held = model._model
     return {
         **without_chance(model.state_dict()),
-        'lineage': len(held.lineage.names),
+        'lineage': held.lineage.generation,
         'counts': None
         if held.counts is None
         else torch.from_numpy(held.counts.data.copy()),
@@ -687,7 +687,7 @@ def nodes_classified(model):
         'entries': data.levels.entries(),
         'gradient': model._model.gradient.value,
         # The random name of a fit, and what is hashed with random salts.
-        'lineage': len(model._model.lineage.names),
+        'lineage': model._model.lineage.generation,
         'seals': data.blocks(),
         'waits': bool(model.state_dict().get('waits')),
         'ledger': [

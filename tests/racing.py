@@ -24,18 +24,18 @@ from pyg_trust.files import commit
 from pyg_trust.files.commit import Lineage, StaleStateError
 from pyg_trust.ledger import BudgetExceededError
 from pyg_trust.removal import RemovalRequest
-from pyg_trust.transforms import GraphScattering
+from pyg_trust.transforms import GraphScattering, release_checks
 from pyg_trust.unlearning import ScatteringClassifier, ShardedUnlearner
 
 
-def paid_by_two(monkeypatch, module, release):
+def paid_by_two(monkeypatch, release):
     """How many of two threads that meet at a new account can pay there.
 
     Both found none, made one each, and spent the whole budget twice.
 
     Args:
-        module: where the account is made; one budget is enough for one.
-        release: called by each thread, with 0 and 1.
+        release: called by each thread, with 0 and 1; one budget is enough for
+            one.
     """
     meet = threading.Barrier(2)
 
@@ -45,7 +45,7 @@ def paid_by_two(monkeypatch, module, release):
                 meet.wait(1)
             super().__init__(*args, **kwargs)
 
-    monkeypatch.setattr(module, 'ReleaseAccount', Slow)
+    monkeypatch.setattr(release_checks, 'ReleaseAccount', Slow)
     paid, refused = [], []
 
     def pay(number):
@@ -74,7 +74,7 @@ class Plain:
     def start(self, size):
         self.size = size
         ledger = {'entries': []}
-        lineage = list(Lineage().next().names)
+        lineage = Lineage().next().to_list()
         state = {'lineage': lineage, 'ledger': ledger, 'there': [*range(size)]}
         commit.save(self.file, state)
 
@@ -82,8 +82,7 @@ class Plain:
         while True:
             state = files.load(self.file)
             state['there'].remove(name)
-            lineage = Lineage.of(state).next()
-            state['lineage'] = list(lineage.names)
+            state['lineage'] = Lineage.of(state).next().to_list()
             line = {'action': 'retrain', 'request': {'name': name}}
             state['ledger']['entries'].append(line)
             try:

@@ -44,7 +44,7 @@ from pyg_trust.check import (
 )
 from pyg_trust.loader import EgoLoader
 from pyg_trust.privacy import PrivacyEngine, create_accountant
-from pyg_trust.privacy.ego_accounts import FDPAccountant
+from pyg_trust.privacy.accountant import FDPAccountant
 from pyg_trust.privacy.planning import search_epsilon
 from pyg_trust.report import TrustReport
 from pyg_trust.transforms import BoundedDegree

@@ -1,6 +1,7 @@
 import copy
 import os
 import pickle
+import random
 import signal
 import sys
 import threading
@@ -23,7 +24,7 @@ from pyg_trust.files.commit import (
 def state_of(lineage, *requests):
     lines = [{'action': 'retrain', 'request': r} for r in requests]
     return {
-        'lineage': list(lineage.names),
+        'lineage': lineage.to_list(),
         'ledger': {'entries': lines},
         'x': torch.arange(3),
     }
@@ -37,16 +38,86 @@ def test_a_lineage_tells_changes_apart():
     assert one.continues(one)
     assert not one.continues(two)
     assert not first.continues(one)
-    assert Lineage.of({'lineage': list(one.names)}) == one
-    for bad in ({}, {'lineage': []}, {'lineage': 'a'}, {'lineage': ['a']}):
-        with pytest.raises(ValueError, match=r'lineage|names'):
+    assert Lineage.of({'lineage': one.to_list()}) == one
+    # What version 0.1 wrote: a token for each state.
+    old = Lineage.of({'lineage': ['a' * 32, 'b' * 32]})
+    assert old.generation == 1
+    assert old.next().continues(Lineage(['a' * 32]))
+    token = 'c' * 32
+    for bad in (
+        *({}, {'lineage': []}, {'lineage': 'a'}, {'lineage': ['a']}),
+        *({'lineage': [[token, n]]} for n in (0, -1, True, 1.5, '1')),
+        *({'lineage': [each]} for each in ([token], [token, 1, 1], 3)),
+    ):
+        with pytest.raises(ValueError, match=r'lineage|runs'):
             Lineage.of(bad)
+
+
+def in_fork(lineage):
+    # The next state, as another process makes it.
+    end, start = os.pipe()
+    if (child := os.fork()) == 0:
+        os.write(start, pickle.dumps(lineage.next()))
+        os._exit(0)
+    os.close(start)
+    with open(end, 'rb') as pipe:
+        made = pickle.loads(pipe.read())
+    assert os.waitpid(child, 0)[1] == 0
+    return made
+
+
+def test_whoever_else_goes_on_begins_a_run_of_its_own():
+    mine = Lineage().next()
+    for _ in range(5):
+        mine = mine.next()
+    # Many changes of one object are one run.
+    assert (len(mine.runs), mine.generation) == (1, 5)
+    others = [
+        pickle.loads(pickle.dumps(mine)).next(),
+        Lineage.of({'lineage': mine.to_list()}).next(),
+        mine.next(),
+        copy.deepcopy(mine).next(),
+        copy.copy(mine).next(),
+        mine.next(),
+    ]
+    families = [(mine, others)]
+    if hasattr(os, 'fork'):
+        mine = Lineage.of({'lineage': mine.to_list()}).next()
+        families.append((mine, [in_fork(mine), mine.next(), in_fork(mine)]))
+    for mine, others in families:
+        for number, one in enumerate(others):
+            assert one.continues(mine)
+            for two in others[number + 1 :]:
+                assert not one.continues(two)
+                assert not two.next().continues(one)
+
+
+@pytest.mark.parametrize('seed', range(20))
+def test_a_lineage_continues_its_ancestors_alone(seed):
+    # A tree of states, by objects that read, copy and go on at random.
+    source = random.Random(seed)
+    states, parents = [Lineage().next()], [None]
+    for _ in range(40):
+        at = source.randrange(len(states))
+        origin = states[at]
+        if source.random() < 0.5:
+            origin = Lineage.of({'lineage': origin.to_list()})
+        states.append(origin.next())
+        parents.append(at)
+    for number, one in enumerate(states):
+        ancestors, at = set(), number
+        while at is not None:
+            ancestors.add(at)
+            at = parents[at]
+        assert len(ancestors) == one.generation + 1
+        for other, two in enumerate(states):
+            assert one.continues(two) == (other in ancestors)
 
 
 def test_a_state_that_turns_the_present_one_back_is_refused():
     first = Lineage().next()
     one, two = first.next(), first.next()
-    state = {'lineage': list(one.names)}
+    state = {'lineage': one.to_list()}
     for present in (None, first, one):
         assert Lineage.of(state, present) == one
     # A later state, one beside it, and one of another fit.
@@ -148,7 +219,7 @@ def die(*_):
 path, when = sys.argv[1:]
 state = files.load(path)
 lineage = Lineage.of(state).next()
-state['lineage'] = list(lineage.names)
+state['lineage'] = lineage.to_list()
 state['ledger']['entries'].append({'action': 'retrain', 'request': {}})
 replace = os.replace
 if when == 'locked':

@@ -138,9 +138,7 @@ def test_propagate(kind, name, columns):
 @pytest.mark.parametrize('half', [False, True])
 @pytest.mark.parametrize('columns', [1, 5, 64, 200])
 @pytest.mark.parametrize('name', ['random', 'directed', 'big'])
-def test_propagate_some_rows_sparse_features_and_a_kept_order(
-    name, columns, half
-):
+def test_propagate_some_rows_and_sparse_features(name, columns, half):
     measure = F.appnp(0.3, levels=3)
     graph = graph_of(name)
     n = graph.num_nodes
@@ -158,38 +156,6 @@ def test_propagate_some_rows_sparse_features_and_a_kept_order(
         for some in (None, rows.to(GPU), rows[:0].to(GPU)):
             got = F.propagate(on, given, measure, half=half, rows=some)
             assert torch.equal(got, whole if some is None else whole[some])
-
-
-def test_propagate_in_a_kept_order():
-    graph = graph_of('big').reorder()
-    rowptr, col, order, rank = graph.ordered_receivers()
-    x = torch.rand(graph.num_nodes, 40)
-    power = graph.degree_power(-0.5, torch.float32)
-    weights = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
-    there = [t.to(GPU) for t in (x, power, power)]
-    plain = [t.to(GPU) for t in graph.receivers()]
-    wanted = ops.propagate(*plain, *there, weights)
-    kept = [t.to(GPU) for t in (rowptr, col)]
-    got = ops.propagate(*kept, *there, weights, order=order.to(GPU))
-    assert torch.equal(got, wanted)
-    rows = torch.tensor([5, 0, 5])
-    got = ops.propagate(
-        *(*kept, *there, weights), rows=rank[rows].to(GPU), order=order.to(GPU)
-    )
-    assert torch.equal(got, wanted[rows.to(GPU)])
-
-
-@pytest.mark.parametrize('noise', [(0.001, 0.3), (0.0, 0.6), (0.4, 0.0)])
-@pytest.mark.parametrize('cells', ops.CELLS)
-def test_flip_bits_are_those_of_the_cpu(cells, noise):
-    rowptr, col = make_graph('random').receivers()
-    n = rowptr.numel() - 1
-    args = (n, *noise, cells, 3, 1, 5)
-    wanted = ops.flip_bits(rowptr, col, *args)
-    got = ops.flip_bits(rowptr.to(GPU), col.to(GPU), *args)
-    assert all(
-        torch.equal(a.cpu(), b) for a, b in zip(got, wanted, strict=True)
-    )
 
 
 def test_dense_propagation_can_be_captured():
@@ -304,10 +270,6 @@ def opcheck_cases():
         order = ('recv', 'send', 'x', 'eps', 'ratio', 'keep')
         tensors = (*layout, *args['receivers'], *(args[k] for k in order))
         yield 'push', tensors, (3, 0, 0.25, True), ('ratio', 'keep')
-        weights = torch.tensor([0.5, 0.5], dtype=torch.float64)
-        tensors = (*args['receivers'], args['x'], args['recv'], args['send'])
-        numbers = (False, None, False, None, None)
-        yield 'propagate', (*tensors, weights), numbers, ('weights',)
     rowptr, col = make_graph('random').receivers()
     yield 'disjoint_walks', (rowptr, col, torch.arange(40)), (2, 1, 3), ()
 

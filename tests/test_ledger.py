@@ -1,10 +1,12 @@
 import copy
+import hmac
 import json
 import math
 import os
 import pickle
 import sys
 import tracemalloc
+from hashlib import sha256
 
 import pytest
 import torch
@@ -17,7 +19,7 @@ from pyg_trust.ledger import (
     RemovalLedger,
     coarse,
 )
-from pyg_trust.removal import still_removed
+from pyg_trust.removal import RemovalRequest
 from pyg_trust.verify import chain
 
 
@@ -263,67 +265,82 @@ def test_file_is_locked_while_it_is_open(tmp_path):
 # Seals ######################################################################
 
 
-def test_seals_verify_what_is_there():
-    contents = {i: str(i) for i in range(3000)}
+def test_seals_verify_what_is_there_and_depend_on_every_item():
+    contents = {i: str(i) for i in (*range(3000), 5000)}
     seals = Seals(contents)
-    assert seals.names == tuple(range(3000))
+    state, root = seals.state_dict(), seals.root
     assert seals.differing(contents) == ()
-    changed = {**contents, 7: 'other', 5000: 'new'}
+    assert Seals.of(state, contents).root == root
+    for name in (0, 1, 1023, 1024, 2999, 5000):
+        without = {k: v for k, v in contents.items() if k != name}
+        renamed = {**without, 6000: contents[name]}
+        for other in ({**contents, name: 'b'}, without, renamed):
+            assert Seals.of(state, other).root != root
+            assert name in seals.differing(other)
+    changed = {**contents, 7: 'other', 6000: 'new'}
     del changed[2999]
-    assert seals.differing(changed) == (7, 2999, 5000)
-    again = Seals.of(seals.state_dict(), contents)
-    assert again.root == seals.root
-    assert Seals.of(seals.state_dict(), {**contents, 9: ''}).root != again.root
+    assert seals.differing(changed) == (7, 2999, 6000)
     # An object is never changed.
-    root = seals.root
-    after = seals.replaced({7: 'other', 5000: 'new'}, [2999])
-    assert seals.root == root
-    assert seals.differing(contents) == ()
-    assert after.root != root
+    after = seals.replaced({7: 'other', 6000: 'new'}, [2999])
+    assert (seals.root, seals.differing(contents)) == (root, ())
     assert after.differing(changed) == ()
+    assert Seals.of(after.state_dict(), changed).root == after.root != root
     with pytest.raises(ValueError, match="'gone'"):
         after.replaced({}, [2999])
     # Two of the same content differ, as their salts do.
     assert Seals(contents).root != root
+    assert seals.replaced({}).root != root
+    salt = state['salt'].clone()
+    salt[31] ^= 1
+    assert Seals.of({'salt': salt}, contents).root != root
     empty = Seals()
     assert Seals.of(empty.state_dict(), {}).root == empty.root
 
 
-def test_a_root_depends_on_every_item():
-    contents = dict.fromkeys((0, 1, 1023, 1024, 5000), 'a')
-    seals = Seals(contents)
-    state = seals.state_dict()
-    for row, name in enumerate(contents):
-        other = {**contents, name: 'b'}
-        assert Seals.of(state, other).root != seals.root
-        salts = state['salts'].clone()
-        salts[row, 31] ^= 1
-        found = Seals.of({**state, 'salts': salts}, contents)
-        assert found.root != seals.root
-
-
 def test_what_is_gone_can_not_be_guessed():
-    # The attacker has the state after a removal, the roots before and after,
+    # The attacker has the states after a removal, the roots before and after,
     # knows all that remains, and tries both contents that are possible.
     contents = {0: 'rest', 1: 'A or B', 2: 'rest'}
     for secret in ('A', 'B'):
         before = Seals({**contents, 1: secret})
         after = before.replaced({}, [1])
-        state = after.state_dict()
-        salts = [*state['salts'], torch.zeros(32, dtype=torch.uint8)]
+        salts = [after.state_dict(), after.replaced({0: 'new'}).state_dict()]
         for guess in ('A', 'B'):
-            for salt in salts:
-                tried = {
-                    'names': torch.tensor([0, 1, 2]),
-                    'salts': torch.stack(
-                        [state['salts'][0], salt, state['salts'][1]]
-                    ),
-                }
-                made = Seals.of(tried, {**contents, 1: guess})
+            for salt in (*salts, {'salt': torch.zeros(32, dtype=torch.uint8)}):
+                made = Seals.of(salt, {**contents, 1: guess})
                 assert made.root != before.root
         # With the salt that was destroyed, it would be an oracle.
         hit = Seals.of(before.state_dict(), {**contents, 1: secret})
         assert hit.root == before.root
+
+
+def test_roots_of_0_1_are_read():
+    # As version 0.1 made them: a salt for each item, hashes of 1024 names.
+    contents, salts = {0: 'a', 1023: 'b', 1024: 'c'}, torch.arange(96)
+    salts = salts.to(torch.uint8).view(3, 32)
+    made = [
+        b'%d ' % name + hmac.digest(bytes(salt), text.encode(), 'sha256')
+        for (name, text), salt in zip(
+            contents.items(), salts.numpy(), strict=True
+        )
+    ]
+    blocks = sha256(made[0] + made[1]).digest(), sha256(made[2]).digest()
+    root = sha256(b'0 ' + blocks[0] + b'1 ' + blocks[1]).hexdigest()
+    state = {'names': torch.tensor([*contents]), 'salts': salts}
+    seals = Seals.of(state, contents)
+    assert seals.root == root
+    assert seals.differing({**contents, 1: 'd'}) == (1,)
+    assert Seals.of(seals.state_dict(), contents).root == root
+    # The next change draws a salt, and the old ones are gone.
+    assert [*seals.replaced({}, [1024]).state_dict()] == ['salt']
+    for bad in (
+        {'salts': salts},
+        {**state, 'salts': salts[1:]},
+        {**state, 'names': torch.tensor([0, 1, 2])},
+        {**state, 'names': torch.tensor([0, 1023, 1023])},
+    ):
+        with pytest.raises((TypeError, ValueError), match="'state'"):
+            Seals.of(bad, contents)
 
 
 def test_amounts_are_rounded_up():
@@ -370,6 +387,19 @@ def test_a_line_costs_as_much_as_the_first():
     assert sorted(each[1] for each in costs[-50:])[25] < costs[10][1] + 2000
 
 
+def test_a_report_lists_the_newest_amounts_and_the_rest_together():
+    ledger, amounts = RemovalLedger(9.0), [1.0, *(0.01 * k for k in range(99))]
+    for k, spent in enumerate(amounts, 1):
+        ledger.record('measured' if k > 1 else 'fit', spent)
+        found = ledger.amounts()
+        assert len(found) == min(k, 64)
+        assert found[1:] == tuple(amounts[:k][-64:][1:])
+        old = math.hypot(*amounts[: max(1, k - 63)])
+        assert old <= found[0] <= old * (1 + 1e-12)
+        assert [line.spent for line in ledger.newest(3)] == amounts[:k][-3:]
+    assert ledger.copy().amounts() == ledger.amounts()
+
+
 def test_copies_of_a_ledger_go_their_own_ways():
     ledger = filled()
     one, two = ledger.copy(), copy.deepcopy(ledger)
@@ -402,8 +432,8 @@ def test_lines_that_updates_made_are_read():
         assert ledger.removed.of('directed_edges') == arcs
         assert ledger.removed.of('nodes') == {5}
         assert ledger.removed.of('features') == set()
-        past = (line.request for line in ledger.entries)
-        assert still_removed(past) == ledger.removed.request()
+        found = ledger.removed.request()
+        assert found == RemovalRequest(nodes=[5], edges=[*arcs], directed=True)
     before = ledger.state_dict()
     for bad in ({'0': 3}, {'nodes': 5}):
         with pytest.raises(ValueError, match='to_dict'):

@@ -73,8 +73,8 @@ FAULTS = [
     ),
     (
         '14 slices by rank',
-        'unlearning.shards.slices:slice_numbers',
-        ('.double() / 2**53', '.argsort().argsort().double() / names.numel()'),
+        'unlearning.shards.graph:slice_numbers',
+        ('.double() / 2**53', '.argsort().argsort().double() / n_id.numel()'),
         'unlearning/test_slices.py',
     ),
     (

@@ -1,7 +1,6 @@
 """The mark of features that hold the rows of other nodes."""
 
 import copy
-import warnings
 
 import pytest
 import torch
@@ -145,18 +144,6 @@ AS_THEY_ARE = {
     'pixels': lambda x: (8 + 4 * x).round().clamp(0, 16) / 16,
     'rows': lambda x: x.abs() / x.abs().sum(1, keepdim=True),
 }
-
-
-@pytest.mark.parametrize('how', [*SCALED, *AS_THEY_ARE])
-def test_columns_scaled_over_all_rows_are_noticed(how):
-    data = graph()
-    data.x = {**SCALED, **AS_THEY_ARE}[how](data.x)
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter('always')
-        PrivateAGP(mu=1.0, delta=1e-3)(data)
-    found = [w for w in seen if 'scaled over all rows' in str(w.message)]
-    assert len(found) == (how in SCALED)
-    assert all(w.filename == __file__ for w in found)
 
 
 def test_a_delta_of_one_node_is_noticed():

@@ -162,10 +162,10 @@ def test_a_rank_that_dies_leaves_an_error_and_the_old_state(tmp_path):
                 os.kill(os.getpid(), signal.SIGKILL)
             return model()
 
-        made.model_factory = dies
+        made._builder.factory = dies
         with pytest.raises(RuntimeError):
             made.remove(RemovalRequest(nodes=range(10)))
-        made.model_factory = model
+        made._builder.factory = model
         assert_equal(bits(made), before)
         assert made.verify().ok
 

@@ -213,7 +213,7 @@ def test_names_may_be_a_list():
     out = remove_from_data(data, Part(nodes=(11,)))
     assert out.n_id.tolist() == [10, 12, 13]
     data.n_id = [10, 11]
-    with pytest.raises(ValueError, match=r"'data.n_id'.*4 names \(got 2\)"):
+    with pytest.raises(ValueError, match=r"'data.n_id'.*4"):
         remove_from_data(data, Part(nodes=(11,)))
 
 

@@ -39,7 +39,6 @@ def test_a_tier_takes_what_is_cheap_and_some_rows_of_the_rest(costs):
     expected = {
         (Item('a.py::dear'),): (0, 0, 1),
         (Item('a.py::new'),): (1, 1, 1),
-        (Item('a.py::new', pytest.mark.slow.mark),): (0, 0, 1),
         (Item('a.py::new', fixtures=('made',)),): (0, 1, 1),
         (Item('b.py::new', fixtures=('made',)),): (1, 1, 1),
         tuple(rows('many', 10)): (2, 10, 10),

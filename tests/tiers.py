@@ -123,8 +123,7 @@ def chosen(items, tier, commit):
         spent, left = 0.0, math.inf
         rows.sort(key=lambda item: draw(commit, item.nodeid))
         for item in rows:
-            slow = 2.0 * (item.get_closest_marker('slow') is not None)
-            cost = costs.get(item.nodeid, costs.get(function, slow))
+            cost = costs.get(item.nodeid, costs.get(function, 0.0))
             made = [
                 seconds
                 for name in getattr(item, 'fixturenames', ())

@@ -49,7 +49,7 @@ struct Entries {
   const scalar_t* sent;   // of y_L, as it would be stored
 };
 
-// One level of exact propagation, as in horner.h: rows of y_i, or at the end
+// One level of exact propagation, as in propagate.cpp: rows of y_i, or at the end
 // those of z, from the rows of y_{i+1}.
 template <typename scalar_t, typename store_t>
 struct Step {
@@ -61,10 +61,6 @@ struct Step {
   const int32_t* rows;  // which rows, or null for all
   bool packed;
   bool asked;  // whether rows of z are those in `rows`, one after the other
-  // What the rows of the graph are called in z, and in a dense x; null if they
-  // have these names already.
-  const int64_t* names;
-  const int64_t* x_names;
   // Where rows get an entry of their own node (Loops); null for nowhere.
   const int32_t* places;
   const scalar_t* recv;
@@ -72,7 +68,6 @@ struct Step {
   // x, dense (row v at x + v * x_stride) or, if that is null, sparse.
   const scalar_t* x;
   int64_t x_stride;
-  scalar_t* kept;  // where `load` puts the rows of x as the graph has them
   Entries<scalar_t> entries;
   // Powers of two that what is stored is multiplied by, a column each, and
   // their inverses; null for none.
@@ -97,9 +92,8 @@ struct Loops {
   const int64_t* rowptr;
   const int32_t* col;
   int64_t num_entries;
-  const int32_t* rows;   // which rows, or null for all
-  const int64_t* names;  // as in Step
-  int32_t* places;       // from the start of each of these rows
+  const int32_t* rows;  // which rows, or null for all
+  int32_t* places;      // from the start of each of these rows
 };
 
 constexpr int32_t kNoPlace = -1;  // it is there already

@@ -1,6 +1,16 @@
 // Exact propagation on the CPU: AGP's Algorithm 1 (Wang et al. 2021) for all
-// columns at once, in Horner's order (horner.h), a few cache lines of columns
-// at a time.
+// columns at once, a few cache lines of columns at a time.
+//
+// z = sum_i w_i P^i x, P = R B S (R, S diagonal), goes from the last weight to
+// the first (Horner): u_L = w_L x, u_i = w_i x + P u_{i+1}, z = u_0. What is
+// stored is y_i = S u_i, so that a level sums stored rows as they are:
+//
+//   y_i = S (w_i x + R B y_{i+1}),   z = w_0 x + R B y_1.
+//
+// For z = sum_j c_j T_j(P) x in Chebyshev polynomials it is Clenshaw's
+// recursion, u_j = c_j x + 2 P u_{j+1} - u_{j+2}, z = c_0 x + P u_1 - u_2. Of
+// u_{j+2} a row needs itself alone, so that it is overwritten in place. Every
+// operation is rounded by itself, none is fused.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -17,8 +27,8 @@
 #include <utility>
 #include <vector>
 
-#include "exact_ops.h"
-#include "horner.h"
+#include "dispatch.h"
+#include "half.h"
 #include "kernels.h"
 #include "scratch.h"
 
@@ -26,6 +36,41 @@ namespace pyg_trust {
 namespace {
 
 using torch::stable::Tensor;
+
+// x: dense, or the rows (ptr, index, value) of a sparse matrix.
+struct Signal {
+  const Tensor* dense;
+  const Tensor* ptr;
+  const Tensor* index;
+  const Tensor* value;
+  int64_t columns;
+};
+
+// The rest, as ops.cpp names it.
+struct Arguments {
+  const Tensor& rowptr;
+  const Tensor& col;
+  const Tensor& recv;
+  const Tensor& send;
+  const double* weights;
+  int64_t levels;
+  const std::optional<Tensor>& scale;
+  bool three_term;
+  const std::optional<Tensor>& rows;
+  bool loops;
+  bool in_place;
+};
+
+// What the coefficients make of a node that has no neighbours, where P = 0:
+// p(0), of which x is multiplied.
+double at_zero(const double* weights, int64_t count, bool three_term) {
+  if (!three_term)
+    return weights[0];
+  double sum = 0;  // T_j(0) = 1, 0, -1, 0, ...
+  for (int64_t j = 0; j < count; j += 2)
+    sum += j % 4 == 0 ? weights[j] : -weights[j];
+  return sum;
+}
 
 // A row of `stride` columns is summed from entries, not from stored rows, if
 // the rows of x have no more entries than this in these columns on average.
@@ -83,11 +128,7 @@ void take_wide(const Step<double, double>& step, int64_t begin, int64_t end) {
 template <typename scalar_t>
 class Tiles {
  public:
-  // `names`: which row of x each row of the graph is, or null.
-  Tiles(const Signal& signal,
-        int64_t num_nodes,
-        int64_t together,
-        const int64_t* names)
+  Tiles(const Signal& signal, int64_t num_nodes, int64_t together)
       : num_nodes_(num_nodes), together_(together) {
     const auto* ptr = signal.ptr->const_data_ptr<int64_t>();
     const auto* index = signal.index->const_data_ptr<int64_t>();
@@ -103,8 +144,7 @@ class Tiles {
     value_.resize(count);
     std::vector<int64_t> next(start_.begin(), start_.end());
     for (int64_t v = 0; v < num_nodes; ++v) {
-      const int64_t name = names == nullptr ? v : names[v];
-      for (int64_t k = ptr[name]; k < ptr[name + 1]; ++k) {
+      for (int64_t k = ptr[v]; k < ptr[v + 1]; ++k) {
         const int64_t at = next[index[k] / together]++;
         row_[at] = static_cast<int32_t>(v);
         column_[at] = static_cast<uint8_t>(index[k] % together);
@@ -278,7 +318,6 @@ void one_level_of_entries(const Signal& x,
   step.rows = all.rows;
   step.packed = all.packed;
   step.asked = all.asked;
-  step.names = all.names;
   step.places = all.places;
   step.recv = all.recv;
   step.entries.ptr = x.ptr->const_data_ptr<int64_t>();
@@ -315,12 +354,11 @@ void one_level_of_entries(const Signal& x,
 }
 
 template <typename scalar_t, typename store_t>
-Tensor propagate_typed(const Signal& x, const ExactArguments& p) {
+Tensor propagate_typed(const Signal& x, const Arguments& p) {
   const Tensor &rowptr = p.rowptr, &col = p.col;
   const Tensor &recv = p.recv, &send = p.send;
   const std::optional<Tensor>& scale = p.scale;
   const std::optional<Tensor>& rows = p.rows;
-  const std::optional<Tensor>& order = p.order;
   const bool three_term = p.three_term, loops = p.loops;
   const bool in_place = p.in_place;
   const int64_t n = rowptr.numel() - 1, columns = x.columns;
@@ -346,10 +384,9 @@ Tensor propagate_typed(const Signal& x, const ExactArguments& p) {
     wish_for_huge_pages(out.mutable_data_ptr<scalar_t>(),
                         num_out * columns * int64_t{sizeof(scalar_t)});
 
-  const int64_t* names = order ? order->const_data_ptr<int64_t>() : nullptr;
   const Loops graph{rowptr.const_data_ptr<int64_t>(),
                     col.const_data_ptr<int32_t>(), col.numel(),
-                    nullptr, names, nullptr};
+                    nullptr, nullptr};
   std::vector<Part> needed;
   if (rows)
     needed = parts_needed(graph, n, *rows, levels, loops && levels > 0,
@@ -364,14 +401,6 @@ Tensor propagate_typed(const Signal& x, const ExactArguments& p) {
   Scratch<store_t> one(levels > 0 ? n * stride : 0, Pages::kHuge, false);
   Scratch<store_t> two(levels > 1 && !in_z ? n * stride : 0, Pages::kHuge,
                        false);
-  // In the graph's own order what levels read is read once out of order.
-  bool again = three_term;
-  for (int64_t i = 0; i < levels; ++i)
-    again |= w[i] != 0;
-  const bool keep = names != nullptr && levels > 0 && again && !in_place &&
-                    x.dense != nullptr;
-  Scratch<scalar_t> kept(keep ? n * stride : 0, Pages::kHuge, false);
-  Scratch<scalar_t> ends(names == nullptr ? 0 : 2 * n, Pages::kSmall, false);
 
   Step<scalar_t, store_t> step{};
   step.rowptr = graph.rowptr;
@@ -379,18 +408,7 @@ Tensor propagate_typed(const Signal& x, const ExactArguments& p) {
   step.num_entries = col.numel();
   step.recv = recv.const_data_ptr<scalar_t>();
   step.send = send.const_data_ptr<scalar_t>();
-  if (names != nullptr) {
-    by_rows(n, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t v = begin; v < end; ++v) {
-        ends[v] = step.recv[names[v]];
-        ends[n + v] = step.send[names[v]];
-      }
-    });
-    step.recv = ends.get();
-    step.send = ends.get() + n;
-  }
   step.z_stride = columns;
-  step.names = names;
   step.asked = rows.has_value();
   step.near = n * stride * int64_t{sizeof(store_t)} <= kNearBytes;
   // Without edges there is no entry to look ahead to.
@@ -458,7 +476,7 @@ Tensor propagate_typed(const Signal& x, const ExactArguments& p) {
   }
   std::optional<Tiles<scalar_t>> tiles;
   if (x.dense == nullptr)
-    tiles.emplace(x, n, together, names);
+    tiles.emplace(x, n, together);
   alignas(64) scalar_t factors[2][kColumns<scalar_t>];
   for (int64_t first = 0; first < columns; first += together) {
     const int64_t count = std::min(together, columns - first);
@@ -493,8 +511,6 @@ Tensor propagate_typed(const Signal& x, const ExactArguments& p) {
     } else {
       step.x = x.dense->const_data_ptr<scalar_t>() + first;
       step.x_stride = columns;
-      step.x_names = names;
-      step.kept = keep ? kept.get() : nullptr;
     }
 
     store_t* current = one.get();
@@ -514,11 +530,6 @@ Tensor propagate_typed(const Signal& x, const ExactArguments& p) {
         load(step, begin, end);
       });
     }
-    if (keep) {
-      step.x = kept.get();
-      step.x_stride = step.stride;
-      step.x_names = nullptr;
-    }
     for (int64_t i = std::max<int64_t>(levels - 1, 0); i >= 0; --i) {
       const bool top = i + 1 >= levels;
       step.in = levels == 0 || (top && from_entries) ? nullptr : current;
@@ -527,7 +538,7 @@ Tensor propagate_typed(const Signal& x, const ExactArguments& p) {
       step.out = i > 0 ? next : nullptr;
       step.z = out.mutable_data_ptr<scalar_t>() + first;
       step.weight = static_cast<scalar_t>(w[i]);
-      step.factor = static_cast<scalar_t>(level_factor(three_term, i));
+      step.factor = three_term && i > 0 ? scalar_t(2) : scalar_t(1);
       step.three_term = three_term && !top;
       const int64_t num_rows = choose(i);
       by_rows(num_rows, stride, [&](int64_t begin, int64_t end) {
@@ -539,13 +550,37 @@ Tensor propagate_typed(const Signal& x, const ExactArguments& p) {
   return out;
 }
 
-struct ExactOnCpu {
-  template <typename scalar_t, typename store_t>
-  static Tensor propagate(const Signal& x, const ExactArguments& p) {
-    return propagate_typed<scalar_t, store_t>(x, p);
-  }
-};
-using Ops = ExactOps<ExactOnCpu>;
+Tensor propagate(const Tensor& rowptr,
+                 const Tensor& col,
+                 const std::optional<Tensor>& x,
+                 const std::optional<Tensor>& ptr,
+                 const std::optional<Tensor>& index,
+                 const std::optional<Tensor>& value,
+                 int64_t columns,
+                 const Tensor& recv,
+                 const Tensor& send,
+                 const Tensor& weights,
+                 bool half,
+                 const std::optional<Tensor>& scale,
+                 bool three_term,
+                 const std::optional<Tensor>& rows,
+                 bool loops,
+                 bool in_place) {
+  const Signal signal =
+      x ? Signal{&*x, nullptr, nullptr, nullptr, columns}
+        : Signal{nullptr, &*ptr, &*index, &*value, columns};
+  const Arguments rest{rowptr, col, recv, send,
+                       on_host(weights, "weights"), weights.numel() - 1,
+                       scale, three_term, rows, loops, in_place};
+  return with_real(recv, [&](auto zero) {
+    using scalar_t = decltype(zero);
+    if constexpr (std::is_same_v<scalar_t, float>) {
+      if (half)
+        return propagate_typed<float, Float16>(signal, rest);
+    }
+    return propagate_typed<scalar_t, scalar_t>(signal, rest);
+  });
+}
 
 Tensor column_magnitudes(const Tensor& x) {
   const int64_t n = x.size(0), columns = x.size(1);
@@ -570,7 +605,5 @@ Tensor column_magnitudes(const Tensor& x) {
 
 STABLE_TORCH_LIBRARY_IMPL(pyg_trust, CPU, m) {
   m.impl("column_magnitudes", TORCH_BOX(&pyg_trust::column_magnitudes));
-  m.impl("propagate", TORCH_BOX(&pyg_trust::Ops::propagate));
-  m.impl("propagate_looped", TORCH_BOX(&pyg_trust::Ops::propagate_looped));
-  m.impl("propagate_entries", TORCH_BOX(&pyg_trust::Ops::propagate_entries));
+  m.impl("propagate", TORCH_BOX(&pyg_trust::propagate));
 }

@@ -13,8 +13,7 @@ namespace pyg_trust {
 namespace {
 
 // Rows to prefetch that stand in order, but so far apart in time that the
-// processor sees no stream: of x out of order, and of a level.
-constexpr int64_t kRowsAhead = 8;
+// processor sees no stream.
 constexpr int64_t kRowsSoon = 2;
 
 // One exact level of a push: rows [begin, end), the `width` columns from
@@ -76,8 +75,7 @@ PYG_TRUST_INLINE const scalar_t* signal(const Step<scalar_t, store_t>& step,
                                         int64_t v,
                                         scalar_t* room) {
   if (step.x != nullptr) {
-    const int64_t name = step.x_names == nullptr ? v : step.x_names[v];
-    const scalar_t* x = step.x + name * step.x_stride;
+    const scalar_t* x = step.x + v * step.x_stride;
     if (step.columns == width)
       return x;
     for (int c = 0; c < width; ++c)
@@ -157,16 +155,7 @@ inline void find_places(const Loops& loops, int64_t begin, int64_t end) {
     const int32_t* row = loops.col + loops.rowptr[v];
     const auto count =
         static_cast<int32_t>(loops.rowptr[v + 1] - loops.rowptr[v]);
-    Compared found{0, 0};
-    if (loops.names == nullptr) {
-      found = compare(row, count, static_cast<int32_t>(v));
-    } else {
-      const int64_t own = loops.names[v];
-      for (int32_t e = 0; e < count; ++e) {
-        found.smaller += loops.names[row[e]] < own;
-        found.equal += loops.names[row[e]] == own;
-      }
-    }
+    const Compared found = compare(row, count, static_cast<int32_t>(v));
     loops.places[i] = found.equal == 0 ? found.smaller : kNoPlace;
   }
 }
@@ -205,13 +194,8 @@ PYG_TRUST_INLINE void load_rows(const Step<scalar_t, store_t>& step,
   for (int64_t v = begin; v < end; ++v) {
     alignas(kCacheLine) scalar_t room[width];
     const scalar_t* x = signal<width>(step, v, room);
-    if (step.x_names != nullptr && v + kRowsAhead < end)
-      prefetch_row<width>(step.x +
-                          step.x_names[v + kRowsAhead] * step.x_stride);
     for (int k = 0; k < width; k += lanes) {
       auto value = load<lanes>(x + k);
-      if (step.kept != nullptr)
-        store<lanes>(step.kept + v * step.stride + k, value);
       if (step.scale != nullptr)
         value *= load<lanes>(step.scale + k);
       value = step.send[v] * (step.weight * value);
@@ -234,9 +218,7 @@ PYG_TRUST_INLINE void step_rows(const Step<scalar_t, store_t>& step,
       if (step.in != nullptr && step.places != nullptr)
         prefetch_row<width>(step.in + soon * step.stride);
       if (step.x != nullptr && step.weight != 0)
-        prefetch_row<width>(
-            step.x + (step.x_names == nullptr ? soon : step.x_names[soon]) *
-                         step.x_stride);
+        prefetch_row<width>(step.x + soon * step.x_stride);
     }
     Row<scalar_t, width> value[vectors];
     alignas(kCacheLine) scalar_t room[width];
@@ -319,10 +301,7 @@ PYG_TRUST_INLINE void step_rows(const Step<scalar_t, store_t>& step,
       for (int k = 0; k < vectors; ++k)
         value[k] = weight * load<lanes>(x + k * lanes) + value[k];
     }
-    const int64_t place = step.asked              ? i
-                          : step.names != nullptr ? step.names[v]
-                                                  : v;
-    scalar_t* z = step.z + place * step.z_stride;
+    scalar_t* z = step.z + (step.asked ? i : v) * step.z_stride;
     if (step.columns == width) {
       for (int k = 0; k < vectors; ++k)
         store<lanes>(z + k * lanes, value[k]);
@@ -393,30 +372,24 @@ void step_all(const Step<scalar_t, store_t>& step,
   with_width<scalar_t>(step.stride, Take<scalar_t, store_t>{step, begin, end});
 }
 
-// Rows of z after one level of a sparse x. Entries are those of a row of x,
-// whatever the graph calls it.
+// Rows of z after one level of a sparse x.
 template <typename scalar_t>
 void wide_rows(const Step<scalar_t, scalar_t>& step,
                int64_t begin,
                int64_t end) {
   constexpr int64_t soon = 8;
   const auto& entries = step.entries;
-  const auto named = [&](int64_t v) {
-    return step.names == nullptr ? v : step.names[v];
-  };
   for (int64_t i = begin; i < end; ++i) {
     const int64_t v = step.rows == nullptr ? i : step.rows[i];
-    const int64_t name = named(v);
-    scalar_t* z = step.z + (step.asked ? i : name) * step.z_stride;
+    scalar_t* z = step.z + (step.asked ? i : v) * step.z_stride;
     for (int64_t c = 0; c < step.columns; ++c)
       z[c] = 0;
-    for_row(step, i, v, [&](int64_t e, int64_t other) {
-      const int64_t u = named(other);
+    for_row(step, i, v, [&](int64_t e, int64_t u) {
       const int64_t last = step.num_entries - 1;
       const int64_t far = e + kLinesAhead < last ? e + kLinesAhead : last;
       const int64_t near = e + soon < last ? e + soon : last;
-      __builtin_prefetch(entries.ptr + named(step.col[far]));
-      const int64_t next = entries.ptr[named(step.col[near])];
+      __builtin_prefetch(entries.ptr + step.col[far]);
+      const int64_t next = entries.ptr[step.col[near]];
       __builtin_prefetch(entries.wide + next);
       __builtin_prefetch(entries.wide + next + 8);
       __builtin_prefetch(entries.sent + next);
@@ -440,7 +413,7 @@ void wide_rows(const Step<scalar_t, scalar_t>& step,
       const int64_t count = rest < most ? rest : most;
       for (int64_t c = 0; c < count; ++c)
         room[c] = 0;
-      for (int64_t k = entries.ptr[name]; k < entries.ptr[name + 1]; ++k) {
+      for (int64_t k = entries.ptr[v]; k < entries.ptr[v + 1]; ++k) {
         const int64_t c = entries.wide[k] - first;
         if (c >= 0 && c < count)
           room[c] += entries.value[k];

@@ -30,7 +30,7 @@
 #include <utility>
 
 #include "device/policy.h"
-#include "device/propagate.h"
+#include "device/gather.h"
 #include "../push.h"
 
 namespace pyg_trust::device {
@@ -271,10 +271,9 @@ void push_blocks(Machine& machine,
   auto* cost = machine.template make<Cost>(
       can_pull ? (samples + room_for_sums(samples)) * blocks : 0);
   auto* pull_rows = machine.template make<uint64_t>(1);  // all or none
-  const Rows pull_all{p.pull_rowptr, nullptr};
   const LongRows rows =
-      can_pull ? find_long_rows<scalar_t>(machine, pull_all, n, p.num_entries,
-                                          stride)
+      can_pull ? find_long_rows<scalar_t>(machine, p.pull_rowptr, n,
+                                          p.num_entries, stride)
                : LongRows{};
 
   machine.zero(sums, n * stride);
@@ -478,7 +477,7 @@ void push_blocks(Machine& machine,
     if (can_pull) {
       const auto weight = static_cast<scalar_t>(p.keep[level + 1]);
       gather<width == 1 ? 8 : 1, wide, scalar_t>(
-          machine, pull_all, p.pull_col, rows, n, value, stride,
+          machine, p.pull_rowptr, p.pull_col, rows, n, value, stride,
           [=] PYG_TRUST_RUN(int64_t group) {
             return pulled[group * wide / width] != 0;
           },

@@ -7,12 +7,15 @@ attributes see ``identity``.
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+from pyg_trust import files
 from pyg_trust._checks import check_instance
 from pyg_trust.verify import arrays
 from pyg_trust.verify.arrays import named
@@ -111,6 +114,65 @@ def fingerprint_model(state: Mapping[Any, Any]) -> str:
     check_instance('state', state, Mapping)
     parts = named(state, Tensor)
     return fingerprint(*parts) if parts else ''
+
+
+def save_tensors(path: str | Path, content: Any) -> None:
+    """Write weights or graphs to a file that a check of a report reads.
+
+    The file is in the format of safetensors, and is replaced atomically.
+
+    Args:
+        path (str or Path): the path of the file.
+        content (Data or list or dict): a graph, a list of graphs, a dictionary
+            of graphs by the names that requests use, or a ``state_dict()`` of
+            a model, or a dictionary of these.
+
+    Example:
+        >>> save_tensors('remaining.safetensors', data)  # doctest: +SKIP
+        >>> save_tensors('model.safetensors', model.state_dict())
+        ... # doctest: +SKIP
+    """
+    check_instance('content', content, Data, list, tuple, Mapping)
+    if isinstance(content, list | tuple):
+        content = dict(enumerate(content))
+    graphs = {'': content} if isinstance(content, Data) else content
+    made: dict[str, Any] = {}
+    if any(isinstance(graph, Data) for graph in graphs.values()):
+        for key, graph in graphs.items():
+            check_instance('content', graph, Data)
+            made |= _stored_graph(f'{key}/' * (key != ''), graph)
+    else:
+        flat = named(graphs, Tensor)
+        made = dict(zip(flat[::2], flat[1::2], strict=True))
+    files.write(path, safetensors.torch.save(_apart(made)))
+
+
+def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    # Safetensors takes contiguous tensors that share no memory.
+    return {
+        name: value.detach()
+        .cpu()
+        .resolve_conj()
+        .resolve_neg()
+        .clone(memory_format=torch.contiguous_format)
+        for name, value in tensors.items()
+    }
+
+
+def _stored_graph(start: str, graph: Data) -> dict[str, Tensor]:
+    made = {f'{start}num_nodes': torch.tensor(graph.num_nodes)}
+    for name, value in graph.to_dict().items():
+        first, *rest = _pieces(value)
+        if isinstance(first, Tensor):
+            made[f'{start}{name}'] = first
+        elif rest:
+            shape = 'x'.join(str(n) for n in rest if isinstance(n, int))
+            parts = [part for part in rest if isinstance(part, Tensor)]
+            made |= {
+                f'{start}{name}:{first}:{shape}:{at}': part
+                for at, part in enumerate(parts)
+            }
+    return made
 
 
 def _pieces(value: Any) -> list[Tensor | str | int | None]:

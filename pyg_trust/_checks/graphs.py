@@ -25,9 +25,6 @@ MAKE_HOMOGENEOUS = (
     'does a Data of one kind of nodes; persons who are several rows are '
     'declared by pyg_trust.unit.PrivacyUnit'
 )
-# Columns that are looked at, and how close to 0 and 1 their mean and variance
-# have to be.
-_LOOKED_AT, _OFF = 64, 1e-4
 SPARSE_LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
 
 
@@ -250,44 +247,3 @@ def warn_of_delta(delta: float | None, count: int, what: str) -> None:
             f'of one of the {count} {what}, drawn at random, would be '
             'allowed; choose a smaller delta'
         )
-
-
-def warn_of_scaled(name: str, x: Any) -> None:
-    """Warn of columns that were scaled by statistics of all rows.
-
-    These are columns of mean 0 and variance 1, and columns that are not binary
-    and range from 0 to 1. Each row of them was computed from all rows.
-
-    Args:
-        name (str): what the features are called.
-        x (Tensor): ``[num_rows, num_columns]``.
-    """
-    if (
-        not isinstance(x, Tensor)
-        or x.layout != torch.strided
-        or x.dim() != 2
-        or not x.is_floating_point()
-        or len(x) < 3
-    ):
-        return
-    x = x[:, :_LOOKED_AT].detach().double()
-    mean, var, n = x.mean(0), x.var(0, correction=0), len(x)
-    standard = (var - 1).abs() <= _OFF
-    standard |= (var * n / (n - 1) - 1).abs() <= _OFF
-    standard &= mean.abs() <= _OFF
-    inside = ((x > 0) & (x < 1)).any(0)
-    unit = (x.amin(0) == 0) & (x.amax(0) == 1) & inside
-    varied = int(((x != x[:1]).any(0) & ((x != 0) & (x != 1)).any(0)).sum())
-    # Pixels by a public constant reach 0 and 1 in many columns, not in all.
-    for found, least, what in (
-        (standard, varied // 2 + 1, 'mean 0 and variance 1'),
-        (unit, max(varied, 1), 'minimum 0 and maximum 1'),
-    ):
-        if int(found.sum()) >= least:
-            warn_user(
-                f"'{name}' seems to be scaled over all rows (columns have "
-                f'{what}): each row then holds statistics of all others, '
-                'which the guarantee does not cover; scale by constants that '
-                'are public, or by a private estimate of them'
-            )
-            return

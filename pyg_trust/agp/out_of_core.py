@@ -354,7 +354,7 @@ def _prepared(
         itemsize=dtype.itemsize,
         columns=None if isinstance(columns, str) else columns,
         directed=turned,
-        mapped=graph.is_mapped and not turned and graph.order is None,
+        mapped=graph.is_mapped and not turned,
     )
     how = how._replace(loops=loops)
     # Before columns and levels are allocated, as it needs temporary memory.

@@ -1,67 +1,10 @@
 # Longer than 700 lines because the exact and the randomized way share
 # operator, gradient and checks.
-r"""Exact and randomized graph propagation, with its error bounds.
+"""Exact and randomized graph propagation, with its error bounds.
 
-The algorithms are those of `"Approximate Graph Propagation"
-<https://arxiv.org/abs/2106.03058>`_ (Wang et al. 2021). Write
-:math:`P = D^{-a} A D^{-b}` (times :obj:`shrink` of the :class:`.Measure`),
-:math:`W = \sum_i w_i`, :math:`Y_i = \sum_{k \ge i} w_k / W`, and
-
-.. math::
-    r^{(0)} = x, \quad
-    r^{(i+1)} = \frac{Y_{i+1}}{Y_i} P r^{(i)}, \quad
-    q^{(i)} = \frac{w_i}{W Y_i} r^{(i)} = \frac{w_i}{W} P^i x, \quad
-    z = W \sum_{i=0}^{L} q^{(i)} .
-
-AGP replaces each :math:`P r^{(i)}` by an unbiased estimate: what
-:math:`u` sends to its neighbour :math:`v`, :math:`m = \frac{Y_{i+1}}{Y_i}
-r^{(i)}(u) d_u^{-b} d_v^{-a}`, is sent as it is if :math:`|m| \ge \varepsilon
-\lVert x \rVert_1`, and otherwise as about :math:`\varepsilon \lVert x
-\rVert_1` with probability about :math:`|m| / (\varepsilon \lVert x
-\rVert_1)` (``csrc/push.h`` has the exact scheme and the proof of the three
-facts used below).
-
-**The bound.** The estimate of :math:`z` is unbiased for every :math:`x`
-(Lemma 4.1), and
-
-.. math::
-    \operatorname{Var}[\hat{z}(v)] \le \gamma\, \varepsilon \lVert x \rVert_1
-    W^2 \sum_{i=1}^{L} i\, q^{(i)}_{|x|}(v)
-    \le \gamma\, L\, \varepsilon \lVert x \rVert_1 W\, z_{|x|}(v),
-
-where :math:`z_{|x|}` is the result for the signal :math:`|x|`, and
-:math:`\gamma = 1` wherever no entry of :math:`P^k` exceeds one: for
-:math:`a + b \ge 1` on undirected graphs, for :math:`b = 1` along and
-:math:`a = 1` against the edges of directed ones. This is tighter than Lemma
-4.2, whose factor is :math:`L(L+1)/2`.
-
-*Proof.* Take :math:`W = \lVert x \rVert_1 = 1`. Let :math:`\xi^{(k)}(u) =
-\hat{r}^{(k)}(u) - \operatorname{E}[\hat{r}^{(k)}(u) \mid \hat{r}^{(k-1)}]`.
-A unit of residue at :math:`u` on level :math:`k` ends up as :math:`G_k(v, u)
-= \sum_{i \ge k} \frac{w_i}{Y_k} (P^{i-k})_{vu}`, between 0 and
-:math:`\gamma`, in :math:`z(v)`, so :math:`\hat{z}(v) - z(v) = \sum_k \sum_u
-G_k(v, u) \xi^{(k)}(u)`, a sum of martingale differences over :math:`k`.
-Given :math:`\hat{r}^{(k-1)}`, what two senders add is independent; what one
-sender adds to two receivers has one sign and is not positively correlated;
-and what it adds to one receiver has at most the variance :math:`\varepsilon
-|m|`. So :math:`\operatorname{Var}[\sum_u G_k(v, u) \xi^{(k)}(u) \mid \cdot]
-\le \sum_u G_k(v, u)^2\, \varepsilon\, \rho^{(k)}(u)`, where
-:math:`\rho^{(k)}(u)` is the sum of all :math:`|m|` sent to :math:`u`, whose
-expectation is at most :math:`Y_k (P^k |x|)(u)`. With :math:`G_k \le \gamma`
-and :math:`\sum_u G_k(v, u) Y_k (P^k |x|)(u) = \sum_{i \ge k} w_i (P^i
-|x|)(v)` the sum over :math:`k` is at most :math:`\gamma \varepsilon \sum_k
-\sum_{i \ge k} q^{(i)}_{|x|}(v) = \gamma \varepsilon \sum_i i\,
-q^{(i)}_{|x|}(v)`.
-
-Signed signals are pushed as they are, not split into :math:`x^+ - x^-` as in
-the paper: one run instead of two, opposite residues cancel, and the bound
-above, which is the sum of the two parts' bounds, holds all the same.
-
-For Katz on undirected graphs :math:`P = A / \lambda` and :math:`w_i =
-(\beta\lambda)^i`, so that :math:`\gamma = 1` again: no entry of :math:`A^j`
-exceeds its spectral norm :math:`\lambda^j`. (For :math:`a = b = 0` and another
-:obj:`shrink` :math:`\gamma = \max_k \sum_j w_{k+j} (\text{shrink}
-\cdot \lambda)^j / \sum_j w_{k+j}`.)
+The algorithms are those of "Approximate Graph Propagation" (Wang et al. 2021).
+Estimates are unbiased for every signal, and their variance is bounded.
+See docs/theory/propagation.rst.
 """
 
 import inspect
@@ -566,30 +509,9 @@ def _exact(
         largest = _largest(x) if largest is None else largest
         room = exact_limits(graph, measure, x.dtype, how).room
         scale = half_scale(largest * (send.max() * room))
-    loops = how.loops
-    if graph.order is not None:
-        rowptr, col, order, rank = graph.ordered_receivers(
-            measure.along, loops
-        )
-        rows = None if rows is None else rank[rows]
-        loops = False
-    else:
-        order = None
-        rowptr, col = graph.receivers(measure.along)
     return ops.propagate(
-        rowptr,
-        col,
-        x,
-        recv,
-        send,
-        weights,
-        how.half,
-        scale,
-        three_term,
-        rows,
-        order,
-        loops,
-        in_place,
+        *(*graph.receivers(measure.along), x, recv, send, weights),
+        *(how.half, scale, three_term, rows, how.loops, in_place),
     )
 
 

@@ -38,30 +38,66 @@ from pyg_trust.report import provenance
 _THRESHOLDS = 500
 
 
-def rates(
-    true: np.ndarray, n1: int, false: np.ndarray, n0: int, error: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """Bound a test's true positive rate from below, its false one from above.
+class Trials:
+    """Scores of trials on two neighbours, and tests by a threshold.
+
+    A test says 'positive' above the threshold.
 
     Args:
-        true (numpy.ndarray): counts of true positives.
-        n1 (int): the number of positives.
-        false (numpy.ndarray): counts of false positives.
-        n0 (int): the number of negatives.
-        error (float): the level of each bound.
-
-    Returns:
-        tuple[numpy.ndarray, numpy.ndarray]: the bounds of Clopper and
-        Pearson; 0 and 1 if there were none of a kind.
+        negative (ndarray): float64, scores on the one neighbour.
+        positive (ndarray): float64, scores on the other.
+        error (float): the level of each bound of a rate.
     """
-    bounds = []
-    for count, n, side in ((true, n1, 'lower'), (false, n0, 'upper')):
-        if n:
-            given = torch.from_numpy(np.asarray(count, dtype=np.int64))
-            bounds.append(clopper_pearson(given, n, error, side).numpy())
-        else:
-            bounds.append(np.full(np.shape(count), float(side == 'upper')))
-    return bounds[0], bounds[1]
+
+    def __init__(
+        self, negative: np.ndarray, positive: np.ndarray, error: float
+    ) -> None:
+        self.negative, self.positive = np.sort(negative), np.sort(positive)
+        self.error = error
+
+    def counts(self, at: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Count true and false positives at thresholds."""
+        true, false = (
+            part.size - np.searchsorted(part, at, side='right')
+            for part in (self.positive, self.negative)
+        )
+        return np.atleast_1d(true), np.atleast_1d(false)
+
+    def rates(self, at: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Bound the true positive rate from below, the false one from above.
+
+        By Clopper and Pearson; 0 and 1 if there were none of a kind.
+        """
+        bounds = []
+        for count, n, side in zip(
+            self.counts(at),
+            (self.positive.size, self.negative.size),
+            ('lower', 'upper'),
+            strict=True,
+        ):
+            if n:
+                given = torch.from_numpy(count.astype(np.int64))
+                found = clopper_pearson(given, n, self.error, side).numpy()
+            else:
+                found = np.full(count.shape, float(side == 'upper'))
+            bounds.append(found)
+        return bounds[0], bounds[1]
+
+    def measured(self, at: float) -> dict[str, float]:
+        """Return the rates as they were counted."""
+        true, false = (int(count[0]) for count in self.counts(at))
+        return {
+            'true_positive_rate': true / max(1, self.positive.size),
+            'false_positive_rate': false / max(1, self.negative.size),
+        }
+
+    def best(self, bound: Callable[..., np.ndarray]) -> tuple[float, float]:
+        """Return the largest bound of a pair of rates, and its threshold."""
+        at = np.unique(np.concatenate([self.negative, self.positive]))
+        at = at[:: max(1, at.size // _THRESHOLDS)]
+        found = bound(*self.rates(at))
+        index = int(np.argmax(found))
+        return float(found[index]), float(at[index])
 
 
 def mu_of(tpr: Any, fpr: Any) -> Any:
@@ -103,30 +139,21 @@ def empirical_epsilon(
         ValueError: if a number is out of range or nan, or there are fewer
             than four scores of a kind.
     """
-    halves = split_scores({'without': without, 'with_': with_}, seed)
-    (choose0, count0), (choose1, count1) = halves
+    (choose0, count0), (choose1, count1) = split_scores(
+        {'without': without, 'with_': with_}, seed
+    )
     error = (1 - confidence) / 2
 
-    def bound_of(tpr: np.ndarray, fpr: np.ndarray) -> np.ndarray:
+    def bound(tpr: np.ndarray, fpr: np.ndarray) -> np.ndarray:
         share = np.maximum(tpr - delta, 0) / fpr
         return np.log(np.maximum(share, 1e-300))
 
-    best, test = -math.inf, (1.0, 0.0)
-    for sign in (1.0, -1.0):
-        # Everything above each of the values, or below.
-        low, high = np.sort(sign * choose0), np.sort(sign * choose1)
-        at = np.unique(np.concatenate([low, high]))
-        at = at[:: max(1, at.size // _THRESHOLDS)]
-        false = low.size - np.searchsorted(low, at, side='right')
-        true = high.size - np.searchsorted(high, at, side='right')
-        bound = bound_of(*rates(true, high.size, false, low.size, error))
-        index = int(np.argmax(bound))
-        if bound[index] > best:
-            best, test = float(bound[index]), (sign, float(at[index]))
-    sign, threshold = test
-    true = np.array([(sign * count1 > threshold).sum()])
-    false = np.array([(sign * count0 > threshold).sum()])
-    tpr, fpr = rates(true, count1.size, false, count0.size, error)
+    (_, threshold), sign = max(
+        (Trials(sign * choose0, sign * choose1, error).best(bound), sign)
+        for sign in (1.0, -1.0)
+    )
+    counted = Trials(sign * count0, sign * count1, error)
+    tpr, fpr = counted.rates(threshold)
     delta_lower = None
     if claim is not None:
         factor = math.exp(min(claim, 700.0))
@@ -134,13 +161,12 @@ def empirical_epsilon(
     return PrivacyAudit.of(
         confidence,
         provenance(delta=delta, claim=claim, seed=seed),
-        epsilon_lower=max(0.0, float(bound_of(tpr, fpr)[0])),
+        epsilon_lower=max(0.0, float(bound(tpr, fpr)[0])),
         epsilon_claimed=claim,
         delta=delta,
         delta_lower=delta_lower,
-        trials=sum(part.size for half in halves for part in half),
-        true_positive_rate=float(true[0] / count1.size),
-        false_positive_rate=float(false[0] / count0.size),
+        trials=len(without) + len(with_),
+        **counted.measured(threshold),
     )
 
 
@@ -172,26 +198,19 @@ def empirical_mu(
             (default: :obj:`None`)
         seed (int, optional): the seed of the split. (default: :obj:`0`)
     """
-    halves = split_scores({'negative': negative, 'positive': positive}, seed)
-    (choose0, count0), (choose1, count1) = halves
+    (choose0, count0), (choose1, count1) = split_scores(
+        {'negative': negative, 'positive': positive}, seed
+    )
     error = (1 - confidence) / 2
-    low, high = np.sort(choose0), np.sort(choose1)
-    at = np.unique(np.concatenate([low, high]))
-    false = low.size - np.searchsorted(low, at, side='right')
-    true = high.size - np.searchsorted(high, at, side='right')
-    bound = mu_of(*rates(true, high.size, false, low.size, error))
-    threshold = at[int(np.argmax(bound))]
-    false = np.array([(count0 > threshold).sum()])
-    true = np.array([(count1 > threshold).sum()])
-    found = mu_of(*rates(true, count1.size, false, count0.size, error))[0]
+    _, threshold = Trials(choose0, choose1, error).best(mu_of)
+    counted = Trials(count0, count1, error)
     return PrivacyAudit.of(
         confidence,
         provenance(claim=claim, seed=seed),
-        mu_lower=max(0.0, float(found)),
+        mu_lower=max(0.0, float(mu_of(*counted.rates(threshold))[0])),
         mu_claimed=claim,
-        trials=sum(part.size for half in halves for part in half),
-        true_positive_rate=float(true[0] / count1.size),
-        false_positive_rate=float(false[0] / count0.size),
+        trials=len(negative) + len(positive),
+        **counted.measured(threshold),
     )
 
 
@@ -201,9 +220,6 @@ def split_scores(
     """Split the scores of each kind into two random halves.
 
     One half chooses a test, the other one counts its errors.
-
-    Returns:
-        list[list[numpy.ndarray]]: float64, two halves for each kind.
 
     Raises:
         TypeError: if scores are not numbers.
@@ -233,11 +249,7 @@ def split_scores(
 
 
 def check_coins(coin: Tensor) -> None:
-    """Refuse fewer than four canaries of a kind.
-
-    Args:
-        coin (Tensor): bool, ``[num_canaries]``.
-    """
+    """Refuse fewer than four canaries of a kind; ``coin`` is bool."""
     heads, count = int(coin.sum()), coin.numel()
     if not 4 <= heads <= count - 4:
         raise ValueError(
@@ -251,12 +263,9 @@ def told_apart(one: list[Tensor], two: list[Tensor]) -> Callable[[int], float]:
     """Test whether two samples of runs are exchangeable.
 
     The first half of the runs finds the direction in which they differ, the
-    second half is compared along it by permutations.
-
-    Returns:
-        callable: maps the seed of the permutations to the p value.
+    second half is compared along it by permutations. Returns a function from
+    the seed of these to the p value.
     """
-    # The direction from the first half of the runs, the test on the second.
     half = max(len(one) // 2, 1)
     axis = torch.stack(one[:half]).mean(0) - torch.stack(two[:half]).mean(0)
 

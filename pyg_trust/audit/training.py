@@ -35,10 +35,10 @@ from pyg_trust._checks import (
 from pyg_trust._progress import Bar
 from pyg_trust.audit.report import PrivacyAudit
 from pyg_trust.audit.statistics import (
+    Trials,
     check_coins,
     empirical_epsilon,
     mu_of,
-    rates,
 )
 from pyg_trust.loader import DisjointWalkLoader
 from pyg_trust.privacy.engine import PrivacyEngine
@@ -155,7 +155,8 @@ def audit_function(
     if claim is not None and not callable(claim):
         check_non_negative('claim', claim)
     seed = rng.resolve(seed)
-    chosen, counted = _Scores(), _Scores()
+    chosen: list[tuple[np.ndarray, np.ndarray]] = []
+    counted: list[tuple[np.ndarray, np.ndarray]] = []
     same = True
     for run in range(runs):
         stream = rng.stream(seed, run)
@@ -170,13 +171,13 @@ def audit_function(
         fit, count = order[:half], order[half:]
         weight = _discriminant(found[fit], heads[fit])
         if by_run and run < runs // 2:
-            chosen.add(found[count] @ weight, heads[count])
+            chosen.append((found[count] @ weight, heads[count]))
             continue
         if by_run:
             count = count[:1]
         else:
-            chosen.add(found[fit] @ weight, heads[fit])
-        counted.add(found[count] @ weight, heads[count])
+            chosen.append((found[fit] @ weight, heads[fit]))
+        counted.append((found[count] @ weight, heads[count]))
     if same:
         warnings.warn(
             "'train' releases the same for every canary: it ignores their "
@@ -185,9 +186,9 @@ def audit_function(
             stacklevel=3,
         )
     error = (1 - confidence) / 2
-    threshold = chosen.best(error)
-    ends = (x[0] for x in counted.rates(np.array([threshold]), error))
-    tpr, fpr = map(float, ends)
+    _, threshold = _trials(chosen, error).best(mu_of)
+    trials = _trials(counted, error)
+    tpr, fpr = (float(rate[0]) for rate in trials.rates(threshold))
 
     def lower(at: float) -> float:
         # Also of the test that guesses the other way, by the same intervals.
@@ -206,7 +207,6 @@ def audit_function(
     delta_lower = None
     if claimed is not None:
         delta_lower = max(0.0, tpr - math.exp(min(claimed, 700.0)) * fpr)
-    measured = counted.measured(threshold)
     return PrivacyAudit.of(
         confidence,
         provenance(
@@ -223,8 +223,7 @@ def audit_function(
         delta=float(delta),
         delta_lower=delta_lower,
         trials=runs if by_run else runs * num_canaries,
-        true_positive_rate=measured[0],
-        false_positive_rate=measured[1],
+        **trials.measured(threshold),
         mu_lower=max(0.0, float(mu_of(tpr, fpr))),
         mu_claimed=claim_mu,
     )
@@ -240,41 +239,12 @@ def _claimed(epsilon: Any, delta: float) -> float:
     return float(epsilon)
 
 
-class _Scores:
-    # The scores of all runs, and their coins.
-    def __init__(self) -> None:
-        self.scores: list[np.ndarray] = []
-        self.heads: list[np.ndarray] = []
-
-    def add(self, scores: np.ndarray, heads: np.ndarray) -> None:
-        self.scores.append(scores)
-        self.heads.append(heads)
-
-    def _split(self) -> tuple[np.ndarray, np.ndarray]:
-        scores = np.concatenate(self.scores)
-        heads = np.concatenate(self.heads)
-        return np.sort(scores[heads]), np.sort(scores[~heads])
-
-    def rates(
-        self, at: np.ndarray, error: float
-    ) -> tuple[np.ndarray, np.ndarray]:
-        # At least and at most, with the error allowed to each.
-        heads, tails = self._split()
-        true = heads.size - np.searchsorted(heads, at, side='right')
-        false = tails.size - np.searchsorted(tails, at, side='right')
-        return rates(true, heads.size, false, tails.size, error)
-
-    def measured(self, at: float) -> tuple[float, float]:
-        heads, tails = self._split()
-        return (
-            float((heads > at).sum() / max(1, heads.size)),
-            float((tails > at).sum() / max(1, tails.size)),
-        )
-
-    def best(self, error: float) -> float:
-        heads, tails = self._split()
-        at = np.concatenate([heads, tails])
-        return float(at[int(np.argmax(mu_of(*self.rates(at, error))))])
+def _trials(
+    pairs: list[tuple[np.ndarray, np.ndarray]], error: float
+) -> Trials:
+    # The scores of all runs by their coins.
+    scores, heads = map(np.concatenate, zip(*pairs, strict=True))
+    return Trials(scores[~heads], scores[heads], error)
 
 
 def _discriminant(found: np.ndarray, heads: np.ndarray) -> np.ndarray:
@@ -466,7 +436,7 @@ def audit_training(
         private.step()
         assert linear.weight.grad is not None
         score += linear.weight.grad[0].double()
-    report = empirical_epsilon(
+    return empirical_epsilon(
         score[~coin].numpy(),
         score[coin].numpy(),
         delta,
@@ -474,4 +444,3 @@ def audit_training(
         confidence=confidence,
         seed=rng.derive(seed, 2),
     )
-    return report

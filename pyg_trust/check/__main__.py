@@ -55,8 +55,10 @@ def main(
     )
     check.add_argument('report', type=Path, help='the report, trust.json')
     check.add_argument('--ledger', type=Path, help='the privacy ledger')
-    check.add_argument('--model', type=Path, help='weights by torch.save')
-    check.add_argument('--data', type=Path, help='remaining data, likewise')
+    check.add_argument('--model', type=Path, help='weights, safetensors')
+    check.add_argument(
+        '--data', type=Path, help='data that remain, likewise or .npz'
+    )
     check.add_argument(
         '--witness',
         type=Path,

@@ -2,12 +2,12 @@
 
 .. code-block:: bash
 
-    python -m pyg_trust check trust.json --ledger run.ledger --model weights.pt
+    python -m pyg_trust check trust.json --ledger run.ledger
 
-says in one line each what holds, what does not, what is not proved and what
-could not be checked. Nothing is taken from the run that made the report,
-except the files that are handed in, and neither torch nor a compiled library
-is needed: what decides is :mod:`pyg_trust.verify`.
+prints a line for each check: what holds, what does not, what is not proved
+and what could not be checked. Nothing is taken from the run that made the
+report except the files that are passed, and torch is not needed: what decides
+is :mod:`pyg_trust.verify`.
 
 A file that contradicts itself or another one is found out. Whoever can write
 all of them can make them agree: what has to be believed then is the copy of
@@ -44,8 +44,12 @@ from .answers import (
 )
 from .certificates import check_certificate, check_witness
 from .epsilon import KNOWN, SUMS, account, check_epsilon, proved, together
-from .prints import fingerprint_data, fingerprint_model, left_over
-from .tensors import load
+from .files import (
+    fingerprint_data,
+    fingerprint_model,
+    left_over,
+    read_graphs,
+)
 
 T = TypeVar('T')
 #: Versions whose noise does not protect what it should (CHANGELOG).
@@ -67,17 +71,15 @@ def check_report(
         ledger (str or Path, optional): of the privacy ledger, or of
             ``ledger.state_dict()`` of an unlearner as ``json.dump`` wrote it.
             (default: :obj:`None`)
-        model (str or Path, optional): of the weights, as ``torch.save`` wrote
-            the ``state_dict()``: ``{'weight': classifier.weight}`` of a
-            classifier that unlearns, a dictionary of all ``shard_state(i)``
-            of shards. (default: :obj:`None`)
+        model (str or Path, optional): of the weights, in the format of
+            safetensors: those of ``safetensors.torch.save_file`` or
+            :func:`pyg_trust.report.save_tensors`. (default: :obj:`None`)
         data (str or Path, optional): of the data, the remaining ones after
-            a removal, as ``torch.save`` wrote a dictionary of tensors
-            (``Data.to_dict()``), or a dictionary of these by the names that
-            requests use, or a list of these by position; or what
-            ``save_for_check()`` of a node classifier wrote, an ``.npz``, of
-            which the residual is proved; or the ``proof`` of a removal that
-            noise covers, of which the shift is. (default: :obj:`None`)
+            a removal, as :func:`pyg_trust.report.save_tensors` wrote one
+            graph or several; or an ``.npz`` that ``save_for_check()`` of a
+            node classifier wrote, of which the residual is proved; or the
+            ``proof`` of a removal that noise covers, of which the shift is.
+            (default: :obj:`None`)
         witness (str or Path, optional): of the proof of an exact certificate,
             as ``report.proof.save()`` wrote it, or a list of these: each
             proves the certificate that names its digest.
@@ -115,7 +117,7 @@ def check_report(
         findings += _findings(at, each, verdicts)
     readers: dict[str, tuple[Any, Any]] = {
         'ledger': (_read_ledger, _check_ledger),
-        'model': (_read_model, _check_model),
+        'model': (fingerprint_model, _check_model),
         'data': (_read_data, _check_data),
     }
     for name, (reader, check) in readers.items():
@@ -404,10 +406,6 @@ def _check_paid(c: Any, bodies: list[dict[str, Any]]) -> Checks:
 # Weights and data ############################################################
 
 
-def _read_model(path: str | Path) -> str:
-    return fingerprint_model(load(path))
-
-
 def _check_model(c: Any, each: Stated, digest: str) -> Checks:
     if each.model:
         alike = each.model == digest
@@ -418,32 +416,20 @@ def _check_model(c: Any, each: Stated, digest: str) -> Checks:
         )
 
 
-def _read_data(path: str | Path) -> dict[str, Mapping[str, Any]]:
+def _read_data(path: str | Path) -> dict[str, dict[str, Any]]:
     if Path(path).suffix == '.npz':
         arrays = read_arrays(path)
         lists = 'receivers' in arrays
         return {'0': {'lists': arrays} if lists else remaining(arrays)}
-    loaded = load(path)
-    if isinstance(loaded, Mapping) and 'edge_index' in loaded:
-        loaded = [loaded]
-    if isinstance(loaded, list | tuple):
-        loaded = dict(enumerate(loaded))
-    if not isinstance(loaded, Mapping) or not all(
-        isinstance(fields, Mapping) for fields in loaded.values()
-    ):
-        raise ValueError(
-            "'data' needs to hold dictionaries of tensors (got "
-            f'{type(loaded).__name__})'
-        )
-    return {str(name): fields for name, fields in loaded.items()}
+    return read_graphs(path)
 
 
 def _check_data(
-    c: Any, each: Stated, graphs: dict[str, Mapping[str, Any]]
+    c: Any, each: Stated, graphs: dict[str, dict[str, Any]]
 ) -> Checks:
     fields = each.values.get('data_fields')
     if each.data and fields:
-        alike = fingerprint_data(list(graphs.values()), fields) == each.data
+        alike = fingerprint_data(graphs, fields) == each.data
         yield (
             HOLDS if alike else FAILS,
             f'data: the graphs are {"" if alike else "not "}those that the '

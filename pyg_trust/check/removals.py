@@ -10,7 +10,7 @@ from typing import Any
 
 from ..verify import removal as kernel
 from ..verify.accounting import judge_mu
-from ..verify.chain import Chain
+from ..verify.chain import LISTED, Chain
 from ..verify.claims import amount
 from ..verify.claims_removal import ROWS
 from ..verify.declare import alike
@@ -72,7 +72,7 @@ def _epsilons(c: Any, limit: float, shifts: list[float]) -> Checks:
     last = max(c.distance_bound / c.release_std, *shifts[-1:])
     for name, what, parts in (
         ('epsilon', 'this release', [last]),
-        ('epsilon_transcript', f'all {len(shifts)} releases', shifts),
+        ('epsilon_transcript', 'all releases', shifts),
         ('target_epsilon', 'the largest that the budget allows', [limit]),
     ):
         claimed = getattr(c, name)
@@ -153,7 +153,12 @@ def check_ledger(c: Any, each: Stated, chain: Chain, budget: float) -> Checks:
     if getattr(c, 'history', None) is None:
         return
     # By the budget that the report claims: no line seals the ledger's.
-    same = alike(paid[:end], _shifts(c)[1])
+    listed = paid[:end][-LISTED:]
+    if c.procedure == COVERED:
+        listed[0] = 0.0
+    elif end > LISTED:
+        listed[0] = math.hypot(*paid[:end][: 1 - LISTED])
+    same = alike(listed, _shifts(c)[1])
     yield (
         HOLDS if same else FAILS,
         f'ledger: its amounts are {"" if same else "not "}those of the '

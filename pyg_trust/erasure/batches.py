@@ -22,6 +22,8 @@ from pyg_trust.erasure.reports import Policy
 from pyg_trust.erasure.store import Store
 from pyg_trust.removal import RemovalRequest
 
+__all__ = ['Batches', 'reference']
+
 # A shorter removal is not waited for.
 _QUICK = 1.0
 _HOUR = 3600.0
@@ -77,12 +79,15 @@ class Batches:
             return
         with self._store.change():
             # Others may have cancelled, held or done some meanwhile.
-            still = {each[0] for each in self._sql(queries.WAITING, name)}
-            named = [n for n, r in waiting if r is not None and n in still]
-            for number in {n for n, _ in waiting if n in still} - {*named}:
-                self._end_task(number, name, 'not in it')
+            still = {number for number, *_ in self._sql(queries.WAITING, name)}
+            taken = []
+            for number, request in waiting:
+                if number in still and request is not None:
+                    taken.append(number)
+                elif number in still:
+                    self._end_task(number, name, 'not in it')
             self._complete()
-            batch = self._begin(name, named, row['mode']) if named else ''
+            batch = self._begin(name, taken, row['mode']) if taken else ''
         if batch:
             self._perform(name, batch)
 
@@ -92,29 +97,36 @@ class Batches:
         # The requests that wait for a model, and when they are due to begin.
         place, rows = self._places[name], self._sql(queries.WAITING, name)
         waiting = [(n, place.named(read(names))) for n, names, *_ in rows]
-        quick = 'covered' if place.covers else 'now'
-        row: dict[str, Any] = {'model': name, 'mode': 'nothing waits'}
-        row.update(requests=len(rows), share=0.0, seconds=0.0, due='')
-        row.update(starts='', starts_now=False, needs_confirmation=False)
         named = [request for _, request in waiting if request is not None]
+        share, seconds = 0.0, 0.0
         if named:
             whole = RemovalRequest.batch(named)
-            row['share'] = place.share(whole)
-            row['seconds'] = place.seconds(whole)
-            if row['seconds'] is None:
-                (row['seconds'],) = self._one(queries.SECONDS, name) or (None,)
-        if rows:
-            due, seconds = fields.read('due', rows[0][2]), row['seconds'] or 0
-            # Other models may be working on the request.
-            (others,) = self._one(queries.OTHERS, name)
-            busy = max(_HOUR, seconds + others)
-            start = due - timedelta(seconds=self.policy.reserve * busy)
-            if seconds < _QUICK or any(each[3] for each in rows):
-                start = now
-            row['mode'] = quick if start == now else 'batch'
-            row.update(due=fields.written(due), starts=fields.written(start))
-            row['starts_now'] = start <= now
-            row['needs_confirmation'] = row['share'] > self.policy.max_share
+            share, known = place.share(whole), place.seconds(whole)
+            if known is None:
+                (known,) = self._one(queries.SECONDS, name) or (None,)
+            seconds = known
+        row: dict[str, Any] = {'model': name, 'mode': 'nothing waits'}
+        row.update(requests=len(rows), share=share, seconds=seconds, due='')
+        row.update(starts='', starts_now=False, needs_confirmation=False)
+        if not rows:
+            return row, waiting
+        due = fields.read('due', rows[0][2])
+        # Other models may be working on the request.
+        (others,) = self._one(queries.OTHERS, name)
+        busy = max(_HOUR, (seconds or 0) + others)
+        start, mode = (
+            due - timedelta(seconds=self.policy.reserve * busy),
+            'batch',
+        )
+        if (seconds or 0) < _QUICK or any(each[3] for each in rows):
+            start, mode = now, 'covered' if place.covers else 'now'
+        row.update(
+            mode=mode,
+            due=fields.written(due),
+            starts=fields.written(start),
+            starts_now=start <= now,
+            needs_confirmation=share > self.policy.max_share,
+        )
         return row, waiting
 
     def _begin(self, name: str, requests: Sequence[str], mode: str) -> str:
@@ -141,88 +153,89 @@ class Batches:
             self._perform(name, batch)
 
     def _perform(self, name: str, batch: str) -> None:
-        # Finish a batch that was begun.
+        # Finish a batch that was begun. Requests that end in different ways
+        # are divided, and each part is tried by itself.
         place, started = self._places[name], self._clock()
         place.catch_up()
-        (mode,) = self._one('SELECT mode FROM batch WHERE id = ?', batch)
-        numbers = [number for number, _ in self._sql(queries.TASKS, batch)]
-        done = self._recorded(name, numbers)
+        done = self._recorded(name, dict(self._sql(queries.TASKS, batch)))
+        if self._divided(name, batch, done):
+            return
         if done:
-            rest = [number for number in numbers if number not in done]
-            if rest:
-                self._divide(name, batch, (done, rest), mode)
-            else:
-                self._finish(name, batch)
+            self._finish(name, batch)
             return
         # Held since the process died: nothing has gone yet.
         self._sql(queries.LEAVE_HALTED, batch)
         named: dict[str, RemovalRequest] = {}
-        absent = []
         for number, names in self._sql(queries.TASKS, batch):
             request = place.named(read(names)) if names else None
-            if request is None:
-                absent.append(number)
-            else:
+            if request is not None:
                 named[number] = request
-        if absent and named:
-            self._divide(name, batch, ([*named], absent), mode)
+        if self._divided(name, batch, [*named]):
             return
         if not named:
             self._finish(name, batch, 'not in it')
             return
-        requests, all_of = [*named.values()], [*named]
-        ids = ''.join(reference(name, number) for number in all_of)
+        (mode,) = self._one('SELECT mode FROM batch WHERE id = ?', batch)
+        ids = ''.join(reference(name, number) for number in named)
         try:
             self._promised(batch, None)
-            there = place.forget(
-                requests, ids, lambda text: self._promised(batch, text)
+            counts = place.forget(
+                [*named.values()],
+                ids,
+                lambda text: self._promised(batch, text),
             )
         except Exception as error:
-            if self._recorded(name, all_of):
+            if self._recorded(name, named):
                 raise
             is_refusal = isinstance(error, ValueError)
-            if is_refusal and len(named) > 1:
-                # One of them fails: try each half by itself.
-                middle = len(all_of) // 2
-                halves = all_of[:middle], all_of[middle:]
-                self._divide(name, batch, halves, mode)
+            half = [*named][: len(named) // 2]
+            if is_refusal and self._divided(name, batch, half):
                 return
             if mode != 'again':
-                self._refuse(name, batch, all_of if is_refusal else [], error)
+                self._refuse(
+                    name, batch, [*named] if is_refusal else [], error
+                )
             if mode == 'again' or not is_refusal:
                 raise
             return
-        gone = [n for n, count in zip(named, there, strict=True) if not count]
-        if not gone:
+        there = [n for n, count in zip(named, counts, strict=True) if count]
+        if self._divided(name, batch, there):
+            return
+        if there:
+            sizes = [len([*request.items()]) for request in named.values()]
+            left = [s - t for s, t in zip(sizes, counts, strict=True)]
             seconds = max(0.0, self._clock() - started)
-            sizes = [len([*request.items()]) for request in requests]
-            left_out = [s - t for s, t in zip(sizes, there, strict=True)]
-            self._finish(name, batch, seconds=seconds, left_out=left_out)
-        elif len(gone) < len(named):
-            rest = [number for number in named if number not in gone]
-            self._divide(name, batch, (rest, gone), mode)
-        else:
-            self._absent(name, batch, named, mode)
-
-    def _absent(
-        self,
-        name: str,
-        batch: str,
-        named: dict[str, RemovalRequest],
-        mode: str,
-    ) -> None:
+            self._finish(name, batch, seconds=seconds, left_out=left)
+            return
         # Nothing of these requests is in the model.
-        place = self._places[name]
         before = [n for n in named if place.has_removed(named[n])]
-        if before and len(before) < len(named):
-            rest = [number for number in named if number not in before]
-            self._divide(name, batch, (before, rest), mode)
-        elif before or mode == 'again':
+        if self._divided(name, batch, before):
+            return
+        if before or mode == 'again':
             how = 'removed before' if before else 'not in it'
             self._finish(name, batch, how)
-        else:
-            why = 'nothing of it is there: it never was. Cancel it, or done()'
-            self._refuse(name, batch, [*named], why)
+            return
+        why = 'nothing of it is there: it never was. Cancel it, or done()'
+        self._refuse(name, batch, [*named], why)
+
+    def _divided(self, name: str, batch: str, part: Sequence[str]) -> bool:
+        # Perform a part of a batch and the rest by themselves, if there are
+        # both.
+        every = [number for number, _ in self._sql(queries.TASKS, batch)]
+        rest = [number for number in every if number not in part]
+        if not part or not rest:
+            return False
+        with self._store.change():
+            (mode,) = self._one('SELECT mode FROM batch WHERE id = ?', batch)
+            made = [self._begin(name, each, mode) for each in (part, rest)]
+            self._drop(batch)
+        for each in made:
+            self._perform(name, each)
+        return True
+
+    def _drop(self, batch: str) -> None:
+        self._sql(queries.UNDO, batch)
+        self._sql('DELETE FROM batch WHERE id = ?', batch)
 
     def _refuse(
         self, name: str, batch: str, numbers: Sequence[str], why: object
@@ -260,24 +273,14 @@ class Batches:
         with self._store.change():
             self._sql(queries.PROMISED, promise, batch)
 
-    def _divide(
-        self, name: str, batch: str, parts: Iterable[list[str]], mode: str
-    ) -> None:
-        # Try each part by itself.
-        with self._store.change():
-            made = [self._begin(name, part, mode) for part in parts]
-            self._drop(batch)
-        for part in made:
-            self._perform(name, part)
-
-    def _drop(self, batch: str) -> None:
-        self._sql(queries.UNDO, batch)
-        self._sql('DELETE FROM batch WHERE id = ?', batch)
-
     def _missing(self, name: str) -> list[tuple[str, bool]]:
         # Batches that the desk has done, and the model has not; and whether
         # there was nothing to remove.
         ledger, missing = self._places[name].ledger, []
+        kept = self._one(queries.SETTING, f'kept by {name}')
+        if kept and not ledger.has(*kept):
+            # An older state, or another fit: look for all of them.
+            self._sql(queries.ASK_AGAIN_FOR, name)
         for batch, head, stated in self._sql(queries.BATCHES, name, 'done'):
             if not ledger.has(head):
                 tasks = [n for n, _ in self._sql(queries.TASKS, batch)]
@@ -287,10 +290,10 @@ class Batches:
 
     def _repeat(self, name: str) -> None:
         # A model that was restored forgets again.
-        missing, lost = {}, []
         if self._missing(name):
             # Another object may have done them, and saved the model.
             self._places[name].catch_up(whole=True)
+        missing, lost = {}, []
         for batch, stated in self._missing(name):
             missing[batch] = dict(self._sql(queries.TASKS, batch))
             if None in missing[batch].values() and not stated:
@@ -308,6 +311,12 @@ class Batches:
                 for number in numbers:
                     self._sql(queries.TAKE, 'again', batch, number, name)
             self._perform(name, batch)
+        if not missing and self._sql(queries.BATCHES, name, 'done'):
+            # A head fixes all lines before it: these are not looked for again.
+            with self._store.change():
+                self._sql(queries.KEEP, name)
+                head = self._places[name].ledger.head
+                self._sql(queries.KEPT_UP_TO, f'kept by {name}', head)
 
     # Completion #############################################################
 

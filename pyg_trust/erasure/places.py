@@ -11,9 +11,11 @@ from torch_geometric.data import Data
 
 from pyg_trust._checks import check_instance
 from pyg_trust.files import commit
-from pyg_trust.files.commit import StaleStateError
+from pyg_trust.files.commit import Lineage, StaleStateError
 from pyg_trust.ledger import BudgetExceededError, RemovalLedger
 from pyg_trust.removal import NotThere, RemovalRequest
+
+__all__ = ['Names', 'Place', 'Store', 'read']
 
 Names = Callable[[RemovalRequest], RemovalRequest | None]
 Store = Callable[[str], object]
@@ -27,7 +29,7 @@ class Place:
             ledger.
         save (Path, optional): the path of the model's file; :obj:`None` for a
             model that writes a folder of its own.
-        names (callable, optional): translates a request from the desk's names
+        names (callable, optional): translates a request from the desk's ids
             to the model's.
         data (callable, optional): returns the graph of a private model's
             release.
@@ -59,7 +61,7 @@ class Place:
             )
         self.model, self.save, self.names = model, save, names
         self.covers, self.data = hasattr(model, 'max_units'), data
-        self.most, self._ledger = most, 'removals' if self.covers else 'ledger'
+        self.most = most
         if self.covers != (data is not None):
             raise ValueError(
                 "'data' needs to return the graph of a private release, and "
@@ -70,7 +72,7 @@ class Place:
                 f"'coverage_epsilon' of the policy is {most:g}, and the model "
                 f"covers 'forget_epsilon' = {model.forget_epsilon:g}"
             )
-        if not self.ledger.entries:
+        if self.ledger.last is None:
             raise ValueError("'model' needs to be fitted first")
         if (save is not None) == has_folder:
             raise ValueError(
@@ -80,9 +82,9 @@ class Place:
 
     @property
     def ledger(self) -> RemovalLedger:
-        """The ledger of the model."""
-        found: RemovalLedger = getattr(self.model, self._ledger)
-        return found
+        """The ledger of the model's removals."""
+        model = self.model
+        return model.removals if self.covers else model.ledger
 
     def _given(self) -> tuple[Any, ...]:
         return () if self.data is None else (self.data(),)
@@ -90,8 +92,7 @@ class Place:
     def named(self, request: RemovalRequest) -> RemovalRequest | None:
         """Translate a request; :obj:`None` if the model holds none of it."""
         found = request if self.names is None else self.names(request)
-        if found is not None:
-            check_instance('names', found, RemovalRequest)
+        check_instance('names', found, RemovalRequest, type(None))
         return found
 
     def catch_up(self, whole: bool = False) -> None:
@@ -101,20 +102,14 @@ class Place:
             whole (bool): whether to load from a folder, too: else a removal
                 does, if it meets another state there. (default: :obj:`False`)
         """
-        if whole and self.save is None and hasattr(self.model, 'load'):
-            self.model.load()
-        found = None if self.save is None else commit.peek(self.save)
-        lines = (found or {}).get(self._ledger, {}).get('entries', [])
-        mine = self.ledger.state_dict()['entries']
-        if not found or lines[: len(mine)] != mine:
+        if self.save is None:
+            if whole:
+                self.model.load()
             return
-        # Additions have no lines.
-        state: dict[str, Any] = getattr(self.model, 'state_dict', dict)()
-        there = found['lineage']
-        own = state.get('lineage', there)
-        is_behind = there != own and there[: len(own)] == own
-        if len(lines) > len(mine) or is_behind:
-            self.model.load(self.save)
+        if (found := commit.peek(self.save)) is not None:
+            there, own = Lineage.of(found), self.model.lineage
+            if there != own and there.continues(own):
+                self.model.load(self.save)
 
     def forget(
         self, requests: list[RemovalRequest], reference: str, promised: Store
@@ -122,20 +117,18 @@ class Place:
         """Remove requests from the newest state; :meth:`keep` saves it.
 
         Args:
-            requests (list): the requests, in names of the model.
+            requests (list): the requests, in ids of the model.
             reference (str): their references, one after the other.
             promised (Callable): stores the model's guarantee, as JSON without
-                names; called before any file has the removal.
+                ids; called before any file has the removal.
 
         Returns:
             list[int]: by request, how many of its items are there. If one has
             none, nothing was removed.
         """
-        whole = [{*each.items()} for each in requests]
-        left = whole
+        left = [{*each.items()} for each in requests]
         while all(left):
-            parts = map(RemovalRequest.of_items, left)
-            asked = RemovalRequest.batch(p for p in parts if p is not None)
+            asked = RemovalRequest.of_items(set().union(*left))
             try:
                 self._remove(asked, reference, promised)
                 break
@@ -147,9 +140,7 @@ class Place:
                 left = [each - missing for each in left]
         return [len(each) for each in left]
 
-    def _remove(
-        self, request: RemovalRequest, reference: str, promised: Store
-    ) -> str:
+    def _remove(self, request: Any, reference: str, promised: Store) -> None:
         given = self._given()
         more: dict[str, Any] = {'reference': reference}
         if self.save is None:
@@ -177,7 +168,6 @@ class Place:
             report = self.model.remove(request, **more)
         if self.save is not None:
             promised(self._promise(report))
-        return ''
 
     def _promise(self, report: Any) -> str:
         made = report.guarantee()
@@ -202,40 +192,38 @@ class Place:
 
     def share(self, request: RemovalRequest) -> float:
         """Compute the share of the model's nodes or edges in a request."""
-        model, named = self.model, [0, 0]
+        model, nodes, edges = self.model, 0, 0
         graphs = getattr(model, 'graphs', {})
         if whole := [*graphs.values()] or self._given():
-            held = [sum(d.num_nodes for d in whole)]
-            held += [sum(d.num_edges for d in whole)]
+            held = sum(each.num_nodes for each in whole)
+            arcs = sum(each.num_edges for each in whole)
         elif hasattr(model, 'graph'):
-            held = [model.nodes.numel(), model.graph.num_edges]
+            held, arcs = model.nodes.numel(), model.graph.num_edges
         else:
-            held = [model.n_id.numel(), model.data.num_edges]
+            held, arcs = model.n_id.numel(), model.data.num_edges
         for graph, part in request.parts.items():
             if part.whole and graph in graphs:
-                named[0] += graphs[graph].num_nodes
-            named[0] += len({*part.nodes, *part.features, *part.labels})
-            named[1] += len(part.arcs)
-        return max(n / max(1, h) for n, h in zip(named, held, strict=True))
+                nodes += graphs[graph].num_nodes
+            nodes += len({*part.nodes, *part.features, *part.labels})
+            edges += len(part.arcs)
+        return max(nodes / max(1, held), edges / max(1, arcs))
 
     def has_removed(self, request: RemovalRequest) -> bool:
         """Tell whether the ledger lists all items of a request as removed."""
         gone = self.ledger.removed
-        for graph, kind, item in request.items():
-            if gone.of('whole', graph):
-                continue
-            nodes, ends = gone.of('nodes', graph), item
+
+        def is_gone(graph: int, kind: str, item: Any) -> bool:
+            if gone.of('whole', graph) or kind == 'whole':
+                return bool(gone.of('whole', graph))
+            nodes = gone.of('nodes', graph)
             if kind not in ('edges', 'directed_edges'):
-                ends = (item,)
-            elif {item, item[::-1]} & gone.of('directed_edges', graph):
-                continue
-            if kind == 'whole' or not (
-                item in gone.of(kind, graph) or nodes & {*ends}
-            ):
-                return False
-        return True
+                return item in nodes or item in gone.of(kind, graph)
+            arcs = gone.of('directed_edges', graph)
+            return bool({item, item[::-1]} & arcs or nodes & {*item})
+
+        return all(is_gone(*each) for each in request.items())
 
 
 def read(names: str) -> RemovalRequest:
-    """Parse a request from its names in JSON."""
+    """Parse a request from its ids in JSON."""
     return RemovalRequest.from_dict(json.loads(names))

@@ -59,6 +59,12 @@ BATCHES = """SELECT id, head, mode IN ('removed before', 'not in it') AS stated
     WHERE task.batch = batch.id
     AND coalesce(request.names, tombstone.names) IS NOT NULL))
     ORDER BY rowid"""
+# Batches that the model's ledger has, up to a head that a setting names.
+KEEP = """UPDATE batch SET state = 'kept' WHERE place = ?
+    AND state = 'done'"""
+ASK_AGAIN_FOR = """UPDATE batch SET state = 'done' WHERE place = ?
+    AND state = 'kept'"""
+KEPT_UP_TO = 'INSERT OR REPLACE INTO setting VALUES (?, ?)'
 SUPERSEDE = "UPDATE batch SET state = 'superseded' WHERE id = ?"
 REPEAT = """UPDATE batch SET state = 'in_progress', mode = 'again'
     WHERE id = ?"""
@@ -90,5 +96,5 @@ EVIDENCE = """SELECT place.name, is_model, task.state, task.mode, finished,
     note, batch.id AS batch, head, promise FROM task
     JOIN place ON place.name = task.place LEFT JOIN batch
     ON batch.id = task.batch WHERE request = ? ORDER BY place.name"""
-OTHERS = """SELECT total(most) FROM (SELECT max(seconds) AS most FROM batch
-    WHERE place != ? GROUP BY place)"""
+OTHERS = """SELECT total(most) FROM (SELECT (SELECT max(seconds) FROM batch
+    WHERE place = name) AS most FROM place WHERE name != ?)"""

@@ -43,6 +43,10 @@ CREATE TABLE IF NOT EXISTS tombstone
     (request TEXT PRIMARY KEY REFERENCES request, names TEXT, until TEXT);
 CREATE INDEX IF NOT EXISTS request_status ON request (status, due);
 CREATE INDEX IF NOT EXISTS batch_place ON batch (place, state);
+CREATE INDEX IF NOT EXISTS batch_longest ON batch (place, seconds);
+CREATE INDEX IF NOT EXISTS batch_timed ON batch (place)
+    WHERE seconds IS NOT NULL;
+CREATE INDEX IF NOT EXISTS tombstone_until ON tombstone (until);
 CREATE INDEX IF NOT EXISTS task_place ON task (place, state);
 CREATE INDEX IF NOT EXISTS task_state ON task (state);
 CREATE INDEX IF NOT EXISTS task_batch ON task (batch);

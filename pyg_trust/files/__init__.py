@@ -17,8 +17,18 @@ from torch import Tensor
 
 from pyg_trust._checks import check_instance, validated
 
-# Between two tries of a lock, in seconds.
-_PAUSE = 0.01
+__all__ = [
+    'DamagedFileError',
+    'check_folder',
+    'load',
+    'locked',
+    'packed',
+    'peek',
+    'save',
+    'sync_folder',
+    'write',
+]
+
 # The entry with everything that is no tensor.
 _PLAIN = 'plain'
 
@@ -36,18 +46,16 @@ def locked(path: Path, reading: bool = False) -> Iterator[None]:
         reading (bool): whether to go on without the lock where it can't be
             taken because nobody can write there. (default: :obj:`False`)
     """
-    lock: FileLock | None = FileLock(path)
-    assert lock is not None
+    lock = FileLock(path)
     try:
-        lock.acquire(poll_interval=_PAUSE)
+        lock.acquire(poll_interval=0.01)
     except OSError:
         if not reading or os.access(path.parent, os.W_OK):
             raise
-        lock = None
     try:
         yield
     finally:
-        if lock is not None:
+        if lock.is_locked:
             # Whoever waits for a lock on a deleted file takes another one.
             with contextlib.suppress(OSError):
                 path.unlink()
@@ -68,7 +76,9 @@ def write(path: str | Path, content: bytes | memoryview) -> None:
     new = path.with_name(f'.{path.name}.tmp')
     with locked(new.with_suffix('.writing')):
         try:
-            with open(new, 'wb', opener=_private) as file:
+            with open(
+                new, 'wb', opener=lambda name, how: os.open(name, how, 0o600)
+            ) as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
@@ -78,10 +88,6 @@ def write(path: str | Path, content: bytes | memoryview) -> None:
             new.unlink(missing_ok=True)
             raise
     sync_folder(path.parent)
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def check_folder(path: Path) -> None:
@@ -140,8 +146,8 @@ def packed(state: Any) -> bytes:
         state (Any): tensors, and lists, tuples and dictionaries of them and
             of numbers, texts, booleans and :obj:`None`.
     """
-    tensors = _Parts()
-    text = json.dumps(_plain(state, tensors)).encode()
+    tensors = dict[str, Tensor]()
+    text = json.dumps(_plain(state, tensors, set())).encode()
     tensors[_PLAIN] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     about = {'crc32': str(zlib.crc32(text))}
     return safetensors.torch.save(tensors, about)
@@ -158,6 +164,19 @@ def load(path: str | Path) -> Any:
         DamagedFileError: if the file holds anything else.
         OSError: if the file can't be opened.
     """
+    return _loaded(path, True)
+
+
+def peek(path: str | Path) -> Any:
+    """Read the plain values of a state, with descriptions for tensors.
+
+    Raises:
+        DamagedFileError: as :func:`load`.
+    """
+    return _loaded(path, False)
+
+
+def _loaded(path: str | Path, whole: bool) -> Any:
     check_instance('path', path, str, Path)
     with open(path, 'rb') as file:
         old = file.read(2) == b'PK'
@@ -167,8 +186,11 @@ def load(path: str | Path) -> Any:
 
             return load_01(path)
         with safetensors.safe_open(path, framework='pt') as held:
+            text = held.get_tensor(_PLAIN).numpy().tobytes()
+            if held.metadata() != {'crc32': str(zlib.crc32(text))}:
+                raise ValueError('its checksum is another')
             size = os.stat(path).st_size
-            return _read(_json_of(held), held, size)
+            return _read(json.loads(text), held if whole else None, size)
     except MemoryError:
         raise
     except Exception as error:
@@ -180,72 +202,38 @@ def load(path: str | Path) -> Any:
         ) from None
 
 
-def peek(path: str | Path) -> Any:
-    """Read the plain values of a state, with descriptions for tensors.
-
-    Raises:
-        DamagedFileError: as :func:`load`.
-    """
-    check_instance('path', path, str, Path)
-    try:
-        with safetensors.safe_open(path, framework='pt') as held:
-            return _read(_json_of(held), None, 0)
-    except Exception:
-        # Of version 0.1, or damaged.
-        return load(path)
-
-
-class _Parts(dict[str, Tensor]):
-    # Tensors by name; safetensors takes none that share memory.
-    def __init__(self) -> None:
-        super().__init__()
-        self._places: set[int] = set()
-
-    def take(self, value: Tensor) -> dict[str, Any]:
-        flat = value.detach().cpu().contiguous()
-        place = flat.untyped_storage().data_ptr()
-        if place in self._places:
-            flat = flat.clone()
-        self._places.add(place)
-        name = str(len(self))
-        self[name] = flat
-        return {'tensor': name, 'is': _about(flat)}
-
-
-def _plain(value: Any, tensors: _Parts) -> Any:
+def _plain(value: Any, tensors: dict[str, Tensor], used: set[int]) -> Any:
     # JSON for a value; its tensors go into a dictionary.
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, Tensor):
         if value.layout == torch.sparse_csr:
             parts = value.crow_indices(), value.col_indices(), value.values()
-            held = [_plain(part, tensors) for part in parts]
+            held = [_plain(part, tensors, used) for part in parts]
             return {'csr': held, 'shape': list(value.shape)}
         if value.layout != torch.strided or value.is_meta:
             raise TypeError(
                 "'state' needs to hold dense or CSR tensors (got a "
                 f'{value.layout} tensor on {value.device})'
             )
-        return tensors.take(value)
+        # safetensors takes none that share memory.
+        name, flat = str(len(tensors)), value.detach().cpu().contiguous()
+        memory = flat.untyped_storage().data_ptr()
+        tensors[name] = flat.clone() if memory in used else flat
+        used.add(memory)
+        return {'tensor': name, 'is': _about(flat)}
     if isinstance(value, list | tuple):
         kind = 'list' if isinstance(value, list) else 'tuple'
         if {*map(type, value)} <= {int, float, str}:
             return {kind: value}
-        return {kind: [_plain(each, tensors) for each in value]}
+        return {kind: [_plain(each, tensors, used) for each in value]}
     if isinstance(value, dict) and {*map(type, value)} <= {int, str}:
-        items = ([k, _plain(v, tensors)] for k, v in value.items())
-        return {'dict': list(items)}
+        items = value.items()
+        return {'dict': [[k, _plain(v, tensors, used)] for k, v in items]}
     raise TypeError(
         "'state' needs to hold tensors and plain values (got "
         f'{type(value).__name__})'
     )
-
-
-def _json_of(held: Any) -> Any:
-    text = held.get_tensor(_PLAIN).numpy().tobytes()
-    if held.metadata() != {'crc32': str(zlib.crc32(text))}:
-        raise ValueError('its checksum is another')
-    return json.loads(text)
 
 
 def _read(node: Any, held: Any, size: int) -> Any:

@@ -1,33 +1,23 @@
 r"""Guarded commits: a saved state is replaced only by its successor.
 
-A removal that was saved must not come back. A state is written over
-another one (:func:`save`, :class:`~pyg_trust.unlearning.store.ShardStore`)
-in three steps:
-
-1. take the lock of the place, which the operating system holds for a process
-   and takes back when the process ends, however it ends (:func:`exclusive`);
-2. compare (:func:`check_continues`): the new state needs to *continue* the
-   one that is there. Every state carries its :class:`Lineage`, a random name
-   for each change since the first fit. What is there has to be a beginning
-   of the lineage of what comes. Otherwise somebody else was here since it was
-   read, and :class:`StaleStateError` says what they did and what to do;
-3. replace the file in one step (:func:`pyg_trust.files.write`).
+A removal that was saved must not come back. A state is written over another
+one (:func:`save`, :class:`~pyg_trust.unlearning.store.ShardStore`) under the
+lock of the place (:func:`exclusive`), if it *continues* the one that is there
+(:func:`check_continues`, by the :class:`Lineage` of both), in one step
+(:func:`pyg_trust.files.write`). Otherwise somebody else was here since it was
+read, and :class:`StaleStateError` says what they did and what to do.
 
 Threads that share an object take turns (:class:`ObjectLock`,
-:func:`synchronized`, :func:`editing`). A call from inside of another one, as
-signal handlers make them, is refused where one of both changes the object.
+:func:`synchronized`, :func:`editing`).
 
 Locks of files need a file system that has them: local disks do, some network
-file systems do not.
-
-**What this does not protect.** Lock and comparison belong to the place, by
-whatever symbolic link or mount it is reached; a file with two names (hard
-links) is refused. A *copy* is another place: work can go on from a copied file
-or folder, and an older copy that is put in the place of a newer state brings
-back the items that were removed in between, for all who load it from then
-on. An object that has the newer state in memory puts it back at its next
-change. For the others, note ``RemovalLedger.head`` elsewhere, and ask a
-loaded one whether it has it (``RemovalLedger.has``).
+file systems do not. Lock and comparison belong to the place, by whatever
+symbolic link or mount it is reached. A *copy* is another place: an older copy
+that is put in the place of a newer state brings back the items that were
+removed in between, for all who load it from then on. An object that has the
+newer state in memory puts it back at its next change; for the others, note
+``RemovalLedger.head`` elsewhere, and ask a loaded one whether it has it
+(``RemovalLedger.has``).
 """
 
 import contextlib
@@ -37,15 +27,25 @@ import os
 import re
 import secrets
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from pyg_trust import files
 from pyg_trust._checks import check_callable, check_instance
 
-_BYTES = 16
-_NAME = re.compile(f'[0-9a-f]{{{2 * _BYTES}}}')
+__all__ = [
+    'EditedInPlace',
+    'Lineage',
+    'ObjectLock',
+    'StaleStateError',
+    'check_continues',
+    'editing',
+    'exclusive',
+    'peek',
+    'save',
+    'synchronized',
+]
 
 P = ParamSpec('P')
 T = TypeVar('T')
@@ -60,13 +60,17 @@ class StaleStateError(RuntimeError):
 
 
 class Lineage:
-    """Names of all states from the first to the present one.
+    """All states from the first to the present one, in runs of changes.
 
-    A name is 128 random bits, so that two objects that go on from the same
-    state are told apart after their first change.
+    A run has a token, 128 random bits, and the number of its states. It is
+    extended by the object that began it alone: a second change of one state,
+    and the first one after a state was read from a file or in another process,
+    begin a run of their own. So two objects that go on from the same state are
+    told apart, and a lineage is as long as there were runs, not changes.
 
     Args:
-        names (tuple[str, ...]): the names, the oldest first.
+        runs (list): the token and the number of states of each run, the
+            oldest first; a token alone, as version 0.1 wrote it, is one state.
 
     Example:
         >>> first = Lineage().next()
@@ -75,29 +79,30 @@ class Lineage:
         (1, True, False)
     """
 
-    def __init__(self, names: tuple[str, ...] = ()) -> None:
-        check_instance('names', names, tuple)
-        for name in names:
-            check_instance('names', name, str)
-            if not _NAME.fullmatch(name):
+    def __init__(self, runs: Iterable[Any] = ()) -> None:
+        check_instance('runs', runs, list, tuple)
+        pairs = [(r, 1) if isinstance(r, str) else tuple(r) for r in runs]
+        for pair in pairs:
+            if (
+                [*map(type, pair)] != [str, int]
+                or not re.fullmatch('[0-9a-f]{32}', pair[0])
+                or pair[1] < 1
+            ):
                 raise ValueError(
-                    f"'names' needs to hold {2 * _BYTES} hexadecimal digits "
-                    f'each (got {name!r})'
+                    "'runs' needs to hold 32 hexadecimal digits and a number "
+                    f'of states each (got {pair!r})'
                 )
-        # Later states share the list, up to their own counts.
-        self._shared, self._count = list(names), len(names)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names, the oldest first."""
-        return tuple(self._shared[: self._count])
+        #: The token and the number of states of each run.
+        self.runs: tuple[tuple[str, int], ...] = tuple(pairs)
+        # The process that may extend the last run; who takes it has it.
+        self._turn: list[int] = []
 
     @classmethod
     def of(cls, state: Any, present: 'Lineage | None' = None) -> 'Lineage':
         """Read the lineage of a saved state.
 
         Args:
-            state (dict): the state, with its names under ``'lineage'``.
+            state (dict): the state, with its runs under ``'lineage'``.
             present (Lineage, optional): the lineage of the object that the
                 state is to be loaded into. (default: :obj:`None`)
 
@@ -108,13 +113,16 @@ class Lineage:
         check_instance('state', state, dict)
         if present is not None:
             check_instance('present', present, Lineage)
-        names = state.get('lineage')
-        if not isinstance(names, list | tuple) or not names:
+        runs = state.get('lineage')
+        try:
+            found = cls(runs or ())
+        except TypeError:
+            found = cls()
+        if not found.runs:
             raise ValueError(
                 "'state' needs to have a 'lineage': it is no state of this "
-                f'version (got {names!r})'
+                f'version (got {runs!r})'
             )
-        found = cls(tuple(names))
         if present is not None and not found.continues(present):
             raise ValueError(
                 'the state does not continue the present one: removals can '
@@ -125,30 +133,49 @@ class Lineage:
     @property
     def generation(self) -> int:
         """The number of changes since the first state."""
-        return self._count - 1
+        return sum(count for _, count in self.runs) - 1
 
     def next(self) -> 'Lineage':
         """Return the lineage after one more change."""
-        made, name = object.__new__(Lineage), secrets.token_hex(_BYTES)
-        shared = self._shared
-        shared.append(name)
-        if shared[self._count] is not name:
-            # Another one went on from here.
-            shared.remove(name)
-            shared = [*self.names, name]
-        made._shared, made._count = shared, self._count + 1
+        runs, me = self.runs, os.getpid()
+        with contextlib.suppress(IndexError):
+            if self._turn.pop() == me:
+                token, count = runs[-1]
+                made = Lineage((*runs[:-1], (token, count + 1)))
+                made._turn.append(me)
+                return made
+        made = Lineage((*runs, (secrets.token_hex(16), 1)))
+        made._turn.append(me)
         return made
 
     def continues(self, other: 'Lineage') -> bool:
         """Tell whether another lineage equals this one or its beginning."""
         check_instance('other', other, Lineage)
-        return self.names[: other._count] == other.names
+        *before, last = other.runs or [None]
+        at = len(before)
+        if last is None:
+            return True
+        if len(self.runs) <= at or self.runs[:at] != tuple(before):
+            return False
+        token, count = self.runs[at]
+        return token == last[0] and count >= last[1]
+
+    def to_list(self) -> list[list[Any]]:
+        """Return the runs as plain lists, for a saved state."""
+        return [[*run] for run in self.runs]
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Lineage) and self.names == other.names
+        return isinstance(other, Lineage) and self.runs == other.runs
 
     def __hash__(self) -> int:
-        return hash(self.names)
+        return hash(self.runs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> 'Lineage':
+        # Of two copies one alone may extend the run.
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Lineage, (self.runs,)
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}(generation={self.generation})'
@@ -162,7 +189,7 @@ def check_continues(
     Call it while the :func:`exclusive` lock of the place is held.
 
     Args:
-        place (str or Path): the path, for the error message.
+        place (str or Path): the path of a file, or of a manifest.
         found (dict, optional): the saved state, with its ``'lineage'`` and
             ``'ledger'``.
         new (dict): the state to write, with the same entries.
@@ -170,16 +197,24 @@ def check_continues(
     Raises:
         StaleStateError: if what is there has changed since :obj:`new` was
             read from it.
-        ValueError: if the two never were one state.
+        ValueError: if the two never were one state, or the file has a second
+            name (a hard link), which would keep what was removed.
     """
     check_instance('place', place, str, Path)
+    ours = Lineage.of(new)
     if found is None:
         return
     check_instance('found', found, dict)
-    there, ours = Lineage.of(found), Lineage.of(new)
+    there = Lineage.of(found)
+    if os.path.exists(place) and (count := os.stat(place).st_nlink) > 1:
+        raise ValueError(
+            f'{place} has {count} names (hard links), of which the others '
+            'would keep the old content, with all that was removed: delete '
+            'them first'
+        )
     if ours.continues(there):
         return
-    if there.names[0] != ours.names[0]:
+    if there.runs[0][0] != ours.runs[0][0]:
         raise ValueError(
             f'{place} holds the state of another fit, whose removals this '
             'one would undo: load it, write to another place, or delete it '
@@ -194,26 +229,24 @@ def check_continues(
     )
 
 
-def check_one_name(path: str | Path) -> None:
-    """Refuse to replace a file that has a second hard link.
+def _beyond(state: dict[str, Any], other: dict[str, Any]) -> str:
+    # Describe the lines that a state's ledger has and another's lacks.
+    def lines(state: dict[str, Any]) -> list[dict[str, Any]]:
+        # A private model's 'ledger' holds its releases.
+        ledger = state.get('removals', state.get('ledger'))
+        found = ledger.get('entries') if isinstance(ledger, dict) else None
+        return found if isinstance(found, list) else []
 
-    The other name would keep the old content, with what was removed, and go on
-    from it.
-
-    Args:
-        path (str or Path): the path of the file, which need not exist.
-    """
-    check_instance('path', path, str, Path)
-    try:
-        count = os.stat(path).st_nlink
-    except FileNotFoundError:
-        return
-    if count > 1:
-        raise ValueError(
-            f'{path} has {count} names (hard links), of which the others '
-            'would keep the old content, with all that was removed: delete '
-            'them first'
-        )
+    mine, known, more = lines(state), lines(other), []
+    for number, line in enumerate(mine):
+        if known[number : number + 1] == [line]:
+            continue
+        action, request = line.get('action'), line.get('request') or ''
+        done = 'a removal of' if action == 'measured' else action
+        more.append(f'{done} {request}'.strip())
+    if len(more) > 3:
+        more = [*more[:3], f'and {len(more) - 3} more']
+    return ', '.join(more) or 'nothing'
 
 
 def save(path: str | Path, state: dict[str, Any]) -> None:
@@ -229,20 +262,39 @@ def save(path: str | Path, state: dict[str, Any]) -> None:
         ValueError: as :func:`check_continues`, or if the file is no state.
     """
     check_instance('path', path, str, Path)
-    Lineage.of(state)
     path = Path(path)
     with exclusive(path):
-        check_one_name(path)
         check_continues(path, peek(path), state)
         files.save(path, state)
 
 
+def peek(path: str | Path) -> dict[str, Any] | None:
+    """Read a saved state without tensors; :obj:`None` if there is no file.
+
+    Raises:
+        ValueError: if the file is of another kind.
+    """
+    check_instance('path', path, str, Path)
+    if not Path(path).exists():
+        return None
+    try:
+        found: dict[str, Any] = files.peek(path)
+        Lineage.of(found)
+    except Exception as error:
+        raise ValueError(
+            f'{path} is a file of another kind, which is not written over: '
+            'choose another place, or delete it first '
+            f'({type(error).__name__})'
+        ) from None
+    return found
+
+
 @contextlib.contextmanager
 def exclusive(place: str | Path, *, reading: bool = False) -> Iterator[None]:
-    """Hold the lock of a file or folder for a block.
+    """Hold the lock of a file or folder for a block; not reentrant.
 
     Waits for its holder. The lock is on a file beside the place, which
-    is there for no longer than the block. Not reentrant.
+    is there for no longer than the block.
 
     Args:
         place (str or Path): the path to guard, which need not exist.
@@ -257,11 +309,13 @@ def exclusive(place: str | Path, *, reading: bool = False) -> Iterator[None]:
         yield
 
 
+# Objects #####################################################################
+
+
 class ObjectLock:
     """Reentrant lock that threads hold while they use an object.
 
-    The thread that holds it can take it again. A copy of an object has a lock
-    of its own, and so has one that was pickled.
+    A copy of an object has a lock of its own, and so has one that was pickled.
     """
 
     def __init__(self) -> None:
@@ -270,12 +324,6 @@ class ObjectLock:
         self.turn = threading.RLock()
         #: What its thread is doing, and whether that may change the object.
         self.doing: tuple[str, bool] | None = None
-
-    def __copy__(self) -> 'ObjectLock':
-        return ObjectLock()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> 'ObjectLock':
-        return ObjectLock()
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return ObjectLock, ()
@@ -294,7 +342,6 @@ def synchronized(
         RuntimeError: when called from inside of an :func:`editing` method of
             the same object, as a signal handler can do.
     """
-    check_callable('method', method)
     return _in_turn(method, False)
 
 
@@ -303,23 +350,21 @@ def editing(
 ) -> Callable[Concatenate[Self, P], T]:
     """Lock a method that changes its object.
 
-    The thread itself can come back before the method has ended: by a signal
-    handler, a callback, or the end of some object. What it then found would
-    be half changed, and a second change would be lost when the first one is
-    put in force. So nothing else of the object can be called until this has
-    ended, and this from inside of nothing else.
+    A signal handler or a callback of the same thread would find the object
+    half changed, and its own change would be lost: nothing else of the object
+    can be called until this has ended, and this from inside of nothing else.
 
     Raises:
         RuntimeError: when called from inside of another method of the same
             object that takes turns.
     """
-    check_callable('method', method)
     return _in_turn(method, True)
 
 
 def _in_turn(
     method: Callable[Concatenate[Self, P], T], edits: bool
 ) -> Callable[Concatenate[Self, P], T]:
+    check_callable('method', method)
     doing = (method.__name__, edits)
 
     @functools.wraps(method)
@@ -372,54 +417,3 @@ class EditedInPlace:
 
     def __copy__(self: Self) -> Self:
         return copy.deepcopy(self)
-
-
-def peek(path: str | Path) -> dict[str, Any] | None:
-    """Read the lineage and the ledger of a saved state, without tensors.
-
-    Returns:
-        dict: both, by name; :obj:`None` if there is no file.
-
-    Raises:
-        ValueError: if the file is of another kind.
-    """
-    check_instance('path', path, str, Path)
-    path = Path(path)
-    if not path.exists():
-        return None
-    try:
-        found = files.peek(path)
-        Lineage.of(found)
-    except Exception as error:
-        raise ValueError(
-            f'{path} is a file of another kind, which is not written over: '
-            'choose another place, or delete it first '
-            f'({type(error).__name__})'
-        ) from None
-    names = ('lineage', 'ledger', 'removals')
-    return {name: found[name] for name in names if name in found}
-
-
-def _beyond(state: dict[str, Any], other: dict[str, Any]) -> str:
-    # Describe the lines that a state's ledger has and another's lacks.
-    lines, known = _lines(state), _lines(other)
-    more = [
-        f'{_did(line.get("action"))} {line.get("request") or ""}'.strip()
-        for number, line in enumerate(lines)
-        if number >= len(known) or known[number] != line
-    ]
-    if len(more) > 3:
-        more = [*more[:3], f'and {len(more) - 3} more']
-    return ', '.join(more) or 'nothing'
-
-
-def _did(action: Any) -> str:
-    # A line of a classifier says no more of a removal.
-    return 'a removal of' if action == 'measured' else str(action)
-
-
-def _lines(state: dict[str, Any]) -> list[dict[str, Any]]:
-    # A private model's 'ledger' holds its releases.
-    ledger = state.get('removals', state.get('ledger'))
-    lines = ledger.get('entries') if isinstance(ledger, dict) else None
-    return lines if isinstance(lines, list) else []

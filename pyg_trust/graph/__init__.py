@@ -251,17 +251,14 @@ class CSRGraph(Views):
             'col': self.col32,
             'weight': self.weight,
             'perm': self.perm,
-            'order': self.order,
         }
         _storage.save_rows(
             Path(folder),
             {k: v for k, v in tensors.items() if v is not None},
             {},
             {
-                'num_nodes': self.num_nodes,
-                'num_edges': self.num_edges,
-                'is_undirected': self._cache.get('is_undirected'),
-                'has_duplicates': self._cache.get('has_duplicates'),
+                name: self._cache.get(name)
+                for name in ('is_undirected', 'has_duplicates')
             },
         )
 
@@ -278,7 +275,7 @@ class CSRGraph(Views):
                 they are needed; processes of a machine then share them. The
                 files must not change meanwhile. (default: :obj:`False`)
             verify (bool): whether all is read and checked first. Without,
-                the header, sizes, dtypes, :obj:`rowptr` and :obj:`order` are;
+                the header, sizes, dtypes and :obj:`rowptr` are;
                 :obj:`col`, :obj:`weight` and :obj:`perm` are trusted, so that
                 a damaged file can crash the process or give wrong numbers.
                 Whether the graph is undirected is the header's word in any
@@ -290,20 +287,8 @@ class CSRGraph(Views):
             DamagedFileError: a :class:`ValueError` that names the file that
                 is not what was written.
         """
-        tensors, header = _storage.load_rows(Path(folder), mmap, verify)
-        known = {
-            key: header[key]
-            for key in ('is_undirected', 'has_duplicates')
-            if header.get(key) is not None
-        }
-        graph = cls._trusted(
-            tensors['rowptr'],
-            tensors['col'],
-            tensors.get('weight'),
-            tensors.get('perm'),
-            **known,
-        )
-        graph.order = tensors.get('order')
+        tensors, known = _storage.load_rows(Path(folder), mmap, verify)
+        graph = cls._trusted(**tensors, **known)
         graph._cache['is_mapped'] = mmap
         return graph
 
@@ -556,8 +541,7 @@ class CSRGraph(Views):
     def to(self, device: torch.device | str) -> 'CSRGraph':
         """Copy the graph to a device; return itself if it is there.
 
-        Derived data, and an order that :meth:`reorder` made for the caches of
-        the CPU, stay behind.
+        Derived data stay behind.
         """
         try:
             device = torch.device(device)

@@ -1,90 +1,42 @@
 """Readers of edges on disk, in chunks, and their sorting into rows."""
 
-import csv
 import gzip
 import itertools
-import queue
-import threading
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_trust._checks import check_integer
 from pyg_trust.files import DamagedFileError
 from pyg_trust.graph._storage import (
     ArrayWriter,
     as_tensor,
     map_array,
-    new_name,
-    read_array,
-    read_header,
     save_rows,
 )
 
 Edges = tuple[np.ndarray, np.ndarray]
-T = TypeVar('T')
 
 
-def ahead(items: Iterable[T]) -> Iterator[T]:
-    """Iterate, and fetch the next item in a background thread."""
-    ready: queue.Queue[tuple[str, Any]] = queue.Queue(1)
-    stop = threading.Event()
-
-    def put(what: tuple[str, Any]) -> bool:
-        while not stop.is_set():
-            try:
-                ready.put(what, timeout=0.1)
-                return True
-            except queue.Full:
-                continue
-        return False
-
-    def make() -> None:
-        try:
-            for item in items:
-                if not put(('item', item)):
-                    return
-            put(('end', None))
-        except BaseException as error:
-            put(('error', error))
-
-    worker = threading.Thread(target=make, daemon=True)
-    worker.start()
-    try:
-        while True:
-            kind, value = ready.get()
-            if kind == 'end':
-                return
-            if kind == 'error':
-                raise value
-            yield value
-            del value
-    finally:
-        stop.set()
-        worker.join()
+def _ahead(items: Iterator[Edges]) -> Iterator[Edges]:
+    # The next item is read in the background.
+    with ThreadPoolExecutor(1) as pool:
+        following = pool.submit(next, items, None)
+        while (item := following.result()) is not None:
+            following = pool.submit(next, items, None)
+            yield item
 
 
-def edge_chunks(source: Any, size: int) -> Iterator[Edges]:
-    """Iterate over the edges of a source in chunks.
-
-    Args:
-        source (Any): a path or several: ``.npy`` (``[2, num_edges]`` or
-            ``[num_edges, 2]``, mapped), ``.npz`` (with ``edge_index``, as OGB
-            has it), ``.csv`` or ``.txt`` (two integers a line, by comma or
-            blanks; ``.gz`` too), ``.parquet`` (the first two columns); a
-            tensor or array ``[2, num_edges]``; or a function that returns an
-            iterator of pairs of arrays, each time from the start.
-        size (int): the largest number of edges in a chunk.
-    """
-    check_integer('size', size, 1)
+def _chunks(source: Any, size: int) -> Iterator[Edges]:
+    # At most so many edges of a source, as arrays of their ends.
     if isinstance(source, list | tuple):
         for part in source:
-            yield from edge_chunks(part, size)
+            yield from _chunks(part, size)
         return
     if isinstance(source, str | Path):
         pairs: Iterable[Any] = _read(Path(source), size)
@@ -229,25 +181,17 @@ def _read_npz(path: Path, size: int) -> Iterator[tuple[Any, Any]]:
 
 def _read_text(path: Path, size: int) -> Iterator[tuple[Any, Any]]:
     opened = gzip.open if path.suffix == '.gz' else open
-    with opened(path, 'rt', newline='') as file:
-        while piece := list(itertools.islice(file, size)):
-            lines = [
-                line
-                for line in piece
-                if line.strip() and not line.startswith('#')
-            ]
-            if not lines:
-                continue
-            comma = ',' in lines[0]
-            pairs = np.array(
-                list(csv.reader(lines))
-                if comma
-                else [line.split() for line in lines]
-            )
-            if pairs.ndim != 2 or pairs.shape[1] < 2:
-                raise ValueError('every line needs two integers')
-            numbers = pairs[:, :2].astype(np.int64)
-            yield numbers[:, 0], numbers[:, 1]
+    with opened(path, 'rt') as file:
+        lines = (x for x in file if x.strip() and not x.startswith('#'))
+        while piece := list(itertools.islice(lines, size)):
+            comma = ',' if ',' in piece[0] else None
+            yield np.loadtxt(
+                *(piece, np.int64),
+                delimiter=comma,
+                usecols=(0, 1),
+                ndmin=2,
+                quotechar='"',
+            ).T
 
 
 def _read_parquet(path: Path, size: int) -> Iterator[tuple[Any, Any]]:
@@ -284,7 +228,7 @@ def rows_from_edges(
     that fits into the memory.
 
     Args:
-        source (Any): as in :func:`edge_chunks`.
+        source (Any): as :meth:`.CSRGraph.from_edges` takes it.
         num_nodes (int): the number of nodes.
         folder (Path, optional): the folder to write the rows to.
         memory (int): the bytes of memory to use.
@@ -295,7 +239,6 @@ def rows_from_edges(
         tuple[Tensor, Tensor, bool]: ``rowptr``, ``col``, and whether any edge
         occurs more than once.
     """
-    kernels = torch.ops.pyg_trust
     fixed = 24 * num_nodes + 2**24
     # Four chunks at a time (read ahead, in work, and reversed), 16 bytes an
     # edge.
@@ -305,99 +248,96 @@ def rows_from_edges(
             f"'memory' needs to be at least {fixed + 2**18} bytes for "
             f'{num_nodes} nodes (got {memory})'
         )
+
+    def edges() -> Iterator[tuple[Tensor, Tensor]]:
+        return _directions(source, size, num_nodes, undirected)
+
     rowptr = torch.zeros(num_nodes + 1, dtype=torch.int64)
-    for row, _ in _directions(source, size, num_nodes, undirected):
-        kernels.count_rows(row, rowptr[1:])
+    for row, _ in edges():
+        torch.ops.pyg_trust.count_rows(row, rowptr[1:])
     torch.cumsum(rowptr, 0, out=rowptr)
-    room = (memory - fixed - 64 * size) // 4
-    if folder is None and int(rowptr[-1]) > room:
-        raise ValueError(
-            f"'memory' needs to be at least "
-            f'{fixed + 64 * size + 4 * int(rowptr[-1])} bytes for '
-            f'{int(rowptr[-1])} edges in memory (got {memory}): give more, or '
-            "a 'folder' for the graph"
-        )
-    writer = None
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        writer = ArrayWriter(folder / new_name('col'), np.dtype(np.int32))
+    count, room = int(rowptr[-1]), (memory - fixed - 64 * size) // 4
+    if folder is None:
+        if count > room:
+            raise ValueError(
+                f"'memory' needs to be at least "
+                f'{fixed + 64 * size + 4 * count} bytes for {count} edges in '
+                f"memory (got {memory}): give more, or a 'folder' for the "
+                'graph'
+            )
+        ((col, repeats),) = _blocks(edges, rowptr, room, duplicates, memory)
+        # What was merged is given back.
+        return rowptr, col if len(col) == count else col.clone(), repeats
+    folder.mkdir(parents=True, exist_ok=True)
+    writer, repeats = ArrayWriter(folder, 'col', np.dtype(np.int32)), False
     try:
-        block, first, repeats = torch.empty(0, dtype=torch.int32), 0, False
-        lengths = rowptr.diff() if duplicates == 'merge' else None
-        while first < num_nodes:
-            border = int(rowptr[first]) + room
-            last = int(torch.searchsorted(rowptr, border, right=True)) - 1
-            last = min(max(last, first + 1), num_nodes)
-            if int(rowptr[last] - rowptr[first]) > room:
-                raise ValueError(
-                    f"'memory' is too small for the "
-                    f'{int(rowptr[last] - rowptr[first])} edges of node '
-                    f'{first} (got {memory})'
-                )
-            start = rowptr[first : last + 1] - rowptr[first]
-            block = torch.empty(int(start[-1]), dtype=torch.int32)
-            cursor = start[:-1].clone()
-            good = True
-            for row, col in _directions(source, size, num_nodes, undirected):
-                good = good and kernels.place_rows(
-                    row, col, cursor, block, None, first, num_nodes
-                )
-            if not good or not torch.equal(cursor, start[1:]):
-                raise ValueError(
-                    "'source' needs to have the same edges whenever it is "
-                    'read (it has others now than when they were counted)'
-                )
-            del cursor
-            repeated, place = kernels.sort_rows(start, block, None)
-            if repeated and duplicates == 'raise':
-                at = int(torch.searchsorted(start, place, right=True)) - 1
-                raise ValueError(
-                    f"'source' lists edges more than once (the first is "
-                    f'{first + at} -> {int(block[place])}): choose what '
-                    "duplicates mean with duplicates='merge' or 'keep'"
-                )
-            if lengths is not None:
-                left = kernels.merge_rows(start, block)
-                lengths[first:last] = start.diff()
-                if writer is None and left < block.numel():
-                    block = block[:left].clone()
-                block = block[:left]
-            elif repeated:
-                repeats = True
-            if writer is not None:
-                writer.write(block.numpy())
-            first = last
-        if lengths is not None:
-            torch.cumsum(lengths, 0, out=rowptr[1:])
-        if writer is None or folder is None:
-            return rowptr, block, repeats
-        col_entry = writer.close()
+        for part, again in _blocks(edges, rowptr, room, duplicates, memory):
+            writer.write(part.numpy())
+            repeats |= again
+        entry = writer.close()
     except BaseException:
-        if writer is not None:
-            writer.abort()
+        writer.abort()
         raise
-    del block
-    save_rows(
-        folder,
-        {'rowptr': rowptr},
-        {'col': col_entry},
-        {
-            'num_nodes': num_nodes,
-            'num_edges': int(rowptr[-1]),
-            'has_duplicates': repeats,
-            'is_undirected': True if undirected else None,
-        },
-    )
-    entry = read_header(folder)['arrays']['col']
-    col_array = read_array(folder, entry, mmap=True, verify=False)
-    return rowptr, as_tensor(col_array), repeats
+    facts = {'has_duplicates': repeats, 'is_undirected': undirected or None}
+    save_rows(folder, {'rowptr': rowptr}, {'col': entry}, facts)
+    return rowptr, as_tensor(map_array(folder / entry['file'])), repeats
+
+
+def _blocks(
+    edges: Callable[[], Iterator[tuple[Tensor, Tensor]]],
+    rowptr: Tensor,
+    room: int,
+    duplicates: str,
+    memory: int,
+) -> Iterator[tuple[Tensor, bool]]:
+    # Sorted blocks of rows, and whether they have duplicates. Where these are
+    # merged, rowptr follows in the end.
+    kernels, num_nodes = torch.ops.pyg_trust, rowptr.numel() - 1
+    lengths, first = rowptr.diff(), 0
+    while first < num_nodes:
+        border = int(rowptr[first]) + room
+        last = int(torch.searchsorted(rowptr, border, right=True)) - 1
+        last = min(max(last, first + 1), num_nodes)
+        start = rowptr[first : last + 1] - rowptr[first]
+        if int(start[-1]) > room:
+            raise ValueError(
+                f"'memory' is too small for the {int(start[-1])} edges of "
+                f'node {first} (got {memory})'
+            )
+        block = torch.empty(int(start[-1]), dtype=torch.int32)
+        cursor = start[:-1].clone()
+        good = True
+        for row, col in edges():
+            good = good and kernels.place_rows(
+                row, col, cursor, block, None, first, num_nodes
+            )
+        if not good or not torch.equal(cursor, start[1:]):
+            raise ValueError(
+                "'source' needs to have the same edges whenever it is read "
+                '(it has others now than when they were counted)'
+            )
+        del cursor
+        repeated, place = kernels.sort_rows(start, block, None)
+        if repeated and duplicates == 'raise':
+            at = int(torch.searchsorted(start, place, right=True)) - 1
+            raise ValueError(
+                f"'source' lists edges more than once (the first is "
+                f'{first + at} -> {int(block[place])}): choose what '
+                "duplicates mean with duplicates='merge' or 'keep'"
+            )
+        if duplicates == 'merge':
+            block = block[: kernels.merge_rows(start, block)]
+            lengths[first:last] = start.diff()
+        yield block, bool(repeated) and duplicates == 'keep'
+        first = last
+    torch.cumsum(lengths, 0, out=rowptr[1:])
 
 
 def _directions(
     source: Any, size: int, num_nodes: int, undirected: bool
 ) -> Iterator[tuple[Tensor, Tensor]]:
     # Chunks as tensors, followed by their reverses without self-loops.
-    for row, col in ahead(edge_chunks(source, size)):
+    for row, col in _ahead(_chunks(source, size)):
         for index in (row, col):
             if index.size and not (
                 index.min() >= 0 and index.max() < num_nodes

@@ -1,7 +1,7 @@
-"""Graphs and arrays on disk: chunked, memory-mapped, written atomically.
+"""Graphs on disk: memory-mapped arrays and a header, written atomically.
 
-A folder holds plain ``.npy`` files and a JSON header that names each of them
-with its size and its checksum (CRC-32, against damage and not against
+A folder holds plain ``.npy`` files and ``graph.json``, which names each of
+them with its size and its checksum (CRC-32: against damage, not against
 intent). The header is written last and in one step, so that it only ever
 names what is whole; each array has a new name, so that an old header stays
 true until the new one takes its place.
@@ -28,10 +28,15 @@ HEADER = 'graph.json'
 FORMAT = 1
 # Bytes that are read, checked or written at a time.
 _PIECE = 1 << 24
-# File names that a header may contain: none in another folder.
-_FILE = r'[\w-]+\.npy'
 _UNITS = {'': 1, 'K': 10**3, 'M': 10**6, 'G': 10**9, 'T': 10**12}
 _UNITS |= {f'{unit}I': 1024**k for k, unit in enumerate('KMGT', 1)}
+_DTYPES = {
+    'rowptr': ('int64',),
+    'col': ('int32',),
+    'weight': ('float32', 'float64'),
+    'perm': ('int64',),
+}
+_FACTS = ('is_undirected', 'has_duplicates')
 
 
 def parse_memory(memory: int | str) -> int:
@@ -72,7 +77,6 @@ def available_memory() -> int:
 
 def checksum(array: np.ndarray) -> int:
     """Return the CRC-32 of an array's bytes, read in pieces."""
-    check_instance('array', array, np.ndarray)
     flat = array.reshape(-1).view(np.uint8)
     value = 0
     for start in range(0, flat.size, _PIECE):
@@ -86,39 +90,28 @@ class ArrayWriter:
     The file has a temporary name until :meth:`close`.
 
     Args:
-        path (str or Path): the path of the file.
+        folder (Path): the folder of the file.
+        name (str): what the array is; the file has a name that is new.
         dtype (numpy.dtype): the dtype of the entries.
     """
 
-    def __init__(self, path: str | Path, dtype: np.dtype) -> None:
-        check_instance('path', path, str, Path)
-        self.path = Path(path).absolute()
-        self.dtype = np.dtype(dtype)
-        self.count, self.sum = 0, 0
+    def __init__(self, folder: Path, name: str, dtype: np.dtype) -> None:
+        self.path = folder / f'{name}-{secrets.token_hex(8)}.npy'
+        self.dtype, self.count, self.sum = np.dtype(dtype), 0, 0
         self._left = self.path.with_name(self.path.name + '.tmp')
         self._file = self._left.open('w+b')
         self._write_header()
-        self._start = self._file.tell()
 
     def _write_header(self) -> None:
+        # Of one length for any size up to 10^19: numpy leaves room for it.
+        about = {'fortran_order': False, 'shape': (self.count,)}
         np.lib.format.write_array_header_1_0(
             self._file,
-            {
-                'descr': np.lib.format.dtype_to_descr(self.dtype),
-                'fortran_order': False,
-                'shape': (self.count,),
-            },
+            {'descr': np.lib.format.dtype_to_descr(self.dtype), **about},
         )
 
     def write(self, piece: np.ndarray) -> None:
-        """Append entries."""
-        check_instance('piece', piece, np.ndarray)
-        if piece.dtype != self.dtype or piece.ndim != 1:
-            raise ValueError(
-                f"'piece' needs to be one-dimensional {self.dtype} "
-                f'(got {piece.dtype} of the shape {list(piece.shape)})'
-            )
-        piece = np.ascontiguousarray(piece)
+        """Append entries of the dtype."""
         for start in range(0, piece.size, _PIECE):
             part = piece[start : start + _PIECE].data.cast('B')
             self._file.write(part)
@@ -128,59 +121,18 @@ class ArrayWriter:
     def close(self) -> dict[str, Any]:
         """Move the file to its final path; return its entry for a header."""
         self._file.seek(0)
-        # numpy's header has spare room for a longer size.
         self._write_header()
-        if self._file.tell() != self._start:  # pragma: no cover
-            raise RuntimeError('numpy has changed how long a header is')
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
         os.replace(self._left, self.path)
-        return {
-            'file': self.path.name,
-            'bytes': self.path.stat().st_size,
-            'crc32': self.sum,
-        }
+        size = self.path.stat().st_size
+        return {'file': self.path.name, 'bytes': size, 'crc32': self.sum}
 
     def abort(self) -> None:
         """Delete the unfinished file."""
         self._file.close()
         self._left.unlink(missing_ok=True)
-
-
-def read_array(
-    folder: Path, entry: dict[str, Any], mmap: bool, verify: bool
-) -> np.ndarray:
-    """Read the array that a header describes.
-
-    Raises:
-        DamagedFileError: if the file is not there or not what was written.
-    """
-    check_instance('folder', folder, Path)
-    check_instance('entry', entry, dict)
-    name = entry.get('file')
-    if not isinstance(name, str) or not re.fullmatch(_FILE, name):
-        raise DamagedFileError(
-            f"'{folder / HEADER}' is damaged: it names a file {name!r}"
-        )
-    path = folder / name
-    if not path.is_file():
-        raise DamagedFileError(f"'{path}' is missing")
-    size = path.stat().st_size
-    if size != entry.get('bytes'):
-        raise DamagedFileError(
-            f"'{path}' is damaged: it has {size} bytes, and "
-            f'{entry.get("bytes")} were written'
-        )
-    mapped = map_array(path)
-    if mapped.ndim != 1:
-        raise DamagedFileError(
-            f"'{path}' is damaged: it is no one-dimensional array"
-        )
-    array = mapped if mmap else np.array(mapped)
-    if verify and checksum(array) != entry.get('crc32'):
-        raise DamagedFileError(f"'{path}' is damaged: its checksum differs")
-    return array
 
 
 def map_array(path: Path, what: str = '') -> np.memmap:
@@ -189,8 +141,6 @@ def map_array(path: Path, what: str = '') -> np.memmap:
     Raises:
         DamagedFileError: if the file holds no array.
     """
-    check_instance('path', path, Path)
-    check_instance('what', what, str)
     try:
         return np.lib.format.open_memmap(path, 'r')
     except Exception as error:
@@ -200,44 +150,42 @@ def map_array(path: Path, what: str = '') -> np.memmap:
 
 def as_tensor(array: np.ndarray) -> Tensor:
     """Return a tensor that shares the memory of an array."""
-    check_instance('array', array, np.ndarray)
     with warnings.catch_warnings():
         # torch has no read-only tensors.
         warnings.filterwarnings('ignore', 'The given NumPy array is not')
         return torch.from_numpy(array)
 
 
+def _read_array(
+    folder: Path, entry: dict[str, Any], mmap: bool, verify: bool
+) -> np.ndarray:
+    name = entry.get('file')
+    # No file in another folder.
+    if not isinstance(name, str) or not re.fullmatch(r'[\w-]+\.npy', name):
+        raise DamagedFileError(
+            f"'{folder / HEADER}' is damaged: it names a file {name!r}"
+        )
+    path = folder / name
+    if not path.is_file():
+        raise DamagedFileError(f"'{path}' is missing")
+    if (size := path.stat().st_size) != entry.get('bytes'):
+        raise DamagedFileError(
+            f"'{path}' is damaged: it has {size} bytes, and "
+            f'{entry.get("bytes")} were written'
+        )
+    array: np.ndarray = map_array(path)
+    if not mmap:
+        array = np.array(array)
+    if verify and checksum(array) != entry.get('crc32'):
+        raise DamagedFileError(f"'{path}' is damaged: its checksum differs")
+    return array
+
+
 # Graphs ######################################################################
 
 
-def write_header(
-    folder: Path, header: dict[str, Any], arrays: dict[str, dict[str, Any]]
-) -> None:
-    """Write the header of a folder, and delete arrays it does not name."""
-    check_instance('folder', folder, Path)
-    check_instance('header', header, dict)
-    check_instance('arrays', arrays, dict)
-    files.sync_folder(folder)
-    content = {'format': FORMAT, **header, 'arrays': arrays}
-    content['crc32'] = _header_sum(content)
-    files.write(
-        folder / HEADER, json.dumps(content, indent=1).encode() + b'\n'
-    )
-    named = {entry['file'] for entry in arrays.values()}
-    for path in folder.glob('*-????????????????.npy*'):
-        if path.name not in named:
-            path.unlink(missing_ok=True)
-
-
-def read_header(folder: str | Path) -> dict[str, Any]:
-    """Read the header of a folder.
-
-    Raises:
-        FileNotFoundError: if the folder has no header.
-        DamagedFileError: if the header is malformed.
-    """
-    check_instance('folder', folder, str, Path)
-    path = Path(folder) / HEADER
+def _read_header(folder: Path) -> dict[str, Any]:
+    path = folder / HEADER
     if not path.is_file():
         raise FileNotFoundError(f"'{path}' is missing: no graph was saved")
     try:
@@ -260,21 +208,18 @@ def _check_header(header: dict[str, Any]) -> None:
     check_integer('num_edges', header['num_edges'], 0)
     arrays = header['arrays']
     check_instance('arrays', arrays, dict)
-    for name in ('rowptr', 'col', *arrays):
-        if name not in _DTYPES:
-            raise ValueError(f'unknown array {name!r}')
-        check_instance(name, arrays[name], dict)
-    facts = ('is_undirected', 'has_duplicates')
-    known = ('format', 'num_nodes', 'num_edges', 'arrays', 'crc32', *facts)
-    strange = set(header) - set(known)
+    known = {'format', 'num_nodes', 'num_edges', 'arrays', 'crc32', *_FACTS}
+    strange = (set(arrays) - {*_DTYPES, 'order'}) | (set(header) - known)
     if strange:
         raise ValueError(f'unknown entries {sorted(strange)}')
-    for name in facts:
-        if header.get(name) is not None:
-            check_instance(name, header[name], bool)
+    for name in ('rowptr', 'col', *arrays):
+        check_instance(name, arrays[name], dict)
+    for name in _FACTS:
+        check_instance(name, header.get(name), bool, type(None))
     # Older headers have no checksum.
     if header.get('crc32', _header_sum(header)) != _header_sum(header):
         raise ValueError('its checksum differs')
+    arrays.pop('order', None)  # of version 0.1
 
 
 def _header_sum(header: dict[str, Any]) -> int:
@@ -282,17 +227,11 @@ def _header_sum(header: dict[str, Any]) -> int:
     return zlib.crc32(json.dumps(rest, sort_keys=True).encode())
 
 
-def new_name(name: str) -> str:
-    """Return a file name that no header has used yet."""
-    check_instance('name', name, str)
-    return f'{name}-{secrets.token_hex(8)}.npy'
-
-
 def save_rows(
     folder: Path,
     tensors: dict[str, Tensor],
     written: dict[str, dict[str, Any]],
-    header: dict[str, Any],
+    facts: dict[str, bool | None],
 ) -> None:
     """Write the arrays that are not on disk yet, then the header.
 
@@ -300,82 +239,76 @@ def save_rows(
         folder (Path): the folder, created if it does not exist.
         tensors (dict): one-dimensional tensors, by name.
         written (dict): results of :meth:`ArrayWriter.close`, by name.
-        header (dict): the header's other fields.
+        facts (dict): whether the graph is undirected and has duplicates; None
+            if unknown.
     """
-    check_instance('folder', folder, Path)
     folder.mkdir(parents=True, exist_ok=True)
     arrays = dict(written)
     for name, tensor in tensors.items():
-        array = tensor.detach().cpu().numpy()
-        writer = ArrayWriter(folder / new_name(name), array.dtype)
+        array = np.ascontiguousarray(tensor.detach().cpu().numpy())
+        writer = ArrayWriter(folder, name, array.dtype)
         try:
             writer.write(array)
             arrays[name] = writer.close()
         except BaseException:
             writer.abort()
             raise
-    write_header(folder, header, arrays)
-
-
-_DTYPES = {
-    'rowptr': ('int64',),
-    'col': ('int32',),
-    'weight': ('float32', 'float64'),
-    'perm': ('int64',),
-    'order': ('int64',),
-}
+    files.sync_folder(folder)
+    rowptr = tensors['rowptr']
+    sizes = {'num_nodes': rowptr.numel() - 1, 'num_edges': int(rowptr[-1])}
+    content = {'format': FORMAT, **sizes, **facts, 'arrays': arrays}
+    content['crc32'] = _header_sum(content)
+    files.write(
+        folder / HEADER, json.dumps(content, indent=1).encode() + b'\n'
+    )
+    named = {entry['file'] for entry in arrays.values()}
+    for path in folder.glob('*-????????????????.npy*'):
+        if path.name not in named:
+            path.unlink(missing_ok=True)
 
 
 def load_rows(
     folder: Path, mmap: bool, verify: bool
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read the tensors and the header of a saved graph.
+) -> tuple[dict[str, Tensor], dict[str, bool]]:
+    """Read the tensors of a saved graph, and the known :obj:`facts`.
 
     Args:
         folder (Path): the folder of the graph.
         mmap (bool): whether to map tensors with an entry per edge.
         verify (bool): whether to read and check all tensors.
     """
-    check_instance('folder', folder, Path)
-    header = read_header(folder)
-    n, m = header['num_nodes'], header['num_edges']
+    header = _read_header(folder)
     tensors = {}
     for name, entry in header['arrays'].items():
-        long = name in ('col', 'weight', 'perm')
-        array = read_array(folder, entry, mmap and long, verify)
-        size = {'rowptr': n + 1, 'order': n}.get(name, m)
+        rows = name == 'rowptr'
+        size = header['num_nodes'] + 1 if rows else header['num_edges']
+        array = _read_array(folder, entry, mmap and not rows, verify)
         if (
             array.dtype.name not in _DTYPES[name]
             or not array.dtype.isnative
-            or array.size != size
+            or array.shape != (size,)
         ):
             raise DamagedFileError(
                 f"'{folder / entry['file']}' is damaged: it holds "
-                f'{array.size} {array.dtype.str}, and not {size} '
-                f'{" or ".join(_DTYPES[name])}'
+                f'{array.dtype.str} of the shape {list(array.shape)}, and not '
+                f'{size} {" or ".join(_DTYPES[name])}'
             )
         tensors[name] = as_tensor(array)
     fault = _fault(tensors, verify)
     if fault is not None:
         path = folder / header['arrays'][fault]['file']
         raise DamagedFileError(f"'{path}' is damaged: it holds no {fault}")
-    return tensors, header
+    known = {name: header.get(name) for name in _FACTS}
+    return tensors, {k: v for k, v in known.items() if v is not None}
 
 
 def _fault(tensors: dict[str, Tensor], verify: bool) -> str | None:
     # Return the first array that no valid graph has, though its size and
     # checksum are right.
     rowptr, col = tensors['rowptr'], tensors['col']
-    n, m = rowptr.numel() - 1, col.numel()
-    # Always, as these arrays are in memory.
-    if rowptr[0] != 0 or rowptr[-1] != m or (rowptr.diff() < 0).any():
+    # Always, as it is in memory.
+    if rowptr[0] != 0 or rowptr[-1] != len(col) or (rowptr.diff() < 0).any():
         return 'rowptr'
-    order = tensors.get('order')
-    if order is not None:
-        seen = torch.zeros(n, dtype=torch.bool)
-        good = bool((order >= 0).all()) and bool((order < n).all())
-        if not good or not bool(seen.index_fill_(0, order, True).all()):
-            return 'order'
     if not verify:
         return None
     if torch.ops.pyg_trust.check_rows(rowptr, col):
@@ -383,6 +316,6 @@ def _fault(tensors: dict[str, Tensor], verify: bool) -> str | None:
     weight, perm = tensors.get('weight'), tensors.get('perm')
     if weight is not None and not is_finite(weight):
         return 'weight'
-    if perm is not None and m and int(perm.min()) < -1:
+    if perm is not None and len(perm) and int(perm.min()) < -1:
         return 'perm'
     return None

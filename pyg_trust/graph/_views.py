@@ -12,14 +12,12 @@ from typing_extensions import Self
 from pyg_trust._checks import (
     Finite,
     check_finite,
-    check_integer,
     check_nodes,
     graphs,
     validated,
 )
 from pyg_trust.graph import _building as building
 from pyg_trust.graph import _layouts as layouts
-from pyg_trust.graph.sparse import pick_rows
 from pyg_trust.ops import PushGraph
 
 T = TypeVar('T')
@@ -32,7 +30,6 @@ class Views:
     col32: Tensor
     weight: Tensor | None
     perm: Tensor | None
-    order: Tensor | None
     _cache: dict[Any, Any]
 
     def _set(
@@ -46,7 +43,6 @@ class Views:
         self.col32 = col
         self.weight = weight
         self.perm = perm
-        self.order = None
         self._cache = {}
 
     @classmethod
@@ -187,7 +183,6 @@ class Views:
                 None if self.perm is None else self.perm[perm],
                 is_undirected=False,
             )
-            reversed_.order = self.order
             reversed_._cache['transpose'] = self
             return reversed_
 
@@ -224,97 +219,9 @@ class Views:
                 for key in ('is_undirected', 'has_duplicates')
                 if key in self._cache
             }
-            graph = type(self)._trusted(rowptr, col, weight, perm, **known)
-            graph.order = self.order
-            return graph
+            return type(self)._trusted(rowptr, col, weight, perm, **known)
 
         return self._cached('with_self_loops', build)
-
-    def reorder(self, parts: int | None = None, *, rounds: int = 8) -> Self:
-        r"""Return the same graph with a cache-friendly order of nodes.
-
-        Nodes are put next to their neighbours, by a partition into parts of
-        equal size with few edges between them (restreaming linear
-        deterministic greedy: one pass over the edges a round). Names and
-        results stay those of this graph, bit for bit, as every row is summed
-        in the same order: only the memory is read in another one. It pays
-        where the graph has communities that the caches hold, after some
-        propagations (``benchmarks/exact.py``); without communities nothing
-        is won, and reading the signals out of order costs a little. Memory: 4
-        bytes per edge more, and in a propagation a copy of the columns in
-        flight.
-
-        :obj:`order` of the result has the nodes as they are gone through.
-
-        Args:
-            parts (int, optional): the number of parts; by default so many that
-                64 float32 columns of a part take a megabyte.
-            rounds (int): the number of passes over the edges.
-                (default: :obj:`8`)
-
-        Raises:
-            TypeError: if a number is no integer.
-            ValueError: if there are more parts than nodes, or a graph that is
-                not on the CPU.
-        """
-        if parts is None:
-            parts = max(1, self.num_nodes // 4096)
-        check_integer('parts', parts, 1, self.num_nodes)
-        check_integer('rounds', rounds, 1)
-        if self.device.type != 'cpu':
-            raise ValueError(
-                f'the graph needs to be on the CPU to reorder (got '
-                f'{self.device})'
-            )
-        rowptr, col = self.receivers(along=False)
-        part = torch.ops.pyg_trust.partition_nodes(rowptr, col, parts, rounds)
-        graph = type(self)._trusted(
-            self.rowptr, self.col32, self.weight, self.perm
-        )
-        graph._cache = {
-            key: value
-            for key, value in self._cache.items()
-            if key not in ('transpose', 'with_self_loops')
-            and key[0] != 'ordered_receivers'
-        }
-        graph.order = part.sort(stable=True).indices
-        return graph
-
-    def ordered_receivers(
-        self, along: bool = True, loops: bool = False
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return :meth:`receivers` with rows in the kept :obj:`order`.
-
-        Args:
-            along (bool): as in :meth:`receivers`. (default: :obj:`True`)
-            loops (bool): whether nodes without a self-loop get one.
-                (default: :obj:`False`)
-
-        Returns:
-            tuple[Tensor, Tensor, Tensor, Tensor]: ``rowptr`` and ``col`` of
-            the nodes in that order, each row's entries in the order they had;
-            the order, and the place of each node in it.
-
-        Raises:
-            ValueError: if the graph keeps no order.
-        """
-        order = self.order
-        if order is None:
-            raise ValueError('the graph keeps no order: see reorder')
-        along = bool(along) and not self.is_undirected
-        loops = bool(loops)
-
-        def build() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-            rowptr, col = self.receivers(along)
-            if loops:
-                own = building.own_loops(rowptr, col)
-                rowptr, col, _ = building.with_loops(rowptr, col, own, False)
-            rank = torch.empty_like(order)
-            rank[order] = torch.arange(self.num_nodes, device=order.device)
-            starts, entry = pick_rows(rowptr, order)
-            return starts, rank.int()[col[entry].long()], order, rank
-
-        return self._cached(('ordered_receivers', along, loops), build)
 
     def receivers(self, along: bool = True) -> tuple[Tensor, Tensor]:
         """Return compressed rows that list each node's senders.

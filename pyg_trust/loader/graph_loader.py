@@ -1,6 +1,6 @@
 """Batches of whole graphs as a PyG loader, for graph classification."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import torch
@@ -213,12 +213,6 @@ class GraphLoader(DrawnUnits):
         out.n_id = index
         out.num_nodes = out.batch_size = out._num_graphs = 0
         return out
-
-    def features(self) -> Iterator[tuple[str, Any]]:
-        """Yield the features of all graphs' nodes."""
-        rows = [self.graphs[i].get('x') for i in range(len(self._first) - 1)]
-        if all(isinstance(x, Tensor) for x in rows):
-            yield 'x', torch.cat([x[:, :64] for x in rows if x.dim() == 2])
 
     def _positions(self, batch: Data) -> Tensor | None:
         owner, index = batch.get('batch'), batch.get('input_id')

@@ -267,10 +267,6 @@ class StepLoader(NodeLoader):
         """
         return fingerprint(*self.public())
 
-    def features(self) -> Iterator[tuple[str, Any]]:
-        """Yield the features that are private, table by table, by name."""
-        yield 'x', self.data.x
-
     def layout(self) -> str:
         """Return a hash of the units' nodes, to compare processes."""
         return ''

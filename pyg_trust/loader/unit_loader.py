@@ -1,9 +1,9 @@
 """Batches of persons, each with all rows and edges that it owns."""
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -123,10 +123,11 @@ class UnitLoader(DrawnUnits):
             their edges are not protected. (default: :obj:`()`)
         max_joint (int): the most owners of a joint row that is used, and the
             most persons who meet at a public row. (default: :obj:`16`)
-        num_neighbors (dict or list, optional): by edge type, how many public
-            rows a row brings in by edges of this type or of its mirror; or one
-            number for each hop, as of PyG's loaders, all of them equal, which
-            sets :obj:`hops`, too. (default: :obj:`None`)
+        num_neighbors (dict or list, optional): how many public rows a row
+            brings in by edges of a type or of its mirror, as of PyG's loaders:
+            a number for each hop, all of them equal, which sets :obj:`hops`,
+            too; or this, or one number, by edge type. -1 takes all.
+            (default: :obj:`None`)
         num_steps (int, optional): as of :class:`GraphLoader`.
             (default: :obj:`None`)
         resample_every (int, optional): the steps between two draws of the
@@ -164,7 +165,9 @@ class UnitLoader(DrawnUnits):
         restarts: Count = 1,
         along: Sequence[EdgeType | Sequence[EdgeType]] = (),
         max_joint: Count = 16,
-        num_neighbors: Mapping[EdgeType, int] | Sequence[int] | None = None,
+        num_neighbors: Mapping[EdgeType, int | Sequence[int]]
+        | Sequence[int]
+        | None = None,
         num_steps: Count | None = None,
         resample_every: Count | None = None,
         sampling: Sampling = 'without_replacement',
@@ -180,8 +183,7 @@ class UnitLoader(DrawnUnits):
         shared = relation == SHARED
         check_instance('along', along, list, tuple)
         data = with_edge_index(data)
-        if not isinstance(num_neighbors or {}, Mapping):
-            hops, num_neighbors = _per_hop(num_neighbors, unit, data)
+        hops, limits = _limits(num_neighbors, unit, data, hops)
         if not shared and (walk_length or along):
             raise ValueError(
                 "'relation' needs to be 'contents' for walks between persons, "
@@ -251,22 +253,7 @@ class UnitLoader(DrawnUnits):
         if transform is not None:
             made = transform(self._plain.typed(self._plain.made(_SHOWN)))
             self.schema = schema(_typed(made))
-        limits = cast(Mapping[EdgeType, Any], num_neighbors or {})
-        self._capped = {
-            unit.known(e, 'num_neighbors'): check_integer(
-                'num_neighbors',
-                k[0] if isinstance(k, list) and len({*k}) == 1 else k,
-                0,
-            )
-            for e, k in limits.items()
-        }
-        for e, k in self._capped.items():
-            other = self._capped.get(unit.mirrors.get(e, e), k)
-            if other != k:
-                raise ValueError(
-                    "'num_neighbors' needs one number for an edge type and "
-                    f'its mirror (got {k} and {other} for {e})'
-                )
+        self._capped = {e: k for e, k in limits.items() if k >= 0}
         self._pairs = torch.empty((2, 0), dtype=torch.int64)
         if shared:
             self._pairs = unit.pairs(along, max_joint)
@@ -388,11 +375,6 @@ class UnitLoader(DrawnUnits):
             repr(self._declared),
             *([self._pairs] if self._law else []),
         )
-
-    def features(self) -> Iterator[tuple[str, Any]]:
-        """Yield the features of all tables that persons own."""
-        for t in self._owners:
-            yield f"data['{t}'].x", self.tables[t].x
 
     def assumptions(self) -> tuple[str, ...]:
         """Return the assumptions and limits of a guarantee in one person."""
@@ -607,22 +589,36 @@ def _is_typed(input_nodes: Any) -> bool:
     )
 
 
-def _per_hop(
-    given: Any, unit: PrivacyUnit, data: HeteroData
+def _limits(
+    given: Any, unit: PrivacyUnit, data: HeteroData, hops: int
 ) -> tuple[int, dict[EdgeType, int]]:
-    # The numbers of PyG, one a hop, as those of edge types to public rows.
-    if not isinstance(given, list | tuple) or len({*given}) != 1:
+    # The hops, and a number for each edge type: -1 for all.
+    listed, by_type = (list, tuple), given or {}
+    if isinstance(given, listed):
+        public = {*unit.public}
+        by_type = {e: given for e in data.edge_types if public & {e[0], e[2]}}
+    check_instance('num_neighbors', by_type, Mapping)
+    each = [k for k in (given, *by_type.values()) if isinstance(k, listed)]
+    if any(len({*k}) != 1 or len(k) != len(each[0]) for k in each):
         raise ValueError(
             "'num_neighbors' needs one number for all hops, as [10, 10], or a "
             'number by edge type: which public rows a row brings in does not '
             f'depend on how far away it is (got {given!r})'
         )
-    if given[0] == -1:
-        return len(given), {}
-    public = {*unit.public}
-    return len(given), {
-        e: given[0] for e in data.edge_types if public & {e[0], e[2]}
+    made = {
+        unit.known(e, 'num_neighbors'): check_integer(
+            'num_neighbors', k[0] if isinstance(k, listed) else k, -1
+        )
+        for e, k in by_type.items()
     }
+    for e, k in made.items():
+        other = made.get(unit.mirrors.get(e, e), k)
+        if other != k:
+            raise ValueError(
+                "'num_neighbors' needs one number for an edge type and "
+                f'its mirror (got {k} and {other} for {e})'
+            )
+    return len(each[0]) if each else hops, made
 
 
 def _called(step: Any) -> str:

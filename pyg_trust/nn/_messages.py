@@ -11,18 +11,8 @@ from pyg_trust._checks import REAL, check_tensor
 from pyg_trust._checks.graphs import check_edges
 from pyg_trust.graph import CSRGraph
 
-
-class _Plain(MessagePassing):
-    # PyG compiles a 'propagate' for each class, and sets it there.
-    pass
-
-
 _METHODS = ('message', 'message_and_aggregate', 'aggregate', 'update')
-_HOOKS = [
-    name
-    for name in vars(_Plain())
-    if name.endswith('_hooks') and name not in vars(torch.nn.Module())
-]
+_TORCH = vars(torch.nn.Module())
 
 
 def changed(layer: MessagePassing, own: type, flow: str) -> str | None:
@@ -46,7 +36,8 @@ def changed(layer: MessagePassing, own: type, flow: str) -> str | None:
         method = getattr(layer, name)
         if getattr(method, '__func__', method) is not getattr(own, name):
             return name
-    if any(getattr(layer, name) for name in _HOOKS):
+    hooks = (name for name in vars(layer) if name.endswith('_hooks'))
+    if any(getattr(layer, name) for name in hooks if name not in _TORCH):
         return 'hooks'
     aggr = layer.aggr_module
     if type(aggr) is not SumAggregation or aggr._forward_hooks:

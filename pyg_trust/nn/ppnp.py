@@ -435,7 +435,9 @@ class LabelPropagation(PageRankDiffusion):
         # One product by the normalised adjacency matrix.
         n = y.size(0)
         slow = changed(self, PageRankDiffusion, 'source_to_target')
-        if not (n == 0 or y.dtype not in REAL or slow or recording()):
+        given = y if edge_weight is None else edge_weight
+        real = y.dtype in REAL and given.dtype in REAL
+        if n and real and not slow and not recording():
             known = CSRGraph.convert(graph, n, edge_weight, duplicates='keep')
             if known.is_undirected and not (
                 known.is_weighted or known.has_duplicates
@@ -566,7 +568,7 @@ def _check_rows(
 
 
 def _check_labels(y_soft: Tensor, y_true: Tensor, mask: Tensor) -> None:
-    check_tensor('y_soft', y_soft, REAL, ('num_nodes', 'num_classes'))
+    _check_rows('y_soft', y_soft, (2,))
     count = check_nodes('mask', mask, y_soft.size(0)).numel()
     check_instance('y_true', y_true, Tensor)
     if y_true.dtype == torch.int64:

@@ -1,13 +1,14 @@
 """Differential privacy of the rows of the features."""
 
 from .accountant import Accountant as Accountant
+from .accountant import FDPAccountant as FDPAccountant
+from .accountant import GroupAccountant as GroupAccountant
+from .accountant import GroupPoissonAccountant as GroupPoissonAccountant
 from .accountant import PLDAccountant as PLDAccountant
 from .accountant import PoissonAccountant as PoissonAccountant
 from .accountant import RDPAccountant as RDPAccountant
 from .accountant import WORAccountant as WORAccountant
 from .accountant import create_accountant as create_accountant
-from .accounting import calibrate_fdp as calibrate_fdp
-from .accounting import fdp_epsilon as fdp_epsilon
 from .accounting import group_wor_epsilon as group_wor_epsilon
 from .accounting import group_wor_profile as group_wor_profile
 from .accounting import rdp_group_wor as rdp_group_wor
@@ -16,9 +17,6 @@ from .aggregation import PrivateNodeClassifier as PrivateNodeClassifier
 from .codes import UnitGradients as UnitGradients
 from .codes import unit_gradients as unit_gradients
 from .coverage import CoverageReport as CoverageReport
-from .ego_accounts import FDPAccountant as FDPAccountant
-from .ego_accounts import GroupAccountant as GroupAccountant
-from .ego_accounts import GroupPoissonAccountant as GroupPoissonAccountant
 from .engine import PrivacyEngine as PrivacyEngine
 from .gaussian import gaussian_epsilon as gaussian_epsilon
 from .gaussian import gaussian_mu as gaussian_mu
@@ -65,12 +63,10 @@ __all__ = [
     'SearchReport',
     'UnitGradients',
     'WORAccountant',
-    'calibrate_fdp',
     'calibrate_poisson',
     'class_messages',
     'clip_factors',
     'create_accountant',
-    'fdp_epsilon',
     'gaussian_epsilon',
     'gaussian_mu',
     'gaussian_mu_for',

@@ -6,7 +6,7 @@ see :class:`Accountant`.
 
 import copy
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Annotated, Any
 
@@ -15,6 +15,7 @@ from opacus.accountants import IAccountant
 from opacus.accountants.registry import register_accountant
 
 from pyg_trust._checks import (
+    Count,
     Fraction,
     NotNegative,
     OneOf,
@@ -29,25 +30,41 @@ from pyg_trust._checks import (
 )
 from pyg_trust._checks.states import check_state
 from pyg_trust.privacy.accounting import (
+    ORDERS,
+    check_group,
+    check_share,
+    group_wor_epsilon,
     last_that_fits,
     least_noise,
+    rdp_epsilon,
+    rdp_group_wor,
     wor_epsilon,
 )
 from pyg_trust.privacy.mechanisms import (
     check_delta,
+    check_multiplier,
     check_orders,
     check_q,
     lam_from_opacus,
+    rdp_fdp,
     rdp_wor,
     rdp_wor_profile,
 )
-from pyg_trust.privacy.poisson import (
-    FORMS,
-    check_multiplier,
-    poisson_epsilon,
-    rdp_poisson,
-)
+from pyg_trust.privacy.poisson import FORMS, poisson_epsilon, rdp_poisson
 from pyg_trust.registries import Registry
+
+__all__ = [
+    'Accountant',
+    'FDPAccountant',
+    'GroupAccountant',
+    'GroupPoissonAccountant',
+    'PLDAccountant',
+    'PoissonAccountant',
+    'RDPAccountant',
+    'WORAccountant',
+    'create_accountant',
+    'register_accountants',
+]
 
 RELATION = 'replace-one-feature-row'
 SAMPLING = 'uniform-without-replacement'
@@ -75,9 +92,7 @@ def _check_accountant(name: str, entry: Any) -> None:
 
 #: The classes of accountants, by what reports call them.
 ACCOUNTANTS: Registry[type['Accountant']] = Registry(
-    'accountant',
-    _check_accountant,
-    homes=('privacy.accountant', 'privacy.ego_accounts'),
+    'accountant', _check_accountant, homes=('privacy.accountant',)
 )
 
 
@@ -86,7 +101,7 @@ class Accountant(IAccountant):
 
     An accountant of your own overrides :meth:`epsilon_of` and states which
     :obj:`sampling` and :obj:`relation` its proof is for; an engine refuses it
-    for a loader with others.
+    for a loader with others, and reports name it as the user's.
 
     .. code-block:: python
 
@@ -100,12 +115,9 @@ class Accountant(IAccountant):
             def epsilon_of(self, history, delta):
                 ...
 
-    Reports then say that :math:`\epsilon` is by the accountant ``'mine'``,
-    registered by the user and not checked by this package.
-
     :obj:`history` holds :obj:`(noise_multiplier, sample_rate, steps)`, as
     Opacus' accountants do; :obj:`noise_multiplier` is Opacus' :math:`\sigma /
-    C`, independent of the sensitivity between neighbours.
+    C`, whatever the sensitivity between neighbours.
     """
 
     history: History
@@ -116,18 +128,19 @@ class Accountant(IAccountant):
     sampling: str = SAMPLING
     #: How many units a record is in at most.
     occurrences: int = 1
+    # The arguments of the class, which a state has to repeat.
+    _arguments: tuple[str, ...] = ()
 
     def __init__(self) -> None:
         self.history = []
         self.pure_epsilon = 0.0
 
     def __repr__(self) -> str:
-        steps = sum(steps for *_, steps in self.history)
-        return f'{type(self).__name__}(steps={steps})'
+        return f'{type(self).__name__}(steps={len(self)})'
 
     @classmethod
     def mechanism(cls) -> str:
-        """The name under which it is registered, or its class."""
+        """Return the name under which it is registered, or its class."""
         named = ACCOUNTANTS.name_of(cls)
         return (
             f'{cls.__module__}.{cls.__qualname__}' if named is None else named
@@ -162,9 +175,7 @@ class Accountant(IAccountant):
 
     @validated
     def spend_pure(self, epsilon: Positive) -> None:
-        r"""Record an :math:`\epsilon`-DP release beside the steps.
-
-        It adds up with the steps by basic composition.
+        r"""Record an :math:`\epsilon`-DP release, which adds to the steps.
 
         Args:
             epsilon (float): positive and finite.
@@ -183,11 +194,10 @@ class Accountant(IAccountant):
             raise TypeError(
                 f"'get_epsilon' takes 'delta' alone (got {args} and {kwargs})"
             )
-        return self._epsilon(self.history, delta)
+        return self.pure_epsilon + self._epsilon(self.history, delta)
 
     def _epsilon(self, history: History, delta: float) -> float:
-        check_delta(delta)
-        spent = self.epsilon_of(list(history), delta)
+        spent = self.epsilon_of(list(history), check_delta(delta))
         if isinstance(spent, bool) or not (
             isinstance(spent, int | float) and spent >= 0
         ):
@@ -195,18 +205,14 @@ class Accountant(IAccountant):
                 f'the accountant {self.mechanism()!r} needs to give an '
                 f'epsilon of at least 0 (got {spent!r})'
             )
-        return self.pure_epsilon + spent
+        return spent
 
     def rdp(self, orders: Sequence[float]) -> np.ndarray:
         r"""Compute Rényi DP of everything so far, at each order.
 
-        Of a step that draws without replacement it is the least of
-        :func:`~pyg_trust.privacy.mechanisms.rdp_wor` and
-        :func:`~pyg_trust.privacy.mechanisms.rdp_wor_profile`; of a release
-        that is
-        :math:`\epsilon`-DP, :math:`\min(\epsilon, a \epsilon^2 / 2)` (`Bun and
-        Steinke 2016, Proposition 3.3 <https://arxiv.org/abs/1605.02065>`_).
-        An accountant of the user's own gives none, unless it says how.
+        An :math:`\epsilon`-DP release adds :math:`\min(\epsilon, a \epsilon^2
+        / 2)` (`Bun and Steinke 2016 <https://arxiv.org/abs/1605.02065>`_). An
+        accountant of the user's own gives none, unless it says how.
 
         Args:
             orders (sequence of float): the orders :math:`a > 1`.
@@ -246,13 +252,14 @@ class Accountant(IAccountant):
                 come.
             sample_rate (float): the sampling rate of the steps to come.
         """
-        if epsilon <= self.pure_epsilon:
+        left = epsilon - self.pure_epsilon
+        if left <= 0:
             return 0
         noise, rate, _ = self._line((noise_multiplier, sample_rate, 1))
 
         def fits(steps: int) -> bool:
             history = [*self.history, (noise, rate, steps)]
-            return self._epsilon(history, delta) <= epsilon
+            return self.pure_epsilon + self._epsilon(history, delta) <= epsilon
 
         return last_that_fits(fits)
 
@@ -261,18 +268,18 @@ class Accountant(IAccountant):
 
     def _line(self, line: Any) -> tuple[float, float, int]:
         # A checked line of the history.
-        noise, rate, steps = _checked(line)
-        check_multiplier(noise, self.occurrences)
+        noise, rate, steps = line
+        noise = float(check_multiplier(noise, self.occurrences))
+        rate = float(check_q(rate, 'sample_rate'))
         self._check_rate(rate)
-        return noise, rate, steps
+        return noise, rate, check_integer('steps', steps, 1)
 
     def noise_multiplier_for(
         self, epsilon: float, delta: float, *, sample_rate: float, steps: int
     ) -> float:
         r"""Return a noise multiplier that keeps steps within a budget.
 
-        Never above :obj:`epsilon`, and within one percent of it (see
-        :func:`pyg_trust.privacy.accounting.calibrate_wor`). Releases by
+        Never above :obj:`epsilon`, and within one percent of it. Releases by
         :meth:`spend_pure` are subtracted, earlier steps are not.
 
         Args:
@@ -281,18 +288,20 @@ class Accountant(IAccountant):
             sample_rate (float): :math:`m / M`.
             steps (int): the number of steps.
         """
-        rest = _rest(epsilon, self.pure_epsilon)
+        if not self.pure_epsilon < check_positive('epsilon', epsilon):
+            raise ValueError(
+                f"'epsilon' needs to be above the {self.pure_epsilon} spent "
+                f'beside the steps (got {epsilon})'
+            )
         rate = check_q(sample_rate, 'sample_rate')
         self._check_rate(rate)
         check_delta(delta)
         check_integer('steps', steps, 1, numpy=True)
-
-        def spent(z: float) -> float:
-            spent = self._epsilon([(z, rate, steps)], delta)
-            return spent - self.pure_epsilon
-
         what = f'{self.mechanism()!r} with {delta=:g}'
-        return least_noise(spent, rest, 0.01, what, self.occurrences)
+        return least_noise(
+            lambda z: self._epsilon([(z, rate, steps)], delta),
+            *(epsilon - self.pure_epsilon, 0.01, what, self.occurrences),
+        )
 
     def __len__(self) -> int:
         return sum(steps for _, _, steps in self.history)
@@ -316,6 +325,7 @@ class Accountant(IAccountant):
             'mechanism': self.mechanism(),
             'relation': self.relation,
             'sampling': self.sampling,
+            **{name: getattr(self, name) for name in self._arguments},
         }
 
     def load_state_dict(self, state_dict: Any) -> None:
@@ -366,24 +376,17 @@ class Accountant(IAccountant):
 class WORAccountant(Accountant):
     r"""Accountant of steps that draw subgraphs without replacement.
 
-    The relation and the assumptions are those of
-    :mod:`pyg_trust.privacy.mechanisms`: one row of the features is
-    replaced; a constant number :math:`m` of :math:`M` node-disjoint subgraphs
-    is drawn uniformly without replacement, afresh in every step; gradients
-    are clipped per subgraph. An epoch's shuffle and Poisson sampling are
-    *not* covered.
-
-    :obj:`noise_multiplier` is Opacus' :math:`\sigma / C`. Replacing a row
-    moves the sum by up to :math:`2C`, which the account counts. Opacus' own
-    accountants, given the same history, are for adding or removing a row
-    under Poisson sampling and understate this mechanism's :math:`\epsilon`
-    by a factor of two or more.
+    One row of the features is replaced, and a constant number of disjoint
+    subgraphs is drawn afresh in every step: the sum moves by :math:`2C`. The
+    shuffle of an epoch and Poisson sampling are not covered. Opacus' own
+    accountants are for adding or removing a row under Poisson sampling, and
+    understate this :math:`\epsilon` by a factor of two or more.
 
     Use :class:`PLDAccountant` or :class:`RDPAccountant`.
     """
 
     # The method of wor_epsilon.
-    _method: str
+    _method = 'pld_wor'
 
     def epsilon_of(self, history: History, delta: float) -> float:
         """Compute epsilon by :func:`pyg_trust.privacy.wor_epsilon`."""
@@ -392,26 +395,19 @@ class WORAccountant(Accountant):
     def _rdp_of_step(
         self, orders: np.ndarray, noise_multiplier: float, sample_rate: float
     ) -> np.ndarray:
-        key = tuple(orders.tolist()), sample_rate, noise_multiplier
-        return _least_rdp(*key)
+        lam = lam_from_opacus(noise_multiplier)
+        key = tuple(orders.tolist()), sample_rate, lam
+        return np.minimum(_once(rdp_wor, *key), _once(rdp_wor_profile, *key))
 
 
 @ACCOUNTANTS.builtin('pld_wor')
 class PLDAccountant(WORAccountant):
-    """Accountant by privacy loss distributions: tighter, the default.
-
-    See :func:`pyg_trust.privacy.accounting.wor_epsilon_pld`.
-    """
-
-    _method = 'pld_wor'
+    """Accountant by privacy loss distributions: tighter, the default."""
 
 
 @ACCOUNTANTS.builtin('rdp_wor')
 class RDPAccountant(WORAccountant):
-    """Accountant by Rényi DP, as in Ayle et al. 2023.
-
-    See :func:`pyg_trust.privacy.accounting.wor_epsilon_rdp`.
-    """
+    """Accountant by Rényi DP, as in Ayle et al. 2023."""
 
     _method = 'rdp_wor'
 
@@ -421,10 +417,8 @@ class RDPAccountant(WORAccountant):
 class PoissonAccountant(Accountant):
     r"""Accountant of Poisson sampling: each unit is drawn independently.
 
-    By the pairs of :mod:`pyg_trust.privacy.poisson`, which are exact. As
-    everywhere, :obj:`noise_multiplier` is Opacus' :math:`\sigma / C`, used as
-    it is: the pair knows whether neighbours move the sum by :math:`C` or
-    :math:`2C`.
+    It is exact (:mod:`pyg_trust.privacy.poisson`), whether neighbours move
+    the sum by :math:`C` or :math:`2C`.
 
     Args:
         form (str): :obj:`'replace'` or :obj:`'withdraw'`, see
@@ -440,6 +434,7 @@ class PoissonAccountant(Accountant):
     """
 
     sampling = POISSON_SAMPLING
+    _arguments = ('form',)
 
     def __init__(self, form: Annotated[str, OneOf(FORMS)] = 'replace') -> None:
         super().__init__()
@@ -452,11 +447,134 @@ class PoissonAccountant(Accountant):
     def _rdp_of_step(
         self, orders: np.ndarray, noise_multiplier: float, sample_rate: float
     ) -> np.ndarray:
-        key = tuple(orders.tolist())
-        return poisson_rdp(key, sample_rate, noise_multiplier, self.form)
+        key = tuple(orders.tolist()), sample_rate, noise_multiplier
+        return _once(rdp_poisson, *key, self.form)
 
-    def _constants(self) -> dict[str, Any]:
-        return {**super()._constants(), 'form': self.form}
+
+# Records in several units ####################################################
+
+
+@ACCOUNTANTS.builtin(GROUP_WOR)
+class GroupAccountant(Accountant):
+    r"""Accountant for records that are in several units, such as ego graphs.
+
+    Each of at most :math:`k` roots reads a row; :math:`m` of :math:`N` roots
+    are drawn without replacement, and their gradients clipped each. It hides
+    how many of the :math:`k` were drawn; :class:`FDPAccountant` reveals it.
+    :obj:`noise_multiplier` is at least a tenth of :math:`k`.
+
+    Args:
+        num_roots (int): :math:`N`, ``loader.num_subgraphs``.
+        occurrences (int): :math:`k`, ``loader.terms``.
+
+    Example:
+        >>> accountant = GroupAccountant(13482, 5)
+        >>> for _ in range(100):
+        ...     accountant.step(noise_multiplier=8.2, sample_rate=674 / 13482)
+        >>> 3.1 < accountant.get_epsilon(delta=1e-5) < 3.2
+        True
+    """
+
+    _arguments = ('num_roots', 'occurrences')
+
+    def __init__(self, num_roots: int, occurrences: int) -> None:
+        super().__init__()
+        self.num_roots, self.occurrences = check_group(num_roots, occurrences)
+
+    def _check_rate(self, sample_rate: float) -> None:
+        check_share(sample_rate, self.num_roots, 'sample_rate')
+
+    def epsilon_of(self, history: History, delta: float) -> float:
+        """Compute epsilon by :func:`pyg_trust.privacy.group_wor_epsilon`."""
+        known = self.num_roots, self.occurrences
+        return group_wor_epsilon(history, delta, *known)
+
+    def _rdp_of_step(
+        self, orders: np.ndarray, noise_multiplier: float, sample_rate: float
+    ) -> np.ndarray:
+        key = tuple(orders.tolist()), sample_rate, noise_multiplier
+        return _once(rdp_group_wor, *key, self.num_roots, self.occurrences)
+
+
+@ACCOUNTANTS.builtin(GROUP)
+class GroupPoissonAccountant(GroupAccountant):
+    r"""Accountant as :class:`GroupAccountant`, for Poisson sampling; exact.
+
+    Args:
+        num_roots (int): :math:`N`, ``loader.num_subgraphs``.
+        occurrences (int): :math:`k`, ``loader.terms``.
+
+    Example:
+        >>> accountant = GroupPoissonAccountant(13482, 5)
+        >>> for _ in range(100):
+        ...     accountant.step(noise_multiplier=8.2, sample_rate=0.05)
+        >>> 2.4 < accountant.get_epsilon(delta=1e-5) < 2.5
+        True
+    """
+
+    sampling = POISSON_SAMPLING
+
+    def _check_rate(self, sample_rate: float) -> None:
+        check_q(sample_rate, 'sample_rate')
+
+    def epsilon_of(self, history: History, delta: float) -> float:
+        """Compute epsilon by :func:`pyg_trust.privacy.poisson_epsilon`."""
+        return poisson_epsilon(history, delta, occurrences=self.occurrences)
+
+    def _rdp_of_step(
+        self, orders: np.ndarray, noise_multiplier: float, sample_rate: float
+    ) -> np.ndarray:
+        key = tuple(orders.tolist()), sample_rate, noise_multiplier
+        return _once(rdp_poisson, *key, 'replace', k=self.occurrences)
+
+
+@validated
+@ACCOUNTANTS.builtin(FDP)
+class FDPAccountant(Accountant):
+    r"""Accountant of the baseline on bounded-degree graphs, as in its paper.
+
+    :class:`GroupAccountant` has a smaller :math:`\epsilon` for the same steps.
+    The noise multiplier is :math:`2\, \mathrm{terms}\, \lambda`.
+
+    Args:
+        num_nodes (int): the number :math:`N` of training nodes.
+        batch_size (int): the number :math:`m` drawn in each step.
+        terms (int): how many roots read a row at most.
+    """
+
+    _arguments = ('num_nodes', 'batch_size', 'terms')
+
+    def __init__(
+        self, num_nodes: Count, batch_size: Count, terms: Count
+    ) -> None:
+        super().__init__()
+        self.num_nodes, self.batch_size = num_nodes, batch_size
+        self.terms = self.occurrences = terms
+        rdp_fdp(ORDERS, num_nodes, batch_size, terms, 1.0)
+
+    def _check_rate(self, sample_rate: float) -> None:
+        rate = self.batch_size / self.num_nodes
+        if check_number('sample_rate', sample_rate) != rate:
+            raise ValueError(
+                f"'sample_rate' needs to be {rate} (got {sample_rate})"
+            )
+
+    def _rdp_of_step(
+        self, orders: np.ndarray, noise_multiplier: float, sample_rate: float
+    ) -> np.ndarray:
+        known = self.num_nodes, self.batch_size, self.terms
+        return rdp_fdp(
+            orders, *known, lam_from_opacus(noise_multiplier / self.terms)
+        )
+
+    @validated
+    def epsilon_of(self, history: History, delta: Fraction) -> float:
+        """Compute epsilon by the Rényi bound of the paper."""
+        if not history:
+            return 0.0
+        a = np.asarray(ORDERS)
+        rdp = sum(n * self._rdp_of_step(a, z, 1.0) for z, _, n in history)
+        return rdp_epsilon(ORDERS, np.asarray(rdp), delta)
 
 
 def create_accountant(
@@ -487,56 +605,19 @@ def create_accountant(
 def register_accountants() -> None:
     """Register PLD and RDP in ``opacus.accountants.create_accountant``.
 
-    Importing pyg_trust does not: it would change Opacus for everyone. Calling
-    it again changes nothing. Opacus' own engine samples by Poisson or by
-    epoch, neither of which these accountants cover.
+    Importing pyg_trust does not, as it would change Opacus for everyone.
+    Opacus' own engine samples in ways that these accountants do not cover.
     """
     for kind in (PLDAccountant, RDPAccountant):
         register_accountant(kind.mechanism(), kind, force=True)
 
 
 @lru_cache(maxsize=256)
-def _least_rdp(
-    orders: tuple[float, ...], rate: float, multiplier: float
-) -> np.ndarray:
-    lam = lam_from_opacus(multiplier)
-    return np.minimum(
-        rdp_wor(orders, rate, lam), rdp_wor_profile(orders, rate, lam)
-    )
+def _once(rdp: Callable[..., np.ndarray], *key: Any, k: int = 1) -> np.ndarray:
+    return rdp(*key) if k == 1 else rdp(*key, occurrences=k)
 
 
-@lru_cache(maxsize=256)
-def poisson_rdp(
-    orders: tuple[float, ...],
-    rate: float,
-    multiplier: float,
-    form: str,
-    k: int = 1,
-) -> np.ndarray:
-    """Call :func:`pyg_trust.privacy.poisson.rdp_poisson`, cached."""
-    return rdp_poisson(orders, rate, multiplier, form, occurrences=k)
-
-
-def _rest(epsilon: float, spent: float) -> float:
-    if not spent < check_positive('epsilon', epsilon):
-        raise ValueError(
-            f"'epsilon' needs to be above the {spent} spent beside the steps "
-            f'(got {epsilon})'
-        )
-    return epsilon - spent
-
-
-def _checked(line: Any) -> tuple[float, float, int]:
-    noise, rate, steps = line
-    check_multiplier(noise)
-    check_q(rate, 'sample_rate')
-    check_integer('steps', steps, 1)
-    return float(noise), float(rate), steps
-
-
-def _merged(
-    history: History,
-) -> History:
+def _merged(history: History) -> History:
     merged: History = []
     for noise, rate, steps in history:
         if merged and merged[-1][:2] == (noise, rate):
@@ -545,10 +626,7 @@ def _merged(
     return merged
 
 
-def _continues(
-    longer: History,
-    shorter: History,
-) -> bool:
+def _continues(longer: History, shorter: History) -> bool:
     if not shorter:
         return True
     last = len(shorter) - 1
@@ -572,13 +650,11 @@ def epsilon_over_time(
         points (int): at how many numbers of steps, evenly spaced, at most as
             many as there are. (default: :obj:`8`)
     """
-    total = sum(count for _, _, count in accountant.history)
-    points = min(points, total)
+    points = min(points, len(accountant))
     part = copy.copy(accountant)
     found = [0.0]
     for i in range(1, points + 1):
-        at = -(-total * i // points)
-        part.history, left = [], at
+        part.history, left = [], -(-len(accountant) * i // points)
         for noise, rate, count in accountant.history:
             if left > 0:
                 part.history.append((noise, rate, min(count, left)))

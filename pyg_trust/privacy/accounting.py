@@ -1,13 +1,10 @@
-r"""Accounting of DP-SGD on node-disjoint subgraphs, composed over steps.
+r"""Accounts of steps that draw units without replacement.
 
-The relation and the step are those of
-:mod:`pyg_trust.privacy.mechanisms`: one row of the features is replaced.
-
-A *history* is a sequence of :obj:`(noise_multiplier, q, steps)`, with the
-noise multiplier :math:`z = \sigma / C` of Opacus. Its parameters must have
-been fixed without looking at the private data (adaptive composition of *fixed*
-mechanisms; a noise chosen from released gradients needs a filter, which is
-not here).
+A *history* is a sequence of (noise multiplier, rate, steps) with the noise
+multiplier :math:`z = \sigma / C` of Opacus and the rate :math:`q = m / M`; all
+of it was chosen without looking at private data. Neighbours differ in one row
+of the features, which is in one unit, or in at most :math:`k` of them.
+Proofs are in the documentation, "Private training".
 """
 
 import math
@@ -21,9 +18,7 @@ from pyg_trust._checks import (
     Count,
     Finite,
     Fraction,
-    Natural,
     Positive,
-    Rate,
     check_choice,
     check_integer,
     validated,
@@ -41,11 +36,18 @@ from pyg_trust.privacy.mechanisms import (
     check_rdp,
     gaussian_profile,
     lam_from_opacus,
-    rdp_fdp,
     rdp_wor,
     rdp_wor_profile,
     unamplify,
 )
+
+__all__ = [
+    'group_wor_epsilon',
+    'group_wor_profile',
+    'rdp_epsilon',
+    'rdp_group_wor',
+    'wor_epsilon',
+]
 
 METHODS = ('pld_wor', 'rdp_wor')
 # Heavier weights count for how far a grid reaches.
@@ -54,13 +56,8 @@ _check_int = partial(check_integer, numpy=True)
 ORDERS = (
     *(1 + x / 10 for x in range(1, 100)),
     *map(float, range(11, 64)),
-    128.0,
-    256.0,
-    512.0,
-    1024.0,
+    *(128.0, 256.0, 512.0, 1024.0),
 )
-
-
 History = Iterable[tuple[float, float, int]]
 
 
@@ -70,90 +67,36 @@ def rdp_epsilon(
 ) -> float:
     r"""Convert Rényi DP to the least :math:`\epsilon` of a :math:`\delta`.
 
-    `Balle et al. 2020, Theorem 21 <https://arxiv.org/abs/1905.09982>`_:
-
     .. math::
         \epsilon = \min_a\; g(a) + \log\frac{a-1}{a}
         - \frac{\log \delta + \log a}{a - 1}
+
+    (`Balle et al. 2020, Theorem 21 <https://arxiv.org/abs/1905.09982>`_).
 
     Args:
         orders (sequence of float): the orders :math:`a > 1`.
         rdp (sequence of float): :math:`g(a)` of all steps together.
         delta (float): in :math:`(0, 1)`.
-
-    Raises:
-        ValueError: if an order, a divergence or :obj:`delta` is out of range,
-            or the lengths differ.
     """
-    (a, g) = check_rdp(orders, rdp)
+    a, g = check_rdp(orders, rdp)
     epsilon = g + np.log1p(-1 / a) - (math.log(delta) + np.log(a)) / (a - 1)
     return max(0.0, float(epsilon.min()))
-
-
-@validated
-def wor_epsilon_rdp(history: History, delta: Fraction) -> float:
-    r""":math:`\epsilon` of a history by :func:`rdp_wor`.
-
-    Rényi DP of independent steps adds up at each order.
-    """
-    phases = check_history(history)
-    if not phases:
-        return 0.0
-    rdp = np.zeros(len(ORDERS))
-    for (z, q), steps in phases.items():
-        rdp += steps * _rdp_wor_cached(q, z)
-    return rdp_epsilon(ORDERS, rdp, delta)
-
-
-def wor_epsilon_pld(history: History, delta: float) -> float:
-    r""":math:`\epsilon` of a history by privacy loss distributions.
-
-    The profile of :func:`wor_profile` is that of one pair :math:`(P, Q)`. With
-    :math:`(P_G, Q_G)` and the loss :math:`\ell` of the Gaussian mechanism, it
-    has the loss :math:`\epsilon = \log(1 - q + q e^\ell) > 0` with
-    :math:`Q(\mathrm{d}\epsilon) = Q_G(\mathrm{d}\ell)` and :math:`P = q P_G +
-    (1-q) Q_G` there (differentiate the profile by :math:`e^\epsilon`), the
-    mirror image below 0 and the rest, :math:`(1-q)(2\Phi(\mu/2) - 1)`, at 0. A
-    pair whose profile is nowhere lower dominates the step, and products of
-    dominating pairs dominate the composition (`Zhu, Dong and Wang 2022
-    <https://arxiv.org/abs/2106.08567>`_, Theorem 10), also adaptively.
-
-    The losses are put on a grid pessimistically (`Doroshenko et al. 2022
-    <https://arxiv.org/abs/2207.04380>`_): the mass of a cell goes to its two
-    ends such that the masses under :math:`P` and :math:`Q` are kept, which
-    interpolates the profile linearly in :math:`e^\epsilon`; a chord of a
-    convex function lies above it. Mass above the grid counts as an
-    infinite loss, and the lowest losses are rounded up. Hence a coarser grid
-    gives a larger :math:`\epsilon`, never one too small. The masses are
-    composed by FFT on a window outside of which is :obj:`1e-15` at most, by
-    Chernoff's bound; that mass counts as infinite loss, too. The rounding
-    errors of the FFT are *not* proven but measured (against the closed form
-    of :math:`q = 1` and extended precision): they grow with the number
-    :math:`T` of steps, :math:`10^{-13} (1 + T / 200)` is added to
-    :math:`\delta` for them (if that alone exceeds :obj:`delta`, the answer
-    is infinite), and a :obj:`delta` below :obj:`1e-10` is refused.
-    """
-    delta = pld.check_least_delta(delta, "'pld_wor'", "; use 'rdp_wor'")
-    phases = check_history(history)
-    if not phases:
-        return 0.0
-    return _composed(phases, delta, 0, 1)
 
 
 def wor_epsilon(
     history: History, delta: float, method: str = 'pld_wor'
 ) -> float:
-    r""":math:`\epsilon` of a history by either method.
+    r"""Compute :math:`\epsilon` of steps where a row is in one unit.
 
-    Where every step is of rate 1, ``'pld_wor'`` is the closed form
-    :func:`~pyg_trust.privacy.gaussian_epsilon`, and no grid.
+    ``'pld_wor'`` composes privacy loss distributions on a pessimistic grid,
+    and is a closed form where all rates are 1; ``'rdp_wor'`` is the Rényi
+    bound of Ayle et al. 2023, which is larger.
 
     Args:
         history (iterable): of :obj:`(noise_multiplier, q, steps)`.
         delta (float): in :math:`(0, 1)`; not below :obj:`1e-10` for
             ``'pld_wor'`` with a rate below 1.
-        method (str): :obj:`'pld_wor'` (:func:`wor_epsilon_pld`, tighter) or
-            :obj:`'rdp_wor'` (:func:`wor_epsilon_rdp`, the paper's).
+        method (str): :obj:`'pld_wor'` or :obj:`'rdp_wor'`.
             (default: :obj:`'pld_wor'`)
 
     Example:
@@ -164,16 +107,13 @@ def wor_epsilon(
         True
     """
     check_choice('method', method, METHODS)
-    if method == 'rdp_wor':
-        return wor_epsilon_rdp(history, delta)
-    phases = check_history(history)
-    delta = check_delta(delta)
-    if all(q == 1 for _, q in phases):
-        mu = math.hypot(
-            *(n**0.5 / lam_from_opacus(z) for (z, _), n in phases.items())
-        )
-        return gaussian_epsilon(mu, delta)
-    return wor_epsilon_pld([(*key, n) for key, n in phases.items()], delta)
+    phases, delta = check_history(history), check_delta(delta)
+    if method == 'pld_wor':
+        return _spent(phases, delta, 0, 1, "'pld_wor'", "; use 'rdp_wor'")
+    rdp = np.zeros(len(ORDERS))
+    for (z, q), steps in phases.items():
+        rdp += steps * _rdp_wor_cached(q, z)
+    return rdp_epsilon(ORDERS, rdp, delta) if phases else 0.0
 
 
 @validated
@@ -186,14 +126,11 @@ def group_wor_profile(
 ) -> float:
     r"""Bound :math:`\delta(\epsilon)` of a step with records in several units.
 
-    The bound is that of :func:`group_wor_epsilon`; for one occurrence
-    :func:`wor_profile`.
-
     Args:
         epsilon (float): any finite number.
         m (int): how many units the step draws.
-        num_roots (int): :math:`N`, of how many.
-        occurrences (int): :math:`k`, how many of them a record is in at most.
+        num_roots (int): how many units there are.
+        occurrences (int): how many of them a record is in at most.
         noise_multiplier (float): :math:`z = \sigma / C`.
     """
     n, k = check_group(num_roots, occurrences)
@@ -214,41 +151,12 @@ def group_wor_profile(
 def group_wor_epsilon(
     history: History, delta: Fraction, num_roots: Count, occurrences: Count
 ) -> float:
-    r"""Compute :math:`\epsilon` where a record is in several of the units.
+    r"""Bound :math:`\epsilon` where a record is in several of the units.
 
     A step draws :math:`m` of :math:`N` units (ego graphs of roots) uniformly
-    without replacement and sums their clipped gradients; a record is in at
-    most :math:`k` of the units. Of these :math:`\rho` are drawn, with the
-    hypergeometric probabilities :math:`w_i = P(\rho = i)`; let :math:`q_1 = 1
-    - w_0`. Then for :math:`\epsilon \ge 0`
-
-    .. math::
-        \delta'\left(\log(1 + q_1 (e^\epsilon - 1))\right)
-        \le \sum_{i \ge 1} w_i\, \delta_{\mathrm{Gauss}}(\epsilon;\,
-        \mu = 2 i C / \sigma)
-
-    and :math:`\delta(-\epsilon) = 1 - e^{-\epsilon} + e^{-\epsilon}
-    \delta(\epsilon)`, as the relation is symmetric. **Proof.** By advanced
-    joint convexity (`Balle, Barthe and Gaboardi 2018, Theorem 2
-    <https://arxiv.org/abs/1807.01647>`_) with the common part 'none of the
-    :math:`k` is drawn', the left side is at most :math:`q_1` times a mixture
-    of two divergences at :math:`e^\epsilon`: of :math:`P_1` and :math:`Q_1`,
-    the neighbours' releases if some are drawn, and of :math:`P_1` and
-    :math:`P_0`, where none is. For the first let both draw the same batch:
-    :math:`\rho` gradients move by at most :math:`2C` each. For the second
-    exchange the :math:`\rho` units for as many others, drawn uniformly: what
-    comes out is a uniform batch without the :math:`k`, and again at most
-    :math:`\rho` gradients have moved by :math:`2C`. Given :math:`\rho = i`,
-    of probability :math:`w_i / q_1`, either is at most the Gaussian
-    mechanism's, and the divergence is jointly convex. If :math:`m > N - k`
-    then :math:`q_1 = 1`, and it is as if :math:`\rho` were told.
-
-    It is attained for :math:`k = 1`, where it is :func:`wor_profile`; beyond
-    it is an upper bound. The pair of
-    :func:`~pyg_trust.privacy.poisson_epsilon` with the weights
-    :math:`w_i` would be lower, and is *false*: without replacement
-    :math:`m - \rho` others are drawn, whose gradients can point the other
-    way. The grid and its rounding are those of :func:`wor_epsilon_pld`.
+    without replacement; a record is in at most :math:`k` of them. How many of
+    these are drawn is hypergeometric, and hidden. The bound is attained for
+    :math:`k = 1`, where it is :func:`wor_epsilon`.
 
     Args:
         history (iterable): of :obj:`(noise_multiplier, q, steps)` with
@@ -271,13 +179,7 @@ def group_wor_epsilon(
     phases = check_history(history, k)
     for _, q in phases:
         check_share(q, n)
-    if all(q == 1 for _, q in phases):
-        mu = math.hypot(
-            *(k * c**0.5 / lam_from_opacus(z) for (z, _), c in phases.items())
-        )
-        return gaussian_epsilon(mu, delta) if phases else 0.0
-    delta = pld.check_least_delta(delta, "'pld_group_wor'")
-    return _composed(phases, delta, n, k)
+    return _spent(phases, delta, n, k, "'pld_group_wor'")
 
 
 def rdp_group_wor(
@@ -287,14 +189,7 @@ def rdp_group_wor(
     num_roots: int,
     occurrences: int,
 ) -> np.ndarray:
-    r"""Compute the Rényi DP of the pair behind :func:`group_wor_epsilon`.
-
-    Its losses are those of :func:`rdp_wor_profile` at the rate :math:`q_1`
-    with :math:`\lambda / i`, mixed with the weights :math:`w_i / q_1`:
-
-    .. math::
-        e^{(a-1) g(a)} = \sum_{i \ge 1} \frac{w_i}{q_1}
-        e^{(a-1) g_i(a)}.
+    r"""Compute Rényi DP of the distributions behind :func:`group_wor_epsilon`.
 
     Args:
         orders (sequence of float): the orders :math:`a > 1`.
@@ -318,132 +213,6 @@ def rdp_group_wor(
     return scipy.special.logsumexp(log_w + found, axis=0) / (a - 1)
 
 
-@validated
-def calibrate_wor(
-    epsilon: Positive,
-    delta: Fraction,
-    q: Rate,
-    steps: Count,
-    *,
-    method: str = 'pld_wor',
-    tol: Positive = 0.01,
-) -> float:
-    r"""Return the least noise that keeps :obj:`steps` steps within a budget.
-
-    By bisection; the returned noise was itself accounted for, so it is never
-    above :obj:`epsilon` and, by :obj:`tol`, not far below.
-
-    Args:
-        epsilon (float): the budget, positive.
-        delta (float): in :math:`(0, 1)`.
-        q (float): the sampling rate :math:`m / M`.
-        steps (int): the number of steps.
-        method (str): as in :func:`wor_epsilon`. (default: :obj:`'pld_wor'`)
-        tol (float): the relative gap allowed below :obj:`epsilon`.
-            (default: :obj:`0.01`)
-
-    Returns:
-        float: the noise multiplier :math:`z = \sigma / C`.
-
-    Raises:
-        ValueError: if a number is out of range or no noise is enough.
-
-    Example:
-        >>> z = calibrate_wor(8.0, 1e-5, q=0.4, steps=100)
-        >>> 7.92 <= wor_epsilon([(z, 0.4, 100)], 1e-5) <= 8.0
-        True
-    """
-
-    def spent(z: float) -> float:
-        return wor_epsilon([(z, q, steps)], delta, method)
-
-    return least_noise(spent, epsilon, tol, f'{method!r} with {delta=:g}')
-
-
-@validated
-def max_steps(
-    epsilon: Positive,
-    delta: Fraction,
-    q: Rate,
-    noise_multiplier: float,
-    *,
-    method: str = 'pld_wor',
-    history: History = (),
-) -> int:
-    r"""Return the number of further steps that stay within a budget.
-
-    Args:
-        epsilon (float): the budget, positive.
-        delta (float): in :math:`(0, 1)`.
-        q (float): the sampling rate :math:`m / M` of the steps to come.
-        noise_multiplier (float): :math:`\sigma / C` of the steps to come.
-        method (str): as in :func:`wor_epsilon`. (default: :obj:`'pld_wor'`)
-        history (iterable): the steps spent before. (default: nothing)
-
-    Returns:
-        int: a number whose :math:`\epsilon` is within the budget, while that
-        of one step more is not; 0 if nothing is left.
-    """
-    z = check_multiplier(noise_multiplier)
-    phases = check_history(history)
-    before = [(*key, count) for key, count in phases.items()]
-
-    def fits(steps: int) -> bool:
-        spent = wor_epsilon([*before, (z, q, steps)], delta, method)
-        return spent <= epsilon
-
-    return last_that_fits(fits)
-
-
-@validated
-def fdp_epsilon(
-    num_nodes: Count,
-    m: Count,
-    terms: Count,
-    noise_multiplier: Positive,
-    steps: Natural,
-    delta: Fraction,
-) -> float:
-    r"""Return :math:`\epsilon` of :obj:`steps` steps of the FDP baseline.
-
-    Args:
-        num_nodes (int): the number of training nodes.
-        m (int): the number of nodes drawn in each step.
-        terms (int): as :func:`fdp_terms` gives it.
-        noise_multiplier (float): :math:`\sigma / C`, at least a tenth of
-            :obj:`terms`.
-        steps (int): the number of steps.
-        delta (float): in :math:`(0, 1)`.
-    """
-    z = check_multiplier(noise_multiplier, terms)
-    lam = lam_from_opacus(z / terms)
-    rdp = rdp_fdp(ORDERS, num_nodes, m, terms, lam)
-    epsilon = rdp_epsilon(ORDERS, steps * rdp, delta)
-    return epsilon if steps else 0.0
-
-
-@validated
-def calibrate_fdp(
-    epsilon: Positive,
-    delta: Fraction,
-    num_nodes: Count,
-    m: Count,
-    terms: Count,
-    steps: Count,
-    *,
-    tol: Positive = 0.01,
-) -> float:
-    r"""Return the least noise that keeps FDP's steps within a budget.
-
-    As :func:`calibrate_wor`, by :func:`fdp_epsilon`.
-    """
-
-    def spent(z: float) -> float:
-        return fdp_epsilon(num_nodes, m, terms, z, steps, delta)
-
-    return least_noise(spent, epsilon, tol, f"'rdp_fdp' {delta=:g}", terms)
-
-
 def check_history(
     history: History, occurrences: int = 1
 ) -> dict[tuple[float, float], int]:
@@ -462,11 +231,6 @@ def check_history(
         if count:
             phases[key] = phases.get(key, 0) + count
     return phases
-
-
-@lru_cache(maxsize=512)
-def _rdp_wor_cached(q: float, z: float) -> np.ndarray:
-    return rdp_wor(ORDERS, q, lam_from_opacus(z))
 
 
 def check_group(num_roots: int, occurrences: int) -> tuple[int, int]:
@@ -492,6 +256,11 @@ def check_share(q: float, num_roots: int, name: str = 'q') -> float:
     return q
 
 
+@lru_cache(maxsize=512)
+def _rdp_wor_cached(q: float, z: float) -> np.ndarray:
+    return rdp_wor(ORDERS, q, lam_from_opacus(z))
+
+
 @lru_cache(maxsize=64)
 def _drawn(q: float, n: int, k: int) -> tuple[np.ndarray, np.ndarray]:
     # How many of a record's units are drawn, if any, with probabilities.
@@ -505,9 +274,20 @@ def _drawn(q: float, n: int, k: int) -> tuple[np.ndarray, np.ndarray]:
     return i[i > 0], w[i > 0]
 
 
-def _composed(
-    phases: dict[tuple[float, float], int], delta: float, n: int, k: int
+def _spent(
+    phases: dict[tuple[float, float], int],
+    delta: float,
+    n: int,
+    k: int,
+    what: str,
+    advice: str = '',
 ) -> float:
+    if all(q == 1 for _, q in phases):
+        mu = math.hypot(
+            *(k * c**0.5 / lam_from_opacus(z) for (z, _), c in phases.items())
+        )
+        return gaussian_epsilon(mu, delta)
+    delta = pld.check_least_delta(delta, what, advice)
     groups = [(lam_from_opacus(z), *_drawn(q, n, k)) for z, q in phases]
     # A fiftieth of a step's loss: its variance grows by less than 1e-4.
     step = min(1e-3, *(min(1, w.sum()) / lam / 50 for lam, _, w in groups))
@@ -542,19 +322,16 @@ def _pair(
     tail_p = q * tail_p + (1 - q) * tail_q
     in_p, in_q = -np.diff(tail_p), -np.diff(tail_q)
     mass = np.zeros(2 * count + 1)
-    # Above zero: a cell with (in_p, in_q) goes to its two ends.
-    lower = (in_q * np.exp(edge[1:]) - in_p) / math.expm1(step)
-    lower = np.clip(lower, 0, in_p)
-    mass[count:-1] += lower
-    mass[count + 1 :] += in_p - lower
-    # Below zero: the mirror image, with P and Q exchanged.
-    lower = (in_p * np.exp(-edge[:-1]) - in_q) / math.expm1(step)
-    lower = np.clip(lower, 0, in_q)
-    mass[:count] += lower[::-1]
-    mass[1 : count + 1] += (in_q - lower)[::-1]
+    # Below zero is the mirror image, with P and Q exchanged.
+    mass[count:] += pld.connect(edge, in_p, in_q, step)
+    back = -edge[::-1], in_q[::-1], in_p[::-1]
+    mass[: count + 1] += pld.connect(*back, step)
     mass[0] += tail_q[-1]
     mass[count] += (1 - q) * even
     return pld.Masses(mass, -count, float(tail_p[-1]))
+
+
+# Searches ####################################################################
 
 
 def least_noise(

@@ -105,8 +105,13 @@ def as_in_opacus(call: _Call) -> _Call:
     return explained  # type: ignore[return-value]
 
 
-def check_parts(module: Any, optimizer: Any, loader: Any) -> None:
+def check_parts(module: Any, optimizer: Any, loader: Any = None) -> None:
     """Refuse objects that are private already, or can't be made private.
+
+    Args:
+        module (torch.nn.Module): the model.
+        optimizer (torch.optim.Optimizer): its optimizer.
+        loader (StepLoader, optional): its loader.
 
     Raises:
         TypeError: if an object is of a type that can't be used.
@@ -130,6 +135,9 @@ def check_parts(module: Any, optimizer: Any, loader: Any) -> None:
     check_autocast(next(module.parameters(), torch.empty(0)).device)
     check_optimizer(optimizer)
     check_types(module)
+    if loader is None:
+        return
+    IsLoader(StepLoader).check('data_loader', loader)
     if loader.batch_sampler.choose is not None:
         raise ValueError("'data_loader' is private already")
     loader.batch_sampler.check_present()

@@ -27,6 +27,7 @@ from pyg_trust.removal import NotThere, RemovalRequest
 from pyg_trust.report import Guarantee, Report, provenance
 from pyg_trust.report.base import stated
 from pyg_trust.transforms.aggregation_report import Relation
+from pyg_trust.verify.chain import LISTED
 from pyg_trust.verify.removal import covered
 
 # By relation: the items that a request may name, and the reason for the limit.
@@ -63,7 +64,8 @@ class CoverageReport(Report):
         target_epsilon (float): the largest :math:`\epsilon` allowed.
         seeded (bool): whether noise comes from an explicit seed; no such
             model covers anything.
-        history (tuple): :math:`\mu` after every line of the ledger.
+        history (tuple): 0, and :math:`\mu` after the newest lines of the
+            ledger, 63 at most.
         deleted (tuple): the data of the removed items that was deleted.
         data (str): a salted digest of the edges that remain.
         before (str): the same of those before this removal.
@@ -182,6 +184,11 @@ class Coverage:
         if self._lines is None:
             raise RuntimeError('fit data first: there is nothing to forget')
         return self._lines
+
+    @property
+    def lineage(self) -> Lineage:
+        """All states up to the present one."""
+        return self._lineage
 
     def _mu_of(self) -> tuple[float, float]:
         # The mu of a unit in what was trained, and of a shift of 1 in sums.
@@ -348,7 +355,7 @@ class Coverage:
         if seal is None:
             raise RuntimeError('fit data first: a state_dict() has no ledger')
         more = {
-            'lineage': list(self._lineage.names),
+            'lineage': self._lineage.to_list(),
             'removals': self.removals.state_dict(),
             'seal': [seal.salt.hex(), seal.digest],
             'held': list(self._held),
@@ -542,7 +549,9 @@ class Coverage:
         deleted: tuple[str, ...] = (),
     ) -> CoverageReport:
         lines = self.removals
-        before, last = (lines.entries[0], *lines.entries)[-2:]
+        before, last = (*lines.newest(1), *lines.newest(2))[-2:]
+        # The first line is the release, which spends nothing.
+        steps = lines.newest(LISTED)[1:]
         each, moves = self._mu_of()
         return CoverageReport(
             **self._about(),
@@ -558,7 +567,7 @@ class Coverage:
             delta=self.delta,
             target_epsilon=self.forget_epsilon,
             seeded=False,
-            history=tuple(line.spent for line in lines.entries),
+            history=(0.0, *(line.spent for line in steps)),
             deleted=deleted,
             data=last.data,
             before=before.data,

@@ -23,7 +23,7 @@ from pyg_trust._checks import (
     check_positive,
     validated,
 )
-from pyg_trust._checks.graphs import warn_of_delta, warn_of_scaled
+from pyg_trust._checks.graphs import warn_of_delta
 from pyg_trust._checks.identity import fingerprint_any
 from pyg_trust._moved import retired
 from pyg_trust.ledger import BudgetExceededError
@@ -208,6 +208,79 @@ class PrivacyEngine(Checkpoints, NormEstimates):
             told.append('seed=...')
         told.append('in use' if self._training is not None else 'not in use')
         return f'{type(self).__name__}({", ".join(told)})'
+
+    @staticmethod
+    def validate(
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        data_loader: Any = None,
+        *,
+        strict: bool = True,
+        forward: Forward | None = None,
+        criterion: Criterion | None = None,
+    ) -> list[Exception]:
+        """Check whether a model can be trained privately, and change nothing.
+
+        As in Opacus. Without a loader, layers and parameters are looked at.
+        With one, the model is run on made-up features as well, which finds
+        most of what :meth:`make_private` refuses.
+
+        Args:
+            module (torch.nn.Module): the model.
+            optimizer (torch.optim.Optimizer, optional): its optimizer.
+                (default: :obj:`None`)
+            data_loader (StepLoader, optional): as in :meth:`make_private`.
+                (default: :obj:`None`)
+            strict (bool): whether to raise what is found, and not to return
+                it. (default: :obj:`True`)
+            forward (callable, optional): as in :meth:`make_private`.
+            criterion (callable, optional): as in :meth:`make_private`.
+
+        Returns:
+            list[Exception]: what is found, which is empty if nothing is.
+
+        Raises:
+            TypeError, ValueError: if the model can't be trained privately and
+                ``strict`` is true.
+        """
+        check_instance('module', module, nn.Module)
+        trained = [p for p in module.parameters() if p.requires_grad]
+        if optimizer is None:
+            optimizer = torch.optim.SGD(trained or [torch.zeros(1)], lr=0.1)
+        try:
+            check_parts(module, optimizer, data_loader)
+            check_layers(module)
+            check_parameters(module, optimizer)
+            if data_loader is not None:
+                PrivacyEngine()._prepare(
+                    *(module, optimizer, data_loader),
+                    max_grad_norm=1.0,
+                    forward=forward,
+                    criterion=criterion,
+                )
+        except (TypeError, ValueError) as error:
+            if strict:
+                raise
+            return [error]
+        return []
+
+    @classmethod
+    def is_compatible(
+        cls,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        data_loader: Any = None,
+    ) -> bool:
+        """Return whether :meth:`validate` finds nothing, as in Opacus.
+
+        Args:
+            module (torch.nn.Module): the model.
+            optimizer (torch.optim.Optimizer, optional): its optimizer.
+                (default: :obj:`None`)
+            data_loader (StepLoader, optional): as in :meth:`make_private`.
+                (default: :obj:`None`)
+        """
+        return not cls.validate(module, optimizer, data_loader, strict=False)
 
     @retired(trust_loss=None, public=None, exact=None, method=None)
     @as_in_opacus
@@ -496,8 +569,6 @@ class PrivacyEngine(Checkpoints, NormEstimates):
         step.isolation = isolation
         step.secret = not self.seeded
         step.exactness.alone = isolation == 'construction'
-        for name, x in data_loader.features():
-            warn_of_scaled(name, x)
         if data_loader.form != 'withdraw':  # Else the number is private.
             count = data_loader.data.num_nodes or 1
             warn_of_delta(target_delta, count, data_loader.protected)

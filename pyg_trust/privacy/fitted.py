@@ -1,4 +1,4 @@
-"""Frame of models that are fitted to a private graph once.
+"""Base of models that are fitted to a private graph once.
 
 A fit of one data set is a few Gaussian releases on one account, whose shares
 of the budget are fixed before. What comes out is kept: it predicts without
@@ -8,16 +8,22 @@ reading an edge, and is saved with the lines of the account that paid for it.
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from torch import Tensor
 
 from pyg_trust._checks import check_instance, check_number, check_positive
 from pyg_trust._checks.fingerprints import fingerprint, stored
 from pyg_trust._checks.graphs import warn_of_delta
-from pyg_trust._checks.states import FORMAT, check_state, kind_of, reading
-from pyg_trust.account import ReleaseAccount
-from pyg_trust.files.commit import ObjectLock
+from pyg_trust._checks.states import (
+    FORMAT,
+    check_settings,
+    check_state,
+    kind_of,
+    reading,
+)
+from pyg_trust.account import PaidNoise
+from pyg_trust.files.commit import ObjectLock, editing, synchronized
 from pyg_trust.graph import CSRGraph
 from pyg_trust.privacy.coverage import Coverage, Seal
 from pyg_trust.privacy.gaussian import gaussian_mu_for
@@ -32,33 +38,37 @@ from pyg_trust.transforms.release_checks import (
 Model = TypeVar('Model', bound='Fitted')
 
 
-class Task(Protocol):
-    """Checked data of a fit, and a key by which data are compared."""
+class Task(NamedTuple):
+    """Checked data of a fit, and a key by which data are compared.
 
-    @property
-    def graph(self) -> CSRGraph:
-        """Graph."""
+    Args:
+        graph (CSRGraph): the graph.
+        x (Tensor): its features.
+        key (str): a digest of the data.
+        more (Any): what else a model reads.
+    """
 
-    @property
-    def x(self) -> Tensor:
-        """Features."""
-
-    @property
-    def key(self) -> str:
-        """Digest of the data."""
+    graph: CSRGraph
+    x: Tensor
+    key: str
+    more: Any = None
 
 
 class Fitted(Releasing):
-    """Base of objects that release data once: account, fit, checkpoint.
+    r"""Base of objects that release data once: account, fit, checkpoint.
 
-    A subclass reads its data into a :class:`Task`, trains by
-    ``_train_on``, which pays before it draws noise, and names its
-    ``_setting`` and the entries of its checkpoint.
+    A subclass reads data into a :class:`Task`. ``_release`` trains on it, with
+    noise that is paid for when it is drawn; ``_pack`` and ``_unpack`` are its
+    entries of a checkpoint, ``_arguments`` its settings.
     """
 
     advice = 'Save state_dict()'
+    #: Attributes that a checkpoint repeats as settings.
+    _arguments: ClassVar[tuple[str, ...]]
     #: Entries of a checkpoint beside those of every fit.
     _entries: ClassVar[tuple[str, ...]]
+    #: What is fitted.
+    _noun: ClassVar[str] = 'data'
     epsilon: float
     delta: float
     limit: float
@@ -83,14 +93,19 @@ class Fitted(Releasing):
 
     @property
     def mus(self) -> tuple[float, ...]:
-        r""":math:`\mu` of each release of a fit."""
+        r""":math:`\mu` of each part of a fit."""
         return tuple(self.limit * math.sqrt(s) for s in self.shares)
 
-    def _setting(self) -> dict[str, Any]:
-        raise NotImplementedError
+    def _costs(self) -> list[float]:
+        # What a fit spends, in the order of its draws.
+        return list(self.mus)
 
-    def _prepare(self, task: Any) -> None:
-        """Refuse a task that can't be trained on, before anything is spent."""
+    def _check_fitted(self) -> None:
+        if not self._has_fit():
+            raise RuntimeError(f'fit {self._noun} first')
+
+    def _has_fit(self) -> bool:
+        raise NotImplementedError
 
     def _check_blank(self, task: Any) -> None:
         """Refuse a task that holds what was removed."""
@@ -102,7 +117,10 @@ class Fitted(Releasing):
         """Return the attributes that a state's removals set."""
         return {}
 
-    def _train_on(self, task: Any, account: ReleaseAccount) -> None:
+    def _prepare(self, task: Any) -> None:
+        """Refuse a task that can't be trained on, before anything is spent."""
+
+    def _release(self, task: Any, paid: PaidNoise) -> None:
         raise NotImplementedError
 
     def _fit(self: Model, task: Task) -> Model:
@@ -120,7 +138,10 @@ class Fitted(Releasing):
             # model.
             account.check(math.hypot(*self.mus))
             # If training stops early, spent budget stays spent.
-            self._train_on(task, account)
+            source = self._source(len(account.lines))
+            self._release(
+                task, PaidNoise(source, account.spend, self._costs())
+            )
             self._start(task.graph)
             self._task_seal = Seal.of(task.key)
         if self.seed is None:
@@ -133,16 +154,33 @@ class Fitted(Releasing):
             )
         return self
 
-    def _reported(self, delta: float | None) -> dict[str, Any]:
-        # The fields of a report that all fits share.
-        if self._account is None:
-            raise RuntimeError('fit data first: nothing was released')
-        delta = self.delta if delta is None else check_delta(delta)
-        made = provenance(**self._setting())
-        return {**self._spent(delta), 'provenance': made}
+    @synchronized
+    def report(self, delta: float | None = None) -> Any:
+        r"""Return the guarantee so far, with every assumption.
 
-    def _saved(self) -> dict[str, Any]:
-        # The entries that every checkpoint has.
+        Args:
+            delta (float, optional): :math:`\delta`; by default that of the
+                budget. (default: :obj:`None`)
+        """
+        self._check_fitted()
+        assert self._account is not None
+        delta = self.delta if delta is None else check_delta(delta)
+        others = list(self._account.lines)
+        for mu in self._costs():
+            take(others, mu)
+        made = provenance(**self._setting())
+        return self._reported(
+            {**self._spent(delta), 'provenance': made}, math.hypot(*others)
+        )
+
+    def _reported(self, shared: dict[str, Any], others: float) -> Any:
+        # The report, of the fields of all fits and the mu of other releases.
+        raise NotImplementedError
+
+    @synchronized
+    def state_dict(self) -> dict[str, Any]:
+        """Return what was released and the account, without private rows."""
+        self._check_fitted()
         assert self._account is not None
         return {
             'format': FORMAT,
@@ -150,32 +188,61 @@ class Fitted(Releasing):
             'setting': self._setting(),
             'history': list(self._account.lines),
             'ledger': self._account.head or '',
+            **self._pack(),
         }
 
-    def _check_saved(self, state: Any) -> dict[str, Any]:
+    def _pack(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _unpack(self, state: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        # The number of nodes, and the attributes that a state sets.
+        raise NotImplementedError
+
+    def _setting(self) -> dict[str, Any]:
+        return {
+            'relation': self.relation.name,
+            'form': self.relation.form,
+            'directed': self.relation.directed,
+            'max_degree': self.relation.max_degree,
+            'epsilon': self.epsilon,
+            'delta': self.delta,
+            'shares': self.shares,
+            'seeded': self.seed is not None,
+            **{name: getattr(self, name) for name in self._arguments},
+        }
+
+    @editing
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a checkpoint.
+
+        Args:
+            state (dict): the :meth:`state_dict` of a model with the same
+                arguments.
+
+        Raises:
+            ValueError: if the state has other arguments or doesn't continue
+                the present account. Nothing is changed then.
+        """
         check_instance('state', state, dict)
         entries = ('setting', 'history', 'ledger', *self._entries)
         check_state(state, entries, (FORMAT,), self)
         check_instance('state', state['setting'], dict)
         with reading():
-            return self._read_coverage(state)
-
-    def _take_coverage(self, found: dict[str, Any]) -> None:
-        vars(self).update(found)
-        self._task_seal = None
-
-    def _check_paid(self, state: dict[str, Any]) -> list[float]:
-        # The lines of a checkpoint, which pay for what it holds.
+            covered = self._read_coverage(state)
+        self._check_setting(dict(state['setting']))
+        num_nodes, found = self._unpack(state)
         check_instance('state', state['history'], list)
         lines = [check_positive('state', mu) for mu in state['history']]
-        needed = math.hypot(*self.mus)
-        if math.hypot(*lines) < needed * (1 - 1e-9):
+        others = list(lines)
+        if not all(take(others, mu) for mu in self._costs()):
             raise ValueError(
-                "'state' needs a 'history' that pays for the rows and weights "
-                f'it holds (got mu {math.hypot(*lines):.6g}, need '
-                f'{needed:.6g})'
+                "'state' needs a 'history' that pays for the releases it holds"
             )
-        return lines
+        self._open(num_nodes).resume(lines, state['ledger'])
+        vars(self).update({**found, **covered, '_task_seal': None})
+
+    def _check_setting(self, theirs: dict[str, Any]) -> None:
+        check_settings('setting', theirs, self._setting())
 
 
 class PrivateFit(Coverage, Fitted):
@@ -183,6 +250,8 @@ class PrivateFit(Coverage, Fitted):
 
     delta: float
     limit: float
+    state_dict = Fitted.state_dict
+    load_state_dict = Fitted.load_state_dict
 
 
 def take(lines: list[float], mu: float) -> float:

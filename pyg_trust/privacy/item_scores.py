@@ -1,21 +1,10 @@
 r"""Private counts of the items that users share: a noisy sum of matrices.
 
-The list of a user with :math:`d` items is a row :math:`x_u` of norm 1 with
-:math:`1 / \sqrt{d}` at each of them, and
-
-.. math::
-    G = \sum_u x_u x_u^\top
-
-is a table of items by items. Each user adds a matrix of norm 1, whether they
-like two items or a thousand, so that noise of one size protects any list
-(:mod:`pyg_trust.verify.release`, "Users"). It is released as its triangle,
-:math:`G_{ii}` and :math:`\sqrt{2}\, G_{ij}` for :math:`i < j`, whose norm is
-that of the whole: entries off the diagonal get :math:`1 / \sqrt{2}` of the
-noise, and the table stays symmetric.
-
-**To the last bit.** What one user adds are two integers, one on the diagonal
-and one off it, which are functions of :math:`d` alone. Sums of integers in 64
-bits are exact in every order.
+The list of a user with :math:`d` items is a row of norm 1 with :math:`1 /
+\sqrt{d}` at each of them, so that each user adds a matrix of norm 1 to
+:math:`G = \sum_u x_u x_u^\top`. It is released as its triangle,
+:math:`G_{ii}` and :math:`\sqrt{2}\, G_{ij}`, whose norm is that of the whole.
+What one user adds are two integers, which are functions of :math:`d` alone.
 """
 
 import math

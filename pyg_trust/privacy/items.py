@@ -1,9 +1,8 @@
 """Private recommendations: a noisy table of which items users share."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -22,11 +21,10 @@ from pyg_trust._checks import (
     validated,
 )
 from pyg_trust._checks.fingerprints import fingerprint
-from pyg_trust._checks.states import check_settings
-from pyg_trust.account import PaidNoise, ReleaseAccount
+from pyg_trust.account import PaidNoise
 from pyg_trust.files.commit import editing, synchronized
 from pyg_trust.graph import CSRGraph
-from pyg_trust.privacy.fitted import Fitted, take
+from pyg_trust.privacy.fitted import Fitted, Task
 from pyg_trust.privacy.item_scores import (
     item_matrix,
     item_sums,
@@ -35,7 +33,6 @@ from pyg_trust.privacy.item_scores import (
 from pyg_trust.privacy.propagation import FORMS
 from pyg_trust.removal import NodeIds
 from pyg_trust.transforms.aggregation_report import (
-    EXACT_NOISE,
     AggregationReport,
     Relation,
     make_report,
@@ -43,22 +40,14 @@ from pyg_trust.transforms.aggregation_report import (
 from pyg_trust.unlearning.recommender_data import read_interactions
 from pyg_trust.unlearning.similar import Lists, best_items, lists_of
 from pyg_trust.verify.claims import outwards
-from pyg_trust.verify.declare import SEEDED
 from pyg_trust.verify.release import check_sum, released
+
+__all__ = ['ItemReport', 'PrivateItemCounts']
 
 #: The most items of a table, unless a public list names them.
 MOST_ITEMS = 20_000
 
 
-class _Task(NamedTuple):
-    graph: CSRGraph
-    x: Tensor
-    lists: Lists
-    num_items: int
-    key: str
-
-
-@dataclass(frozen=True)
 class ItemReport(AggregationReport):
     """Privacy guarantee of a noisy table of items, with its assumptions.
 
@@ -66,28 +55,23 @@ class ItemReport(AggregationReport):
     under the relation ``'user'``; nodes are users and items.
     """
 
-    @property
-    def assumptions(self) -> tuple[str, ...]:
-        """Assumptions of the guarantee."""
-        return (
+    def _notes(self) -> list[str]:
+        return [
             'ids, the numbers of users and items, the list of items and all '
             'arguments were chosen without looking at interactions',
             'an id is one person: two accounts of a person are two users',
             'errors, warnings and the time that a fit takes are not published',
-            SEEDED if self.seeded else EXACT_NOISE,
-        )
+        ]
 
-    @property
-    def not_covered(self) -> tuple[str, ...]:
-        """Data and relations that the guarantee does not cover."""
-        return (
+    def _limits(self) -> list[str]:
+        return [
             'what is recommended to the user: it reads their own list and is '
             'for them',
             'which interactions were held out for evaluation, and measures of '
             'quality on them',
-        )
+        ]
 
-    def _parts(self) -> Any:
+    def _parts(self) -> dict[str, float]:
         return {'table of items': self.mu}
 
     def _details(self) -> list[str]:
@@ -97,11 +81,7 @@ class ItemReport(AggregationReport):
                 'That is against an empty list. Against any other list '
                 f'epsilon is {outwards(self.epsilon_replace)}.'
             )
-        return [
-            *lines,
-            'Noise was drawn once: recommendations cost nothing, another '
-            'table is another release.',
-        ]
+        return lines
 
 
 @validated
@@ -114,21 +94,15 @@ class PrivateItemCounts(Fitted):
         model.fit(interactions, num_users, num_items)
         top = model.recommend(history, k=20)
 
-    **What it does.** The list of a user is a row :math:`x_u` of norm 1, and
-    the table :math:`G = \sum_u x_u x_u^\top` of items by items is released
-    once, with noise. What it predicts reads nothing else of other users: the
-    positive part :math:`F` of :math:`G` of low rank, and for a user the
-    scores :math:`x_u F` of the history that you hand in.
+    The list of a user is a row :math:`x_u` of norm 1, and the table :math:`G =
+    \sum_u x_u x_u^\top` of items by items is released once, with noise. A
+    score is :math:`x_u F` with the positive part :math:`F` of :math:`G` of low
+    rank and the history that you pass.
 
-    **The unit** is a user with all of their list, however long: it moves the
+    Protected is a user with all of their list, however long: it moves the
     table by at most 1 if it is withdrawn, and by :math:`\sqrt 2` if another
-    list takes its place (:mod:`pyg_trust.verify.release`, "Users"). One
-    interaction more in a list of :math:`d` moves it by at most
-    :math:`\sqrt{2 / (d + 1)}`, and by 1 in an empty one.
-
-    **Who may see what.** The table may be published. Scores of a user read
-    their own list, so that they are for this user: all that anybody else sees
-    is private in their list.
+    list takes its place. The table may be published. Scores of a user read
+    their own list, so that they are for this user.
 
     The noise does not depend on the number of users: few users pay for
     privacy, a million hardly do. Memory: 21 bytes for each pair of items while
@@ -165,6 +139,8 @@ class PrivateItemCounts(Fitted):
     """
 
     _entries = ('num_users', 'num_items', 'released')
+    _arguments = ('rank',)
+    _noun = 'interactions'
 
     def __init__(
         self,
@@ -194,8 +170,9 @@ class PrivateItemCounts(Fitted):
     @synchronized
     def released(self) -> Tensor:
         """The noisy table, float64, ``[num, num]``, of :obj:`items`."""
-        triangle = self._check_fitted()
-        return torch.from_numpy(item_matrix(triangle, len(self._factor)))
+        self._check_fitted()
+        assert self._triangle is not None
+        return torch.from_numpy(item_matrix(self._triangle, len(self._factor)))
 
     @editing
     @validated
@@ -245,22 +222,22 @@ class PrivateItemCounts(Fitted):
         both = edges + torch.tensor([[0], [num_users]])
         graph = CSRGraph.from_edge_index(both, num_nodes=num_users + num_items)
         key = fingerprint(graph.rowptr, graph.col, num_users)
-        return self._fit(_Task(graph, edges, lists, num_items, key))
+        return self._fit(Task(graph, edges, key, (lists, num_items)))
 
-    def _train_on(self, task: _Task, account: ReleaseAccount) -> None:
-        source = self._source(len(account.lines))
-        paid = PaidNoise(source, account.spend, list(self.mus))
-        users = len(task.lists.length)
-        count = self._count(task.num_items)
-        sums = item_sums(task.lists, count, self.noise_std)
+    def _release(self, task: Task, paid: PaidNoise) -> None:
+        lists, num_items = task.more
+        sums = item_sums(lists, self._count(num_items), self.noise_std)
         cells = paid.cells(sums.shape).numpy()
         triangle = released(sums, cells, self.noise_std)
-        self._take(triangle, (users, task.num_items))
+        size = len(lists.length), num_items
+        vars(self).update(self._made(triangle, size))
 
-    def _take(self, triangle: np.ndarray, size: tuple[int, int]) -> None:
+    def _made(
+        self, triangle: np.ndarray, size: tuple[int, int]
+    ) -> dict[str, Any]:
         matrix = item_matrix(triangle, self._count(size[1]))
-        self._factor = positive_factor(matrix, self.rank)
-        self._triangle, self._size = triangle, size
+        factor = positive_factor(matrix, self.rank)
+        return {'_triangle': triangle, '_size': size, '_factor': factor}
 
     def _count(self, num_items: int) -> int:
         return num_items if self.items is None else len(self.items)
@@ -318,50 +295,28 @@ class PrivateItemCounts(Fitted):
             best = torch.cat([self.items, torch.tensor([self._size[1]])])[best]
         return best
 
-    @synchronized
-    def report(self, delta: float | None = None) -> ItemReport:
-        r"""Return the guarantee so far, with every assumption.
-
-        Args:
-            delta (float, optional): :math:`\delta`; by default that of the
-                budget. (default: :obj:`None`)
-        """
-        self._check_fitted()
-        shared = self._reported(delta)
-        made = make_report(
+    def _reported(self, shared: dict[str, Any], others: float) -> Any:
+        return make_report(
             self.relation,
+            ItemReport,
             **shared,
             mu_aggregation=shared['mu'],
             predictions=True,
-            hops=1,
             noise_stds=(self.noise_std,),
             rho=0.0,
             raw_columns=False,
         )
-        return ItemReport(**vars(made))
 
-    @synchronized
-    def state_dict(self) -> dict[str, Any]:
-        """Return the released table and the account; no list of a user."""
-        triangle = torch.from_numpy(self._check_fitted().copy())
+    def _has_fit(self) -> bool:
+        return self._triangle is not None
+
+    def _pack(self) -> dict[str, Any]:
+        assert self._triangle is not None
         users, items = self._size
-        size = {'num_users': users, 'num_items': items}
-        return {**self._saved(), **size, 'released': triangle}
+        triangle = torch.from_numpy(self._triangle.copy())
+        return {'num_users': users, 'num_items': items, 'released': triangle}
 
-    @editing
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a checkpoint.
-
-        Args:
-            state (dict): the :meth:`state_dict` of a model with the same
-                arguments.
-
-        Raises:
-            ValueError: if the state has other arguments or doesn't continue
-                the present account. Nothing is changed then.
-        """
-        self._check_saved(state)
-        check_settings('setting', state['setting'], self._setting())
+    def _unpack(self, state: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         users, items = (
             check_integer('state', state[name], 1)
             for name in ('num_users', 'num_items')
@@ -370,12 +325,8 @@ class PrivateItemCounts(Fitted):
         shape = (count * (count + 1) // 2,)
         triangle = state['released']
         check_tensor('state', triangle, torch.float64, shape, finite=True)
-        lines = self._check_paid(state)
-        if not take(list(lines), self.mus[0]):
-            raise ValueError("'state' needs a 'history' with its release")
-        self._open(users + items).resume(lines, state['ledger'])
-        self._take(triangle.numpy().copy(), (users, items))
-        self._task_seal = None
+        made = self._made(triangle.numpy().copy(), (users, items))
+        return users + items, made
 
     def __repr__(self) -> str:
         return (
@@ -385,21 +336,7 @@ class PrivateItemCounts(Fitted):
 
     def _setting(self) -> dict[str, Any]:
         items = None if self.items is None else fingerprint(self.items)
-        return {
-            'relation': 'user',
-            'form': self.relation.form,
-            'epsilon': self.epsilon,
-            'delta': self.delta,
-            'hops': 1,
-            'rank': self.rank,
-            'items': items,
-            'seeded': self.seed is not None,
-        }
-
-    def _check_fitted(self) -> np.ndarray:
-        if self._triangle is None:
-            raise RuntimeError('fit interactions first')
-        return self._triangle
+        return {**super()._setting(), 'items': items}
 
 
 def _public(items: Tensor | Sequence[int] | None) -> Tensor | None:

@@ -1,11 +1,9 @@
-# Longer than 700 lines because edges and records share account and report.
 """Private link prediction: scores of pairs that keep every edge private."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -26,12 +24,10 @@ from pyg_trust._checks import (
 )
 from pyg_trust._checks.fingerprints import fingerprint, stored
 from pyg_trust._checks.graphs import check_examples
-from pyg_trust._checks.states import check_settings
-from pyg_trust.account import PaidNoise, ReleaseAccount
+from pyg_trust.account import PaidNoise
 from pyg_trust.files.commit import editing, synchronized
-from pyg_trust.graph import CSRGraph
 from pyg_trust.privacy.descent import descent_noise
-from pyg_trust.privacy.fitted import PrivateFit, check_shares, take
+from pyg_trust.privacy.fitted import PrivateFit, Task, check_shares
 from pyg_trust.privacy.link_sums import (
     MOST_PAIRS,
     logits,
@@ -56,17 +52,16 @@ from pyg_trust.privacy.propagation import (
     private_propagate,
 )
 from pyg_trust.removal import RemovalRequest
-from pyg_trust.report import Guarantee
+from pyg_trust.report.claimed import claimed
 from pyg_trust.transforms.aggregation_report import (
+    EXACT,
     ReleaseReport,
     make_relation,
 )
-from pyg_trust.transforms.release_checks import (
-    check_own,
-    release_graph,
-)
-from pyg_trust.verify.noise import DIGEST, SHIFT
-from pyg_trust.verify.release import check_sum, pair_mus, released, truncated
+from pyg_trust.transforms.release_checks import check_own, release_graph
+from pyg_trust.verify.release import check_sum, released, truncated
+
+__all__ = ['LinkReport', 'PrivateLinkPredictor']
 
 _SHARES, _OF_OWNERS = (0.69, 0.01, 0.3), (0.95, 0.05)
 # Columns of messages, and the most public pairs of each owner.
@@ -96,130 +91,59 @@ _REFUSED = {
 }
 
 
-class _Task(NamedTuple):
-    graph: CSRGraph
-    x: Tensor
-    pairs: Tensor
-    key: str
-
-
-@dataclass(frozen=True)
+@claimed(
+    'private link prediction',
+    num_neg="the public pairs that count as negatives; under 'node' of each "
+    'node',
+    leave_out='whether examples are judged without their own edge',
+    provenance='versions and arguments; no seeds',
+)
 class LinkReport(ReleaseReport):
-    r"""Privacy guarantee of a link predictor, with its assumptions.
+    r"""Privacy guarantee of a link predictor, with its assumptions."""
 
-    Args:
-        epsilon (float): :math:`\epsilon` of everything on the account.
-        delta (float): :math:`\delta`.
-        target_epsilon (float): the budget.
-        mu (float): :math:`\mu` of everything on the account.
-        mu_parts (tuple): the :math:`\mu` of the rows, of the number of edges
-            (0 under ``'node'``, which counts none), of the scorer, and of
-            other releases on the account.
-        relation (str): ``'edge'`` or ``'node'``.
-        form (str): ``'either'`` of edges, ``'withdraw'`` or ``'replace'`` of
-            nodes.
-        directed (bool): whether edges are arcs.
-        steps (int): the noisy gradients.
-        releases (int): the lines of the account.
-        num_nodes (int): :math:`n`, public.
-        num_neg (int): the public pairs that count as negatives; under
-            ``'node'`` of each node.
-        leave_out (bool): whether examples are judged without their own edge.
-        row_std (float): the standard deviation of the noise on rows.
-        count_std (float, optional): the same, on the number of edges.
-        noise_multiplier (float): the noise multiplier of every gradient.
-        arithmetic (str): ``'exact'``: noise is drawn, and integers are summed,
-            to the last bit (:mod:`pyg_trust.verify.release`).
-        grid_exponent (int): numbers are integers times this power of two of
-            the standard deviation.
-        table (str): a digest of the table that draws noise.
-        seeded (bool): whether noise comes from an explicit seed: then nothing
-            is private.
-        ledger_head (str, optional): a digest of all lines of the ledger.
-        provenance (dict): versions and arguments; no seeds.
-    """
-
-    epsilon: float
-    delta: float
-    target_epsilon: float
-    mu: float
-    mu_parts: tuple[float, float, float, float]
-    relation: str
-    form: str
-    directed: bool
-    steps: int
-    releases: int
-    num_nodes: int
-    num_neg: int
-    leave_out: bool
-    row_std: float
-    count_std: float | None
-    noise_multiplier: float
-    arithmetic: str
-    grid_exponent: int
-    table: str
-    seeded: bool
-    ledger_head: str | None
-    provenance: dict[str, Any]
-
-    @property
-    def assumptions(self) -> tuple[str, ...]:
-        """Assumptions of the guarantee."""
+    def _notes(self) -> list[str]:
+        chosen = 'ids, number of nodes, whether edges are directed'
         lines = [
-            'ids, number of nodes, whether edges are directed, features and '
-            'all arguments were chosen without looking at edges, and no '
-            'column of the features was computed from them'
+            f'{chosen}, features and all arguments were chosen without '
+            'looking at edges, and no column of the features was computed '
+            'from them'
         ]
         if self.relation == 'node':
             lines = [
-                'ids, number of nodes, whether edges are directed and all '
-                'arguments were chosen without looking at records, and no '
-                'column of the features was computed from edges or from other '
-                'rows'
+                f'{chosen} and all arguments were chosen without looking at '
+                'records, and no column of the features was computed from '
+                'edges or from other rows'
             ]
         if self.relation == 'node' and not self.directed:
             lines.append(
                 'that every edge is in both directions is known: a graph with '
                 'one that is not is refused'
             )
-        return (
+        return [
             *lines,
             'errors, warnings and the time that a fit takes are not published',
             'which way a function of torch or numpy takes on one pair does '
             'not depend on the others: pairs are computed in blocks of one '
             'shape',
-        )
+        ]
 
-    @property
-    def not_covered(self) -> tuple[str, ...]:
-        """Data and relations that the guarantee does not cover."""
+    def _limits(self) -> list[str]:
         held = (
             'which pairs were held out for evaluation, and measures of '
             'quality on them'
         )
         if self.relation == 'edge':
-            return held, "the relations 'node', 'node_incident' and 'feature'"
-        return (
+            return [held, "the relations 'node', 'node_incident', 'feature'"]
+        return [
             held,
-            'what the lists of others tell of a node, and scores that read '
-            "the source's own record: they are for that node",
+            'that the lists of others name a node, and scores that read the '
+            "source's own record: they are for that node",
             "the relations 'edge', 'node_incident' and 'feature'",
-        )
-
-    def guarantee(self) -> Guarantee:
-        """State how private the released rows and scores are."""
-        others = self.mu_parts[-1]
-        return self._stated('private link prediction', mu_others=others)
+        ]
 
     def _parts(self) -> dict[str, float]:
         names = ('sums', 'count', 'scorer', 'other releases')
         return dict(zip(names, self.mu_parts, strict=True))
-
-    def _details(self) -> list[str]:
-        return [
-            'Noise was drawn once: scores of any pairs cost nothing, another '
-            'graph is another release.',
-        ]
 
 
 @validated
@@ -235,50 +159,28 @@ class PrivateLinkPredictor(PrivateFit):
         model = PrivateLinkPredictor('edge', epsilon=4.0, delta=1e-6)
         scores = model.fit(train).score(test.edge_label_index)
 
-    **What it does.** Features are reduced to their principal columns. Every
-    node sends the first of these, brought to norm 1, and the noisy sums
-    :math:`S` over neighbours are released once. A logistic scorer reads
-    features of pairs made of :math:`S` and of features alone
-    (:func:`~pyg_trust.privacy.link_sums.pair_features`) and trains by
-    full-batch noisy gradient descent: every edge is a positive pair, judged
-    *without its own message*, and pairs of uniform ids, which never look at
-    edges, are the negatives. A noisy number of edges balances both.
+    Every node sends the principal columns of its features, brought to norm 1,
+    and the noisy sums over neighbours are released once. A logistic scorer of
+    pairs reads these and features, and trains by noisy gradient descent: each
+    edge is a positive pair, judged without its own message, and public pairs
+    are the negatives. One account has the noise :math:`s` of the sums,
+    :math:`c` of the number of edges and the noise multiplier :math:`z` of
+    :math:`T` gradients: :math:`\mu^2 = \Delta^2 / s^2 + 1 / c^2 + T / z^2`,
+    :math:`\Delta = \sqrt 2` for undirected edges. After that any number of
+    scores costs nothing and reads no edge.
 
-    **One account.** Every edge is a message and an example. With the noise
-    :math:`s` of the sums, :math:`c` of the number of edges and the noise
-    multiplier :math:`z` of :math:`T` gradients
+    ``'node'`` protects the record of a node: its features and its own list. A
+    pair is judged from the source's own record and the released row of the
+    target, and gradients are clipped once an owner. Graphs need tens of
+    thousands of nodes, and nothing is covered when somebody leaves.
 
-    .. math::
-        \mu^2 = \frac{\Delta^2}{s^2} + \frac{1}{c^2} + \frac{T}{z^2}, \quad
-        \Delta = \sqrt 2 \text{ for undirected edges, } 1 \text{ for arcs}
+    Only edges of ``data.edge_index`` are private, and all of them are used.
+    The test split of ``RandomLinkSplit`` holds validation edges in its
+    ``edge_index``: it is another graph, whose release costs again. Graphs of
+    about 5,000 edges pay for privacy; on 170,000 the loss is small.
 
-    (:mod:`pyg_trust.verify.release` has the proof). After that any number of
-    scores of any pairs costs nothing and reads no edge.
-
-    **Which graph?** Only edges of ``data.edge_index`` are private, and all of
-    them are used. The test split of ``RandomLinkSplit`` holds validation edges
-    in its ``edge_index``: it is another graph, whose release costs again.
-
-    **Assumed public:** ids, features, labels, all arguments. Graphs of about
-    5,000 edges pay for privacy; on 170,000 the loss is small.
-
-    **Relation** ``'node'`` protects the record of a node: its features and its
-    own list of neighbours. A pair is judged from the *source's own* record and
-    the *released* row of the target, less what the source has added to it. The
-    gradients of a list are averaged with those of :obj:`num_neg` public pairs
-    and clipped **once an owner**, so that a list of any length moves a sum by
-    at most the clipping norm
-    (:func:`~pyg_trust.privacy.link_sums.clipped_owner_sum`):
-
-    .. math::
-        \mu^2 = \frac{\Delta^2}{s^2} + \frac{\Delta^2 T}{z^2}, \quad
-        \Delta = 1 \text{ to withdraw a record, } 2 \text{ to replace it}
-
-    Scores of released rows are for all; those that read the source's record
-    are for its owner. Graphs need tens of thousands of nodes, and nothing is
-    covered when somebody leaves.
-
-    Memory: 8 bytes for each of :math:`d + 2 D + 3` columns of every edge.
+    **Assumed public:** ids, features, labels, all arguments. Memory: 8 bytes
+    for each of :math:`d + 2 D + 3` columns of every edge.
 
     Args:
         relation (str): ``'edge'`` or ``'node'``. (default: :obj:`'edge'`)
@@ -327,6 +229,7 @@ class PrivateLinkPredictor(PrivateFit):
     """
 
     _entries = ('count', 'negatives')
+    _arguments = ('dim', 'message_dim', 'steps', 'lr', 'num_neg', 'leave_out')
 
     def __init__(
         self,
@@ -387,7 +290,8 @@ class PrivateLinkPredictor(PrivateFit):
     @synchronized
     def released(self) -> Tensor:
         """The noisy sums, float64, ``[num_nodes, message_dim]``."""
-        return self._check_fitted()['rows'].clone()
+        self._check_fitted()
+        return self._state['rows'].clone()
 
     @property
     @synchronized
@@ -423,9 +327,6 @@ class PrivateLinkPredictor(PrivateFit):
             BudgetExceededError: if the budget does not allow it. Nothing is
                 spent then.
         """
-        return self._fit(self._read(data))
-
-    def _read(self, data: Data) -> _Task:
         graph = release_graph(data, self.relation).to('cpu')
         x = check_own(data, 'x', self.relation).cpu()
         if graph.num_nodes < 2:
@@ -436,20 +337,24 @@ class PrivateLinkPredictor(PrivateFit):
                 f"'data' needs to have at most {MOST_PAIRS:,} edges"
             )
         check_examples(data, graph.row, graph.col, graph.num_nodes)
-        key = fingerprint(graph.rowptr, graph.col, *stored(x))
-        return _Task(graph, x, pairs, key)
-
-    def _train_on(self, task: _Task, account: ReleaseAccount) -> None:
-        graph, x, pairs, _ = task
         for std in self.noise_stds:
             check_sum(MOST_PAIRS, std, "the noise of 'epsilon'")
-        source = self._source(len(account.lines))
-        paid = PaidNoise(source, account.spend, list(self.mus))
-        if self._of_owners:
-            self._train_by_owner(task, paid)
-            return
+        key = fingerprint(graph.rowptr, graph.col, *stored(x))
+        return self._fit(Task(graph, x, key, pairs))
+
+    def _release(self, task: Task, paid: PaidNoise) -> None:
+        made = self._by_owner if self._of_owners else self._by_edge
+        self._state, self._count, self._negatives = made(task, paid)
+
+    def _rate(self, columns: int) -> float:
+        return _LR * math.sqrt(columns) if self.lr is None else self.lr
+
+    def _by_edge(
+        self, task: Task, paid: PaidNoise
+    ) -> tuple[dict[str, Tensor], float, int]:
+        graph, pairs = task.graph, task.more
         row_std, count_std, z = self.noise_stds
-        principal = principal_rows(x, self.dim)
+        principal = principal_rows(task.x, self.dim)
         sent = principal[:, : self.message_dim]
         state = {
             'x': messages(principal),
@@ -464,8 +369,7 @@ class PrivateLinkPredictor(PrivateFit):
         num_neg = self.num_neg
         if num_neg is None:
             num_neg = int(min(_NEGATIVES * max(1.0, count), _MOST_NEGATIVES))
-        public = public_pairs(graph.num_nodes, num_neg)
-        raw = self._raw(state, public)
+        raw = self._raw(state, public_pairs(graph.num_nodes, num_neg))
         mean, deviation = moments(raw, num_neg)
         negatives = scaled_features(raw, mean, deviation, num_neg)
         left_out = 'target' if self.relation.directed else 'both'
@@ -474,41 +378,40 @@ class PrivateLinkPredictor(PrivateFit):
             *(mean, deviation, pairs.size(1)),
         )
         size = negatives.shape[1]
-        lr = _LR * math.sqrt(size) if self.lr is None else self.lr
+        cells = paid.cells((self.steps, size))
         weight = private_pairs(
-            *(positives, negatives, count, num_neg),
-            *(paid.cells((self.steps, size)), z, lr),
+            *(positives, negatives, count, num_neg, cells),
+            *(z, self._rate(size)),
         )
-        for name, made in (
-            ('mean', mean),
-            ('deviation', deviation),
-            ('weight', weight),
-        ):
-            state[name] = torch.from_numpy(made)
-        self._state, self._count, self._negatives = state, count, num_neg
+        state['mean'] = torch.from_numpy(mean)
+        state['deviation'] = torch.from_numpy(deviation)
+        state['weight'] = torch.from_numpy(weight)
+        return state, count, num_neg
 
-    def _train_by_owner(self, task: _Task, paid: PaidNoise) -> None:
-        graph, x, pairs, _ = task
+    def _by_owner(
+        self, task: Task, paid: PaidNoise
+    ) -> tuple[dict[str, Tensor], float, int]:
+        graph, pairs = task.graph, task.more
         std, z = self.noise_stds
         n, weights = graph.num_nodes, energy_weights(graph)
-        basis = public_basis(x.size(1), self.message_dim)
-        sent = projected_rows(x, basis)
+        basis = public_basis(task.x.size(1), self.message_dim)
+        sent = projected_rows(task.x, basis)
         (rows,) = private_propagate(graph, sent, [std], paid, 'node', weights)
         made = messages(sent)
         own = on_grid(made * weights[:, None], std) if self.leave_out else None
         each = self.num_neg or max(1, min(_MOST_EACH, _MOST_NEGATIVES // n))
         public = public_lists(n, each)
-        cells = paid.cells((self.steps, self.message_dim + 3))
-        lr = _LR * math.sqrt(cells.size(1)) if self.lr is None else self.lr
+        size = self.message_dim + 3
+        cells = paid.cells((self.steps, size))
         weight = private_owners(
             (owner_features(pairs, made, rows, std, own), pairs[0].numpy()),
             graph.degree.cpu().numpy(),
             (owner_features(public, made, rows, std), public[0].numpy()),
-            *(each, cells, z, lr),
+            *(each, cells, z, self._rate(size)),
         )
-        self._state = {'rows': rows, 'basis': basis}
-        self._state['weight'] = torch.from_numpy(weight)
-        self._negatives = each
+        state = {'rows': rows, 'basis': basis}
+        state['weight'] = torch.from_numpy(weight)
+        return state, 0.0, each
 
     def _raw(
         self, state: dict[str, Tensor], pairs: Tensor, left_out: str = ''
@@ -537,113 +440,79 @@ class PrivateLinkPredictor(PrivateFit):
             TypeError, ValueError: if the pairs are no pairs of nodes, or the
                 features are others' or not needed.
         """
-        state = self._check_fitted()
+        self._check_fitted()
         shape = (2, 'num_pairs')
         check_tensor('edge_label_index', edge_label_index, torch.int64, shape)
-        n = state['rows'].size(0)
+        n = self._state['rows'].size(0)
         check_range('edge_label_index', edge_label_index, n, 'the nodes')
-        pairs = edge_label_index.cpu()
-        if self._of_owners:
-            return self._score_by_owner(state, pairs, x)
-        if x is not None:
+        if x is not None and not self._of_owners:
             raise ValueError(
                 "'x' needs to be left out but for the relation 'node': "
                 "features are public under 'edge', and kept since fit()"
             )
-        mean, deviation = state['mean'].numpy(), state['deviation'].numpy()
-        made = []
+        scores = self._by_record if self._of_owners else self._by_features
         # A part at a time, as memory is for each pair.
-        for part in pairs.split(2**16, dim=1):
-            count = part.size(1)
-            blocks = self._raw(state, part)
-            blocks = scaled_features(blocks, mean, deviation, count)
-            made.append(logits(blocks, state['weight'].numpy())[:count])
-        return torch.from_numpy(np.concatenate(made))
+        parts = edge_label_index.cpu().split(2**16, dim=1)
+        made = scores(x)
+        return torch.from_numpy(np.concatenate([made(part) for part in parts]))
 
-    def _score_by_owner(
-        self, state: dict[str, Tensor], pairs: Tensor, x: Tensor | None
-    ) -> Tensor:
-        rows, basis, std = state['rows'], state['basis'], self.noise_stds[0]
+    def _by_features(self, x: None) -> Any:
+        state = self._state
+        weight = state['weight'].numpy()
+        mean, deviation = state['mean'].numpy(), state['deviation'].numpy()
+
+        def scores(part: Tensor) -> np.ndarray:
+            blocks, count = self._raw(state, part), part.size(1)
+            blocks = scaled_features(blocks, mean, deviation, count)
+            return logits(blocks, weight)[:count]
+
+        return scores
+
+    def _by_record(self, x: Tensor | None) -> Any:
+        state, std = self._state, self.noise_stds[0]
+        rows, basis, weight = state['rows'], state['basis'], state['weight']
         # Without a node's record, use its released row.
         made = shown = messages(rows)
         if x is not None:
             check_tensor('x', x, REAL, (rows.size(0), basis.size(0)))
             made = messages(projected_rows(x.cpu(), basis))
-        ways = [(pairs, made)]
-        if not self.relation.directed:
-            ways.append((pairs.flip(0), shown))
-        weight, total = state['weight'].numpy(), np.zeros(pairs.size(1))
-        for way, sent in ways:
-            # A part at a time, as memory is for each pair.
-            total += np.concatenate(
-                [
-                    logits(owner_features(part, sent, rows, std), weight)[
-                        : part.size(1)
-                    ]
-                    for part in way.split(2**16, dim=1)
-                ]
-            )
-        return torch.from_numpy(total / len(ways))
+        ways = [(False, made), (True, shown)][: 2 - self.relation.directed]
 
-    @synchronized
-    def report(self, delta: float | None = None) -> LinkReport:
-        r"""Return the guarantee so far, with every assumption.
+        def scores(part: Tensor) -> np.ndarray:
+            total = np.zeros(part.size(1))
+            for back, sent in ways:
+                way = part.flip(0) if back else part
+                blocks = owner_features(way, sent, rows, std)
+                total += logits(blocks, weight.numpy())[: part.size(1)]
+            return total / len(ways)
 
-        Args:
-            delta (float, optional): :math:`\delta`; by default that of the
-                budget. (default: :obj:`None`)
-        """
-        self._check_fitted()
-        shared = self._reported(delta)
-        directed, form = self.relation.directed, self.relation.form
+        return scores
+
+    def _reported(self, shared: dict[str, Any], others: float) -> LinkReport:
         row_std, *counts, z = self.noise_stds
-        count_std = counts[0] if counts else None
-        parts = pair_mus(row_std, count_std, z, self.steps, directed, form)
-        lines = list(self._saved()['history'])
-        for mu in parts:
-            take(lines, mu)
-        return LinkReport(
+        return LinkReport.of(
             **shared,
-            mu_parts=(*parts, math.hypot(*lines)),
+            **EXACT,
+            mu_others=others,
             relation=self.relation.name,
-            form=form,
-            directed=directed,
+            form=self.relation.form,
+            directed=self.relation.directed,
             steps=self.steps,
             num_neg=self._negatives,
             leave_out=self.leave_out,
             row_std=row_std,
-            count_std=count_std,
+            count_std=counts[0] if counts else None,
             noise_multiplier=z,
-            arithmetic='exact',
-            grid_exponent=-SHIFT,
-            table=DIGEST,
         )
 
-    @synchronized
-    def state_dict(self) -> dict[str, Any]:
-        """Return released rows, weights, reduced features and the account."""
-        state = self._check_fitted()
-        return {
-            **self._saved(),
-            'count': self._count,
-            'negatives': self._negatives,
-            **{name: value.clone() for name, value in state.items()},
-        }
+    def _has_fit(self) -> bool:
+        return bool(self._state)
 
-    @editing
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a checkpoint.
+    def _pack(self) -> dict[str, Any]:
+        tensors = {name: value.clone() for name, value in self._state.items()}
+        return {'count': self._count, 'negatives': self._negatives, **tensors}
 
-        Args:
-            state (dict): the :meth:`state_dict` of a predictor with the same
-                arguments.
-
-        Raises:
-            ValueError: if the state has other arguments or doesn't continue
-                the present account. Nothing is changed then.
-        """
-        covered = self._check_saved(state)
-        check_settings('setting', state['setting'], self._setting())
+    def _unpack(self, state: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         made: dict[str, Tensor] = {}
         sizes: dict[str, int] = {}
         for name, shape in _TENSORS[self.relation.name].items():
@@ -662,15 +531,11 @@ class PrivateLinkPredictor(PrivateFit):
         known = sizes.get('features', features), sizes['columns']
         if known != (features, features + 1):
             raise ValueError(f"'state' needs {features} features of a pair")
-        count = check_number('state', state['count'])
-        negatives = check_integer('state', state['negatives'], 1)
-        lines = self._check_paid(state)
-        others = list(lines)
-        if not all(take(others, mu) for mu in self.mus):
-            raise ValueError("'state' needs a 'history' with its releases")
-        self._open(sizes['num_nodes']).resume(lines, state['ledger'])
-        self._state, self._count, self._negatives = made, count, negatives
-        self._take_coverage(covered)
+        return sizes['num_nodes'], {
+            '_state': made,
+            '_count': check_number('state', state['count']),
+            '_negatives': check_integer('state', state['negatives'], 1),
+        }
 
     def _asked(self, request: RemovalRequest, fit: str) -> Any:
         if self._of_owners:
@@ -690,25 +555,3 @@ class PrivateLinkPredictor(PrivateFit):
             f'{type(self).__name__}({self.relation.name!r}, '
             f'epsilon={self.epsilon:g}, delta={self.delta:g})'
         )
-
-    def _setting(self) -> dict[str, Any]:
-        return {
-            'relation': self.relation.name,
-            'form': self.relation.form,
-            'directed': self.relation.directed,
-            'epsilon': self.epsilon,
-            'delta': self.delta,
-            'shares': self.shares,
-            'dim': self.dim,
-            'message_dim': self.message_dim,
-            'steps': self.steps,
-            'lr': self.lr,
-            'num_neg': self.num_neg,
-            'leave_out': self.leave_out,
-            'seeded': self.seed is not None,
-        }
-
-    def _check_fitted(self) -> dict[str, Tensor]:
-        if not self._state:
-            raise RuntimeError('fit data first')
-        return self._state

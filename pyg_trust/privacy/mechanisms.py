@@ -1,26 +1,12 @@
-r"""Mechanisms of private training: the privacy loss of one step.
+r"""Privacy loss of a step of private training; how gradients are clipped.
 
-The relation, everywhere in this module: two graphs are neighbours if they
-have the same edges, the same nodes and the same training mask, and one row of
-the features is **replaced** by any other. Edges and the presence of a node
-are *not* protected.
-
-The mechanism is one step of `"Training Differentially Private Graph Neural
-Networks with Random Walk Sampling" <https://arxiv.org/abs/2301.00738>`_ (Ayle
-et al. 2023): of :math:`M` node-disjoint subgraphs (so that a node is in at
-most one) :math:`m` are drawn uniformly without replacement, **afresh and
-independently in every step**; :math:`m` is constant; the gradients of the
-subgraphs are clipped to the norm :math:`C` and summed, and
-:math:`\mathcal{N}(0, \sigma^2 I)` is added. How the subgraphs were made must
-not depend on the features. Replacing a row changes at most one clipped
-gradient, so the sum moves by at most :math:`2C`. Two numbers describe a step:
-
-.. math::
-    q = m / M \qquad\text{and}\qquad \lambda = \sigma / (2C),
-
-here called :obj:`q` and :obj:`lam`, the noise over the sensitivity. Everywhere
-else noise is given as Opacus does, by the noise multiplier :math:`z = \sigma /
-C = 2\lambda`; :func:`lam_from_opacus` alone converts.
+Two graphs are neighbours if one row of the features is replaced. A step draws
+:math:`m` of :math:`M` disjoint subgraphs without replacement, sums their
+clipped gradients and adds Gaussian noise of the standard deviation
+:math:`\sigma`. Two numbers describe it: the rate :math:`q = m / M` and
+:math:`\lambda = \sigma / (2C)`, here ``lam``, the noise over the sensitivity.
+Everywhere else noise is Opacus' multiplier :math:`z = \sigma / C = 2 \lambda`.
+Proofs are in the documentation, "Private training".
 """
 
 import math
@@ -50,6 +36,20 @@ from pyg_trust._checks import (
 )
 from pyg_trust.privacy.exact.quantile import quantile
 
+__all__ = [
+    'clip_factors',
+    'fdp_terms',
+    'gaussian_profile',
+    'lam_from_opacus',
+    'lam_to_opacus',
+    'private_quantile',
+    'rdp_fdp',
+    'rdp_wor',
+    'rdp_wor_profile',
+    'row_norms',
+    'wor_profile',
+]
+
 MIN_LAM = 0.05
 CLIPPINGS = ('flat', 'automatic')
 # The stabiliser gamma of AUTO-S: smaller gradients stay smaller.
@@ -69,24 +69,17 @@ def clip_factors(
 ) -> Tensor:
     r"""Return the factors that clip gradients before they are summed.
 
-    .. math::
-        c_i = \begin{cases}
-        \min(1, C / \lVert g_i \rVert_2) & \text{'flat'} \\
-        C / (\lVert g_i \rVert_2 + 0.01) & \text{'automatic'}
-        \end{cases}, \quad
-        c_i = 0 \text{ where the norm is not finite,}
-
-    so that no gradient adds more than :math:`C` for any features, and
-    replacing one moves the sum by at most :math:`2C`. 'automatic' is AUTO-S of
-    `Bu et al. 2022 <https://arxiv.org/abs/2206.07136>`_: every gradient has
-    about the norm :math:`C`, which is then a factor of the learning rate and
-    needs no tuning. A gradient with factor zero has to be left out and not
-    multiplied: :math:`0 \cdot \infty` is not zero.
+    ``'flat'`` is :math:`\min(1, C / \lVert g_i \rVert)`, and ``'automatic'``
+    is AUTO-S of `Bu et al. 2022 <https://arxiv.org/abs/2206.07136>`_, :math:`C
+    / (\lVert g_i \rVert + 0.01)`, where :math:`C` needs no tuning. Where a
+    norm is not finite the factor is 0: leave such a gradient out, as :math:`0
+    \cdot \infty` is not zero.
 
     Args:
-        norms (Tensor): ``[num_subgraphs]``.
+        norms (Tensor): the norms of gradients, ``[num_subgraphs]``.
         max_grad_norm (float): :math:`C`; infinity to clip nothing.
-        clipping (str): as above. (default: :obj:`'flat'`)
+        clipping (str): :obj:`'flat'` or :obj:`'automatic'`.
+            (default: :obj:`'flat'`)
 
     Returns:
         Tensor: as :obj:`norms`, not negative.
@@ -106,20 +99,16 @@ def clip_factors(
 
 @validated
 def row_norms(rows: Annotated[Tensor, Array(None, 'num', 'length')]) -> Tensor:
-    r"""Return the norms of rows of any length.
+    r"""Return the norms of long rows, wrong by less than :math:`10^{-6}`.
 
-    ``torch.linalg.vector_norm`` adds up the squares of a row one after
-    another. In float32 its relative error grows with the length, and has a
-    sign: of a million equal numbers it is 0.05 %, of ten million 0.8 %. A
-    norm that is too small makes a clipped gradient too long. Here blocks of
-    256 numbers are added up in float64.
+    In float32 ``torch.linalg.vector_norm`` is up to 0.8 % too small for ten
+    million equal numbers; here blocks of 256 are added up in float64.
 
     Args:
         rows (Tensor): floating point, ``[num, length]``.
 
     Returns:
-        Tensor: ``[num]``, of the same dtype; wrong by less than
-        :math:`10^{-6}` of it in float32.
+        Tensor: ``[num]``, of the same dtype.
     """
     length = rows.size(1)
     if length <= _BLOCK or rows.dtype == torch.float64:
@@ -128,44 +117,34 @@ def row_norms(rows: Annotated[Tensor, Array(None, 'num', 'length')]) -> Tensor:
     blocks = rows[:, :whole].unflatten(1, (-1, _BLOCK))
     parts = torch.linalg.vector_norm(blocks, dim=2).double()
     rest = torch.linalg.vector_norm(rows[:, whole:], dim=1).double()
-    square = parts.square().sum(1) + rest.square()
-    return square.sqrt().to(rows.dtype)
+    return (parts.square().sum(1) + rest.square()).sqrt().to(rows.dtype)
 
 
 @validated
 def lam_from_opacus(noise_multiplier: Positive) -> float:
-    r"""Convert :math:`\sigma / C` of Opacus to :math:`\sigma / (2C)`.
-
-    Args:
-        noise_multiplier (float): as Opacus' optimizer takes it.
-    """
+    r"""Convert :math:`\sigma / C` of Opacus to :math:`\sigma / (2C)`."""
     return check_multiplier(noise_multiplier) / 2
 
 
 def lam_to_opacus(lam: float) -> float:
-    r"""Convert :math:`\sigma / (2C)` to Opacus' :math:`\sigma / C`.
-
-    Args:
-        lam (float): the noise over the replace-one sensitivity.
-    """
+    r"""Convert :math:`\sigma / (2C)` to Opacus' :math:`\sigma / C`."""
     return 2 * check_lam(lam)
 
 
 @validated
 def gaussian_profile(epsilon: Finite, lam: float) -> float:
-    r"""Compute :math:`\delta(\epsilon)` of the Gaussian mechanism.
+    r"""Compute :math:`\delta(\epsilon)` of the Gaussian mechanism, exactly.
 
     .. math::
         \delta(\epsilon) = \Phi(\tfrac{\mu}{2} - \tfrac{\epsilon}{\mu})
         - e^\epsilon\, \Phi(-\tfrac{\mu}{2} - \tfrac{\epsilon}{\mu}),
         \quad \mu = 1 / \lambda
 
-    which is exact (`Balle and Wang 2018, Theorem 8
-    <https://arxiv.org/abs/1805.06530>`_).
+    (`Balle and Wang 2018, Theorem 8 <https://arxiv.org/abs/1805.06530>`_).
 
     Args:
         epsilon (float): any finite number, also a negative one.
-        lam (float): noise over sensitivity.
+        lam (float): the noise over the sensitivity.
     """
     mu = 1 / check_lam(lam)
     high = scipy.special.log_ndtr(mu / 2 - epsilon / mu)
@@ -177,22 +156,20 @@ def gaussian_profile(epsilon: Finite, lam: float) -> float:
 def wor_profile(epsilon: Finite, q: Rate, lam: float) -> float:
     r"""Bound :math:`\delta(\epsilon)` of one step without replacement.
 
-    `Balle, Barthe and Gaboardi 2018, Theorem 9
-    <https://arxiv.org/abs/1807.01647>`_: for :math:`\epsilon \ge 0`
+    For :math:`\epsilon \ge 0` (`Balle, Barthe and Gaboardi 2018, Theorem 9
+    <https://arxiv.org/abs/1807.01647>`_)
 
     .. math::
         \delta'\left(\log(1 + q (e^\epsilon - 1))\right)
-        \le q\, \delta_{\mathrm{Gauss}}(\epsilon).
+        \le q\, \delta_{\mathrm{Gauss}}(\epsilon),
 
-    The theorem is for sampling without replacement, replace-one and any pair
-    of neighbours; the relation is symmetric, so negative :math:`\epsilon`
-    follow by :math:`\delta(\epsilon) = 1 - e^\epsilon + e^\epsilon
-    \delta(-\epsilon)`.
+    and for others :math:`\delta(\epsilon) = 1 - e^\epsilon + e^\epsilon
+    \delta(-\epsilon)`, as the relation is symmetric.
 
     Args:
         epsilon (float): any finite number.
         q (float): the sampling rate :math:`m / M`.
-        lam (float): noise over sensitivity.
+        lam (float): the noise over the sensitivity.
     """
     lam = check_lam(lam)
     if epsilon < 0:
@@ -202,117 +179,54 @@ def wor_profile(epsilon: Finite, q: Rate, lam: float) -> float:
     return q * gaussian_profile(float(unamplify(epsilon, q)), lam)
 
 
-def rdp_gaussian(orders: Orders, lam: float) -> np.ndarray:
-    r"""Compute Rényi DP of the Gaussian mechanism, :math:`a / (2\lambda^2)`.
-
-    `Mironov 2017 <https://arxiv.org/abs/1702.07476>`_. It bounds a step of any
-    sampling rate, too: given which subgraphs were drawn, a step is a Gaussian
-    mechanism or does not see the row, and the divergence is quasi-convex.
-    """
-    return check_orders(orders) / (2 * check_lam(lam) ** 2)
-
-
-@validated
-def rdp_coupled(orders: Orders, q: Rate, lam: float) -> np.ndarray:
-    r"""Compute Rényi DP of a step by coupling the draws of both neighbours.
-
-    .. math::
-        \frac{1}{a-1} \log\left(1 - q + q\, e^{a(a-1) / (2\lambda^2)}\right)
-
-    Both outputs are mixtures over the *same* uniform draw. With probability
-    :math:`1 - q` the draw misses the row and the components agree, otherwise
-    they are Gaussians at most :math:`2C` apart, and :math:`\int P^a Q^{1-a}`
-    is jointly convex. It is continuous at :math:`q = 1`.
-    """
-    a = check_orders(orders)
-    moment = a * (a - 1) / (2 * check_lam(lam) ** 2)
-    return np.logaddexp(_log1m(q), math.log(q) + moment) / (a - 1)
-
-
-@validated
-def rdp_wang(orders: Orders, q: Rate, lam: float) -> np.ndarray:
-    r"""Compute Rényi DP of a step by Theorem 27 of Wang et al.
-
-    `"Subsampled Rényi Differential Privacy and Analytical Moments Accountant"
-    <https://arxiv.org/abs/1808.00087>`_ (2019), for replace-one and sampling
-    without replacement. With :math:`\epsilon(j) = j / (2 \lambda^2)` and
-    integer :math:`a`,
-
-    .. math::
-        (a - 1)\, g(a) = \log\Big\{ 1 &+ q^2 \tbinom{a}{2}
-        \min\left[4 (e^{\epsilon(2)} - 1), 2 e^{\epsilon(2)}\right] \\
-        &+ \sum_{j=3}^a q^j \tbinom{a}{j} \min\left[
-        4 \sqrt{B(2 \lfloor j/2 \rfloor) B(2 \lceil j/2 \rceil)},
-        2 e^{(j-1) \epsilon(j)}\right] \Big\}.
-
-    :math:`B(l) = \sum_i (-1)^{l-i} \tbinom{l}{i} e^{i(i-1)/(2\lambda^2)}` is
-    :math:`E_Q[(P/Q - 1)^l]` of two Gaussians. Only even :math:`l` are needed,
-    for which it is an integral of a positive function and is computed as one:
-    the sum cancels. Above order 256 the term with :math:`B` is left out, which
-    only makes the bound larger. Between integers :math:`(a - 1)\, g(a)` is
-    interpolated linearly, an upper bound as it is convex, and 0 at 1.
-
-    The bound can be *worse* than no amplification (:math:`4 q^2 > 1`, about):
-    use :func:`rdp_wor`.
-    """
-    a, lam = check_orders(orders), check_lam(lam)
-    low = np.floor(a)
-    share = a - low
-    need = np.unique(np.concatenate([low, low[share > 0] + 1]))
-    value = {order: _wang(int(order), q, lam) for order in need}
-    value[1.0] = 0.0
-    return np.array(
-        [
-            ((1 - s) * value[n] + (s * value[n + 1] if s else 0)) / (x - 1)
-            for x, n, s in zip(a, low, share, strict=True)
-        ]
-    )
-
-
 def rdp_wor(orders: Orders, q: float, lam: float) -> np.ndarray:
-    r"""Compute Rényi DP of a step: at each order the least of three bounds.
+    r"""Bound Rényi DP of a step: at each order the least of three bounds.
 
-    The least of :func:`rdp_wang`, :func:`rdp_gaussian` and
-    :func:`rdp_coupled`, each of which holds at each order by itself. It is
-    continuous at :math:`q = 1` and never above no amplification.
+    Those of the Gaussian mechanism, of a coupling of both draws, and of
+    Theorem 27 of `Wang et al. 2019 <https://arxiv.org/abs/1808.00087>`_, which
+    is interpolated between integers, as :math:`(a - 1) g(a)` is convex.
 
     Args:
         orders (sequence of float): the orders :math:`a > 1`.
         q (float): the sampling rate :math:`m / M`.
-        lam (float): noise over sensitivity.
+        lam (float): the noise over the sensitivity.
 
     Returns:
         ndarray: float64, ``[len(orders)]``.
     """
-    return np.minimum.reduce(
-        [
-            rdp_wang(orders, q, lam),
-            rdp_gaussian(orders, lam),
-            rdp_coupled(orders, q, lam),
-        ]
-    )
+    a, q, lam = check_orders(orders), check_q(q), check_lam(lam)
+    moment = a * (a - 1) / (2 * lam**2)
+    coupled = np.logaddexp(_log1m(q), math.log(q) + moment) / (a - 1)
+    low = np.floor(a)
+    share = a - low
+    need = np.unique(np.concatenate([low, low[share > 0] + 1]))
+    value = {order: _wang(int(order), q, lam) for order in need}
+    wang = [
+        ((1 - s) * value[n] + (s * value[n + 1] if s else 0)) / (x - 1)
+        for x, n, s in zip(a, low, share, strict=True)
+    ]
+    return np.minimum.reduce([np.array(wang), a / (2 * lam**2), coupled])
 
 
 @validated
 def rdp_wor_profile(orders: Orders, q: Rate, lam: float) -> np.ndarray:
-    r"""Rényi DP of the pair of distributions behind :func:`wor_profile`.
+    r"""Compute Rényi DP of the distributions behind :func:`wor_profile`.
 
-    That pair dominates a step (see :func:`wor_epsilon_pld`), so its
-    divergence bounds the step's, and is the least that the profile alone can
-    give. With :math:`\ell \sim \mathcal{N}(-\mu^2/2, \mu^2)` and
-    :math:`y = 1 - q + q e^\ell`,
+    They dominate a step, so it is the least that the profile alone can give.
+    With :math:`\ell \sim \mathcal{N}(-\mu^2/2, \mu^2)` and :math:`y = 1 - q +
+    q e^\ell`,
 
     .. math::
         e^{(a-1) g(a)} - 1
         = E\left[1_{\ell > 0} (y^a - 1)(1 - y^{1-a})\right].
     """
     a, mu = check_orders(orders), 1 / check_lam(lam)
+    node, weight = np.polynomial.legendre.leggauss(16)
     divergences = []
     for order in a:
         # x = loss / mu; the integrand is below e^(a mu x) of a Gaussian.
         top = order * mu + 14
         pieces = max(64, math.ceil(2 * top))
-        node, weight = np.polynomial.legendre.leggauss(16)
         width = top / pieces
         x = width * (np.arange(pieces)[:, None] + (node + 1) / 2)
         loss = amplify(mu * x, q)
@@ -335,7 +249,7 @@ def fdp_terms(K: Count, layers: Natural) -> int:
     r"""Bound how many nodes' gradients one row reaches in a bounded graph.
 
     .. math::
-        \mathrm{terms} = 1 + K + \cdots + K^l = \frac{K^{l+1} - 1}{K - 1}
+        \mathrm{terms} = 1 + K + \cdots + K^l
 
     Args:
         K (int): the largest degree, which the graph must have been cut to.
@@ -345,32 +259,10 @@ def fdp_terms(K: Count, layers: Natural) -> int:
 
 
 @validated
-def fdp_sensitivity(
-    K: Count, layers: Natural, max_grad_norm: Positive
-) -> float:
-    r"""Return the replace-one sensitivity of the FDP baseline.
-
-    .. math::
-        \Delta = 2\, \frac{K^{l+1} - 1}{K - 1}\, C
-
-    of the sum of gradients clipped **per root** to :math:`C`, each of which
-    replacing a row moves by at most :math:`2C`, if at most
-    :func:`fdp_terms` roots see the row.
-
-    Args:
-        K (int): the largest degree.
-        layers (int): the number :math:`l` of message-passing layers.
-        max_grad_norm (float): the clipping norm :math:`C`.
-    """
-    C = max_grad_norm
-    return 2 * fdp_terms(K, layers) * C
-
-
-@validated
 def rdp_fdp(
     orders: Orders, num_nodes: Count, m: Count, terms: Count, lam: float
 ) -> np.ndarray:
-    r"""Rényi DP of a step of the FDP baseline.
+    r"""Compute Rényi DP of a step of the FDP baseline.
 
     `"Node-Level Differentially Private Graph Neural Networks"
     <https://arxiv.org/abs/2111.15521>`_ (Daigavane et al. 2021):
@@ -380,18 +272,15 @@ def rdp_fdp(
         \exp\left(\frac{a (a-1) \rho^2}
         {2 \lambda^2\, \mathrm{terms}^2}\right)
 
-    where :math:`\rho`, the number of drawn nodes that see the row, is
-    hypergeometric: :math:`m` of :math:`N` nodes are drawn uniformly without
-    replacement, :math:`\mathrm{terms}` of which see it. The noise is
-    :math:`\lambda` times :func:`fdp_sensitivity`, so Opacus' noise
-    multiplier is :math:`2\, \mathrm{terms}\, \lambda`.
+    with the hypergeometric number :math:`\rho` of drawn nodes that read the
+    row. Opacus' noise multiplier is :math:`2\, \mathrm{terms}\, \lambda`.
 
     Args:
         orders (sequence of float): the orders :math:`a > 1`.
         num_nodes (int): the number :math:`N` of training nodes.
         m (int): the number of nodes drawn in each step.
-        terms (int): as :func:`fdp_terms` gives it.
-        lam (float): noise over sensitivity.
+        terms (int): the result of :func:`fdp_terms`.
+        lam (float): the noise over the sensitivity, 2 terms C.
 
     Returns:
         ndarray: float64, ``[len(orders)]``.
@@ -434,31 +323,32 @@ def private_quantile(
 
     The exponential mechanism (`Smith 2011
     <https://doi.org/10.1145/1993636.1993743>`_) on 256 public candidates,
-    evenly on the logarithmic scale (:mod:`pyg_trust.privacy.exact.quantile`).
-    Replacing a row changes at most :math:`k` of the :math:`n` values. The
-    number of values is public.
+    evenly on the logarithmic scale. The number of values is public.
 
     Args:
         values (sequence of float): the private values; those outside of the
             interval, or no numbers, count as its nearer (or upper) end.
-        share (float): :math:`p`, in :math:`(0, 1)`.
+        share (float): which quantile, in :math:`(0, 1)`.
         epsilon (float): the privacy budget.
         low (float): the least answer, positive.
-        high (float): the greatest.
+        high (float): the greatest answer.
         source (callable): returns a given number of secret random bytes.
-        sensitivity (int): :math:`k`. (default: :obj:`1`)
+        sensitivity (int): how many values a replaced row changes at most.
+            (default: :obj:`1`)
 
     Returns:
         float: a candidate near the quantile.
     """
-    k = sensitivity
     if not low < high:
         raise ValueError(f"'low' needs to be below 'high' (got {low}, {high})")
     v = numbers('values', values)
     if v.ndim != 1 or v.size == 0:
         raise ValueError("'values' needs to hold at least one number")
     v = np.where(np.isnan(v), high, v)
-    return quantile(v, share, epsilon, low, high, k, source)
+    return quantile(v, share, epsilon, low, high, sensitivity, source)
+
+
+# Checks ######################################################################
 
 
 def check_lam(lam: float) -> float:
@@ -531,16 +421,16 @@ def numbers(name: str, values: Any) -> np.ndarray:
         ) from None
 
 
+# Formulas ####################################################################
+
+
 def _log1m(q: float) -> float:
     return math.log1p(-q) if q < 1 else -math.inf
 
 
 def _log_binom(n: float, k: float | np.ndarray) -> np.ndarray:
-    return (
-        scipy.special.gammaln(n + 1.0)
-        - scipy.special.gammaln(k + 1.0)
-        - scipy.special.gammaln(n - k + 1.0)
-    )
+    log = scipy.special.gammaln
+    return log(n + 1.0) - log(k + 1.0) - log(n - k + 1.0)
 
 
 def amplify(loss: np.ndarray, q: float) -> np.ndarray:
@@ -559,7 +449,8 @@ def unamplify(epsilon: float | np.ndarray, q: float) -> np.ndarray:
 
 
 def _wang(order: int, q: float, lam: float) -> float:
-    """(a - 1) g(a) of :func:`rdp_wang` at an integer order."""
+    # (a - 1) g(a) by the theorem of Wang et al. at an integer order. Above
+    # order 256 the terms of central moments are left out.
     if order == 1:
         return 0.0
     j = np.arange(2.0, order + 1)
@@ -580,11 +471,8 @@ def _wang(order: int, q: float, lam: float) -> float:
 
 @lru_cache(maxsize=32)
 def _log_central(lam: float) -> np.ndarray:
-    """The log of E_Q[(P/Q - 1)^(2k)] of Gaussians, k = 0, ..., 128.
-
-    By the trapezoidal rule: the integrand is entire and decays like a
-    Gaussian, so its error is far below that of float64.
-    """
+    # The log of E_Q[(P/Q - 1)^(2k)] of Gaussians, k = 0, ..., 128, by the
+    # trapezoidal rule: the integrand is entire and decays like a Gaussian.
     mu = 1 / lam
     moments = [0.0]
     for power in range(2, _MAX_TERNARY + 1, 2):

@@ -1,13 +1,10 @@
 r"""Privacy loss distributions on a grid, and their composition.
 
-Two neighbours release :math:`P` or :math:`Q`; the loss of an outcome is
-:math:`\ell = \log(\mathrm{d}P / \mathrm{d}Q)`. The masses of :math:`\ell`
-under :math:`P` give the whole profile,
-
-.. math::
-    \delta(\epsilon) = E_P\left[(1 - e^{\epsilon - \ell})_+\right],
-
-and those of independent steps are composed by convolution.
+The masses under :math:`P` of the losses :math:`\ell = \log(\mathrm{d}P /
+\mathrm{d}Q)` give :math:`\delta(\epsilon) = E_P[(1 - e^{\epsilon -
+\ell})_+]`, and those of independent steps are composed by convolution. Other
+libraries have no such pairs of sampling without replacement, and their grids
+are not those that :mod:`pyg_trust.verify` recounts in integers.
 """
 
 import math
@@ -49,13 +46,7 @@ Pair = Callable[[float, float, float], Masses]
 
 
 def check_least_delta(delta: Any, what: str, advice: str = '') -> float:
-    """Refuse a delta below what rounding errors allow.
-
-    Args:
-        delta (float): in :math:`(0, 1)`.
-        what (str): the method.
-        advice (str): an alternative, for the message.
-    """
+    """Refuse a delta below what rounding errors allow, with advice."""
     delta = check_delta(delta)
     if delta < MIN_DELTA:
         raise ValueError(
@@ -66,25 +57,25 @@ def check_least_delta(delta: Any, what: str, advice: str = '') -> float:
 
 
 def connect(
-    edge: np.ndarray, in_p: np.ndarray, in_q: np.ndarray
+    edge: np.ndarray, in_p: np.ndarray, in_q: np.ndarray, width: float
 ) -> np.ndarray:
     r"""Move the masses of cells to their ends, pessimistically.
 
-    The mass of a cell goes to its two ends such that the masses under
-    :math:`P` and :math:`Q` are kept, which interpolates the profile linearly
-    in :math:`e^\epsilon`: a chord of a convex function lies above it
-    (`Doroshenko et al. 2022 <https://arxiv.org/abs/2207.04380>`_).
+    The masses under :math:`P` and :math:`Q` are kept, which interpolates the
+    profile linearly in :math:`e^\epsilon`: a chord of a convex function lies
+    above it (`Doroshenko et al. 2022 <https://arxiv.org/abs/2207.04380>`_).
 
     Args:
         edge (ndarray): float64, ``[n + 1]``: equidistant losses.
         in_p (ndarray): float64, ``[n]``: masses of cells under :math:`P`.
         in_q (ndarray): float64, ``[n]``: those under :math:`Q`.
+        width (float): the width of a cell.
 
     Returns:
         ndarray: float64, ``[n + 1]``: masses under :math:`P` at the losses.
     """
     lower = in_q * np.exp(edge[1:]) - in_p
-    lower = np.clip(lower / np.expm1(edge[1] - edge[0]), 0, in_p)
+    lower = np.clip(lower / math.expm1(width), 0, in_p)
     mass = np.zeros(len(edge))
     mass[:-1] += lower
     mass[1:] += in_p - lower
@@ -136,11 +127,9 @@ def compose(
 ) -> tuple[np.ndarray, int, float, float]:
     """Convolve the masses of all steps by FFT.
 
-    They are composed on a window outside of which is :obj:`1e-15` at most, by
-    Chernoff's bound; that mass counts as infinite loss.
-
-    Returns:
-        tuple: the masses, the index of the first, the grid, the infinite.
+    Outside of the window is :obj:`1e-15` at most, by Chernoff's bound, which
+    counts as infinite loss. Returned are the masses, the index of the first,
+    the grid and the infinite mass.
     """
     step = max(step, 4 * widest / _MAX_CELLS)
     while True:
@@ -170,10 +159,8 @@ def _places(masses: Masses) -> np.ndarray:
 
 
 def _window(pairs: list[tuple[Masses, int]], step: float) -> tuple[int, int]:
-    """Indices outside of which a side has less than the tail mass.
-
-    Of few steps these are all, which is faster than to bound their tails.
-    """
+    # Indices outside of which a side has less than the tail mass. Of few
+    # steps these are all, which is faster than to bound their tails.
     cost = -math.log(_TAIL)
     rates = 2.0 ** np.arange(-24, 17)
     up = np.full_like(rates, cost)

@@ -1,13 +1,9 @@
-r"""Poisson sampling: the privacy loss of steps with independent coins.
+r"""Accounts of Poisson sampling, where each unit is drawn independently.
 
-In a step every unit (a subgraph, a graph) is drawn with probability :math:`q`,
-independently of all others and of all steps; the gradients of those drawn are
-clipped to :math:`C` and summed, and :math:`\mathcal{N}(0, \sigma^2 I)` is
-added. A record is in up to :math:`k` units (``occurrences``), of which
+A record is in up to :math:`k` units (``occurrences``), of which
 :math:`w_i = \binom{k}{i} q^i (1-q)^{k-i}` is the probability that :math:`i`
-are drawn; :math:`k = 1` where units are disjoint. With :math:`z = \sigma / C`
-(the noise multiplier of Opacus; *not* :math:`\lambda = z / 2`) and in units of
-:math:`C`, two kinds of neighbours have these pairs:
+are drawn. With :math:`z = \sigma / C`, the noise multiplier of Opacus, and in
+units of :math:`C`, these pairs dominate every step and are attained:
 
 .. math::
     \text{'replace':}\quad
@@ -17,44 +13,8 @@ are drawn; :math:`k = 1` where units are disjoint. With :math:`z = \sigma / C`
     P &= (1-q)\, \mathcal{N}(0, z^2) + q\, \mathcal{N}(1, z^2), \quad
     Q = \mathcal{N}(0, z^2) \quad \text{and } (Q, P).
 
-**They dominate every step.** Given the coins of all other units, neighbours
-release :math:`P_X = \sum_S p_S N_{g_S}` and :math:`Q_X = \sum_S p_S
-N_{g'_S}`, where :math:`S` is what is drawn of the :math:`k` units,
-:math:`N_g = \mathcal{N}(g, z^2 I)` and :math:`\lVert g_S - g'_{S'} \rVert
-\le |S| + |S'|`. Mixing over the others makes no hockey-stick divergence
-:math:`H_\alpha(P \| Q) = \int (P - \alpha Q)_+` larger, as it is jointly
-convex. Fix :math:`\alpha > 0`. The ratio :math:`P / Q` of 'replace' grows
-from 0 to infinity, so there is a :math:`t` with densities :math:`P(t) =
-\alpha Q(t)`. With the density :math:`f` of :math:`\mathcal{N}(0, z^2)` let
-:math:`s_S = p_S f(t - |S|) / P(t)`, which sum to one. Then
-
-.. math::
-    H_\alpha(P_X \| Q_X)
-    \le \sum_S \int \left(p_S N_{g_S} - s_S\, \alpha\, Q_X\right)_+
-    = \sum_S p_S\, E\, \varphi_S\Big(\sum_{S'} p_{S'} R_{SS'}\Big), \quad
-    \varphi_S(r) = \left(1 - s_S\, \alpha\, r / p_S\right)_+,
-
-where :math:`R_{SS'} = \mathrm{d}N_{g'_{S'}} / \mathrm{d}N_{g_S}` under
-:math:`N_{g_S}` is lognormal with mean one and the logarithmic deviation
-:math:`\lVert g'_{S'} - g_S \rVert / z`, and :math:`\varphi_S` is convex. Of
-variables with given laws the comonotone ones have the largest sum in convex
-order, and the comonotone sum grows in convex order with its terms (`Dhaene
-et al. 2002 <https://doi.org/10.1016/S0167-6687(02)00134-8>`_); a lognormal of
-mean one grows in convex order with its deviation. For :math:`g_S = |S| e` and
-:math:`g'_S = -|S| e` with a unit vector :math:`e` all deviations are the
-largest, and all ratios fall together along :math:`e`: no term is larger than
-that of the pair. There each bracket is positive exactly beyond :math:`t`, and
-the terms add up to :math:`H_\alpha(P \| Q)`. With :math:`g'_S = 0` only
-:math:`\lVert g_S \rVert` is left, and the same steps give the pair of
-'withdraw'. Products of dominating pairs dominate compositions, also adaptive
-ones (`Zhu, Dong and Wang 2022 <https://arxiv.org/abs/2106.08567>`_, Theorem
-10). All pairs are attained, so these are the exact :math:`\epsilon` of the
-worst case.
-
-Coins are what the proof rests on: the sum over all other units is
-independent of how many of the :math:`k` are drawn. Of :math:`m` units without
-replacement it is not, and the pair with hypergeometric weights is *no* bound:
-that is :func:`~pyg_trust.privacy.group_wor_epsilon`.
+The proof is in the documentation, "Private training". Without replacement the
+pair with hypergeometric weights is no bound.
 """
 
 import math
@@ -78,6 +38,13 @@ from pyg_trust.privacy import pld
 from pyg_trust.privacy.accounting import History, check_history, least_noise
 from pyg_trust.privacy.mechanisms import Orders, check_multiplier, check_orders
 
+__all__ = [
+    'calibrate_poisson',
+    'poisson_epsilon',
+    'poisson_profile',
+    'rdp_poisson',
+]
+
 FORMS = ('replace', 'withdraw')
 # The width of a grid in deviations of the noise: less than 1e-23 is outside.
 _REACH = 10
@@ -96,11 +63,7 @@ def poisson_profile(
 ) -> float:
     r"""Compute :math:`\delta(\epsilon)` of one step, exactly.
 
-    .. math::
-        \delta(\epsilon) = P(\ell > \epsilon) - e^\epsilon Q(\ell > \epsilon),
-        \quad \ell = \log(\mathrm{d}P / \mathrm{d}Q),
-
-    for 'withdraw' the larger one of both directions.
+    For 'withdraw' it is the larger one of both directions.
 
     Args:
         epsilon (float): any finite number.
@@ -133,10 +96,9 @@ def poisson_epsilon(
     *,
     occurrences: int = 1,
 ) -> float:
-    r""":math:`\epsilon` of a history of steps by privacy loss distributions.
+    r"""Compute :math:`\epsilon` of a history of steps.
 
-    The losses are put on a grid pessimistically and composed by FFT, as in
-    :func:`wor_epsilon_pld`, whose remarks on rounding hold here as well.
+    The losses are put on a grid pessimistically and composed by FFT.
 
     Args:
         history (iterable): of :obj:`(noise_multiplier, q, steps)`. A release
@@ -201,7 +163,18 @@ def calibrate_poisson(
 ) -> float:
     r"""Return the least noise that keeps :obj:`steps` steps within a budget.
 
-    As :func:`calibrate_wor`, by :func:`poisson_epsilon`.
+    The noise that is returned was itself accounted for by
+    :func:`poisson_epsilon`.
+
+    Args:
+        epsilon (float): the budget.
+        delta (float): in :math:`[10^{-10}, 1)`.
+        q (float): the sampling rate.
+        steps (int): the number of steps.
+        form (str): as in :func:`poisson_profile`. (default: :obj:`'replace'`)
+        occurrences (int): as in :func:`poisson_profile`. (default: :obj:`1`)
+        tol (float): the relative gap allowed below :obj:`epsilon`.
+            (default: :obj:`0.01`)
 
     Example:
         >>> z = calibrate_poisson(2.0, 1e-5, q=0.05, steps=100)
@@ -226,13 +199,9 @@ def rdp_poisson(
     *,
     occurrences: Count = 1,
 ) -> np.ndarray:
-    r"""Rényi DP of a step: the divergence of the pair at each order.
+    r"""Compute Rényi DP of a step: the divergence of the pair, by quadrature.
 
-    .. math::
-        \frac{1}{a - 1} \log \int P^a Q^{1-a},
-
-    by quadrature, since the pairs dominate a step; for 'withdraw' the larger
-    one of both directions.
+    For 'withdraw' it is the larger one of both directions.
 
     Args:
         orders (sequence of float): the orders :math:`a > 1`.
@@ -417,6 +386,6 @@ def _masses(
         above = -np.diff(_tail(x, z, (w, at)))
         below = np.diff(_tail(-x, z, (w, -at)))
         inside.append(np.where(x[:-1] > 0, above, below))
-    mass = pld.connect(edge, inside[0], inside[1])
+    mass = pld.connect(edge, *inside, float(edge[1] - edge[0]))
     mass[0] += _tail(-x[0], z, (p[0], -p[1]))
     return pld.Masses(mass, first, float(_tail(x[-1], z, p)) + lost)

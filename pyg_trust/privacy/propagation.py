@@ -1,116 +1,24 @@
-# Longer than 700 lines because 150 of them prove what each relation moves.
 r"""Noisy sums over neighbours: relations and their sensitivities.
 
 A hop releases :math:`S = W M + \mathcal{N}(0, s^2 I)`. Rows of :math:`M` are
-*messages* of norm at most 1, and :math:`W_{wu}` is the weight with which the
-message of :math:`u` enters the row of :math:`w`, for an edge from
-``edge_index[0] = u`` to ``edge_index[1] = w``. Everything that reads :math:`S`
-and not the graph (weights, heads, any number of predictions) is
-post-processing. Sums come first, then noise; for a mean, normalise afterwards.
-Dividing by a degree *before* the noise takes the signal of a row of degree
-:math:`d` from :math:`d` to 1 and leaves the sensitivity where it was.
+*messages* of norm at most 1, and :math:`W_{wu}` is the weight of the message
+of :math:`u` in the row of :math:`w`, for an edge from ``edge_index[0] = u`` to
+``edge_index[1] = w``. What reads :math:`S` and not the graph is
+post-processing. Public are ids, whether edges are directed, which nodes train,
+and all arguments. Neighbouring graphs differ in
 
-**The relations.** Public in all of them are the nodes' ids, whether edges are
-directed, which nodes train, and all arguments. The record of :math:`v` is its
-features, its label and its own list :math:`L_v` of the nodes that it sends to.
+- ``'edge'``: one edge. An undirected one is two entries, hence
+  :math:`\sqrt{2}`.
+- ``'node'``: one record: features, label and own list :math:`L_v`. Weights of
+  a list have energy :math:`D` (:func:`energy_weights`), whatever its length.
+- ``'node_incident'``: a node with all its edges, at most :math:`D`. The row
+  of the node itself is for that node alone.
+- ``'feature'``: one row of the features and its label; edges are public.
 
-``'edge'`` One edge differs. Removing an arc :math:`(u, w)` moves row :math:`w`
-    by :math:`m_u`, by at most 1. An undirected edge is **two** entries: row
-    :math:`w` moves by :math:`m_u` and row :math:`u` by :math:`m_w`, together
-    :math:`\sqrt{\|m_u\|^2 + \|m_w\|^2} \le \sqrt{2}`, and every pair of unit
-    rows attains it. (GAP and ProGAP count it once: their claimed
-    :math:`\epsilon` of 1, 2, 4 is 1.47, 2.95, 5.99 at :math:`\delta =
-    10^{-5}`.)
-``'node'`` One record differs, the lists of others stay. With *energy weights*
-    :math:`W_{wu} = \min(1, \sqrt{D / |L_u|})` the part of :math:`v` is the
-    outer product of its weights and :math:`m_v`; its Frobenius norm is
-    :math:`\sqrt{\min(|L_v|, D)}\, \|m_v\| \le \sqrt{D}`, **whatever the
-    degree**. For :math:`D = 1`, the default, these are :math:`1 /
-    \sqrt{|L_u|}` and the sensitivity is exactly 1: no degree limit, no
-    sampling, nobody left out. What others tell of :math:`v` is in their
-    records. A *public* set of nodes that receive may take the place of all
-    (:mod:`pyg_trust.privacy.receivers`). Less one arc, the part of
-    :math:`v` changes by at most 1 (squared for :math:`D = 1`: :math:`2 - 2
-    \sqrt{(d-1)/d}`), and less an undirected edge by at most :math:`\sqrt{2}`:
-    with :math:`t = 1/\sqrt{d-1} - 1/\sqrt{d}` the two ends move by
-    :math:`f(d_v) + f(d_w)` at most, squared, where :math:`f(d) = 1/d + 2 (d-1)
-    t^2`, :math:`f(1) = 1` and :math:`f(d) \le 0.68` from 2 on. So the same
-    release protects an edge, too.
-``'node_incident'``
-    :math:`v` and **all** edges at :math:`v` come or go, :math:`v` has at most
-    :math:`D` of them. In plain sums :math:`d_v` rows of others change by
-    :math:`m_v`: :math:`\sqrt{D}`. The row of :math:`v` itself changes by
-    up to :math:`d_v` more, so it is for :math:`v` alone. A node of degree
-    :math:`d > D` is covered with :math:`\sqrt{d / D}` times the :math:`\mu`.
-    *Only* sums: with weights by the degrees of others a node that joins
-    :math:`n` neighbours of :math:`w` moves the row of :math:`w` by a multiple
-    of :math:`n`. And no sampling of neighbours: a rule that keeps at most
-    :math:`D` of every set and never refills, :math:`S(N + v) - v = S(N)`, is
-    :math:`S(N) = N \cap C` for a fixed :math:`C` of :math:`D` ids (remove the
-    others one by one: :math:`w \in S(N)` exactly if :math:`w \in S(\{w\})`;
-    all of these may be neighbours at once). A rule that refills moves rows of
-    nodes that are no neighbours of :math:`v`, without a bound by :math:`D`.
-``'feature'`` One row of the features (and its label) differs, edges are
-    public. A linear propagation :math:`\Pi = \sum_i w_i (D^{-a} A D^{-b})^i`
-    in one shot moves by :math:`\|\Pi e_v\|\, \|m_v\|`, with columns scaled to
-    :math:`\|\Pi e_v\| = 1` (:func:`column_norms`) by at most 1. Degrees,
-    self-loops and the number of hops are free.
-
-A relation of nodes in the form ``'withdraw'`` is a record against a blank one
-(no message, no gradient, an empty list); ``'replace'`` is any record against
-any other, by the triangle inequality at most twice as far. Both bounds are
-attained (two records of opposite messages and one list). Messages that are
-probabilities of :math:`C` classes (:func:`class_messages`) have no opposites:
-:math:`m^\top m' \ge -1/(C-1)`. With :math:`w, w' \ge 0` the weights of the
-two lists, or the same scaled column :math:`\Pi e_v` of ``'feature'``,
-:math:`\|w\|^2, \|w'\|^2 \le D`,
-
-.. math::
-    \|w m^\top - w' m'^\top\|_F^2 = \|w\|^2 \|m\|^2 + \|w'\|^2 \|m'\|^2
-    - 2\, (w^\top w')(m^\top m') \le D \frac{2 C}{C - 1},
-
-as :math:`0 \le w^\top w' \le D`. That is 1.63 for four classes where any
-messages have 2. In a later hop the message is a function of a released row,
-the same for both records, and moves by :math:`\|w - w'\| \le \sqrt{2 D}`.
-
-Later hops read messages that are functions of *released* rows and the node's
-own record, of norm at most 1 again, so each has the sensitivity of the first,
-given what was released before. They have to be normalised or clipped: a
-linear chain of sums grows with the largest degree.
-
-**To the last bit.** What is released is :math:`g (k + N)` with integers
-:math:`k` and :math:`N` on the grid :math:`g = s 2^{-32}`
-(:mod:`pyg_trust.verify.release`), which is the Gaussian mechanism for the sum
-:math:`g k`, rounded. Norms of messages stay :data:`MARGIN` below 1, far more
-than the roundings of a message, its weight and a standard deviation in
-float64, of :math:`(d + 12)\, 2^{-53}` for :math:`d` columns.
-
-*Sums of neighbours.* Each number of a weighted message is truncated to the
-grid, towards zero, and integers are added, exactly. What a message adds is not
-longer than before, so that the bounds of ``'edge'`` and ``'node_incident'``,
-of ``'node'`` where a record is withdrawn, and twice that where it is replaced,
-hold as they are. In one *edge*, under ``'node'``, the weights of a list of
-:math:`n` change, and with them :math:`n d` truncations; but only lists of one
-attain the bound, and others are at least .1 below it. Of *messages of classes*
-two records may have products of the same sign that truncation makes smaller:
-with weights of energy :math:`D` on :math:`N` rows, :math:`\langle t, t'
-\rangle \ge \langle a, a' \rangle - g \sqrt{C} \sum_w (\|a_w\| + \|a'_w\|) \ge
-\langle a, a' \rangle - 2 g \sqrt{C D N}`, so that the distance is at most
-
-.. math::
-    \Delta + 2 g \sqrt{C D N} / \Delta \le \Delta + g \sqrt{2 C N}, \qquad
-    \Delta = \sqrt{2 D C / (C - 1)}.
-
-*A linear propagation* is computed in float64, where a row of :math:`\Pi` of
-:math:`L` levels and at most :math:`d_{\max}` neighbours is off by a factor
-:math:`1 \pm \gamma`, :math:`\gamma = (L + 1) (d_{\max} + 6) 2^{-52}`, as all
-weights are non-negative. Then it is rounded to the grid. So each of two
-neighbouring sums is off by at most :math:`\gamma N r + \sqrt{N d}\, g / 2`,
-where :math:`r` is the largest ratio of a column's norm with and without its
-own entry (1 if it is kept).
-
-:func:`rounding_share` is by what part the sensitivity grows in the last two
-cases; a standard deviation larger by as much pays for it.
+The form ``'withdraw'`` is a record against none, ``'replace'`` against any
+other. Sums are of integers on the grid of the noise, so that bounds hold to
+the last bit (:mod:`pyg_trust.verify.release`). Proofs are in the
+documentation, "Private aggregation".
 """
 
 import math
@@ -127,7 +35,6 @@ from pyg_trust._checks import (
     Array,
     Count,
     Natural,
-    Number,
     OneOf,
     Positive,
     check_instance,
@@ -146,6 +53,15 @@ from pyg_trust.verify.release import (
     sensitivity,
     truncated,
 )
+
+__all__ = [
+    'class_messages',
+    'energy_weights',
+    'hop_sensitivity',
+    'messages',
+    'private_propagate',
+    'scaled_propagate',
+]
 
 #: The neighbouring relations.
 RELATIONS = ('edge', 'node', 'node_incident', 'feature')
@@ -180,16 +96,14 @@ class MessageBlocks:
     Args:
         x (Tensor): float32 or float64, ``[num_nodes, num_columns]``.
         between (str): as of :func:`messages`.
-        degree_channel (float): as of :func:`messages`.
     """
 
     def __init__(
         self,
         x: Annotated[Tensor, Array(REAL, 'num_nodes', 'num_columns')],
-        between: Annotated[str, OneOf(BETWEEN)],
-        degree_channel: Annotated[float, Number(0, 1, 'low')],
+        between: Annotated[str, OneOf(BETWEEN)] = 'normalize',
     ) -> None:
-        self._x, self._c = x.detach(), degree_channel
+        self._x, self.width = x.detach(), x.size(1)
         # Allocate the results first, so that they fill no gap of temporaries.
         shape = (x.size(0), 1)
         length = torch.zeros(shape, dtype=torch.float64)
@@ -212,11 +126,6 @@ class MessageBlocks:
             clip = (length * self._scale).clamp(max=1.0)
             self._clip = torch.where(length > 0, clip, 0.0)
 
-    @property
-    def width(self) -> int:
-        """Number of columns."""
-        return self._x.size(1) + bool(self._c)
-
     def columns(self, start: int, stop: int) -> Tensor:
         """Return messages, float64, on the CPU: ``[num_nodes, columns]``."""
         block = self._x[:, start:stop].cpu()
@@ -227,10 +136,6 @@ class MessageBlocks:
         block.div_(self._scale).div_(self._norm)
         if self._clip is not None:
             block.mul_(self._clip)
-        block.mul_(math.sqrt(1 - self._c * self._c))
-        if self._c and stop > self._x.size(1):
-            channel = block.new_full((block.size(0), 1), self._c)
-            block = torch.cat([block, channel], 1)
         return block.mul_(1 - MARGIN)
 
     def blocks(
@@ -243,32 +148,21 @@ class MessageBlocks:
             yield start, stop, self.columns(start, stop)
 
 
-def messages(
-    x: Tensor, *, between: str = 'normalize', degree_channel: float = 0.0
-) -> Tensor:
-    r"""Return rows of norm at most 1 for any input.
+def messages(x: Tensor, *, between: str = 'normalize') -> Tensor:
+    r"""Return rows of norm at most 1 for any input, in float64.
 
-    .. math::
-        m = (1 - 10^{-6})\, \left(\sqrt{1 - c^2}\, \frac{x}{\|x\|},\; c
-        \right) \quad\text{or, clipped,}\quad
-        \frac{x}{\max(1, \|x\|)}
-
-    in float64. A row with an entry that is not finite counts as zero, and a
-    row of zeros stays zero. With :math:`c > 0` there is a constant column
-    more: its noisy sum over :math:`c` is a noisy degree, at no further cost.
+    Rows are brought to norm 1, or clipped to it, less :math:`10^{-6}`. A row
+    with an entry that is not finite counts as zero.
 
     Args:
         x (Tensor): float32 or float64, ``[num_nodes, num_columns]``.
         between (str): :obj:`'normalize'` or :obj:`'clip'`.
             (default: :obj:`'normalize'`)
-        degree_channel (float): :math:`c`, in :math:`[0, 1)`.
-            (default: :obj:`0.0`)
 
     Returns:
-        Tensor: float64, ``[num_nodes, num_columns]``, with a column more for
-        a degree channel.
+        Tensor: float64, ``[num_nodes, num_columns]``.
     """
-    blocks = MessageBlocks(x, between, degree_channel)
+    blocks = MessageBlocks(x, between)
     return blocks.columns(0, blocks.width)
 
 
@@ -278,11 +172,9 @@ def class_messages(probabilities: Tensor) -> Tensor:
     .. math::
         m = \frac{q - 1/C}{\sqrt{1 - 1/C}}
 
-    A certain class has norm 1, the even distribution is zero. The messages
-    are the convex hull of :math:`C` vectors with products :math:`-1/(C-1)`,
-    so that no two are more than :math:`\sqrt{2C/(C-1)}` apart
+    No two are more than :math:`\sqrt{2C/(C-1)}` apart
     (:func:`hop_sensitivity` with :obj:`num_classes`). Send them with
-    ``between='clip'``: brought to norm 1 they would leave the hull.
+    ``between='clip'``: brought to norm 1 they would be further apart.
 
     Args:
         probabilities (Tensor): float64, ``[num_nodes, num_classes]``: rows
@@ -323,7 +215,7 @@ def hop_sensitivity(
 ) -> float:
     r"""Return the sensitivity of a hop of messages of norm at most 1.
 
-    In Frobenius norm, over the rows that may be published; proofs are above.
+    In Frobenius norm, over the rows that may be published.
 
     ================= ================================ ====================
     relation          withdraw                         replace
@@ -373,10 +265,9 @@ def hop_sensitivity(
 
 @validated
 def energy_weights(graph: CSRGraph, max_degree: Count = 1) -> Tensor:
-    r"""Weight messages so that a list's squared weights sum to D at most.
+    r"""Return weights :math:`\min(1, \sqrt{D / |L_u|})` of messages.
 
-    .. math::
-        c_u = \min\big(1, \sqrt{D / |L_u|}\big)
+    The squared weights of a list sum to :math:`D` at most.
 
     Args:
         graph (CSRGraph): rows are own lists.
@@ -399,7 +290,6 @@ def private_propagate(
     weights: Tensor | None = None,
     *,
     between: str = 'normalize',
-    degree_channel: Annotated[float, Number(0, 1, 'low')] = 0.0,
     dtype: torch.dtype = torch.float64,
 ) -> list[Tensor]:
     r"""Compute noisy sums over neighbours, hop by hop.
@@ -411,8 +301,7 @@ def private_propagate(
     with :math:`m` of :func:`messages`, :math:`c = 1` for ``'edge'`` and
     ``'node_incident'`` and :func:`energy_weights` for ``'node'``. Neighbours
     move each hop by at most :func:`hop_sensitivity`. Nothing is accounted for
-    here; see :class:`pyg_trust.transforms.PrivateAGP`. Beside what it returns
-    and the graph, a hop holds messages of some columns, and their sums.
+    here; see :class:`pyg_trust.transforms.PrivateAGP`.
 
     Args:
         graph (CSRGraph): unweighted, without duplicates.
@@ -424,8 +313,6 @@ def private_propagate(
         weights (Tensor, optional): float64, ``[num_nodes]``: :math:`c`, for
             ``'node'`` alone. (default: :obj:`None`)
         between (str): as of :func:`messages`. (default: :obj:`'normalize'`)
-        degree_channel (float): as of :func:`messages`, in every hop.
-            (default: :obj:`0.0`)
         dtype (torch.dtype): the dtype to round noisy sums to; the next hop
             reads rounded ones. (default: ``torch.float64``)
 
@@ -463,7 +350,7 @@ def private_propagate(
     hops: list[Tensor] = []
     rows = x
     for std in stds:
-        sent = MessageBlocks(rows, between, degree_channel)
+        sent = MessageBlocks(rows, between)
         # Numbers of at most 1, n of them at most: by public sizes alone.
         kind = np.float64 if fits_float(n, std) else np.int64
         adjacency = into.astype(kind)
@@ -496,9 +383,8 @@ def rounding_share(
     r"""Return the share that rounding adds to the sensitivity of a release.
 
     The release is a linear propagation if there is a :obj:`measure`, else
-    messages of :obj:`width` classes under ``'node'``. The module has the
-    proofs. Multiply the standard deviation by one plus the share
-    (:func:`pyg_trust.verify.release.widened`).
+    messages of :obj:`width` classes under ``'node'``. A standard deviation
+    larger by the share pays for it.
 
     Raises:
         ValueError: if the share exceeds .01: sums are too long for float64.
@@ -527,35 +413,10 @@ def rounding_share(
     return share
 
 
-@validated
-def column_norms(
-    graph: CSRGraph, measure: Measure, *, own: bool = True
-) -> Tensor:
-    r"""Compute the norms :math:`\|\Pi e_v\|` of columns, exactly.
-
-    By propagating unit vectors, :math:`O(N m L)` at most; sparse results stay
-    sparse. The sensitivity of a linear propagation without scaling is
-    the largest of them. A bound without looking is :math:`\sum_i |w_i|`: for
-    :math:`a = b = 1/2` by the spectral norm, for :math:`b = 1` as columns
-    then sum to one.
-
-    Args:
-        graph (CSRGraph): of at most :data:`MAX_COLUMNS` nodes.
-        measure (Measure): :math:`(a, b, w)`.
-        own (bool): whether a column counts its own entry
-            :math:`\Pi_{vv}`. (default: :obj:`True`)
-
-    Returns:
-        Tensor: float64, ``[num_nodes]``.
-    """
-    norms, diagonal = columns(graph, measure)
-    if own:
-        return norms
-    return (norms.square() - diagonal.square()).clamp(min=0).sqrt()
-
-
 def columns(graph: CSRGraph, measure: Measure) -> tuple[Tensor, Tensor]:
-    """Compute the norms of a propagation's columns, and its diagonal.
+    r"""Compute norms :math:`\|\Pi e_v\|` of columns, and the diagonal.
+
+    Unit vectors are propagated, :math:`O(N m L)`; sparse results stay sparse.
 
     Args:
         graph (CSRGraph): of at most :data:`MAX_COLUMNS` nodes.
@@ -606,9 +467,8 @@ def scaled_propagate(
         S = \Pi\, \mathrm{diag}(\|\Pi e_v\|^{-1})\, m(X)
         + \mathcal{N}(0, s^2 I)
 
-    Replacing one row moves it by at most 2, withdrawing one by at most 1
-    (relation ``'feature'``). The propagation is exact: an estimate of AGP
-    has no bounded sensitivity.
+    Under ``'feature'`` one row moves it by 2, or 1 if it is withdrawn. The
+    propagation is exact: an estimate of AGP has no bounded sensitivity.
 
     Args:
         graph (CSRGraph): public.
@@ -634,7 +494,7 @@ def scaled_propagate(
     inverse = torch.where(norms > 0, 1 / norms, 0.0)
     # Nearly N columns of norm 1 may meet in a row.
     check_sum(2 * graph.num_nodes, std)
-    sent = MessageBlocks(x, between, 0.0)
+    sent = MessageBlocks(x, between)
     cells = noise.cells((graph.num_nodes, sent.width))
     rows = cells.view(torch.float64)
     # Beside a block there are its last level and the sum of all.

@@ -39,12 +39,9 @@ _NORMS = tuple(
 
 
 class LinearRows(nn.Module):
-    r"""A linear model of rows, dense or sparse, in float64.
+    """A linear model of rows, dense or sparse, in float64.
 
-    Args:
-        in_channels (int): the number of columns.
-        out_channels (int): the number of classes.
-        unit (bool): whether each row is brought to norm 1 first.
+    With ``unit`` each row is brought to norm 1 first.
     """
 
     def __init__(
@@ -56,19 +53,11 @@ class LinearRows(nn.Module):
         self.weight = nn.Parameter(torch.zeros(shape, dtype=torch.float64))
 
     def rows(self, x: Tensor) -> Any:
-        """The rows that the model reads, as a matrix.
-
-        Args:
-            x (Tensor): ``[num_rows, in_channels]``.
-        """
+        """Return the rows that the model reads, as a matrix."""
         return unit_rows(x) if self.unit else x.double().numpy()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute the logits.
-
-        Args:
-            x (Tensor): ``[num_rows, in_channels]``.
-        """
+        """Compute the logits."""
         weight, rows = self.weight.detach().numpy(), self.rows(x)
         if self.unit:
             # An encoder's outputs are sent: to the bit of their row alone.
@@ -77,14 +66,7 @@ class LinearRows(nn.Module):
 
 
 class MLPRows(nn.Module):
-    r"""Two layers with dropout, of rows dense or sparse.
-
-    Args:
-        in_channels (int): the number of columns.
-        hidden_channels (int): the hidden units.
-        out_channels (int): the number of classes.
-        dropout (float): the dropout of the hidden units.
-    """
+    """Two layers with dropout, of rows dense or sparse."""
 
     def __init__(
         self,
@@ -101,19 +83,27 @@ class MLPRows(nn.Module):
         nn.init.xavier_uniform_(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute the logits.
-
-        Args:
-            x (Tensor): ``[num_rows, in_channels]``.
-        """
+        """Compute the logits."""
         x = x.to(self.weight.dtype)
-        hidden = (
-            torch.sparse.mm(x, self.weight)
-            if x.is_sparse
-            else (x @ self.weight)
-        )
+        hidden = x @ self.weight
         hidden = (hidden + self.bias).relu()
         return self.out(F.dropout(hidden, self.dropout, self.training))
+
+
+def default_model(
+    size: int, classes: int, private: bool, blocks: int
+) -> nn.Module:
+    """Make an encoder, or a head that reads rows of some blocks."""
+    if not private:
+        hidden, dropout = (32, 0.1) if blocks else (16, 0.5)
+        return MLPRows(size, hidden, classes, dropout)
+    made = LinearRows(size, classes, not blocks)
+    if blocks:
+        # It starts with one's own class and the classes of neighbours.
+        eye = torch.eye(classes, dtype=torch.float64)
+        parts = [eye, *[_START / blocks * eye] * blocks, 0 * eye[:1]]
+        made.weight = nn.Parameter(torch.cat(parts))
+    return made
 
 
 def check_module(name: str, module: nn.Module, private: bool) -> None:
@@ -135,16 +125,32 @@ def check_module(name: str, module: nn.Module, private: bool) -> None:
         raise ValueError(f"'{name}' needs to have parameters that train")
 
 
-def head_start(hops: int, smoothing: int, classes: int) -> Tensor:
-    """Return first weights of a head: own class, and neighbours' classes."""
-    blocks = hops + smoothing
-    sizes = [1.0] + [_START / max(1, blocks)] * blocks
-    made = [size * torch.eye(classes, dtype=torch.float64) for size in sizes]
-    return torch.cat([*made, torch.zeros(1, classes, dtype=torch.float64)])
+def probe(
+    name: str,
+    module: nn.Module | None,
+    size: int,
+    classes: int,
+    private: bool,
+) -> None:
+    """Refuse a user's model that does not map rows to logits."""
+    if module is None:
+        return
+    rows = torch.zeros(2, size, dtype=_dtype(module))
+    try:
+        out = outputs(deepcopy(module).eval(), rows, private)
+    except Exception as error:
+        raise ValueError(
+            f"'{name}' needs to map rows of {size} columns to logits, each by "
+            f'itself (got {type(error).__name__}: {error})'
+        ) from error
+    if out.shape != (2, classes):
+        raise ValueError(
+            f"'{name}' needs to return {classes} logits a row (got the shape "
+            f'{list(out.shape)})'
+        )
 
 
-def kind_of(module: nn.Module) -> torch.dtype:
-    """Return the dtype of a model."""
+def _dtype(module: nn.Module) -> torch.dtype:
     kinds = [p.dtype for p in module.parameters()]
     return kinds[0] if kinds else torch.get_default_dtype()
 
@@ -153,23 +159,22 @@ def outputs(module: nn.Module, x: Tensor, private: bool) -> Tensor:
     """Compute the logits of a trained model."""
     if isinstance(module, LinearRows):
         return module(x)
-    x = readable(module, x)
+    x = _readable(module, x)
     if private:
         return row_outputs(module, x)
     with torch.no_grad():
         return module(x)
 
 
-def readable(module: nn.Module, x: Tensor) -> Tensor:
-    """Prepare rows for a model: finite, of its dtype, sparse if possible."""
+def _readable(module: nn.Module, x: Tensor) -> Tensor:
+    # Rows for a model: finite, of its dtype, sparse if possible.
     if isinstance(module, MLPRows):
-        if x.layout != torch.strided:
-            return x.to_sparse_coo().to(kind_of(module)).coalesce()
-        if x.numel() and x.count_nonzero() < 0.1 * x.numel():
-            return x.to_sparse_coo().to(kind_of(module)).coalesce()
+        few = x.layout != torch.strided
+        if few or (x.numel() and x.count_nonzero() < 0.1 * x.numel()):
+            return x.to_sparse_coo().to(_dtype(module)).coalesce()
     if x.layout != torch.strided:
         x = x.to_dense()
-    return torch.where(x.isfinite(), x, 0.0).to(kind_of(module))
+    return torch.where(x.isfinite(), x, 0.0).to(_dtype(module))
 
 
 def train_privately(
@@ -194,31 +199,31 @@ def train_privately(
         steps (int): their number.
         lr (float): Adam's.
     """
-    if isinstance(module, LinearRows):
-        data = y.numpy(), classes, source, noise_multiplier
-        if module.unit:
-            weight = private_linear(
-                *(module.rows(x) * _NORM, *data),
-                steps=steps,
-                lr=lr / _NORM,
-                max_grad_norm=_CLIP,
-            )
-            weight[:-1] *= _NORM
-        else:
-            weight = private_linear(
-                *(module.rows(x), *data),
-                steps=steps,
-                lr=lr * _HEAD_LR,
-                start=module.weight.detach().numpy(),
-            )
-        module.weight = nn.Parameter(torch.from_numpy(weight))
-        return module
-    rows = readable(module, x)
-    module.train()
-    private_descent(
-        module, rows, y, source, noise_multiplier, steps=steps, lr=lr
-    )
-    return module.eval()
+    if not isinstance(module, LinearRows):
+        rows = _readable(module, x)
+        module.train()
+        private_descent(
+            module, rows, y, source, noise_multiplier, steps=steps, lr=lr
+        )
+        return module.eval()
+    data = y.numpy(), classes, source, noise_multiplier
+    if module.unit:
+        weight = private_linear(
+            *(module.rows(x) * _NORM, *data),
+            steps=steps,
+            lr=lr / _NORM,
+            max_grad_norm=_CLIP,
+        )
+        weight[:-1] *= _NORM
+    else:
+        weight = private_linear(
+            *(module.rows(x), *data),
+            steps=steps,
+            lr=lr * _HEAD_LR,
+            start=module.weight.detach().numpy(),
+        )
+    module.weight = nn.Parameter(torch.from_numpy(weight))
+    return module
 
 
 def train_freely(
@@ -243,7 +248,7 @@ def train_freely(
         lr (float): Adam's.
         weight_decay (float): Adam's.
     """
-    rows = readable(module, x)
+    rows = _readable(module, x)
     optimizer = torch.optim.Adam(
         module.parameters(), lr=lr, weight_decay=weight_decay
     )
@@ -267,12 +272,7 @@ def train_freely(
 
 
 def like(values: dict[str, Tensor], given: nn.Module | None) -> nn.Module:
-    """Return the model that has the saved weights.
-
-    Args:
-        values (dict): the weights from ``state_dict``.
-        given (torch.nn.Module, optional): the user's model, if it is one.
-    """
+    """Return the model that has saved weights, the user's if it is one."""
     check_instance('state', values, dict)
     for value in values.values():
         check_instance('state', value, Tensor)
@@ -295,35 +295,20 @@ def like(values: dict[str, Tensor], given: nn.Module | None) -> nn.Module:
 
 
 def rows_of(x: Tensor, mask: Tensor) -> Tensor:
-    """Select the rows of a mask from a dense or sparse tensor.
-
-    Args:
-        x (Tensor): ``[num_rows, num_columns]``.
-        mask (Tensor): bool, ``[num_rows]``.
-    """
+    """Select the rows of a mask from a dense or sparse tensor."""
     if x.layout == torch.strided:
         return x[mask]
     return x.to_sparse_coo().index_select(0, mask.nonzero().view(-1))
 
 
 def class_rows(y: Tensor, own: Tensor, train: Tensor) -> Tensor:
-    """Return one-hot labels of training nodes, and posteriors of other nodes.
-
-    Args:
-        y (Tensor): int64, ``[num_nodes]``.
-        own (Tensor): posteriors, ``[num_nodes, num_classes]``.
-        train (Tensor): bool, ``[num_nodes]``.
-    """
+    """Return one-hot labels of training nodes, and posteriors of others."""
     known = F.one_hot(torch.where(train, y, 0), own.size(1)).to(own)
     return torch.where(train[:, None], known, own)
 
 
 def posteriors(logits: Tensor) -> Tensor:
-    """Compute probabilities in float64; uniform where they are not finite.
-
-    Args:
-        logits (Tensor): ``[num_nodes, num_classes]``.
-    """
+    """Compute probabilities in float64; uniform where they are not finite."""
     own = logits.double().softmax(1)
     fine = own.isfinite().all(1, keepdim=True)
     return torch.where(fine, own, 1 / max(1, own.size(1)))

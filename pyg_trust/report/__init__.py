@@ -5,6 +5,7 @@ from pyg_trust._checks.fingerprints import (
     fingerprint,
     fingerprint_data,
     fingerprint_model,
+    save_tensors,
 )
 from pyg_trust.report.base import KINDS, Guarantee, Report, provenance
 from pyg_trust.report.trust import SCHEMA_VERSION, TrustReport, schema
@@ -20,5 +21,6 @@ __all__ = [
     'fingerprint_data',
     'fingerprint_model',
     'provenance',
+    'save_tensors',
     'schema',
 ]

@@ -2,9 +2,8 @@
 
 import math
 import threading
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,10 +14,7 @@ from torch_geometric.transforms import BaseTransform
 from pyg_trust._checks import (
     Count,
     Fraction,
-    Number,
-    OneOf,
     Positive,
-    check_finite,
     check_instance,
     check_positive,
     validated,
@@ -35,7 +31,6 @@ from pyg_trust.graph._marks import mark
 from pyg_trust.privacy.gaussian import gaussian_mu_for
 from pyg_trust.privacy.mechanisms import check_delta
 from pyg_trust.privacy.propagation import (
-    BETWEEN,
     MAX_COLUMNS,
     MessageBlocks,
     columns,
@@ -73,13 +68,11 @@ class PrivateAGP(Releasing, BaseTransform):
         S_k = W\, m(S_{k-1}) + \mathcal{N}(0, s^2 I), \quad S_0 = X
 
     for :math:`k = 1, \ldots, K` (functional name: :obj:`private_agp`), with
-    messages :math:`m` of norm at most 1
-    (:func:`~pyg_trust.privacy.messages`) and weights that bound what one
-    edge or node can move
-    (:func:`~pyg_trust.privacy.hop_sensitivity`; the relations and proofs
-    are in :mod:`pyg_trust.privacy.propagation`). All else is
-    post-processing: training on the released rows, other weights, heads and
-    any number of predictions cost nothing, as long as they read no edges.
+    messages :math:`m` of norm 1 (:func:`~pyg_trust.privacy.messages`) and
+    weights that bound what one edge or node can move
+    (:func:`~pyg_trust.privacy.hop_sensitivity`). All else is post-processing:
+    training on the released rows, heads and any number of predictions cost
+    nothing, as long as they read no edges.
 
     .. code-block:: python
 
@@ -90,17 +83,15 @@ class PrivateAGP(Releasing, BaseTransform):
         data = transform(data)
         print(transform.report().explain())
 
-    **Which relation?** ``'edge'`` where links are the secret and features are
-    known; ``'node'`` where a person's own record is (features, label, the
-    list of those it names), at any degree; ``'node_incident'`` where a node
-    with all its edges must leave no trace, up to a degree; ``'feature'``
-    where edges are public, for private predictions by a model that was
-    trained with :class:`~pyg_trust.privacy.PrivacyEngine`.
+    Take ``'edge'`` where links are the secret and features are known;
+    ``'node'`` where a person's own record is (features, label, the list of
+    those it names), at any degree; ``'node_incident'`` where a node with all
+    its edges must leave no trace, up to a degree; ``'feature'`` where edges
+    are public.
 
-    **Once.** The same graph and features get the same rows again, without
-    cost. Other ones are another release, and need budget. Noise comes from
-    the operating system. Kept rows are in memory: a new process with the
-    ledger spends anew, or is refused.
+    The same graph and features get the same rows again, without cost. Other
+    ones are another release, and need budget. Kept rows are in memory: a new
+    process with the ledger spends anew, or is refused.
 
     Args:
         hops (int): the number of hops :math:`K`; 1 for ``'feature'``, where
@@ -132,13 +123,6 @@ class PrivateAGP(Releasing, BaseTransform):
         measure (Measure, optional): the linear propagation for ``'feature'``;
             by default :math:`(P + P^2) / 2` with :math:`P = D^{-1/2} A
             D^{-1/2}` and without a node's own message. (default: :obj:`None`)
-        weights (sequence of float, optional): :math:`w_1, \ldots, w_K`: the
-            output is then :math:`\sum_k w_k S_k`; free. (default: :obj:`None`)
-        degree_channel (float): as in :func:`~pyg_trust.privacy.messages`.
-            (default: :obj:`0.0`)
-        between (str): how rows are bounded: brought to norm 1
-            (:obj:`'normalize'`) or clipped (:obj:`'clip'`).
-            (default: :obj:`'normalize'`)
         cat (bool, optional): whether the output begins with the raw rows. By
             default only for ``'edge'``, which assumes that they are known; the
             other relations keep them private. (default: :obj:`None`)
@@ -182,9 +166,6 @@ class PrivateAGP(Releasing, BaseTransform):
         directed: bool = False,
         max_degree: Count | None = None,
         measure: Measure | None = None,
-        weights: Sequence[float] | None = None,
-        degree_channel: Annotated[float, Number(0, 1, 'low')] = 0.0,
-        between: Annotated[str, OneOf(BETWEEN)] = 'normalize',
         cat: bool | None = None,
         attr: str = 'x',
         seed: int | None = None,
@@ -193,10 +174,8 @@ class PrivateAGP(Releasing, BaseTransform):
     ) -> None:
         self.hops = hops
         self.relation = make_relation(relation, form, directed, max_degree)
-        self.degree_channel, self.between = float(degree_channel), between
         self.cat = relation == 'edge' if cat is None else cat
         self.attr = attr
-        self.weights = _check_weights(weights, self.hops)
         self._check_measure(measure)
         self.engine = engine
         self._check_budget(epsilon, delta, mu, engine, ledger)
@@ -221,11 +200,6 @@ class PrivateAGP(Releasing, BaseTransform):
             raise ValueError(
                 "'hops' goes with sums: under 'feature', 'measure' has the "
                 f'levels (got {self.hops})'
-            )
-        if feature and (self.degree_channel or self.between == 'clip'):
-            raise ValueError(
-                "'degree_channel' and 'between' are for sums: degrees are "
-                "public under 'feature'"
             )
         self.measure = measure if measure is not None else TWO_HOPS
         self._own = measure is not None
@@ -320,7 +294,7 @@ class PrivateAGP(Releasing, BaseTransform):
                 f'column is propagated by itself (got {graph.num_nodes})'
             )
         warn_of_delta(self.delta, graph.num_nodes, 'nodes')
-        sent = MessageBlocks(x, self.between, self.degree_channel)
+        sent = MessageBlocks(x)
         each = [fingerprint(block) for *_, block in sent.blocks()]
         key = fingerprint(graph.rowptr, graph.col, *each)
         with _LOCK:
@@ -377,8 +351,6 @@ class PrivateAGP(Releasing, BaseTransform):
             paid,
             self.relation.name,
             weights,
-            between=self.between,
-            degree_channel=self.degree_channel,
             dtype=x.dtype,
         )
 
@@ -410,11 +382,6 @@ class PrivateAGP(Releasing, BaseTransform):
         x = data[self.attr]
         if x.layout != torch.strided:
             x = x.to_dense()
-        if self.weights is not None:
-            total = torch.zeros_like(rows[0], dtype=torch.float64)
-            for weight, row in zip(self.weights, rows, strict=True):
-                total.add_(row, alpha=weight)
-            rows = [total]
         parts = [x, *rows] if self.cat else rows
         # Written in place, part by part, so that rows are not held twice.
         out = x.new_empty(x.size(0), sum(part.size(1) for part in parts))
@@ -487,9 +454,6 @@ class PrivateAGP(Releasing, BaseTransform):
             'measure': f'{self.measure} of {self.measure.key}'
             if self.relation.name == 'feature'
             else None,
-            'weights': self.weights,
-            'degree_channel': self.degree_channel or None,
-            'between': None if self.between == 'normalize' else self.between,
             'cat': self.cat,
             'attr': None if self.attr == 'x' else self.attr,
             'seed': self.seed,
@@ -500,22 +464,3 @@ class PrivateAGP(Releasing, BaseTransform):
             if value is not None
         )
         return f'{type(self).__name__}({given})'
-
-
-def _check_weights(
-    weights: Sequence[float] | None, hops: int
-) -> tuple[float, ...] | None:
-    if weights is None:
-        return None
-    if isinstance(weights, str) or not isinstance(weights, Sequence):
-        raise TypeError(
-            "'weights' needs to be a list of numbers "
-            f'(got {type(weights).__name__})'
-        )
-    checked = tuple(check_finite('weights', weight) for weight in weights)
-    if len(checked) != hops:
-        raise ValueError(
-            f"'weights' needs to have {hops} numbers, one for each hop (got "
-            f'{len(checked)})'
-        )
-    return checked

@@ -252,8 +252,7 @@ class CertifiedClassifier(Saved[M]):
 
     def _transcript(self, ledger: RemovalLedger) -> float:
         """Compute epsilon of all releases since the fit, as one shift."""
-        spent = [line.spent for line in ledger.entries]
-        return shift_epsilon(removal.together(spent), self.delta)
+        return shift_epsilon(removal.together(ledger.amounts()), self.delta)
 
     def _check_shift(
         self, count: int, W: Tensor, beta: float, spent: float

@@ -337,7 +337,7 @@ class LinkClassifier(NodeClassifier):
         epsilon: float = 1.0,
         delta: float = 1e-4,
         on_exceed: str = 'refine',
-        encoder: Callable[[Tensor], Tensor] | None = None,
+        encoder: Callable[..., Any] | None = None,
         start_is_public: bool = False,
         tol: float = 1e-8,
         max_pending: Natural = 1_000,

@@ -31,6 +31,7 @@ from pyg_trust._checks import (
     check_tensor,
     validated,
 )
+from pyg_trust._checks.starts import start_of
 from pyg_trust._moved import renamed, retired
 from pyg_trust.agp.measures import Measure, make_measure, needs_graph
 from pyg_trust.files.commit import (
@@ -243,9 +244,11 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
         theta (float, optional): the threshold of pushes.
             (default: :obj:`None`)
         encoder (callable, optional): maps features row by row, before the
-            propagation, such as a network. (default: :obj:`None`)
+            propagation, such as a network; or a factory, a callable without
+            an argument, that draws one anew. (default: :obj:`None`)
         start_is_public (bool): your statement that the encoder never saw the
-            data, which reports repeat. (default: :obj:`False`)
+            data; needed if one is handed in, and repeated in reports.
+            (default: :obj:`False`)
         tol (float): the residual of exact solves. (default: :obj:`1e-8`)
         max_pending (int): the most nodes and edges that may be added before a
             release. (default: :obj:`1_000`)
@@ -291,7 +294,7 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
         on_exceed: str = 'refine',
         features: Annotated[str, OneOf(FEATURES)] = 'exact',
         theta: float | None = None,
-        encoder: Callable[[Tensor], Tensor] | None = None,
+        encoder: Callable[..., Any] | None = None,
         start_is_public: bool = False,
         tol: float = 1e-8,
         max_pending: Natural = 1_000,
@@ -307,16 +310,6 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
             tol=tol,
             seed=seed,
         )
-        if encoder is not None and not start_is_public:
-            raise ValueError(
-                "'encoder' needs start_is_public=True, your statement that it "
-                'was not trained on these data: a trained encoder remembers '
-                'removed rows'
-            )
-        if encoder is not None and not callable(encoder):
-            raise TypeError(
-                f"'encoder' needs to be callable (got {type(encoder)})"
-            )
         self.measure = _measure(measure, alpha, t, levels)
         if features == 'push':
             if measure not in SERIES or levels is not None:
@@ -336,7 +329,8 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
                 f"'bound' needs to be at most {MOST_BOUND} (got {bound})"
             )
         self.features = features
-        self.encoder = encoder
+        self.encoder = start_of('encoder', encoder, start_is_public)
+        self._stated_public = start_is_public
         self.max_pending = max_pending
         self.directed = directed
         check_directed(directed, self.measure, None)
@@ -1102,7 +1096,7 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
                 **{**self._config(), 'measure': str(self.measure)},
                 seed=self._seed,
             ),
-            history=tuple(line.spent / self.budget for line in ledger.entries),
+            history=tuple(spent / self.budget for spent in ledger.amounts()),
             setting=data.settings.digest(self.release_std),
             **self._certificate(new, spent),
         )
@@ -1119,7 +1113,10 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
         if self.encoder is not None:
             made += (
                 'the encoder never saw the data, as the user stated by '
-                'start_is_public=True',
+                'start_is_public=True'
+                if self._stated_public
+                else 'the encoder never saw the data: its factory draws other '
+                'weights under another seed',
             )
         return made
 
@@ -1127,9 +1124,13 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
 
     def _evidence(self, model: Model) -> dict[str, np.ndarray] | None:
         # The arrays from which the kernel proves a release; none for infinite
-        # series and pairs, of which it proves nothing.
+        # series and pairs, of which it proves nothing, and for a state as
+        # version 0.1 wrote it.
         data, settings = model.data, model.data.settings
+        seal = model.seals.state_dict()
         if (settings.theta, settings.pairs) != (None, None):
+            return None
+        if 'salt' not in seal:
             return None
         ids, (degree, col) = data.ids.n_id, data.graph.entries()
         held = {
@@ -1139,7 +1140,7 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
             'featureless': data.featureless,
             'x': data.levels.x,
             'labels': data.labels(),
-            'salts': model.seals.state_dict()['salts'],
+            'salt': seal['salt'],
             'W': model.W,
             'released': model.weight,
         }

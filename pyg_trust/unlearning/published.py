@@ -407,7 +407,7 @@ class PublishedScatteringClassifier:
             measured = new.objective(self.lam).gradient(new.W).norm.measured
         root = change.left.seals.root
         new.ledger.record(line, cost, change.request, root)
-        lines, self._state = new.ledger.entries, new
+        ledger, self._state = new.ledger, new
         return UnlearnReport(
             action=action,
             request=change.request,
@@ -430,14 +430,14 @@ class PublishedScatteringClassifier:
                 noise_std=self.noise_std,
             ),
             weights=fingerprint_model({'weight': new.W}),
-            history=tuple(line.spent for line in lines),
-            ledger_head=new.ledger.head,
+            history=ledger.amounts(),
+            ledger_head=ledger.head,
             seeded=self.seed is not None,
             accounting=self.accounting,
             graphs_embedded=len(change.touched),
             num_graphs=len(change.left.graphs),
             empty_classes=change.left.empty_classes,
-            releases=len(lines),
+            releases=ledger.num_lines,
             increments=added,
         )
 

@@ -51,7 +51,8 @@ class RemovalReport(Verifiable):
         origin (dict): versions and settings.
         weights (str): SHA-256 of the released weights, as a ``state_dict``
             with the one entry ``weight``.
-        history (tuple[float, ...]): the bounds of all releases since the fit.
+        history (tuple[float, ...]): the bounds of the newest 64 releases since
+            the fit; with more, the first stands for all before it together.
         ledger_head (str): a digest of all lines of the ledger up to this
             removal.
         skipped (dict): the items of the request that were not there, by

@@ -18,6 +18,8 @@ from pyg_trust.files import commit
 from pyg_trust.files.commit import Lineage, ObjectLock, editing, synchronized
 from pyg_trust.ledger import RemovalLedger
 
+__all__ = ['FORMAT', 'Held', 'Saved']
+
 
 class Held(Protocol):
     """Protocol: state of a fitted model, with its removal ledger.
@@ -32,7 +34,7 @@ class Held(Protocol):
 
     @property
     def lineage(self) -> Lineage:
-        """The names of all states up to this one."""
+        """All states up to this one."""
 
     @property
     def is_sealed(self) -> bool:
@@ -89,6 +91,11 @@ class Saved(Generic[M]):
             return RemovalLedger(self.budget)
         return self._model.ledger.copy()
 
+    @property
+    def lineage(self) -> Lineage:
+        """All states up to the present one."""
+        return Lineage() if self._model is None else self._model.lineage
+
     @synchronized
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of the complete state; keep it secret."""
@@ -97,7 +104,7 @@ class Saved(Generic[M]):
             'format': FORMAT,
             'class': kind_of(self),
             'config': self._config(),
-            'lineage': list(model.lineage.names),
+            'lineage': model.lineage.to_list(),
             'ledger': model.ledger.state_dict(),
             **self._packed(model),
         }
@@ -175,10 +182,8 @@ class Saved(Generic[M]):
         check_settings('config', state['config'], self._config())
         # Two branches may have equal ledgers: each has made releases of its
         # own, and neither counts those of the other.
-        present = self._model
-        lineage = Lineage.of(
-            state, None if present is None else present.lineage
-        )
+        present = None if self._model is None else self._model.lineage
+        lineage = Lineage.of(state, present)
         ledger = self.ledger
         ledger.load_state_dict(state['ledger'])
         model = self._rebuilt(state, ledger, lineage, progress_bar)

@@ -485,7 +485,6 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         ledger.record(
             'measured', spent, change.request, model.sealed, reference
         )
-        lines = ledger.entries
         report = UnlearnReport(
             action=made.action,
             request=change.request,
@@ -499,7 +498,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
             bound=spent,
             budget=self.budget,
             distance_bound=self._bound(model) / (self.lam * model.num_items),
-            releases=len(lines),
+            releases=ledger.num_lines,
             iterations=made.iterations,
             increments={},
             assumptions=(
@@ -516,7 +515,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
                 num_classes=self.num_classes,
                 tol=self.tol,
             ),
-            history=tuple(line.spent for line in lines),
+            history=ledger.amounts(),
             **self._certificate(model, spent),
         )
         # Model and account at once, and last of all.

@@ -1,26 +1,34 @@
 """Folder of checkpoints that is switched atomically to the next state.
 
-Every checkpoint is a file of its own, named by its content and never written
-twice. A manifest names those that are in force. A new state is written beside
-the old one; then the manifest is replaced, which file systems do at once or
-not at all, and what is not part of the new state is deleted. All of this
-happens under the lock of the folder, and only if the new state continues the
-one that is in force (:mod:`pyg_trust.files.commit`).
+Every checkpoint is a file of its own, named by a digest of its content and
+never written twice. A manifest names those that are in force. A new state is
+written beside the old one; then the manifest is replaced, and what is not part
+of the new state is deleted. All of this happens under the lock of the folder,
+and only if the new state continues the one that is in force
+(:mod:`pyg_trust.files.commit`).
+
+A digest has a salt of its own, in the manifest, which goes with the file: no
+guess of what a file had can be tested against an old name.
 """
 
 import hashlib
+import hmac
 import json
 import re
+import secrets
 from pathlib import Path
 from typing import Any
 
 from pyg_trust import files
-from pyg_trust._checks import check_instance, check_plain, validated
+from pyg_trust._checks import check_instance, check_plain
 from pyg_trust.files import DamagedFileError, commit
 
+__all__ = ['MANIFEST', 'ShardStore']
+
 MANIFEST = 'manifest.json'
-# Files that are written here, and what a killed process left of them.
-_OURS = re.compile(r'.+-[0-9a-f]{16}\.(safetensors|pt)|\..+\.tmp')
+# Files that are written here, and what a killed process left of them. A name
+# must not lead out of the folder.
+_OURS = re.compile(r'[^/\\]+-[0-9a-f]{16}\.(safetensors|pt)|\.[^/\\]+\.tmp')
 _FORMAT = 1
 
 
@@ -34,6 +42,7 @@ class ShardStore:
     def __init__(self, folder: str | Path) -> None:
         check_instance('folder', folder, str, Path)
         self.folder = Path(folder).absolute()
+        self._path = self.folder / MANIFEST
 
     def manifest(self) -> dict[str, Any] | None:
         """Read the manifest, or return :obj:`None` if there is none.
@@ -41,30 +50,31 @@ class ShardStore:
         Raises:
             DamagedFileError: if the manifest is none of ours.
         """
-        path = self.folder / MANIFEST
-        if not path.exists():
+        if not self._path.exists():
             return None
         try:
-            manifest = json.loads(path.read_bytes())
-        except (RecursionError, ValueError) as error:
-            raise DamagedFileError(f'{path} is no manifest: {error}') from None
-        if (
-            not isinstance(manifest, dict)
-            or manifest.get('format') != _FORMAT
-            or not _names_files(manifest.get('files'))
-        ):
-            raise DamagedFileError(
-                f'{path} is no manifest of format {_FORMAT}'
-            )
-        return manifest
+            manifest: dict[str, Any] = json.loads(self._path.read_bytes())
+            entries = manifest['files'].values()
+            if manifest['format'] == _FORMAT and all(
+                _OURS.fullmatch(each['file']) and len(each['sha256']) == 64
+                for each in entries
+            ):
+                return manifest
+            why = 'it has other entries'
+        except (
+            *(AttributeError, LookupError, RecursionError),
+            *(TypeError, ValueError),
+        ) as error:
+            why = f'{type(error).__name__}: {error}'
+        raise DamagedFileError(
+            f'{self._path} is no manifest of format {_FORMAT}: {why}'
+        )
 
-    @validated
     def write(
         self,
         parts: dict[str, Any],
         plain: dict[str, Any],
         *,
-        keep_history: bool = False,
         goes_on: bool = False,
     ) -> dict[str, Any]:
         """Make a new state current, and delete the files of the previous one.
@@ -78,8 +88,6 @@ class ShardStore:
                 plain values, as :func:`pyg_trust.files.save` takes them.
             plain (dict): the content of the manifest, as JSON; if it has a
                 ``'lineage'``, the state has to continue the current one.
-            keep_history (bool): whether to leave the files of earlier states
-                in the folder. (default: :obj:`False`)
             goes_on (bool): whether a current state is required.
                 (default: :obj:`False`)
 
@@ -97,8 +105,7 @@ class ShardStore:
             check_instance('parts', name, str)
         check_plain('plain', plain)
         self.folder.mkdir(parents=True, exist_ok=True)
-        with commit.exclusive(self.folder / MANIFEST):
-            commit.check_one_name(self.folder / MANIFEST)
+        with commit.exclusive(self._path):
             found = self.manifest()
             if goes_on and found is None:
                 raise commit.StaleStateError(
@@ -108,28 +115,26 @@ class ShardStore:
                     'Put it back, or save() first'
                 )
             if found is not None and 'lineage' in {*found, *plain}:
-                commit.check_continues(self.folder, found, plain)
-            manifest = self._write(parts, plain)
-            if not keep_history:
-                self._delete_strangers()
-        return manifest
-
-    def _write(
-        self, parts: dict[str, Any], plain: dict[str, Any]
-    ) -> dict[str, Any]:
-        entries: dict[str, dict[str, str]] = {}
-        for name, value in parts.items():
-            content = files.packed(value)
-            digest = hashlib.sha256(content).hexdigest()
-            file = f'{name}-{digest[:16]}.safetensors'
-            entries[name] = {'file': file, 'sha256': digest}
-            # A file of this name may have been cut short by a power failure,
-            # or changed: keep it only if its digest is right.
-            if _digest_of(self.folder / file) != digest:
-                files.write(self.folder / file, content)
-        manifest = {'format': _FORMAT, 'files': entries, **plain}
-        text = json.dumps(manifest, indent=1, sort_keys=True)
-        files.write(self.folder / MANIFEST, text.encode())
+                commit.check_continues(self._path, found, plain)
+            there = (found or {}).get('files', {})
+            entries: dict[str, dict[str, str]] = {}
+            for name, value in parts.items():
+                content, known = files.packed(value), there.get(name, {})
+                if _digest(content, known) == known.get('sha256') and (
+                    # Changed on the disk, or cut short by a power failure?
+                    self._is_whole(known)
+                ):
+                    entries[name] = known
+                    continue
+                made = {'salt': secrets.token_hex(32)}
+                made['sha256'] = digest = _digest(content, made)
+                made['file'] = f'{name}-{digest[:16]}.safetensors'
+                files.write(self.folder / made['file'], content)
+                entries[name] = made
+            manifest = {'format': _FORMAT, 'files': entries, **plain}
+            text = json.dumps(manifest, indent=1, sort_keys=True)
+            files.write(self._path, text.encode())
+            self._delete_strangers()
         return manifest
 
     def read(self) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -139,34 +144,36 @@ class ShardStore:
             ValueError: if the folder holds no state.
             DamagedFileError: if a file is missing or changed.
         """
-        with commit.exclusive(self.folder / MANIFEST, reading=True):
-            return self._read()
+        with commit.exclusive(self._path, reading=True):
+            manifest = self.manifest()
+            if manifest is None:
+                raise ValueError(
+                    f"'folder' needs to hold a {MANIFEST} (got {self.folder})"
+                )
+            parts = {}
+            for name, entry in manifest['files'].items():
+                path = self.folder / entry['file']
+                if not self._is_whole(entry):
+                    raise DamagedFileError(
+                        f'{path} is missing, or was changed'
+                    )
+                parts[name] = files.load(path)
+            return parts, manifest
 
-    def _read(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        manifest = self.manifest()
-        if manifest is None:
-            raise ValueError(
-                f"'folder' needs to hold a {MANIFEST} (got {self.folder})"
-            )
-        parts = {}
-        for name, entry in manifest['files'].items():
-            path = self.folder / entry['file']
-            if _digest_of(path) != entry['sha256']:
-                raise DamagedFileError(f'{path} is missing, or was changed')
-            parts[name] = files.load(path)
-        return parts, manifest
+    def _is_whole(self, entry: dict[str, str]) -> bool:
+        path = self.folder / entry['file']
+        return path.exists() and (
+            _digest(path.read_bytes(), entry) == entry['sha256']
+        )
 
     def strangers(self) -> list[Path]:
         """List files that no current state names."""
-        manifest = self.manifest()
-        named = {MANIFEST}
-        if manifest is not None:
-            named |= {entry['file'] for entry in manifest['files'].values()}
-        if not self.folder.is_dir():
-            return []
+        entries = (self.manifest() or {}).get('files', {}).values()
+        named = {MANIFEST, *(entry['file'] for entry in entries)}
+        there = self.folder.iterdir() if self.folder.is_dir() else ()
         return sorted(
             path
-            for path in self.folder.iterdir()
+            for path in there
             if path.name not in named and _OURS.fullmatch(path.name)
         )
 
@@ -177,7 +184,7 @@ class ShardStore:
         """
         if not self.strangers():
             return []
-        with commit.exclusive(self.folder / MANIFEST):
+        with commit.exclusive(self._path):
             return self._delete_strangers()
 
     def _delete_strangers(self) -> list[Path]:
@@ -192,24 +199,8 @@ class ShardStore:
         return f'{type(self).__name__}({str(self.folder)!r})'
 
 
-def _names_files(entries: Any) -> bool:
-    # A name must not lead out of the folder.
-    return isinstance(entries, dict) and all(
-        isinstance(entry, dict)
-        and isinstance(entry.get('sha256'), str)
-        and isinstance(entry.get('file'), str)
-        and _OURS.fullmatch(entry['file']) is not None
-        and '/' not in entry['file']
-        and '\\' not in entry['file']
-        for entry in entries.values()
-    )
-
-
-def _digest_of(path: Path) -> str:
-    if not path.exists():
-        return ''
-    digest = hashlib.sha256()
-    with path.open('rb') as stream:
-        while block := stream.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+def _digest(content: bytes, entry: dict[str, str]) -> str:
+    # Those of version 0.1 have no salt.
+    if 'salt' not in entry:
+        return hashlib.sha256(content).hexdigest()
+    return hmac.digest(entry['salt'].encode(), content, 'sha256').hex()

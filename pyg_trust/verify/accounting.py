@@ -1,73 +1,8 @@
-r"""Epsilon of private training, proved in integers.
+"""Epsilon of private training, proved in integers.
 
-**Quantities.** ``delta(eps)`` of a pair of outputs :math:`(P, Q)` is
-:math:`F(\gamma) = \sup_S\, P(S) - \gamma Q(S)` at :math:`\gamma = e^\epsilon`.
-It is convex, and falls by :math:`Q(\ell > \epsilon) \le 1`, where :math:`\ell
-= \log dP / dQ`. The exchanged pair has :math:`1 - \gamma + \gamma F(1 /
-\gamma)`. The noise is :math:`z = \sigma / C` (standard deviation over clipping
-norm), the rate :math:`q`, :math:`\Phi_c` the upper tail of :math:`N(0, 1)`.
-
-**One step.** A unit is drawn with probability :math:`q`, and then moves the
-mean of a Gaussian of deviation :math:`z` by 1. Against a blank, :math:`P =
-(1-q) N(0, z^2) + q N(1, z^2)` and :math:`Q = N(0, z^2)`. The loss grows with
-the output: :math:`F` is :math:`P - \gamma Q` of all outputs above the
-:math:`z x` whose loss is :math:`\log \gamma`.
-
-* ``'withdraw'`` (coins; a unit is there or not): the pair above and its
-  exchange. Here :math:`x = z \log w + 1 / 2z`, :math:`w = 1 + (\gamma - 1) /
-  q`. If :math:`w \le 0`, all losses are above: :math:`F = 1 - \gamma`.
-* ``'wor'`` (m of M without replacement; a unit is replaced): the same at
-  :math:`z / 2` for :math:`\gamma \ge 1`, its exchange below (Balle, Barthe,
-  Gaboardi 2018, Theorem 9: :math:`\delta'(\log(1 + q (e^\epsilon - 1))) \le
-  q\, \delta_{Gauss}(\epsilon)`, and the relation is symmetric).
-* ``'replace'`` (coins; a unit is replaced): :math:`P` as above, :math:`Q =
-  (1-q) N(0, z^2) + q N(-1, z^2)`, which dominates (``functional.poisson``
-  has the proof). With :math:`k = e^{1 / 2z^2}`, :math:`u = e^{x / z}` solves
-  :math:`q u^2 - (1-q)(\gamma - 1) k u - q \gamma = 0`: it is :math:`h +
-  \sqrt{h^2 + \gamma}` with :math:`h = (1-q)(\gamma - 1) k / 2q`.
-
-**Losses of a step.** Take points :math:`l_j`, :math:`\gamma_j = e^{l_j}`. The
-chords of :math:`F` between them, slope -1 before the first and 0 after the
-last, lie above :math:`F`. They are the profile of a loss with the masses
-:math:`m_j = (s_j - s_{j-1}) \gamma_j` (:math:`s_j` the slope after :math:`j`),
-and the mass :math:`m_\infty = F` (last point) of an infinite loss:
-
-.. math::
-    D(\epsilon) = m_\infty + \sum_{l_j > \epsilon} m_j (1 - \gamma / \gamma_j).
-
-A pair with a profile nowhere lower dominates, and products of dominating
-pairs dominate compositions, adaptive ones as well (Zhu, Dong, Wang 2022,
-Theorem 10). So the losses of all steps are added as if they were independent.
-:math:`D` grows with every mass and every loss: masses are rounded up; losses
-that are cut become infinite at the top, zero at the bottom.
-
-**Levels.** Cells of level :math:`k` are :math:`2^k h` wide, :math:`r` on
-either side of zero: a loss far out has a wide cell. Two levels are added on
-the wider cells, and all that leaves a level goes to the next. On cells twice
-as wide (:math:`w` before, :math:`a = e^w`) an odd mass :math:`m` becomes
-:math:`m / (1 + a)` below and :math:`m a / (1 + a)` above: as much under
-:math:`P`, and under :math:`Q`, where masses count :math:`e^{-l}`. The profile
-becomes a chord between the neighbours, and lies above.
-
-**From below.** The tangent of :math:`F` in the middle of a cell lies below
-:math:`F`. Let :math:`G_j` be the lower of both neighbouring tangents at
-:math:`\gamma_j`. The chords between :math:`(\gamma_j, G_j)` lie below
-:math:`F`, and so does their convex hull. Down to where it meets :math:`1 -
-\gamma`, :math:`\max(G, 1 - \gamma)` is the profile of a pair that :math:`F`
-dominates, with its masses. On wider cells :math:`m` one cell below and
-:math:`m a` one cell above become :math:`m (1 + a)` between: as much under
-:math:`P` and :math:`Q`, but not told apart any more, so the profile is no
-higher. All else of odd masses moves down. Rounded down, with both ends cut
-away, this :math:`\delta` is no more than the account's: an epsilon where it is
-above delta is refuted.
-
-**Small rates.** No :math:`\delta(\epsilon)` exceeds :math:`\delta(0)`, the
-total variation, which adds up over steps. Of one step it is at most :math:`q
-(2 \Phi(\mu / 2) - 1) \le q \mu / \sqrt{2 \pi}`, where :math:`\mu = 1/z`, or
-:math:`2/z` if a unit is replaced. Below delta, any epsilon is proved.
-
-Masses are integers in :math:`2^{-P}`. All products of two levels' masses are
-ONE product of two long numbers (Kronecker), exact in ``decimal``.
+A step is bounded by chords of its privacy profile; steps are composed on
+levels of cells, every mass rounded up. From below, tangents refute an epsilon.
+See docs/theory/proofs.rst.
 """
 
 import math

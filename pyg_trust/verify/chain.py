@@ -1,15 +1,9 @@
 """One append-only chain of hashed lines.
 
-**Theorem.** Let :math:`h_0 = ''` and :math:`h_i = H(c(h_{i-1}, b_i))` with
-SHA-256 as :math:`H` and the canonical JSON of a list as :math:`c`, which no
-two lists share. If two chains end with the same :math:`h_n`, all their lines
-are the same, or a collision of :math:`H` is known. *Proof:* by induction from
-the end: equal hashes have equal texts, hence equal :math:`b_n` and
-:math:`h_{n-1}`.
-
-So a head :math:`h_n` that was noted elsewhere fixes every line before it, and
-none after: a chain says of itself that it is whole, never that it is all.
-Canonical is ``json.dumps(..., sort_keys=True)``, in two layouts of files.
+A head that was noted elsewhere fixes every line before it, and none after: a
+chain says of itself that it is whole, never that it is all. Canonical is
+``json.dumps(..., sort_keys=True)``, in two layouts of files.
+See docs/theory/proofs.rst.
 """
 
 import hashlib
@@ -20,6 +14,8 @@ from .claims import read_json
 
 #: What is hashed of a line of a removal, in this order; the last if there.
 REMOVAL = ('action', 'spent', 'request', 'data', 'reference')
+#: A report lists so many amounts of a ledger at most, the newest.
+LISTED = 64
 
 
 class Chain(NamedTuple):

@@ -7,6 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 from .accounting import HOLDS, judge_mu
+from .chain import LISTED
 from .claims import outwards
 from .claims_privacy import pair
 from .declare import (
@@ -92,7 +93,11 @@ class _Certified(_Removal):
     budget = given('what the bound may be')
     release_std = given('deviation of the noise on a weight')
     lam = given('weight of the penalty', POSITIVE)
-    history = given('what every release spent', several(AMOUNT, 1))
+    history = given(
+        'what releases spent, the newest 64; the first of 64 stands for all '
+        'before it, the root of the sum of squares',
+        several(AMOUNT, 1),
+    )
     residual_checked = given('by what the residual was checked', TEXT)
 
     #: The unit of bound and budget.
@@ -171,9 +176,7 @@ class GraphRemoval(_Certified):
 
     procedure = 'certified removal'
     num_graphs = given('count, of the training graphs that remain', NATURAL)
-    releases = derived(
-        'count, since the fit', lambda c: len(c.history), NATURAL
-    )
+    releases = given('count, since the fit', NATURAL)
     distance_bound = derived(
         'of the weights to exact retraining; null if it is not known',
         lambda c: None if c.noise == 'objective' else c.bound * c.release_std,
@@ -185,6 +188,12 @@ class GraphRemoval(_Certified):
         """The unit of bound and budget."""
         output = self.noise == 'output'
         return 'shift over noise' if output else 'gradient residual'
+
+    def _wrong(self) -> Iterator[str]:
+        yield from super()._wrong()
+        listed = min(self.releases, LISTED)
+        if len(self.history) != listed:
+            yield f'history: {listed} of {self.releases} releases are listed'
 
     def _measurable(self) -> float:
         scale = self.release_std * self.lam * self.num_graphs
@@ -296,7 +305,7 @@ class CoveredRemoval(_Removal):
     delta = given('a probability', DELTA)
     target_epsilon = given('nats, what may be spent')
     seeded = given('whether anything secret comes from a seed', one_of(False))
-    history = given('mu after every line of the ledger', several(AMOUNT, 2))
+    history = given('0, and mu after the newest lines', several(AMOUNT, 2))
     before = given('the seal of the lists before the removal', TEXT, '')
     form = given('withdraw, replace or either', TEXT)
     directed = given('whether edges are arcs', FLAG)

@@ -1,33 +1,8 @@
-r"""Bound how many targets one budget can break at once, by weak duality.
+"""Bound how many targets one budget can break at once, by weak duality.
 
-**The program.** Target v breaks only if what it sees reaches a point p of its
-frontier, the smallest budgets at which it is not certified. With :math:`b_{d
-i}` changes of kind d at item i, and a matrix M of what is seen,
-
-.. math::
-    \max \sum_{v, p} y_{v p} \quad \text{s.t.} \quad
-    \sum_p y_{v p} \le 1, \quad
-    \sum_p p_d y_{v p} \le \sum_i M^d_{v i} b_{d i}, \quad
-    \sum_i b_{d i} \le R_d, \quad 0 \le b \le u, \; 0 \le y \le 1
-
-is at least the number that break. Items of at most so many attackers change.
-
-**Added edges.** With noise that only deletes, all that v can see lies within
-its rounds of messages, unless one of :math:`R_a` added edges has an end there:
-on a path from what v sees to v, look at the added edge that is the nearest to
-v. From then on it may see every change. So each point has a second variable
-:math:`y'_{v p}`, without M, that asks for an added edge also where p has none:
-
-.. math::
-    \sum_p y_{v p} + y'_{v p} \le 1, \quad
-    \sum_p p_d (y_{v p} + y'_{v p}) \le \sum_i b_{d i}, \quad
-    \sum_p y'_{v p} \le \sum_{i \in B_v} e_i, \quad
-    \sum_i e_i \le 2 R_a, \quad e_i \le R_a.
-
-**The bound.** For ANY :math:`\lambda \ge 0` and :math:`0 \le x \le u, A x \le
-h`: :math:`c^\top x \le \lambda^\top h + \sum_j u_j \max(0, c_j - (A^\top
-\lambda)_j)`. Everything but :math:`\lambda` is whole numbers; that is rounded
-down to units of 2^-p, and the rest is exact.
+Any multipliers of the linear program bound how many targets break together
+(weak duality). They are rounded down to units of 2^-p, and the rest is exact.
+See docs/theory/proofs.rst.
 """
 
 import math

@@ -1,50 +1,9 @@
-r"""Epsilon where a record is in several units of a step, proved in integers.
+"""Epsilon where a record is in several units of a step, proved in integers.
 
-A record is in at most :math:`k` of the units (ego graphs), of which
-:math:`\rho` are drawn in a step, :math:`w_i = P(\rho = i)`. Each clipped
-gradient is in a ball of radius 1, the noise has the deviation :math:`z`, the
-record is replaced. The grid, the brackets and the masses are those of
-``kernel.accounting``.
-
-**Coins** (each unit at the rate :math:`q`, so :math:`w_i = \binom{k}{i} q^i
-(1-q)^{k-i}`). The pair :math:`P = \sum_i w_i N(i, z^2)`, :math:`Q = \sum_i
-w_i N(-i, z^2)` dominates (``functional.poisson`` has the proof, for every law
-of :math:`\rho` that the other units do not depend on). Its loss grows with
-the output :math:`x`. For :math:`t` with the loss :math:`\log \gamma`
-
-.. math::
-    F = \sum_i w_i \left[\Phi_c\left(\frac{t - i}{z}\right)
-    - \gamma\, \Phi_c\left(\frac{t + i}{z}\right)\right].          \tag{1}
-
-With :math:`u = e^{t / z^2}` and :math:`\kappa = e^{-1 / 2 z^2}`, such a
-:math:`t` is where :math:`g(u) = \sum_i w_i \kappa^{i^2} (u^i - \gamma
-u^{-i})` is zero. :math:`g` grows: no root is below a number where it is
-negative, nor above one where it is positive. So the root is guessed, and its
-bracket is proved by two signs. Weights below :math:`2^{-112}` are left out.
-Of both sums in :math:`F` they are between nothing and all: the bracket is
-wider by so much.
-
-**Without replacement** (:math:`m = q N` of :math:`N` units, :math:`w`
-hypergeometric). With :math:`q_1 = 1 - w_0` and :math:`\gamma' = 1 + q_1
-(\gamma - 1) \ge 1`
-
-.. math::
-    F(\gamma') \le \sum_{i \ge 1} w_i\, \delta_i(\gamma),           \tag{2}
-
-where :math:`\delta_i` is that of Gaussians :math:`2i` apart; the relation is
-symmetric (Balle, Barthe, Gaboardi 2018, Theorem 2, with the common part 'none
-is drawn': both conditional pairs move :math:`\rho` gradients by 2 each;
-``functional.accounting`` has the proof). The right side is the average, with
-the weights :math:`w_i / q_1`, of a step of ``kernel.accounting`` against a
-blank, at the rate :math:`q_1` and the noise :math:`z / 2i`. This bound is
-judged; it is attained for :math:`k = 1`.
-
-**Whole batches and small rates** are judged as there: the means are at most
-:math:`2k` apart, and :math:`E[\rho] = k q`.
-
-The pair of (1) with hypergeometric weights is no bound: :math:`m - \rho`
-others are drawn, which tells of :math:`\rho`. Hence there are two laws here,
-and the weights are no argument.
+For Poisson sampling and for batches without replacement each, a pair of
+mixtures dominates a step in which a record is in up to k units; its profile is
+bracketed as in ``accounting``.
+See docs/theory/proofs.rst.
 """
 
 import math

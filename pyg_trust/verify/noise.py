@@ -1,61 +1,9 @@
-r"""Gaussian noise rounded to integers, exactly.
+"""Gaussian noise rounded to integers, exactly.
 
-**Statement.** Let :math:`Z \sim N(0, 1)` and let :math:`N` be the integer
-nearest to :math:`2^{32} Z`. :func:`cells` draws independent copies of
-:math:`N`, and of no other law, from independent fair bits. The unit of a cell
-is :math:`2^{-32}` standard deviations.
-
-**Why that is enough.** A mechanism that adds :math:`\sigma Z` to each entry of
-a sum :math:`g k`, with an integer :math:`k` and the grid
-:math:`g = \sigma 2^{-32}`, and then rounds to the grid, returns
-:math:`g (k + N)`: rounding to a grid commutes with shifts along it, and ties
-have probability 0. Rounding is post-processing, so every statement about the
-Gaussian mechanism holds for :math:`g (k + N)`, to the last bit.
-
-**The law as a function of bits.** A stream of fair bits
-:math:`s, v_1, v_2, \dots` names :math:`Z`: :math:`s` is its sign, and
-:math:`Q(|Z|) = v / 2` with :math:`v = 0.v_1 v_2 \dots` and the upper tail
-:math:`Q` of :math:`N(0, 1)`. So :math:`N` is a function of the stream, and
-finitely many bits tell it with probability 1. Bit 63 of the first word of
-64 bits is :math:`s`; its bits 62 to 0 are :math:`v_1` to :math:`v_{63}`; later
-words continue :math:`v`, most significant bit first. Bytes of a source are
-little-endian words. Whoever has the bytes can draw the same cells again.
-
-**Integers decide** (:func:`settle`). :math:`|Z| < x` holds if and only if
-:math:`v / 2 > Q(x)`. The known bits enclose :math:`v`, and ``intervals.tail``
-encloses :math:`Q(x)`. Where the enclosures overlap, the bits do not tell, and
-more bits of the same source are appended.
-
-**A table decides nearly always** (:func:`quick`). Let :math:`e` be the number
-of leading zeros of :math:`v`, let the next :math:`K = 6` bits choose a segment
-of :math:`p = v / 2`, with middle :math:`p_m` and half width :math:`h`, and let
-the other bits of the word be :math:`t \in [-1, 1)`, so that
-:math:`p = p_m + h t`. With :math:`x = Q^{-1}` and :math:`n = 6`,
-
-.. math::
-    y = \sum_{q \le n} c_q t^q, \qquad
-    c_q = 2^{32} x^{(q)}(p_m) \frac{h^q}{q!}, \qquad
-    x^{(r)} = (-1)^r \frac{P_r(x)}{\varphi(x)^r}, \qquad
-    P_1 = 1, \quad P_{r + 1} = P_r' + r x P_r.
-
-(:math:`dx / dp = -1 / \varphi(x)` gives the recursion.) Computed in float64,
-:math:`y` differs from :math:`2^{32} |Z|` by at most the sum :math:`E` of
-
-* the remainder :math:`2^{32} P_{n+1}(x_o) h^{n+1} / ((n+1)!
-  \varphi(x_o)^{n+1})` at the outer end :math:`x_o` of the segment: on
-  :math:`x \ge 0` the :math:`P_r` rise, as their coefficients are not negative,
-  and :math:`\varphi` falls;
-* :math:`\sum_q |c_q| \gamma_{3q+3}` with :math:`\gamma_j = j u / (1 - j u)`,
-  :math:`u = 2^{-53}`: a term meets one rounding of :math:`c_q`, one of
-  :math:`t` in each of :math:`q` factors and at most :math:`2q + 1` of Horner's
-  rule, fewer where a multiplication and an addition are fused;
-* :math:`2^{-(61 - e - K)} \sum_q q |c_q|`: the bits of :math:`v` below the
-  word move :math:`t` by at most :math:`2^{-(61 - e - K)}`.
-
-Let :math:`f` be the integer nearest to :math:`y`. If :math:`|y - f| <
-1/2 - E`, then :math:`f` is the integer nearest to :math:`2^{32} |Z|`.
-Otherwise, and where :math:`e \ge 20`, the word is open, and integers decide:
-5 words in a million.
+A cell is the integer nearest to 2^32 Z, a function of a stream of fair bits: a
+table of polynomials decides it nearly always, integers otherwise. Adding cells
+to integers on a grid is the ideal Gaussian mechanism, rounded to the grid.
+See docs/theory/proofs.rst.
 """
 
 import hashlib

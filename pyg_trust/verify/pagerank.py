@@ -1,45 +1,9 @@
-r"""Worst cases of personalized PageRank, proved from any vector.
+"""Worst cases of personalized PageRank, proved from any vector.
 
-**Graphs.** Admissible is every graph that differs from the clean one by
-fragile directed edges, at most :math:`b_i` in row :math:`i`: removable ones
-that leave, addable ones that come. :math:`S` is a row's set of out-neighbours,
-:math:`k` the number of its flips. An undirected attacker has fewer graphs.
-
-**Scores.** A model scores :math:`z = \alpha r + a P z` (in the limit), or
-:math:`z^{(k+1)} = \alpha r + a P z^{(k)}` from :math:`z^{(0)} = r` (K steps),
-:math:`a = 1 - \alpha`, :math:`P = D^{-1} A`; a row without edges counts as one
-edge that leads nowhere. For 'sym' all is of :math:`D^{-1/2} z`: row i has the
-signal :math:`r_i / \sqrt{|S|}` in place of :math:`r_i`. Let
-
-.. math::
-    (T z)_i = \max_{S, k \le b_i} \left[ \alpha r_i(S) + \frac{a}{|S|}
-    \sum_{j \in S} z_j - p_i k \right],   \quad p_i \ge 0.
-
-**Limit.** T is monotone and :math:`T(z + c) \le T z + a c` for a constant
-:math:`c \ge 0`. For ANY vector :math:`z`, with :math:`g = \max(0, \max_i (T z
-- z)_i)`, :math:`z + g / \alpha` is at least its image under T, hence at least
-the score of every admissible graph (without prices), at every node.
-
-**K steps.** By induction :math:`z^{(K)} \le T^K z^{(0)}`, where for 'sym'
-:math:`z^{(0)}` is the largest of all sizes of a row. No vector is needed.
-
-**A global budget B.** For a target u let :math:`\bar\pi_i \ge \pi_u(i)` in
-every admissible graph: :math:`\pi(i)` is the score for the signal
-:math:`e_i`, so the limit's bound of it at u, from any vector. For
-:math:`\lambda \ge 0` and :math:`p_i = \alpha \lambda / \bar\pi_i`, a graph
-with the flips :math:`k_i` has :math:`z_u \le (\text{bound with prices})_u +
-\lambda \sum_i k_i \pi_u(i) / \bar\pi_i` and the sum is at most
-:math:`\lambda B`. (In K steps a walk pays no more than in the limit.) Rows
-that have no vector have the price 0. Likewise a flip may pay :math:`p_i /
-|S|`, with :math:`\bar\pi_i \ge \pi_u(i) / |S|`, the visits: then the signal
-of :func:`reach` is :math:`e_i / |S|`. If B is of undirected edges, both
-directions pay together: the shares of an edge's price add up to at most 1.
-
-**Arithmetic.** int64 numbers in units of :math:`2^{-p}`, magnitudes below
-:math:`2^{46}`, degrees below :math:`2^{15}`: sums of neighbours are exact,
-means, products with :math:`a`, :math:`\alpha` and :math:`1 / \sqrt{s}` in two
-limbs are rounded up. A float of the vector is rounded up to a unit: a vector
-may be anything, so that loses, but proves nothing false.
+An operator T that takes the best flips of every row bounds the scores of all
+admissible graphs, from any vector in the limit and by iteration in K steps.
+Numbers are int64 in units of 2^-p, rounded up.
+See docs/theory/proofs.rst.
 """
 
 import math

@@ -1,30 +1,8 @@
-r"""Worst ranks by PageRank under one flip, proved from the graph.
+"""Worst ranks by PageRank under one flip, proved from the graph.
 
-**Scores.** User u's are row u of :math:`\alpha X`, :math:`X = (I - a
-P)^{-1}`, :math:`a = 1 - \alpha`, :math:`P = D^{-1} A` of an undirected graph,
-with zeros in rows without edges. Ranked are all items that u neither is nor
-has; the rank of one is the number of items beside it or above it, itself
-included. Items less than a tolerance below it count as beside it.
-
-**One flip** of :math:`\{v, j\}` adds :math:`\Delta`, of two rows, to the rows
-:math:`U = (v, j)` of P. For ANY two numbers y
-
-.. math::
-    t = \alpha X_u + y \Delta X, \quad
-    \rho = y - a\, (\alpha X_{u, U} + y \Delta X_{:, U}), \quad
-    t\, (I - a P') = \alpha e_u + \rho \Delta,
-
-and entries of :math:`\Delta X'` are differences of two means of numbers in
-:math:`[0, 1/\alpha]`: no new score is further from t than :math:`|\rho|_1 /
-\alpha`.
-
-**Error.** For ANY :math:`\hat X`, with :math:`R = I - (I - a P) \hat X`,
-:math:`X - \hat X = X R` is at most :math:`\eta = \max |R| / \alpha`, as rows
-of X sum to at most :math:`1 / \alpha`; :math:`\Delta X` is off by :math:`2
-\eta`. Sums over d neighbours, and the few operations after them, round by
-:math:`(d + 16) 2^{-52}` at most, and all bounds are widened by that.
-
-So the inverse and y are solved for in floats, and prove nothing false.
+Any approximate inverse, with its residual, bounds the scores of the graph
+after each flip of two rows. All bounds are widened by what floats may hide.
+See docs/theory/proofs.rst.
 """
 
 import math

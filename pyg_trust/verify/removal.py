@@ -1,72 +1,9 @@
-r"""Bound the distance of weights to exact retraining, from what remains.
+"""Bound the distance of weights to exact retraining, from what remains.
 
-**Statement.** Of the graph that remains, let :math:`Z = w_0 x + \sum_{i > 0}
-w_i 2^{-f} D^{-a} S_i`, with :math:`q_i = \operatorname{rint}(D^{-a} D^{-b}
-S_i)`, :math:`S_{i+1} = A q_i` and :math:`q_0 = \operatorname{rint}(2^f D^{-b}
-x)`, restricted to the :math:`n` rows that are trained on, and
-
-.. math::
-    L(W) = \sum_r \ell(W^\top z_r, y_r) + \frac{\lambda n}{2} \lVert W
-    \rVert_F^2, \qquad W^* = \arg\min L .
-
-For *any* :math:`W`, :func:`residual` returns an interval with :math:`\lVert
-\nabla L(W) \rVert_F` in it, :math:`\beta` its end, and :func:`shift` a
-:math:`m \ge \lVert W' - W^* \rVert_F / s`,
-where :math:`W' = g \operatorname{rint}(W / g)`, :math:`g = 2^{-32} s`, is what
-a release adds noise of the standard deviation :math:`s` to. So the release is
-that of exact retraining, shifted by at most :math:`m` standard deviations.
-
-**Proof.** :math:`L` is :math:`\mu`-strongly convex, :math:`\mu = \lambda n`:
-
-.. math::
-    \mu \lVert W - W^* \rVert^2 \le \langle \nabla L(W) - \nabla L(W^*), W -
-    W^* \rangle \le \lVert \nabla L(W) \rVert \lVert W - W^* \rVert ,
-
-so :math:`\lVert W - W^* \rVert_F \le \beta / \mu`. Rounding an entry to the
-grid moves it by at most :math:`g / 2`, and the quotient :math:`W / g` is off
-by :math:`u |W / g|` before that; with :math:`p` entries together
-
-.. math::
-    m = \left( \beta / \mu + \sqrt{p}\, g / 2 + 2 u \lVert W \rVert_F \right) /
-    s .
-
-How :math:`W` was found plays no part.
-
-**What rounding hides.** :math:`u = 2^{-53}`, :math:`\gamma_k = k u / (1 - k
-u)`; norms are Frobenius norms; hats are what is computed (Higham 2002, chapter
-3: a sum of :math:`k` products is off by :math:`\gamma_k` of that of absolute
-values, in any order, with or without fused additions).
-
-1. *Features.* Every step is one of IEEE 754 or of integers, and their error
-   :math:`E` is 0. Where a power is not a root or a quotient, or an integer
-   leaves its range, :math:`E = \infty`, and nothing is proved.
-2. *Margins.* :math:`\lVert \hat M - Z W \rVert \le \gamma_d \lVert \hat Z
-   \rVert \lVert W \rVert + E \lVert W \rVert`, :math:`d` columns.
-3. *Slopes.* :math:`G = \partial \ell / \partial a` has the Lipschitz constant
-   :math:`c`, and is computed from exponentials: a row is off by at most
-   :math:`e_f` (``SLOPE``), if those of numpy are within 4 units of the
-   last place. That is an assumption; a test measures it.
-4. *Gradient.* With :math:`\Delta = \sqrt{n}\, e_f + c\, \lVert \hat M - Z W
-   \rVert`, which bounds :math:`\lVert \hat G - G \rVert`, and :math:`R = \hat
-   Z^\top \hat G + \mu W` as computed,
-
-   .. math::
-       \beta = \lVert R \rVert + (\gamma_n \lVert \hat Z \rVert + E) \lVert
-       \hat G \rVert + (\lVert \hat Z \rVert + E) \Delta + \gamma_4 (\mu \lVert
-       W \rVert + \lVert R \rVert) .
-
-   What is added to :math:`\lVert R \rVert` may as well be missing in it: the
-   start of the interval.
-
-What underflows is lost below :math:`2^{-1074}`, below :math:`2^{-537}` under a
-root: every norm and every result is raised by :math:`2^{-500}`.
-
-**Whose data.** A line of a ledger holds :func:`sealed`: a hash of what
-remains, block by block with salts of its own, of the released weights and of
-the settings. So arrays that make that hash are those of that line, or a
-collision of SHA-256 is known. That :math:`W` is what the noise was added to is
-not proved: :func:`plausible` compares it with what was released, which finds
-out weights that are many deviations away.
+The loss is strongly convex, so that the norm of the gradient at any weights
+bounds their distance to exact retraining; what rounding hides is added to it.
+A ledger seals what remains by a salted hash.
+See docs/theory/proofs.rst.
 """
 
 import hashlib
@@ -107,7 +44,7 @@ ARRAYS: dict[str, tuple[str, int]] = {
     **{'head': ('str', 0), 'weights': ('float64', 1), 'col': ('int32', 1)},
     **dict.fromkeys(('alive', 'own_loop', 'featureless'), ('bool', 1)),
     **dict.fromkeys(('classes', 'rowptr', 'labels'), ('int64', 1)),
-    'salts': ('uint8', 2),
+    'salt': ('uint8', 1),
     **dict.fromkeys(('x', 'W', 'released'), ('float64', 2)),
 }
 # The same of the ids of the first nodes, where these are not their positions;
@@ -125,8 +62,8 @@ KINDS |= {'edges': 'edge', 'directed_edges': 'edge'}
 RESIDUAL = 'that the residual is within its bound'
 # Products that a check computes at most; and how seldom noise is farther.
 MOST_WORK, LEAST_CHANCE = 10**12, 1e-9
-# The number of neighbouring nodes per salt, and of salts per hash.
-BLOCK, SALTS = 64, 1024
+# The number of neighbouring nodes per item of a seal, and of items per hash.
+BLOCK, ITEMS = 64, 1024
 
 
 class Interval(NamedTuple):
@@ -358,7 +295,7 @@ def checked(arrays: Mapping[str, np.ndarray]) -> None:
     sizes = {
         **dict.fromkeys(('alive', 'own_loop', 'featureless'), (count,)),
         **{'labels': (count,), 'rowptr': (count + 1,)},
-        **{'salts': (-(-count // BLOCK), 32), 'W': shape, 'released': shape},
+        **{'salt': (32,), 'W': shape, 'released': shape},
     }
     for name, size in sizes.items():
         if arrays[name].shape != size:
@@ -424,7 +361,7 @@ def sealed(arrays: Mapping[str, np.ndarray]) -> str:
     rowptr, root = arrays['rowptr'], hashlib.sha256()
     kept = ('alive', 'own_loop', 'featureless', 'x', 'labels')
     hashes: list[bytes] = []
-    for block, salt in enumerate(arrays['salts']):
+    for block in range(-(-len(arrays['x']) // BLOCK)):
         held = slice(block * BLOCK, (block + 1) * BLOCK)
         ends = rowptr[block * BLOCK : (block + 1) * BLOCK + 1]
         text = fingerprint(
@@ -432,14 +369,15 @@ def sealed(arrays: Mapping[str, np.ndarray]) -> str:
             arrays['col'][ends[0] : ends[-1]],
             *(arrays[name][held] for name in kept),
         )
-        block_hash = hmac.digest(salt.tobytes(), text.encode(), 'sha256')
-        hashes.append(b'%d ' % block + block_hash)
-    for at in range(0, len(hashes), SALTS):
-        part = hashlib.sha256(b''.join(hashes[at : at + SALTS])).digest()
-        root.update(b'%d ' % (at // SALTS) + part)
+        digest = hashlib.sha256(text.encode()).digest()
+        hashes.append(b'%d ' % block + digest)
+    for at in range(0, len(hashes), ITEMS):
+        part = hashlib.sha256(b''.join(hashes[at : at + ITEMS])).digest()
+        root.update(b'%d ' % (at // ITEMS) + part)
+    salt = arrays['salt'].tobytes()
     return fingerprint(
         'state',
-        root.hexdigest(),
+        hmac.digest(salt, root.digest(), 'sha256').hex(),
         str(tuple(arrays['classes'].tolist())),
         bool(arrays['directed']),
         int(arrays['releases']),

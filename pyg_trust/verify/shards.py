@@ -1,45 +1,9 @@
-r"""Shards and stages that may see items, from names and requests alone.
+"""Shards and stages that may see items, from names and requests alone.
 
-**Items.** A graph of named nodes has the items ``('node', v)``, ``('features',
-v)`` and ``('edge', u, v)``, one for each direction. A *division* gives a
-training node a shard :math:`s(v)` and a stage :math:`t(v)`, from 0; other
-nodes have neither. An item of a node has its node's *home* :math:`(s(v),
-t(v))`. An edge has the home :math:`(s(u), \max(t(u), t(v)))` if :math:`s(u) =
-s(v)`, and none otherwise: it is between shards, or touches a node outside of
-training.
-
-**Statement.** Stage :math:`r` of shard :math:`i` is trained on
-
-.. math::
-    \text{seen}(i, r) = \{ \text{items at home in } (i, t), \; t \le r \}
-
-and on nothing else. Let :math:`G` be what a request removes (a node goes with
-its features and edges), and :math:`f(i)` the least stage of the items of
-:math:`G` at home in shard :math:`i`, infinite if there is none. Then for every
-:math:`r < f(i)` the stage sees the same set before and after, and for :math:`r
-\ge f(i)` it does not.
-
-*Proof.* :math:`\text{seen}` is a union over items of what one item alone
-decides. An item of :math:`G` is in :math:`\text{seen}(i, r)` if and only if
-its home is :math:`(i, t)` with :math:`t \le r`; such a :math:`t` exists if and
-only if :math:`f(i) \le r`.
-
-**Updates.** What comes goes when the update is undone; what gets another home
-or content goes and comes. So with the least stage of both, each at home on its
-side, statement and proof hold for any update.
-
-**Exactness.** Let training be a function of a shard's items, its number and
-its stages, and :math:`s, t` those of :func:`divided`: functions of a key and
-of the node's *own* name. Then to train the stages from :math:`f(i)` on again
-on what remains, and to leave all else as it is, equals training from scratch
-on what remains. *Proof.* The division is one function of the name, whoever
-else comes or goes. So every stage has seen what it would see from scratch:
-those below :math:`f(i)` by the statement, the others because they were trained
-on it. By induction it holds after any sequence. With a division that was made
-by looking at the data, the same holds *given the division*.
-
-That training is a function of these is not proved here: the claim says how it
-was checked (shards trained from scratch and compared bit by bit).
+A stage sees the items whose home is in its shard, at its stage or before. A
+request changes the stages from the least home of what it names on, and no
+others.
+See docs/theory/proofs.rst.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

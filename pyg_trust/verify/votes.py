@@ -1,35 +1,9 @@
-r"""Certificates by votes, proved from the counts.
+"""Certificates by votes, proved from the counts.
 
-**Counts to bounds** (Clopper, Pearson 1934). Of :math:`n` samples :math:`k`
-are for a class that was chosen before. A number :math:`p` with
-:math:`P[\mathrm{Bin}(n, p) \ge k] \le \beta` is a lower bound of the class's
-probability that is wrong with probability :math:`\beta` at most: the tail
-grows with :math:`p`, so that the bound exceeds a true :math:`p_0` only for
-counts whose tail at :math:`p_0` is at most :math:`\beta`. An upper bound is 1
-less the lower bound of :math:`n - k`. A float is proposed by SciPy and
-*proved* by integers: its tail, every rounding up, is at most the level.
-
-**Bounds to worst cases** (Neyman, Pearson 1933). Noise flips each bit on its
-own: a 0 with probability :math:`p_+`, a 1 with :math:`p_-`. Patterns of the
-bits that differ between two inputs have probabilities :math:`(c, d)` under
-the clean and the changed one. A set of probability at least :math:`p` under
-the clean input has least under the changed one if it takes patterns in the
-order of :math:`c / d`, from the top, the last one in part. In fractions.
-
-**Two classes.** The class stays if its least probability exceeds one half,
-or the most that any other can have.
-
-**Answers.** A later run finds the class by more than half of :math:`m` copies
-and bounds it above one half by :math:`n` others, but for a chance of
-:math:`P[\mathrm{Bin}(m, p) \le m / 2] + P[\mathrm{Bin}(n, p) < k]`, where
-:math:`k` is the least count with such a bound.
-
-**Views and shards.** Each of :math:`k` changed votes may go from the class to
-another one. With counts :math:`a` against :math:`b` the class stays while
-:math:`a - k > b + k`, or they are equal and ties are for the first of the
-classes, which it is.
-
-Probabilities are fractions or floats, taken as the rationals they are.
+Counts give bounds of probabilities (Clopper, Pearson), bounds give worst cases
+under changed bits (Neyman, Pearson), and votes of views or shards a number of
+changes. All in integers and fractions.
+See docs/theory/proofs.rst.
 """
 
 import math

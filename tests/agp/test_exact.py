@@ -173,7 +173,7 @@ def test_threads_and_instruction_sets_change_no_bit(tmp_path, levels):
     for columns in (1, 3, 7, 16, 40, 64, 100):
         scale = torch.full((columns,), 2.0**9)
         for three_term in (False, True):
-            rest = (three_term, None, None, not three_term)
+            rest = (three_term, None, not three_term)
             x = signal(3000, columns, 2, dtype=np.float64)
             calls.append((x, degrees, (False, None, *rest)))
             x, d = x.float(), degrees.float()
@@ -531,17 +531,18 @@ def test_fake_kernels_know_the_shapes():
     x = signal(40, 3)
     args = (
         *GRAPH.receivers(),
-        *(x, x[:, 0].contiguous(), x[:, 0].contiguous()),
+        *(x, None, None, None, 3),
+        *(x[:, 0].contiguous(), x[:, 0].contiguous()),
         *(torch.ones(3, dtype=torch.float64), False, None, False),
     )
     for rows in (None, torch.tensor([1, 2])):
-        wanted = torch.ops.pyg_trust.propagate(*args, rows, None)
+        wanted = torch.ops.pyg_trust.propagate(*args, rows, False, False)
         with FakeTensorMode(allow_non_fake_inputs=True) as mode:
             fake = [
                 mode.from_tensor(a) if isinstance(a, torch.Tensor) else a
                 for a in (*args, rows)
             ]
-            got = torch.ops.pyg_trust.propagate(*fake, None)
+            got = torch.ops.pyg_trust.propagate(*fake, False, False)
         assert got.shape == wanted.shape
         assert got.dtype == wanted.dtype
 
@@ -567,74 +568,6 @@ def test_no_measure_is_taken_for_another():
         for measure in others
     }
     assert len(seen) == len(others)
-
-
-# The order that is kept ######################################################
-
-
-@pytest.mark.parametrize('name', ['random', 'directed', 'star', 'duplicate'])
-@pytest.mark.parametrize('parts', [1, 3, None])
-def test_an_order_that_is_kept_changes_no_bit(name, parts):
-    graph = make_graph(name)
-    n = graph.num_nodes
-    ordered = graph.reorder(parts)
-    assert torch.equal(ordered.order.sort().values, torch.arange(n))
-    x = signal(n, 9, zeros=0.5)
-    cases = [F.ppr(0.2), F.single_target(0.3), Measure(0.3, 0.9, (0.5, 0.5))]
-    if graph.is_undirected:
-        cases += [F.heat(2.0), F.appnp(0.1, levels=3)]
-    for measure in cases:
-        for kwargs in (
-            {},
-            {'half': True},
-            {'rows': torch.tensor([n - 1, 0, 0])},
-            {'eps': 1e-3, 'seed': 1},
-        ):
-            wanted = F.propagate(graph, x, measure, **kwargs)
-            got = F.propagate(ordered, x, measure, **kwargs)
-            assert torch.equal(got, wanted)
-            if 'eps' not in kwargs:
-                few = F.propagate(
-                    ordered, x.to_sparse_csr(), measure, **kwargs
-                )
-                assert torch.equal(few, wanted)
-        grads = []
-        for one in (graph, ordered, ordered.with_self_loops()):
-            leaf = x.clone().requires_grad_()
-            F.propagate(one, leaf, measure).square().sum().backward()
-            grads.append(leaf.grad)
-        assert torch.equal(grads[0], grads[1])
-    assert torch.equal(ordered.row, graph.row)
-    assert torch.equal(ordered.col, graph.col)
-
-
-def test_the_order_puts_communities_together():
-    # Two halves with random names and few edges between them.
-    numbers = np.random.default_rng(0)
-    side = torch.from_numpy(numbers.permutation(400) < 200)
-    one, two = side.nonzero().view(-1), (~side).nonzero().view(-1)
-    edges = [
-        half[torch.from_numpy(numbers.integers(0, 200, (2, 2000)))]
-        for half in (one, two)
-    ]
-    bridge = torch.stack([one[:20], two[:20]])
-    edges = torch.cat([*edges, bridge], 1)
-    graph = CSRGraph.from_edge_index(
-        torch.cat([edges, edges.flip(0)], 1), 400, duplicates='merge'
-    )
-    order = graph.reorder(2).order
-    first = side[order[:200]].double().mean()
-    assert min(first, 1 - first) < 0.05
-    again = graph.reorder(2).order
-    assert torch.equal(order, again)
-
-
-def test_orders_are_checked():
-    for parts, error in ((0, ValueError), (41, ValueError), (1.5, TypeError)):
-        with pytest.raises(error, match="'parts'"):
-            GRAPH.reorder(parts)
-    with pytest.raises(ValueError, match='keeps no order'):
-        GRAPH.ordered_receivers()
 
 
 # Deciding before building ####################################################

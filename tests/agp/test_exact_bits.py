@@ -9,7 +9,7 @@ from pyg_trust import ops
 from pyg_trust.agp.measures import Measure
 from pyg_trust.graph import CSRGraph
 from pyg_trust.graph.sparse import sparse_rows
-from pyg_trust.testing import dense_operator, make_graph
+from pyg_trust.testing import dense_operator
 
 
 def graph_of(n, pairs, both=True):
@@ -69,14 +69,11 @@ def test_added_loops_have_the_bits_of_stored_ones(name, half):
         weights = tuple(np.linspace(0.2, 0.5, levels + 1))
         added = Measure(0.4, 0.6, weights, self_loops=True)
         plain = Measure(0.4, 0.6, weights)
-        for other in (graph, graph.reorder(min(n, 4))):
-            for given in (x, few):
-                for kwargs in ({}, {'rows': rows}):
-                    wanted = F.propagate(
-                        stored, given, plain, half=half, **kwargs
-                    )
-                    got = F.propagate(other, given, added, half=half, **kwargs)
-                    assert torch.equal(got, wanted)
+        for given in (x, few):
+            for kwargs in ({}, {'rows': rows}):
+                wanted = F.propagate(stored, given, plain, half=half, **kwargs)
+                got = F.propagate(graph, given, added, half=half, **kwargs)
+                assert torch.equal(got, wanted)
         exact = dense_operator(stored, plain).float() @ x
         z = F.propagate(graph, x, added, half=half)
         tolerance = 1e-2 if half else 1e-5
@@ -89,20 +86,18 @@ def test_levels_that_lie_in_the_result_are_not_read_from_it(columns, half):
     # Of 130 columns no level lies there.
     graph = graphs()['random']
     x = signal(300, 130)
-    for parts in (None, 5):
-        other = graph if parts is None else graph.reorder(parts)
-        for levels in range(7):
-            for measure, tol in (
-                (Measure(0.5, 0.5, (0.3,) * levels + (0.7,)), 0.0),
-                (Measure(0.5, 0.5, (0.0,) * levels + (1.0,)), 0.0),
-                (F.heat(3.0, levels=levels + 4), 1e-2),
-            ):
-                kwargs = {'half': half, 'tol': tol}
-                wanted = F.propagate(graph, x, measure, **kwargs)
-                part = x[:, :columns].contiguous()
-                got = F.propagate(other, part, measure, **kwargs)
-                assert torch.equal(got, wanted[:, :columns])
-                assert torch.equal(part, x[:, :columns])
+    for levels in range(7):
+        for measure, tol in (
+            (Measure(0.5, 0.5, (0.3,) * levels + (0.7,)), 0.0),
+            (Measure(0.5, 0.5, (0.0,) * levels + (1.0,)), 0.0),
+            (F.heat(3.0, levels=levels + 4), 1e-2),
+        ):
+            kwargs = {'half': half, 'tol': tol}
+            wanted = F.propagate(graph, x, measure, **kwargs)
+            part = x[:, :columns].contiguous()
+            got = F.propagate(graph, part, measure, **kwargs)
+            assert torch.equal(got, wanted[:, :columns])
+            assert torch.equal(part, x[:, :columns])
 
 
 @pytest.mark.parametrize('columns', [1, 70, 300, 5000])
@@ -120,12 +115,11 @@ def test_one_level_of_words_has_the_bits_of_a_dense_one(columns, half):
         ):
             if measure.undirected and not graph.is_undirected:
                 continue
-            for other in (graph, graph.reorder(min(3, n))):
-                for rows in (None, torch.tensor([n - 1, 1, 1])):
-                    kwargs = {'rows': rows, 'half': half}
-                    got = F.propagate(other, x, measure, **kwargs)
-                    wanted = F.propagate(other, dense, measure, **kwargs)
-                    assert torch.equal(got, wanted)
+            for rows in (None, torch.tensor([n - 1, 1, 1])):
+                kwargs = {'rows': rows, 'half': half}
+                got = F.propagate(graph, x, measure, **kwargs)
+                wanted = F.propagate(graph, dense, measure, **kwargs)
+                assert torch.equal(got, wanted)
 
 
 def test_one_level_of_words_adds_what_is_there_twice():
@@ -214,18 +208,6 @@ def test_many_rows_keep_the_scale_of_half():
     exact = F.propagate(graph, x, F.sgc(2)).double()
     error = (z - exact).norm(dim=0) / exact.norm(dim=0)
     assert float(error.max()) < 1e-3
-
-
-def test_an_ordered_graph_with_loops_has_those_of_the_graph():
-    for name in ('hub and loops', 'directed', 'random'):
-        graph = graphs()[name].reorder(3)
-        for along in (True, False):
-            wanted = graph.with_self_loops().ordered_receivers(along)
-            got = graph.ordered_receivers(along, loops=True)
-            assert all(map(torch.equal, got, wanted))
-            plain = graph.ordered_receivers(along)
-            assert plain[1].numel() <= got[1].numel()
-    assert make_graph('random').reorder(2).ordered_receivers() is not None
 
 
 # One entry after the other ###################################################
@@ -322,8 +304,8 @@ def test_rows_are_summed_one_entry_after_the_other(last, kind, levels):
 @pytest.mark.parametrize('half', [False, True])
 @pytest.mark.parametrize('tol', [0.0, 1e-3])
 def test_rows_of_one_length_together_keep_their_names(half, tol):
-    # Of 32 levels, in the order of the user and in that of the graph, and some
-    # of them: also where the graph is too large to be laid out by length.
+    # Of 32 levels, all rows and some: also where the graph is too large to be
+    # laid out by length.
     for n, count in ((1500, 9000), (40_000, 90_000)):
         numbers = np.random.default_rng(n)
         graph = graph_of(n, numbers.integers(0, n, (count, 2)))
@@ -334,7 +316,5 @@ def test_rows_of_one_length_together_keep_their_names(half, tol):
         z = F.propagate(graph, x, measure, **kwargs)
         wide = F.propagate(graph, x.repeat(1, 8), measure, **kwargs)
         assert torch.equal(wide, z.repeat(1, 8))
-        for other in (graph, graph.reorder(7)):
-            assert torch.equal(F.propagate(other, x, measure, **kwargs), z)
-            some = F.propagate(other, x, measure, rows=rows, **kwargs)
-            assert torch.equal(some, z[rows])
+        some = F.propagate(graph, x, measure, rows=rows, **kwargs)
+        assert torch.equal(some, z[rows])

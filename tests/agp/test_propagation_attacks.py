@@ -59,23 +59,6 @@ def test_an_sgc_that_is_changed_later_is_that_of_pyg(name, value):
     torch.testing.assert_close(ours(x, EDGES), theirs(x, EDGES))
 
 
-def test_a_graph_that_is_reordered_twice_keeps_the_last_order():
-    generator = torch.Generator().manual_seed(0)
-    adj = torch.rand(200, 200, generator=generator) < 0.03
-    adj = adj | adj.t()
-    graph = CSRGraph.from_edge_index(adj.nonzero().t().contiguous(), 200)
-    x = torch.randn(200, 5, generator=generator)
-    measure = appnp(0.1, self_loops=False)
-    first = graph.reorder(parts=4)
-    propagate(first, x, measure)
-    second = first.reorder(parts=50)
-    assert not torch.equal(first.order, second.order)
-    assert torch.equal(second.ordered_receivers()[2], second.order)
-    assert torch.equal(
-        propagate(second, x, measure), propagate(graph, x, measure)
-    )
-
-
 @pytest.mark.parametrize('measure', [transition(1), ppr(0.1, levels=4)])
 @pytest.mark.parametrize('power', [-30, -33, -38.5])
 def test_what_float16_loses_adds_up_over_a_row(measure, power):

@@ -62,8 +62,9 @@ class Faulty(ShardedSubject):
 
     def again(self, new):
         """What is derived from the checkpoints, honestly."""
-        outputs = self.unlearner._outputs(new)
-        aggregator = self.unlearner._aggregate(new.data, outputs, False)
+        builder = self.unlearner._builder
+        outputs = builder.outputs(new)
+        aggregator = builder.aggregate(new, outputs, False)
         return new._replace(outputs=outputs, aggregator=aggregator)
 
 
@@ -105,13 +106,13 @@ class LateSlice(ShardedSubject):
     def fit(self, data, seed):
         super().fit(data, seed)
 
-        honest = self.unlearner._build
+        honest = self.unlearner._after
 
-        def late(state, data, first, *args, **kwargs):
-            after = {shard: stage + 1 for shard, stage in first.items()}
-            return honest(state, data, after, *args, **kwargs)
+        def late(*args):
+            after, first = honest(*args)
+            return after, {s: stage + 1 for s, stage in first.items()}
 
-        self.unlearner._build = late
+        self.unlearner._after = late
 
 
 class Kept(ShardedSubject):

@@ -5,6 +5,7 @@ import os
 import random
 import re
 import sqlite3
+import sys
 import threading
 import time
 import uuid
@@ -847,6 +848,43 @@ def test_an_interrupt_of_the_first_statement_keeps_nothing_open(
             desk.add(nodes(1))
     desk.add(nodes(1))
     assert desk.status().pending == 1
+
+
+def test_a_run_costs_as_much_after_many_batches_as_after_few(
+    tmp_path, monkeypatch
+):
+    # What sqlite does, and the functions that are called, in an idle run.
+    steps, calls = [], []
+
+    def counted(*args, **kwargs):
+        database = connect(*args, **kwargs)
+        database.set_progress_handler(lambda: steps.append(1) or 0, 1)
+        return database
+
+    connect = sqlite3.connect
+    monkeypatch.setattr(sqlite3, 'connect', counted)
+    model = fitted(64)
+    policy = Policy(max_share=1.0, backup_days=30)
+    desk, costs = opened(tmp_path, model, policy=policy), []
+    for number in range(24):
+        desk.add(nodes(number))
+        assert len(desk.run()) == 1
+        # A run that follows looks at what is new; the next has nothing new.
+        desk.run()
+        steps.clear()
+        calls.clear()
+        sys.setprofile(lambda *event: calls.append(event[1]))
+        desk.run()
+        sys.setprofile(None)
+        costs.append((len(steps), len(calls)))
+    assert max(costs[20:]) <= tuple(1.05 * each for each in costs[2])
+    # A backup of long ago forgets all of them again.
+    desk.close()
+    again = opened(tmp_path, policy=policy)
+    again.register('scores', fitted(64), save=tmp_path / 'restored.pt')
+    again.run()
+    gone = again.ledgers()['scores'].removed.of('nodes')
+    assert gone == {*range(24)}
 
 
 def test_status_is_quick(tmp_path):

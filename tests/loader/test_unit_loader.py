@@ -663,7 +663,7 @@ def test_walks_are_of_contents_alone() -> None:
             'at most 4, the number of claims that every partition is sure',
         ),
         ({'num_neighbors': {('a', 'b', 'c'): 1}}, "'num_neighbors'"),
-        ({'num_neighbors': {HAS: -1}}, "'num_neighbors'"),
+        ({'num_neighbors': {HAS: -2}}, "'num_neighbors'"),
         ({'num_neighbors': {HAS: 0.5}}, "'num_neighbors'"),
     ):
         with pytest.raises((ValueError, TypeError), match=match):
@@ -979,11 +979,18 @@ def test_nodes_and_neighbours_are_named_as_in_pyg():
         ({'input_nodes': mask[:, None]}, {'input_nodes': mask}),
         ({'input_nodes': 'order'}, {'input_nodes': ('order', None)}),
         ({'num_neighbors': [-1, -1, -1]}, {'hops': 3}),
+        ({'num_neighbors': {HAS: -1, SOLD: -1}}, {}),
+        ({'num_neighbors': {HAS: [-1, -1, -1], IN: -1}}, {'hops': 3}),
+        (
+            {'num_neighbors': {HAS: [1, 1, 1], SOLD: (1, 1, 1)}},
+            {'num_neighbors': {HAS: 1, SOLD: 1}, 'hops': 3},
+        ),
         (
             {'num_neighbors': [1, 1]},
             {'num_neighbors': {HAS: 1, IN: 1, SOLD: 1}},
         ),
     ):
         assert drawn(**one) == drawn(**other), one
-    with pytest.raises(ValueError, match='one number for all hops'):
-        drawn(num_neighbors=[10, 5])
+    for bad in ([10, 5], {HAS: [10, 5]}, {HAS: [3], SOLD: [3, 3]}, []):
+        with pytest.raises(ValueError, match='one number for all hops'):
+            drawn(num_neighbors=bad)

@@ -1,6 +1,8 @@
 """Our layers beside PyG's own, whatever is passed to both of them."""
 
+import contextlib
 import io
+import itertools
 import warnings
 
 import pytest
@@ -92,7 +94,9 @@ def twins(name, more=None, methods=None):
 def same(theirs, mine, what=''):
     assert theirs.dtype == mine.dtype, what
     tol = (
-        {'rtol': 0.05, 'atol': 0.02} if theirs.dtype == torch.bfloat16 else {}
+        {'rtol': 0.05, 'atol': 0.02}
+        if theirs.dtype in (torch.bfloat16, torch.half)
+        else {}
     )
     torch.testing.assert_close(
         mine, theirs, **tol, msg=lambda m: f'{what}: {m}'
@@ -212,6 +216,34 @@ def test_labels_of_every_graph():
             theirs = pyg.LabelPropagation(3, 0.7)(labels, *given)
             mine = ours.LabelPropagation(3, 0.7)(labels, *given)
             same(theirs, mine, graph)
+    half = WEIGHT.bfloat16()
+    made = [kit.LabelPropagation(3, 0.7) for kit in (pyg, ours)]
+    same(*(each(Y, BOTH, None, half) for each in made))
+
+
+@pytest.mark.parametrize('autoscale', [True, False])
+def test_correct_and_smooth_in_every_precision(autoscale):
+    mask, compared = torch.arange(N) % 2 == 0, 0
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.half):
+        soft = torch.rand(N, 3, generator=SEEDED).softmax(1).to(dtype)
+        rows = torch.eye(3)[Y[mask]].to(dtype)
+        for graph, labels, autocast in itertools.product(
+            ((BOTH,), (ONE_WAY,), (BOTH, WEIGHT.to(dtype))),
+            (Y[mask], rows),
+            (False, True),
+        ):
+            made = []
+            with torch.autocast('cpu', torch.bfloat16, enabled=autocast):
+                for kit in (pyg, ours):
+                    model = kit.CorrectAndSmooth(
+                        3, 0.8, 3, 0.8, autoscale, 0.7
+                    )
+                    with contextlib.suppress(RuntimeError, TypeError):
+                        made.append(model(soft, labels, mask, *graph))
+            if made:  # Some precisions do not meet in PyG.
+                same(*made, f'{dtype}, {autocast}')
+                compared += 1
+    assert compared >= 30
 
 
 def test_labels_by_changed_messages():

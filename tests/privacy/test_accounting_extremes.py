@@ -11,7 +11,6 @@ import pytest
 
 from pyg_trust.privacy.accounting import wor_epsilon
 from pyg_trust.privacy.gaussian import (
-    contraction_mu,
     gaussian_epsilon,
     gaussian_mu,
     gaussian_mu_for,
@@ -115,21 +114,6 @@ def test_many_hops_and_many_steps_are_one_gaussian():
     # A million steps with the noise of a million.
     found = wor_epsilon([(2e3, 1.0, 10**6)], 1e-5)
     assert found == pytest.approx(gaussian_epsilon(1.0, 1e-5), rel=1e-12)
-
-
-@pytest.mark.parametrize('c', [0.0, 1e-9, 0.3, 1 - 1e-9, 1.0])
-@pytest.mark.parametrize('hops', [1, 7, 999, 5000])
-def test_the_last_of_many_contractions(c, hops):
-    power = mp.mpf(c) ** hops
-    want = mp.sqrt(hops)
-    if c < 1:
-        want = mp.sqrt(
-            (1 - power) * (1 + mp.mpf(c)) / ((1 + power) * (1 - mp.mpf(c)))
-        )
-    # Near 1, one less c is what float64 has of it.
-    assert contraction_mu(c, hops, 1.0) == pytest.approx(
-        float(want), rel=1e-6 if 0.9 < c < 1 else 1e-12
-    )
 
 
 def wor_delta(epsilon, q, lam):

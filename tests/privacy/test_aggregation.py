@@ -472,7 +472,7 @@ def test_two_threads_have_one_account(monkeypatch):
     def fit(seed):
         model.fit(graph(seed=seed))
 
-    assert paid_by_two(monkeypatch, aggregation, fit) == 1
+    assert paid_by_two(monkeypatch, fit) == 1
     assert model.report().epsilon <= 8.0 + 1e-9
 
 

@@ -142,8 +142,7 @@ def test_a_hub_moves_no_more_than_anybody():
 
 
 @pytest.mark.parametrize('between', ['normalize', 'clip'])
-@pytest.mark.parametrize('channel', [0.0, 0.3])
-def test_blocks_of_messages_are_the_messages(between, channel, monkeypatch):
+def test_blocks_of_messages_are_the_messages(between, monkeypatch):
     monkeypatch.setattr(private_propagation, '_NUMBERS', 330)
     # By the definition, row by row, with a width that no block divides.
     generator = torch.Generator().manual_seed(0)
@@ -153,17 +152,11 @@ def test_blocks_of_messages_are_the_messages(between, channel, monkeypatch):
     length = x.norm(dim=1, keepdim=True)
     wanted = x / (length if between == 'normalize' else length.clamp(min=1))
     wanted[[7, 8]] = 0
-    wanted = wanted * math.sqrt(1 - channel**2)
-    if channel:
-        constant = torch.full((40, 1), channel, dtype=torch.float64)
-        wanted = torch.cat([wanted, constant], 1)
-    made = MessageBlocks(x, between, channel)
+    made = MessageBlocks(x, between)
     found = torch.cat([block for *_, block in made.blocks()], 1)
     assert made.width == wanted.size(1)
     assert torch.allclose(found, (1 - 1e-6) * wanted, rtol=1e-12, atol=0)
-    assert torch.equal(
-        found, messages(x, between=between, degree_channel=channel)
-    )
+    assert torch.equal(found, messages(x, between=between))
     assert float(found.norm(dim=1).max()) <= 1
 
 

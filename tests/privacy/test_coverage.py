@@ -176,7 +176,7 @@ def test_features_count_by_person_and_their_smoothed_rows_are_made_anew():
     assert 2 <= report.shift < 2.001
     assert not made.released[0][[2, 3]].any()
     smoothed = made.state_dict()['smoothed']
-    again = made._smooth(CSRGraph.from_data(data))
+    again = made._smooth(CSRGraph.from_data(data), [*made.released])
     assert all(map(torch.equal, smoothed, again))
 
 

@@ -16,7 +16,8 @@ from torch_geometric.nn import GCNConv
 from pyg_trust.ledger import BudgetExceededError
 from pyg_trust.loader import DisjointWalkLoader, EgoLoader
 from pyg_trust.privacy import PrivacyEngine, unit_gradients
-from pyg_trust.privacy.accounting import fdp_epsilon, max_steps, wor_epsilon
+from pyg_trust.privacy.accountant import FDPAccountant, create_accountant
+from pyg_trust.privacy.accounting import wor_epsilon
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.transforms import AGP, BoundedDegree
 
@@ -204,7 +205,9 @@ def test_loader_ends_before_the_budget_does(private, method, chunk):
         max_physical_batch_size=chunk,
     )
     q = 8 / setup.loader.num_subgraphs
-    want = max_steps(2.5, 1e-3, q, 4.0, method=method)
+    want = create_accountant(method).remaining_steps(
+        2.5, 1e-3, noise_multiplier=4.0, sample_rate=q
+    )
     assert want > 3
     setup.train(epochs=want)
     assert setup.engine.steps == want
@@ -685,10 +688,11 @@ def test_fdp_trains_to_its_budget():
     assert report.units_per_row == 3
     assert report.sensitivity == pytest.approx(2 * 3 * 0.3)
     assert report.noise_std == pytest.approx(report.lam * 2 * 3 * 0.3)
-    want = fdp_epsilon(60, 10, 3, 6 * report.lam, engine.steps, 1e-3)
+    account, z = FDPAccountant(60, 10, 3), 6 * report.lam
+    want = account.epsilon_of([(z, 1 / 6, engine.steps)], 1e-3)
     assert report.epsilon == pytest.approx(want)
     assert report.epsilon <= 9
-    more = fdp_epsilon(60, 10, 3, 6 * report.lam, engine.steps + 1, 1e-3)
+    more = account.epsilon_of([(z, 1 / 6, engine.steps + 1)], 1e-3)
     assert more > 9
     other, arguments = fdp_setup()
     other.make_private(
@@ -763,7 +767,9 @@ def test_percentile_in_private_spends(private, tmp_path):
             F.cross_entropy(out, batch.y[:4]).backward()
             optimizer.step()
     q = 4 / loader.num_subgraphs
-    assert engine.steps == max_steps(2.0, 1e-3, q, 4.0)
+    assert engine.steps == create_accountant('pld_wor').remaining_steps(
+        2.0, 1e-3, noise_multiplier=4.0, sample_rate=q
+    )
     engine.close()
     engine, asked, _, _ = make_engine(private, ledger=tmp_path / 'ledger')
     engine._open(asked['data_loader'])

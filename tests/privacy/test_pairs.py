@@ -342,26 +342,3 @@ def test_an_edge_is_two_messages_and_an_arc_one(directed, rows):
     # mu^2 = rows / 2^2 + 1 / 4^2 + 9 / 5^2.
     parts = pair_mus(2.0, 4.0, 5.0, 9, directed)
     assert np.square(parts) == pytest.approx([rows / 4, 1 / 16, 9 / 25])
-
-
-@pytest.mark.parametrize(
-    ('name', 'arguments'),
-    [
-        ('left_out', {'left_out': 'source'}),
-        ('pairs', {'pairs': torch.tensor([[0], [9]])}),
-        ('pairs', {'pairs': torch.tensor([0, 1])}),
-        ('rows', {'rows': torch.ones(3, 2).double()}),
-        ('std', {'std': 0.0}),
-    ],
-)
-def test_bad_features_are_refused(name, arguments):
-    good = {
-        'pairs': torch.tensor([[0], [1]]),
-        'x': torch.ones(4, 2).double(),
-        'messages': torch.ones(4, 2).double(),
-        'rows': torch.ones(4, 2).double(),
-        'std': 1.0,
-    }
-    pair_features(**good)
-    with pytest.raises((TypeError, ValueError), match=f"'{name}'"):
-        pair_features(**{**good, **arguments})

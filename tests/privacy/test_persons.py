@@ -12,7 +12,7 @@ from torch_geometric.data import Data, HeteroData
 from pyg_trust.check import check_report
 from pyg_trust.loader import DisjointWalkLoader
 from pyg_trust.privacy import PrivacyEngine
-from pyg_trust.privacy.ego_accounts import GroupAccountant
+from pyg_trust.privacy.accountant import GroupAccountant
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import TrustReport
 from pyg_trust.transforms import MetapathFeatures

@@ -11,9 +11,8 @@ from scipy.integrate import quad
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from pyg_trust.privacy.accounting import wor_epsilon, wor_epsilon_pld
+from pyg_trust.privacy.accounting import wor_epsilon
 from pyg_trust.privacy.gaussian import (
-    contraction_mu,
     gaussian_epsilon,
     gaussian_mu,
     gaussian_mu_for,
@@ -63,7 +62,7 @@ def test_it_is_a_phase_of_the_accountant_of_walks(row):
     assert found == pytest.approx(epsilon, rel=1e-9)
     # The grid of the general case is a bit above, as is what it leaves of
     # delta for the proof.
-    found = wor_epsilon_pld([(2 / mu, 1.0, 1)], delta)
+    found = wor_epsilon([(2 / mu, 1 - 1e-13, 1)], delta)
     less = wor_epsilon([(2 / mu, 1.0, 1)], delta * (1 - 2e-4))
     assert epsilon < less <= found <= less * (1 + 5e-6)
 
@@ -99,17 +98,6 @@ def test_nothing_tells_nothing():
     assert gaussian_epsilon(0.0, 1e-5) == 0
 
 
-def test_the_last_of_a_chain_of_contractions():
-    # A linear chain x <- c x + noise, moved by 1 at every hop, attains it
-    # where the neighbours' moves are spread at best: two hops by hand.
-    c = 0.6
-    # Sums of a + b = moved, what is seen in the end: c a + b over noise.
-    seen = (c + 1) / math.sqrt(c * c + 1)
-    assert contraction_mu(c, 2, 1.0) == pytest.approx(seen)
-    assert contraction_mu(1.0, 9, 0.5) == pytest.approx(1.5)
-    assert contraction_mu(0.0, 9, 0.5) == pytest.approx(0.5)
-
-
 def test_all_rows_of_the_oracle(shared):
     file = shared / 'oracles/private_aggregation/accounting.json'
     oracle = json.loads(file.read_text())
@@ -133,11 +121,6 @@ def test_all_rows_of_the_oracle(shared):
         }[name]
         moved = hop_sensitivity(name, **given)
         assert moved == pytest.approx(row['sensitivity'], rel=1e-12)
-    for row in oracle['contraction']:
-        found = contraction_mu(
-            row['c'], row['hops'], row['sensitivity_over_std']
-        )
-        assert found == pytest.approx(row['mu'], rel=1e-12)
     for row in oracle['wor_with_aggregation']:
         history = [(2 * row['lam'], row['q'], row['steps'])]
         if row['mu_aggregation']:

@@ -1,4 +1,5 @@
 import math
+from copy import deepcopy
 
 import pytest
 import torch
@@ -879,3 +880,63 @@ def test_other_loaders_are_told_which_ones_to_use(private):
             noise_multiplier=1.0,
             max_grad_norm=1.0,
         )
+
+
+class Centre(nn.Module):
+    def forward(self, x):
+        return centre(x)
+
+
+def test_validate_and_is_compatible_as_in_opacus():
+    opacus = pytest.importorskip('opacus')
+    nets = {
+        'linear': nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3)),
+        'norm': nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8)),
+        'frozen norm': nn.Sequential(
+            nn.Linear(5, 8), nn.BatchNorm1d(8, affine=False), nn.Linear(8, 3)
+        ),
+    }
+    for name, net in nets.items():
+        before = deepcopy(net.state_dict())
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        theirs, ours = opacus.PrivacyEngine(), PrivacyEngine()
+        call = {'module': net, 'optimizer': optimizer, 'data_loader': None}
+        # Theirs looks at layers with weights alone, though one without keeps
+        # statistics of all rows as well.
+        if name != 'frozen norm':
+            assert theirs.is_compatible(**call) == ours.is_compatible(**call)
+        assert PrivacyEngine.is_compatible(net) == (name == 'linear')
+        found = PrivacyEngine.validate(net, strict=False)
+        assert len(found) == (name != 'linear')
+        if found:
+            with pytest.raises(ValueError, match='BatchNorm1d'):
+                ours.validate(**call)
+        assert all(
+            value.equal(before[key]) for key, value in net.state_dict().items()
+        )
+
+
+def test_validate_with_a_loader_finds_what_make_private_refuses(private):
+    data = private().data
+    loader = DisjointWalkLoader(data, batch_size=8, walk_length=2, seed=1)
+    fine, mixing = Net(nn.Identity()), Net(Centre())
+    for net, right in ((fine, True), (mixing, False)):
+        optimizer = torch.optim.Adam(net.parameters())
+        assert PrivacyEngine.is_compatible(net)
+        assert PrivacyEngine.is_compatible(net, data_loader=loader) == right
+        assert PrivacyEngine.is_compatible(net, optimizer, loader) == right
+    with pytest.raises(ValueError, match='treat subgraphs apart'):
+        PrivacyEngine.validate(mixing, data_loader=loader)
+    for kind in (PyGLoader([data]), torch.utils.data.DataLoader([1])):
+        assert not PrivacyEngine.is_compatible(fine, data_loader=kind)
+    # Nothing was taken over: a training starts as if nothing had been tried.
+    optimizer = torch.optim.Adam(fine.parameters())
+    PrivacyEngine().make_private(
+        module=fine,
+        optimizer=optimizer,
+        data_loader=loader,
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+    )
+    with pytest.raises(TypeError, match="'module' needs to be"):
+        PrivacyEngine.validate(None)

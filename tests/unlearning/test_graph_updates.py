@@ -11,7 +11,7 @@ from torch_geometric.data import Batch, Data
 
 from pyg_trust.check import check_report
 from pyg_trust.removal import NotThere, RemovalRequest
-from pyg_trust.report import TrustReport
+from pyg_trust.report import TrustReport, save_tensors
 from pyg_trust.transforms import GraphScattering
 from pyg_trust.unlearning import ScatteringClassifier
 from pyg_trust.update import NewNodes, Update
@@ -345,7 +345,7 @@ def test_the_evidence_of_an_update_is_checked(tmp_path):
         tmp_path / 'trust.json'
     )
     (tmp_path / 'ledger').write_text(json.dumps(model.ledger.state_dict()))
-    torch.save({'weight': model.weight}, tmp_path / 'weights.pt')
+    save_tensors(tmp_path / 'weights.pt', {'weight': model.weight})
     found = check_report(
         tmp_path / 'trust.json',
         model=tmp_path / 'weights.pt',

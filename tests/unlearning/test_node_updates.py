@@ -13,7 +13,7 @@ from torch_geometric.data import Data
 
 from pyg_trust.check import check_report
 from pyg_trust.removal import NotThere, RemovalRequest
-from pyg_trust.report import TrustReport
+from pyg_trust.report import TrustReport, save_tensors
 from pyg_trust.unlearning import NodeClassifier, NodeUnlearnReport
 from pyg_trust.unlearning.node_rows import Edit, NodeState
 from pyg_trust.unlearning.reports import NodeAdditionReport
@@ -709,7 +709,7 @@ def test_a_check_proves_releases_of_updates(change, tmp_path):
     # What waits is no part of what was released.
     model.update(Update(nodes=rows(1)))
     model.save_for_check(tmp_path / 'proof.npz')
-    torch.save({'weight': model.weight}, tmp_path / 'weights.pt')
+    save_tensors(tmp_path / 'weights.pt', {'weight': model.weight})
     ledger = json.dumps(model.ledger.state_dict())
     (tmp_path / 'ledger').write_text(ledger)
     found = check_report(

@@ -672,7 +672,7 @@ def test_a_state_that_was_changed_is_refused(part):
     if part == 'interactions':
         state[part] = state[part][:, 1:]
     elif part == 'salts':
-        state[part]['salts'][0, 0] += 1
+        state[part]['salt'][0] += 1
     else:
         state[part][-1] = False
     with pytest.raises(ValueError, match='state'):

@@ -30,7 +30,7 @@ from pyg_trust.unlearning.shifts import grid_shift, largest_weights
 
 # What may differ: what was drawn, and the account.
 DRAWN = {'ledger', 'lineage', 'releases', 'draws'}
-SALTED = {'seals': 'salts', 'salts': 'salts'}
+SALTED = {'seals', 'salts'}
 
 
 def contents(path, released):
@@ -47,7 +47,7 @@ def contents(path, released):
     held = {}
     for name, value in state.items():
         if name in SALTED:
-            value = {k: v for k, v in value.items() if k != SALTED[name]}
+            value = [*value]
         if name not in {*DRAWN, released}:
             held[name] = value
     return sizes, held

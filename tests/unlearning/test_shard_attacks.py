@@ -53,8 +53,11 @@ def test_removed_features_can_not_be_guessed_from_a_folder(tmp_path):
         data = unlearner.data
         data.x = forged['data']['x']
         del data.x_removed
-        contents = unlearner._contents(data, range(3), state['seed'])
-        seals = type(unlearner._state.seals).of(state['salts'], contents)
+        builder = unlearner._builder
+        guess = unlearner._state._replace(data=data)
+        parts = builder.parts(guess, range(3))
+        contents = builder.contents(guess, parts)
+        seals = type(guess.seals).of(state['salts'], contents)
         assert seals.root != first
     assert len(answers) == 1
 

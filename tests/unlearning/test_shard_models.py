@@ -34,6 +34,11 @@ LAYERS = {**EVERY}
 FAST = {'aggregator': 'mean', 'num_classes': CLASSES, 'epochs': 4}
 
 
+def job_of(unlearner, shard):
+    builder, state = unlearner._builder, unlearner._state
+    return builder._job(state, shard, builder.parts(state, [shard])[shard])
+
+
 def by_hand(factory, job, epochs=4):
     """An ordinary full-batch training, as PyG's examples write it."""
     with models.seeded(rng.derive(job.seed, models._INITIAL)):
@@ -45,7 +50,7 @@ def by_hand(factory, job, epochs=4):
             known = model.state_dict()
             model = factory()
             model.load_state_dict(known)
-    model.train()
+    models.prepare(model.train(), False)
     optimizer = torch.optim.Adam(
         model.parameters(), lr=0.01, weight_decay=5e-4, fused=True
     )
@@ -66,7 +71,7 @@ def test_models_are_those_of_a_plain_loop(name, few):
     unlearner = make(EVERY[name], **FAST).fit(data)
     outputs = unlearner.outputs
     for shard in range(4):
-        job = unlearner._job(unlearner._state.data, shard)
+        job = job_of(unlearner, shard)
         with models.single_thread():
             model = by_hand(EVERY[name], job)
         found = unlearner.shard_state(shard)
@@ -92,14 +97,14 @@ class Dropping(GCN):
 
 def test_shortcuts_are_taken_where_they_change_nothing():
     plain = make(EVERY['GCN'], **FAST).fit(make_data())
-    assert plain._ways == (True, True, True)
+    assert plain._builder.ways == (True, True, True)
     dropping = lambda: Dropping(CHANNELS, 8, 2, CLASSES)  # noqa: E731
     unlearner = make(dropping, **FAST).fit(make_data())
-    assert not unlearner._ways.cached
+    assert not unlearner._builder.ways.cached
     assert (
         not make(EVERY['half of the edges'], **FAST)
         .fit(make_data())
-        ._ways.matrix
+        ._builder.ways.matrix
     )
     unlearner.remove(nodes=[3])
     assert unlearner.verify().ok
@@ -135,7 +140,7 @@ class Start(Linear):
                 self.lin.weight[:1] = data.x[3]
         elif where == 'constants':
             self.register_buffer('zeros', torch.zeros(3))
-            self.scale = torch.nn.Parameter(torch.full((2,), 0.07))
+            self.scale = torch.nn.Parameter(torch.ones(2))
 
 
 @pytest.mark.parametrize(

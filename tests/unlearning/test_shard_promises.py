@@ -278,8 +278,6 @@ def test_data_that_it_could_not_keep(change, error, message):
     if 'edge_attr' in change:
         change = {'edge_attr': torch.ones(data.edge_index.size(1), 3)}
     data.update(change)
-    if change.get('edge_index', 0) is None:
-        data.adj_t = torch.eye(70).to_sparse()
     with pytest.raises(error, match=message):
         make().fit(data)
 

@@ -287,7 +287,9 @@ def test_a_shard_that_gets_a_node_votes_again():
     names, come = iter(range(100, 1000)), []
     while len(come) < 3:
         name = next(names)
-        shard, _ = unlearner._homes(torch.tensor([name]), 'hash', None)
+        shard, _ = unlearner._builder.homes(
+            torch.tensor([name]), unlearner._state, None
+        )
         come += [name] * (int(shard) == 1)
     x, y = torch.rand(3, CHANNELS), torch.arange(3)
     new = NewNodes(x, y, n_id=torch.tensor(come))

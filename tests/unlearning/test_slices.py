@@ -22,9 +22,10 @@ from torch_geometric.nn import GCN, GIN
 from pyg_trust import rng
 from pyg_trust.removal import RemovalRequest, remove_from_data
 from pyg_trust.unlearning import ShardedUnlearner
-from pyg_trust.unlearning.shards import building, models, removing
+from pyg_trust.unlearning.shards import building, models
+from pyg_trust.unlearning.shards import unlearner as classes
+from pyg_trust.unlearning.shards.graph import check_slices, slice_numbers
 from pyg_trust.unlearning.shards.models import Recipe, Shard, Shortcuts, train
-from pyg_trust.unlearning.shards.slices import check_slices, slice_numbers
 
 SLICES = [(0.4, 3), (0.7, 1), (1, 2)]
 SEED = 5
@@ -176,7 +177,9 @@ def test_a_stage_without_nodes_hands_on_what_it_got():
     data = make_data()
     unlearner = sliced(slices=[(1e-9, 3), (1, 2)]).fit(data)
     for shard, (stage,) in enumerate(stages(unlearner)):
-        part = unlearner._job(unlearner._state.data, shard)
+        builder, state = unlearner._builder, unlearner._state
+        seen = builder.parts(state, [shard])[shard]
+        part = builder._job(state, shard, seen)
         assert same(
             [models.snapshot(models.build(EVERY['GCN'], part))], [stage]
         )
@@ -331,7 +334,7 @@ class Counter(TorchDispatchMode):
 def test_a_plan_is_within_twice_the_work(monkeypatch, slices):
     data = make_data(nodes=700)
     counter = Counter()
-    for module in (building, removing, models):
+    for module in (building, classes, models):
         monkeypatch.setattr(module, 'time', counter)
     unlearner = ShardedUnlearner(
         lambda: GCN(CHANNELS, 16, 2, 3, dropout=0.5),

@@ -13,14 +13,15 @@ import torch
 from forgetting import forgotten
 from sharded import make, make_data
 
+from pyg_trust import rng
 from pyg_trust.check import FAILS, HOLDS, UNPROVED, check_report
 from pyg_trust.removal import RemovalRequest
-from pyg_trust.report import TrustReport
-from pyg_trust.unlearning import certified, heads, node
+from pyg_trust.report import TrustReport, save_tensors
+from pyg_trust.unlearning import ShardedUnlearner, certified, heads, node
 from pyg_trust.unlearning.newton import Refined
 from pyg_trust.unlearning.node_rows import NodeState
-from pyg_trust.unlearning.shards import building, removing
-from pyg_trust.unlearning.shards.building import Building
+from pyg_trust.unlearning.shards import building
+from pyg_trust.unlearning.shards.building import Builder
 from pyg_trust.unlearning.sums import Sums
 from pyg_trust.verify import shards as kernel
 
@@ -189,7 +190,7 @@ def audited(folder, name='appnp'):
     report = model.remove(request)
     TrustReport.of(report).save(folder / 'trust.json')
     model.save_for_check(folder / 'proof.npz')
-    torch.save({'weight': model.weight}, folder / 'weights.pt')
+    save_tensors(folder / 'weights.pt', {'weight': model.weight})
     (folder / 'ledger').write_text(json.dumps(model.ledger.state_dict()))
     return check_report(
         folder / 'trust.json',
@@ -227,32 +228,33 @@ def test_a_fault_is_refused(name, tmp_path, monkeypatch):
 # Shards ######################################################################
 
 
-def of_another(found, self, data, shard):
+def of_another(found, *_):
     """Every shard has the nodes of the first."""
-    return found if shard == 0 else Building._part(self, data, 0)
+    return dict.fromkeys(found, next(iter(found.values())))
 
 
 def by_position(names, num_shards, *, seed, allow_empty):
     return torch.arange(names.numel()) % num_shards
 
 
-def later(found, self, data, shard):
-    part, seen = found
-    return part, [*seen[1:], seen[-1]]
+def later(found, *_):
+    return {i: [*seen[1:], seen[-1]] for i, seen in found.items()}
 
 
 def stages_too_late(found, *_):
-    return {shard: stage + 1 for shard, stage in found.items()}
+    after, first = found
+    return after, {shard: stage + 1 for shard, stage in first.items()}
 
 
 def one_less(found, *_):
-    return dict(list(found.items())[1:])
+    after, first = found
+    return after, dict(list(first.items())[1:])
 
 
 SEEN, AGAIN = 'items that it should not', 'again'
 OF_SHARDS = {
     'a shard with the nodes of another': (
-        wrapped(Building, '_part', of_another),
+        wrapped(Builder, 'parts', of_another),
         SEEN,
     ),
     'a shard by the place of a node': (
@@ -260,7 +262,7 @@ OF_SHARDS = {
         SEEN,
     ),
     'a stage that sees the next one': (
-        wrapped(Building, '_part', later),
+        wrapped(Builder, 'parts', later),
         SEEN,
     ),
     'slices by another key': (
@@ -272,11 +274,11 @@ OF_SHARDS = {
         SEEN,
     ),
     'a stage that begins too late': (
-        wrapped(removing.Removing, '_first', stages_too_late),
+        wrapped(ShardedUnlearner, '_after', stages_too_late),
         AGAIN,
     ),
     'a shard that is forgotten': (
-        wrapped(removing.Removing, '_first', one_less),
+        wrapped(ShardedUnlearner, '_after', one_less),
         AGAIN,
     ),
 }
@@ -289,15 +291,18 @@ def shards_refuse():
         epochs=None, slices=slices, aggregator='mean', num_classes=3
     ).fit(make_data())
     state = unlearner._state
-    if unlearner._strangers(state):
+    if any(SEEN in text for text in unlearner.verify([]).leftovers):
         return SEEN
-    data, key = state.data, unlearner._shards(state.partition).seed
+    builder, data = unlearner._builder, state.data
+    key = builder.method(state.partition, state.seed).seed
     names = data.n_id[data.train_mask].tolist()
+    slicing = rng.derive(state.seed, building._SLICE)
     division = kernel.divided(
-        names, unlearner.num_shards, key, [0.5, 1.0], unlearner._slice_seed
+        names, unlearner.num_shards, key, [0.5, 1.0], slicing
     )
     request = RemovalRequest(nodes=names[:2], features=[names[5]])
-    items = building._items(data)
+    ends = data.n_id[data.edge_index].tolist()
+    items = kernel.items_of(data.n_id.tolist(), zip(*ends, strict=True))
     part = {'nodes': names[:2], 'features': [names[5]]}
     wanted = references.again(references.gone(items, part), division)
     return '' if unlearner.plan(request).stages == wanted else AGAIN

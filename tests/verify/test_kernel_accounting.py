@@ -1,12 +1,10 @@
 """Epsilon in integers, against closed forms, definitions and faults."""
 
-import itertools
 import math
 import random
 import time
 from fractions import Fraction
 from itertools import pairwise
-from math import ceil, floor
 
 import mpmath
 import pytest
@@ -57,60 +55,6 @@ def test_exponentials_and_logarithms_are_bracketed(x):
         if x > 0 and num:
             lo, hi = intervals.log(num, 60, 120)
             assert lo <= mpmath.log(exact) * 2**120 <= hi <= lo + 3
-
-
-@pytest.mark.parametrize('seed', range(20))
-def test_brackets_are_the_tightest(seed):
-    draw = random.Random(seed)
-    low, other = sorted(draw.randrange(-999, 999) for _ in range(2))
-    x, y = (low, other), (draw.randrange(-9, 9), draw.randrange(9, 99))
-    q = Fraction(draw.randrange(-60, 60), draw.randrange(1, 9))
-    ends = sorted((low * q, other * q))
-    assert intervals.times(x, q) == (floor(ends[0]), ceil(ends[1]))
-    assert intervals.fixed(q, 5) == (floor(32 * q), ceil(32 * q))
-    assert intervals.plus(x, y) == (x[0] + y[0], x[1] + y[1])
-    differences = [i - j for i in x for j in y]
-    assert intervals.minus(x, y) == (min(differences), max(differences))
-    p = intervals.P + draw.randrange(1, 9)
-    fine = Fraction(2) ** (intervals.P - p)
-    assert intervals.coarser(x, p - intervals.P) == (
-        floor(low * fine),
-        ceil(other * fine),
-    )
-    u, v = sorted(draw.getrandbits(intervals.B + 2) for _ in range(2))
-    m, n = sorted(draw.getrandbits(p) for _ in range(2))
-    scale = Fraction(1, 1 << intervals.B + p - intervals.P)
-    found = intervals.product((u, v), (m, n), intervals.B + p - intervals.P)
-    assert found == (floor(u * m * scale), ceil(v * n * scale))
-
-
-def test_large_numbers_have_exponents_below_the_point():
-    # 5 * 2^3 is a number without digits after the point.
-    with mpmath.workprec(300):
-        lo, hi = intervals.exp(5, -3, 60)
-        assert lo <= mpmath.exp(40) * 2**60 <= hi <= lo + 3
-
-
-def test_a_growing_function_is_bracketed_at_both_ends():
-    with mpmath.workprec(300):
-        lo, hi = intervals.rising(intervals.exp, (-5 << 60, 3 << 59), 60)
-        low, high = (mpmath.exp(x) * 2**60 for x in (-5, mpmath.mpf(3) / 2))
-        assert lo <= low <= lo + 3
-        assert hi - 3 <= high <= hi
-
-
-@pytest.mark.parametrize('x', [-3.0, -0.2, 0.0, 0.1, 2.0, 9.0])
-@pytest.mark.parametrize('width', [0.0, 1e-6, 0.3])
-def test_a_tail_between_two_numbers_is_bracketed(x, width):
-    ends = [int(x * 2**60), int((x + width) * 2**60)]
-    lo, hi = intervals.between((ends[0], ends[1]), 80, 60)
-    with mpmath.workprec(300):
-        most, least = (
-            mpmath.ncdf(-mpmath.mpf(n) / 2**60) * 2**80 for n in ends
-        )
-        assert lo <= least <= most <= hi <= 2**80
-        assert least - lo <= 2
-        assert hi - least <= (ends[1] - ends[0]) * 2**19 + 3
 
 
 @pytest.mark.parametrize('law', ['wor', 'replace', 'withdraw', 'exchanged'])
@@ -312,37 +256,6 @@ def exact(law, epsilon, q, z):
     return max(mine - gamma * other, mpmath.mpf(0)), other
 
 
-@pytest.mark.parametrize('law', ['wor', 'replace', 'withdraw', 'exchanged'])
-@pytest.mark.parametrize(
-    ('q', 'z'), [(0.05, 2.0), (0.4, 8.0), (0.7, 0.6), (1.0, 1.5), (1e-6, 9.0)]
-)
-def test_a_step_is_bracketed_to_its_last_digits(law, q, z):
-    q, z = Fraction(q), Fraction(z)
-    for num in (-700, -40, -1, 0, 3, 60, 1500):
-        (found,) = kernel.points(law, [num], 5, q, z)
-        with mpmath.workprec(600):
-            wanted = exact(law, mpmath.mpf(num) / 32, q, z)
-            for (low, high), want in zip(found, wanted, strict=True):
-                assert low <= want * intervals.ONE <= high
-                # The exchange is a sum with numbers as large as gamma.
-                assert high - low <= 8 * mpmath.exp(abs(num) / 32)
-
-
-def test_a_step_at_the_end_of_its_losses_is_bracketed():
-    # The least loss of a unit that is withdrawn is log(1 - q).
-    with mpmath.workprec(600):
-        num = int(mpmath.floor(mpmath.log(0.75) * 2**400))
-    q, z, unit = Fraction(1, 4), Fraction(2), intervals.ONE
-    for shift in (-1, 0, 1):
-        (low, high), (less, most) = kernel.withdrawn(num + shift, 400, q, z)
-        assert low <= unit // 4 <= high
-        assert less <= unit <= most
-    (low, high), slope = kernel.withdrawn(num >> 300, 100, q, z)
-    assert low >= unit // 4
-    assert high - low <= 3
-    assert slope == (unit, unit)
-
-
 def lower_hull(x, y):
     """The highest convex function below points, by all pairs of them."""
     return [
@@ -466,28 +379,6 @@ def test_pairs_with_few_losses_are_between_their_bounds(seed):
             assert most <= value + 0.2
 
 
-def test_masses_are_placed_where_they_are():
-    draw, r = random.Random(0), 8
-    places = list(range(-r, r + 1))
-    for k in (1, 2, 3):
-        side = range((r // 2 + 1) << k, (r << k) + 1, 1 << k)
-        places += [sign * j for j in side for sign in (-1, 1)]
-    for count in (1, 5, len(places)):
-        masses = {j: draw.randrange(1, 99) for j in draw.sample(places, count)}
-        found = kernel.placed(masses.items(), 5, r, 7)
-        assert (found.b, found.infinite) == (5, 7)
-        assert {len(m) for m in found.levels} == {2 * r + 1}
-        made = {}
-        for k, m in enumerate(found.levels):
-            for i, mass in enumerate(m):
-                if mass:
-                    made[(i - r) << k] = mass
-        assert made == masses
-        farthest = max(map(abs, masses))
-        assert r << len(found.levels) - 1 >= farthest
-        assert len(found.levels) == 1 or r << len(found.levels) - 2 < farthest
-
-
 EPSILONS = [Fraction(n, 7) for n in (0, 1, 3, 6, 12, 20, 40, 70)]
 
 
@@ -514,50 +405,6 @@ def test_every_sum_of_losses_by_enumeration(rounding, seed):
             off = (delta - true) * (1 if rounding else -1)
             assert off >= -(mpmath.mpf(10) ** -40)
             assert off <= true / 4 + mpmath.mpf(10) ** -40
-
-
-@pytest.mark.parametrize('rounding', [0, 1])
-@mpmath.workdps(60)
-def test_steps_are_added_as_often_as_they_are_counted(rounding):
-    # Cells of 1 / 16, wide enough for all sums: nothing is lost.
-    draw, kinds = random.Random(rounding), []
-    for cells in (range(-2, 3), range(-3, 2)):
-        level, none = [0] * 129, draw.randrange(intervals.ONE >> 9)
-        for i in cells:
-            level[64 + i] = draw.randrange(intervals.ONE >> 3)
-        kinds.append(kernel.Losses(4, [level], none))
-    for counts in (*itertools.product((0, 1, 2, 3, 6), (1, 2, 5)), (9, 1)):
-        steps = [(x, n) for x, n in zip(kinds, counts, strict=True) if n]
-        sums, infinite = {0: Fraction(1)}, Fraction(0)
-        for x, n in steps:
-            infinite += n * Fraction(x.infinite, intervals.ONE)
-            for _ in range(n):
-                made = {}
-                for (p, m), (q, w) in itertools.product(
-                    sums.items(), atoms(x)
-                ):
-                    made[p + q] = made.get(p + q, 0) + m * w
-                sums = made
-        found = kernel.composed(steps, 0, rounding)
-        assert found.b == 4
-        for epsilon in EPSILONS[:5]:
-            true = true_delta(sums.items(), 4, infinite, epsilon)
-            off = number(kernel.delta_of(found, epsilon, rounding)) - true
-            off *= 1 if rounding else -1
-            assert -(mpmath.mpf(10) ** -55) <= off < mpmath.mpf(10) ** -38
-
-
-@pytest.mark.parametrize('rounding', [0, 1])
-@mpmath.workdps(60)
-def test_delta_of_losses_is_their_sum(rounding):
-    x = some_losses()
-    infinite = Fraction(x.infinite, intervals.ONE)
-    for epsilon in EPSILONS:
-        true = true_delta(atoms(x), x.b, infinite, epsilon)
-        found = number(kernel.delta_of(x, epsilon, rounding))
-        off = (found - true) * (1 if rounding else -1)
-        tiny = mpmath.mpf(10) ** -40
-        assert -(mpmath.mpf(10) ** -55) <= off < tiny
 
 
 @pytest.mark.parametrize('rounding', [0, 1])
@@ -626,31 +473,6 @@ def test_a_cut_top_is_infinite_and_a_cut_bottom_is_zero():
     assert found.levels[1][4] == 7
 
 
-def test_ends_are_cut_level_by_level_from_outside():
-    # Of five cells two are on either side; six units may be cut of each.
-    middle, inner, outer = [0, 9, 9, 9, 0], [2, 3, 0, 1, 3], [1, 2, 0, 1, 2]
-    x = kernel.Losses(-4, [middle, inner, outer], 0)
-    left = [0, 3, 0, 1, 0]
-    assert kernel.tidy(x, 6, 0) == (-4, [middle, left], 0)
-    assert kernel.tidy(x, 6, 1) == (-4, [[0, 9, 14, 9, 0], left], 6)
-    x = kernel.Losses(-4, [[5, 0, 0, 9, 0, 0, 7]], 0)
-    assert kernel.tidy(x, 7, 1) == (-4, [[0, 0, 0, 14, 0, 0, 0]], 7)
-    # A level without masses is none that may be left out with the last one.
-    x = kernel.Losses(-4, [middle, [0] * 5, outer], 0)
-    assert kernel.tidy(x, 0, 1) == x
-
-
-def test_cells_are_widened_below_four_deviations():
-    # A quarter two cells away: a deviation is one cell, of four.
-    unit, none = intervals.ONE, [0] * 9
-    for more, b in ((0, 5), (4, 4)):
-        near = [*none[:2], unit // 4 + more, *none[3:]]
-        assert kernel.tidy(kernel.Losses(5, [near], 0), 0, 1).b == b
-        # Cells of the next level are twice as wide: so is their distance.
-        x = kernel.Losses(5, [none, [*none[1:], unit // 64 + more]], 0)
-        assert kernel.tidy(x, 0, 1).b == b
-
-
 def test_wide_cells_do_not_prove():
     q, z, steps, delta, epsilon = KNOWN[0]
     claim = epsilon + 5e-5
@@ -709,71 +531,6 @@ def test_what_would_take_too_long_is_not_tried():
 CELLS = (256, 1024, 2048)
 
 
-@pytest.mark.parametrize('laws', [('wor',), ('withdraw', 'exchanged')])
-def test_claims_are_settled_by_the_bounds_of_all_laws(monkeypatch, laws):
-    # Bounds that are drawn, and tighter with each number of cells.
-    draw, goal, seen = random.Random(0), Fraction(1, 8), set()
-    asked, ends = [], {}
-
-    def bound(law, lines, epsilon, delta, r, rounding):
-        assert (lines, epsilon, delta) == ([(2, 0.5, 1)], 1, goal)
-        asked.append((law, r, rounding))
-        return ends[law][CELLS.index(r)][rounding]
-
-    monkeypatch.setattr(kernel, 'bound', bound)
-    for _ in range(400):
-        for law in laws:
-            true = goal * (1 + Fraction(draw.randrange(-9, 10), 10_000))
-            off = sorted(draw.choices([0, 1, 3, 6, 20, 300, 3000], k=6))
-            ends[law] = [
-                (true - goal * low / 10_000, true + goal * high / 10_000)
-                for high, low in zip(off[:2:-1], off[5:2:-1], strict=True)
-            ]
-            if draw.random() < 0.5:
-                # As near as finer cells rather prove it, and no nearer.
-                near = goal + 2000 * goal / 256**2
-                ends[law][0] = ends[law][0][0], near
-        asked.clear()
-        line = [(2.0, 0.5, 1), (1.0, 0.5, 0)]
-        found = kernel.settled(laws, line, 2, 1.0, 0.125)
-        seen.add(found)
-        proved = [min(e[1] for e in ends[law]) <= goal for law in laws]
-        refuted = [
-            any(e[0] > goal for e in ends[law]) and ends[law][-1][1] > goal
-            for law in laws
-        ]
-        if found == 'holds':
-            assert all(proved)
-        elif found == 'FAILS':
-            assert any(refuted)
-            assert asked[-1][2] == 0
-            assert ends[asked[-1][0]][CELLS.index(asked[-1][1])][0] > goal
-        else:
-            assert not all(proved)
-            assert all(e[-1][0] <= goal or p for e, p in
-                       zip(ends.values(), proved, strict=True))  # fmt: skip
-        for law, r, rounding in asked:
-            high = ends[law][CELLS.index(r)][1]
-            far = r == 2048 or r * r * (high - goal) > 2000 * goal
-            assert (law, r, 1) in asked
-            # Nothing is refuted that is proved, or may be by finer cells.
-            assert rounding or (far and high > goal)
-            if far and high > goal and found != 'FAILS':
-                assert (law, r, 0) in asked
-        assert len(asked) == len(set(asked))
-    assert seen == {'holds', 'FAILS', 'not proved'}
-    # Three steps of total variation q mu: 3 / 12 * 2 / 4 is all of delta.
-    asked.clear()
-    line = 4, Fraction(1, 12), 3
-    assert kernel.settled(laws, [line], 2, 1.0, 0.125) == 'holds'
-    assert not asked
-
-
-def test_a_law_without_a_name_is_refused():
-    with pytest.raises(ValueError, match="law must be 'wor', 'replace' or"):
-        kernel.judge('poisson', [(2.0, 0.5, 1)], 1.0, 1e-5)
-
-
 def test_whole_batches_and_parts_of_them_add_up():
     # Total variations of 2e-6 and less: no epsilon is needed.
     lines = [(1e6, 1.0, 1), (4.0, 1e-9, 1)]
@@ -822,15 +579,6 @@ def test_what_is_no_step_fails(line):
             assert kernel.judge(law, lines, 50.0, 0.5) == 'FAILS'
     for m in (None, 2):
         assert judge_group([line], 50.0, 0.5, 2, m) == 'FAILS'
-
-
-@pytest.mark.parametrize('law', ['wor', 'replace', 'withdraw'])
-def test_rates_and_deltas_below_all_cells_are_no_error(law):
-    # Losses were divided by widths, or weights, that had no bit left.
-    for side in (law, 'exchanged') if law == 'withdraw' else (law,):
-        high = chords(side, 1e-120, 4.0, 1, 1e-200, 1.0, 16)
-        assert high > Fraction(1e-200)
-        assert chords(side, 1e-120, 4.0, 1, 1e-200, 1.0, 16, 0) <= 0
 
 
 def test_little_noise_on_coins_is_not_measured():

@@ -230,35 +230,6 @@ def test_a_covered_shift_holds_to_its_last_bit():
         assert (last == 'holds') == (shift > 3.5)
 
 
-def test_rows_without_names_move_by_whole_numbers():
-    # A shift that is a float itself is enough, and an ulp less is not.
-    arrays, claimed = claim()
-    claimed |= {'relation': 'feature', 'request': {'0': {'labels': [1]}}}
-    for shift, status in ((3.5, 'holds'), (math.nextafter(3.5, 0), 'FAILS')):
-        arrays['after'] = np.array(shift)
-        found = list(
-            removal.compare_covered(arrays, {**claimed, 'shift': shift})
-        )
-        assert found[-1][0] == status
-        assert found[-1][1].endswith('3.5 is claimed of 3')
-
-
-@mpmath.workdps(60)
-def test_many_equal_lists_are_bounded_from_above():
-    # Forty lists lose node 0: forty times what a root is rounded by.
-    for most, d in itertools.product(range(1, 13), range(2, 13)):
-        lists = [[0, *range(1, d)]] * 40
-        ends = [(w + 20, v) for w, row in enumerate(lists) for v in row]
-        found = removal.node_shift(np.array(ends).T, np.arange(60) < 1, most)
-        column = [
-            mpmath.sqrt(mpmath.mpf(min(most, k)) / k) for k in (d, d - 1)
-        ]
-        exact = mpmath.sqrt(most)
-        exact += 40 * mpmath.sqrt(d - 1) * (column[1] - column[0])
-        above = mpmath.mpf(found.numerator) / found.denominator - exact
-        assert 0 <= above <= 81 * mpmath.mpf(2) ** -80
-
-
 @pytest.mark.parametrize(
     'change',
     [

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import math
 from fractions import Fraction
 from pathlib import Path
 
@@ -313,22 +312,6 @@ def test_what_is_no_witness_is_refused(case, spoil):
         low(case, graphs=graphs, witness=witness)
 
 
-def test_the_slack_is_that_of_the_model():
-    from pyg_trust.certificates.deployed import Deployed
-
-    logits = torch.randn(7, 3, dtype=torch.float64)
-    for kind in (torch.float32, torch.float64):
-        for K, alpha in ((None, 0.15), (10, 0.1), (2, 0.9)):
-            made = Deployed(logits, alpha, K, dtype=kind)
-            name = str(kind).removeprefix('torch.')
-            for top, wanted in zip(
-                logits.abs().amax(0).tolist(), made.error(11), strict=True
-            ):
-                found = kernel.slack(name, kernel.Model(alpha, K), 11, top)
-                assert float(wanted) * (1 - 1e-12) <= float(found)
-                assert float(found) < 2 * float(wanted)
-
-
 def test_products_are_rounded_up():
     rng = np.random.default_rng(0)
     x = rng.integers(-(2**46), 2**46, 2000)
@@ -454,64 +437,6 @@ def test_prices_are_rounded_down_and_never_dearer():
             kernel.down(np.array([0.1, wrong]), 10)
 
 
-@pytest.mark.parametrize('shared', [False, True])
-def test_a_flip_pays_no_more_than_its_share(monkeypatch, shared):
-    made, logits, _ = problem(1, True)
-    graphs = graphs_of(made)
-    r, kept = logits[:, 0].numpy(), []
-
-    def bound(*args):
-        kept.append(args[-1])
-        return [7] * 5, 3
-
-    monkeypatch.setattr(kernel, 'bound', bound)
-    reached = np.array([0.3, 1e-5, np.inf, 1 / 3, 2.0**-899])
-    part = None
-    if shared:
-        part = np.full(len(graphs.col) + graphs.pairs.shape[1], 0.3)
-    for price in (0.0, 0.7, 1e3):
-        found = kernel.bound_within(
-            *(graphs, kernel.Model(0.15), r, r, r, 2, price, reached, 4),
-            **({'shares': part} if shared else {'visits': True}),
-        )
-        assert found == Fraction(7, 8) + 4 * Fraction(price)
-        each = kept.pop()
-        assert each.visits == (not shared)
-        exact = [
-            Fraction(0)
-            if x == np.inf
-            else Fraction(0.15) * Fraction(price) / Fraction(x)
-            for x in reached.tolist()
-        ]
-        for paid, most in zip(each.row.tolist(), exact, strict=True):
-            assert paid <= most
-            assert paid >= most * (1 - Fraction(1, 10**12))
-        if not shared:
-            assert each.edge is None
-            continue
-        row = np.concatenate([kernel.rows(graphs), graphs.pairs[0]])
-        on = np.concatenate([graphs.removable, row[len(graphs.col) :] >= 0])
-        paid = np.concatenate([each.edge, each.pair])
-        assert len(each.edge) == len(graphs.col)
-        for i, x, there in zip(row, paid.tolist(), on, strict=True):
-            assert x <= exact[i] * Fraction(0.3)
-            if there:
-                least = exact[i] * Fraction(0.3)
-                assert x >= least * (1 - Fraction(1, 10**12))
-    model = kernel.Model(0.15)
-    kernel.bound_within(
-        graphs, model, r, r, r, 2, math.nextafter(2.0**100, 0), reached, 4
-    )
-    assert not kept.pop().visits
-    for price, bad in (
-        *((-1.0, reached), (np.inf, reached), (2.0**100, reached)),
-        (np.nan, reached),
-        *((1.0, np.append(reached[1:], x)) for x in (2.0**-900, 0, np.nan)),
-    ):
-        with pytest.raises(ValueError, match='price'):
-            kernel.bound_within(graphs, model, r, r, r, 2, price, bad, 4)
-
-
 @pytest.mark.parametrize('priced', ['row', 'visits', 'each'])
 @pytest.mark.parametrize('seed', [0, 1])
 def test_with_prices_the_bound_is_the_score_of_the_best_that_pays(
@@ -545,58 +470,6 @@ def test_with_prices_the_bound_is_the_score_of_the_best_that_pays(
     assert top == pytest.approx(best, abs=1e-9)
     free, _ = kernel.bound(graphs, model, r.numpy(), zero, best)
     assert min(a - b for a, b in zip(free, bound, strict=True)) > 2.0**p / 99
-
-
-def test_no_price_is_rounded_up_where_floats_are_few():
-    # 0 -> 1 and 0 -> 2; who takes the first away has all of the second.
-    graphs = kernel.Graphs(
-        *(np.array([0, 2, 2, 2]), np.array([1, 2]), np.array([True, False])),
-        *(np.array([1, 0, 0]), NONE, False),
-    )
-    kernel.check(graphs)
-    tiny, r, model = 2.0**-1074, np.array([0.0, -100, 100]), kernel.Model(0.6)
-    bounds, p = kernel.reach(graphs, 0.6, 0, np.array([0.6, 0, 0]), False)
-    reached = np.array([bounds[0] / 2.0**p, np.inf, np.inf])
-    worst = (1 - Fraction(0.6)) * Fraction(0.6) * 100 * Fraction(tiny)
-    for units, guess in itertools.product(range(1, 5), range(26)):
-        found = kernel.bound_within(
-            *(graphs, model, r * tiny, 0 * r),
-            *(np.array([guess, -60, 60]) * tiny, 0),
-            *(units * tiny, reached, 1),
-        )
-        assert found >= worst
-    for price in (tiny, 2.0**-901):
-        assert kernel.down(np.array([price]), 1100) == 0
-    assert kernel.down(np.array([2.0**-900]), 901) == 2
-
-
-def test_no_signal_is_too_small_to_be_rounded_up():
-    # Without edges the scores are alpha r, whatever the largest of them is.
-    graphs = kernel.Graphs(
-        *(np.zeros(4, np.int64), np.zeros(0, np.int64), np.zeros(0, bool)),
-        *(np.zeros(3, np.int64), NONE, False),
-    )
-    tiny, none = 5e-324, np.zeros(3)
-    # Of the first a unit is 2^-43: two and a half are three.
-    cases = (2.5 * 2.0**-43, 1.0), (2.0**-60, 1.0), (tiny, 1e-300)
-    for least, top in (*cases, (tiny, 2.0**400)):
-        for plus, minus in (([top, least, 0], none), (none, [top, -least, 0])):
-            r = np.array(plus), np.array(minus)
-            bound, p = kernel.bound(graphs, kernel.Model(0.5, 1), *r, None)
-            for value, *exact in zip(bound, *r, strict=True):
-                a, b = map(Fraction, exact)
-                assert Fraction(value) / Fraction(2) ** p >= (a - b) / 2
-
-
-def test_signals_are_divided_upwards():
-    # Its limbs are exact but for the last unit of a root.
-    model, every = kernel.Model(0.5, None, 'sym'), np.arange(1, 3000)
-    for sign in (-1, 1):
-        signal = np.full(len(every), sign * 2**45)
-        made = kernel.own(model, kernel.roots(3000), signal, every)
-        for s, value in zip(every.tolist(), made.tolist(), strict=True):
-            assert sign * value >= 0
-            assert sign * (value**2 * s - 2**90) >= 0
 
 
 @pytest.mark.parametrize('kind', ['float32', 'float64'])
@@ -636,37 +509,6 @@ def test_the_slack_of_many_roundings_and_steps_is_that_of_its_statement():
     assert exact <= found <= exact * (1 + Fraction(2, 10**6))
     with pytest.raises(OverflowError, match='every step'):
         kernel.slack('float32', kernel.Model(1e-9, 100), 5, 1.0)
-
-
-def test_numbers_fill_the_units_and_no_more():
-    for values in ([1.0], [-3.0, 0.5], [5e-324, 0.0], [1e-3, 1e200]):
-        p = kernel.places(np.array(values[:1]), np.array(values))
-        top = Fraction(max(map(abs, values))) * Fraction(2) ** p
-        assert 2**44 <= top < 2**45
-    # A signal is a difference of two: twice the largest fills them.
-    graphs, _ = rows_of(0, False)
-    r = np.arange(6.0)
-    for vector in (r, 100 * r):
-        _, p = kernel.bound(graphs, kernel.Model(0.5), r, -r, vector)
-        assert 2**44 <= 2 * vector.max() * 2**p < 2**45
-
-
-def test_a_vector_above_its_image_is_the_bound_and_no_unit_less():
-    # Without edges the scores are alpha r; the vector is a unit above them.
-    graphs = kernel.Graphs(
-        *(np.zeros(3, np.int64), np.zeros(0, np.int64), np.zeros(0, bool)),
-        *(np.zeros(2, np.int64), NONE, False),
-    )
-    r = np.array([1.0, 0.5])
-    model = kernel.Model(0.125)
-    _, p = kernel.bound(graphs, model, r, 0 * r, r)
-    above = r / 8 + 2.0**-p
-    found, q = kernel.bound(graphs, model, r, 0 * r, above)
-    assert q == p
-    assert [Fraction(v) / 2**p for v in found] == list(map(Fraction, above))
-    # No edge, no pair, a price for each.
-    price = kernel.Prices(*(r, False, np.zeros(0), np.zeros(0)))
-    assert kernel.bound(graphs, model, r, 0 * r, above, price) == (found, q)
 
 
 def test_shares_are_checked_edge_by_edge():
@@ -712,26 +554,6 @@ def test_shares_are_checked_edge_by_edge():
     assert 50 < sound < 350
 
 
-def test_a_price_is_shared_by_the_two_directions_of_an_edge_alone():
-    # 0 -> 2 and 1 -> 2 have no way back, 0 <-> 1 has one.
-    graphs = kernel.Graphs(
-        *(np.array([0, 2, 4, 4]), np.array([1, 2, 0, 2]), np.ones(4, bool)),
-        *(np.ones(3, dtype=np.int64), np.zeros((2, 0), np.int64), False),
-    )
-    most = 1 - 2.0**-51
-    good = np.array([0.25, most, 0.5, most])
-    assert kernel.split(graphs, good).tolist() == good.tolist()
-    with pytest.raises(ValueError, match='more than a price'):
-        kernel.split(graphs, np.array([0.5, 0, 0.5, 0]))
-
-
-def test_units_of_floats_are_those_of_their_kinds():
-    for name, (unit, tiny) in kernel.KINDS.items():
-        info = np.finfo(name)
-        assert Fraction(float(info.eps)) == 2 * unit
-        assert Fraction(float(info.smallest_normal)) == tiny
-
-
 def test_a_row_that_can_reach_two_to_the_15_neighbours_is_refused():
     n = 2**15 + 1
     for degree in (2**15 - 2, 2**15 - 1):
@@ -748,16 +570,6 @@ def test_a_row_that_can_reach_two_to_the_15_neighbours_is_refused():
             continue
         with pytest.raises(ValueError, match='not exact'):
             kernel.check(graphs)
-
-
-def test_no_node_makes_no_graph():
-    none = np.zeros(0, dtype=np.int64)
-    graphs = kernel.Graphs(
-        *(np.zeros(1, dtype=np.int64), none, none.astype(bool), none),
-        *(np.zeros((2, 0), dtype=np.int64), False),
-    )
-    with pytest.raises(ValueError, match='no rows'):
-        kernel.check(graphs)
 
 
 def test_more_nodes_than_pairs_of_them_have_numbers_are_refused(monkeypatch):

@@ -442,12 +442,6 @@ def test_costs_of_charged_rows_are_two(full):
             proofs.read({**full, 'charged': charged})
 
 
-def test_fragile_edges_are_those_that_may_go_or_come(full):
-    graphs = proofs.attacker(full)
-    held = [divmod(int(edge), N) for edge in proofs.fragile(graphs)]
-    assert held == sorted([*GONE, *COME])
-
-
 def attack(graphs, all_pairs, undirected, most):
     """All graphs of three nodes that an attacker can make, as matrices."""
     adj = np.zeros((3, 3), dtype=bool)
@@ -534,77 +528,12 @@ def test_bits_of_a_file_are_flips_of_the_fragile_edges(full, tmp_path):
     )
 
 
-def test_a_digest_is_of_names_kinds_shapes_and_values():
-    x = np.arange(4)
-    same = {'b': x, 'a': x[::2]}, {'a': x[::2].copy(), 'b': x}
-    assert len({proofs.digest(each) for each in same}) == 1
-    others = (
-        {'a': x},
-        {'c': x},
-        {'a': x[::-1]},
-        {'a': x.reshape(2, 2)},
-        {'a': x.astype(np.int32)},
-        {'a': x.astype(np.float64)},
-        {'a': x[:3]},
-        {'a': x, 'b': x},
-    )
-    assert len({proofs.digest(each) for each in others}) == len(others)
-
-
 def test_a_proof_is_begun_if_its_work_is_allowed(full):
     graphs, model = proofs.read(full)
     work = proofs.work(full, graphs, model)
     assert len(proofs.prove(full, work)) == N
     with pytest.raises(OverflowError, match='minutes'):
         proofs.prove(full, work - 1)
-
-
-@pytest.mark.parametrize('every', [False, True])
-def test_work_is_that_of_the_rows_and_sums_of_a_proof(every, monkeypatch):
-    # A star that loses up to 25 of its edges, or wins up to 20 others; a sum
-    # for all rows takes as long as 500 numbers.
-    n, steps = 51, 3
-    ends = np.arange(1, 31)
-    pairs = NONE if every else np.stack([np.zeros(20, int), 31 + ends[:20]])
-    arrays = {
-        **Case(pagerank.Model(0.25, steps)).arrays,
-        'rowptr': np.array([0] + [30] * n),
-        'col': ends,
-        'removable': np.ones(30, dtype=bool),
-        'budget': np.array([25] + [0] * (n - 1)),
-        'pairs': pairs - 1 * (pairs > 30),
-        'all_pairs': np.array(every),
-        'logits': np.ones((n, CLASSES)),
-        **dict.fromkeys(('scores', 'values', 'reach'), np.zeros((0, n))),
-        'classes': np.array([[0], [1]]),
-    }
-    graphs, model = proofs.read(arrays)
-    looked, own = [], pagerank.own
-
-    def counted(*args):
-        looked.append(500 + len(args[2]))
-        return own(*args)
-
-    monkeypatch.setattr(pagerank, 'own', counted)
-    most = proofs.work(arrays, graphs, model)
-    proofs.lower(arrays, graphs, model)
-    assert sum(looked) < most < 2 * sum(looked)
-    for name, times in (('K', 2), ('classes', 3)):
-        more = arrays[name] * 2 if name == 'K' else np.tile(arrays[name], 3)
-        changed = {**arrays, name: more}
-        again, other = proofs.read(changed)
-        assert proofs.work(changed, again, other) / most == pytest.approx(
-            times, rel=0.01
-        )
-
-
-def test_steps_that_find_a_vector_leave_nothing_of_it():
-    for alpha in (0.01, 0.15, 0.9):
-        steps = proofs.tries(pagerank.Model(alpha))
-        assert (1 - alpha) ** steps < 2.0**-53
-        assert steps <= 10_000
-    assert proofs.tries(pagerank.Model(1e-300)) <= 10_000
-    assert proofs.tries(pagerank.Model(0.15, 3)) == 3
 
 
 TRUE = {

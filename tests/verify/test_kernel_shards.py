@@ -1,7 +1,6 @@
 """Shards of the kernel: by enumeration, and against the fast code."""
 
 import itertools
-import math
 import random
 
 import pytest
@@ -11,7 +10,7 @@ from torch_geometric.data import Data
 
 from pyg_trust.removal import RemovalRequest, remove_from_data
 from pyg_trust.unlearning.partition import hash_partition
-from pyg_trust.unlearning.shards.slices import slice_numbers, touched_slices
+from pyg_trust.unlearning.shards.graph import slice_numbers, touched_slices
 from pyg_trust.unlearning.shards.updating import played
 from pyg_trust.update import NewNodes, Update
 from pyg_trust.verify import shards
@@ -286,33 +285,6 @@ def test_what_is_not_there_is_refused(request_):
         references.gone(items, request_)
     with pytest.raises(ValueError, match='not there'):
         references.gone(items, {'features': [3]})
-
-
-def test_a_request_may_name_all_there_is_and_comes_in_any_form():
-    items = shards.items_of(iter([1, 2]), iter([(1, 2)]))
-    assert shards.items_of([1, 2], [(1, 2)], iter([])) == items
-    bare = shards.items_of([1, 2], [], iter([2, 1]))
-    assert bare == {('node', 1), ('node', 2)}
-    every = {'nodes': [1, 2], 'features': [1, 2], 'directed_edges': [(1, 2)]}
-    assert references.gone(iter(items), every) == items
-
-
-def test_a_share_that_is_reached_is_the_next_stage():
-    # The hash of name 0 under key 0, as a number in [0, 1), is a share.
-    reached = (shards.hashed(0, 0) >> 10) / 2**53
-    beyond = math.nextafter(reached, 1)
-    for share, stage in ((reached, 1), (beyond, 0)):
-        found = shards.divided(iter([0]), 1, 5, (share, 1.0), 0)
-        assert found.stage == {0: stage}
-        assert found.shard == {0: 0}
-
-
-def test_a_share_that_is_reached_is_the_stage_before_it():
-    value = (shards.hashed(3, 7) >> 10) / 2**53
-    for share, stage in ((value, 1), (math.nextafter(value, 1), 0)):
-        made = shards.divided(iter([7]), 4, 0, (share, 1.0), 3)
-        assert made.stage == {7: stage}
-        assert set(made.shard) == {7}
 
 
 def test_the_hash_is_the_published_one():

@@ -13,12 +13,10 @@ from procedures import cycle
 from test_kernel_collective import most_broken
 from test_kernel_collective import problem as attack_of
 from test_kernel_collective import witness as duals
-from test_kernel_pagerank import graphs_of
 
 from pyg_trust.certificates import ThreatModel, certify
-from pyg_trust.certificates.perturbations import Perturbations
 from pyg_trust.verify import collective, pagerank, proofs
-from tests.exhaustive import admissible, csr, random_problem
+from tests.exhaustive import admissible
 
 LIMITS = [pagerank.Model(0.25), pagerank.Model(0.5, None, 'sym')]
 STEPS = [pagerank.Model(0.25, 2), pagerank.Model(0.25, 3, 'sym')]
@@ -62,75 +60,6 @@ def scores(adj, r, model):
                     for x, y in zip(rows[j], rows[i], strict=True)
                 ]
     return [row[-1] for row in rows]
-
-
-@pytest.fixture(scope='module')
-def small():
-    """Five nodes, each of which flips one edge at most, and all graphs."""
-    adj, logits = random_problem(3, 5, directed=True)
-    generator = torch.Generator().manual_seed(3)
-    fragile = torch.rand(5, 5, generator=generator) < 0.5
-    fragile.fill_diagonal_(False)
-    budget = torch.tensor([1, 1, 0, 1, 1])
-    made = Perturbations(
-        *(csr(adj), fragile[adj], budget),
-        (fragile & ~adj).nonzero().t().contiguous(),
-    )
-    every = admissible(adj, fragile, budget).int().tolist()
-    return graphs_of(made), every, logits[:, 1].numpy(), logits[:, 0].numpy()
-
-
-def above(bound, p, worst):
-    return all(
-        Fraction(x) / Fraction(2) ** p >= y - Fraction(1, 2**150)
-        for x, y in zip(bound, worst, strict=True)
-    )
-
-
-@pytest.mark.parametrize('model', LIMITS)
-def test_an_ulp_of_a_vector_is_paid_for(small, model):
-    graphs, every, plus, minus = small
-    r = [Fraction(x) - Fraction(y) for x, y in zip(plus, minus, strict=True)]
-    worst = [
-        max(z) for z in zip(*(scores(g, r, model) for g in every), strict=True)
-    ]
-    exact = np.array([float(x) for x in worst])
-    bound, p = pagerank.bound(graphs, model, plus, minus, exact)
-    assert above(bound, p, worst)
-    most = max(
-        Fraction(x) / Fraction(2) ** p - y
-        for x, y in zip(bound, worst, strict=True)
-    )
-    assert most < Fraction(2) ** (6 - p) / Fraction(model.alpha)
-    for i in range(5):
-        for less in (np.nextafter(exact[i], -9), exact[i] - 2.0**-p):
-            # By itself it is below a graph's score, and it is found out.
-            wrong = exact.copy()
-            wrong[i] = less
-            assert Fraction(less) < worst[i] or less > exact[i] - 2.0**-p
-            assert above(
-                *pagerank.bound(graphs, model, plus, minus, wrong), worst
-            )
-        more = exact.copy()
-        more[i] = np.nextafter(exact[i], 9) + 2.0**-p
-        found, q = pagerank.bound(graphs, model, plus, minus, more)
-        assert above(found, q, worst)
-        assert found[i] > bound[i]
-
-
-@pytest.mark.parametrize('model', STEPS)
-def test_an_ulp_of_a_logit_moves_the_bound_of_steps_with_it(small, model):
-    graphs, every, plus, minus = small
-    for i in range(-1, 5):
-        plus = small[2].copy()
-        if i >= 0:
-            plus[i] = np.nextafter(plus[i], 9)
-        r = [
-            Fraction(x) - Fraction(y) for x, y in zip(plus, minus, strict=True)
-        ]
-        every_score = [scores(g, r, model) for g in every]
-        worst = [max(z) for z in zip(*every_score, strict=True)]
-        assert above(*pagerank.bound(graphs, model, plus, minus, None), worst)
 
 
 def held(undirected):
@@ -232,69 +161,6 @@ def test_a_unit_of_any_array_proves_nothing_false(undirected):
     for name in ('flips', 'flips_ptr', 'columns', 'charged', 'targets'):
         assert refused[name], name
     assert bool(refused['shares']) <= undirected
-
-
-def test_an_ulp_of_each_number_of_a_global_budget_matters():
-    report, tables = held(False)
-    arrays = report.proof.arrays
-    graphs, model = proofs.read(arrays)
-    k, c, _ = arrays['columns'][:, 0].tolist()
-    honest = proofs.lower(arrays, graphs, model)[k][c]
-
-    def proved(**changes):
-        return proofs.lower({**arrays, **changes}, graphs, model)[k][c]
-
-    # A multiplier pays for all of the budget.
-    more = arrays['multipliers'].copy()
-    more[0] = np.nextafter(more[0], np.inf)
-    assert proved(multipliers=more) != honest
-    # A vector that is lower at the target is not believed.
-    values = arrays['values'].copy()
-    u, y = int(arrays['targets'][k]), int(arrays['reference'][k])
-    for less, above in ((2.0**-40, margin(tables, u, y, c)), (1e-3, honest)):
-        values[0, u] -= less
-        assert proved(values=values) < above
-    # PageRank is bounded by what its vector proves, to the last unit.
-    row, cost = arrays['charged'][:, 0].tolist()
-    found, p = pagerank.reach(
-        graphs, model.alpha, row, arrays['reach'][0], bool(cost)
-    )
-    upper = arrays['upper'].copy()
-    upper[0, 0] = math.ldexp(found[u], -p)
-    nodes = arrays['targets'][arrays['columns'][0]]
-
-    def reached(**changes):
-        changed = {**arrays, 'upper': upper, **changes}
-        made = proofs.reached(changed, graphs, model, nodes)
-        return made[cost, 0, row]
-
-    assert reached() == upper[0, 0]
-    less = upper.copy()
-    less[0, 0] = np.nextafter(less[0, 0], 0)
-    assert reached(upper=less) == np.inf
-    raised = arrays['reach'].copy()
-    raised[0, u] = np.nextafter(raised[0, u] + 2.0**-p, np.inf)
-    assert reached(reach=raised) == np.inf
-
-
-def test_shares_are_one_price_to_the_last_unit():
-    report, _ = held(True)
-    arrays = report.proof.arrays
-    graphs, _ = proofs.read(arrays)
-    row = pagerank.rows(graphs)
-    at = int(np.flatnonzero(graphs.removable & (row < graphs.col))[0])
-    back = int(
-        np.flatnonzero((row == graphs.col[at]) & (graphs.col == row[at]))[0]
-    )
-    shares = arrays['shares'].copy()
-    shares[0, at], shares[0, back] = 0.5, 0.5 - 2.0**-51
-    pagerank.split(graphs, shares[0])
-    shares[0, back] += 2.0**-53
-    with pytest.raises(ValueError, match='more than a price'):
-        pagerank.split(graphs, shares[0])
-    shares[0, back] = -5e-324
-    with pytest.raises(ValueError, match='more than a price'):
-        pagerank.split(graphs, shares[0])
 
 
 def test_flips_that_break_by_a_hair_break_no_more_without():

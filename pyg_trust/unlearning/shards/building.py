@@ -9,21 +9,19 @@ import copy
 import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn import Module
 from torch_geometric.data import Data
 
 from pyg_trust import rng
-from pyg_trust.files.seals import Seals
-from pyg_trust.ledger import RemovalLedger
-from pyg_trust.nn.shard_aggregator import ShardAggregator, unchecked
-from pyg_trust.report import provenance
+from pyg_trust.distributed import from_first
+from pyg_trust.files.seals import Seals, content
+from pyg_trust.nn.shard_aggregator import ShardAggregator
 from pyg_trust.transforms.shards import Shards, training_nodes
 from pyg_trust.unlearning.partition import (
-    PARTITIONS,
     check_partition,
     hash_partition,
     partition_from_lists,
@@ -37,11 +35,13 @@ from pyg_trust.unlearning.shards.checks import (
 from pyg_trust.unlearning.shards.graph import (
     canonical,
     induced,
-    is_canonical,
-    name_tensor,
+    select_rows,
+    slice_numbers,
     without_features,
 )
 from pyg_trust.unlearning.shards.models import (
+    Factory,
+    Recipe,
     Shard,
     Shortcuts,
     Weights,
@@ -51,86 +51,52 @@ from pyg_trust.unlearning.shards.models import (
     single_thread,
     train,
 )
-from pyg_trust.unlearning.shards.reports import ASSUMPTIONS
-from pyg_trust.unlearning.shards.slices import slice_numbers
-from pyg_trust.unlearning.shards.state import (
-    Checkpoint,
-    State,
-    Stateful,
-    described,
-    plain_settings,
-)
-from pyg_trust.verify import shards as kernel
+from pyg_trust.unlearning.shards.state import Checkpoint, State
 
+__all__ = ['Builder']
+
+T = TypeVar('T')
 # Parts of the seed.
 _SHARD, _PARTITION, _AGGREGATOR, _SAMPLE, _SLICE, _LATER = range(6)
 # A part of the seed of a shard, beside those of its training.
 _STAGE = 3
-# The share of training nodes by a later hash from which to start over.
-_MANY = 0.25
 
 
-class Building(Stateful):
-    """Mixin of the sharded unlearner: build its states."""
+@dataclass
+class Builder:
+    """Makes states of an unlearner: functions of settings, data and a seed."""
 
-    model_factory: Callable[[], Module]
-    num_classes: int | None
-    num_workers: int | None
-    trainer: str
+    factory: Factory
+    num_shards: int
+    recipe: Recipe
+    #: Copied and trained for each state.
+    aggregator: ShardAggregator
+    aggregator_nodes: int
     start_is_public: bool
-    _ways: Shortcuts | None
+    trainer: str
+    num_workers: int | None
+    over_ranks: bool
+    #: Chosen by the factory alone, which does not depend on data.
+    ways: Shortcuts | None = None
+
+    def from_first(self, work: Callable[[], T]) -> T:
+        """Run work in one process: random bits, times and files."""
+        return from_first(work) if self.over_ranks else work()
 
     # The partition ##########################################################
 
-    def _checked(self, partition: Any) -> Any:
-        # Copies, so that the caller can't change them.
-        if self._by_person and not (
-            partition == 'hash'
-            if isinstance(partition, str)
-            else isinstance(partition, Shards) and partition.exact
-        ):
-            raise ValueError(
-                "'partition' needs to be 'hash' with a 'unit': all others "
-                f'look at one kind of nodes (got {described(partition)})'
-            )
-        if isinstance(partition, str):
-            PARTITIONS.find('partition', partition)
-            Shards(self.num_shards, partition, seed=0)
-            return partition
-        if isinstance(partition, Shards):
-            if partition.num_shards != self.num_shards:
-                raise ValueError(
-                    f"'partition' needs to make {self.num_shards} shards "
-                    f'(got {partition.num_shards})'
-                )
-            return copy.copy(partition)
-        if isinstance(partition, Tensor):
-            return partition.clone()
-        if isinstance(partition, Sequence):
-            if len(partition) != self.num_shards:
-                raise ValueError(
-                    f"'partition' needs to name {self.num_shards} shards "
-                    f'(got {len(partition)})'
-                )
-            return [name_tensor('partition', names) for names in partition]
-        raise TypeError(
-            "'partition' needs to be the name of a method, a Shards, a tensor "
-            f'or a list of tensors (got {type(partition).__name__})'
-        )
+    def method(self, given: Any, seed: int, bar: bool | None = None) -> Any:
+        """Return the transform of a method, and other partitions as given."""
+        if not isinstance(given, str):
+            return given
+        seed = rng.derive(seed, _PARTITION)
+        return Shards(self.num_shards, given, seed=seed, progress_bar=bar)
 
-    def _shards(self, given: Any, progress_bar: bool | None = None) -> Any:
-        if isinstance(given, str):
-            seed = rng.derive(self._seed, _PARTITION)
-            return Shards(
-                self.num_shards, given, seed=seed, progress_bar=progress_bar
-            )
-        return given
-
-    def _divide(
-        self, data: Data, given: Any, progress_bar: bool | None
+    def divide(
+        self, data: Data, given: Any, seed: int, bar: bool | None
     ) -> Tensor:
-        # The shard of every node, -1 outside of training.
-        partition = self._shards(given, progress_bar)
+        """Return the shard of every node, -1 outside of training."""
+        partition = self.method(given, seed, bar)
         index = training_nodes(data)
         if isinstance(partition, Shards) and not partition.exact:
             light = without_features(data)
@@ -139,151 +105,87 @@ class Building(Stateful):
             return partition(light).shard
         if isinstance(partition, Shards):
             # By hashes of ids: this stays possible after any removal.
-            shard = hash_partition(
-                data.n_id[index],
-                self.num_shards,
-                seed=partition.seed,
-                allow_empty=True,
-            )
+            shard = self.hashed(data.n_id[index], partition.seed)
         else:
             shard = partition
             if not isinstance(shard, Tensor):
                 shard = partition_from_lists(shard, data.n_id[index])
             check_partition(shard, self.num_shards, index.numel())
-        everyone = torch.full((int(data.num_nodes),), -1)
+        everyone = torch.full((int(data.num_nodes or 0),), -1)
         return everyone.index_copy(0, index, shard)
 
-    def _homes(
-        self, names: Tensor, given: Any, shard: Any
+    def hashed(self, n_id: Tensor, key: int) -> Tensor:
+        """Return shards by a keyed hash of ids alone."""
+        return hash_partition(
+            n_id, self.num_shards, seed=key, allow_empty=True
+        )
+
+    def homes(
+        self, n_id: Tensor, state: State, shard: Any
     ) -> tuple[Tensor, bool]:
-        # Assign new training nodes by their ids alone: a shard chosen by
-        # neighbours would be a trace of these.
-        partition = self._shards(given)
+        """Assign new training nodes, by their ids or as the user states.
+
+        Never by their neighbours, of which a shard would be a trace. Also
+        returns whether this is another hash than that of the partition.
+        """
+        partition = self.method(state.partition, state.seed)
+        if isinstance(partition, Shards) and partition.exact:
+            return self.hashed(n_id, partition.seed), False
         if isinstance(partition, Shards) or shard == 'hash':
-            exact = isinstance(partition, Shards) and partition.exact
-            key = rng.derive(self._seed, _LATER)
-            home = hash_partition(
-                names,
-                self.num_shards,
-                seed=partition.seed if exact else key,
-                allow_empty=True,
-            )
-            return home, not exact
-        missing = [v for v in names.tolist() if v not in (shard or {})]
+            return self.hashed(n_id, rng.derive(state.seed, _LATER)), True
+        missing = [v for v in n_id.tolist() if v not in (shard or {})]
         if missing:
             raise ValueError(
                 "'shard' needs to name the shard of every new training node, "
                 "or to be 'hash', as the partition is a given one (node "
                 f'{missing[0]} has none)'
             )
-        return torch.tensor([shard[v] for v in names.tolist()]), False
+        return torch.tensor([shard[v] for v in n_id.tolist()]), False
 
-    # What reports say #######################################################
+    # Costs ##################################################################
 
-    def _assumed(self, data: Data) -> tuple[str, ...]:
-        owned = data.persons.assumptions() if 'persons' in data else ()
-        start = (
-            'what the models start from is public, as start_is_public=True '
-            'states: nothing in the weights and buffers that the factory '
-            'makes comes from people of these data',
-        )
-        own = start * self.start_is_public
-        return (*ASSUMPTIONS, *own, *owned, *unchecked(self._aggregator))
-
-    def _by_hash(self, data: Data) -> int:
-        late = data.get('by_hash')
-        return 0 if late is None else int(late.sum())
-
-    def _exactness(self, state: State) -> tuple[bool, str]:
-        exact, text = self._of_partition(state)
-        if self.start_is_public:
-            text += (
-                '; models start from weights or buffers that are handed in '
-                'and stated to be public, and are as exact as that is true'
-            )
-        return exact, text
-
-    def _of_partition(self, state: State) -> tuple[bool, str]:
-        partition = self._shards(state.partition)
-        if isinstance(partition, Shards) and partition.exact:
-            order = (
-                'present data, in any order of nodes and edges'
-                if is_canonical(state.data) and 'persons' not in state.data
-                else 'remaining data, in the same order of nodes and edges'
-            )
-            return True, (
-                'exact: a node goes to the shard that a keyed hash of its '
-                'name gives, so that everything equals a fresh start with '
-                f'the same seed on the {order}'
-            )
-        seen = 'what its author looked at'
-        if isinstance(partition, Shards):
-            seen = partition.seen
-        if state.fresh:
-            return True, (
-                'exact so far: nothing was removed since the partition was '
-                f'made, which has seen {seen}; after a removal, exact given '
-                'the partition'
-            )
-        later = self._by_hash(state.data)
-        share = later / int((state.data.shard >= 0).sum())
-        hashed = f'{later} training nodes came later and are by hash; '
-        return False, (
-            'exact given the partition: models and aggregator equal those of '
-            'a fresh start with the same partition, but that has seen '
-            f'{seen}, with what was removed; {hashed * bool(later)}'
-            'repartition() starts over'
-            + ', as it should from a quarter on'
-            * (share > _MANY)
-        )
-
-    def _origin(self) -> dict[str, Any]:
-        # Without the seed, which salts the hashes.
-        return provenance(
-            num_shards=self.num_shards,
-            partition=described(self._given),
-            aggregator=plain_settings(self._aggregator),
-            aggregator_nodes=self.aggregator_nodes,
-            trainer=self.trainer,
-            start_is_public=self.start_is_public,
-            **self.recipe.plain(),
-        )
-
-    def _sizes(self, data: Data) -> Tensor:
+    def sizes(self, data: Data) -> Tensor:
+        """Count the training nodes of every shard."""
         return shard_sizes(data.shard, self.num_shards)
 
-    def _empty(self, data: Data) -> tuple[int, ...]:
-        return tuple((self._sizes(data) == 0).nonzero().view(-1).tolist())
+    def empty(self, data: Data) -> tuple[int, ...]:
+        """Return the shards without a training node."""
+        return tuple((self.sizes(data) == 0).nonzero().view(-1).tolist())
 
-    def _node_epochs(self, data: Data, first: dict[int, int]) -> int:
-        # Nodes times epochs of the stages from these on.
+    def node_epochs(self, data: Data, seed: int, first: dict[int, int]) -> int:
+        """Count nodes times epochs of the stages from the given ones on."""
         slices = self.recipe.slices
         if not slices:
-            return int(self._sizes(data)[[*first]].sum()) * self.recipe.epochs
-        number = slice_numbers(data.n_id, slices, self._slice_seed)
+            sizes = self.sizes(data)[[*first]]
+            return int(sizes.sum()) * self.recipe.epochs
+        number = slice_numbers(data.n_id, slices, rng.derive(seed, _SLICE))
         return sum(
             int((number[data.shard == shard] <= r).sum()) * slices[r][1]
             for shard, stage in first.items()
             for r in range(stage, len(slices))
         )
 
-    def _estimate(
+    def estimate(
         self, state: State, data: Data, first: dict[int, int]
     ) -> tuple[dict[str, float], float]:
-        # Seconds by what shards took last, those that are not known by the
-        # mean of the others; and their share in those of all shards.
+        """Estimate the seconds of a change by part, and its share of a fit.
+
+        By what shards took last, those that are not known by the mean of the
+        others.
+        """
+        known, seed = state.shard_seconds, state.seed
         every = dict.fromkeys(range(self.num_shards), 0)
-        known = state.shard_seconds
         if not known or not state.seconds:
-            most = max(1, self._node_epochs(data, every))
-            return {}, self._node_epochs(data, first) / most
+            most = max(1, self.node_epochs(data, seed, every))
+            return {}, self.node_epochs(data, seed, first) / most
         mean = sum(known.values()) / len(known)
         times = {shard: known.get(shard, mean) for shard in every}
         training = sum(
-            times[shard] * self._node_epochs(data, {shard: stage})
-            / max(1, self._node_epochs(data, {shard: 0}))
+            times[shard]
+            * self.node_epochs(data, seed, {shard: stage})
+            / max(1, self.node_epochs(data, seed, {shard: 0}))
             for shard, stage in first.items()
-        )  # fmt: skip
+        )
         seconds = {**state.seconds, 'shards': training}
         # Those of a fit alone.
         seconds.pop('checks', None)
@@ -292,205 +194,211 @@ class Building(Stateful):
 
     # Training ###############################################################
 
-    def _shard_seed(self, shard: int) -> int:
-        return rng.derive(self._seed, _SHARD, shard)
-
-    @property
-    def _slice_seed(self) -> int:
-        return rng.derive(self._seed, _SLICE)
-
-    def _part(self, data: Data, shard: int) -> tuple[Data, list[Data]]:
-        # A shard, and what each of its stages sees.
-        part = induced(data, data.shard == shard)
-        slices = self.recipe.slices
-        if not slices:
-            return part, [part]
-        number = slice_numbers(part.n_id, slices, self._slice_seed)
-        last = range(len(slices))
-        return part, [induced(part, number <= r) for r in last]
+    def parts(
+        self, state: State, shards: Iterable[int]
+    ) -> dict[int, list[Data]]:
+        """Return, by shard, the subgraphs that its stages are trained on."""
+        data, slices = state.data, self.recipe.slices
+        made = {
+            shard: [induced(data, data.shard == shard)] for shard in shards
+        }
+        for seen in made.values() if slices else ():
+            whole = seen.pop()
+            key = rng.derive(state.seed, _SLICE)
+            number = slice_numbers(whole.n_id, slices, key)
+            seen += [induced(whole, number <= r) for r in range(len(slices))]
+        return made
 
     def _job(
-        self, data: Data, shard: int, kept: Sequence[Weights] = ()
+        self,
+        state: State,
+        shard: int,
+        seen: list[Data],
+        kept: Sequence[Weights] = (),
     ) -> Shard:
         # A shard with the stages that are left to train.
-        part, seen = self._part(data, shard)
-        seed = self._shard_seed(shard)
-        if 'persons' in data:
-            typed = data.persons
-            return Shard(
-                seed, typed.within(part.n_id), part.y, target=typed.person
-            )
+        part, seed = seen[-1], rng.derive(state.seed, _SHARD, shard)
+        if 'persons' in state.data:
+            typed = state.data.persons
+            owned = typed.within(part.n_id)
+            return Shard(seed, owned, part.y, target=typed.person)
         whole = Shard(seed, part, part.y)
         if not self.recipe.slices:
             return whole
-        stages = [
+        stages = tuple(
             (Shard(rng.derive(seed, _STAGE, r), each, each.y), epochs)
             for r, (each, (_, epochs)) in enumerate(
                 zip(seen, self.recipe.slices, strict=True)
             )
-        ]
+        )
         start = kept[-1] if kept else None
-        return whole._replace(stages=tuple(stages[len(kept) :]), start=start)
+        return whole._replace(stages=stages[len(kept) :], start=start)
 
     def _find_ways(self, shard: Shard) -> Shortcuts:
-        # Chosen by the factory alone, which does not depend on data.
-        if self._ways is None:
-            self._ways = find_shortcuts(self.model_factory, shard, self.recipe)
-        return self._ways
+        if self.ways is None:
+            self.ways = find_shortcuts(self.factory, shard, self.recipe)
+        return self.ways
 
-    def _train(
+    def trained(
         self,
-        data: Data,
+        state: State,
+        parts: dict[int, list[Data]],
         first: dict[int, int],
-        kept: dict[int, tuple[Weights, ...]],
-        trainer: str,
-        progress_bar: bool | None,
+        bar: bool | None,
         *,
-        over_ranks: bool = False,
         done: dict[int, list[Weights]] | None = None,
+        **how: Any,
     ) -> tuple[dict[int, Checkpoint], dict[int, float]]:
-        # The shards from their first stages on, and the seconds of each.
-        done, sizes = done or {}, self._sizes(data)
-        todo = [s for s in first if int(sizes[s]) and s not in done]
-        jobs = [self._job(data, s, kept.get(s, ())) for s in todo]
+        """Train shards from their first stages on.
+
+        Args:
+            state (State): the state, with the earlier stages of its shards.
+            parts (dict): the result of :meth:`parts`.
+            first (dict): by shard, the first stage to train.
+            bar (bool, optional): as everywhere.
+            done (dict, optional): weights that are known. (default:
+                :obj:`None`)
+            **how (Any): arguments of :func:`train`.
+
+        Returns:
+            tuple: the models, and the seconds of each, by shard.
+        """
+        done = done or {}
+        kept = {
+            shard: state.checkpoints[shard].stages[:stage]
+            for shard, stage in first.items()
+        }
+        todo = [s for s in first if parts[s][-1].num_nodes and s not in done]
+        jobs = [self._job(state, s, parts[s], kept[s]) for s in todo]
+        ways = self._find_ways(jobs[0]) if jobs else Shortcuts()
         made = train(
-            self.model_factory,
+            self.factory,
             jobs,
             self.recipe,
-            self._find_ways(jobs[0]) if jobs else Shortcuts(),
-            trainer=trainer,
+            ways,
             num_workers=self.num_workers,
-            over_ranks=over_ranks,
-            progress_bar=progress_bar,
+            progress_bar=bar,
+            **how,
         )
         states = dict(zip(todo, (found for found, _ in made), strict=True))
         found = {}
         for shard in first:
             *earlier, last = states.get(shard, done.get(shard, [{}]))
-            before = kept.get(shard, ()) if int(sizes[shard]) else ()
-            n_id = data.n_id[data.shard == shard]
+            before = kept[shard] if parts[shard][-1].num_nodes else ()
+            n_id = parts[shard][-1].n_id
             found[shard] = Checkpoint(n_id, last, (*before, *earlier))
-        seconds = dict(zip(todo, (taken for _, taken in made), strict=True))
-        return found, seconds
+        return found, dict(
+            zip(todo, (seconds for _, seconds in made), strict=True)
+        )
 
-    def _fresh(
-        self,
-        data: Data,
-        rows: Tensor,
-        num_classes: int,
-        given: Any,
-        ledger: RemovalLedger,
-        action: str,
-        progress_bar: bool | None,
+    def fresh(
+        self, state: State, given: Any, action: str, bar: bool | None
     ) -> State:
-        # Everything from scratch.
+        """Return the state with everything from scratch, on its graph."""
         started = time.perf_counter()
-        data = copy.copy(data)
+        data = copy.copy(state.data)
         # Given shards are in the order of the rows.
         if not isinstance(given, Tensor):
             data = canonical(data)
-        data.shard = self._from_first(
-            lambda: self._divide(data, given, progress_bar)
+        data.shard = self.from_first(
+            lambda: self.divide(data, given, state.seed, bar)
         )
-        data = copy.copy(canonical(data))
+        data = canonical(data)
         if 'by_hash' in data:
             del data.by_hash
-        sizes = self._sizes(data)
-        # A shard of one node may be too small to train.
-        most = int(sizes.max())
-        smallest = int(sizes.where(sizes >= min(2, most), most + 1).argmin())
-        probe = self._job(data, smallest)
-        if not self.start_is_public:
-            check_start(self.model_factory, probe)
-        made = evaluate(build(self.model_factory, probe), probe, Shortcuts())
-        if made.size(1) != num_classes:
-            raise ValueError(
-                "'model_factory' needs to make models with outputs of the "
-                f'shape [num_nodes, {num_classes}], one per class (got '
-                f'{list(made.shape)})'
-            )
-        self._ways = None
-        ways = self._find_ways(probe)
-        stages = check_model(self.model_factory, probe, self.recipe, ways)
-        done = {} if self.over_ranks else {smallest: stages}
-        state = State(
-            seed=self._seed,
-            seeded=self._first_seeded
-            if self._state is None
-            else self._state.seeded,
+        state = state._replace(
             partition=given,
             data=data,
-            rows=rows,
-            num_classes=num_classes,
             checkpoints=(Checkpoint(data.n_id, {}),) * self.num_shards,
-            outputs=data.x,
-            aggregator=self._aggregator,
-            ledger=ledger,
             fresh=True,
             seals=Seals(),
         )
+        sizes = self.sizes(data)
+        # A shard of one node may be too small to train.
+        most = int(sizes.max())
+        smallest = int(sizes.where(sizes >= min(2, most), most + 1).argmin())
+        parts = self.parts(state, range(self.num_shards))
+        probe = self._job(state, smallest, parts[smallest])
+        if not self.start_is_public:
+            check_start(self.factory, probe)
+        made = evaluate(build(self.factory, probe), probe, Shortcuts())
+        if made.size(1) != state.num_classes:
+            raise ValueError(
+                "'model_factory' needs to make models with outputs of the "
+                f'shape [num_nodes, {state.num_classes}], one per class (got '
+                f'{list(made.shape)})'
+            )
+        self.ways = None
+        ways = self._find_ways(probe)
+        stages = check_model(self.factory, probe, self.recipe, ways)
+        done = {} if self.over_ranks else {smallest: stages}
         first = dict.fromkeys(range(self.num_shards), 0)
-        return self._build(
-            state, data, first, action, progress_bar, done=done,
-            started=started,
-        )  # fmt: skip
+        return self.updated(
+            state, first, action, bar, done=done, started=started, parts=parts
+        )
 
-    def _build(
+    def updated(
         self,
         state: State,
-        data: Data,
         first: dict[int, int],
         action: str,
-        progress_bar: bool | None,
+        bar: bool | None,
         *,
         request: dict[str, Any] | None = None,
         reference: str = '',
-        done: dict[int, list[Weights]] | None = None,
         started: float,
+        done: dict[int, list[Weights]] | None = None,
+        parts: dict[int, list[Data]] | None = None,
     ) -> State:
-        # The state in which these shards are trained on the graph, from the
-        # stages that are given.
-        checked = time.perf_counter()
-        kept = {
-            shard: state.checkpoints[shard].stages[:stage]
-            for shard, stage in first.items()
-        }
-        clock = [time.perf_counter()]
-        trained, taken = self._train(
-            *(data, first, kept, self.trainer, progress_bar),
-            over_ranks=self.over_ranks,
+        """Return the state in which shards are trained on its new graph.
+
+        Args:
+            state (State): the new graph, with what was trained before.
+            first (dict): by shard, the first stage to train.
+            action (str): that of the ledger's line.
+            bar (bool, optional): as everywhere.
+            request (dict, optional): the ids that the line records.
+            reference (str): that of the line.
+            started (float): when the change began.
+            done (dict, optional): weights that a fit knows already.
+            parts (dict, optional): the result of :meth:`parts`, if known.
+        """
+        clock = [started, time.perf_counter()]
+        parts = self.parts(state, first) if parts is None else parts
+        checkpoints, taken = self.trained(
+            state,
+            parts,
+            first,
+            bar,
             done=done,
+            trainer=self.trainer,
+            over_ranks=self.over_ranks,
         )
         clock.append(time.perf_counter())
         # New salts for all that changed, so that guesses of the old data
         # can't be tested.
-        contents = self._contents(data, first, self._seed)
+        contents = self.contents(state, parts)
         state = state._replace(
-            data=data,
             checkpoints=tuple(
-                trained.get(shard, made)
+                checkpoints.get(shard, made)
                 for shard, made in enumerate(state.checkpoints)
             ),
-            seals=self._from_first(lambda: state.seals.replaced(contents)),
+            seals=self.from_first(lambda: state.seals.replaced(contents)),
             fresh=state.fresh and done is not None,
             ledger=state.ledger.copy(),
         )
         clock.append(time.perf_counter())
-        outputs = self._outputs(
-            state, over_ranks=self.over_ranks, progress_bar=progress_bar
+        outputs = self.outputs(state, bar=bar, over_ranks=self.over_ranks)
+        clock.append(time.perf_counter())
+        aggregator = self.from_first(
+            lambda: self.aggregate(state, outputs, bar)
         )
         clock.append(time.perf_counter())
-        aggregator = self._from_first(
-            lambda: self._aggregate(data, outputs, progress_bar)
-        )
-        clock.append(time.perf_counter())
-        names = ('shards', 'handling', 'inference', 'aggregator')
+        names = ('checks', 'shards', 'handling', 'inference', 'aggregator')
         spent = [b - a for a, b in itertools.pairwise(clock)]
         seconds = dict(zip(names, spent, strict=True))
-        if done is not None:
-            seconds['checks'] = checked - started
-            started = checked
-        seconds['handling'] += clock[0] - started
+        if done is None:
+            seconds['handling'] += seconds.pop('checks')
         state = state._replace(
             outputs=outputs,
             aggregator=aggregator,
@@ -500,94 +408,74 @@ class Building(Stateful):
         state.ledger.record(action, 0.0, request, state.sealed, reference)
         return state
 
-    # Outputs ################################################################
-
-    def _outputs(
+    def outputs(
         self,
         state: State,
         data: Data | None = None,
         *,
+        bar: bool | None = None,
         over_ranks: bool = False,
-        progress_bar: bool | None = None,
     ) -> Tensor:
-        # Of every model for every node: [num_shards, num_nodes, C].
-        own = data is None
-        data = state.data if data is None else data
-        y, target = data.get('y'), None
-        if y is None or not own:
-            y = torch.zeros(int(data.num_nodes), dtype=torch.int64)
+        """Run every model on a graph: ``[num_shards, num_nodes, C]``."""
+        data, target = state.data if data is None else data, None
+        y = torch.zeros(int(data.num_nodes or 0), dtype=torch.int64)
         if 'persons' in data:
             target, data = data.persons.person, data.persons.whole()
         shard = Shard(0, data, y, target)
         return evaluate_all(
-            self.model_factory,
+            self.factory,
             shard,
             [made.weights for made in state.checkpoints],
             state.num_classes,
             self._find_ways(shard),
             over_ranks=over_ranks,
-            progress_bar=progress_bar,
+            progress_bar=bar,
         )
 
-    def _sample(self, data: Data) -> Tensor:
-        # Choose by hashes of ids: a removal does not change the other
-        # choices.
+    def sample(self, state: State) -> Tensor:
+        """Return the rows that the aggregator learns from.
+
+        They are chosen by hashes of ids: a removal does not change the other
+        choices.
+        """
+        data = state.data
         index = (data.shard >= 0).nonzero().view(-1)
-        order = rng.derive_each(
-            rng.derive(self._seed, _SAMPLE), data.n_id[index]
-        )
-        chosen = order.argsort(stable=True)[: self.aggregator_nodes]
-        return index[chosen].sort().values
+        key = rng.derive(state.seed, _SAMPLE)
+        order = rng.derive_each(key, data.n_id[index]).argsort(stable=True)
+        return index[order[: self.aggregator_nodes]].sort().values
 
-    def _aggregate(
-        self, data: Data, outputs: Tensor, progress_bar: bool | None
+    def aggregate(
+        self, state: State, outputs: Tensor, bar: bool | None
     ) -> ShardAggregator:
-        aggregator = copy.deepcopy(self._aggregator)
+        """Train an aggregator on outputs."""
+        data, aggregator = state.data, copy.deepcopy(self.aggregator)
         with single_thread(), torch.enable_grad():
             return aggregator.fit(
                 outputs,
                 data.y,
-                self._sample(data),
+                self.sample(state),
                 data.edge_index,
                 data.shard,
-                seed=rng.derive(self._seed, _AGGREGATOR),
-                progress_bar=progress_bar,
+                seed=rng.derive(state.seed, _AGGREGATOR),
+                progress_bar=bar,
             ).eval()
 
-    # Checks #################################################################
+    def contents(
+        self, state: State, parts: dict[int, list[Data]]
+    ) -> dict[int, str]:
+        """Hash what is sealed: the data of shards, and the graph around them.
 
-    def _strangers(self, state: State) -> list[str]:
-        # Inputs of a stage, besides those that the kernel lists.
-        data, given = state.data, self._shards(state.partition)
-        training = data.shard >= 0
-        names = data.n_id[training].tolist()
-        shares = [share for share, _ in self.recipe.slices] or [1.0]
-        exact = isinstance(given, Shards) and given.exact
-        key = given.seed if exact else 0
-        division = kernel.divided(
-            names, self.num_shards, key, shares, self._slice_seed
-        )
-        if not exact:
-            shard = data.shard[training].tolist()
-            division = division._replace(
-                shard=dict(zip(names, shard, strict=True))
-            )
-        trained = {
-            (shard, stage): _items(seen)
-            for shard in range(self.num_shards)
-            for stage, seen in enumerate(self._part(data, shard)[1])
-        }
-        found = kernel.strangers(trained, _items(data), division)
-        return [
-            f'stage {stage} of shard {shard}, which sees {len(items)} items '
-            'that it should not, or does not see them'
-            for (shard, stage), items in found.items()
-        ]
-
-
-def _items(data: Data) -> Iterable[kernel.Item]:
-    # Features that were removed are zeros: items that are there for all.
-    ends = data.n_id[data.edge_index]
-    return kernel.items_of(
-        data.n_id.tolist(), zip(*ends.tolist(), strict=True)
-    )
+        With the settings of the training.
+        """
+        data, recipe = state.data, repr(self.recipe.plain())
+        typed, found = data.get('persons'), {}
+        for shard, seen in parts.items():
+            part = seen[-1]
+            own = [] if typed is None else [typed.digest_of(part.n_id)]
+            found[shard] = content(part, recipe, state.seed, shard, *own)
+        # The features of the shards are covered already.
+        rest = copy.copy(data)
+        rest.x = select_rows(data.x, (data.shard < 0).nonzero().view(-1))
+        own = [] if typed is None else [typed.digest_of(None)]
+        found[self.num_shards] = content(rest, *own)
+        return found

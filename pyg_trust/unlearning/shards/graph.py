@@ -1,39 +1,70 @@
-"""The graph that a sharded unlearner keeps: checks, rows, and their order."""
+"""The graph that a sharded unlearner keeps: checks, subgraphs, slices."""
 
 import copy
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric import EdgeIndex
 from torch_geometric.data import Data, HeteroData
 
-from pyg_trust.graph import CSRGraph, sparse_rows
+from pyg_trust import rng
+from pyg_trust._checks import check_integer, check_number
+from pyg_trust._checks.graphs import (
+    check_edges,
+    check_num_nodes,
+    check_weight,
+    with_edge_index,
+)
+from pyg_trust.graph import sparse_rows
 from pyg_trust.graph.ragged import pointer, ranges
+from pyg_trust.removal import Part
 from pyg_trust.transforms.shards import training_nodes
 from pyg_trust.unlearning.partition import check_shards
+from pyg_trust.update import rows_of
+
+__all__ = [
+    'MASKS',
+    'Slices',
+    'canonical',
+    'check_slices',
+    'checked_edges',
+    'copied',
+    'count_classes',
+    'id_tensor',
+    'induced',
+    'is_sparse',
+    'kept_rows',
+    'kind_of',
+    'nonzeros',
+    'select_rows',
+    'slice_numbers',
+    'stacked_rows',
+    'touched_slices',
+    'without_features',
+]
 
 MASKS = ('train_mask', 'val_mask', 'test_mask')
-# Features that are kept as rows of nonzeros have fewer of them.
+Slices = tuple[tuple[float, int], ...]
+# Features with a smaller share of nonzeros are kept as rows of nonzeros.
 _FEW = 1 / 8
 
 
 def copied(data: Data, num_shards: int) -> Data:
-    """Copy the tensors of a graph that an unlearner stores, sorted by id.
+    """Check a graph and copy the tensors that an unlearner keeps.
 
-    Args:
-        data (Data): the user's graph.
-        num_shards (int): the least number of training nodes.
+    Raises:
+        TypeError, ValueError: if something is missing or malformed.
     """
     if not isinstance(data, Data):
-        advice = ''
-        if isinstance(data, HeteroData):
-            advice = ": give 'unit', a pyg_trust.unit.PrivacyUnit"
+        typed = isinstance(data, HeteroData)
         raise TypeError(
             f"'data' needs to be a Data object (got {type(data).__name__})"
-            + advice
+            + ": give 'unit', a pyg_trust.unit.PrivacyUnit" * typed
         )
-    x, n = data.get('x'), int(data.num_nodes)
+    data = with_edge_index(data)
+    x, y, n = data.get('x'), data.get('y'), int(data.num_nodes or 0)
     if (
         not isinstance(x, Tensor)
         or x.dim() != 2
@@ -44,10 +75,9 @@ def copied(data: Data, num_shards: int) -> Data:
             f"'data' needs to have features 'x' of the shape [{n}, "
             f'channels], floating point (got {kind_of(x)})'
         )
-    x = x.detach().cpu()
+    x = kept_rows(x.detach().cpu())
     if not bool((x.values() if is_sparse(x) else x).isfinite().all()):
         raise ValueError("'x' needs to be finite")
-    y = data.get('y')
     if isinstance(y, Tensor) and y.shape == (n, 1):
         y = y.view(-1)
     if not isinstance(y, Tensor) or y.shape != (n,) or y.dtype != torch.int64:
@@ -63,16 +93,26 @@ def copied(data: Data, num_shards: int) -> Data:
             "'y' needs to hold a label for every training node (got "
             f'{int(y[missing[0]])} for node {int(missing[0])})'
         )
+    for name in data.keys():  # noqa: SIM118
+        if data.is_edge_attr(name) and name not in (
+            'edge_index',
+            'edge_weight',
+        ):
+            raise ValueError(
+                f"'data' has '{name}', which models do not receive: of edge "
+                "attributes they receive 'edge_weight' alone; take it out of "
+                'the graph first'
+            )
+    edges, weight = checked_edges(data)
     kept = Data(
-        x=kept_rows(x),
-        edge_index=_edges(data),
+        x=x,
+        edge_index=edges.clone(),
         y=y.cpu().clone(),
-        n_id=_names(data, n),
+        n_id=_ids(data, n),
         num_nodes=n,
     )
-    weight = data.get('edge_weight')
     if weight is not None:
-        kept.edge_weight = weight.detach().cpu().clone()
+        kept.edge_weight = weight.clone()
     for name in MASKS:
         mask = data.get(name)
         if isinstance(mask, Tensor) and mask.shape == (n,):
@@ -80,40 +120,27 @@ def copied(data: Data, num_shards: int) -> Data:
     return kept
 
 
-def _edges(data: Data) -> Tensor:
+def checked_edges(data: Data) -> tuple[Tensor, Tensor | None]:
+    """Check the edges and weights of a graph, and return them on the CPU."""
     if data.get('edge_index') is None:
-        also = ' (got adj_t)' if data.get('adj_t') is not None else ''
-        raise ValueError(f"'data' needs to have an 'edge_index'{also}")
-    known = ('edge_index', 'edge_weight')
-    for name in data.keys():  # noqa: SIM118
-        if data.is_edge_attr(name) and name not in known:
-            raise ValueError(
-                f"'data' has '{name}', which models do not receive: of edge "
-                "attributes they receive 'edge_weight' alone; take it out of "
-                'the graph first'
-            )
-    # Run its checks of the edges.
-    CSRGraph.from_data(data, duplicates='keep')
-    edges = data.edge_index
-    if isinstance(edges, EdgeIndex):
-        edges = edges.as_tensor()
-    return edges.cpu().long().clone()
+        raise ValueError("'data' needs to have an 'edge_index'")
+    n, weight = check_num_nodes(data.num_nodes), data.get('edge_weight')
+    edges = check_edges('edge_index', data.edge_index, n)
+    if weight is None:
+        return edges.cpu(), None
+    check_weight('edge_weight', weight, edges.size(1))
+    return edges.cpu(), weight.detach().cpu()
 
 
-def _names(data: Data, n: int) -> Tensor:
-    n_id = data.get('n_id')
-    if n_id is None:
+def _ids(data: Data, n: int) -> Tensor:
+    if data.get('n_id') is None:
         return torch.arange(n)
-    names = name_tensor('n_id', n_id)
-    if (
-        names.shape != (n,)
-        or bool((names < 0).any())
-        or names.unique().numel() < n
-    ):
+    ids = id_tensor('n_id', data.n_id)
+    if ids.shape != (n,) or bool((ids < 0).any()) or ids.unique().numel() < n:
         raise ValueError(
             f"'n_id' needs to hold different non-negative ids, int64, [{n}]"
         )
-    return names.cpu()
+    return ids.cpu()
 
 
 def count_classes(data: Data, num_classes: int | None) -> int:
@@ -132,28 +159,23 @@ def count_classes(data: Data, num_classes: int | None) -> int:
 def canonical(data: Data) -> Data:
     """Sort nodes by id, and edges by source, target and weight.
 
-    So bits depend on the present data alone, not on their order or history.
-
-    Args:
-        data (Data): the graph, with ``n_id``; returned as it is if it is
-            sorted.
+    Sums depend on the order of their terms: so models depend on the present
+    data alone, and not on the order in which it was given or came about.
     """
-    if is_canonical(data):
-        return data
-    made = copy.copy(data)
-    n, order = int(data.num_nodes), data.n_id.argsort()
-    for key, value in data:
-        if key not in ('x', 'edge_index', 'edge_weight', 'num_nodes'):
-            made[key] = value[order]
+    n, weight = int(data.num_nodes or 0), data.get('edge_weight')
+    made, order = copy.copy(data), data.n_id.argsort()
     if not torch.equal(order, torch.arange(n)):
+        for key, value in data:
+            if key not in ('x', 'edge_index', 'edge_weight', 'num_nodes'):
+                made[key] = value[order]
         made.x = select_rows(data.x, order)
-    place = torch.empty_like(order).scatter_(0, order, torch.arange(n))
-    made.edge_index = place[data.edge_index]
-    weight = data.get('edge_weight')
-    first = torch.arange(made.edge_index.size(1))
+        made.edge_index = order.argsort()[data.edge_index]
+    keys = made.edge_index[0] * n + made.edge_index[1]
+    if weight is None and bool((keys.diff() >= 0).all()):
+        return made
+    first = torch.arange(keys.numel())
     if weight is not None:
         first = weight.argsort(stable=True)
-    keys = made.edge_index[0] * n + made.edge_index[1]
     order = first[keys[first].argsort(stable=True)]
     made.edge_index = made.edge_index[:, order]
     if weight is not None:
@@ -161,33 +183,14 @@ def canonical(data: Data) -> Data:
     return made
 
 
-def is_canonical(data: Data) -> bool:
-    """Test whether nodes and edges are sorted by id."""
-    row, col = data.edge_index
-    steps = (row * int(data.num_nodes) + col).diff()
-    weight = data.get('edge_weight')
-    ties = weight is not None and bool(
-        ((steps == 0) & (weight.diff() < 0)).any()
-    )
-    sorted_rows = bool((data.n_id.diff() > 0).all())
-    return sorted_rows and bool((steps >= 0).all()) and not ties
-
-
 def induced(data: Data, inside: Tensor) -> Data:
-    """Return the subgraph of some nodes, with what models receive.
-
-    Args:
-        data (Data): the graph.
-        inside (Tensor): bool, ``[num_nodes]``.
-    """
+    """Return the subgraph of some nodes, with what models receive."""
     rows = inside.nonzero().view(-1)
-    place = torch.full(inside.shape, -1)
-    place[rows] = torch.arange(rows.numel())
-    ends = place[data.edge_index]
-    kept = (ends >= 0).all(0)
+    place = inside.cumsum(0) - 1
+    kept = inside[data.edge_index].all(0)
     made = Data(
         x=select_rows(data.x, rows),
-        edge_index=ends[:, kept],
+        edge_index=place[data.edge_index[:, kept]],
         y=data.y[rows],
         n_id=data.n_id[rows],
         num_nodes=rows.numel(),
@@ -219,11 +222,7 @@ def kept_rows(x: Tensor) -> Tensor:
 
 
 def nonzeros(x: Tensor) -> Tensor:
-    """Convert features to a CSR matrix with 32-bit indices.
-
-    Args:
-        x (Tensor): ``[num_nodes, channels]``, dense or CSR.
-    """
+    """Convert features to a CSR matrix with 32-bit indices."""
     if is_sparse(x):
         if x.crow_indices().dtype == torch.int32 and bool(
             x.values().count_nonzero() == x.values().numel()
@@ -234,22 +233,16 @@ def nonzeros(x: Tensor) -> Tensor:
     # torch finds nonzeros of a vector in half the time of a matrix's.
     at = flat.nonzero().view(-1)
     ptr = torch.searchsorted(at, width * torch.arange(n + 1))
-    start = (width * torch.arange(n)).repeat_interleave(ptr.diff())
     value = flat.index_select(0, at)
-    return sparse_rows(ptr.int(), (at - start).int(), value, (n, width))
+    return sparse_rows(ptr.int(), (at % width).int(), value, (n, width))
 
 
 def select_rows(x: Tensor, index: Tensor) -> Tensor:
-    """Copy some rows of features.
-
-    Args:
-        x (Tensor): ``[num_nodes, channels]``, dense or CSR.
-        index (Tensor): int64, ``[num_rows]``.
-    """
+    """Copy some rows of features, dense or CSR."""
     if not is_sparse(x):
         return x[index]
     ptr = x.crow_indices().long()
-    count = (ptr[1:] - ptr[:-1])[index]
+    count = ptr.diff()[index]
     entry = ranges(ptr[index], count)
     return sparse_rows(
         pointer(count).int(),
@@ -276,26 +269,94 @@ def stacked_rows(matrices: list[Tensor]) -> Tensor:
 def without_features(data: Data) -> Data:
     """Return the graph with features of width 0."""
     light = copy.copy(data)
-    light.x = torch.empty(int(data.num_nodes), 0, dtype=data.x.dtype)
+    light.x = torch.empty(int(data.num_nodes or 0), 0, dtype=data.x.dtype)
     return light
+
+
+# Slices ######################################################################
+
+
+def check_slices(slices: Any) -> Slices:
+    """Check the shares and epochs of stages; return them as plain numbers.
+
+    Raises:
+        TypeError, ValueError: if shares do not ascend to 1, or an epoch is
+            missing.
+    """
+    plain = not isinstance(slices, str) and isinstance(slices, Sequence)
+    made: list[tuple[float, int]] = []
+    for pair in slices if plain else [None]:
+        if not isinstance(pair, Sequence) or len(pair) != 2:
+            raise TypeError(
+                "'slices' needs to be a list of pairs of a share and a number "
+                f'of epochs (got {slices!r})'
+            )
+        share = float(check_number('slices', pair[0]))
+        made.append((share, check_integer('slices', pair[1], 1)))
+    shares = [0.0, *(share for share, _ in made)]
+    rising = all(a < b for a, b in itertools.pairwise(shares))
+    if not rising or shares[-1] != 1:
+        raise ValueError(
+            "'slices' needs to have ascending shares in (0, 1], the last 1 "
+            f'(got {list(slices)})'
+        )
+    return tuple(made)
+
+
+def slice_numbers(n_id: Tensor, slices: Slices, seed: int) -> Tensor:
+    """Compute the slice of every node, from 0, by a keyed hash of its id.
+
+    It is the value of the hash that is cut, not its rank: so nobody changes
+    slices when others are removed.
+    """
+    # The highest 53 bits: exact in float64, and always below one.
+    value = (rng.derive_each(seed, n_id) >> 10).double() / 2**53
+    shares = torch.tensor([share for share, _ in slices]).double()
+    return torch.searchsorted(shares, value, right=True)
+
+
+def touched_slices(
+    data: Data, part: Part, slices: Slices, seed: int
+) -> dict[int, int]:
+    """Find, for each shard, the first slice that contains given items.
+
+    A node belongs to its own slice, and an edge to the later one of its ends,
+    if both are of one shard. Earlier stages have seen nothing of them.
+    """
+    number = slice_numbers(data.n_id, slices or ((1.0, 0),), seed)
+    nodes = torch.tensor([*part.nodes, *part.features], dtype=torch.int64)
+    rows = rows_of(data.n_id, nodes)
+    shard, first = data.shard[rows], number[rows]
+    if part.arcs:
+        ends = torch.tensor(part.arcs, dtype=torch.int64).view(-1)
+        one, two = rows_of(data.n_id, ends).view(-1, 2).t()
+        same = data.shard[one] == data.shard[two]
+        later = torch.maximum(number[one], number[two])
+        shard = torch.cat([shard, data.shard[one][same]])
+        first = torch.cat([first, later[same]])
+    found: dict[int, int] = {}
+    for home, at in zip(shard.tolist(), first.tolist(), strict=True):
+        if home >= 0:
+            found[home] = min(at, found.get(home, at))
+    return found
 
 
 # Arguments ###################################################################
 
 
-def name_tensor(name: str, values: Any) -> Tensor:
+def id_tensor(name: str, values: Any) -> Tensor:
     """Copy the ids of nodes to a tensor of integers."""
     try:
-        names = torch.as_tensor(values).clone().view(-1)
+        ids = torch.as_tensor(values).clone().view(-1)
     except (TypeError, ValueError, RuntimeError):
         raise TypeError(
             f"'{name}' needs to hold integers (got {values!r})"
         ) from None
-    whole = not (names.is_floating_point() or names.is_complex())
+    whole = not (ids.is_floating_point() or ids.is_complex())
     # An empty list makes a tensor of floats.
-    if names.numel() > 0 and (names.dtype == torch.bool or not whole):
-        raise TypeError(f"'{name}' needs to hold integers (got {names.dtype})")
-    return names.long()
+    if ids.numel() > 0 and (ids.dtype == torch.bool or not whole):
+        raise TypeError(f"'{name}' needs to hold integers (got {ids.dtype})")
+    return ids.long()
 
 
 def kind_of(value: Any) -> str:

@@ -2,19 +2,16 @@ r"""Training and running one model per shard, on PyG's own layers.
 
 A model is a function of its shard and of a seed: it is trained on one thread,
 on tensors of its own, and the generators of torch, numpy and Python stand at
-states that come from that seed whenever a model is built, trained or run. Bits
-are those of one machine and one version of torch.
+states that come from that seed whenever a model is built, trained or run.
 
-Three shortcuts save time where
-:func:`~pyg_trust.unlearning.shards.checks.find_shortcuts` sees on a made-up
-graph that they leave a model as it is: layers keep the normalised graph
+Three shortcuts save time where :func:`find_shortcuts` sees on a made-up graph
+that they leave a model as it is: layers keep the normalised graph
 (``cached=True``), all models run on the graph as a sparse matrix, and features
 that are mostly zero are sparse. They are chosen by the factory alone, never by
 data that may be removed.
 """
 
 import copy
-import io
 import multiprocessing
 import pickle
 import random
@@ -35,6 +32,7 @@ from torch.nn import functional as F
 from torch.nn.parameter import is_lazy
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import APPNP, GCN2Conv, GCNConv
+from torch_geometric.utils import to_torch_csr_tensor
 
 from pyg_trust import rng
 from pyg_trust._checks import (
@@ -45,9 +43,27 @@ from pyg_trust._checks import (
 )
 from pyg_trust._progress import Bar
 from pyg_trust.distributed import run_over_ranks
-from pyg_trust.graph import quiet_sparse, sparse_rows
-from pyg_trust.graph.ragged import pointer
+from pyg_trust.graph import quiet_sparse
 from pyg_trust.unlearning.shards.graph import is_sparse, kind_of, nonzeros
+
+__all__ = [
+    'TRAINERS',
+    'Recipe',
+    'Shard',
+    'Shortcuts',
+    'Weights',
+    'build',
+    'equal_tensors',
+    'evaluate',
+    'evaluate_all',
+    'fit',
+    'restore',
+    'seeded',
+    'single_thread',
+    'snapshot',
+    'train',
+    'train_one',
+]
 
 TRAINERS = ('sequential', 'process')
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -69,24 +85,12 @@ _OTHER_SIZE = re.compile(
 _INITIAL, _TRAINING = 0, 1
 
 Weights = dict[str, Tensor]
+Factory = Callable[[], Module]
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Settings of the training of a shard.
-
-    Args:
-        epochs (int): the number of full-batch steps.
-        lr (float): the learning rate.
-        weight_decay (float): the weight decay of the optimizer.
-        optimizer (str): :obj:`'adam'`, :obj:`'adamw'` or :obj:`'sgd'`.
-        slices (tuple): shares and epochs of stages, as in
-            :mod:`~pyg_trust.unlearning.shards.slices`; none for one stage.
-        train (Callable, optional): the user's training, ``train(model, data,
-            generator)``, in place of the steps. (default: :obj:`None`)
-        version (int): the version of the arithmetic; other versions give other
-            bits.
-    """
+    """Settings of the training of a shard."""
 
     epochs: int = 100
     lr: float = 0.01
@@ -94,7 +98,7 @@ class Recipe:
     optimizer: str = 'adam'
     slices: tuple[tuple[float, int], ...] = ()
     train: Callable[..., Any] | None = None
-    version: int = 3
+    version: int = 4
 
     def __post_init__(self) -> None:
         check_integer('epochs', self.epochs, 1)
@@ -105,24 +109,14 @@ class Recipe:
     def plain(self) -> dict[str, Any]:
         """Return the settings as plain values, a function by its name."""
         if self.train is None:
-            names = ('epochs', 'lr', 'weight_decay', 'optimizer', 'version')
-            found = {name: getattr(self, name) for name in names}
-            return {
-                **found,
-                **({'slices': self.slices} if self.slices else {}),
-            }
-        name = getattr(self.train, '__qualname__', type(self.train).__name__)
+            return {k: v for k, v in vars(self).items() if v not in (None, ())}
+        kind = type(self.train).__name__
+        name = getattr(self.train, '__qualname__', kind)
         return {'train': name, 'version': self.version}
 
 
 class Shortcuts(NamedTuple):
-    """What may be done for a model to save time.
-
-    Args:
-        cached (bool): whether layers keep the normalised graph.
-        matrix (bool): whether it runs on the graph as a CSR matrix.
-        sparse (bool): whether it takes features as a sparse matrix.
-    """
+    """What may be done for a model to save time."""
 
     cached: bool = False
     matrix: bool = False
@@ -130,18 +124,7 @@ class Shortcuts(NamedTuple):
 
 
 class Shard(NamedTuple):
-    """The data, the seed and the stages of one model's training.
-
-    Args:
-        seed (int): the seed of initial weights, dropout and batches.
-        data (Data or HeteroData): the input of the model.
-        y (Tensor): int64, ``[num_rows]``: a label for every row.
-        target (str, optional): the node type of these rows, of typed graphs.
-        stages (tuple): a shard and a number of epochs for each stage; none
-            for one stage with the epochs of the recipe.
-        start (dict, optional): the weights that the first stage starts from;
-            by default drawn from the seed.
-    """
+    """The data, the seed and the stages of one model's training."""
 
     seed: int
     data: Any
@@ -156,15 +139,15 @@ class Shard(NamedTuple):
         if isinstance(data, HeteroData):
             return {**data.x_dict}, {**data.edge_index_dict}
         x, weight = data.x, data.get('edge_weight')
-        graph = None if train or not ways.matrix else _matrix(data)
         if ways.sparse and _is_mostly_zero(x):
             # The fastest layouts of a product and of its gradient.
             x = nonzeros(x)
             x = x.to_sparse_coo().coalesce() if train else x
         else:
             x = x.to_dense()
-        if graph is not None:
-            return x, graph
+        matrix = None if train or not ways.matrix else _matrix(data)
+        if matrix is not None:
+            return x, matrix
         return x, data.edge_index, *(() if weight is None else (weight,))
 
     def run(self, module: Module, inputs: tuple[Any, ...]) -> Tensor:
@@ -172,20 +155,17 @@ class Shard(NamedTuple):
         out = module(*inputs)
         if isinstance(out, dict) and self.target is not None:
             out = out.get(self.target, out)
-        if (
-            not isinstance(out, Tensor)
-            or out.dim() != 2
-            or out.size(0) != self.y.numel()
-        ):
+        rows = self.y.numel()
+        if not isinstance(out, Tensor) or out.dim() != 2 or len(out) != rows:
             of = '' if self.target is None else f' of {self.target!r}'
             raise ValueError(
                 "'model_factory' needs to make models that return logits of "
-                f'the shape [{self.y.numel()}, num_classes], a row for each '
-                f'node{of} (got {kind_of(out)})'
+                f'the shape [{rows}, num_classes], a row for each node{of} '
+                f'(got {kind_of(out)})'
             )
         return out
 
-    def handed_out(self) -> Any:
+    def for_user(self) -> Any:
         """Return a copy for the user's training, with labels and mask."""
         data = self.data.clone()
         held = data if self.target is None else data[self.target]
@@ -204,21 +184,22 @@ def _is_mostly_zero(x: Tensor) -> bool:
 def _matrix(data: Data) -> Tensor | None:
     # The transposed adjacency as CSR; none if an edge is there twice, which
     # layers count in their own ways.
-    (row, col), n = data.edge_index, int(data.num_nodes)
-    key, order = (col * n + row).sort()
-    if bool((key.diff() == 0).any()):
+    n, (row, col) = int(data.num_nodes or 0), data.edge_index
+    if (row * n + col).unique().numel() < row.numel():
         return None
     weight = data.get('edge_weight')
     if weight is None:
         weight = torch.ones(row.numel(), dtype=data.x.dtype)
-    ptr = pointer(col.bincount(minlength=n))
-    return sparse_rows(ptr, row[order], weight[order], (n, n))
+    with quiet():
+        return to_torch_csr_tensor(
+            torch.stack([col, row]), weight, size=(n, n)
+        )
 
 
 # Models ######################################################################
 
 
-def build(factory: Callable[[], Module], shard: Shard) -> Module:
+def build(factory: Factory, shard: Shard) -> Module:
     """Build a model with the initial weights of a shard's seed."""
     with seeded(rng.derive(shard.seed, _INITIAL)):
         module = factory()
@@ -237,11 +218,7 @@ def build(factory: Callable[[], Module], shard: Shard) -> Module:
 
 
 def snapshot(module: Module) -> Weights:
-    """Copy the parameters and buffers of a model.
-
-    Raises:
-        ValueError: if the model has an extra state, maybe not of tensors.
-    """
+    """Copy the parameters and buffers of a model."""
     values = dict(module.state_dict(keep_vars=True))
     for name, value in values.items():
         if not isinstance(value, Tensor):
@@ -249,12 +226,10 @@ def snapshot(module: Module) -> Weights:
                 "models of 'model_factory' need to keep all they learn in "
                 f'parameters and buffers (got the extra state {name!r})'
             )
-    # Buffers that are not persistent.
-    for name, value in module.named_buffers():
-        values.setdefault(name, value)
+    # With buffers that are not persistent.
     return {
         name: value.detach().clone(memory_format=torch.contiguous_format)
-        for name, value in values.items()
+        for name, value in {**dict(module.named_buffers()), **values}.items()
     }
 
 
@@ -281,27 +256,39 @@ def equal_tensors(one: Weights, two: Weights) -> bool:
 # Training ####################################################################
 
 
+class _Dropout(Module):
+    """``torch.nn.Dropout``, by uniform numbers.
+
+    torch draws them four times as fast as Bernoulli ones, unless the processor
+    is Intel's: a fifth of a shard's training.
+    """
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or not self.p:
+            return x
+        return x * (torch.rand_like(x) >= self.p) / (1 - self.p or 1)
+
+
 def fit(
     module: Module, shard: Shard, recipe: Recipe, ways: Shortcuts
 ) -> Module:
-    """Train a model on a shard; return it, or what the user's training does.
-
-    Raises:
-        ValueError: if outputs have the wrong shape.
-    """
-    other = seeded(rng.derive(shard.seed, _TRAINING))
-    with other, quiet(), torch.enable_grad():
+    """Train a model on a shard; return it, or the one of the user's code."""
+    seed = rng.derive(shard.seed, _TRAINING)
+    with seeded(seed), quiet(), torch.enable_grad():
         if recipe.train is not None:
-            generator = rng.generator(rng.derive(shard.seed, _TRAINING, 1))
-            made = recipe.train(module, shard.handed_out(), generator)
+            generator = rng.generator(rng.derive(seed, 1))
+            made = recipe.train(module, shard.for_user(), generator)
             if made is not None and not isinstance(made, Module):
                 raise TypeError(
                     "'train' needs to change the model that it gets, and to "
                     f'return it or nothing (got {type(made).__name__})'
                 )
             return module if made is None else made
-        if ways.cached:
-            cache(module, True)
+        prepare(module, ways.cached)
         weights = [p for p in module.parameters() if p.requires_grad]
         if not weights:
             return module
@@ -323,14 +310,17 @@ def fit(
     return module
 
 
-def cache(module: Module, cached: bool) -> None:
-    """Let layers keep the normalised graph, or none of them anything."""
+def prepare(module: Module, cached: bool) -> None:
+    """Let layers keep the normalised graph or nothing; make dropout fast."""
     part: Any
-    for part in module.modules():
-        if type(part) in _NORMALISING:
-            part.cached = cached
+    for part in [*module.modules()]:
+        if cached and type(part) in _NORMALISING:
+            part.cached = True
         elif not cached and hasattr(part, 'cached'):
             part.cached = False
+        for name, child in part.named_children():
+            if type(child) is torch.nn.Dropout:
+                setattr(part, name, _Dropout(child.p).train(child.training))
 
 
 def train_one(
@@ -346,9 +336,8 @@ def train_one(
     built = copy.deepcopy(module) if len(shard.stages) > 1 else module
     state = snapshot(module) if shard.start is None else shard.start
     made: list[Weights] = []
-    for number, (part, epochs) in enumerate(
-        shard.stages or ((shard, recipe.epochs),), 1
-    ):
+    stages = shard.stages or ((shard, recipe.epochs),)
+    for number, (part, epochs) in enumerate(stages, 1):
         trained = None
         if part.y.numel():
             if number > 1:
@@ -362,15 +351,14 @@ def train_one(
                 if part.y.numel() > 1 or not _ONE_ROW.match(str(error)):
                     raise
         state = state if trained is None else trained
-        last = number == max(1, len(shard.stages))
-        if trained is None and last and count == part.y.numel() == 1:
-            state = {}
+        if trained is None and number == len(stages):
+            state = {} if count == part.y.numel() == 1 else state
         made.append({name: value.clone() for name, value in state.items()})
     return made
 
 
 def train(
-    factory: Callable[[], Module],
+    factory: Factory,
     shards: Sequence[Shard],
     recipe: Recipe,
     ways: Shortcuts,
@@ -381,20 +369,6 @@ def train(
     progress_bar: bool | None = None,
 ) -> list[tuple[list[Weights], float]]:
     """Train one model per shard.
-
-    Args:
-        factory (Callable): makes a model; called with the generators at the
-            shard's seed.
-        shards (list[Shard]): the shards.
-        recipe (Recipe): the settings of the training.
-        ways (Shortcuts): the result of :func:`find_shortcuts`.
-        trainer (str): :obj:`'sequential'` or :obj:`'process'`.
-            (default: :obj:`'sequential'`)
-        num_workers (int, optional): the number of processes; by default half
-            of the processors. (default: :obj:`None`)
-        over_ranks (bool): whether the processes of torchrun share the shards;
-            all of them get all models. (default: :obj:`False`)
-        progress_bar (bool, optional): by default in terminals, after 2 s.
 
     Returns:
         list: for each shard, the states after its stages, and its seconds.
@@ -412,50 +386,50 @@ def train(
         with Bar(shards, progress_bar, desc='shards') as bar:
             return [one(shard) for shard in bar]
     start = time.perf_counter()
+    # The largest first, so that the last to end is a small one.
+    order = sorted(range(len(shards)), key=lambda i: -shards[i].y.numel())
     with single_thread():
-        modules = [build(factory, shard) for shard in shards]
-        jobs = [
-            (m, s, recipe, ways) for m, s in zip(modules, shards, strict=True)
-        ]
+        jobs = {
+            i: (build(factory, shards[i]), shards[i], recipe, ways)
+            for i in order
+        }
         states = _in_processes(jobs, num_workers, progress_bar)
     share = (time.perf_counter() - start) / len(shards)
-    return [(made, share) for made in states]
+    return [(states[i], share) for i in range(len(shards))]
 
 
 def _in_processes(
-    jobs: Sequence[tuple[Module, Shard, Recipe, Shortcuts]],
+    jobs: dict[int, tuple[Any, ...]],
     num_workers: int | None,
     progress_bar: bool | None,
-) -> list[list[Weights]]:
+) -> dict[int, list[Weights]]:
     if num_workers is None:
         num_workers = max(multiprocessing.cpu_count() // 2, 1)
     try:
-        # The largest first, so that the last to end is a small one.
-        order = sorted(range(len(jobs)), key=lambda i: -jobs[i][1].y.numel())
-        packed = {i: _pack(tuple(map(_plain, jobs[i]))) for i in order}
+        packed = {i: pickle.dumps(job) for i, job in jobs.items()}
     except (AttributeError, TypeError, pickle.PicklingError) as error:
         raise ValueError(
             "trainer='process' needs models and a 'train' that can be "
             f'pickled, of classes at the top of a module (got {error})'
         ) from None
-    context = multiprocessing.get_context('spawn')
     others = set(multiprocessing.active_children())
     # An interrupt is for the parent to handle: a terminal sends it to all.
     with ProcessPoolExecutor(
         min(num_workers, len(jobs)),
-        context,
+        multiprocessing.get_context('spawn'),
         signal.signal,
         (signal.SIGINT, signal.SIG_IGN),
     ) as pool:
         try:
-            futures = {pool.submit(_work, j): i for i, j in packed.items()}
+            futures = {pool.submit(_work, job): i for i, job in packed.items()}
             done = Bar(
                 as_completed(futures),
                 total=len(futures),
                 progress_bar=progress_bar,
                 desc='shards',
             )
-            states = {futures[f]: _unpack(f.result()) for f in done}
+            # Of this program's own processes, never of a file or a network.
+            return {futures[f]: pickle.loads(f.result()) for f in done}
         except BaseException:
             # The shards in progress are not waited for.
             workers = set(multiprocessing.active_children()) - others
@@ -464,28 +438,11 @@ def _in_processes(
             for process in workers:
                 process.join()
             raise
-    return [states[i] for i in range(len(jobs))]
-
-
-def _plain(value: Any) -> Any:
-    return tuple(value) if isinstance(value, Shard) else value
-
-
-def _pack(value: Any) -> bytes:
-    stream = io.BytesIO()
-    torch.save(value, stream)
-    return stream.getvalue()
-
-
-def _unpack(packed: bytes) -> Any:
-    # Read from this program's own processes, never from a file or a network.
-    return torch.load(io.BytesIO(packed), weights_only=False)
 
 
 def _work(packed: bytes) -> bytes:
-    module, shard, recipe, ways = _unpack(packed)
     with single_thread():
-        return _pack(train_one(module, Shard(*shard), recipe, ways))
+        return pickle.dumps(train_one(*pickle.loads(packed)))
 
 
 # Outputs #####################################################################
@@ -495,14 +452,7 @@ def _work(packed: bytes) -> bytes:
 def evaluate(
     module: Module, shard: Shard, ways: Shortcuts, inputs: Any = None
 ) -> Tensor:
-    """Return the logits of a model in evaluation mode.
-
-    Args:
-        module (Module): the model.
-        shard (Shard): the graph.
-        ways (Shortcuts): the result of :func:`find_shortcuts`.
-        inputs (tuple, optional): ``shard.inputs(ways, False)``, if known.
-    """
+    """Return the logits of a model in evaluation mode."""
     # Models may be random at inference, too.
     with single_thread(), seeded(0), quiet():
         inputs = shard.inputs(ways, False) if inputs is None else inputs
@@ -510,7 +460,7 @@ def evaluate(
 
 
 def evaluate_all(
-    factory: Callable[[], Module],
+    factory: Factory,
     shard: Shard,
     states: Sequence[Weights],
     num_classes: int,
@@ -521,23 +471,12 @@ def evaluate_all(
 ) -> Tensor:
     """Compute the logits of the models of all shards for all nodes of a graph.
 
-    Args:
-        factory (Callable): the function that makes a model.
-        shard (Shard): the graph; labels and seed are ignored.
-        states (list): the weights of each model; empty for a model without
-            data, whose logits are zero.
-        num_classes (int): the number of classes.
-        ways (Shortcuts): the result of :func:`find_shortcuts`.
-        over_ranks (bool): whether the processes of torchrun share the models.
-            (default: :obj:`False`)
-        progress_bar (bool, optional): by default in terminals, after 2 s.
-
     Returns:
         Tensor: ``[num_models, num_nodes, num_classes]``.
     """
     with seeded(0), quiet(), single_thread():
         module, inputs = factory(), shard.inputs(ways, False)
-    cache(module, ways.cached)
+    prepare(module, ways.cached)
 
     def output(state: Weights) -> Tensor:
         if not state:

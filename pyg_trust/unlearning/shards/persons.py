@@ -14,17 +14,16 @@ from pyg_trust.removal import Part
 from pyg_trust.unit import PrivacyUnit
 from pyg_trust.update import Update, rows_of
 
+__all__ = ['Persons', 'removed_persons', 'touched_by_persons']
+
 
 @dataclass(frozen=True)
 class Persons:
-    """All that persons own, beside their table.
+    """All that persons own, beside their table."""
 
-    Args:
-        graph (HeteroData): features and edges, and the names of persons.
-        unit (PrivacyUnit): who owns what of it.
-    """
-
+    #: Features and edges of all types, and the ids of persons.
     graph: HeteroData
+    #: The declaration of who owns what of it.
     unit: PrivacyUnit
 
     @classmethod
@@ -34,7 +33,7 @@ class Persons:
         Raises:
             TypeError: if the graph is none of several types.
             ValueError: if the data are not those of the unit, its persons are
-                not in the order of their names, or it has what models do not
+                not in the order of their ids, or it has what models do not
                 receive.
         """
         check_instance('data', data, HeteroData)
@@ -42,7 +41,7 @@ class Persons:
         if bool((table.n_id.diff() <= 0).any()):
             raise ValueError(
                 f"'data' needs persons, rows of {unit.person!r}, in ascending "
-                "order of their names 'n_id'"
+                "order of their ids 'n_id'"
             )
         graph = HeteroData()
         for t in data.node_types:
@@ -50,7 +49,13 @@ class Persons:
             graph[t].num_nodes = data[t].num_nodes
             if x is None:
                 continue
-            if not _is_matrix(x):
+            if (
+                not isinstance(x, Tensor)
+                or x.layout != torch.strided
+                or x.dim() != 2
+                or not x.is_floating_point()
+                or not bool(x.isfinite().all())
+            ):
                 raise ValueError(
                     f"'data' needs features 'x' of {t!r} of the shape "
                     '[num_rows, channels], dense, floating point and finite'
@@ -76,35 +81,31 @@ class Persons:
         assert self.unit.person is not None
         return self.unit.person
 
+    def whole(self) -> HeteroData:
+        """Return the input of a model of all rows."""
+        return _inputs(self.graph)
+
     def within(self, n_id: Tensor) -> HeteroData:
         """Return what persons own alone or together, with all public rows."""
         rows = rows_of(self.graph[self.person].n_id, n_id)
         return _inputs(self.unit._inside(self.graph, rows))
 
-    def whole(self) -> HeteroData:
-        """Return all rows."""
-        return _inputs(self.graph)
-
-    def print_of(self, n_id: Tensor | None) -> str:
-        """Hash the rows and edges that some persons own.
-
-        Args:
-            n_id (Tensor, optional): the persons; all of them, with the public
-                rows that all shards have, if there is none.
-        """
+    def digest_of(self, n_id: Tensor | None) -> str:
+        """Hash what some persons own, or all with the public rows."""
         data = self.whole() if n_id is None else self.within(n_id)
-        skip = (*self.unit.public, *self.unit.public_edges)
         held = {**data.x_dict, **data.edge_index_dict}
-        names = held.keys() - {*(() if n_id is None else skip)}
-        parts: list[Tensor | str | float | None] = [self.person]
-        for key in sorted(names, key=repr):
-            parts += [repr(key), held[key]]
-        return fingerprint(*parts)
+        if n_id is not None:
+            for key in (*self.unit.public, *self.unit.public_edges):
+                held.pop(key, None)
+        keys = sorted(held, key=repr)
+        return fingerprint(
+            self.person, *(part for k in keys for part in (repr(k), held[k]))
+        )
 
     def without(self, n_id: Iterable[int]) -> 'Persons':
         """Return what is left after the removal of persons."""
-        names = torch.tensor([*n_id], dtype=torch.int64)
-        rows = rows_of(self.graph[self.person].n_id, names)
+        ids = torch.tensor([*n_id], dtype=torch.int64)
+        rows = rows_of(self.graph[self.person].n_id, ids)
         graph, unit = self.unit._rest(self.graph, rows)
         for t in graph.node_types:
             if t != self.person:
@@ -113,81 +114,66 @@ class Persons:
         return Persons(graph, unit)
 
     def assumptions(self) -> tuple[str, ...]:
-        """Return what a report says of the unit, without data."""
+        """Return what a report states about the unit, without data."""
         of = self.unit.summary()
         owned = ', '.join([self.person, *of['owned']])
         public = ', '.join(of['declared_public']) or 'nothing'
-        stated = (
-            f'a person is its rows of {owned}, as the privacy unit was told; '
-            f'declared public: {public}, of which every model sees all',
-        )
-        if not of['joint']:
-            return stated
         joint = ', '.join(of['joint'])
-        return *stated, (
+        return (
+            f'a person is its rows of {owned}, as the privacy unit declares; '
+            f'declared public: {public}, of which every model sees all',
             f'rows of persons of several shards ({joint}) are in the '
-            'training of none'
-        )
+            'training of none',
+        )[: 2 if joint else 1]
 
 
-def removed_names(updates: Iterable[Update], unit: PrivacyUnit) -> list[int]:
+def removed_persons(updates: Iterable[Update], unit: PrivacyUnit) -> list[int]:
     """Return the persons that updates remove.
-
-    Args:
-        updates (Iterable[Update]): the updates.
-        unit (PrivacyUnit): that of the data at present.
 
     Raises:
         ValueError: if the updates do anything else, or name persons of
             another unit.
     """
-    names: list[int] = []
+    ids: list[int] = []
     for each in updates:
         asked = each.remove
         if asked is not None and asked._unit not in ('', unit.digest):
-            named_by = asked._units
-            known = len(named_by) == asked._unit.count('+') + 1
-            if not known or not all(map(unit._agrees, named_by)):
+            units = asked._units
+            known = len(units) == asked._unit.count('+') + 1
+            if not known or not all(map(unit._agrees, units)):
                 raise ValueError(
                     "'request' needs to name persons of the unlearner's "
                     "'unit', or of one that is declared alike for what "
                     'remains (got one of another graph or declaration, or a '
                     'copy of a request)'
                 )
-        part = each.part
-        names += part.nodes
-        came = (each.nodes, each.features, each.labels)
-        if (
-            part != Part(nodes=part.nodes)
-            or each.edges.numel()
-            or any(value is not None for value in came)
-        ):
+        ids += each.part.nodes
+        if each.part != Part(nodes=each.part.nodes) or each.edits:
             raise ValueError(
                 "'update' needs to be a RemovalRequest(persons=..., unit=...) "
                 "alone, as the unlearner has a 'unit': fit a new one to rows "
                 'that came or changed'
             )
-    return names
+    return ids
 
 
-def touched(before: Data, after: Data, num_shards: int) -> dict[int, int]:
+def touched_by_persons(
+    before: Data, after: Data, num_shards: int
+) -> dict[int, int]:
     """Return the shards whose training data differ, from the first stage on.
 
     Those of removed persons and, for joint rows that stay, of their other
     owners.
     """
-    prints = (
-        [_print(table, i) for i in range(num_shards)]
-        for table in (before, after)
-    )
-    both = enumerate(zip(*prints, strict=True))
-    return {i: 0 for i, (one, two) in both if one != two}
 
+    def held(table: Data, shard: int) -> tuple[str, list[int]]:
+        inside = table.shard == shard
+        ids = table.n_id[inside]
+        return table.persons.digest_of(ids), table.y[inside].tolist()
 
-def _print(table: Data, shard: int) -> tuple[str, list[int]]:
-    inside = table.shard == shard
-    made = table.persons.print_of(table.n_id[inside])
-    return made, table.y[inside].tolist()
+    return {
+        i: 0 for i in range(num_shards) if held(before, i) != held(after, i)
+    }
 
 
 def _inputs(graph: HeteroData) -> HeteroData:
@@ -199,13 +185,3 @@ def _inputs(graph: HeteroData) -> HeteroData:
     for e in graph.edge_types:
         made[e].edge_index = graph[e].edge_index
     return made
-
-
-def _is_matrix(x: object) -> bool:
-    return (
-        isinstance(x, Tensor)
-        and x.layout == torch.strided
-        and x.dim() == 2
-        and x.is_floating_point()
-        and bool(x.isfinite().all())
-    )

@@ -7,6 +7,16 @@ from pyg_trust.report import Guarantee, Report
 from pyg_trust.report.base import Verifiable, stated
 from pyg_trust.report.charts import Chart
 
+__all__ = [
+    'ASSUMPTIONS',
+    'FROM_SEED',
+    'PUBLIC_START',
+    'ShardPlan',
+    'ShardRemovalReport',
+    'ShardReport',
+    'ShardVerifyReport',
+]
+
 ASSUMPTIONS = (
     'requests do not depend on a released model',
     'labels, features and edges of what remains were not made from what was '
@@ -15,11 +25,16 @@ ASSUMPTIONS = (
     "torch's default generator",
     'bits are those of one machine and one version of torch',
 )
-
-#: Where the keys of hashes come from, as reports say it.
+#: The assumption that ``start_is_public=True`` adds.
+PUBLIC_START = (
+    'what the models start from is public, as start_is_public=True states: '
+    'nothing in the weights and buffers that the factory makes comes from '
+    'people of these data'
+)
+#: How reports describe keys of hashes that come from a given seed.
 FROM_SEED = (
     'keys come from an explicit seed: whoever knows or guesses it knows the '
-    'shard of every name, and can test guesses of the data against hashes'
+    'shard of every node id, and can test guesses of the data against hashes'
 )
 
 
@@ -28,16 +43,13 @@ class ShardPlan(Report):
     """Estimated cost of a removal that has not been carried out.
 
     Args:
-        request (dict): the names of what would be removed.
+        request (dict): the ids of what would be removed.
         shards (tuple[int, ...]): the shards that would be retrained.
         nodes (int): the number of training nodes that these shards would have.
-        node_epochs (int): the sum over these shards of nodes times epochs. It
-            does not measure time, as an epoch's cost depends on the weights,
-            too.
+        node_epochs (int): the sum over these shards of nodes times epochs.
         full_node_epochs (int): the same sum over all shards.
         seconds (dict): the estimated seconds of each part, from the last time
-            of each; empty if a state was loaded, which has no times, and
-            nothing was trained since.
+            of each; empty if nothing was trained since a state was loaded.
         fraction (float): the sum of :obj:`seconds`, divided by that of
             training all shards; the ratio of :obj:`node_epochs` if times are
             not known.
@@ -57,15 +69,6 @@ class ShardPlan(Report):
     aggregator_nodes: int
     stages: dict[int, int]
 
-    def chart(self) -> Chart:
-        """Draw the removal's estimated time, by part."""
-        return Chart(
-            f'Forgetting would train {len(self.shards)} shards again and '
-            f'take {self.fraction:.0%} of a full fit',
-            bars=self.seconds,
-            xlabel='seconds, estimated',
-        )
-
 
 @dataclass(frozen=True)
 class ShardRemovalReport(Verifiable):
@@ -73,11 +76,11 @@ class ShardRemovalReport(Verifiable):
 
     Args:
         secrets (str): the source of the keys of the hashes.
-        request (dict): the names of what was removed.
+        request (dict): the ids of what was removed.
         shards (tuple[int, ...]): the shards that were retrained.
         empty (tuple[int, ...]): the shards without a training node, which
             are constant voters.
-        nodes (int): the number of training nodes of these shards.
+        nodes (int): the number of training nodes of the retrained shards.
         node_epochs (int): the sum over these shards of nodes times epochs.
         fraction (float): the seconds of the removal, divided by those of a
             full fit.
@@ -86,7 +89,7 @@ class ShardRemovalReport(Verifiable):
         seconds (dict): the seconds of each part: training the shards, running
             all models on the present graph, training the aggregator, and the
             rest.
-        trainer (str): the trainer that was used in the end.
+        trainer (str): the trainer that was used.
         exact (bool): whether the result equals training on the remaining data,
             the partition included.
         exactness (str): the meaning of :obj:`exact` for this partition.
@@ -95,7 +98,7 @@ class ShardRemovalReport(Verifiable):
         stages (dict): the first stage of every shard that was retrained, from
             0; always 0 without slices.
         by_hash (int): the number of training nodes that came later and were
-            assigned by a hash of their names, although the partition is
+            assigned by a hash of their ids, although the partition is
             another.
         weights (str): SHA-256 of the weights of all shards, ``{i:
             unlearner.shard_state(i)}`` for each of them.
@@ -146,19 +149,16 @@ class ShardRemovalReport(Verifiable):
 
     def guarantee(self) -> Guarantee:
         """State that the models hold no trace of the removed items."""
+        found = self.verification
         return stated(
             'exact removal by shards',
             self.numbers(),
             assumptions=self.assumptions,
             data=self.data,
             origin=self.origin,
-            checked=self._checked(),
+            checked=() if found is None else (found.summary(),),
             model=self.weights,
         )
-
-    def _checked(self) -> tuple[str, ...]:
-        found = self.verification
-        return () if found is None else (found.summary(),)
 
 
 @dataclass(frozen=True)
@@ -244,31 +244,17 @@ class ShardVerifyReport(Report):
 
     def summary(self) -> str:
         """State the findings in one sentence."""
+
+        def equal(found: bool) -> str:
+            return 'equal' if found else 'NOT equal'
+
         left = '; '.join(self.leftovers) or 'nothing that was removed'
-        equal = len(self.shards) - len(self.differing)
+        same = len(self.shards) - len(self.differing)
         return (
             f'verify() {"found" if self.ok else "FAILED, and found"}: '
-            f'{equal} of {len(self.shards)} shards equal, to the bit, to '
+            f'{same} of {len(self.shards)} shards equal, to the bit, to '
             'those that it trained from scratch on what remains; aggregator '
-            f'{_same(self.aggregator_equal)}; outputs '
-            f'{_same(self.outputs_equal)}; keys of the data '
-            f'{_same(self.keys_match)}; left in memory and files: {left}'
+            f'{equal(self.aggregator_equal)}; outputs '
+            f'{equal(self.outputs_equal)}; keys of the data '
+            f'{equal(self.keys_match)}; left in memory and files: {left}'
         )
-
-    def chart(self) -> Chart:
-        """Draw which shards are equal to those trained from scratch."""
-        equal = len(self.shards) - len(self.differing)
-        return Chart(
-            'Verified: equal, bit for bit'
-            if self.ok
-            else 'NOT verified: see differing, keys_match and leftovers',
-            bars={
-                'shards that are equal': equal,
-                'shards that differ': len(self.differing),
-                'places that hold what was removed': len(self.leftovers),
-            },
-        )
-
-
-def _same(equal: bool) -> str:
-    return 'equal' if equal else 'NOT equal'

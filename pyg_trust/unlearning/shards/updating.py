@@ -13,6 +13,7 @@ from pyg_trust.removal import (
     NotThere,
     Part,
     RemovalRequest,
+    Removed,
     remove_from_data,
 )
 from pyg_trust.unlearning.shards.graph import (
@@ -25,23 +26,22 @@ from pyg_trust.unlearning.shards.graph import (
 )
 from pyg_trust.update import NewNodes, Update, rows_of, with_edges
 
-# Defaults of attributes that a graph may lack.
-_MISSING = {'x_removed': False, 'by_hash': False}
+__all__ = ['Change', 'played']
+
+# Attributes that a graph may lack, false by default.
+_MARKS = ('x_removed', 'by_hash')
 
 
 class Change(NamedTuple):
-    """Result of applying an update to the graph.
+    """Result of applying an update to the graph."""
 
-    Args:
-        data (Data): the graph after the update.
-        gone (Part): the items of the old graph that differ in the new one.
-        came (Part): the items of the new graph that differ in the old one.
-        request (dict): the names to record in the ledger.
-    """
-
+    #: The graph after the update.
     data: Data
+    #: The items of the old graph that differ in the new one.
     gone: Part
+    #: The items of the new graph that differ in the old one.
     came: Part
+    #: The ids to record in the ledger.
     request: dict[str, Any]
 
 
@@ -49,7 +49,8 @@ def played(
     data: Data,
     updates: Sequence[Update],
     homes: Callable[[Tensor], tuple[Tensor, bool]],
-    past: RemovalRequest | None = None,
+    used: Tensor | None = None,
+    removed: Removed | None = None,
     *,
     light: bool = False,
 ) -> Change:
@@ -58,9 +59,11 @@ def played(
     Args:
         data (Data): the graph, with ``n_id``, ``shard`` and ``train_mask``.
         updates (list[Update]): the updates, in order.
-        homes (Callable): maps the names of new training nodes to their shards,
+        homes (Callable): maps the ids of new training nodes to their shards,
             and to whether these come from a later hash.
-        past (RemovalRequest, optional): the items that were removed before and
+        used (Tensor, optional): all ids that nodes have or had; by default
+            those that are there. (default: :obj:`None`)
+        removed (Removed, optional): the items that were removed before and
             not added again. (default: :obj:`None`)
         light (bool): whether to leave out the features of the result.
             (default: :obj:`False`)
@@ -69,21 +72,25 @@ def played(
         ValueError: if something is not there, is there already, or does not
             fit.
     """
-    x, n = data.x, int(data.num_nodes)
-    used = {*data.n_id.tolist()}
-    used |= {*past.parts[0].nodes} if past and 0 in past.parts else set()
+    x, n = data.x, int(data.num_nodes or 0)
+    used = data.n_id if used is None else used
     now = without_features(data)
     now.source = torch.arange(n)
     rows = [x]
     for update in updates:
         now = _removed(now, update.part)
-        now = _added(now, update, rows, used)
-        now = _changed(now, update, rows)
+        if update.graphs or update.graph:
+            raise ValueError(
+                "'graphs' and 'graph' can't update one graph of nodes"
+            )
+        if update.nodes is not None:
+            now, used = _with_nodes(now, update.nodes, rows, used)
+        now = _changed(with_edges(now, update), update, rows)
     now = canonical(now)
     now.shard, late = _settled(now, homes)
     if late is not None:
         now.by_hash = late
-    for name in _MISSING:
+    for name in _MARKS:
         if name in now and not bool(now[name].any()):
             del now[name]
     source = now.source
@@ -96,7 +103,8 @@ def played(
             rows.append(torch.zeros(1, x.size(1), dtype=x.dtype))
             whole = stacked_rows(rows)
             now.x = kept_rows(select_rows(whole, source % whole.size(0)))
-    return Change(now, gone, came, _line(updates, now, source, came, past))
+    request = _line(updates, now, source, came, removed or Removed())
+    return Change(now, gone, came, request)
 
 
 def _removed(now: Data, part: Part) -> Data:
@@ -120,61 +128,46 @@ def _removed(now: Data, part: Part) -> Data:
     return now
 
 
-def _added(
-    now: Data, update: Update, rows: list[Tensor], used: set[int]
-) -> Data:
-    if update.graphs or update.graph:
-        raise ValueError(
-            "'graphs' and 'graph' can't update one graph of nodes"
-        )
-    if update.nodes is not None:
-        now = _with_nodes(now, update.nodes, rows, used)
-    return with_edges(now, update)
-
-
 def _with_nodes(
-    now: Data, nodes: NewNodes, rows: list[Tensor], used: set[int]
-) -> Data:
-    k, first = nodes.x.size(0), 1 + max(used)
-    names = nodes.n_id
-    if names is None:
-        names = torch.arange(first, first + k)
-    for name in names.tolist():
-        if name in used:
-            raise ValueError(
-                f"'n_id' needs names that no node has or had (got {name})"
-            )
-    used.update(names.tolist())
+    now: Data, nodes: NewNodes, rows: list[Tensor], used: Tensor
+) -> tuple[Data, Tensor]:
+    k, ids = nodes.x.size(0), nodes.n_id
+    if ids is None:
+        ids = torch.arange(k) + 1 + int(used.max())
+    taken = ids[torch.isin(ids, used)]
+    if taken.numel():
+        raise ValueError(
+            f"'n_id' needs ids that no node has or had (got {int(taken[0])})"
+        )
     now = copy.copy(now)
     come: dict[str, Any] = {
-        'n_id': names,
+        **dict.fromkeys((*MASKS, *_MARKS), torch.zeros(k, dtype=torch.bool)),
+        'n_id': ids,
         'y': nodes.y,
         'train_mask': nodes.train,
         'shard': torch.full((k,), -1),
         'source': _source(rows, nodes.x, 'nodes'),
     }
-    for name in (*MASKS, *_MISSING):
-        come.setdefault(name, torch.zeros(k, dtype=torch.bool))
     for name, value in come.items():
         if name in now:
             now[name] = torch.cat([now[name], value])
     now.x = now.x.new_empty(now.n_id.numel(), 0)
     now.num_nodes = now.n_id.numel()
-    return now
+    return now, torch.cat([used, ids])
 
 
 def _changed(now: Data, update: Update, rows: list[Tensor]) -> Data:
     if update.features is not None:
-        names, x = update.features
+        ids, x = update.features
         now = copy.copy(now)
-        place = rows_of(now.n_id, names)
+        place = rows_of(now.n_id, ids)
         source = _source(rows, x, 'features')
         now.source = now.source.index_copy(0, place, source)
         if 'x_removed' in now:
             now.x_removed = now.x_removed.index_fill(0, place, False)
     if update.labels is not None:
-        names, y = update.labels
-        now = _labelled(now, rows_of(now.n_id, names), y)
+        ids, y = update.labels
+        now = _labelled(now, rows_of(now.n_id, ids), y)
     return now
 
 
@@ -213,39 +206,32 @@ def _settled(
 
 def _difference(before: Data, now: Data, source: Tensor) -> tuple[Part, Part]:
     # The items that differ, of the graph before and of the one after.
-    names, place = torch.cat([before.n_id, now.n_id]).unique(
-        return_inverse=True
-    )
-    n = names.numel()
+    ids, place = torch.cat([before.n_id, now.n_id]).unique(return_inverse=True)
+    n = ids.numel()
     old, new = place.split([before.n_id.numel(), now.n_id.numel()])
-
-    def over(rows: Tensor, values: Tensor, blank: int) -> Tensor:
-        return torch.full((n,), blank).scatter_(0, rows, values)
-
     sides = []
     for rows, graph, held in (
         (old, before, torch.arange(old.numel())),
         (new, now, source),
     ):
+        facts = torch.full((3, n), -2)
         label = torch.where(graph.shard >= 0, graph.y, -1)
-        facts = (held, label, graph.shard)
-        values = [over(rows, value, -2) for value in facts]
+        facts[:, rows] = torch.stack([held, label, graph.shard])
         arcs = rows[graph.edge_index]
-        sides.append((torch.stack(values), arcs[0] * n + arcs[1]))
+        sides.append((facts, arcs[0] * n + arcs[1]))
     (was, cut), (is_now, come) = sides
     nodes = (was != is_now).any(0)
 
-    def part(rows: Tensor, keys: Tensor, others: Tensor) -> Part:
-        there = torch.zeros(n, dtype=torch.bool)
-        there[rows] = True
+    def part(facts: Tensor, keys: Tensor, others: Tensor) -> Part:
+        there = facts[1] > -2
         keys = keys[~torch.isin(keys, others)].unique()
-        arcs = torch.stack([names[keys // n], names[keys % n]], dim=1)
+        arcs = torch.stack([ids[keys // n], ids[keys % n]], dim=1)
         return Part(
-            nodes=tuple(names[nodes & there].tolist()),
+            nodes=tuple(ids[nodes & there].tolist()),
             directed_edges=tuple(map(tuple, arcs.tolist())),
         )
 
-    return part(old, cut, come), part(new, come, cut)
+    return part(was, cut, come), part(is_now, come, cut)
 
 
 def _line(
@@ -253,24 +239,24 @@ def _line(
     now: Data,
     source: Tensor,
     came: Part,
-    past: RemovalRequest | None,
+    removed: Removed,
 ) -> dict[str, Any]:
     # The items removed for good, and those added again after a removal.
     asked = [each.remove for each in updates if each.remove is not None]
     request = RemovalRequest.batch(asked).to_dict() if asked else {}
-    there: dict[str, set[Any]] = {'directed_edges': {*came.directed_edges}}
+    if asked and len(updates) > 1:
+        request = _without(request, now, source)
     changed = now.n_id[torch.isin(now.n_id, torch.tensor(came.nodes))]
     rows = rows_of(now.n_id, changed)
-    there['features'] = {*changed[source[rows] >= 0].tolist()}
-    there['labels'] = {*changed[now.train_mask[rows]].tolist()}
-    if len(asked) and len(updates) > 1:
-        request = _without(request, now, source)
-    if past is None or 0 not in past.parts:
-        return request
+    there: dict[str, Any] = {
+        'directed_edges': came.directed_edges,
+        'features': changed[source[rows] >= 0].tolist(),
+        'labels': changed[now.train_mask[rows]].tolist(),
+    }
     again = {
-        name: [*map(list, items)] if name == 'directed_edges' else items
-        for name, new in there.items()
-        if (items := sorted(new & {*getattr(past.parts[0], name)}))
+        kind: [list(e) if kind == 'directed_edges' else e for e in items]
+        for kind, new in there.items()
+        if (items := sorted({*new} & removed.of(kind)))
     }
     if again:
         request.setdefault('0', {})['again'] = again
