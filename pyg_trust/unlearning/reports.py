@@ -513,7 +513,7 @@ class RecommenderReport(Verifiable):
                 'recommendations: they read the lists of all, and are not '
                 'private',
                 'names of what was removed, in ledgers and reports',
-                'memory before flush(), where empty counts and gaps tell that '
+                'memory before flush(), where empty counts tell that '
                 'something was there',
             ),
             data=self.data,
