@@ -46,10 +46,10 @@ from torch_geometric.nn import (
 
 from pyg_trust.loader import DisjointWalkLoader, UnitLoader
 from pyg_trust.privacy import PrivacyEngine
+from pyg_trust.privacy.calls import Call, Units, find_call
 from pyg_trust.privacy.clipping import clipped_sum
 from pyg_trust.privacy.codes import Attributor
 from pyg_trust.privacy.exact import clip
-from pyg_trust.privacy.typed import TypedCall, TypedModel
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.transforms import MetapathFeatures
 from pyg_trust.unit import PrivacyUnit
@@ -151,16 +151,15 @@ def plain(net: nn.Module, batch: HeteroData) -> list[Tensor]:
 
 
 def clipped(
-    units: Attributor, call: TypedCall, flat: Any
+    model: Attributor, call: Call, flat: Any, units: Units
 ) -> dict[str, Tensor]:
     """The sum of the clipped gradients."""
-    module: Any = units.module
-    given = [flat.batch, *module.owners(flat, flat.batch)]
-    out = units.run(lambda: call(units.module, flat), given, flat.batch_size)
+    shown = call.shown(flat)
+    given = call.owners(shown, units)
+    out = model.run(lambda: call(shown), given, units.count)
     loss = F.cross_entropy(out, flat.y, reduction='sum')
     (grad,) = torch.autograd.grad(loss, out, retain_graph=True)
-    rows = torch.arange(flat.batch_size)
-    found = units.attribute(out, grad, rows, verify=False)
+    found = model.attribute(out, grad, units.rows, verify=False)
     total = clipped_sum(found, 1.0).integers
     return {n: v.double() * clip.grid(1.0) for n, v in total.items()}
 
@@ -172,16 +171,15 @@ def steps(name: str, repeats: int, persons: int) -> tuple[float, float]:
     batch = next(iter(loader))
     net = model(name, data)
     flat = loader.flat(batch)
-    typed = loader.schema.typed(flat)
-    args = (typed.x_dict, typed.edge_index_dict)
-    call = TypedCall(typed, TypedCall.snapshot(typed), args, {})
-    units = Attributor(TypedModel(net, loader.schema), exact=True)
+    units = Units(flat, flat.batch, flat.batch_size)
+    call = find_call(net, loader.schema, flat, units, None)
+    made = Attributor(net, exact=True)
     edges = sum(e.size(1) for e in batch.edge_index_dict.values())
     print(f'{name}: {len(flat.x)} rows, {edges} edges')
     times, _ = interleaved(
         {
             'plain': partial(plain, net, batch),
-            'clipped': partial(clipped, units, call, flat),
+            'clipped': partial(clipped, made, call, flat, units),
         },
         repeats,
         time.process_time,

@@ -339,7 +339,7 @@ def test_a_backward_pass_is_not_added_twice(tmp_path):
         def __add__(self, other):
             raise KeyboardInterrupt
 
-    step._units = Units(step._units)
+    step._count = Units(step._count)
     loss = out[: batch.batch_size].sum()
     with pytest.raises(KeyboardInterrupt):
         loss.backward(retain_graph=True)

@@ -42,8 +42,8 @@ from pyg_trust.audit.statistics import (
 )
 from pyg_trust.loader import DisjointWalkLoader
 from pyg_trust.privacy.engine import PrivacyEngine
-from pyg_trust.privacy.loading import PrivateTraining
 from pyg_trust.privacy.poisson import FORMS
+from pyg_trust.privacy.wrappers import PrivateTraining
 from pyg_trust.report import provenance
 
 Attach = Callable[
@@ -429,6 +429,7 @@ def audit_training(
     module = GINConv(linear)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.0)
     engine, (model, private, batches) = attach(module, optimizer, loader)
+    before = engine.steps
     score = torch.zeros(num_canaries, dtype=torch.float64)
     for batch in Bar(batches, progress_bar, desc='steps'):
         private.zero_grad()
@@ -436,6 +437,14 @@ def audit_training(
         private.step()
         assert linear.weight.grad is not None
         score += linear.weight.grad[0].double()
+    if before or engine.steps != steps:
+        # The claim is of all steps on the account.
+        raise ValueError(
+            f"'attach' needs to make an engine that takes {steps} steps, and "
+            'has no earlier ones on its ledger: an audit sees what its own '
+            f'steps release (got {engine.steps - before} steps, after '
+            f'{before})'
+        )
     return empirical_epsilon(
         score[~coin].numpy(),
         score[coin].numpy(),

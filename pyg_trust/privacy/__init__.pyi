@@ -25,7 +25,6 @@ from .items import ItemReport as ItemReport
 from .items import PrivateItemCounts as PrivateItemCounts
 from .links import LinkReport as LinkReport
 from .links import PrivateLinkPredictor as PrivateLinkPredictor
-from .loading import PrivateTraining as PrivateTraining
 from .mechanisms import clip_factors as clip_factors
 from .mechanisms import lam_from_opacus as lam_from_opacus
 from .mechanisms import lam_to_opacus as lam_to_opacus
@@ -41,6 +40,7 @@ from .propagation import hop_sensitivity as hop_sensitivity
 from .propagation import messages as messages
 from .propagation import private_propagate as private_propagate
 from .report import PrivacyReport as PrivacyReport
+from .wrappers import PrivateTraining as PrivateTraining
 
 __all__ = [
     'Accountant',

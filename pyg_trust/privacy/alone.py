@@ -1,8 +1,7 @@
-"""Run units of a batch one at a time, by ``privacy/exact/step.py``.
+"""Outputs of a single unit, alone and beside the others of its batch.
 
-With ``isolation='construction'`` every unit is run alone. Otherwise, in some
-steps, one unit that is drawn in secret is run alone, without dropout, and its
-outputs are compared with those that it has in the batch.
+In some steps one unit that is drawn in secret is run alone, without dropout,
+and its outputs are compared with those that it has in the batch.
 """
 
 from collections.abc import Iterable
@@ -12,13 +11,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch_geometric.data import Data
 
-from pyg_trust.privacy.calls import Call
+from pyg_trust.privacy.calls import Call, Units
 from pyg_trust.privacy.exact import step
+
+__all__ = ['DISAGREES', 'ISOLATIONS', 'agrees']
 
 ISOLATIONS = ('checked', 'construction')
 # How far outputs may be off by rounding, over the largest of the unit. Where
-# they are further off, outputs of shaken features tell what rounding does.
+# they are further off, outputs of shaken features show what rounding does.
 _OFF, _TRIES, _SPREAD = 1e-3, 12, 8
 _DROPOUTS = frozenset(
     [
@@ -38,29 +40,7 @@ DISAGREES = (
 )
 
 
-class Alone:
-    """Runner of single units of one model call.
-
-    Args:
-        call (Call): the model's call on all units.
-        key (int): the public seed of random numbers. (default: :obj:`0`)
-    """
-
-    def __init__(self, call: Call, key: int = 0) -> None:
-        self.call = call
-        self.module = call.module
-        self.key = key
-
-    def unit(self, number: int) -> step.Unit:
-        """Return the arguments of the call for one unit."""
-        at = torch.tensor([number], device=self.call.owner.device)
-        part, _ = self.call.extract(at)
-        return part.map(lambda name, value: value)
-
-
-class NoDropout(TorchFunctionMode):
-    """Context in which dropout does nothing."""
-
+class _NoDropout(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
@@ -70,38 +50,45 @@ class NoDropout(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def agrees(whole: Call, terms: Tensor, units: Iterable[int]) -> bool | None:
+def agrees(
+    call: Call, batch: Data, units: Units, tried: Iterable[int], by_unit: bool
+) -> bool | None:
     """Return whether units have the same outputs alone as in the batch.
 
     Args:
-        whole (Call): the call of the model on all units.
-        terms (Tensor): int64, the unit of each row of its output, unless
-            these are of nodes.
-        units (iterable of int): the units that are run alone.
+        call (Call): the call of the model.
+        batch (Data): the batch.
+        units (Units): its units.
+        tried (iterable of int): the units that are run alone.
+        by_unit (bool): whether outputs are of units, and not of nodes.
 
     Returns:
         bool, optional: None if the model draws other random numbers than
         masks of dropout, or can't run on any of them.
     """
-    device, result = whole.owner.device, None
+    device, result = units.owner.device, None
+
+    def run(part: Data) -> Tensor:
+        out: Tensor = call(call.shown(part), step.twin(call.model))
+        return out
+
     with (
         torch.random.fork_rng([device] if device.type == 'cuda' else []),
         torch.no_grad(),
-        NoDropout(),
+        _NoDropout(),
     ):
         before = torch.get_rng_state()
         try:
-            twin = step.twin(whole.module)
+            together = run(batch)
         except RuntimeError:  # It keeps what can't be copied.
             return None
-        together = whole.on(twin, None).run()
         if not torch.equal(before, torch.get_rng_state()):
             return None
-        rows = whole.owner if len(together) == len(whole.owner) else terms
-        for unit in units:
-            part = whole.extract(torch.tensor([unit], device=device))[0]
+        rows = units.of(together, by_unit)
+        for unit in tried:
+            part = units.alone(batch, unit)
             try:
-                alone = part.on(step.twin(whole.module), None).run()
+                alone = run(part)
             except Exception:  # as of an LSTM without edges
                 continue
             own = together[rows == unit]
@@ -114,22 +101,26 @@ def agrees(whole: Call, terms: Tensor, units: Iterable[int]) -> bool | None:
                 continue
             # What is not finite adds nothing; a number that is rounded
             # otherwise may fall on the other side of a step.
-            if bool(scale.isfinite()) and not _is_steep(part, alone, off):
+            if not bool(scale.isfinite()):
+                continue
+            most = torch.zeros_like(scale)
+            for _ in range(_TRIES):
+                moved = run(_shaken(part)) - alone
+                most = torch.maximum(most, moved.abs().amax())
+            if not bool(off.amax() <= _SPREAD * most):
                 return False
     return result
 
 
-def _is_steep(part: Call, alone: Tensor, off: Tensor) -> bool:
-    # Whether features that differ in their last bits move outputs as far.
-    def shaken(name: str, value: Any) -> Any:
-        if not isinstance(value, Tensor) or not value.is_floating_point():
-            return value
-        by = 4 * torch.finfo(value.dtype).eps * torch.randn_like(value)
-        return value.detach() * (1 + by)
-
-    most = torch.zeros_like(off).amax() if off.numel() else off.sum()
-    for _ in range(_TRIES):
-        args, kwargs = part.map(shaken)
-        moved = step.twin(part.module)(*args, **kwargs) - alone
-        most = torch.maximum(most, moved.abs().amax())
-    return bool(off.amax() <= _SPREAD * most)
+def _shaken(batch: Data) -> Data:
+    # Features that differ in their last bits.
+    out = batch.clone()
+    for name, value in batch.to_dict().items():
+        if (
+            isinstance(value, Tensor)
+            and value.is_floating_point()
+            and value.layout == torch.strided
+        ):
+            eps = torch.finfo(value.dtype).eps
+            out[name] = value * (1 + 4 * eps * torch.randn_like(value))
+    return out

@@ -7,6 +7,7 @@ by which ``privacy/exact/clip.py`` makes integers of it.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +15,13 @@ from torch.nn.functional import pad
 
 from pyg_trust.privacy.exact import clip
 from pyg_trust.privacy.mechanisms import row_norms
+
+__all__ = [
+    'Clipped',
+    'Sizes',
+    'check_norm',
+    'factors_of',
+]
 
 # Rows converted to float64 at a time, to bound memory.
 _ROWS = 2**10
@@ -221,6 +229,75 @@ def gram(grads: Tensor, inners: Tensor) -> Tensor:
     made = grads.double() * inners.double()
     # Add in two steps: threads add parts of a single matrix in another order.
     return made.sum(2).sum(1)
+
+
+def row_sizes(
+    grad: Tensor,
+    inner: Tensor | None,
+    rows: Tensor,
+    owner: Tensor,
+    units: int,
+) -> tuple[Tensor, Tensor, Any, Tensor]:
+    """Compute ``ops.clip_sizes`` of one gradient by functions of torch."""
+
+    def by_owner(values: Tensor) -> Tensor:
+        total = values.new_zeros(len(values), units)
+        return total.index_add_(1, owner, values)
+
+    grads = grad[rows]
+    length, top = lengths(grads)
+    live, out = (top > 0).double(), math.sqrt(grads.size(1))
+    zero, scale, total = torch.zeros_like(top), None, grads.new_zeros(0)
+    if inner is None:
+        values = [zero, 0.51 * out * live, zero, zero, length]
+        weight = top * 2.0 ** (clip.INPUT_BITS - clip.GRID_BITS - 1)
+        total = torch.zeros(
+            units, grads.size(1), dtype=torch.float64, device=grads.device
+        ).index_add_(0, owner, grads.double())
+    else:
+        other, tops = lengths(inner[rows])
+        scale, inverse = scales(tops)
+        width = math.sqrt(inner.size(1))
+        rounded = 0.51 * out * other * inverse + out * width / 3
+        values = [length * scale, rounded * live, length * other]
+        values += [other, length]
+        # Larger rows can't be rounded to integers: they count as infinite.
+        weight = (top * scale).masked_fill(tops > clip.HUGE, torch.inf)
+    largest = weight.new_zeros(units)
+    largest.scatter_reduce_(0, owner, weight, 'amax')
+    return by_owner(torch.stack(values)), largest, scale, total
+
+
+def row_sums(
+    grad: Tensor,
+    inner: Tensor | None,
+    rows: Tensor,
+    owner: Tensor,
+    scale: Any,
+    each: Tensor,
+) -> Tensor:
+    """Compute ``ops.clip_sums`` of one gradient by functions of torch."""
+    each = each[owner]
+    # Zero times what is not finite is not zero: those are left out.
+    kept = each > 0
+    rows, weight = rows[kept], each[kept]
+    grads = grad[rows]
+    tops = grads.abs().amax(1).double() * weight * 2.0**-clip.INPUT_BITS
+    width = 1 if inner is None else inner.size(1)
+    total = grads.new_zeros(grads.size(1), width, dtype=torch.int64)
+    if inner is not None:
+        by = scale[kept]
+        weight = weight * by
+        tops = tops * by * 2.0**clip.INPUT_BITS
+        inverse = torch.where(by > 0, 1 / by, 0)
+    for at in exact_blocks(tops):
+        made = scaled(grads[at], weight[at])
+        if inner is None:
+            total += made.sum(0).long().unsqueeze(1)
+        else:
+            other = scaled(inner[rows[at]], inverse[at])
+            total += (made.t() @ other).long()
+    return total
 
 
 def between(grads: Tensor, inners: Tensor) -> Tensor:

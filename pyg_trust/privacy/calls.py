@@ -1,268 +1,395 @@
-"""Calls of a module on a batch of disjoint subgraphs, and on its parts."""
+"""Calls of a model on a private batch, as a whole and unit by unit.
+
+A loop calls the model with attributes of the batch that the loader gave. A
+:class:`Call` keeps their names in place of the tensors, so that the same call
+can be made on another batch: one of made-up rows, or one of a single unit.
+"""
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
-# Names that PyG has for how many subgraphs there are.
-_COUNTS = ('batch_size', 'num_graphs')
-NODE, EDGE, INDEX = 'node', 'edge', 'index'
+from pyg_trust.loader.schema import FlatBatch, Schema
 
-Leaf = Callable[[str, Any], Any]
-Args = tuple[Any, ...]
-Kwargs = dict[str, Any]
+__all__ = ['Call', 'Target', 'Units', 'arguments_of', 'find_call', 'marks_of']
+
+Forward = Callable[[nn.Module, Data], Tensor]
+# Arguments that PyG's layers name after how many subgraphs or nodes there are.
+_COUNTS = {
+    **dict.fromkeys(('batch_size', 'num_graphs', 'size'), '#units'),
+    'num_nodes': '#nodes',
+}
+_MISSING = object()
+
+
+class Units:
+    """The units of a batch: the unit of each node, and of each row of outputs.
+
+    Args:
+        batch (Data): a batch, as one graph.
+        owner (Tensor): int64, ``[num_nodes]``, the unit of each node.
+        count (int): how many units there are.
+    """
+
+    def __init__(self, batch: Data, owner: Tensor, count: int) -> None:
+        # Writing into the batch that is handed out does not change these.
+        self.owner, self.count = owner.clone(), count
+        rows = torch.arange(count, device=owner.device)
+        #: The unit of each row of the outputs, unless these are of nodes.
+        self.rows = rows
+        if isinstance(batch, FlatBatch):
+            self.rows = batch.terms.clone()
+
+    def of(self, out: Tensor, by_unit: bool) -> Tensor:
+        """Return the unit of each row of the outputs."""
+        nodes = len(out) == len(self.owner) and not by_unit
+        return self.owner if nodes else self.rows
+
+    def alone(self, batch: Data, unit: int) -> Data:
+        """Return the batch of a single unit."""
+        owner, count = self.owner, self.count
+        kept = owner == unit
+        nodes = kept.nonzero().view(-1)
+        place = kept.cumsum(0) - 1
+        edges = None
+        if isinstance(batch.get('edge_index'), Tensor):
+            edges = kept[batch.edge_index[0]].nonzero().view(-1)
+        out = copy.copy(batch)
+        for name, value in batch.to_dict().items():
+            if not hasattr(value, 'index_select'):
+                continue
+            if name == 'batch':
+                out[name] = torch.zeros_like(nodes)
+            elif name == 'ptr':
+                out[name] = value.new_tensor([0, len(nodes)])
+            elif name == 'edge_index':
+                out[name] = place[value[:, edges]]
+            elif getattr(value, 'layout', None) != torch.strided:
+                out[name] = _block(value, nodes)
+            elif not value.dim():
+                continue
+            elif edges is not None and batch.is_edge_attr(name):
+                dim = batch.__cat_dim__(name, value)
+                out[name] = value.index_select(dim, edges.to(value.device))
+            elif batch.is_node_attr(name):
+                out[name] = value[nodes]
+            elif len(value) == len(self.rows):
+                out[name] = value[self.rows == unit]
+            elif len(value) == count:
+                out[name] = value[unit : unit + 1]
+        out.num_nodes = len(nodes)
+        if 'batch_size' in batch:
+            out.batch_size = int((self.rows == unit).sum())
+        if hasattr(out, '_num_graphs'):
+            out._num_graphs = 1
+        return out
+
+
+def _block(value: Any, nodes: Tensor) -> Any:
+    # Of an adjacency matrix, the rows and columns of some nodes.
+    layout = getattr(value, 'layout', None)
+    if layout in (torch.sparse_csr, torch.sparse_csc):
+        coo = value.to_sparse_coo()
+        return _block(coo, nodes).to_sparse(layout=layout)
+    return value.index_select(0, nodes).index_select(1, nodes)
+
+
+class _Key:
+    # Stands for an attribute of a batch, or for the batch.
+    def __init__(self, name: Any) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f'<{self.name}>'
 
 
 class Call:
-    r"""Arguments of a module's call, with the level of each tensor's rows.
+    """A call of the model, by the names of the attributes it is given.
 
-    A tensor of type int64 and shape ``[2, num_edges]`` holds edges. Of the
-    others, one with ``num_nodes`` rows holds nodes and one with ``num_edges``
-    rows holds edges. If both numbers are the same, an argument (or a key of
-    :class:`Data`) whose name begins with ``edge``, as PyG names them, holds
-    edges, and so does one without a name (``*args``) of floats behind the
-    edges. A wrong guess does not go unseen, as rows of different subgraphs
-    meet then.
+    Every tensor has to be one that the batch was delivered with, the same
+    object and unchanged: only then is it known which row is of which unit.
 
     Args:
-        module (torch.nn.Module): the called module.
-        args (tuple): its positional arguments.
-        kwargs (dict): its keyword arguments.
-        owner (Tensor): int64, ``[num_nodes]``, the subgraph of each node.
-        num_subgraphs (int): how many subgraphs there are.
+        model (torch.nn.Module): the model.
+        schema (Schema, optional): the types of batches that are typed.
+        batch (Data or HeteroData): the batch that the loop was given.
+        marks (dict): :func:`marks_of` that batch when it was delivered.
+        units (Units): its units.
+        args (tuple): the positional arguments of the call.
+        kwargs (dict): its named arguments.
+
+    Raises:
+        ValueError: if an argument is neither of the batch nor a plain value.
     """
 
     def __init__(
         self,
-        module: nn.Module,
-        args: Args,
-        kwargs: Kwargs,
-        owner: Tensor,
-        num_subgraphs: int,
+        model: nn.Module,
+        schema: Schema | None,
+        batch: Any,
+        marks: dict[Any, tuple[int, int]],
+        units: Units,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> None:
-        self.module = module
-        self.owner = owner
-        self.num_subgraphs = num_subgraphs
-        self.bound = inspect.signature(module.forward).bind(*args, **kwargs)
-        # Positional arguments after the edges, as in PyG's layers.
-        self._unnamed: set[str] = set()
-        self.edges: Tensor | None = None
-        for _, value in self.leaves():
-            if _is_edges(value) or _is_sparse(value):
-                self.edges = value if _is_edges(value) else _pairs(value)
-                break
-        self._check_edges()
-        parameters = self.bound.signature.parameters
-        self._unnamed = {
-            name
-            for name, parameter in parameters.items()
-            if parameter.kind is inspect.Parameter.VAR_POSITIONAL
-            and any(_is_edges(v) for n, v in self.leaves() if n != name)
-        }
+        self.model, self.schema = model, schema
+        #: Whether the model returned its rows by type, when it was last run.
+        self.by_type = False
+        names = {place: key for key, (place, _) in marks.items() if place}
+        sizes = {'#units': units.count, '#nodes': len(units.owner)}
 
-    def _check_edges(self) -> None:
-        edges, owner = self.edges, self.owner
-        if edges is None or edges.numel() == 0:
-            return
-        if int(edges.min()) < 0 or int(edges.max()) >= owner.numel():
-            raise ValueError(
-                "'owner' needs to have an entry for every node (got "
-                f'{owner.numel()} entries, and edges between other nodes)'
-            )
-        if not torch.equal(owner[edges[0]], owner[edges[1]]):
-            raise ValueError(
-                "'owner' needs to be the same at both ends of every edge "
-                '(an edge joins two subgraphs)'
-            )
+        def template(value: Any, name: str = '') -> Any:
+            if value is batch:
+                _check_same(batch, marks)
+                return _Key(None)
+            if isinstance(value, tuple | list):
+                return tuple(template(item) for item in value)
+            if isinstance(value, dict):
+                return {k: template(item) for k, item in value.items()}
+            key = names.get(id(value), _MISSING)
+            if key is not _MISSING and _get(batch, key) is value:
+                if _version(value) != marks[key][1]:
+                    _refuse(f"its '{key}' was changed in place")
+                return _Key(key)
+            if isinstance(value, int | float | str | bool | None):
+                of = _COUNTS.get(name)
+                return _Key(of) if of and sizes[of] == value else value
+            got = type(value).__name__
+            if isinstance(value, Tensor):
+                got = f'Tensor of shape {list(value.shape)}'
+            return _refuse(f'got a {got}')
 
-    def on(self, module: nn.Module, dtype: torch.dtype | None) -> 'Call':
-        """Return this call for a copy of the module, in another precision."""
+        known = [*inspect.signature(model.forward).parameters]
+        known += [''] * len(args)
+        self.args = tuple(map(template, args, known))
+        self.kwargs = {k: template(v, k) for k, v in kwargs.items()}
 
-        def leaf(name: str, value: Any) -> Any:
-            if not isinstance(value, Tensor) or not value.is_floating_point():
+    @property
+    def key(self) -> str:
+        """Text that is equal for calls that use the same attributes."""
+        return repr((self.args, self.kwargs))
+
+    def shown(self, batch: Data) -> Any:
+        """Return a batch as the model sees it."""
+        return batch if self.schema is None else self.schema.typed(batch)
+
+    def _arguments(self, shown: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        sizes = {}
+        if isinstance(shown, Data):
+            sizes = {
+                '#units': shown.get('batch_size'),
+                '#nodes': shown.num_nodes,
+            }
+
+        def fill(value: Any) -> Any:
+            if isinstance(value, tuple):
+                return tuple(map(fill, value))
+            if isinstance(value, dict):
+                return {k: fill(item) for k, item in value.items()}
+            if not isinstance(value, _Key):
                 return value
-            return value.detach().to(dtype)
+            name = value.name
+            if name is None:
+                return shown
+            return sizes[name] if name in sizes else _get(shown, name)
 
-        args, kwargs = self.map(leaf)
-        return Call(module, args, kwargs, self.owner, self.num_subgraphs)
+        return fill(self.args), fill(self.kwargs)
 
-    def leaves(self) -> Iterator[tuple[str, Any]]:
-        """Iterate over the names and values of the arguments' leaves."""
-        found: list[tuple[str, Any]] = []
-        self.map(lambda name, value: found.append((name, value)))
-        yield from found
+    def __call__(self, shown: Any, model: nn.Module | None = None) -> Any:
+        """Call the model, or a copy of it, on a batch as the model sees it."""
+        args, kwargs = self._arguments(shown)
+        run = self.model if model is None else model
+        return self._rows(run(*args, **kwargs), shown)
 
-    def level(self, name: str, value: Any) -> str | None:
-        """Return the level of a tensor's rows: node, edge, index or None."""
-        if not isinstance(value, Tensor) or value.dim() == 0:
-            return None
-        if _is_edges(value) or _is_sparse(value):
-            return INDEX
-        num_edges = None if self.edges is None else self.edges.size(1)
-        if value.size(0) == num_edges and (
-            name.startswith('edge')
-            or num_edges != self.owner.numel()
-            or (name in self._unnamed and value.is_floating_point())
-        ):
-            return EDGE
-        return NODE if value.size(0) == self.owner.numel() else None
-
-    def rows(self, name: str, value: Any) -> Tensor | None:
-        """Return the subgraph of each row of a tensor, if it is known."""
-        level = self.level(name, value)
-        if level == NODE:
-            return self.owner
-        if level == EDGE and self.edges is not None:
-            return self.owner[self.edges[0]]
-        return None
-
-    def run(self, leaf: Leaf | None = None) -> Any:
-        """Call the module again, with leaves changed."""
-        args, kwargs = self.map(leaf or (lambda name, value: value))
-        return self.module(*args, **kwargs)
-
-    def extract(
-        self, subgraphs: Tensor, leaf: Leaf | None = None
-    ) -> tuple['Call', Tensor]:
-        r"""Return the call on some of the subgraphs alone.
-
-        Args:
-            subgraphs (Tensor): int64, the subgraphs to keep, without
-                duplicates.
-            leaf (callable, optional): changes leaves before they are cut.
-                (default: :obj:`None`)
-
-        Returns:
-            tuple[Call, Tensor]: the call, in which the subgraphs have the
-            numbers 0, 1, ... in the order of :obj:`subgraphs`, and its nodes.
-        """
-        owner = self.owner
-        number = owner.new_full((self.num_subgraphs,), -1)
-        number[subgraphs] = torch.arange(
-            subgraphs.numel(), device=number.device
-        )
-        new_owner = number[owner]
-        kept = new_owner >= 0
-        nodes = kept.nonzero().view(-1)
-        position = torch.full_like(owner, -1)
-        position[nodes] = torch.arange(nodes.numel(), device=owner.device)
-        edges = None if self.edges is None else kept[self.edges[0]]
-
-        def cut(name: str, value: Any) -> Any:
-            if leaf is not None:
-                value = leaf(name, value)
-            level = self.level(name, value)
-            if level == INDEX and _is_sparse(value):
-                return _cut_sparse(value, kept, position, nodes.numel())
-            if level == INDEX:
-                return position[value[:, kept[value[0]]]]
-            if level == NODE and _same(value, owner):
-                return new_owner[nodes]
-            if level == NODE:
-                return value[nodes]
-            if level == EDGE:
-                return value[edges]
-            if name in _COUNTS and value == self.num_subgraphs:
-                return subgraphs.numel()
-            if name == 'num_nodes' and value == owner.numel():
-                return nodes.numel()
-            return value
-
-        def cut_data(data: Data) -> Data:
-            out = data.clone()
-            for key, value in data.items():
-                if isinstance(value, Tensor):
-                    out[key] = cut(key, value)
-            if 'batch_size' in data:
-                out.batch_size = int(subgraphs.numel())
-            if 'num_nodes' in data:
-                out.num_nodes = nodes.numel()
+    def _rows(self, out: Any, shown: Any) -> Any:
+        # The rows of the outputs that the loss reads.
+        if self.schema is None:
             return out
+        target = self.schema.target
+        self.by_type = isinstance(out, dict)
+        if isinstance(out, dict):
+            if target not in out:
+                raise ValueError(
+                    "'module' needs to return rows of the target type, "
+                    f'{target!r} (got {list(out)})'
+                )
+            out = out[target]
+        if not self.schema.several:
+            return out
+        return out[: int(shown[target].root_mask.sum())]
 
-        args, kwargs = self.map(cut, cut_data)
-        call = Call(
-            self.module, args, kwargs, new_owner[nodes], subgraphs.numel()
+    def owners(self, shown: Any, units: Units) -> list[Tensor]:
+        """Return the units of rows that there may be, of nodes and edges."""
+        found = [units.owner]
+        if len(units.rows) != units.count:
+            found.append(units.rows)
+        if self.schema is not None:
+            of = [shown[t].batch for t in self.schema.node_types]
+            whose = dict(zip(self.schema.node_types, of, strict=True))
+            return (
+                found
+                + of
+                + [
+                    whose[e[0]][shown[e].edge_index[0]]
+                    for e in self.schema.edge_types
+                ]
+            )
+        edges = shown.get('edge_index')
+        if isinstance(edges, Tensor) and edges.layout == torch.strided:
+            found.append(units.owner[edges[0]])
+        return found
+
+
+def _version(value: Any) -> int:
+    return value._version if isinstance(value, Tensor) else 0
+
+
+def _get(batch: Any, key: Any) -> Any:
+    if isinstance(key, tuple):
+        return batch[key[0]].get(key[1])
+    return batch.get(key)
+
+
+def marks_of(batch: Any) -> dict[Any, tuple[int, int]]:
+    """Return the identity and version of what a model may read of a batch."""
+    if isinstance(batch, HeteroData):
+        stores = {**batch._node_store_dict, **batch._edge_store_dict}
+        return {
+            (of, name): (id(value), value._version)
+            for of, store in stores.items()
+            for name, value in store.items()
+            if isinstance(value, Tensor)
+            and name in ('x', 'edge_index', 'batch')
+        }
+    found = {}
+    for name, value in batch.to_dict().items():
+        is_data = hasattr(value, 'shape') or hasattr(value, 'sizes')
+        found[name] = (id(value) if is_data else 0, _version(value))
+    return found
+
+
+def _check_same(batch: Any, marks: dict[Any, tuple[int, int]]) -> None:
+    now = marks_of(batch)
+    for key, mark in marks.items():
+        if now.get(key) != mark:
+            _refuse(f"its '{key}' was changed")
+    if extra := sorted(map(str, now.keys() - marks.keys())):
+        _refuse(f"'{extra[0]}' was added to it")
+
+
+def _refuse(what: str) -> NoReturn:
+    raise ValueError(
+        'the model needs to be called with the attributes of the batch '
+        f"that 'data_loader' gave last, as they are ({what}). The "
+        'subgraph of a row is known for these alone: compute other inputs '
+        "inside the model, row by row, or in the loader's 'transform'"
+    )
+
+
+def find_call(
+    model: nn.Module,
+    schema: Schema | None,
+    batch: Data,
+    units: Units,
+    forward: Forward | None,
+    by_unit: bool = False,
+) -> Call:
+    """Find the attributes of a batch that a model is called with.
+
+    Args:
+        model (torch.nn.Module): the model.
+        schema (Schema, optional): the types of batches that are typed.
+        batch (Data): a batch, as one graph.
+        units (Units): its units.
+        forward (callable, optional): calls a model with a batch, once; by
+            default the model gets what its arguments are named after
+            (``batch``, ``edge_attr``, ...), ``x`` and ``edge_index`` first,
+            and those by type if the batch is typed.
+        by_unit (bool): whether subgraphs are whole graphs, so that an
+            optional ``batch`` is passed as well. (default: :obj:`False`)
+
+    Raises:
+        ValueError: if the attributes can't be found.
+    """
+    shown = batch if schema is None else schema.typed(batch)
+    calls: list[Call] = []
+    marks = marks_of(shown)
+
+    class Spy:
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            given = model, schema, shown, marks, units, args, kwargs
+            calls.append(Call(*given))
+            with torch.no_grad():
+                return model(*args, **kwargs)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(model, name)
+
+    if forward is None:
+        args = arguments_of(model, shown, by_unit)
+        return Call(model, schema, shown, marks, units, args, {})
+    with torch.random.fork_rng():
+        forward(Spy(), shown)  # type: ignore[arg-type]
+    if len(calls) != 1:
+        raise ValueError(
+            f"'forward' needs to call the model once (got {len(calls)} calls)"
         )
-        return call, nodes
-
-    def map(
-        self,
-        leaf: Leaf,
-        of_data: Callable[[Data], Data] | None = None,
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments, with a function applied to every leaf."""
-
-        def visit(name: str, value: Any) -> Any:
-            if isinstance(value, Data):
-                if of_data is not None:
-                    return of_data(value)
-                out = copy.copy(value)
-                for key, item in value.items():
-                    if isinstance(item, Tensor):
-                        out[key] = leaf(key, item)
-                return out
-            if isinstance(value, tuple | list) and type(value) in (
-                tuple,
-                list,
-            ):
-                return type(value)(visit(name, item) for item in value)
-            return leaf(name, value)
-
-        parameters = self.bound.signature.parameters
-        new: dict[str, Any] = {}
-        for name, value in self.bound.arguments.items():
-            if parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
-                new[name] = {k: visit(k, v) for k, v in value.items()}
-            else:
-                new[name] = visit(name, value)
-        bound = inspect.BoundArguments(self.bound.signature, new)
-        return bound.args, bound.kwargs
+    return calls[0]
 
 
-def _same(value: Tensor, owner: Tensor) -> bool:
-    return value.dtype == owner.dtype and torch.equal(value, owner)
+def arguments_of(
+    model: nn.Module, batch: Any, by_unit: bool
+) -> tuple[Any, ...]:
+    """Return what a model takes of a batch, by the names of its arguments."""
+    typed = isinstance(batch, HeteroData)
+
+    def attribute(name: str) -> Any:
+        if typed:
+            return getattr(batch, f'{name.removesuffix("_dict")}_dict')
+        return batch[name]
+
+    def has(name: str) -> bool:
+        if not typed:
+            return name in batch
+        return any(name.removesuffix('_dict') in s for s in batch.stores)
+
+    found: list[Any] = []
+    unknown = []
+    parameters = inspect.signature(model.forward).parameters.values()
+    for place, p in enumerate(parameters):
+        pools = by_unit and place == 2 and p.name == 'batch'
+        if p.default is not p.empty and not pools:
+            break
+        if p.kind not in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD):
+            break
+        if place == 0 and p.name in ('data', 'batch'):
+            found.append(batch)
+        elif has(p.name):
+            found.append(attribute(p.name))
+        elif place < 2:
+            found.append(attribute(('x', 'edge_index')[place]))
+        else:
+            unknown.append(p.name)
+    if unknown:
+        raise ValueError(
+            "'forward' needs to be given for a model that takes what the "
+            f'batch does not have (got a model that takes {unknown}): '
+            'forward=lambda model, batch: model(batch.x, batch.edge_index, '
+            '...)'
+        )
+    return tuple(found or map(attribute, ('x', 'edge_index')))
 
 
-def _is_edges(value: Any) -> bool:
-    return (
-        isinstance(value, Tensor)
-        and value.layout == torch.strided
-        and value.dtype == torch.int64
-        and value.dim() == 2
-        and value.size(0) == 2
-    )
+class Target(dict[str, Tensor]):
+    """Outputs by type, of which the loss may read those of the target type."""
 
-
-def _is_sparse(value: Any) -> bool:
-    return (
-        isinstance(value, Tensor)
-        and value.layout != torch.strided
-        and value.dim() == 2
-    )
-
-
-def _pairs(value: Tensor) -> Tensor:
-    return value.detach().to_sparse_coo().coalesce().indices()
-
-
-def _cut_sparse(
-    value: Tensor, kept: Tensor, position: Tensor, num_nodes: int
-) -> Tensor:
-    coo = value.to_sparse_coo().coalesce()
-    inside = kept[coo.indices()[0]]
-    out = torch.sparse_coo_tensor(
-        position[coo.indices()[:, inside]],
-        coo.values()[inside],
-        (num_nodes, num_nodes),
-        check_invariants=True,
-    ).coalesce()
-    if value.layout == torch.sparse_csr:
-        return out.to_sparse_csr()
-    if value.layout == torch.sparse_csc:
-        return out.to_sparse_csc()
-    return out
+    def __missing__(self, name: Any) -> NoReturn:
+        raise KeyError(
+            f'{name!r}: in private training the loss reads the outputs of '
+            f'{list(self)} alone, a row for each person'
+        )

@@ -33,7 +33,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from pyg_trust import ops
 from pyg_trust._checks import check_number
 from pyg_trust.privacy.bounds import Sizes
-from pyg_trust.privacy.clipping import Book
+from pyg_trust.privacy.clipping import opened
 from pyg_trust.privacy.exact import clip
 from pyg_trust.privacy.owners import KAPPA, Owners, known
 from pyg_trust.privacy.recorder import (
@@ -366,10 +366,11 @@ class Attributed:
 
 def _mixing(where: str, what: str, rows: tuple[int, int]) -> str:
     return (
-        f'the model needs to treat units apart, but rows of several units '
-        f'meet behind {what} in {where} ({rows[0]} of {rows[1]} rows): look '
+        'the model needs to treat subgraphs apart, but rows of several '
+        f'subgraphs meet behind {what} in {where} ({rows[0]} of {rows[1]} '
+        'rows): look '
         'for normalisation, pooling or attention over the whole batch (most '
-        "norms and pools of PyG treat units apart if given 'batch')"
+        "norms and pools of PyG treat subgraphs apart if given 'batch')"
     )
 
 
@@ -432,11 +433,7 @@ class UnitGradients:
     def __init__(self, found: Attributed, params: dict[str, Tensor]) -> None:
         self._params = params
         with torch.no_grad():
-            count = found.made.num_units
-            self._book = Book(found.made, count, found.inverse)
-            sizes = self._book.sizes()
-        for each in (sizes.norms, sizes.n):
-            each.masked_fill_(found.broken, math.inf)
+            self._book, sizes = opened(found)
         self._sizes = sizes
         #: Norms over all parameters, float64, ``[num_units]``; infinite where
         #: a gradient is not finite.

@@ -1,52 +1,47 @@
 # Longer than 700 lines because a third of it documents arguments.
 """Differentially private training of any PyG model."""
 
+import functools
 import inspect
 import warnings
-from copy import deepcopy
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch_geometric.loader import LinkLoader
 
 from pyg_trust._checks import (
     NUMBERS,
     Count,
     Fraction,
+    Is,
     NotNegative,
     Number,
     OneOf,
     Positive,
+    Sizes,
     check_instance,
     check_positive,
     validated,
 )
-from pyg_trust._checks.graphs import warn_of_delta
+from pyg_trust._checks.graphs import warn_of_delta, warn_of_scaled
 from pyg_trust._checks.identity import fingerprint_any
 from pyg_trust._moved import retired
 from pyg_trust.ledger import BudgetExceededError
-from pyg_trust.loader import UnitLoader
+from pyg_trust.loader import StepLoader
 from pyg_trust.privacy.accountant import RELATION
 from pyg_trust.privacy.alone import ISOLATIONS
-from pyg_trust.privacy.attaching import (
-    Loader,
-    as_in_opacus,
-    check_arithmetic,
-    check_grid,
-    check_group,
-    check_parts,
-    check_totals,
-    probe,
-)
 from pyg_trust.privacy.bounds import check_norm
+from pyg_trust.privacy.calls import Forward
 from pyg_trust.privacy.exact import clip
 from pyg_trust.privacy.group import Group
-from pyg_trust.privacy.loading import PrivateLoader, PrivateTraining
 from pyg_trust.privacy.mechanisms import CLIPPINGS, check_multiplier
 from pyg_trust.privacy.noising import noisy_count, noisy_sums
-from pyg_trust.privacy.norms import AdaptiveNorm, NormEstimates
+from pyg_trust.privacy.norms import AdaptiveNorm, estimated_norm
+from pyg_trust.privacy.probing import try_parts
 from pyg_trust.privacy.report import (
     NOISELESS,
     PrivacyReport,
@@ -56,21 +51,100 @@ from pyg_trust.privacy.report import (
 )
 from pyg_trust.privacy.state import Checkpoints
 from pyg_trust.privacy.training import REDUCTIONS, PrivateStep
-from pyg_trust.privacy.typed import TypedModel, plain_model
 from pyg_trust.privacy.validation import (
     Criterion,
-    Forward,
+    check_arithmetic,
+    check_grid,
+    check_group,
     check_layers,
     check_parameters,
+    check_parts,
+    check_totals,
 )
-from pyg_trust.privacy.wrappers import PrivateModule, PrivateOptimizer
+from pyg_trust.privacy.wrappers import (
+    PrivateLoader,
+    PrivateModule,
+    PrivateOptimizer,
+    PrivateTraining,
+)
 from pyg_trust.removal import RemovalRequest
 
-# What isolation='checked' was called in 0.1.
+__all__ = ['PrivacyEngine']
+
+# The name of isolation='checked' in 0.1.
 _OLD = 'followed'
 
 
-class PrivacyEngine(Checkpoints, NormEstimates):
+class _IsLoader(Is):
+    """Requirement that accountants cover the sampling of a loader."""
+
+    def check(self, name: str, value: Any, sizes: Sizes = None) -> Any:
+        """Return the loader, or raise a ``TypeError``."""
+        if isinstance(value, LinkLoader):
+            raise TypeError(
+                f"'{name}' can't be of pairs: an edge and a node are in the "
+                'subgraphs of many pairs, and no unit bounds that '
+                '(PrivateLinkPredictor protects edges; got '
+                f'{type(value).__name__})'
+            )
+        if not isinstance(value, self.kinds):
+            raise TypeError(
+                f"'{name}' needs to be {self.need}, as "
+                'pyg_trust.loader.DisjointWalkLoader(data, batch_size, '
+                'walk_length) of a graph, GraphLoader(graphs, batch_size) of '
+                'graphs and UnitLoader(data, unit, batch_size) of a typed '
+                'graph are: other loaders draw batches and neighbours in '
+                'ways that are not accounted for '
+                f'(got {type(value).__name__})'
+            )
+        return value
+
+
+Loader = Annotated[StepLoader, _IsLoader(StepLoader)]
+
+
+# Arguments of Opacus' engine that have another place here.
+_OPACUS = {
+    'poisson_sampling': "give sampling='poisson' to the loader, as "
+    "DisjointWalkLoader(data, batch_size, walk_length, sampling='poisson')",
+    'grad_sample_mode': 'leave it out: there is one method, and it takes any '
+    'PyG model',
+    'secure_mode': 'leave it out: noise and batches always come from the '
+    'operating system, unless there is a seed',
+    'noise_generator': 'leave it out: noise comes from the operating system, '
+    'or from PrivacyEngine(seed=...), which is not private',
+    'batch_first': 'leave it out: batches are those of PyG',
+}
+_Call = TypeVar('_Call', bound=Callable[..., Any])
+
+
+def as_in_opacus(call: _Call) -> _Call:
+    """Say where an argument of Opacus' engine is here, if it is given."""
+    known = inspect.signature(call).parameters
+    named = not any(
+        p.kind is p.POSITIONAL_OR_KEYWORD and name != 'self'
+        for name, p in known.items()
+    )
+
+    @functools.wraps(call)
+    def explained(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if args and named:
+            raise TypeError(
+                f"'{call.__name__}' takes arguments by name: module=model, "
+                'optimizer=optimizer, data_loader=loader, ... (got '
+                f'{len(args)} without)'
+            )
+        for name in kwargs:
+            if name in _OPACUS and name not in known:
+                raise TypeError(
+                    f"'{name}' of Opacus is not taken: {_OPACUS[name]}"
+                )
+        return call(self, *args, **kwargs)
+
+    return explained  # type: ignore[return-value]
+
+
+class PrivacyEngine(Checkpoints):
     r"""Trains any PyG model with differential privacy of feature rows.
 
     Node-level DP-SGD on disjoint random walks, after `"Training
@@ -248,13 +322,16 @@ class PrivacyEngine(Checkpoints, NormEstimates):
         if optimizer is None:
             optimizer = torch.optim.SGD(trained or [torch.zeros(1)], lr=0.1)
         try:
-            check_parts(module, optimizer, data_loader)
-            check_layers(module)
-            check_parameters(module, optimizer)
-            if data_loader is not None:
-                PrivacyEngine()._prepare(
-                    *(module, optimizer, data_loader),
-                    max_grad_norm=1.0,
+            if data_loader is None:
+                check_parts(module, optimizer)
+                check_layers(module)
+                check_parameters(module, optimizer)
+            else:
+                _IsLoader(StepLoader).check('data_loader', data_loader)
+                engine = PrivacyEngine()
+                engine._check_free(module, optimizer, data_loader)
+                engine._prepare(
+                    *(module, optimizer, data_loader, 1.0),
                     forward=forward,
                     criterion=criterion,
                 )
@@ -362,35 +439,8 @@ class PrivacyEngine(Checkpoints, NormEstimates):
             TypeError, ValueError: if anything is not as it needs to be.
                 Nothing is changed then.
         """
-        self._check_free(module, optimizer, data_loader)
-        if noise_multiplier:
-            check_multiplier(noise_multiplier, data_loader.terms)
-        elif (
-            target_epsilon is not None
-            or self._ledger_path is not None
-            or isinstance(max_grad_norm, AdaptiveNorm)
-        ):
-            raise ValueError(
-                "'noise_multiplier' can be 0, to debug a training without "
-                "noise, for an engine without 'ledger', 'target_epsilon' and "
-                'AdaptiveNorm alone: epsilon is infinite then'
-            )
-        self._agree(
-            module,
-            optimizer,
-            noise_multiplier=noise_multiplier,
-            max_grad_norm=max_grad_norm,
-            loss_reduction=loss_reduction,
-            max_physical_batch_size=max_physical_batch_size,
-            target_epsilon=target_epsilon,
-            target_delta=target_delta,
-            clipping=clipping,
-            isolation=isolation,
-        )
-        step = self._prepare(
-            module,
-            optimizer,
-            data_loader,
+        return self._make(
+            *(module, optimizer, data_loader, noise_multiplier),
             max_grad_norm=max_grad_norm,
             loss_reduction=loss_reduction,
             max_physical_batch_size=max_physical_batch_size,
@@ -400,17 +450,6 @@ class PrivacyEngine(Checkpoints, NormEstimates):
             criterion=criterion,
             clipping=clipping,
             isolation=isolation,
-        )
-        if isinstance(max_grad_norm, AdaptiveNorm):
-            size = data_loader.subgraphs_per_batch
-            max_grad_norm.gradient_multiplier(noise_multiplier, size)
-        self._open(data_loader)
-        self._target = None, None  # not one of an interrupted call
-        if target_epsilon is not None and target_delta is not None:
-            self._target = float(target_epsilon), float(target_delta)
-        data_loader.batch_sampler.chunk_size = max_physical_batch_size
-        return self._attach(
-            step, optimizer, data_loader, noise_multiplier, max_grad_norm
         )
 
     @retired(trust_loss=None, public=None, exact=None, method=None)
@@ -452,7 +491,6 @@ class PrivacyEngine(Checkpoints, NormEstimates):
             TypeError, ValueError: as :meth:`make_private`, and if no noise is
                 enough.
         """
-        self._check_free(module, optimizer, data_loader)
         if (steps is None) == (epochs is None):
             raise ValueError(
                 "one of 'steps' and 'epochs' needs to be given (got "
@@ -468,48 +506,25 @@ class PrivacyEngine(Checkpoints, NormEstimates):
                 raise TypeError(
                     f"'make_private_with_epsilon' takes no argument '{name}'"
                 )
-        self._agree(
-            module,
-            optimizer,
-            target_epsilon=target_epsilon,
-            target_delta=target_delta,
-            max_grad_norm=max_grad_norm,
-            steps=steps,
-            epochs=epochs,
-            **kwargs,
-        )
         if steps is None:
             assert epochs is not None
             steps = epochs * data_loader.batch_sampler.num_steps
-        step = self._prepare(
-            module,
-            optimizer,
-            data_loader,
-            max_grad_norm=max_grad_norm,
+        return self._make(
+            *(module, optimizer, data_loader, None, steps),
             target_epsilon=target_epsilon,
             target_delta=target_delta,
+            max_grad_norm=max_grad_norm,
             **kwargs,
-        )
-        multiplier = self._open(data_loader).noise_multiplier_for(
-            target_epsilon,
-            target_delta,
-            sample_rate=self._highest_rate(data_loader, steps),
-            steps=steps,
-        )
-        self._target = target_epsilon, float(target_delta)
-        data_loader.batch_sampler.chunk_size = kwargs.get(
-            'max_physical_batch_size'
-        )
-        return self._attach(
-            step, optimizer, data_loader, multiplier, max_grad_norm
         )
 
     @validated
-    def _prepare(
+    def _make(
         self,
         module: nn.Module,
         optimizer: torch.optim.Optimizer,
         data_loader: Loader,
+        noise_multiplier: NotNegative | None,
+        steps: int | None = None,
         *,
         max_grad_norm: float | AdaptiveNorm,
         loss_reduction: Annotated[str, OneOf(REDUCTIONS)] = 'mean',
@@ -520,24 +535,28 @@ class PrivacyEngine(Checkpoints, NormEstimates):
         criterion: Criterion | None = None,
         clipping: Annotated[str, OneOf(CLIPPINGS)] = 'flat',
         isolation: Annotated[str, OneOf((*ISOLATIONS, _OLD))] = 'checked',
-    ) -> PrivateStep:
-        # Refuse all invalid arguments before the account is opened.
-        norm = max_grad_norm
-        if isinstance(norm, AdaptiveNorm):
-            if clipping != 'flat':
-                raise ValueError(
-                    "'clipping' needs to be 'flat' for an AdaptiveNorm: "
-                    'scaled gradients are all of one length (got '
-                    f'{clipping!r})'
-                )
-            norm = norm.initial
-        norm = check_norm(
-            'max_grad_norm', check_positive('max_grad_norm', norm)
-        )
-        if (target_epsilon is None) != (target_delta is None):
+    ) -> PrivateTraining:
+        # With this noise, or with the least of which so many steps fit.
+        self._check_free(module, optimizer, data_loader)
+        adaptive, norm = None, max_grad_norm
+        if isinstance(max_grad_norm, AdaptiveNorm):
+            adaptive, norm = max_grad_norm, max_grad_norm.initial
+        if adaptive is not None and clipping != 'flat':
             raise ValueError(
-                "'target_epsilon' and 'target_delta' need to be given "
-                f'together (got {target_epsilon} and {target_delta})'
+                "'clipping' needs to be 'flat' for an AdaptiveNorm: scaled "
+                f'gradients are all of one length (got {clipping!r})'
+            )
+        if noise_multiplier:
+            check_multiplier(noise_multiplier, data_loader.terms)
+        elif steps is None and (
+            target_epsilon is not None
+            or self._ledger_path is not None
+            or adaptive is not None
+        ):
+            raise ValueError(
+                "'noise_multiplier' can be 0, to debug a training without "
+                "noise, for an engine without 'ledger', 'target_epsilon' and "
+                'AdaptiveNorm alone: epsilon is infinite then'
             )
         if isolation == _OLD:
             warnings.warn(
@@ -546,88 +565,106 @@ class PrivacyEngine(Checkpoints, NormEstimates):
                 stacklevel=4,
             )
             isolation = 'checked'
-        account = self._account(data_loader)
-        if target_epsilon is not None and target_delta is not None:
-            account.get_epsilon(target_delta)
-        check_layers(module)
-        by_row = False
-        if isinstance(data_loader, UnitLoader):
-            by_row = data_loader.schema.by_row
-            module = TypedModel(module, data_loader.schema)
-        step = PrivateStep(
+        self._agree(
             module,
-            check_parameters(module, optimizer),
-            norm,
-            loss_reduction,
-            self._add_noise,
-            clipping,
+            optimizer,
+            noise_multiplier=noise_multiplier,
+            steps=steps,
+            max_grad_norm=max_grad_norm,
+            loss_reduction=loss_reduction,
+            max_physical_batch_size=max_physical_batch_size,
+            target_epsilon=target_epsilon,
+            target_delta=target_delta,
+            clipping=clipping,
+            isolation=isolation,
         )
-        step.by_unit, step.by_row = data_loader.by_unit, by_row
-        step.call_with, step.criterion = forward, criterion
-        mean = loss_reduction == 'mean' and criterion is None
-        step.exactness.prepare(data_loader, mean)
-        step.isolation = isolation
-        step.secret = not self.seeded
-        step.exactness.alone = isolation == 'construction'
-        if data_loader.form != 'withdraw':  # Else the number is private.
-            count = data_loader.data.num_nodes or 1
-            warn_of_delta(target_delta, count, data_loader.protected)
-        probe(step, data_loader, forward, criterion)
-        return step
-
-    def _attach(
-        self,
-        step: PrivateStep,
-        optimizer: torch.optim.Optimizer,
-        data_loader: Loader,
-        noise_multiplier: float,
-        max_grad_norm: float | AdaptiveNorm,
-    ) -> PrivateTraining:
-        adaptive = None
-        if isinstance(max_grad_norm, AdaptiveNorm):
-            adaptive = max_grad_norm
-            size = data_loader.subgraphs_per_batch
-        multiplier = float(noise_multiplier)
+        assert not isinstance(norm, AdaptiveNorm)
+        norm = check_norm(
+            'max_grad_norm', check_positive('max_grad_norm', norm)
+        )
+        if (target_epsilon is None) != (target_delta is None):
+            raise ValueError(
+                "'target_epsilon' and 'target_delta' need to be given "
+                f'together (got {target_epsilon} and {target_delta})'
+            )
+        step = self._prepare(
+            *(module, optimizer, data_loader, norm, target_delta),
+            loss_reduction=loss_reduction,
+            clipping=clipping,
+            isolation=isolation,
+            forward=forward,
+            criterion=criterion,
+        )
+        size = data_loader.subgraphs_per_batch
+        if adaptive is not None and noise_multiplier:
+            adaptive.gradient_multiplier(noise_multiplier, size)
+        account = self._open(data_loader)
+        self._target = None, None  # not one of an interrupted call
+        if target_epsilon is not None and target_delta is not None:
+            self._target = float(target_epsilon), float(target_delta)
+        if noise_multiplier is None:
+            assert steps is not None
+            noise_multiplier = account.noise_multiplier_for(
+                *self._target,
+                sample_rate=self._highest_rate(data_loader, steps),
+                steps=steps,
+            )
+        multiplier = gradients = float(noise_multiplier)
         self._check_budget(data_loader, multiplier)
         if adaptive is not None:
-            check_grid(
-                'noise_std', 2 * adaptive.count_std(multiplier, size), 1
-            )
-            multiplier = adaptive.gradient_multiplier(multiplier, size)
-        check_arithmetic(data_loader, multiplier, step.parameters)
+            std = adaptive.count_std(multiplier, size)
+            check_grid('noise_std', 2 * std, 1)
+            gradients = adaptive.gradient_multiplier(multiplier, size)
+        numbers = sum(p.numel() for p in step.parameters)
+        check_arithmetic(data_loader, gradients, numbers)
         group = self._group
-        group.same_weights(step.module)
+        group.share(module, optimizer)
         key = group.key()
-        training = PrivateTraining(
-            PrivateModule(plain_model(step.module), step),
-            PrivateOptimizer(optimizer, step),
-            PrivateLoader(
-                data_loader,
-                step,
-                lambda: self.steps,
-                self._allowed,
-                data_loader.check_batch,
-                self._choose,
-                group,
-                self._begin_together,
-            ),
-        )
         # From here on nothing is refused, and an interrupt falls between two
         # lines.
-        self._loader = data_loader
-        self._noise_multiplier = float(noise_multiplier)
+        self._loader, self._noise_multiplier = data_loader, multiplier
         self._adaptive, self._key = adaptive, key
-        self._max_grad_norm = step.max_grad_norm
-        step.counts = adaptive is not None
-        self._loss_reduction = step.loss_reduction
-        batches = data_loader.batch_sampler
-        batches.choose = self._choose
-        batches.rank, batches.num_ranks = group.rank, group.size
-        step.pins.hold_layers()
-        step.pins.hold()
-        self._training, self._step = training, step
-        self._start = self.steps
-        return training
+        self._max_grad_norm, step.counts = norm, adaptive is not None
+        data_loader.batch_sampler.chunk_size = max_physical_batch_size
+        step.hold()
+        self._step, self._start = step, self.steps
+        self._training = PrivateTraining(
+            PrivateModule(module, step),
+            PrivateOptimizer(optimizer, step),
+            PrivateLoader(
+                *(data_loader, step, lambda: self.steps, self._allowed),
+                *(self._choose, group, self._begin_together),
+            ),
+        )
+        return self._training
+
+    def _prepare(
+        self,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loader: StepLoader,
+        norm: float,
+        delta: float | None = None,
+        **options: Any,
+    ) -> PrivateStep:
+        # Refuse what can't be trained, before the account is opened.
+        account = self._account(loader)
+        if delta is not None:
+            account.get_epsilon(delta)
+        check_layers(module)
+        check_parameters(module, optimizer)
+        step = PrivateStep(
+            *(module, loader, norm, self._add_noise),
+            secret=not self.seeded,
+            **options,
+        )
+        for store in loader.data.node_stores:
+            warn_of_scaled('x', store.get('x'))
+        if loader.form != 'withdraw':  # Else the number is private.
+            count = loader.data.num_nodes or 1
+            warn_of_delta(delta, count, loader.protected)
+        try_parts(step)
+        return step
 
     def _agree(self, module: nn.Module, optimizer: Any, **given: Any) -> None:
         # All that decides what is spent, and how weights move.
@@ -652,11 +689,10 @@ class PrivacyEngine(Checkpoints, NormEstimates):
         )
 
     def _begin_together(self) -> None:
-        """Begin an epoch with one state in all processes: the first one's."""
-        training, group = self._attached(), self._group
-        group.agree({'the number of steps': str(self.steps)})
-        model, optimizer = training.model, training.optimizer
-        if group.differs(
+        # Begin an epoch with one state in all processes: the first one's.
+        model, optimizer, _ = self._attached()
+        self._group.agree({'the number of steps': str(self.steps)})
+        if self._group.differs(
             fingerprint_any(model.state_dict()),
             fingerprint_any(optimizer.state_dict()),
         ):
@@ -666,10 +702,7 @@ class PrivacyEngine(Checkpoints, NormEstimates):
                 'checkpoints, and change learning rates, in all processes',
                 stacklevel=4,
             )
-            for part in (model, optimizer):
-                state = group.of_first(part.state_dict)
-                if not group.first:
-                    part.load_state_dict(state)
+            self._group.share(model, optimizer)
 
     def _check_free(self, module: Any, optimizer: Any, loader: Any) -> None:
         if self._training is not None:
@@ -677,6 +710,10 @@ class PrivacyEngine(Checkpoints, NormEstimates):
                 'an engine trains one model: make a new engine, with a budget '
                 'of its own'
             )
+        if isinstance(module, PrivateModule) or isinstance(
+            optimizer, PrivateOptimizer
+        ):
+            raise ValueError("'module' and 'optimizer' are private already")
         check_parts(module, optimizer, loader)
         group = Group.current()
         check_group(group, loader)
@@ -697,8 +734,7 @@ class PrivacyEngine(Checkpoints, NormEstimates):
     @property
     def loss_reduction(self) -> str:
         """Whether losses are means or sums."""
-        self._attached()
-        return self._loss_reduction
+        return self._training_step().loss_reduction
 
     @property
     def target_epsilon(self) -> float | None:
@@ -774,6 +810,63 @@ class PrivacyEngine(Checkpoints, NormEstimates):
         return self._adaptive.next(norm, 0.5 + centred / size)
 
     @validated
+    def estimate_max_grad_norm(
+        self,
+        *,
+        module: nn.Module,
+        data_loader: Loader,
+        criterion: Criterion,
+        percentile: Annotated[float, Number(0, 100)] = 50.0,
+        epsilon: Positive | None = None,
+        bounds: tuple[float, float] = (1e-3, 1e3),
+        public: Annotated[bool, Is(bool)] = False,
+        insist: bool = False,
+        forward: Forward | None = None,
+        progress_bar: bool | None = None,
+    ) -> float:
+        r"""Estimate a clipping norm as a percentile of the gradients' norms.
+
+        The percentile itself is a function of private data and must not be
+        used. Say which of these holds:
+
+        - ``epsilon``: a private estimate
+          (:func:`pyg_trust.privacy.private_quantile`) that spends it, on
+          top of training; it is on the account before it is returned. The
+          model, the data and the loss are tested as :meth:`make_private` does:
+          a row that reaches the gradients of other units would move all norms.
+        - ``public=True``: the loader has public data. Nothing is spent.
+        - ``insist``: the percentile as it is, with a warning; the report then
+          says that its :math:`\epsilon` leaves this release out.
+
+        Args:
+            module (torch.nn.Module): the model, at weights that were not
+                trained on private data without noise.
+            data_loader (StepLoader): the loader; all units of its first
+                partition are looked at.
+            criterion (callable): ``criterion(output, target)``, a mean of one
+                term per row.
+            percentile (float): in (0, 100). (default: :obj:`50.0`)
+            epsilon (float, optional): the budget. (default: :obj:`None`)
+            bounds (tuple): the least and the greatest answer.
+                (default: :obj:`(1e-3, 1e3)`)
+            public (bool): as above. (default: :obj:`False`)
+            insist (bool): as above. (default: :obj:`False`)
+            forward (callable, optional): as in :meth:`make_private`.
+                (default: :obj:`None`)
+            progress_bar (bool, optional): by default in terminals, after 2 s.
+
+        Raises:
+            ValueError: unless exactly one of the three is given, if a number
+                is out of range, or if rows of one unit may reach another.
+            BudgetExceededError: if the estimate exceeds the budget of
+                :meth:`make_private`; nothing is spent.
+        """
+        return estimated_norm(
+            *(self, module, data_loader, criterion, percentile, epsilon),
+            *(bounds, public, insist, forward, progress_bar),
+        )
+
+    @validated
     def spend_gaussian(
         self, mu: Annotated[float, Number(0, 20, 'high')]
     ) -> None:
@@ -817,14 +910,11 @@ class PrivacyEngine(Checkpoints, NormEstimates):
                 'a batch was drawn whose step was not taken: call '
                 'optimizer.step() before the release'
             )
-        ahead = deepcopy(accountant)
-        ahead.step(noise_multiplier=z, sample_rate=1.0)
-        self._check_left(ahead, f"'mu' = {mu:.6g}")
+        line = {'noise_multiplier': z, 'sample_rate': 1.0}
+        self._check_left(f"'mu' = {mu:.6g}", line=line)
         if self._ledger is not None:
             self._ledger.record(z, 1.0)
-        accountant.step(noise_multiplier=z, sample_rate=1.0)
-        self._note_spent()
-        self._limit = None
+        accountant.step(**line)
         self._releases += 1
         # An epoch in progress has counted its steps without this one.
         training.loader.end_epoch()
@@ -871,14 +961,12 @@ class PrivacyEngine(Checkpoints, NormEstimates):
         """
         training = self._attached()
         set_norm = None if self._adaptive is None else self._set_norm
-        self._restore(
-            *(training, self._step, self._setting(), set_norm, state, rewind)
-        )
+        self._restore(training, self._setting(), set_norm, state, rewind)
 
     def _setting(self) -> dict[str, Any]:
         adaptive = self._adaptive
         return self._settings(
-            self._attached().model.module,
+            self._attached(),
             self.clipping,
             noise_multiplier=self.noise_multiplier,
             max_grad_norm=(

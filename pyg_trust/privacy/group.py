@@ -7,7 +7,9 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
+
+__all__ = ['Group', 'keyed_bytes']
 
 T = TypeVar('T')
 
@@ -140,15 +142,18 @@ class Group:
             return None
         return self.of_first(lambda: os.urandom(32))
 
-    def same_weights(self, module: nn.Module) -> None:
-        """Broadcast the weights and buffers of the first process."""
+    def share(self, *parts: Any) -> None:
+        """Load the state of the first process' model and optimizer in all.
+
+        Args:
+            *parts (Any): have ``state_dict()`` and ``load_state_dict()``.
+        """
         if self.size == 1:
             return
-        with torch.no_grad():
-            for tensor in [*module.parameters(), *module.buffers()]:
-                value = tensor.detach().contiguous()
-                dist.broadcast(value, 0)
-                tensor.data.copy_(value)
+        for part in parts:
+            state = self.of_first(part.state_dict)
+            if not self.first:
+                part.load_state_dict(state)
 
     def total(self, sums: list[Tensor], *numbers: int) -> list[Tensor]:
         """Add up tensors and numbers of all processes.

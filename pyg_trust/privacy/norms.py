@@ -3,43 +3,30 @@
 import math
 import warnings
 from collections.abc import Sequence
-from copy import deepcopy
 from dataclasses import dataclass
-from functools import partial
-from typing import Annotated
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pyg_trust._checks import (
-    Fraction,
-    Number,
-    Positive,
-    check_instance,
-    check_positive,
-    validated,
-)
+from pyg_trust._checks import Fraction, Positive, check_positive, validated
 from pyg_trust._progress import Bar
-from pyg_trust.loader import DisjointWalkLoader, StepLoader
-from pyg_trust.privacy.attaching import (
-    Loader,
-    check_rows,
-    check_types,
-    probe,
-)
+from pyg_trust.loader import StepLoader
 from pyg_trust.privacy.bounds import check_norm
+from pyg_trust.privacy.calls import Forward, Units, find_call
 from pyg_trust.privacy.clipping import clipped_sum
-from pyg_trust.privacy.codes import Attributor
 from pyg_trust.privacy.mechanisms import private_quantile
-from pyg_trust.privacy.spending import Spending
+from pyg_trust.privacy.probing import try_parts
 from pyg_trust.privacy.training import PrivateStep, fresh_draws
 from pyg_trust.privacy.validation import (
     Criterion,
-    Forward,
     check_layers,
-    find_call,
+    check_rows,
+    check_types,
 )
+
+__all__ = ['AdaptiveNorm', 'estimated_norm', 'gradient_norms']
 
 _PROBED = 32
 
@@ -162,152 +149,82 @@ def check_bounds(bounds: tuple[float, float]) -> tuple[float, float]:
     return low, high
 
 
-class NormEstimates(Spending):
-    """Account that also pays for estimates of the clipping norm."""
-
-    @validated
-    def estimate_max_grad_norm(
-        self,
-        *,
-        module: nn.Module,
-        data_loader: Loader,
-        criterion: Criterion,
-        percentile: Annotated[float, Number(0, 100)] = 50.0,
-        epsilon: Positive | None = None,
-        bounds: tuple[float, float] = (1e-3, 1e3),
-        public: bool | Sequence[str] = False,
-        insist: bool = False,
-        forward: Forward | None = None,
-        progress_bar: bool | None = None,
-    ) -> float:
-        r"""Estimate a clipping norm as a percentile of the gradients' norms.
-
-        The percentile itself is a function of private data and must not be
-        used. Say which of these holds:
-
-        - ``epsilon``: a private estimate
-          (:func:`pyg_trust.privacy.private_quantile`) that spends it, on
-          top of training; it is on the account before it is returned. The
-          model, the data and the loss are tested as :meth:`make_private` does:
-          a row that reaches the gradients of other units would move all norms.
-        - ``public=True``: the loader has public data. Nothing is spent.
-        - ``insist``: the percentile as it is, with a warning; the report then
-          says that its :math:`\epsilon` leaves this release out.
-
-        Args:
-            module (torch.nn.Module): the model, at weights that were not
-                trained on private data without noise.
-            data_loader (StepLoader): the loader; all units of its first
-                partition are looked at.
-            criterion (callable): ``criterion(output, target)``, a mean of one
-                term per row.
-            percentile (float): in (0, 100). (default: :obj:`50.0`)
-            epsilon (float, optional): the budget. (default: :obj:`None`)
-            bounds (tuple): the least and the greatest answer.
-                (default: :obj:`(1e-3, 1e3)`)
-            public (bool): as above. (default: :obj:`False`)
-            insist (bool): as above. (default: :obj:`False`)
-            forward (callable, optional): as in :meth:`make_private`.
-                (default: :obj:`None`)
-            progress_bar (bool, optional): by default in terminals, after 2 s.
-
-        Raises:
-            ValueError: unless exactly one of the three is given, if a number
-                is out of range, or if rows of one unit may reach another.
-            BudgetExceededError: if the estimate exceeds the budget of
-                :meth:`make_private`; nothing is spent.
-        """
-        if isinstance(public, Sequence) and not isinstance(public, str):
-            warnings.warn(
-                "'public' takes no names any more: leave them out",
-                DeprecationWarning,
-                stacklevel=3,
-            )
-            public = False
-        check_instance('public', public, bool)
-        if (epsilon is not None) + (public is True) + insist != 1:
-            raise ValueError(
-                "one of 'epsilon' (a private estimate), 'public' and 'insist' "
-                'needs to be given: a percentile of private gradients is not '
-                f'private (got {epsilon}, {public} and {insist})'
-            )
-        low, high = check_bounds(bounds)
-        check_layers(module)
-        if not any(p.requires_grad for p in module.parameters()):
-            raise ValueError(
-                "'module' needs to have parameters that are trained (got none)"
-            )
-        if self._group.current().size > 1:
-            raise RuntimeError(
-                'a clipping norm is estimated in one process, before the '
-                "others start; 'max_grad_norm=AdaptiveNorm(...)' works in "
-                'several'
-            )
-        if epsilon is not None:
-            self._check_process()
-            if data_loader.form != 'replace':
-                raise ValueError(
-                    "'epsilon' needs a loader whose neighbours exchange a "
-                    'unit: an estimated percentile is not accounted for where '
-                    'one is added or removed; use AdaptiveNorm'
-                )
-            self._check_apart(module, data_loader, forward, criterion)
-            accountant = self._open(data_loader)
-            ahead = deepcopy(accountant)
-            ahead.spend_pure(epsilon)
-            self._check_left(ahead, f"'epsilon' = {epsilon:g}")
-        norms = gradient_norms(
-            module,
-            data_loader,
-            criterion,
-            forward,
-            not self.seeded,
-            progress_bar,
+def estimated_norm(
+    engine: Any,
+    module: nn.Module,
+    loader: StepLoader,
+    criterion: Criterion,
+    percentile: float,
+    epsilon: float | None,
+    bounds: tuple[float, float],
+    public: bool,
+    insist: bool,
+    forward: Forward | None,
+    progress_bar: bool | None,
+) -> float:
+    """Estimate a norm: :meth:`PrivacyEngine.estimate_max_grad_norm`."""
+    if (epsilon is not None) + public + insist != 1:
+        raise ValueError(
+            "one of 'epsilon' (a private estimate), 'public' and 'insist' "
+            'needs to be given: a percentile of private gradients is not '
+            f'private (got {epsilon}, {public} and {insist})'
         )
-        if epsilon is not None:
-            if self._ledger is not None:
-                self._ledger.record_pure(epsilon)
-            accountant.spend_pure(epsilon)
-            self._note_spent()
-            return private_quantile(
-                norms,
-                percentile / 100,
-                epsilon,
-                low,
-                high,
-                self._noise.random_bytes,
-                data_loader.terms,
+    low, high = check_bounds(bounds)
+    check_layers(module)
+    if not any(p.requires_grad for p in module.parameters()):
+        raise ValueError(
+            "'module' needs to have parameters that are trained (got none)"
+        )
+    if engine._group.current().size > 1:
+        raise RuntimeError(
+            'a clipping norm is estimated in one process, before the '
+            "others start; 'max_grad_norm=AdaptiveNorm(...)' works in "
+            'several'
+        )
+    if epsilon is not None:
+        engine._check_process()
+        if loader.form != 'replace':
+            raise ValueError(
+                "'epsilon' needs a loader whose neighbours exchange a "
+                'unit: an estimated percentile is not accounted for where '
+                'one is added or removed; use AdaptiveNorm'
             )
-        if insist:
-            warnings.warn(
-                'the clipping norm is a percentile of private gradient norms: '
-                'it tells of the data, and no epsilon accounts for it',
-                stacklevel=3,
-            )
-            self._leaks.append(
-                'NOT COVERED: the clipping norm is a percentile of private '
-                'gradient norms, released without noise'
-            )
-        norms = np.nan_to_num(norms, nan=high, posinf=high)
-        return float(np.percentile(np.clip(norms, low, high), percentile))
-
-    def _check_apart(
-        self,
-        module: nn.Module,
-        loader: StepLoader,
-        forward: Forward | None,
-        criterion: Criterion,
-    ) -> None:
-        # Refuse models and data in which one row could change several norms.
+        # One row could change several norms.
         check_types(module)
         check_rows(loader)
-        trained = [p for p in module.parameters() if p.requires_grad]
         step = PrivateStep(
-            *(module, trained, 1.0, 'mean'),
-            add_noise=lambda *_: [],  # takes no step
+            *(module, loader, 1.0, lambda *_: []),
+            forward=forward,
+            criterion=criterion,
         )
-        step.by_unit = loader.by_unit
-        probe(step, loader, forward, criterion)
+        try_parts(step)
+        engine._open(loader)
+        engine._check_left(f"'epsilon' = {epsilon:g}", pure=epsilon)
+    secret = not engine.seeded
+    norms = gradient_norms(
+        module, loader, criterion, forward, secret, progress_bar
+    )
+    if epsilon is not None:
+        if engine._ledger is not None:
+            engine._ledger.record_pure(epsilon)
+        engine.accountant.spend_pure(epsilon)
+        return private_quantile(
+            *(norms, percentile / 100, epsilon, low, high),
+            engine._noise.random_bytes,
+            loader.terms,
+        )
+    if insist:
+        warnings.warn(
+            'the clipping norm is a percentile of private gradient norms: '
+            'it reveals some of the data, and no epsilon accounts for it',
+            stacklevel=4,
+        )
+        engine._leaks.append(
+            'NOT COVERED: the clipping norm is a percentile of private '
+            'gradient norms, released without noise'
+        )
+    norms = np.nan_to_num(norms, nan=high, posinf=high)
+    return float(np.percentile(np.clip(norms, low, high), percentile))
 
 
 def gradient_norms(
@@ -334,16 +251,18 @@ def gradient_norms(
     """
     device = next(module.parameters()).device
     found: list[Tensor] = []
-    # Need equal bits if units of neighbouring data may differ in size.
-    units = Attributor(module, not isinstance(loader, DisjointWalkLoader))
+    step = PrivateStep(module, loader, 1.0, lambda *_: [])
     parts = torch.arange(loader.num_subgraphs).split(_PROBED)
     for index in Bar(parts, progress_bar, desc='norms'):
         batch = loader(loader.batch_sampler.write(0, index))
         owner, count = loader.check_batch(batch, 0, index.numel())
-        batch, owner = batch.to(device), owner.to(device)
-        call = find_call(module, batch, forward, by_unit=loader.by_unit)
+        batch, owner = loader.flat(batch).to(device), owner.to(device)
+        at = Units(batch, owner, count)
+        call = find_call(
+            *(module, step.schema, batch, at, forward), loader.by_unit
+        )
         with fresh_draws(device, secret), torch.enable_grad():
-            out = units.run(partial(call, module, batch), [owner], count)
+            out = step.run(call, call.shown(batch), at)
             leaf = out.detach().requires_grad_()
             # The norm of a unit is to be a function of its own rows.
             terms = [
@@ -351,9 +270,6 @@ def gradient_norms(
                 for i in range(count)
             ]
             (grad,) = torch.autograd.grad(torch.stack(terms).sum(), leaf)
-        rows = owner
-        if out.size(0) != owner.numel() or loader.by_unit:
-            rows = torch.arange(count, device=device)
-        made = units.attribute(out, grad, rows)
+        made = step.units.attribute(out, grad, at.of(out, loader.by_unit))
         found.append(clipped_sum(made, 1.0).norms.cpu())
     return torch.cat(found).numpy()

@@ -12,7 +12,16 @@ from torch.overrides import TorchFunctionMode
 from torch_geometric.nn import MessagePassing
 
 from pyg_trust.privacy import rowwise
-from pyg_trust.privacy.clipping import LINEAR, ROWS, Base, Cluster
+from pyg_trust.privacy.clipping import (
+    LINEAR,
+    ROWS,
+    TABLE,
+    WHOLE,
+    Base,
+    Cluster,
+    region,
+    same_part,
+)
 from pyg_trust.privacy.rules import ADDS, OPEN, Unseen, opens, tensors
 
 
@@ -308,14 +317,14 @@ class Gathered:
         if not index.numel():
             # An edge type may have no edge, and its table no row.
             return
-        cluster = self._cluster('table', w, w.detach())
+        cluster = self._cluster(TABLE, w, w.detach())
         cluster.owners.append(u)
         cluster.inputs.append(index)
         cluster.grads.append(rows)
 
     def whole(self, w: Tensor, u: Tensor, grads: Tensor) -> None:
         """Add gradients of a parameter, ``[num_rows, *w.shape]``."""
-        cluster = self._cluster('whole', w, w.detach())
+        cluster = self._cluster(WHOLE, w, w.detach())
         if not cluster.grads:
             cluster.grads = [w.new_zeros(self.num_units, w.numel())]
         flat = grads.detach().reshape(len(grads), -1)
@@ -327,8 +336,9 @@ class Gathered:
         clusters = self._parts.setdefault(id(base), {})
         if kind != LINEAR:
             part = part.view(part.shape)
-        made = Cluster(kind, part)
-        return clusters.setdefault(made.key, made)
+        shape = part.shape if kind == LINEAR else None
+        key = kind, region(part), shape
+        return clusters.setdefault(key, Cluster(kind, part))
 
     def _add(
         self,
@@ -352,13 +362,46 @@ class Gathered:
         """Return the sum of codes times products with z, and its size."""
         total, size = 0.0, 0.0
         for cluster in base.clusters:
-            for value, owner in cluster.products(z, base.base):
+            for value, owner in _products(cluster, z, base.base):
                 each = value.double()
                 each = each * code[owner] if owner is not None else each * code
                 each = each.nan_to_num(0.0, 0.0, 0.0)
                 total += float(each.sum())
                 size += float(each.abs().sum())
         return total, size
+
+
+def _products(
+    cluster: Cluster, z: Any, base: Tensor
+) -> Iterator[tuple[Tensor, Tensor | None]]:
+    # Products of gradients with numbers like the base, or with the outer
+    # product of two vectors, and the unit of each.
+    weight, kind = cluster.weight, cluster.kind
+    if kind == LINEAR and isinstance(z, tuple):
+        for part, pair in ((weight, z), (weight.t(), z[::-1])):
+            if (part.shape, part.stride()) == (base.shape, base.stride()):
+                (grad,), (inner,) = cluster.grads, cluster.inputs
+                value = (grad @ pair[0]) * (inner @ pair[1])
+                yield value, cluster.owners[0]
+                return
+    dense = torch.outer(*z) if isinstance(z, tuple) else z
+    room = torch.empty_strided(
+        base.shape, base.stride(), dtype=dense.dtype, device=dense.device
+    )
+    part = same_part(room.copy_(dense), base, weight)
+    if kind == WHOLE:
+        yield cluster.grads[0] @ part.reshape(-1), None
+        return
+    for i, (grad, owner) in enumerate(
+        zip(cluster.grads, cluster.owners, strict=True)
+    ):
+        if kind == LINEAR:
+            yield ((grad @ part) * cluster.inputs[i]).sum(1), owner
+        elif kind == ROWS:
+            yield grad @ part.reshape(-1), owner
+        else:
+            rows = part.reshape(len(part), -1)[cluster.inputs[i]]
+            yield (grad * rows).sum(1), owner
 
 
 def constants_of(module: nn.Module) -> Iterator[Tensor]:

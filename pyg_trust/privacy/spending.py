@@ -17,7 +17,6 @@ from pyg_trust.loader import EgoLoader, StepLoader
 from pyg_trust.noise import SecureNoise, SeededNoise
 from pyg_trust.privacy.accountant import (
     ACCOUNTANTS,
-    EGO_ACCOUNTS,
     FDP,
     GROUP,
     GROUP_WOR,
@@ -31,6 +30,8 @@ from pyg_trust.privacy.accountant import (
 from pyg_trust.privacy.group import Group, keyed_bytes
 from pyg_trust.privacy.wrappers import Single
 from pyg_trust.verify.claims import outwards
+
+__all__ = ['Spending']
 
 #: Opacus' names of accountants: by Rényi DP where there is one for the
 #: sampling, else by privacy loss distributions.
@@ -73,30 +74,25 @@ class Spending(Single):
         check_ledger(ledger, ledger_head)
         self._kind = accountant
         self._accountant: Accountant | None = None
-        self._data = ''
         self._seed = None if seed is None else rng.resolve(seed)
         self._key: bytes | None = None
         self._noise_kind = kind
         self._noise = self._source(_NOISE)
         self._ledger_path = None if ledger is None else Path(ledger).absolute()
         self._ledger_head = ledger_head
-        self._process = os.getpid()
-        self._leaks: list[str] = []
-        self._paid: Counter[tuple[float, float]] = Counter()
-        self._paid_pure = 0.0
         self._ledger: PrivacyLedger | None = None
-        self._limit: (
-            tuple[float, int, int, Counter[tuple[float, float]], float] | None
-        ) = None
+        self._process, self._group = os.getpid(), Group()
+        self._leaks: list[str] = []
         self._target: tuple[float, float] | tuple[None, None] = (None, None)
-        self._group = Group()
+        # The rate, the steps that are left at it, and the account they are
+        # of.
+        self._plan: tuple[float, int, Any] | None = None
         # The steps on the account before these weights, and those of the
-        # checkpoint that was loaded.
+        # checkpoint that was loaded; the steps that had no noise.
         self._start, self._continued = 0, None
-        # The steps that had no noise.
         self._noiseless = 0
-        # How batches are drawn, and which data are neighbours.
-        self._law = '', ''
+        # The data; how batches are drawn, and which data are neighbours.
+        self._data, self._law = '', ('', '')
         # Set by make_private.
         self._loader: StepLoader
         self._noise_multiplier: float
@@ -111,43 +107,12 @@ class Spending(Single):
         """Whether noise and batches come from an explicit seed."""
         return self._seed is not None
 
-    def _source(self, *items: int) -> SecureNoise | SeededNoise:
-        if self._seed is None:
-            return noise.source(kind=self._noise_kind)
-        return noise.source(rng.derive(self._seed, *items))
-
-    def _fresh_noise(self) -> None:
-        # Noise that was used before could be subtracted.
-        word = int.from_bytes(os.urandom(7), 'big')
-        self._noise = self._source(_NOISE, word)
-
-    def _choose(self, step: int, count: int, size: int | float) -> np.ndarray:
-        source = self._source(_BATCH, step)
-        if self._key is not None and self._seed is None:
-            # Draw the same in several processes.
-            source = SecureNoise(keyed_bytes(self._key, step))
-        if isinstance(size, float):
-            return noise.coins(source, count, size)
-        return source.choose(count, size)
-
     @property
     def accountant(self) -> Accountant:
         """The accountant, once a loader is attached."""
         if self._accountant is None:
             raise RuntimeError('call make_private first')
-        spent = _lines(self._accountant)
-        lost = any(spent[line] < n for line, n in self._paid.items())
-        if lost or self._accountant.pure_epsilon < self._paid_pure:
-            raise RuntimeError(
-                "the account is smaller than before: spent budget can't be "
-                'taken back'
-            )
         return self._accountant
-
-    def _note_spent(self) -> None:
-        # The spending may not decrease, even if the account is changed.
-        self._paid = _lines(self.accountant)
-        self._paid_pure = self.accountant.pure_epsilon
 
     @property
     def steps(self) -> int:
@@ -165,17 +130,10 @@ class Spending(Single):
         self._check_attached()
         return not self._allowed(self.steps)
 
-    def _check_process(self) -> None:
-        if os.getpid() != self._process:
-            raise RuntimeError(
-                f'the engine was made by process {self._process}, and this '
-                f'one ({os.getpid()}) is a fork: no account would cover the '
-                'releases of both. Make the engine in the process that trains'
-            )
-
-    def _check_attached(self) -> None:
-        if not hasattr(self, '_noise_multiplier'):
-            raise RuntimeError('call make_private first')
+    def close(self) -> None:
+        """Close the ledger's file."""
+        if self._ledger is not None:
+            self._ledger.close()
 
     @validated
     def get_epsilon(self, delta: Fraction, steps: Natural = 0) -> float:
@@ -203,6 +161,41 @@ class Spending(Single):
             ]
         return accountant.get_epsilon(delta)
 
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                f'the engine was made by process {self._process}, and this '
+                f'one ({os.getpid()}) is a fork: no account would cover the '
+                'releases of both. Make the engine in the process that trains'
+            )
+
+    def _check_attached(self) -> None:
+        if not hasattr(self, '_noise_multiplier'):
+            raise RuntimeError('call make_private first')
+
+    # Noise and batches #####################################################
+
+    def _source(self, *items: int) -> SecureNoise | SeededNoise:
+        if self._seed is None:
+            return noise.source(kind=self._noise_kind)
+        return noise.source(rng.derive(self._seed, *items))
+
+    def _fresh_noise(self) -> None:
+        # Noise that was used before could be subtracted.
+        word = int.from_bytes(os.urandom(7), 'big')
+        self._noise = self._source(_NOISE, word)
+
+    def _choose(self, step: int, count: int, size: int | float) -> np.ndarray:
+        source = self._source(_BATCH, step)
+        if self._key is not None and self._seed is None:
+            # Draw the same in several processes.
+            source = SecureNoise(keyed_bytes(self._key, step))
+        if isinstance(size, float):
+            return noise.coins(source, count, size)
+        return source.choose(count, size)
+
+    # The budget ############################################################
+
     def _rate(self, loader: StepLoader, step: int) -> float:
         rate = loader.sample_rate_at(step)
         if loader.resample_every is None:
@@ -214,49 +207,41 @@ class Spending(Single):
         first = range(0, steps, every)[:_PLANNED]
         return max(self._rate(loader, step) for step in first)
 
-    def _allowed(self, step: int) -> bool:
-        epsilon, delta = self._target
-        if epsilon is None or delta is None:
-            return True
-        rate, spent = self._rate(self._loader, step), self.steps
-        if self._limit is not None:
-            # Computed after 'at' steps: 'most' steps in all, up to this rate.
-            highest, at, most, before, pure = self._limit
-            # Since then, the account may hold these steps only.
-            planned = self.accountant.pure_epsilon == pure and all(
-                multiplier == self._noise_multiplier and line_rate <= highest
-                for multiplier, line_rate in _lines(self.accountant) - before
-            )
-            if planned and rate <= highest and spent < most:
-                return True
-            if planned and rate >= highest and at == spent:
-                return False
-        return self._left(rate, self._noise_multiplier) > 0
+    def _spent(self) -> Any:
+        account = self.accountant
+        return list(account.history), account.pure_epsilon
 
-    def _left(self, rate: float, multiplier: float) -> int:
-        # How many steps the budget allows, which is kept.
+    def _allowed(self, step: int) -> bool:
+        if self._target[0] is None:
+            return True
+        return self._left(self._loader, self._noise_multiplier, step) > 0
+
+    def _left(self, loader: StepLoader, multiplier: float, step: int) -> int:
+        # How many steps the budget allows at the rate of this one, at least.
+        rate = self._rate(loader, step)
+        if self._plan is not None:
+            highest, left, spent = self._plan
+            known = rate == highest or (rate < highest and left > 0)
+            if known and spent == self._spent():
+                return left
         epsilon, delta = self._target
         assert epsilon is not None
         assert delta is not None
         left = self.accountant.remaining_steps(
             epsilon, delta, noise_multiplier=multiplier, sample_rate=rate
         )
-        self._limit = (
-            rate,
-            self.steps,
-            self.steps + left,
-            _lines(self.accountant),
-            self.accountant.pure_epsilon,
-        )
+        self._plan = rate, left, self._spent()
         return left
 
     def _check_budget(self, loader: StepLoader, multiplier: float) -> None:
         # Refuse a training of no step, as its weights would be untrained.
         epsilon, delta = self._target
-        rate = self._rate(loader, self.steps)
-        if epsilon is not None and self._left(rate, multiplier) < 1:
+        if (
+            epsilon is not None
+            and self._left(loader, multiplier, self.steps) < 1
+        ):
             assert delta is not None
-            self._limit = None
+            self._plan = None
             steps, spent = self.steps, self.get_epsilon(delta)
             self.close()
             self._accountant = self._ledger = None
@@ -274,12 +259,21 @@ class Spending(Single):
                 'with what is left'
             )
 
-    def _check_left(self, ahead: Accountant, what: str) -> None:
-        # Refuse if the account would be `ahead`, and above the budget.
+    def _check_left(
+        self, what: str, *, pure: float = 0.0, line: Any = None
+    ) -> None:
+        # Refuse a release that would be above the budget.
+        ahead = deepcopy(self.accountant)
+        if pure:
+            ahead.spend_pure(pure)
+        if line is not None:
+            ahead.step(**line)
         epsilon, delta = self._target
-        if epsilon is None or delta is None:
-            return
-        if not ahead.get_epsilon(delta) <= epsilon:
+        if (
+            epsilon is not None
+            and delta is not None
+            and not ahead.get_epsilon(delta) <= epsilon
+        ):
             raise BudgetExceededError(
                 f'{what} would exceed the budget of epsilon {epsilon:g} at '
                 f'delta {delta:g}; nothing was spent'
@@ -291,7 +285,6 @@ class Spending(Single):
             # Whoever asks the accountant itself is told, too.
             self.accountant.pure_epsilon = math.inf
             self._noiseless += 1
-            self._note_spent()
             return
         rate = self._rate(self._loader, step)
         ledger, multiplier = self._ledger, self._noise_multiplier
@@ -302,75 +295,34 @@ class Spending(Single):
                     ledger.record(multiplier, rate)
 
             self._group.of_first(write)
+        plan, before = self._plan, self._spent()
         self.accountant.step(noise_multiplier=multiplier, sample_rate=rate)
-        self._note_spent()
+        if plan is not None and plan[2] == before and rate <= plan[0]:
+            self._plan = plan[0], plan[1] - 1, self._spent()
+
+    # The account ###########################################################
 
     def _account(self, loader: StepLoader) -> Accountant:
         # The account for a loader, or a new one.
-        if self._accountant is not None:
-            if loader.fingerprint() != self._data:
-                raise ValueError(
-                    "'data_loader' needs to have the data of the first loader"
-                )
-            law = loader.sampling, loader.relation
-            if law != self._law:
-                raise ValueError(
-                    f"'data_loader' needs sampling and relation {self._law}, "
-                    f'as the first one (got {law})'
-                )
-            if loader.terms != self._accountant.occurrences:
-                raise ValueError(
-                    "'data_loader' needs units of which a row is in up to "
-                    f'{self._accountant.occurrences}, as the account counts '
-                    f'(got {loader.terms})'
-                )
-            return self._accountant
-        kind = self._kind
-        coins = loader.sampling == POISSON_SAMPLING
-        if kind in OPACUS:
-            ego = isinstance(loader, EgoLoader)
-            renyi = FDP if ego else 'rdp_wor'
-            kind = renyi if kind == 'rdp' and not coins else None
-        if isinstance(loader, EgoLoader):
-            return _ego_account(loader, kind, coins)
-        if kind in EGO_ACCOUNTS:
+        if self._accountant is None:
+            return _new_account(self._kind, loader)
+        if loader.fingerprint() != self._data:
             raise ValueError(
-                f"'accountant' can be {kind!r} for an EgoLoader alone (got a "
-                f'{type(loader).__name__})'
+                "'data_loader' needs to have the data of the first loader"
             )
-        if kind is None:
-            kind = POISSON if coins else 'pld_wor'
-        if ACCOUNTANTS.is_own(kind):
-            return self._own_account(kind, loader)
-        if (kind == POISSON) != coins:
+        law = loader.sampling, loader.relation
+        if law != self._law:
             raise ValueError(
-                f"'accountant' needs to be {POISSON!r} for a loader with "
-                f"sampling='poisson', and for no other (got {kind!r} for "
-                f'{loader.sampling!r})'
+                f"'data_loader' needs sampling and relation {self._law}, "
+                f'as the first one (got {law})'
             )
-        accountant = create_accountant(kind)
-        if coins:
-            accountant = PoissonAccountant(loader.form)
-        accountant.relation = loader.relation
-        return accountant
-
-    def _own_account(self, kind: str, loader: StepLoader) -> Accountant:
-        # Use the user's accountant for the sampling and relation that it
-        # declares, and for no other.
-        accountant = create_accountant(kind)
-        coins = loader.sampling == POISSON_SAMPLING
-        sampling = POISSON_SAMPLING if coins else SAMPLING
-        for name, needed in (
-            ('sampling', sampling),
-            ('relation', loader.relation),
-        ):
-            theirs = getattr(accountant, name)
-            if theirs != needed:
-                raise ValueError(
-                    f"'accountant' needs to be for the {name} {needed!r} of "
-                    f'the loader (got {kind!r}, which is for {theirs!r})'
-                )
-        return accountant
+        if loader.terms != self._accountant.occurrences:
+            raise ValueError(
+                "'data_loader' needs subgraphs of which a row is in up to "
+                f'{self._accountant.occurrences}, as the account counts '
+                f'(got {loader.terms})'
+            )
+        return self._accountant
 
     def _open(self, loader: StepLoader) -> Accountant:
         # The account for a loader: what the ledger says, or a new one.
@@ -385,7 +337,17 @@ class Spending(Single):
                 nonlocal ledger
                 if self._ledger_path is None:
                     return None
-                ledger = self._read(accountant, data)
+                spent = {'history', 'pure_epsilon'}
+                state = accountant.state_dict().items()
+                header = {
+                    'format': 2,
+                    'accountant': {k: v for k, v in state if k not in spent},
+                    'data': data,
+                    'seeded': self.seeded,
+                }
+                ledger = PrivacyLedger(
+                    self._ledger_path, header, self._ledger_head
+                )
                 return ledger.history, ledger.pure_epsilon
 
             found = self._group.of_first(read)
@@ -397,7 +359,6 @@ class Spending(Single):
             self._ledger, self._data = ledger, data
             self._law = loader.sampling, loader.relation
             self._accountant = accountant
-            self._note_spent()
         except BaseException:
             # The lock is released for another try.
             if ledger is not None:
@@ -405,34 +366,39 @@ class Spending(Single):
             raise
         return accountant
 
-    def _read(self, accountant: Accountant, data: str) -> PrivacyLedger:
-        spent = {'history', 'pure_epsilon'}
-        state = accountant.state_dict().items()
-        header = {
-            'format': 2,
-            'accountant': {k: v for k, v in state if k not in spent},
-            'data': data,
-            'seeded': self.seeded,
-        }
-        assert self._ledger_path is not None
-        return PrivacyLedger(self._ledger_path, header, self._ledger_head)
 
-    def close(self) -> None:
-        """Close the ledger's file."""
-        if self._ledger is not None:
-            self._ledger.close()
-
-
-def _ego_account(
-    loader: EgoLoader, kind: str | None, coins: bool
-) -> Accountant:
-    # A row is in several units: of the accounts of one, none is right.
-    fitting = (GROUP,) if coins else (GROUP_WOR, FDP)
-    if kind not in (None, *fitting):
+def _new_account(kind: str | None, loader: StepLoader) -> Accountant:
+    # An account of the user's own goes with the sampling and relation that
+    # it declares; a row of an ego graph is in several, which other accounts
+    # do not count.
+    poisson = loader.sampling == POISSON_SAMPLING
+    ego = isinstance(loader, EgoLoader)
+    fitting = (POISSON,) if poisson else ('pld_wor', 'rdp_wor')
+    if ego:
+        fitting = (GROUP,) if poisson else (GROUP_WOR, FDP)
+    if kind in OPACUS:
+        kind = fitting[-1 if kind == 'rdp' else 0]
+    if kind is not None and ACCOUNTANTS.is_own(kind) and not ego:
+        accountant = create_accountant(kind)
+        sampling = POISSON_SAMPLING if poisson else SAMPLING
+        for name, needed in (
+            ('sampling', sampling),
+            ('relation', loader.relation),
+        ):
+            theirs = getattr(accountant, name)
+            if theirs != needed:
+                raise ValueError(
+                    f"'accountant' needs to be for the {name} {needed!r} of "
+                    f'the loader (got {kind!r}, which is for {theirs!r})'
+                )
+        return accountant
+    kind = fitting[0] if kind is None else kind
+    if kind not in fitting:
         raise ValueError(
-            "'accountant' needs to be "
-            f'{" or ".join(map(repr, fitting))} for an EgoLoader with '
-            f'sampling={loader.sampling!r} (got {kind!r})'
+            f"'accountant' needs to be {' or '.join(map(repr, fitting))} for "
+            f'{"an" if ego else "a"} {type(loader).__name__} with '
+            f'sampling={loader.sampling!r} '
+            f'(got {kind!r})'
         )
     if kind == FDP:
         return create_accountant(
@@ -441,16 +407,12 @@ def _ego_account(
             batch_size=loader.subgraphs_per_batch,
             terms=loader.terms,
         )
-    return create_accountant(
-        fitting[0],
-        num_roots=loader.num_subgraphs,
-        occurrences=loader.terms,
-    )
-
-
-def _lines(accountant: Accountant) -> Counter[tuple[float, float]]:
-    # How many steps there were with each noise and rate.
-    found: Counter[tuple[float, float]] = Counter()
-    for multiplier, rate, count in accountant.history:
-        found[multiplier, rate] += count
-    return found
+    if ego:
+        return create_accountant(
+            kind, num_roots=loader.num_subgraphs, occurrences=loader.terms
+        )
+    accountant = create_accountant(kind)
+    if poisson:
+        accountant = PoissonAccountant(loader.form)
+    accountant.relation = loader.relation
+    return accountant

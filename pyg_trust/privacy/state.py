@@ -4,16 +4,15 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any
 
-from torch.nn import Module
-
 from pyg_trust._checks import check_positive
 from pyg_trust._checks.states import FORMAT, check_settings, check_state
 from pyg_trust.noise import SYSTEM
 from pyg_trust.privacy.accountant import Accountant
 from pyg_trust.privacy.bounds import check_norm
-from pyg_trust.privacy.loading import PrivateTraining
 from pyg_trust.privacy.spending import Spending
-from pyg_trust.privacy.wrappers import PrivateStep
+from pyg_trust.privacy.wrappers import PrivateTraining
+
+__all__ = ['Checkpoints']
 
 ENTRIES = ('steps', 'ledger', 'setting', 'accountant', 'model', 'optimizer')
 
@@ -27,13 +26,7 @@ class Checkpoints(Spending):
         settings: dict[str, Any],
         norm: float | None,
     ) -> dict[str, Any]:
-        """Return a checkpoint, see :meth:`PrivacyEngine.state_dict`.
-
-        Args:
-            training (PrivateTraining): model, optimizer and loader.
-            settings (dict): the result of :meth:`_settings`.
-            norm (float, optional): the present clipping norm if it adapts.
-        """
+        # See `PrivacyEngine.state_dict`; the norm if it adapts.
         model, optimizer, _ = training
         return {
             **({} if norm is None else {'max_grad_norm': norm}),
@@ -52,22 +45,12 @@ class Checkpoints(Spending):
     def _restore(
         self,
         training: PrivateTraining,
-        step: PrivateStep,
         settings: dict[str, Any],
         set_norm: Callable[[float], None] | None,
         state: dict[str, Any],
         rewind: bool,
     ) -> None:
-        """Continue from a state, see :meth:`PrivacyEngine.load_state_dict`.
-
-        Args:
-            training (PrivateTraining): model, optimizer and loader.
-            step (PrivateStep): the optimizer's.
-            settings (dict): the present result of :meth:`_settings`.
-            set_norm (callable, optional): sets the clipping norm if it adapts.
-            state (dict): the result of :meth:`_checkpoint`.
-            rewind (bool): as there.
-        """
+        # See `PrivacyEngine.load_state_dict`.
         model, optimizer, _ = training
         adapts = () if set_norm is None else ('max_grad_norm',)
         check_state(state, (*ENTRIES, *adapts), (FORMAT,))
@@ -79,27 +62,7 @@ class Checkpoints(Spending):
                 )
         check_settings('setting', state['setting'], settings)
         self._check_ledger(state['ledger'])
-        theirs = create_like(self.accountant)
-        theirs.load_state_dict(state['accountant'])
-        if len(theirs) != state['steps']:
-            raise ValueError(
-                f"the state's 'steps' needs to be {len(theirs)}, the length "
-                f'of its history (got {state["steps"]})'
-            )
-        if len(theirs) >= self.steps:
-            ahead = deepcopy(self.accountant)
-            ahead.load_state_dict(state['accountant'])
-        else:
-            # The account is ahead: does it go on from the state's?
-            theirs.load_state_dict(self.accountant.state_dict())
-            ahead = self.accountant
-            if not rewind:
-                raise ValueError(
-                    f"the state's {state['steps']} steps lie behind the "
-                    f"{self.steps} that were spent, and what was spent can't "
-                    "be taken back: load it with 'rewind=True' to go on from "
-                    'its weights with these on the account'
-                )
+        ahead = self._continue(state, rewind)
         check_settings(
             'model',
             {k: list(v.shape) for k, v in state['model'].items()},
@@ -112,13 +75,16 @@ class Checkpoints(Spending):
             )
         before = deepcopy(optimizer.state_dict())
         weights = deepcopy(model.state_dict())
-        pins = step.pins
+        step = model._step
+
+        def load(values: dict[str, Any]) -> None:
+            step.release()
+            model.module.load_state_dict(values)
+            step.hold()
+
         try:
             try:
-                optimizer.optimizer.load_state_dict(
-                    deepcopy(state['optimizer'])
-                )
-                optimizer._hold()
+                optimizer.restore(deepcopy(state['optimizer']))
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(
                     f"the state's 'optimizer' does not fit: {error}"
@@ -130,26 +96,43 @@ class Checkpoints(Spending):
                 if more > 0:
                     self._ledger.record_pure(more)
             self.accountant.load_state_dict(ahead.state_dict())
-            self._note_spent()
-            self._limit = None
             # Draw fresh noise before loading weights that may know the present
             # one.
             self._fresh_noise()
             step.reset()
             if set_norm is not None:
                 set_norm(norm)
-            pins.release()
-            model.module.load_state_dict(state['model'])
-            pins.hold()
+            load(state['model'])
             self._start, self._continued = self.steps, state['steps']
         except BaseException:
             # The budget that was spent stays spent.
-            optimizer.optimizer.load_state_dict(before)
-            optimizer._hold()
-            pins.release()
-            model.module.load_state_dict(weights)
-            pins.hold()
+            optimizer.restore(before)
+            load(weights)
             raise
+
+    def _continue(self, state: dict[str, Any], rewind: bool) -> Accountant:
+        # The account of a state or the present one, whichever goes further.
+        theirs = deepcopy(self.accountant)
+        theirs.history = []
+        theirs.load_state_dict(state['accountant'])
+        if len(theirs) != state['steps']:
+            raise ValueError(
+                f"the state's 'steps' needs to be {len(theirs)}, the length "
+                f'of its history (got {state["steps"]})'
+            )
+        if len(theirs) >= self.steps:
+            ahead = deepcopy(self.accountant)
+            ahead.load_state_dict(state['accountant'])
+            return ahead
+        theirs.load_state_dict(self.accountant.state_dict())
+        if not rewind:
+            raise ValueError(
+                f"the state's {state['steps']} steps lie behind the "
+                f"{self.steps} that were spent, and what was spent can't "
+                "be taken back: load it with 'rewind=True' to go on from "
+                'its weights with these on the account'
+            )
+        return self.accountant
 
     def _check_ledger(self, head: Any) -> None:
         # An older ledger than the checkpoint has lost what was spent since.
@@ -172,15 +155,9 @@ class Checkpoints(Spending):
             )
 
     def _settings(
-        self, model: Module, clipping: str, **own: Any
+        self, training: PrivateTraining, clipping: str, **own: Any
     ) -> dict[str, Any]:
-        """Return the settings that have to be equal where a run is resumed.
-
-        Args:
-            model (Module): the model, not wrapped.
-            clipping (str): the way of clipping.
-            **own (Any): further settings of the self.
-        """
+        # The settings that have to be equal where a run is resumed.
         if clipping != 'flat':
             own['clipping'] = clipping
         if self._noise_kind != SYSTEM:
@@ -192,16 +169,9 @@ class Checkpoints(Spending):
             'data': self._loader.fingerprint(),
             'parameters': {
                 name: [list(p.shape), str(p.dtype), p.requires_grad]
-                for name, p in model.named_parameters()
+                for name, p in training.model.module.named_parameters()
             },
         }
-
-
-def create_like(accountant: Accountant) -> Accountant:
-    """Copy an accountant, with an empty history."""
-    made = deepcopy(accountant)
-    made.history = []
-    return made
 
 
 def _after(

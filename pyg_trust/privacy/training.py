@@ -6,7 +6,7 @@ r"""One private step, from the batch to the noisy gradient.
 :class:`PrivateStep` follows every step through these stages and refuses
 whatever would leave the analysed mechanism. The model runs on the batch as it
 is; ``backward()`` hands the gradient by its outputs to
-:mod:`pyg_trust.privacy.codes`, which tells what each unit gives to each
+:mod:`pyg_trust.privacy.codes`, which finds what each unit gives to each
 parameter, and clips. Only the sum of clipped gradients plus noise ever reaches
 ``p.grad``.
 
@@ -21,7 +21,7 @@ import copy
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,36 +29,33 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from pyg_trust.files.commit import ObjectLock, editing
-from pyg_trust.privacy.alone import DISAGREES, Alone, agrees
-from pyg_trust.privacy.calls import Call
+from pyg_trust.loader import DisjointWalkLoader, StepLoader
+from pyg_trust.privacy.alone import DISAGREES, agrees
+from pyg_trust.privacy.calls import (
+    Call,
+    Forward,
+    Units,
+    arguments_of,
+    marks_of,
+)
 from pyg_trust.privacy.clipping import clipped_sum
 from pyg_trust.privacy.codes import Attributor
-from pyg_trust.privacy.exact import step
-from pyg_trust.privacy.exactness import Exactness
-from pyg_trust.privacy.pins import Pins, remembered
-from pyg_trust.privacy.typed import (
-    PROBED,
-    TypedCall,
-    TypedModel,
-    plain_model,
-)
+from pyg_trust.privacy.exact import step as exact
 from pyg_trust.privacy.validation import (
-    SEED,
-    BatchCall,
     Criterion,
-    Forward,
-    arguments_of,
-    buffer_versions,
     check_autocast,
-    check_edges,
-    check_isolation,
     check_output,
     features_of,
-    in_training,
-    randomised,
-    snapshot,
-    terms_of,
+    same,
 )
+
+__all__ = [
+    'REDUCTIONS',
+    'Intercept',
+    'PrivateStep',
+    'fresh_draws',
+    'with_gradients',
+]
 
 REDUCTIONS = ('mean', 'sum')
 _ACCUMULATE = (
@@ -66,25 +63,13 @@ _ACCUMULATE = (
     "'max_physical_batch_size' to make_private: the batch then comes in "
     'parts, each with an optimizer.step()'
 )
-# The first steps are verified, and one of so many others, drawn in secret.
-_FIRST, _VERIFIED = 3, 8
-# In one of so many steps, one unit is run alone as well.
-_LOOKED = 16
-# How many units run alone before training starts.
-_TRIED = 8
-
-
-class _Units(NamedTuple):
-    # The unit of each node, that of each row of outputs unless these are of
-    # nodes, and how many units there are.
-    owner: Tensor
-    terms: Tensor
-    num: int
-
-    def of(self, out: Tensor, by_unit: bool) -> Tensor:
-        # The unit of each row of the output.
-        nodes = out.size(0) == self.owner.numel() and not by_unit
-        return self.owner if nodes else self.terms
+# The first steps are verified, and one of so many others, drawn in secret; in
+# one of so many steps, one unit is run alone as well.
+_FIRST, _VERIFIED, _LOOKED = 3, 8, 16
+# What torch keeps in each module; what is put back as a whole, and what a
+# model may count.
+_OWN, _NONE = frozenset(vars(nn.Module())), object()
+_FULL, _COUNTED = (list, dict), (bool, int, float, str)
 
 
 class PrivateStep:
@@ -92,82 +77,84 @@ class PrivateStep:
 
     Args:
         module (torch.nn.Module): the model.
-        parameters (list[Parameter]): the trained parameters.
+        loader (StepLoader): makes the batches.
         max_grad_norm (float): the clipping norm :math:`C`.
-        loss_reduction (str): :obj:`'mean'` or :obj:`'sum'`.
         add_noise (callable): pays for a step, then maps sums of clipped
             gradients, in units of ``exact.clip.grid``, the number of units
             they are of, and how many of these had a gradient below the
             clipping norm, to noisy ones.
-        clipping (str): :obj:`'flat'` or :obj:`'automatic'`. (default:
-            :obj:`'flat'`)
+        loss_reduction (str): :obj:`'mean'` or :obj:`'sum'`.
+        clipping (str): :obj:`'flat'` or :obj:`'automatic'`.
+        isolation (str): :obj:`'checked'` or :obj:`'construction'`.
+        forward (callable, optional): calls the model with a batch.
+        criterion (callable, optional): the loss.
+        secret (bool): whether masks of dropout may be known to nobody.
     """
 
     def __init__(
         self,
         module: nn.Module,
-        parameters: list[nn.Parameter],
+        loader: StepLoader,
         max_grad_norm: float,
-        loss_reduction: str,
         add_noise: Callable[[list[Tensor], int, int], list[Tensor]],
+        loss_reduction: str = 'mean',
         clipping: str = 'flat',
+        isolation: str = 'checked',
+        forward: Forward | None = None,
+        criterion: Criterion | None = None,
+        secret: bool = True,
     ) -> None:
         self._lock = ObjectLock()
-        self.states_loaded = 0
-        self.settings_changed = 0
-        #: Whether a unit is a row of the output, as its size is private, and
-        #: whether it may have several.
-        self.by_unit = self.by_row = False
+        self.module, self.loader = module, loader
+        self.schema = getattr(loader, 'schema', None)
+        self.by_unit = loader.by_unit
+        self.max_grad_norm, self.add_noise = max_grad_norm, add_noise
+        self.loss_reduction, self.clipping = loss_reduction, clipping
+        self.isolation, self.secret = isolation, secret
+        self.forward_with, self.criterion = forward, criterion
+        # A replaced unit may have another size, so that shapes of batches
+        # differ between neighbours.
+        self.units = Attributor(
+            module, not isinstance(loader, DisjointWalkLoader)
+        )
+        trained = self.units.parameters()
+        self.names, self.parameters = [*trained], [*trained.values()]
+        #: Whether an adaptive norm reads how many gradients are short.
         self.counts = False
-        self.isolation = 'checked'
-        #: Whether random numbers of the batch may be known to nobody.
-        self.secret = False
         #: Steps in which every unit was run alone, in which one was, and in
         #: which owners of rows were verified.
         self.constructed = self.checked = self.verified = 0
-        #: Whether the model draws nothing but dropout.
-        self.checkable = True
-        #: Whether a unit's outputs were others when it was run alone.
-        self.disagrees = False
-        #: How the model and the loss are called, if that was given.
-        self.call_with: Forward | None = None
-        self.criterion: Criterion | None = None
-        self.units = Attributor(module)
-        self.exactness = Exactness(self.units)
-        self.module = module
-        self.parameters = parameters
-        self.max_grad_norm = max_grad_norm
-        self.loss_reduction = loss_reduction
-        self.clipping = clipping
-        self.add_noise = add_noise
-        names = {p: n for n, p in module.named_parameters()}
-        self._names = [names[p] for p in parameters]
-        self.pins = Pins(module, parameters)
+        #: Whether the model draws nothing but dropout, and whether a unit's
+        #: outputs were others when it was run alone.
+        self.checkable, self.disagrees = True, False
+        #: How often weights, the optimizer's state and its settings were
+        #: loaded or changed by the user.
+        self.weights_loaded = self.states_loaded = self.settings_changed = 0
         self._probed: set[str] = set()
+        #: Whether the model returns its rows by type.
+        self.by_type = False
         self._blank: Tensor | None = None
-        self._written: list[tuple[Tensor, int] | None]
-        self._written = [None] * len(parameters)
+        self._written: list[Any] = [None] * len(self.parameters)
+        self._weights: dict[str, Tensor] | None = None
         self._taken = 0
-        self._forget: Callable[[], None] | None = None
+        self._restore: Callable[[], None] | None = None
         self.reset()
 
     @editing
     def reset(self) -> None:
         """Discard an unfinished step, of which nothing was released."""
         self._stage = 'idle'
-        self._units = self._below = self._total = 0
+        self._count = self._below = self._total = 0
         self._sums: list[Tensor] | None = None
         # What is done in all parts of the step.
         self._apart, self._verifies, self._looks = True, True, False
         self._drop()
 
     def _drop(self) -> None:
-        if self._forget is not None:
-            self._forget()
-        self._forget = None
-        self._batch: Data | None = None
-        self._handed: Any = None
-        self._call: BatchCall | None = None
+        if self._restore is not None:
+            self._restore()
+        self._restore = self._batch = self._shown = None
+        self._call: Call | None = None
         self._out: Tensor | None = None
         self._parts: list[tuple[nn.Module, Tensor]] = []
         self._inputs: list[tuple[Tensor, Tensor]] = []
@@ -175,9 +162,27 @@ class PrivateStep:
         self._summed = False
         self.token: object = None
 
+    @property
+    def finished(self) -> bool:
+        """Whether no delivered batch still waits for its step."""
+        return self._stage in ('idle', 'done')
+
+    # What the report says #################################################
+
     def notes(self) -> list[str]:
-        """Return the report's notes on loss, layers and optimizer."""
+        """Return the report's notes on weights, loss and optimizer."""
         notes = []
+        if (name := self.moved()) is not None:
+            notes.append(
+                f"NOT COVERED: the weights as they are now: '{name}' was "
+                'changed by something else since the last private step'
+            )
+        if self.weights_loaded:
+            notes.append(
+                f'weights were loaded from elsewhere {self.weights_loaded} '
+                'times; they were released by this training before, or are '
+                'public'
+            )
         if self.disagrees:
             notes.append(f'DOES NOT HOLD: {DISAGREES}')
         notes.append(
@@ -195,6 +200,11 @@ class PrivateStep:
             "each column of a row was computed from that unit's data and "
             'public tables alone, also by a transform of the loader'
         )
+        notes.append(
+            'layers, hooks, the state of the optimizer and the lists that '
+            'layers keep are those of this package and of the model as it was '
+            'given; nothing else writes private numbers into them'
+        )
         if self.states_loaded:
             notes.append(
                 'the state of the optimizer was loaded from elsewhere '
@@ -210,10 +220,74 @@ class PrivateStep:
             )
         return notes
 
-    @property
-    def finished(self) -> bool:
-        """Whether no delivered batch still waits for its step."""
-        return self._stage in ('idle', 'done')
+    def inexact(self) -> list[str]:
+        """Return why the bits of a unit's gradient may depend on others."""
+        why = []
+        mean = self.loss_reduction == 'mean' and self.criterion is None
+        if mean and self.loader.form == 'withdraw':
+            why.append(
+                'a mean divides by how many units were drawn, which differs '
+                "between neighbours (loss_reduction='sum' and "
+                'training.loss(batch) do not)'
+            )
+        if self.isolation == 'construction':
+            return why
+        if any(p.device.type != 'cpu' for p in self.parameters):
+            why.append('a GPU chooses its kernels by the whole batch')
+        if self.units.exact and self.units.foreign:
+            foreign = ', '.join(map(repr, sorted(self.units.foreign)))
+            why.append(
+                f'{foreign} may round a row otherwise in a batch of another '
+                'size'
+            )
+        return why
+
+    # Weights between steps #################################################
+
+    def hold(self) -> None:
+        """Keep the present weights, to compare with later ones.
+
+        A second optimizer on a shared layer would move weights by gradients
+        without noise.
+        """
+        self._weights = {
+            name: p.detach().clone()
+            for name, p in self.module.named_parameters()
+        }
+
+    def release(self) -> None:
+        """Drop the kept weights, as these are about to be moved."""
+        self._weights = None
+
+    def load(self) -> None:
+        """Keep weights that the user has loaded; the report counts this."""
+        self.weights_loaded += 1
+        self.hold()
+
+    def moved(self) -> str | None:
+        """Return the name of a parameter that was changed, if there is one."""
+        for name, p in self.module.named_parameters():
+            kept = (self._weights or {}).get(name)
+            if self._weights is not None and (
+                kept is None or not same(p.detach(), kept.to(p.device))
+            ):
+                return name
+        return None
+
+    def intact(self) -> bool:
+        """Return whether the weights are those of the last private step."""
+        held = self._weights is not None and not self.weights_loaded
+        return held and self.moved() is None
+
+    def _check_trained(self) -> None:
+        trained = [p for p in self.module.parameters() if p.requires_grad]
+        if {*map(id, trained)} != {*map(id, self.parameters)}:
+            raise ValueError(
+                "'module' needs to train the same parameters all the time: "
+                'freeze, replace or add them before make_private'
+            )
+
+    # A step ################################################################
 
     @editing
     def deliver(
@@ -222,10 +296,10 @@ class PrivateStep:
         """Record a batch before it is handed out.
 
         Args:
-            batch (Data): the batch.
-            owner (Tensor): int64, ``[num_nodes]``: the subgraph of each node.
-            count (int): the number of subgraphs.
-            total (int): the number of subgraphs of the whole step.
+            batch (Data): the batch, as one graph.
+            owner (Tensor): int64, ``[num_nodes]``: the unit of each node.
+            count (int): the number of units.
+            total (int): the number of units of the whole step.
 
         Returns:
             Data or HeteroData: the batch to hand out.
@@ -240,25 +314,19 @@ class PrivateStep:
             self._looks = first or not secrets.randbelow(_LOOKED)
             some = self._taken < _FIRST or not secrets.randbelow(_VERIFIED)
             self._verifies = some or self._looks
-        # Writing into the batch that is handed out does not change this.
-        terms = terms_of(batch, owner, count).clone()
-        self._at = _Units(owner.clone(), terms, count)
-        self._total = total
-        self._batch = batch
+        self._at, self._total = Units(batch, owner, count), total
+        self._batch = self._shown = batch
+        if self.schema is not None:
+            self._shown = self.schema.typed(batch)
+        self._marks = marks_of(self._shown)
         self._stage = 'delivered'
-        if isinstance(self.module, TypedModel):
-            self._handed = self.module.schema.typed(batch)
-            self._versions = TypedCall.snapshot(self._handed)
-            return self._handed
-        self._handed = batch
-        self._versions = snapshot(batch)
-        return batch
+        return self._shown
 
     @editing
     def forward(self, args: Any, kwargs: Any) -> Tensor:
         """Call the model and record how it uses its parameters."""
-        batch = self._batch
-        if self._stage != 'delivered' or batch is None:
+        batch, at = self._batch, self._at if self._batch is not None else None
+        if self._stage != 'delivered' or batch is None or at is None:
             raise RuntimeError(
                 'in training, the model needs to be called exactly once for '
                 'each batch of the private loader '
@@ -267,30 +335,32 @@ class PrivateStep:
                     'done': '(got a call after the step of the last one)',
                 }.get(self._stage, f'(got a second call){_ACCUMULATE}')
             )
-        self.pins.check_layers()
-        check_autocast(self._at.owner.device)
-        kind = TypedCall if self._handed is not batch else BatchCall
-        call = kind(self._handed, self._versions, args, kwargs)
-        self._call = call
+        self._check_trained()
+        device = at.owner.device
+        check_autocast(device)
+        given = self._shown, self._marks, at, args, kwargs
+        call = self._call = Call(self.module, self.schema, *given)
         self.token = object()
-        if self._at.num == 0:
+        if at.count == 0:
             # No unit was drawn: the step adds noise alone.
             assert self._blank is not None
-            self._out = self._blank.to(self._at.owner.device)
+            self._out = self._blank.to(device)
             self._stage = 'called'
             return self._out
-        self._probe(call)
-        self._forget = remembered(self.module)
-        before = buffer_versions(self.module)
-        device = self._at.owner.device
+        if call.key not in self._probed:
+            self.probe(call, batch, at)
+        self._restore = _remember(self.module)
+        before = _versions(self.module)
         with fresh_draws(device, self.secret), torch.enable_grad():
             if self.isolation == 'construction':
-                out = self._alone(call)
+                out = self._alone(call, batch)
             else:
-                out = self._together(call, batch)
-        sizes = len(self._at.owner), len(self._at.terms)
-        check_output(out, *sizes, self.by_unit)
-        if buffer_versions(self.module) != before:
+                shown = self._shown
+                if self._looks:
+                    batch, self._inputs = with_gradients(batch, at.owner)
+                    shown = call.shown(batch)
+                out = self.run(call, shown, at)
+        if _versions(self.module) != before:
             raise ValueError(
                 "'module' needs to keep its buffers as they are in training, "
                 'as they would carry data on'
@@ -299,120 +369,53 @@ class PrivateStep:
             raise ValueError(
                 "'module' needs to return what depends on its parameters"
             )
-        self._out = out
-        self._stage = 'called'
+        self._out, self._stage = out, 'called'
         return out.detach()
 
-    def _together(self, call: BatchCall, batch: Data) -> Tensor:
-        # All units at once.
-        if self._looks:
-            batch, self._inputs = _with_gradients(batch, self._at.owner)
-        given = self._owners(batch, self._at)
-        return self.units.run(
-            lambda: call(self.module, batch), given, self._at.num
-        )
+    def run(self, call: Call, shown: Any, at: Units) -> Tensor:
+        """Run the model on all units at once, and record how."""
+        given = call.owners(shown, at)
+        out: Any = self.units.run(lambda: call(shown), given, at.count)
+        check_output(out, len(at.owner), len(at.rows), self.by_unit)
+        self.by_type = call.by_type
+        # The output of a batch of no units.
+        self._blank = out.detach().new_zeros((0, *out.shape[1:]))
+        return out
 
-    def _owners(self, batch: Data, at: _Units) -> list[Tensor]:
-        # Owners of the rows that there may be: nodes, edges, those by type.
-        owner, given = at.owner, [at.owner]
-        if len(at.terms) != at.num:
-            given.append(at.terms)
-        edges = batch.get('edge_index')
-        if isinstance(edges, Tensor) and edges.layout == torch.strided:
-            given.append(owner[edges[0]])
-        if isinstance(self.module, TypedModel):
-            given += self.module.owners(batch, owner)
-        return given
+    def probe(self, call: Call, batch: Data, at: Units) -> None:
+        """Test a call of the model on made-up rows, before the first one."""
+        # Imported late, as it runs steps.
+        from pyg_trust.privacy.probing import try_call
 
-    def _alone(self, call: BatchCall) -> Tensor:
-        # Each unit by itself, by the kernel's own functions.
-        assert self._batch is not None
-        at = self._at
-        units = Alone(
-            self._whole(call, self._batch, at), int(torch.randint(2**62, ()))
-        )
-        for number in range(at.num):
-            twin = step.twin(self.module)
-            out = step.outputs(twin, units.unit(number), units.key)
+        self.checkable = try_call(self, call, batch, at) is not None
+        self._probed.add(call.key)
+
+    def _alone(self, call: Call, batch: Data) -> Tensor:
+        # Each unit by itself, by the functions of `exact.step`.
+        at, key = self._at, int(torch.randint(2**62, ()))
+        for number in range(at.count):
+            twin = exact.twin(self.module)
+            unit: exact.Unit = (at.alone(batch, number),), {}
+            out = exact.outputs(_OnBatch(twin, call), unit, key)
             self._parts.append((twin, out))
+        self.by_type = call.by_type
         parts = [out for _, out in self._parts]
         if len({part.shape[1:] for part in parts}) != 1:
             raise ValueError(
-                "'module' needs to return rows of one shape for every unit"
+                "'module' needs to return rows of one shape for every subgraph"
             )
         out = torch.cat(parts)
+        check_output(out, len(at.owner), len(at.rows), self.by_unit)
         rows = at.of(out, self.by_unit)
         sizes = [len(part) for part in parts]
-        if sizes != rows.bincount(minlength=at.num).tolist():
+        if sizes != rows.bincount(minlength=at.count).tolist():
             raise ValueError(
                 "'module' needs to return a row per node, or one per "
-                f'subgraph (got {sizes[:8]} rows of the first units alone)'
+                f'subgraph (got {sizes[:8]} rows of the first ones alone)'
             )
         # Move the rows of a unit from their adjacent places to their own.
         order = rows.argsort(stable=True)
         return torch.empty_like(out).index_copy(0, order, out)
-
-    def _probe(self, call: BatchCall) -> None:
-        # A call with other arguments than those tested is tested first.
-        if call.key not in self._probed:
-            batch, owner = self._batch, self._at.owner
-            assert batch is not None
-            if isinstance(self.module, TypedModel):
-                batch = self.module.schema.made(PROBED).to(owner.device)
-                owner = batch.batch
-            self.probe(call, batch, owner)
-
-    def probe(self, call: BatchCall, batch: Data, owner: Tensor) -> None:
-        """Test a call of the model on the structure of a batch.
-
-        Features are made up; private ones are not read.
-        """
-        check_edges(batch, owner)
-        check_isolation(self.module, call, batch, owner, by_unit=self.by_unit)
-        count = int(owner.max()) + 1
-        at = _Units(owner, terms_of(batch, owner, count), count)
-        generator = torch.Generator().manual_seed(SEED)
-        made = randomised(batch, features_of(batch, owner.numel()), generator)
-        with in_training(self.module, {}), torch.random.fork_rng():
-            torch.manual_seed(SEED)
-            self._attribute(call, made, at, generator)
-            whole = self._whole(call, made, at)
-            found = agrees(whole, at.terms, range(min(count, _TRIED)))
-        self.checkable = found is not None
-        if found is False:
-            raise ValueError(
-                "'module' needs to treat subgraphs apart, but the output of "
-                'one changes when it is run alone: look for statistics of the '
-                'whole batch, for divisions by numbers of rows, and for '
-                'ranks among all rows'
-            )
-        self._probed.add(call.key)
-
-    def _attribute(
-        self,
-        call: BatchCall,
-        made: Data,
-        at: _Units,
-        generator: torch.Generator,
-    ) -> None:
-        batch, inputs = _with_gradients(made, at.owner)
-        with torch.enable_grad():
-            out = self.units.run(
-                lambda: call(self.module, batch),
-                self._owners(batch, at),
-                at.num,
-            )
-        self._blank = out.detach().new_zeros((0, *out.shape[1:]))
-        if not out.requires_grad:
-            return
-        grad = torch.randn(out.shape, generator=generator).to(out)
-        rows = at.of(out, self.by_unit)
-        found = self.units.attribute(out, grad, rows, inputs)
-        clipped_sum(found, self.max_grad_norm)
-
-    def _whole(self, call: BatchCall, batch: Data, at: _Units) -> Call:
-        args, kwargs = call.arguments(batch)
-        return Call(self.module, args, kwargs, at.owner, at.num)
 
     def loss(self, model: Any, batch: Any) -> Tensor:
         """Compute the loss of a batch, each unit's term by itself.
@@ -425,119 +428,123 @@ class PrivateStep:
                 "'criterion' needs to be given to make_private: "
                 'training.loss(batch) is made of its terms'
             )
-        if self.call_with is not None:
-            out = self.call_with(model, batch)
+        if self.forward_with is not None:
+            out: Any = self.forward_with(model, batch)
         else:
-            plain = plain_model(self.module)
-            out = model(*arguments_of(plain, batch, self.by_unit))
-        if isinstance(self.module, TypedModel):
-            target = self.module.schema.target
-            y = batch[target].y
+            out = model(*arguments_of(self.module, batch, self.by_unit))
+        y = batch
+        if self.schema is not None:
+            target = self.schema.target
+            y = batch[target]
             out = out[target] if isinstance(out, dict) else out
-        else:
-            y = batch.y
-        whose = self._at.terms
-        out, y = out[: len(whose)], y[: len(whose)]
-        units = whose.unique().tolist()
-        terms = [
-            self.criterion(out[rows], y[rows])
-            for rows in (whose == unit for unit in units)
-        ]
+        whose = self._at.rows
+        out, y = out[: len(whose)], y.y[: len(whose)]
         self._summed = True
+        terms = [
+            self.criterion(out[whose == unit], y[whose == unit]).reshape(())
+            for unit in whose.unique().tolist()
+        ]
         if not terms:
             return out.sum()
-        each = torch.stack([term.reshape(()) for term in terms])
-        mean = self.loss_reduction == 'mean'
-        return _Terms.apply(each, len(terms) if mean else 1)
+        count = len(terms) if self.loss_reduction == 'mean' else 1
+        return _Terms.apply(torch.stack(terms), count)
 
     @editing
     def backward(self, grad: Tensor) -> None:
-        """Clip and sum the gradients of the batch's subgraphs."""
+        """Clip and sum the gradients of the batch's units."""
         if self._stage != 'called' or self._out is None:
             raise RuntimeError(
                 'in training, loss.backward() needs to be called exactly once '
                 f'for each batch{_ACCUMULATE}'
             )
-        count, out = self._at.num, self._out
+        at, out = self._at, self._out
         # An interrupt from here on ends the step: nothing is added twice, and
-        # after a refusal, which tells of the data, no other loss is tried.
+        # after a refusal, which depends on the data, no other loss is tried.
         self._stage = 'interrupted'
-        if count == 0:
+        if at.count == 0:
             self._add([torch.zeros_like(p).long() for p in self.parameters])
             return
-        rows = self._at.of(out, self.by_unit)
-        if self.by_row:
-            # The term of a unit is the mean of those of its rows.
-            share = rows.bincount(minlength=count)[rows].to(grad)
+        rows = at.of(out, self.by_unit)
+        # A mean is over units; of a unit with several rows that the loss
+        # reads, the term is the mean of theirs.
+        mean = self.loss_reduction == 'mean' and not self._summed
+        if self.schema is not None and self.schema.by_row:
+            grad = grad * len(rows) if mean else grad
             if not self._summed:
-                if self.loss_reduction == 'mean':
-                    grad = grad * len(rows)
+                share = rows.bincount(minlength=at.count)[rows].to(grad)
                 grad = grad / share.view(-1, *[1] * (grad.dim() - 1))
-        elif self.loss_reduction == 'mean' and not self._summed:
-            grad = grad * count
+        elif mean:
+            grad = grad * at.count
+        norm, automatic = self.max_grad_norm, self.clipping == 'automatic'
         if self.isolation == 'construction':
-            self._construct(grad, rows)
+            self._add(*self._construct(grad, rows, norm, automatic))
             return
         self._apart = False
         found = self.units.attribute(
             out, grad, rows, self._inputs, self._verifies
         )
-        norm, automatic = self.max_grad_norm, self.clipping == 'automatic'
         clipped = clipped_sum(found, norm, automatic)
         if self._looks:
             self._look()
         # An adaptive norm releases this count with noise; nothing else reads
         # it.
         below = int((clipped.norms <= norm).sum()) if self.counts else 0
-        self._add(
-            [clipped.integers[name] for name in self._names], count, below
-        )
+        sums = [clipped.integers[name] for name in self.names]
+        self._add(sums, at.count, below)
 
     def _look(self) -> None:
         # Compare a unit's outputs with those of it alone.
         assert self._call is not None
         assert self._batch is not None
-        at = self._at
-        whole = self._whole(self._call, self._batch, at)
-        unit = secrets.randbelow(at.num)
-        if agrees(whole, at.terms, [unit]) is False:
+        unit = secrets.randbelow(self._at.count)
+        given = self._call, self._batch, self._at, [unit], self.by_unit
+        if agrees(*given) is False:
             self.disagrees = True
             raise RuntimeError(DISAGREES)
 
-    def _construct(self, grad: Tensor, rows: Tensor) -> None:
-        # Clip each unit by itself, by the kernel's own functions.
-        norm, automatic = self.max_grad_norm, self.clipping == 'automatic'
+    def _construct(
+        self, grad: Tensor, rows: Tensor, norm: float, automatic: bool
+    ) -> tuple[list[Tensor], int, int]:
+        # Clip each unit by itself, by the functions of `exact.step`.
         totals = [
             np.zeros(tuple(p.shape), dtype=np.int64) for p in self.parameters
         ]
         below = 0
         for number, (twin, out) in enumerate(self._parts):
-            found = step.gradient(twin, out, grad[rows == number])
-            step.add(totals, step.adds(found, norm, automatic))
-            below += step.length(found) <= norm
+            found = exact.gradient(twin, out, grad[rows == number])
+            exact.add(totals, exact.adds(found, norm, automatic))
+            below += self.counts and exact.length(found) <= norm
         device = self._at.owner.device
-        self._add(
-            [torch.from_numpy(total).to(device) for total in totals],
-            self._at.num,
-            below if self.counts else 0,
-        )
+        sums = [torch.from_numpy(total).to(device) for total in totals]
+        return sums, self._at.count, below
 
     def _add(self, sums: list[Tensor], count: int = 0, below: int = 0) -> None:
         if self._sums is not None:
             sums = [a + b for a, b in zip(self._sums, sums, strict=True)]
         self._sums = sums
-        self._units += count
+        self._count += count
         self._below += below
         self._stage = 'clipped'
         self._out = self._call = None
         self._parts, self._inputs = [], []
 
-    def finish(self) -> bool:
+    def finish(self, groups: list[dict[str, Any]]) -> bool:
         """End the batch; return whether it was the last of its step.
 
         If so, noisy gradients are in ``p.grad``.
+
+        Args:
+            groups (list): the parameter groups of the optimizer.
         """
-        self._check_parameters()
+        if (name := self.moved()) is not None:
+            raise RuntimeError(
+                f"'{name}' was changed since the last private step, by a "
+                'second optimizer or by hand: weights that bypassed the '
+                'private optimizer may hold private data without noise. Load '
+                'weights that were released, or are public, with '
+                'load_state_dict of the private model'
+            )
+        self._check_gradients(groups)
         if self._stage != 'clipped':
             raise RuntimeError(
                 'optimizer.step() needs to follow one loss.backward() on a '
@@ -551,15 +558,14 @@ class PrivateStep:
                 }[self._stage]
             )
         self._drop()
-        if self._units < self._total:
-            self._stage = 'done'
+        self._stage = 'done'
+        if self._count < self._total:
             return False
         assert self._sums is not None
-        sums, units, below = self._sums, self._units, self._below
-        self._sums, self._units, self._below = None, 0, 0
-        self._stage = 'done'
-        noisy = self.add_noise(sums, units, below)
-        # A count of steps is released: it must not tell which had units.
+        sums, count, below = self._sums, self._count, self._below
+        self._sums, self._count, self._below = None, 0, 0
+        noisy = self.add_noise(sums, count, below)
+        # A count of steps is released: it must not reveal which had units.
         self.constructed += self.isolation == 'construction' and self._apart
         self.checked += self.checkable and self._looks
         self.verified += self._verifies
@@ -572,23 +578,18 @@ class PrivateStep:
             self._written[i] = (parameter.grad, parameter.grad._version)
         return True
 
-    def move(self, update: Callable[[], Any]) -> None:
-        """Update the weights by an optimizer step on noisy gradients."""
-        # Dropped before the step: if it stops halfway, weights have moved,
-        # by noisy gradients alone, and nobody else has changed them.
-        self.pins.release()
-        update()
-        self.pins.hold()
-
-    def _check_parameters(self) -> None:
-        self.pins.check_layers()
-        self.pins.check_values()
+    def _check_gradients(self, groups: list[dict[str, Any]]) -> None:
         written = dict(zip(self.parameters, self._written, strict=True))
-        for name, parameter in self.module.named_parameters():
-            grad, ours = parameter.grad, written.get(parameter)
-            if grad is None:
-                continue
-            if ours is None or grad is not ours[0] or grad._version != ours[1]:
+        moved = [p for group in groups for p in group['params']]
+        names = dict.fromkeys(moved, 'a parameter of the optimizer')
+        names |= {p: name for name, p in self.module.named_parameters()}
+        for p, name in names.items():
+            ours = written.get(p)
+            if p.grad is not None and (
+                ours is None
+                or p.grad is not ours[0]
+                or p.grad._version != ours[1]
+            ):
                 raise RuntimeError(
                     f"the gradient of '{name}' came from elsewhere than the "
                     'private model (a regulariser, a second model, a pass in '
@@ -633,6 +634,16 @@ class _Terms(torch.autograd.Function):
         return grads[0].expand(ctx.size), None
 
 
+class _OnBatch(nn.Module):
+    # A model as a function of a batch of one graph.
+    def __init__(self, model: nn.Module, call: Call) -> None:
+        super().__init__()
+        self.model, self.call = model, call
+
+    def forward(self, batch: Data) -> Any:
+        return self.call(self.call.shown(batch), self.model)
+
+
 @contextmanager
 def fresh_draws(device: torch.device, secret: bool) -> Iterator[None]:
     """Draw from fresh generators in a block, and put the old ones back.
@@ -654,12 +665,43 @@ def fresh_draws(device: torch.device, secret: bool) -> Iterator[None]:
         yield
 
 
-def _with_gradients(
+def with_gradients(
     batch: Data, owner: Tensor
 ) -> tuple[Data, list[tuple[Tensor, Tensor]]]:
-    # A batch whose features require a gradient, and the unit of each row.
+    """Let features require a gradient; return them, with each row's unit."""
     out, inputs = copy.copy(batch), []
-    for name in features_of(batch, owner.numel()).floating:
-        out[name] = batch[name].detach().requires_grad_()
-        inputs.append((out[name], owner))
+    for name in features_of(batch):
+        if batch[name].is_floating_point():
+            out[name] = batch[name].detach().requires_grad_()
+            inputs.append((out[name], owner))
     return out, inputs
+
+
+def _versions(module: nn.Module) -> list[tuple[int, int]]:
+    return [(id(b), b._version) for b in module.buffers()]
+
+
+def _remember(module: nn.Module) -> Callable[[], None]:
+    # What puts the attributes of all layers back as they are now, so that
+    # no copy of the model holds private rows. Numbers stay: a model may count.
+    saved = []
+    for place in map(vars, module.modules()):
+        held = {k: v for k, v in place.items() if k not in _OWN}
+        full = [(v, v.copy()) for v in held.values() if type(v) in _FULL]
+        saved.append((place, held, full))
+
+    def restore() -> None:
+        for place, held, full in saved:
+            for name, value in [*place.items()]:
+                same_as_before = value is held.get(name, _NONE)
+                if name in _OWN or same_as_before or type(value) in _COUNTED:
+                    continue
+                if name in held:
+                    place[name] = held[name]
+                else:
+                    del place[name]
+            for value, inside in full:
+                value.clear()
+                (value.update if type(value) is dict else value.extend)(inside)
+
+    return restore

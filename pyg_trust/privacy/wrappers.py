@@ -1,7 +1,6 @@
-r"""A model and an optimizer that can only train privately.
+r"""A model, an optimizer and a loader that can only train privately.
 
-With their loader (``privacy/loading.py``) they share a
-:class:`~pyg_trust.privacy.training.PrivateStep`.
+They share a :class:`~pyg_trust.privacy.training.PrivateStep`.
 
 Why no optimizer of Opacus: theirs trusts whoever fills ``p.grad``, draws the
 noise in float32, and tells the accountant after the noise was made. Here the
@@ -11,16 +10,27 @@ kind.
 """
 
 import copy
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch_geometric.data import Data
 
 from pyg_trust._checks import check_callable
 from pyg_trust.files.commit import ObjectLock, editing
+from pyg_trust.loader.step_batches import Choice
+from pyg_trust.privacy.calls import Target
+from pyg_trust.privacy.group import Group
 from pyg_trust.privacy.training import Intercept, PrivateStep
-from pyg_trust.privacy.typed import TypedModel
-from pyg_trust.privacy.validation import same
+
+__all__ = [
+    'PrivateLoader',
+    'PrivateModule',
+    'PrivateOptimizer',
+    'PrivateTraining',
+    'Single',
+]
 
 
 class PrivateModule(nn.Module):
@@ -58,13 +68,15 @@ class PrivateModule(nn.Module):
         """Call the model."""
         if torch.compiler.is_compiling():
             _refuse_compiled()
-        if self.training and torch.is_grad_enabled():
-            out = self._step.forward(args, kwargs)
-            anchor = torch.zeros((), device=out.device, requires_grad=True)
-            out = Intercept.apply(out, anchor, self._step)
-            typed = self._step.module
-            return typed.handed(out) if isinstance(typed, TypedModel) else out
-        return self.module(*args, **kwargs)
+        if not (self.training and torch.is_grad_enabled()):
+            return self.module(*args, **kwargs)
+        step: PrivateStep = self._step
+        out = step.forward(args, kwargs)
+        anchor = torch.zeros((), device=out.device, requires_grad=True)
+        out = Intercept.apply(out, anchor, step)
+        if step.schema is not None and step.by_type:
+            return Target({step.schema.target: out})
+        return out
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -107,7 +119,7 @@ def _note(module: nn.Module, keys: Any) -> None:
     # Remove the prefix 'module.' from reported keys, too.
     for names in keys:
         names[:] = [n.replace('module.', '', 1) for n in names]
-    module._step.pins.load()
+    module._step.load()
 
 
 class Single:
@@ -151,16 +163,24 @@ class PrivateOptimizer(Single, torch.optim.Optimizer):
     def __init__(
         self, optimizer: torch.optim.Optimizer, step: PrivateStep
     ) -> None:
-        # torch attaches hooks to optimizers; all other state is that of the
-        # inner optimizer.
-        self._made = False
         super().__init__(optimizer.param_groups, optimizer.defaults)
-        self.optimizer = optimizer
-        self._step = step
-        self._made = True
+        self.optimizer, self._step = optimizer, step
+        self._share()
+
+    def _share(self) -> None:
+        # The same groups and state as the optimizer inside.
+        self.param_groups = self.optimizer.param_groups
+        self.state, self.defaults = (
+            self.optimizer.state,
+            self.optimizer.defaults,
+        )
         self._settings = self._find_settings()
-        self._moved = self._find_moved()
-        self._hold()
+
+    def _find_settings(self) -> list[str]:
+        return [
+            repr(sorted((k, v) for k, v in group.items() if k != 'params'))
+            for group in self.param_groups
+        ]
 
     def step(self, closure: Any = None) -> Any:
         """Add noise and move the parameters.
@@ -191,114 +211,27 @@ class PrivateOptimizer(Single, torch.optim.Optimizer):
 
     @editing
     def _private_step(self) -> None:
-        self._check_hooks()
-        self._check_groups()
-        self._check_state()
-        if self._step.finish():
-            # Allow changed settings, which a schedule makes without the data,
-            # and count them.
-            settings = self._find_settings()
-            self._step.settings_changed += settings != self._settings
-            self._settings = settings
-            self._moving = True
-            self._step.move(self.optimizer.step)
-            self._hold()
+        if not self._step.finish(self.param_groups):
+            return
+        # Allow changed settings, which a schedule makes without the data,
+        # and count them.
+        settings = self._find_settings()
+        self._step.settings_changed += settings != self._settings
+        self._settings = settings
+        # Dropped before the step: if it stops halfway, weights have moved,
+        # by noisy gradients alone, and nobody else has changed them.
+        self._step.release()
+        self.optimizer.step()
+        self._step.hold()
 
     @property
     def _lock(self) -> ObjectLock:
         # One lock for all parts of a step.
         return self._step._lock
 
-    def _hold(self) -> None:
-        """Take the state as it is."""
-        self._held = self._tensors()
-        self._moving = False
-
-    def _check_groups(self) -> None:
-        if self._find_moved() != self._moved:
-            raise ValueError(
-                "'optimizer' needs to keep its parameters: parameters were "
-                'added to its groups after make_private, and their gradients '
-                'have no noise'
-            )
-
-    def _find_moved(self) -> list[int]:
-        groups = self.optimizer.param_groups
-        return [id(p) for group in groups for p in group['params']]
-
-    def _find_settings(self) -> list[str]:
-        return [
-            repr(sorted((k, v) for k, v in group.items() if k != 'params'))
-            for group in self.optimizer.param_groups
-        ]
-
-    def _tensors(self) -> list[tuple[Any, str, Tensor]]:
-        return [
-            (parameter, name, value.detach().clone())
-            for parameter, values in self.optimizer.state.items()
-            for name, value in values.items()
-            if isinstance(value, Tensor)
-        ]
-
-    def _check_state(self) -> None:
-        if self._moving:
-            # A step was interrupted after its noise: the state is its own.
-            self._hold()
-        now = self._tensors()
-        if len(now) != len(self._held) or not all(
-            one[0] is other[0]
-            and one[1] == other[1]
-            and same(one[2], other[2].to(one[2].device))
-            for one, other in zip(now, self._held, strict=True)
-        ):
-            raise RuntimeError(
-                'the state of the optimizer was changed since the last '
-                'private step: it may hold private data without noise, and '
-                'moves the weights. Load a state that was released with '
-                'load_state_dict'
-            )
-
-    def _check_hooks(self) -> None:
-        inner = self.optimizer
-        if inner._optimizer_step_pre_hooks or inner._optimizer_step_post_hooks:
-            raise ValueError(
-                "'optimizer' needs to be without hooks, which could exchange "
-                'noisy gradients: register them with the private optimizer'
-            )
-
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients by setting them to None."""
         self.optimizer.zero_grad(set_to_none=True)
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """Parameter groups of the wrapped optimizer."""
-        return self.optimizer.param_groups
-
-    @param_groups.setter
-    def param_groups(self, value: list[dict[str, Any]]) -> None:
-        if self._made:
-            self.optimizer.param_groups = value
-
-    @property
-    def state(self) -> Any:
-        """State of the wrapped optimizer."""
-        return self.optimizer.state
-
-    @state.setter
-    def state(self, value: Any) -> None:
-        if self._made:
-            self.optimizer.state = value
-
-    @property
-    def defaults(self) -> dict[str, Any]:
-        """Defaults of the wrapped optimizer."""
-        return self.optimizer.defaults
-
-    @defaults.setter
-    def defaults(self, value: dict[str, Any]) -> None:
-        if self._made:
-            self.optimizer.defaults = value
 
     def state_dict(self) -> Any:
         """Return the state of the wrapped optimizer."""
@@ -306,13 +239,20 @@ class PrivateOptimizer(Single, torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: Any) -> None:
         """Load the state of the wrapped optimizer."""
-        self.optimizer.load_state_dict(state_dict)
-        self._hold()
+        self.restore(state_dict)
         self._step.states_loaded += 1
+
+    def restore(self, state_dict: Any) -> None:
+        """Load a state that this training has made."""
+        settings = self._settings
+        self.optimizer.load_state_dict(state_dict)
+        self._share()
+        self._settings = settings
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuse new parameters: all are checked at the start."""
-        if not self._made:
+        if not hasattr(self, '_step'):
+            super().add_param_group(param_group)
             return
         raise ValueError(
             'a private optimizer takes no more parameters: add them before '
@@ -333,3 +273,154 @@ class PrivateOptimizer(Single, torch.optim.Optimizer):
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}({self.optimizer})'
+
+
+class PrivateLoader(Single):
+    """Loader of private batches that checks how each one is used.
+
+    It ends by itself, also in the midst of an epoch, before a step that would
+    exceed the budget; then it is empty. If an epoch is left early, the next
+    one begins with the batch whose step was not taken.
+
+    Args:
+        loader (NodeLoader): the loader; its own iteration is not to be used
+            any more.
+        step (PrivateStep): the step in progress.
+        position (callable): the number of steps spent.
+        allowed (callable): whether a step may still be taken.
+        choose (callable): draws the batches.
+        group (Group): the processes, each of which has a part of every step.
+        begin (callable): gives all processes one state, as an epoch begins.
+    """
+
+    def __init__(
+        self,
+        loader: Any,
+        step: PrivateStep,
+        position: Callable[[], int],
+        allowed: Callable[[int], bool],
+        choose: Choice,
+        group: Group,
+        begin: Callable[[], None],
+    ) -> None:
+        self.loader, self._step = loader, step
+        self._position, self._allowed = position, allowed
+        self._group, self._begin = group, begin
+        self._turn = 0
+        self._law = loader.law()
+        batches = loader.batch_sampler
+        batches.choose = choose
+        batches.rank, batches.num_ranks = group.rank, group.size
+
+    def __iter__(self) -> Iterator[Data]:
+        self.end_epoch()
+        turn = self._turn
+        batches = self.loader.batch_sampler
+        batches.position = first = self._position()
+        self._step.reset()
+        iterator: Iterator[Data] | None = None
+        for step in range(first, first + batches.num_steps):
+            if step != self._position():
+                raise RuntimeError(
+                    'the private loader needs to draw the batch of the next '
+                    'step on the account, which went elsewhere within an '
+                    'epoch (was a checkpoint loaded?): iterate over the '
+                    'loader anew'
+                )
+            if not self._allowed(step):
+                return
+            batches.forget(step)
+            if iterator is None:
+                if self._group.size > 1:
+                    self._begin()
+                iterator = iter(self.loader)
+            self.check_law()
+            parts = batches.parts(step)
+            total = sum(part.numel() for part in parts)
+            for part in parts:
+                batch = self.loader.flat(next(iterator))
+                self.loader._check_drawn(batch, step, part)
+                owner, count = self.loader.check_batch(batch, step)
+                device = self._step.parameters[0].device
+                batch, owner = batch.to(device), owner.to(device)
+                yield self._step.deliver(batch, owner, count, total)
+                if self._turn != turn:
+                    raise RuntimeError(
+                        'the private loader was started again: use one '
+                        'iterator at a time'
+                    )
+                if not self._step.finished:
+                    raise RuntimeError(
+                        'every batch of the private loader needs one forward '
+                        'pass, one backward pass and one optimizer.step(); '
+                        'skipping batches depending on the data is not '
+                        'accounted for. To accumulate gradients of a large '
+                        "batch, pass 'max_physical_batch_size' to make_private"
+                    )
+
+    def end_epoch(self) -> None:
+        """End the current epoch: the next batch begins a new one."""
+        self._turn += 1
+
+    def check_law(self) -> None:
+        """Refuse a loader that draws other batches than it did at first.
+
+        Raises:
+            RuntimeError: if an attribute was changed.
+        """
+        if self.loader.law() != self._law:
+            raise RuntimeError(
+                'the private loader needs to draw as it did when it was made '
+                'private (its units, relation, sampling, transform or '
+                'arguments were changed): account and report are of that'
+            )
+
+    def __len__(self) -> int:
+        return len(self.loader.batch_sampler)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == 'loader':
+            raise AttributeError(name)
+        return getattr(self.loader, name)
+
+    def __repr__(self) -> str:
+        return f'{type(self).__name__}({self.loader})'
+
+
+class PrivateTraining(NamedTuple):
+    """The result of :meth:`PrivacyEngine.make_private`.
+
+    Args:
+        model (PrivateModule): call it as the model.
+        optimizer (PrivateOptimizer): use it as the optimizer.
+        loader (PrivateLoader): iterate over it as over the loader.
+    """
+
+    model: PrivateModule
+    optimizer: PrivateOptimizer
+    loader: PrivateLoader
+
+    def loss(self, batch: Any) -> Tensor:
+        """Compute the loss of a batch by the ``criterion`` of make_private.
+
+        Each unit's term is computed by itself, so that the loss has one term
+        per unit by construction.
+
+        .. code-block:: python
+
+            training = engine.make_private(..., criterion=F.cross_entropy)
+            for batch in training.loader:
+                training.optimizer.zero_grad()
+                training.loss(batch).backward()
+                training.optimizer.step()
+
+        Args:
+            batch (Data or HeteroData): the batch that the loader gave last.
+
+        Returns:
+            Tensor: the mean or the sum of the terms, to call ``backward()``.
+
+        Raises:
+            ValueError: if ``criterion`` was not given.
+        """
+        return self.model._step.loss(self.model, batch)

@@ -44,6 +44,29 @@ def audit(break_it=None, **arguments):
     return audit_training(attach(break_it=break_it, **arguments), **asked)
 
 
+def test_steps_of_earlier_runs_are_not_what_an_audit_saw(tmp_path):
+    # The claim was of all steps on the ledger, the audit of the last.
+    asked = {'ledger': tmp_path / 'a.ledger', 'seed': None}
+    engines = []
+
+    def keep(engine, loader):
+        engines.append(engine)
+
+    audit(keep, num_canaries=32, **asked)
+    engines[0].close()
+    with (
+        pytest.warns(UserWarning, match='earlier runs'),
+        pytest.raises(ValueError, match='1 steps, after 1'),
+    ):
+        audit(num_canaries=32, **asked)
+
+    def stop(engine, loader):
+        loader.batch_sampler.num_steps = 1
+
+    with pytest.raises(ValueError, match='takes 3 steps'):
+        audit(stop, steps=3, num_canaries=32)
+
+
 @pytest.mark.parametrize(
     'arguments',
     [

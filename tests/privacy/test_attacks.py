@@ -494,7 +494,7 @@ def test_models_that_change_later_are_refused(private, way):
     private_step(setup)
     if way == 'swapped':
         net.norm = PairNorm()
-        match = 'keep its layers'
+        match = 'treat subgraphs apart'
     else:
         net.first.bias.requires_grad_(way == 'thawed')
         match = 'the same parameters'

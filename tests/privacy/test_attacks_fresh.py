@@ -5,7 +5,6 @@ import signal
 import threading
 
 import needs
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -79,71 +78,18 @@ def test_what_is_written_into_a_batch_after_its_call_changes_nothing(private):
     assert sum_of(private(max_grad_norm=1e-2), owners).equal(want)
 
 
-def test_state_of_the_optimizer_is_not_a_way_in(private):
-    net = GCN()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-    setup = private(net=net, optimizer=optimizer)
-    setup.train(1)
-    for values in setup.optimizer.state.values():
-        values['momentum_buffer'].add_(1e6)
-    with pytest.raises(RuntimeError, match='state of the optimizer'):
-        setup.train(1)
-    assert setup.engine.steps == 1
-    assert 'optimizer was loaded' not in setup.engine.report(1e-3).explain()
-    setup.optimizer.load_state_dict(setup.optimizer.state_dict())
-    setup.train(1)
-    assert 'optimizer was loaded' in setup.engine.report(1e-3).explain()
-
-
-def test_hooks_of_the_optimizer_inside_are_refused(private):
-    net = GCN()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    setup = private(net=net, optimizer=optimizer)
-
-    def exchange(inner, args, kwargs):
-        for p in net.parameters():
-            p.grad.fill_(1e6)
-
-    optimizer.register_step_pre_hook(exchange)
-    with pytest.raises(ValueError, match='without hooks'):
-        setup.train(1)
-    assert max(float(p.detach().abs().max()) for p in net.parameters()) < 1e3
-
-
-@pytest.mark.parametrize('way', ['hook', 'before', 'forward', 'everywhere'])
+@pytest.mark.parametrize('way', ['hook', 'forward'])
 def test_models_that_couple_only_later(private, way):
     setup = private()
-
-    def centred(layer, args, out):
-        return out - out.mean(0)
-
-    handle = None
     if way == 'hook':
-        setup.net.second.register_forward_hook(centred)
-    elif way == 'before':
-        setup.net.second.register_forward_pre_hook(
-            lambda layer, args: (args[0] - args[0].mean(0), *args[1:])
+        setup.net.second.register_forward_hook(
+            lambda layer, args, out: out - out.mean(0)
         )
-    elif way == 'forward':
+    else:
         plain = setup.net.forward
         setup.net.forward = lambda x, e: plain(x - x.mean(0), e)
-    else:
-        handle = torch.nn.modules.module.register_module_forward_hook(centred)
-    try:
-        with pytest.raises(ValueError, match='got a hook or another forward'):
-            setup.train(1)
-    finally:
-        if handle is not None:
-            handle.remove()
-
-
-def test_batches_are_those_of_the_engine(private):
-    setup = private()
-    choose = setup.loader.batch_sampler
-    choose.choose = lambda step, count, size: np.arange(size)
-    with pytest.raises(RuntimeError, match='its engine draws'):
+    with pytest.raises(ValueError, match='rows of several subgraphs meet'):
         setup.train(1)
-    assert setup.engine.steps == 0
 
 
 @pytest.mark.parametrize('most', [None, 4])
@@ -162,36 +108,6 @@ def test_a_transform_does_not_exchange_batches(private, most):
     with pytest.raises(ValueError, match='units that were drawn'):
         setup.train()
     assert setup.engine.steps <= 1
-
-
-@pytest.mark.parametrize('way', ['cleared', 'cheaper', 'fewer'])
-def test_the_account_does_not_forget(private, way):
-    setup = private(target=True)
-    setup.train()
-    account = setup.engine.accountant
-    if way == 'cleared':
-        account.history.clear()
-    elif way == 'cheaper':
-        account.history[:] = [(1e6, q, n) for _, q, n in account.history]
-    else:
-        account.history[:] = [(z, q, n - 1) for z, q, n in account.history]
-    with pytest.raises(RuntimeError, match='is smaller than before'):
-        setup.engine.report()
-    with pytest.raises(RuntimeError, match='is smaller than before'):
-        setup.train()
-
-
-def test_the_account_does_not_forget_an_estimate(private):
-    data = private().data
-    loader = DisjointWalkLoader(data, batch_size=8, walk_length=2, seed=1)
-    engine = PrivacyEngine(seed=1)
-    net = GCN()
-    engine.estimate_max_grad_norm(
-        module=net, data_loader=loader, criterion=F.cross_entropy, epsilon=1.0
-    )
-    engine.accountant.pure_epsilon = 0.0
-    with pytest.raises(RuntimeError, match='is smaller than before'):
-        engine.get_epsilon(1e-3)
 
 
 def test_norms_of_a_coupled_criterion_are_not_estimated(private):
@@ -480,20 +396,14 @@ def test_a_report_of_fixed_settings_says_nothing_of_changes(private):
     assert 'learning rates' in text
 
 
-@pytest.mark.parametrize('how', ['append', 'replace'])
-def test_a_group_of_the_optimizer_takes_no_other_parameter(private, how):
+def test_a_parameter_outside_of_the_model_gets_no_gradient(private):
     # A temperature of the loss was moved by gradients without noise.
     setup = private()
     extra = torch.nn.Parameter(torch.ones(()))
-    (group,) = setup.optimizer.param_groups
-    if how == 'append':
-        group['params'].append(extra)
-    else:
-        group['params'] = [extra, *group['params'][1:]]
+    setup.optimizer.param_groups[0]['params'].append(extra)
     batch = next(iter(setup.loader))
-    setup.loss(batch).backward()
-    extra.grad = torch.ones(())
-    with pytest.raises(ValueError, match='keep its parameters'):
+    (setup.loss(batch) * extra).backward()
+    with pytest.raises(RuntimeError, match='came from elsewhere'):
         setup.optimizer.step()
     assert extra.item() == 1.0
     assert setup.engine.steps == 0

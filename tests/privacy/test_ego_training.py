@@ -185,7 +185,7 @@ def test_ego_graphs_take_no_account_of_others(sampling, name):
 def test_disjoint_units_take_no_account_of_ego_graphs(name, sampling):
     walks = DisjointWalkLoader(make_data(), 3, 2, sampling=sampling, seed=0)
     engine, arguments = setup(name, data_loader=walks)
-    with pytest.raises(ValueError, match='for an EgoLoader alone'):
+    with pytest.raises(ValueError, match='for a DisjointWalkLoader'):
         engine.make_private(**arguments)
 
 

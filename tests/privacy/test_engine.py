@@ -709,7 +709,7 @@ def test_fdp_needs_its_accountant(private):
     engine, arguments = fdp_setup('pld_wor')
     with pytest.raises(ValueError, match="'rdp_fdp' for an EgoLoader"):
         engine.make_private(**arguments, noise_multiplier=9.0)
-    with pytest.raises(ValueError, match='for an EgoLoader alone'):
+    with pytest.raises(ValueError, match='for a DisjointWalkLoader'):
         private(engine={'accountant': 'rdp_fdp'})
 
 

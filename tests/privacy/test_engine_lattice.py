@@ -56,7 +56,7 @@ def release(private):
         found.append(net.weight.grad.flatten().tolist())
         with torch.no_grad():
             net.weight.zero_()
-        engine._training_step().pins.hold()
+        engine._training_step().hold()
         if len(found) == RELEASES:
             break
     step, _ = clip.noise_grid(STD, 1.0, net.weight.numel())

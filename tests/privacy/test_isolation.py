@@ -251,7 +251,7 @@ def test_a_unit_with_other_outputs_alone_ends_the_training(way, monkeypatch):
 def test_rows_that_meet_are_refused_by_name(way):
     training = Training(model=Later())
     training.parts.model.module.way = way
-    with pytest.raises(ValueError, match='rows of several units meet'):
+    with pytest.raises(ValueError, match='rows of several subgraphs meet'):
         training.step()
     assert training.engine.steps == 0
 

@@ -290,6 +290,21 @@ def test_runs_with_two_relations_have_no_promise_together():
         )
 
 
+def test_every_run_of_a_search_has_an_engine_of_its_own(private):
+    train, _ = run(private)
+    made = train(0.1)
+    # With this seed there are two runs.
+    with pytest.raises(ValueError, match='a new PrivacyEngine'):
+        search(
+            lambda _: made,
+            [0.1],
+            bound=bound_of(private),
+            delta=1e-3,
+            mean_runs=2.0,
+            seed=1,
+        )
+
+
 def test_a_run_that_spends_more_is_not_released(private):
     train, _ = run(private)
     with pytest.raises(BudgetExceededError, match='nothing is released'):

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pyg_trust.privacy import clipping, noising, rowwise
+from pyg_trust.privacy import bounds, clipping, noising, rowwise
 from pyg_trust.privacy.bounds import exact_blocks, gram, products
 from pyg_trust.privacy.exact import clip
 
@@ -28,7 +28,7 @@ def way(request, monkeypatch):
 
 
 def with_torch(monkeypatch):
-    monkeypatch.setattr(clipping, '_is_native', lambda rows: False)
+    monkeypatch.setattr(clipping, 'is_native', lambda rows: False)
 
 
 def step(model, x, owner, exact=False, pull=3.0, units=UNITS):
@@ -121,19 +121,18 @@ def test_sums_and_bounds_of_both_ways(dtype, shape, monkeypatch):
     )
 
 
-def planted(monkeypatch, change):
-    true = clipping.Book._integers
-
-    def wrong(self, *args):
-        for uses, value in true(self, *args):
-            yield uses, change(value)
-
-    monkeypatch.setattr(clipping.Book, '_integers', wrong)
+def planted(monkeypatch, change, before=lambda each: each):
+    true = clipping._Use.sums
+    monkeypatch.setattr(
+        clipping._Use,
+        'sums',
+        lambda use, each: change(true(use, before(each.clone()))),
+    )
 
 
 def large_blocks(monkeypatch):
     with_torch(monkeypatch)
-    monkeypatch.setattr(clipping, 'exact_blocks', lambda tops: [slice(None)])
+    monkeypatch.setattr(bounds, 'exact_blocks', lambda tops: [slice(None)])
 
 
 def float32_total(monkeypatch):
@@ -145,14 +144,11 @@ def int32_total(monkeypatch):
 
 
 def one_unit_less(monkeypatch):
-    true = clipping.Book._integers
+    def without(each):
+        each[17] = 0
+        return each
 
-    def wrong(self, stack, factors, *rest):
-        factors = factors.clone()
-        factors[17] = 0
-        yield from true(self, stack, factors, *rest)
-
-    monkeypatch.setattr(clipping.Book, '_integers', wrong)
+    planted(monkeypatch, lambda value: value, without)
 
 
 @pytest.mark.parametrize(

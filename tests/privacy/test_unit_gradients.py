@@ -304,7 +304,7 @@ def attributed(model, dtype=torch.float32, data=None):
 @pytest.mark.parametrize('name', MIXING)
 def test_what_mixes_units_is_named(name, dtype):
     torch.manual_seed(0)
-    with pytest.raises(ValueError, match='rows of several units meet behind'):
+    with pytest.raises(ValueError, match='subgraphs meet behind'):
         attributed(MIXING[name](), dtype)
     attributed(Base(), dtype)
 

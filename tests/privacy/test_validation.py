@@ -12,11 +12,7 @@ from torch_geometric.nn import GCNConv, global_mean_pool
 
 from pyg_trust.loader import DisjointWalkLoader
 from pyg_trust.privacy import PrivacyEngine
-from pyg_trust.privacy.attaching import check_totals
-from pyg_trust.privacy.validation import (
-    check_criterion,
-    check_isolation,
-)
+from pyg_trust.privacy.validation import check_criterion, check_totals
 
 
 class Net(nn.Module):
@@ -163,6 +159,19 @@ def test_models_of_pyg_name_their_argument(private, net, said):
     if isinstance(good, pyg.GraphSAGE):
         setup = private(net=good)
         assert setup.train(1) == 1
+
+
+def test_a_layer_norm_over_all_rows_is_named_with_the_mode_that_works(private):
+    with pytest.raises(ValueError, match='treat subgraphs apart') as error:
+        private(net=pyg.GraphSAGE(5, 8, 2, 3, norm='layer_norm'))
+    said = str(error.value)
+    assert "['norms.0'] are LayerNorms over all rows" in said
+    assert "norm='layer_norm', norm_kwargs={'mode': 'node'}" in said
+    # What it says works, and changes nothing else of the model.
+    net = pyg.GraphSAGE(
+        *(5, 8, 2, 3), norm='layer_norm', norm_kwargs={'mode': 'node'}
+    )
+    assert private(net=net).train(2) == 2
 
 
 @pytest.mark.parametrize(
@@ -345,21 +354,22 @@ def test_model_of_a_data_object(private):
         break
 
 
-def test_probe_leaves_everything_as_it_was(private):
-    net = Net(nn.Dropout())
-    net.eval()
-    data = private().data
-    batch = data.clone()
-    owner = torch.arange(40) % 20
-    batch.edge_index = torch.stack([torch.arange(20), torch.arange(20) + 20])
-    torch.manual_seed(3)
-    want = torch.rand(3)
-    torch.manual_seed(3)
-    before = batch.x.clone()
-    check_isolation(net, lambda m, b: m(b.x, b.edge_index), batch, owner)
-    assert torch.rand(3).equal(want)
+def test_the_test_before_training_leaves_everything_as_it_was(private):
+    class Drawing(nn.Module):
+        def forward(self, x):
+            return F.dropout(x, 0.5, self.training)
+
+    data, states = private().data, []
+    before = data.x.clone()
+    for made in (lambda net: None, lambda net: private(net=net, data=data)):
+        torch.manual_seed(0)
+        net = Net(Drawing()).eval()
+        torch.manual_seed(0)  # as private() does
+        made(net)
+        states.append(torch.rand(3))
+    assert states[0].equal(states[1])
+    assert data.x.equal(before)
     assert not net.training
-    assert batch.x.equal(before)
     assert all(p.grad is None for p in net.parameters())
 
 

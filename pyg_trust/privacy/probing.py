@@ -1,0 +1,169 @@
+"""Test of a model, a loader and a loss on made-up rows, before training."""
+
+import math
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from pyg_trust.privacy.alone import agrees
+from pyg_trust.privacy.calls import Call, Units, find_call
+from pyg_trust.privacy.clipping import clipped_sum
+from pyg_trust.privacy.rules import Mixing
+from pyg_trust.privacy.training import PrivateStep, with_gradients
+from pyg_trust.privacy.validation import (
+    SEED,
+    check_criterion,
+    check_edges,
+    check_transform,
+    features_of,
+    in_training,
+    other_rows,
+    randomised,
+    same,
+    whole_batch_norms,
+)
+
+__all__ = ['try_call', 'try_parts']
+
+# How many subgraphs the tests run on, and how many of them run alone.
+_PROBED, _TYPED, _TRIED = 32, 8, 8
+
+
+def try_parts(step: PrivateStep) -> None:
+    """Test the model, the loader and the loss of a training.
+
+    Tests run on the structure of some subgraphs, and not on their features.
+
+    Args:
+        step (PrivateStep): has all of them.
+
+    Raises:
+        ValueError: if a test fails.
+    """
+    loader, transform = step.loader, step.loader.transform
+    generator = torch.Generator().manual_seed(SEED)
+    if step.schema is not None:
+        # No private batch is read: what tests find may not depend on one.
+        count = _TYPED
+        batch, plain, transform = loader.made(count)
+        owner = batch.batch
+    else:
+        count = min(_PROBED, loader.subgraphs_per_batch, loader.num_subgraphs)
+        index = loader.batch_sampler.write(0, torch.arange(count))
+        batch = loader(index)
+        owner, count = loader.check_batch(batch, 0, count)
+        plain = loader.untransformed(index)
+        # No private row may reach 'forward', or stay in a model.
+        batch = randomised(batch, features_of(batch), generator)
+    if loader.transform is not None:
+        check_transform(transform, plain)
+    device = step.parameters[0].device
+    batch, owner = batch.to(device), owner.to(device)
+    at = Units(batch, owner, count)
+    call = find_call(
+        *(step.module, step.schema, batch, at, step.forward_with),
+        step.by_unit,
+    )
+    step.probe(call, batch, at)
+    if step.criterion is not None:
+        with torch.no_grad():
+            out = call(call.shown(batch))
+        check_criterion(step.criterion, out, batch.y, step.loss_reduction)
+
+
+def try_call(
+    step: PrivateStep, call: Call, batch: Data, at: Units
+) -> bool | None:
+    """Test a call of the model on the structure of a batch.
+
+    Rows of subgraphs may not meet, some subgraphs have to have the same
+    outputs alone, no buffer may change, and outputs may not change by a bit
+    if features of other subgraphs do. Private features are not read.
+
+    Args:
+        step (PrivateStep): has the model.
+        call (Call): the call.
+        batch (Data): the batch.
+        at (Units): its subgraphs.
+
+    Returns:
+        bool, optional: None if single subgraphs could not be compared.
+
+    Raises:
+        ValueError: if the model fails a test.
+    """
+    check_edges(batch, at.owner)
+    generator = torch.Generator().manual_seed(SEED)
+    made = randomised(batch, features_of(batch), generator)
+    advice = whole_batch_norms(step.module)
+    devices = [at.owner.device] if at.owner.is_cuda else []
+    with in_training(step.module), torch.random.fork_rng(devices):
+        torch.manual_seed(SEED)
+        try:
+            _attribute(step, call, made, at, generator)
+        except Mixing as error:
+            raise ValueError(f'{error}{advice}') from None
+        tried = range(min(at.count, _TRIED))
+        found = agrees(call, made, at, tried, step.by_unit)
+        reason = _changed(step, call, made, at, generator)
+    if found is False:
+        reason = 'changes when it is run alone'
+    if reason:
+        raise ValueError(
+            "'module' needs to treat subgraphs apart, but the output of one "
+            f'{reason}: look for statistics of the whole batch, for divisions '
+            'by numbers of rows, and for ranks among all rows (most norms and '
+            "pools of PyG treat subgraphs apart if given 'batch')" + advice
+        )
+    return found
+
+
+def _attribute(
+    step: PrivateStep,
+    call: Call,
+    made: Data,
+    at: Units,
+    generator: torch.Generator,
+) -> None:
+    batch, inputs = with_gradients(made, at.owner)
+    with torch.enable_grad():
+        out = step.run(call, call.shown(batch), at)
+    if not out.requires_grad:
+        return
+    grad = torch.randn(out.shape, generator=generator).to(out)
+    rows = at.of(out, step.by_unit)
+    found = step.units.attribute(out, grad, rows, inputs)
+    clipped_sum(found, step.max_grad_norm)
+
+
+def _changed(
+    step: PrivateStep,
+    call: Call,
+    made: Data,
+    at: Units,
+    generator: torch.Generator,
+) -> str:
+    # Whether half of the units have other bits beside others that change.
+    half = torch.randperm(at.count, generator=generator) < at.count // 2
+    half = half.to(at.owner.device)
+
+    def run(batch: Data) -> Tensor:
+        torch.manual_seed(SEED)
+        with torch.no_grad():
+            out: Tensor = call(call.shown(batch))
+        return out
+
+    before = run(made)
+    mine = half[at.of(before, step.by_unit)]
+    for value in (None, math.inf, math.nan):
+        try:
+            after = run(other_rows(made, generator, half[at.owner], value))
+        except (ValueError, RuntimeError):
+            if value is None:
+                raise
+            continue  # The model takes finite features alone.
+        if not same(before[mine], after[mine]):
+            what = '' if value is None else f' ({value})'
+            return f'depends on the features{what} of another'
+    return ''
