@@ -62,39 +62,6 @@ def train(model, optimizer, loader):
     return sizes
 
 
-class Scaled(torch.nn.Module):
-    """Multiplies rows by a number of the whole graph."""
-
-    def __init__(self):
-        super().__init__()
-        self.lin = torch.nn.Linear(5, 3)
-
-    def forward(self, x, by):
-        if isinstance(by, list):
-            by = torch.tensor(by)
-        return self.lin(x) * torch.as_tensor(by).mean()
-
-
-def everybody(form, values):
-    """Numbers of all nodes, but in no row per node."""
-    n = values.size(0)
-    return {
-        'one more row': torch.cat([values, values[:1]]),
-        'two halves': torch.cat([values, values]),
-        'by time': torch.stack([values, values, values]),
-        'one of all': values.unsqueeze(0),
-        'columns': torch.cat([values, values], 1).t().contiguous(),
-        'flat': values.reshape(-1),
-        'one each': values.view(n, -1)[:, 0].unsqueeze(0).contiguous(),
-    }[form]
-
-
-FORMS = (
-    *('one more row', 'two halves', 'by time', 'one of all', 'columns'),
-    *('flat', 'one each'),
-)
-
-
 LAWS = {
     'without_replacement': ('pld_group_wor', GroupAccountant),
     'poisson': ('pld_group', GroupPoissonAccountant),
