@@ -589,16 +589,6 @@ entry(
         'targets': torch.tensor([0, 3]),
         'reference': torch.zeros(N).long(),
     },
-    Row(
-        'exact',
-        {
-            'threat': certificates.ThreatModel(csr(), local_budget=1),
-            'method': 'lp',
-            'refine': 1,
-        },
-        "'refine'",
-    ),
-    Row('refine', {'refine': 1, 'cost': 'visits'}, "'refine'"),
     names={'model': "'(model|logits)'"},
     model=LOGITS,
     data=values(3, 'data', plain_data()),

@@ -20,7 +20,7 @@ from pyg_trust.agp.measures import ppr
 from pyg_trust.audit import audit_training
 from pyg_trust.certificates import ThreatModel, certify
 from pyg_trust.certificates.budget import dual_bound, pagerank_bounds
-from pyg_trust.certificates.flips import budget_attacks
+from pyg_trust.certificates.search import attacks
 from pyg_trust.graph import CSRGraph
 from pyg_trust.loader import DisjointWalkLoader
 from pyg_trust.nn import (
@@ -39,8 +39,8 @@ from pyg_trust.unlearning import (
     ScatteringClassifier,
     ShardedUnlearner,
 )
-from pyg_trust.unlearning.baselines import PublishedScatteringClassifier
-from pyg_trust.unlearning.partition_methods import bekm, blpa
+from pyg_trust.unlearning.partition import bekm, blpa
+from pyg_trust.unlearning.published import PublishedScatteringClassifier
 from pyg_trust.update import NewNodes, Update
 
 
@@ -149,17 +149,15 @@ def bounds(objects, progress_bar):
         0.15,
         progress_bar=progress_bar,
     )
-    attacks = budget_attacks(
+    flips = attacks(
         perturbations,
         reward.contiguous(),
         targets,
-        upper,
-        found.multiplier,
         2,
         0.15,
         progress_bar=progress_bar,
     )
-    return found.bound, attacks
+    return found.bound, flips
 
 
 PROCEDURES['bounds and attacks'] = Procedure(
@@ -632,7 +630,6 @@ def seen(model):
         'inverse': None
         if held.inverse is None
         else held.inverse.base.tolist(),
-        'degree': held.degree.clone(),
     }
 
 

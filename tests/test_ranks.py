@@ -321,7 +321,7 @@ def test_certificates_have_the_bits_of_one_process(
 ):
     # Several blocks of columns of each kind.
     if 'n' not in arguments:
-        monkeypatch.setattr('pyg_trust.certificates.bounds._BLOCK', 4000)
+        monkeypatch.setattr('pyg_trust.certificates.solver._BLOCK', 4000)
         monkeypatch.setattr('pyg_trust.certificates.perturbations._BLOCK', 100)
     wanted = everything(exact(**arguments))
     assert len(set(wanted['status'])) > 1 or 'n' in arguments
@@ -364,7 +364,7 @@ def test_an_exact_certificate_of_a_rank_that_dies_is_an_error(
                 os.kill(os.getpid(), signal.SIGKILL)
             return distributed.shared(items, work, over_ranks)
 
-        monkeypatch.setattr('pyg_trust.certificates.bounds.shared', dies)
+        monkeypatch.setattr('pyg_trust.certificates.solver.shared', dies)
         with pytest.raises(RuntimeError):
             exact(over_ranks=True)
 

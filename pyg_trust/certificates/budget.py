@@ -1,50 +1,16 @@
-r"""Bound worst-case PageRank under local and global budgets.
+r"""Bounds of worst-case PageRank under local and global budgets.
 
 With at most :math:`B` flips in all, on top of the local budgets, the worst
-case of a target :math:`u` is hard to find (`Bojchevski and Günnemann 2019
-<https://arxiv.org/abs/1910.14356>`_, Proposition 4), but easy to bound. Let
-:math:`k_i` be the number of flips in row :math:`i` and :math:`\pi` the
-personalized PageRank of :math:`u` in the perturbed graph. Let
-:math:`\bar\pi_i` and :math:`\bar y_i` be upper bounds of :math:`\pi_i` and of
-:math:`y_i = \pi_i / |S_i|` over all admissible graphs. Then every admissible
-graph satisfies both
-
-.. math::
-    \sum_i k_i \frac{\pi_i}{\bar\pi_i} \le \sum_i k_i \le B
-    \quad \text{(cost 'pagerank')} \qquad \text{and} \qquad
-    \sum_i k_i \frac{y_i}{\bar y_i} \le B \quad \text{(cost 'visits')} .
-
-The second one is the paper's relaxation (equation 5), with :math:`x_i = y_i
-D_i` and any constant :math:`D_i`. Both are linear in the state-action
-frequencies of the Markov decision process of :mod:`.policy`, so for
-**every** multiplier :math:`\lambda \ge 0`
-
-.. math::
-    \max_{\tilde G} \pi_{\tilde G}(u)^{\top} r \le \lambda B + \alpha
-    V^{(\lambda)}_u,
-
-where :math:`V^{(\lambda)}` is the fixed point with the price :math:`\lambda /
-\bar\pi_i` per flip and step (:math:`\nu`) or :math:`\lambda / \bar y_i` per
-flip and visit (:math:`\mu`). The right-hand side is convex and piecewise
-linear in :math:`\lambda`, and its minimum is the optimum of the relaxed linear
-program, by strong duality. :func:`dual_bound` intersects the two lines that
-bracket it, as a rule 5 to 10 times.
-
-**The upper bounds.** :math:`\bar\pi_t(u) = \alpha V_u` with the reward
-:math:`e_t`, and :math:`\bar y_t(u) = \alpha V_u` where row :math:`t` alone is
-rewarded, with :math:`1 / |S_t|`: one fixed point serves all :math:`u`. Both
-are rounded up by the residual bound of :mod:`.policy`. (The authors' code
-divides by the degree correction of the source instead of :math:`t` and
-maximizes :math:`\pi_t` instead of :math:`x_t`: it certifies nodes that one
-flip breaks.)
-
-**Local budgets first.** No row can have more than :math:`B` flips, so budgets
-are clipped to :math:`\min(b_i, B)` everywhere, which the paper does not do.
+case of a target is hard to find (`Bojchevski and Günnemann 2019
+<https://arxiv.org/abs/1910.14356>`_, Proposition 4), but easy to bound: every
+flip has a price, and for **every** multiplier :math:`\lambda \ge 0` the worst
+case with prices, plus :math:`\lambda B`, is a bound. The best multiplier gives
+the optimum of the relaxed linear program; docs/theory has the proof.
 """
 
 import math
-from dataclasses import dataclass
-from typing import Annotated
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -59,14 +25,22 @@ from pyg_trust._checks import (
     validated,
 )
 from pyg_trust._progress import Bar
-from pyg_trust.certificates.dual_search import DualSearch, Mirror, pagerank_of
-from pyg_trust.certificates.horizon import Horizon
-from pyg_trust.certificates.perturbations import Perturbations
-from pyg_trust.certificates.policy import policy_iteration
+from pyg_trust.certificates.perturbations import Perturbations, Policy
+from pyg_trust.certificates.policy import Horizon, Optimum, policy_iteration
 from pyg_trust.distributed import shared
+from pyg_trust.graph import sparse_rows
+
+__all__ = [
+    'BudgetBound',
+    'clip_budget',
+    'dual_bound',
+    'flip_costs',
+    'pagerank_bounds',
+]
 
 COSTS = ('pagerank', 'visits')
-
+# Prices are rounded down by this factor, so that roundoff cannot raise them.
+_DOWN = 1 - 1e-15
 
 Cost = Annotated[str, OneOf(COSTS)]
 #: The nodes of a problem, and numbers of each target at each node.
@@ -108,10 +82,10 @@ def pagerank_bounds(
 ) -> Tensor:
     r"""Bound PageRank from above over all admissible graphs.
 
-    :math:`\bar\pi_t(u)` (:obj:`cost='pagerank'`) or :math:`\bar y_t(u)`
-    (:obj:`'visits'`), exact up to :obj:`tol` and never too small, for all
-    teleport nodes :math:`u` in :obj:`targets`. Rows :math:`t` that cannot be
-    perturbed have no price and get 1.
+    :math:`\bar\pi_t(u)` (:obj:`cost='pagerank'`) or :math:`\bar y_t(u)`, its
+    share of one edge (:obj:`'visits'`), exact up to :obj:`tol` and never too
+    small, for all teleport nodes :math:`u` in :obj:`targets`. Rows :math:`t`
+    that cannot be perturbed have no price and get 1.
 
     Args:
         perturbations (Perturbations): the admissible graphs.
@@ -142,21 +116,8 @@ def bounds_and_vectors(
     keep: bool = False,
     progress_bar: bool | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return :func:`pagerank_bounds`, also at all nodes if asked for.
-
-    Args:
-        perturbations (Perturbations): as there, as all others.
-        targets (Tensor): int64, ``[num_targets]``.
-        alpha (float): the teleport probability.
-        cost (str): which bounds.
-        tol (float): how far they are rounded up.
-        over_ranks (bool): whether processes share the rows.
-        keep (bool): whether to return them at all nodes, float64,
-            ``[num_active, num_nodes]``.
-        progress_bar (bool, optional): by default in terminals, after 2 s.
-    """
-    active = perturbations.active
-    n = perturbations.num_nodes
+    """Return :func:`pagerank_bounds`, and with :obj:`keep` at all nodes."""
+    active, n = perturbations.active, perturbations.num_nodes
     bounds = torch.ones((targets.numel(), n), dtype=torch.float64)
     vectors = []
     blocks = list(perturbations.column_blocks(active.numel()))
@@ -165,12 +126,12 @@ def bounds_and_vectors(
         row = active[block]
         unit = torch.zeros((row.numel(), n), dtype=torch.float64)
         unit[torch.arange(row.numel()), row] = 1
-        zero = torch.zeros_like(unit)
+        visits = cost == 'visits'
         optimum = policy_iteration(
             perturbations,
-            unit if cost == 'pagerank' else zero,
+            torch.zeros_like(unit) if visits else unit,
             alpha,
-            bonus=unit if cost == 'visits' else None,
+            bonus=unit if visits else None,
             tol=tol,
         )
         bound = alpha * (optimum.value + optimum.high[:, None])
@@ -186,17 +147,168 @@ def bounds_and_vectors(
     return bounds, torch.cat(vectors) if keep and vectors else None
 
 
+class EdgeShares(NamedTuple):
+    """Share of an edge's price that each direction pays.
+
+    Args:
+        removal (Tensor): of the edges, ``[num_columns, num_edges]``.
+        addition (Tensor): of the pairs, ``[num_columns, num_pairs]``.
+    """
+
+    removal: Tensor
+    addition: Tensor
+
+
+class Mirror(NamedTuple):
+    """Positions of the opposite directions of edges and pairs."""
+
+    perturbations: Perturbations
+    edge: Tensor
+    pair: Tensor
+
+    @classmethod
+    def of(cls, perturbations: Perturbations) -> 'Mirror':
+        """Find the opposite directions; -1 where none is fragile."""
+        if perturbations.all_pairs:
+            raise ValueError(
+                "'perturbations' needs to list its additions for undirected "
+                'prices (got all pairs)'
+            )
+        n, graph = perturbations.num_nodes, perturbations.graph
+        places = []
+        for (row, col), free in (
+            ((graph.row, graph.col), perturbations.removable),
+            (perturbations.pairs, None),
+        ):
+            key, other = row * n + col, col * n + row
+            place = torch.searchsorted(key, other)
+            place = place.clamp(max=max(key.numel() - 1, 0))
+            here = (key[place] == other) & (row != col)
+            if free is not None:
+                here &= free[place]
+            places.append(torch.where(here, place, -1))
+        return cls(perturbations, *places)
+
+    def shares(
+        self, value: Tensor, signal: Tensor, upper: Tensor, horizon: Horizon
+    ) -> EdgeShares:
+        r"""Split prices by the gain of a flip in either row.
+
+        A flip of :math:`(i, j)` by itself raises the step at :math:`i` by
+        :math:`g_{ij}`. With :math:`w_{ij} = \bar\pi_i \max(g_{ij}, 0)` and the
+        shares :math:`w_{ij} / (w_{ij} + w_{ji})` neither direction pays from
+        the least possible multiplier on. Any shares are valid.
+        """
+        graph = self.perturbations.graph
+        follow = 1 - horizon.alpha
+        degree = graph.degree.double()
+        size = (graph.num_nodes, graph.num_nodes)
+        part = 1 / degree.clamp(min=1)
+        matrix = sparse_rows(graph.rowptr, graph.col, part[graph.row], size)
+        mean = (matrix @ value.t()).t()
+        shares = []
+        for row, col, sign, place in (
+            (graph.row, graph.col, -1, self.edge),
+            (*self.perturbations.pairs, 1, self.pair),
+        ):
+            gain = flip_gains(
+                *(value, mean, signal, degree, row, col),
+                *(sign, follow, horizon.normalization),
+            )
+            worth = (gain * upper[:, row]).clamp(min=0)
+            both = worth + worth[:, place]
+            share = torch.where(both > 0, worth / both, 0.5)
+            # A direction without its opposite pays the whole price.
+            shares.append(share.masked_fill(place < 0, 1))
+        return EdgeShares(*shares)
+
+
+def flip_gains(
+    value: Tensor,
+    mean: Tensor,
+    signal: Tensor,
+    size: Tensor,
+    row: Tensor,
+    col: Tensor,
+    sign: Tensor | int,
+    follow: float,
+    normalization: str,
+) -> Tensor:
+    """Return what each flip adds to the step at its source.
+
+    Args:
+        value (Tensor): V, ``[num_columns, num_nodes]``.
+        mean (Tensor): its mean over each row, likewise.
+        signal (Tensor): the signal, likewise.
+        size (Tensor): the sizes of rows, float64, of all columns or of each.
+        row (Tensor): int64, ``[num_flips]``: the sources.
+        col (Tensor): int64, ``[num_flips]``: the targets.
+        sign (Tensor or int): 1 for an edge that is added, -1 for one that is
+            removed.
+        follow (float): the probability to follow an edge.
+        normalization (str): ``'rw'`` or ``'sym'``.
+    """
+    old = size[..., row]
+    after = old + sign
+    gain = sign * (value[:, col] - mean[:, row]) / after.clamp(min=1)
+    # The last edge empties the row.
+    gain = follow * torch.where(after < 1, -mean[:, row], gain)
+    if normalization == 'sym':
+        change = after.clamp(min=1).rsqrt() - old.clamp(min=1).rsqrt()
+        gain = gain + signal[:, row] * change
+    return gain
+
+
+def flip_costs(
+    perturbations: Perturbations,
+    upper: Tensor,
+    multiplier: Tensor,
+    cost: str,
+    shares: EdgeShares | None = None,
+) -> dict[str, Any]:
+    """Return the prices of flips at one multiplier per column.
+
+    Args:
+        perturbations (Perturbations): the admissible graphs.
+        upper (Tensor): upper bounds as in :func:`dual_bound`.
+        multiplier (Tensor): float64, ``[num_columns]``.
+        cost (str): as in :func:`dual_bound`.
+        shares (EdgeShares, optional): of undirected edges.
+
+    Returns:
+        dict[str, Tensor]: arguments of :func:`policy_iteration`.
+    """
+    price = multiplier[:, None] * _DOWN / upper
+    if cost == 'visits':
+        return {'visit_cost': price}
+    if shares is None:
+        return {'step_cost': price}
+    row, pair = perturbations.graph.row, perturbations.pairs
+    return {
+        'removal_cost': price[:, row] * shares.removal,
+        'addition_cost': price[:, pair[0]] * shares.addition,
+    }
+
+
 @dataclass(frozen=True)
 class BudgetBound:
-    """Bounds on the worst case of some targets under a global budget."""
+    """Bounds on the worst case of some targets under a global budget.
+
+    Args:
+        bound (Tensor): float64, ``[num_columns]``: no admissible graph
+            exceeds it.
+        optimum (Tensor): about how far :obj:`bound` can fall at most: a lower
+            bound on the optimum of the relaxation, up to the solver's
+            tolerance; 0 with K steps.
+        multiplier (Tensor): the multipliers that prove :obj:`bound`.
+        shares (EdgeShares, optional): the shares that prove it, of undirected
+            edges.
+    """
 
     bound: Tensor
-    """float64, ``[num_columns]``: no admissible graph exceeds it."""
     optimum: Tensor
-    """About how far :obj:`bound` can fall at most: a lower bound on the
-    optimum of the relaxation, up to the solver's tolerance."""
     multiplier: Tensor
-    """The multipliers that prove :obj:`bound`."""
+    shares: EdgeShares | None = None
 
 
 @validated
@@ -267,122 +379,271 @@ def dual_bound(
         raise ValueError(
             f"'undirected' needs the cost 'pagerank' (got {cost!r})"
         )
-    if undirected:
-        mirror = Mirror.of(perturbations)
-    count = targets.numel()
-    bound = reward.new_full((count,), math.inf)
-    optimum = reward.new_zeros(count)
-    multiplier = reward.new_zeros(count)
-    numbers = 1
+    mirror = Mirror.of(perturbations) if undirected else None
+    count, numbers = targets.numel(), 1
     if undirected:
         prices = perturbations.graph.num_edges + perturbations.pairs.size(1)
         numbers += 4 * prices // perturbations.num_nodes
     blocks = list(perturbations.column_blocks(count, numbers))
+    found = []
     for block in Bar(blocks, progress_bar, desc='bounds'):
-        search = DualSearch(
+        search = _DualSearch(
             perturbations,
-            reward[block],
-            targets[block],
-            upper[block],
-            global_budget,
-            horizon,
-            cost,
+            *(reward[block], targets[block], upper[block]),
+            *(global_budget, horizon, cost),
         )
         first = None if start is None else start[block]
         known = None if clean is None else clean[block]
-        if undirected:
-            search.share(
-                mirror, first, known, sign_only, tol, max_iter, rounds
+        options = sign_only, tol, max_iter
+        if mirror is None:
+            search.run(first, known, *options)
+        else:
+            search.share(mirror, first, known, rounds, *options)
+        found.append(search)
+    if not found:
+        none = reward.new_zeros(0)
+        return BudgetBound(none, none, none)
+    parts = [s.shares for s in found if s.shares is not None]
+    return BudgetBound(
+        torch.cat([s.bound for s in found]),
+        torch.cat([s.predicted() * (K is None) for s in found]),
+        torch.cat([s.multiplier for s in found]),
+        EdgeShares(*map(torch.cat, zip(*parts, strict=True)))
+        if parts
+        else None,
+    )
+
+
+class _DualSearch:
+    r"""Minimize the dual function of a block of columns.
+
+    A policy with objective o and cost c (both of its own graph) supports the
+    dual function by the line :math:`o + \lambda (B - c)`. 'cheap' is the line
+    of a policy with :math:`c \le B`, 'dear' of one with :math:`c > B`; the
+    minimum lies above the point where they meet, the next multiplier.
+    """
+
+    shares: EdgeShares | None = None
+
+    def __init__(
+        self,
+        perturbations: Perturbations,
+        signal: Tensor,
+        targets: Tensor,
+        upper: Tensor,
+        budget: int,
+        horizon: Horizon,
+        cost: str,
+    ) -> None:
+        self.perturbations = perturbations
+        self.signal, self.targets, self.upper = signal, targets, upper
+        self.budget, self.horizon, self.cost = budget, horizon, cost
+        self.value = signal / horizon.alpha
+        self.multiplier = signal.new_zeros(targets.numel())
+        self.pagerank: Tensor | None = None
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the bounds and the lines."""
+        self.bound = torch.full_like(self.multiplier, math.inf)
+        # Without a policy yet, the lines restrict nothing.
+        self.cheap = self.signal.new_full((2, len(self.bound)), math.nan)
+        self.dear = self.cheap.clone()
+
+    def run(
+        self,
+        start: Tensor | None,
+        clean: Tensor | None,
+        sign_only: bool,
+        tol: float,
+        max_iter: int,
+    ) -> None:
+        """Lower the bound until no step improves it."""
+        if self.horizon.K is not None:
+            self.of_steps(sign_only, tol, max_iter)
+            return
+        scale = self.signal.abs().amax(1).clamp(min=1e-300)
+        if start is not None:
+            self.value = start.clone()
+        trial = torch.zeros_like(self.multiplier)
+        live = torch.arange(self.targets.numel())
+        # A sign needs less exact lines than a tight bound.
+        self.care, self.coarse = (1e2, 1e-6) if sign_only else (1e4, 1e-10)
+        if clean is None:
+            policy = self.perturbations.clean_policy(live.numel())
+            sure = torch.full_like(scale, 1e-6 if sign_only else 1e-9)
+            self.cheap = self.line(policy, live, sure)
+        else:
+            self.cheap = torch.stack([clean, torch.zeros_like(clean)])
+        precision = torch.full_like(scale, 1e-4)
+        for _ in range(max_iter):
+            optimum = self.solve(live, trial[live], precision[live])
+            self.value[live] = optimum.value
+            line = self.line(optimum.policy, live, precision[live])
+            fits = line[1] <= self.budget
+            self.cheap[:, live[fits]] = line[:, fits]
+            self.dear[:, live[~fits]] = line[:, ~fits]
+            gap = (self.bound - self.predicted()) / scale
+            left = gap > tol
+            if sign_only:
+                # The prediction is about as exact as the last values.
+                below = self.predicted() < precision * scale
+                left &= (self.bound >= 0) & below
+            live = left.nonzero().view(-1)
+            if live.numel() == 0:
+                return
+            trial = self.crossing()
+            # A hundred times more precise than the possible gain.
+            precision = precision.minimum(gap / 100).clamp(min=tol / 10)
+
+    def solve(
+        self, columns: Tensor, multiplier: Tensor, tol: Tensor | float
+    ) -> Optimum:
+        """Find the best policies at some multipliers, and their bounds."""
+        shares = self.shares
+        if shares is not None:
+            shares = EdgeShares(*(part[columns] for part in shares))
+        optimum = self.horizon.maximize(
+            self.perturbations,
+            self.signal[columns],
+            start=self.value[columns],
+            tol=tol,
+            **flip_costs(
+                self.perturbations,
+                self.upper[columns],
+                multiplier,
+                self.cost,
+                shares,
+            ),
+        )
+        here = torch.arange(columns.numel())
+        top = optimum.value[here, self.targets[columns]] + optimum.high
+        bound = multiplier * self.budget + self.horizon.alpha * top
+        better = bound < self.bound[columns]
+        self.bound[columns[better]] = bound[better]
+        self.multiplier[columns[better]] = multiplier[better]
+        return optimum
+
+    def share(
+        self,
+        mirror: Mirror,
+        start: Tensor | None,
+        clean: Tensor | None,
+        rounds: int,
+        *options: float,
+    ) -> None:
+        """Alternate between splitting prices of edges and solving."""
+        if start is None:
+            start = self.horizon.maximize(
+                self.perturbations, self.signal, tol=1e-6
+            ).value
+        self.value = start
+        best: tuple[Tensor, ...] = ()
+        for _ in range(rounds):
+            self.shares = mirror.shares(
+                self.value, self.signal, self.upper, self.horizon
+            )
+            self.reset()
+            self.run(self.value, clean, *options)  # type: ignore[arg-type]
+            now: tuple[Tensor, ...] = (
+                self.bound,
+                self.multiplier.clone(),
+                *self.shares,
+            )
+            if best:
+                better = self.bound < best[0]
+                now = tuple(
+                    torch.where(
+                        better if x.dim() == 1 else better[:, None], x, y
+                    )
+                    for x, y in zip(now, best, strict=True)
+                )
+            best = now
+            if options[0] and bool((best[0] < 0).all()):
+                break
+        self.bound, self.multiplier = best[:2]
+        self.shares = EdgeShares(*best[2:])
+
+    def of_steps(self, sign_only: bool, tol: float, max_iter: int) -> None:
+        """Refine the multipliers of the limit for K steps, by halving."""
+        every = torch.arange(self.targets.numel())
+        limit = _DualSearch(
+            *(self.perturbations, self.signal, self.targets, self.upper),
+            *(self.budget, replace(self.horizon, K=None), self.cost),
+        )
+        limit.shares = self.shares
+        limit.run(None, None, False, max(tol, 1e-3), max_iter)
+        middle = limit.multiplier
+        trials = [torch.zeros_like(middle), middle]
+        step = middle / 2 + 1e-3 * self.signal.abs().amax(1)
+        for _ in range(1 + min(5, max_iter)):
+            for trial in trials:
+                self.solve(every, trial.clamp(min=0), 1e-12)
+            if sign_only and bool((self.bound < 0).all()):
+                break
+            trials = [self.multiplier - step, self.multiplier + step]
+            step = step / 2
+
+    def line(
+        self, policy: Policy, columns: Tensor, precision: Tensor
+    ) -> Tensor:
+        """Return the objective and the cost of a policy, in its own graph."""
+        pagerank = pagerank_of(
+            policy,
+            self.targets[columns],
+            self.horizon.alpha,
+            None if self.pagerank is None else self.pagerank[columns],
+            (precision / self.care).clamp(1e-13, self.coarse),
+        )
+        if self.pagerank is None:
+            self.pagerank = pagerank
+        else:
+            self.pagerank[columns] = pagerank
+        part = pagerank / self.upper[columns]
+        signal = self.horizon.scaled(policy, self.signal[columns])
+        gained = (pagerank * signal).sum(1)
+        if self.shares is not None:
+            row, pair = self.perturbations.graph.row, self.perturbations.pairs
+            spent = policy.total(
+                part[:, row] * self.shares.removal[columns],
+                part[:, pair[0]] * self.shares.addition[columns],
             )
         else:
-            search.run(first, known, sign_only, tol, max_iter)
-        bound[block] = search.bound
-        if K is None:
-            optimum[block] = search.predicted()
-        multiplier[block] = search.multiplier
-    return BudgetBound(bound, optimum, multiplier)
+            flips = policy.flips * part
+            if self.cost == 'visits':
+                flips = flips / policy.size.clamp(min=1)
+            spent = flips.sum(1)
+        return torch.stack([gained, spent])
+
+    def crossing(self) -> Tensor:
+        """Return the multiplier at which two lines meet, or zero."""
+        (low, spent), (high, more) = self.cheap, self.dear
+        return ((high - low) / (more - spent)).nan_to_num(0).clamp(min=0)
+
+    def predicted(self) -> Tensor:
+        """Return the height at which two lines meet."""
+        objective, spent = self.cheap
+        return objective + self.crossing() * (self.budget - spent)
 
 
-@validated
-def refine_pagerank_bounds(
-    perturbations: Perturbations,
-    targets: Targets,
-    upper: Bounds,
-    global_budget: Natural,
-    alpha: Fraction,
-    *,
-    undirected: bool = False,
-    tol: Positive = 1e-4,
-    progress_bar: bool | None = None,
+def pagerank_of(
+    policy: Policy,
+    nodes: Tensor,
+    alpha: float,
+    start: Tensor | None,
+    tol: Tensor,
 ) -> Tensor:
-    r"""Tighten upper bounds of PageRank by the global budget.
-
-    What :func:`dual_bound` is given bounds :math:`\pi_t(u)` over all graphs
-    that the local budgets admit; those that also keep the global one are
-    fewer. :math:`\pi_t(u) = \pi(u)^{\top} e_t` is a reward like any other, so
-    that the dual bound of it, proven with the bounds that are known, is
-    another one, and smaller ones charge more for a flip:
-
-    .. math::
-        \sum_i k_i \frac{\pi_i}{\bar\pi_i} \le \sum_i k_i \le B
-        \quad \text{as long as} \quad
-        \bar\pi_t \ge \max_{\tilde G : \sum_i k_i \le B} \pi_t .
-
-    It can be repeated, with less and less to gain. Each round solves a dual
-    problem per row that can be perturbed, for every target: seconds where
-    :func:`pagerank_bounds`, which serves all targets at once, takes
-    milliseconds. For the cost :obj:`'pagerank'`.
+    """Compute personalized PageRank of one node per column, in its graph.
 
     Args:
-        perturbations (Perturbations): the graphs admissible by the local
-            budgets.
-        targets (Tensor): int64, ``[num_targets]``: the nodes :math:`u`.
-        upper (Tensor): float64, ``[num_targets, num_nodes]``: upper bounds
-            as :func:`pagerank_bounds` or this function makes them.
-        global_budget (int): :math:`B`.
-        alpha (float): the teleport probability, in :math:`(0, 1)`.
-        undirected (bool): as in :func:`dual_bound`: :math:`B` counts
-            undirected edges, each with one price. (default: :obj:`False`)
-        tol (float): stop within this of the relaxation's optimum; what is
-            smaller stays as it is. (default: :obj:`1e-4`)
-        progress_bar (bool, optional): by default in terminals, after 2 s.
-
-    Returns:
-        Tensor: float64, ``[num_targets, num_nodes]``, nowhere above
-        :obj:`upper`.
+        policy (Policy): a graph per column.
+        nodes (Tensor): int64, ``[num_columns]``.
+        alpha (float): the teleport probability.
+        start (Tensor, optional): a guess.
+        tol (Tensor): the largest residual, by column.
     """
-    check_upper(upper)
-    bounds = upper.clone()
-    active, n = perturbations.active, perturbations.num_nodes
-    clean = pagerank_of(
-        perturbations.clean_policy(targets.numel()),
-        targets,
-        alpha,
-        None,
-        torch.full(targets.shape, 1e-12, dtype=torch.float64),
-    )
-    blocks = list(perturbations.column_blocks(active.numel()))
-    for block in Bar(blocks, progress_bar, desc='PageRank'):
-        row = active[block]
-        unit = torch.zeros((row.numel(), n), dtype=torch.float64)
-        unit[torch.arange(row.numel()), row] = 1
-        # Without a price it is the same for all targets.
-        start = policy_iteration(perturbations, unit, alpha, tol=tol).value
-        for k in range(targets.numel()):
-            some = (upper[k, row] > tol).nonzero().view(-1)
-            dual = dual_bound(
-                perturbations,
-                unit[some],
-                targets[k].expand(some.numel()),
-                upper[k].expand(some.numel(), n),
-                global_budget,
-                alpha,
-                undirected=undirected,
-                start=start[some],
-                clean=clean[k, row[some]],
-                tol=tol,
-            )
-            # A row that is never reached has a bound of zero, and no price.
-            bound = dual.bound.clamp(min=torch.finfo(torch.float64).eps)
-            bounds[k, row[some]] = bound.minimum(upper[k, row[some]])
-    return bounds
+    shape = nodes.numel(), policy.perturbations.num_nodes
+    teleport = torch.zeros(shape, dtype=torch.float64)
+    teleport[torch.arange(nodes.numel()), nodes] = alpha
+    first = teleport if start is None else start
+    return policy.solve(teleport, 1 - alpha, first, tol, back=True)[0]

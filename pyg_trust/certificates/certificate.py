@@ -111,9 +111,8 @@ class Certificate(Proved, SpeaksOf, Report):
     proof: Witness | None = field(default=None, repr=False, compare=False)
     """What :meth:`verify` proves each robust and each broken node from, by
     :mod:`pyg_trust.verify.proofs`. There is none for a large graph; it proves
-    fewer nodes where :obj:`refine` was needed, or where all graphs were
-    tried. It holds the logits and the edges, so it is in no report:
-    :meth:`~Witness.save` it beside."""
+    fewer nodes where all graphs were tried. It holds the logits and the edges,
+    so it is in no report: :meth:`~Witness.save` it beside."""
 
     def status_of(self, nodes: Tensor, data: Data) -> Tensor:
         """Return the status of nodes in the graph of today: int8.

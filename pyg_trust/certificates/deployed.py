@@ -1,30 +1,11 @@
 r"""The deployed model that a certificate is about.
 
-A certificate of another model than the one that answers is worth nothing:
-with two steps in place of the limit, another normalization, self-loops or
-another teleport probability, nodes that are "robust" are of another class in
-the graph as it is. So all of this is taken from the model.
-
-**To the last bit.** The score of a class that the model returns differs from
-that of exact arithmetic by at most :attr:`Deployed.error`, in every admissible
-graph; margins have to exceed the errors of both classes. With unit roundoff
-:math:`u` of the model's dtype, :math:`\gamma_m = m u / (1 - m u)`, the largest
-degree :math:`d` of an admissible graph, and :math:`h_c = \max_j |H_{j, c}|`:
-
-* :obj:`K` steps of message passing: a step computes :math:`a \hat{A} z +
-  \alpha h` with at most :math:`d + 8` roundings on the way of any number
-  (weights, products, sums in any order), so that it is off by
-  :math:`\gamma_{d+8}` times the largest number in it, and what was off
-  before is multiplied by :math:`a`: :math:`e_{k+1} \le a e_k + \gamma_{d+8}
-  (h_c + e_k)`, which is :math:`\gamma_{d+8} h_c \sum_{k<K} (a +
-  \gamma_{d+8})^k` in all.
-* the limit: :func:`~pyg_trust.certificates.diffuse` solves in float64 and
-  returns only what has a residual within a bound that it checks
-  (:func:`~pyg_trust.certificates.diffusion_error`); then it rounds once:
-  :math:`u h_c`.
-
-(For :obj:`'sym'` all of this holds of :math:`D^{-1/2} z`, whose margins have
-the same signs.)
+A certificate of another model than the one that answers is worth nothing, so
+alpha, steps, normalization and self-loops are taken from the model. The scores
+that it returns differ from those of exact arithmetic by at most
+:meth:`Deployed.error` in every admissible graph, and margins have to exceed
+the errors of both classes. For :obj:`'sym'` all of this holds of
+:math:`D^{-1/2} z`, whose margins have the same signs.
 """
 
 import copy
@@ -49,11 +30,19 @@ from pyg_trust.certificates.diffusion import (
     diffusion_error,
 )
 from pyg_trust.certificates.perturbations import Perturbations
+from pyg_trust.certificates.sampling import evaluating
 from pyg_trust.certificates.threat import ThreatModel
 from pyg_trust.graph import CSRGraph, sparse_rows
 from pyg_trust.nn._messages import changed
 from pyg_trust.nn.agp_conv import APPNP
 from pyg_trust.nn.ppnp import PPNP, LabelPropagation, PageRankDiffusion
+
+__all__ = ['Deployed', 'diffuse_steps']
+
+_NOISE = (
+    'Any model is certified by noise: certify(model, data, '
+    'BitFlips(edges=(0.0, 0.6)))'
+)
 
 
 @dataclass(frozen=True)
@@ -87,7 +76,18 @@ class Deployed:
     undirected: bool = False
 
     def error(self, degree: int) -> Tensor:
-        """Bound the rounding error of computed scores, by class."""
+        r"""Bound the rounding error of computed scores, by class.
+
+        A step :math:`a \hat{A} z + \alpha h` has at most :math:`d + 8`
+        roundings on the way of any number, so that it is off by
+        :math:`\gamma_{d+8}` times the largest number in it, and what was off
+        before is multiplied by :math:`a`: with K steps :math:`\gamma_{d+8} h
+        \sum_{k<K} (a + \gamma_{d+8})^k` in all. In the limit, see
+        :func:`~pyg_trust.certificates.diffusion_error`.
+
+        Args:
+            degree (int): the largest degree of an admissible graph.
+        """
         top = self.logits.abs().amax(0)
         if self.dtype is None:
             return torch.zeros_like(top)
@@ -149,8 +149,7 @@ class Deployed:
                 "'threat' needs undirected=True for an APPNP, and for a model "
                 "with normalization='sym' and K=None (got a directed "
                 'attacker): a graph with one flipped direction has no '
-                'prediction that this describes. Any model and attacker: '
-                'certify(model, data, BitFlips(edges=(0.0, 0.6)))'
+                f'prediction that this describes. {_NOISE}'
             )
         if not self.self_loops:
             return plain
@@ -185,8 +184,7 @@ class Deployed:
         if self.dtype is None:
             return (
                 sentences,
-                'all of this was said by whoever handed the logits over: no '
-                'model was seen',
+                'all of this was stated with the logits: no model was seen',
                 'the model computes in exact arithmetic',
             )
         return (
@@ -242,20 +240,14 @@ class Deployed:
                 f'{converted} and {graph})'
             )
         before = identity(model)
-        modes = [(module, module.training) for module in model.modules()]
-        model.eval()
-        try:
-            with torch.no_grad():
-                graph_of = data.get('edge_index', data.get('adj_t'))
-                logits, scores = _run(model, layer, data, graph_of)
-                # Compare on a random graph, too.
-                symmetric = getattr(layer, 'normalization', 'sym') == 'sym'
-                other = _drawn(graph, symmetric)
-                edges = torch.stack([other.row, other.col]).to(logits.device)
-                moved = _run(model, layer, data, edges)
-        finally:
-            for module, mode in modes:
-                module.training = mode
+        with evaluating(model):
+            graph_of = data.get('edge_index', data.get('adj_t'))
+            logits, scores = _run(model, layer, data, graph_of)
+            # Compare on a random graph, too.
+            symmetric = getattr(layer, 'normalization', 'sym') == 'sym'
+            other = _drawn(graph, symmetric)
+            edges = torch.stack([other.row, other.col]).to(logits.device)
+            moved = _run(model, layer, data, edges)
         check_logits(logits, graph)
         deployed = cls(
             _copied(logits),
@@ -340,8 +332,7 @@ def _layer_of(model: Any) -> pyg.MessagePassing:
                 'certificate: pyg_trust.nn.PPNP(encoder, alpha), or an APPNP '
                 f'as its only layer that reads edges (got a '
                 f'{type(model).__name__}{" of " if kinds else ""}{kinds}). '
-                'Any other model is certified by noise: certify(model, data, '
-                'BitFlips(edges=(0.0, 0.6)))'
+                f'{_NOISE}'
             )
         layer, own, flow = layers[0], pyg.APPNP, 'source_to_target'
         name = changed(layer, own, flow)
@@ -352,9 +343,8 @@ def _layer_of(model: Any) -> pyg.MessagePassing:
     if name is not None:
         raise ValueError(
             f"'model' needs the '{name}' of {own.__name__} as it is by "
-            'default, which the certificate describes (got another). Any '
-            'model is certified by noise: certify(model, data, '
-            'BitFlips(edges=(0.0, 0.6)))'
+            'default, which the certificate describes (got another). '
+            f'{_NOISE}'
         )
     check_alpha(layer.alpha)
     return layer
@@ -406,8 +396,7 @@ def _run(
         raise ValueError(
             f"'model' needs to return what its APPNP does, or the softmax of "
             f'that (got a {type(model).__name__} that does something else on '
-            'top). Any model is certified by noise: certify(model, data, '
-            'BitFlips(edges=(0.0, 0.6)))'
+            f'top). {_NOISE}'
         )
     return seen[0]
 

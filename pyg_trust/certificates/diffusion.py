@@ -1,22 +1,19 @@
 """Personalized PageRank of a signal: one sparse linear system.
 
-:func:`diffuse` solves any input in float64, refuses to return a residual above
-a bound, and rounds once, so that a certificate (:mod:`pyg_trust.certificates`)
-can say how far it is from exact arithmetic: :func:`diffusion_error`.
-
-BiCGSTAB stands here and in ``csrc/cpu/policy_system.h``, and has to: here all
-columns share one graph, which may have weights and lie on any device, so that
-a step is one sparse product of torch; there every column has a graph of its
-own, the clean one with some edges flipped, no weights, and one thread.
+:func:`diffuse` solves in float64, refuses to return a residual above a bound,
+and rounds once, so that a certificate can say how far it is from exact
+arithmetic: :func:`diffusion_error`.
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+import scipy.sparse
 import torch
 from torch import Tensor
 
+from pyg_trust import ops
 from pyg_trust._checks import (
     REAL,
     check_choice,
@@ -30,10 +27,14 @@ from pyg_trust._checks import (
 from pyg_trust.graph import CSRGraph, sparse_rows
 from pyg_trust.graph.ragged import pointer
 
+__all__ = ['diffuse', 'diffusion_error']
+
 _UNIT = torch.finfo(torch.float64).eps / 2
 # The solver's target residual, relative to the largest reward: far below the
 # roundoff of the result.
 _TOL = {torch.float64: 1e-12, torch.float32: 1e-8}
+# Steps of plain iteration without a smaller residual.
+_STALE = 10
 
 
 def diffuse(
@@ -52,7 +53,7 @@ def diffuse(
     with :math:`\hat{A} = D^{-1} A` over out-edges (:obj:`'rw'`), whose rows
     are the personalized PageRank vectors, or :math:`\hat{A} = D^{-1/2} A
     D^{-1/2}` (:obj:`'sym'`, for undirected graphs), iteratively and without
-    a dense matrix. Differentiable in :obj:`x`. A node without out-edges keeps
+    a dense matrix. Differentiable in :obj:`x`. A node without out-edges gets
     :math:`\alpha x`. Solved in float64 and rounded once at the end.
 
     Args:
@@ -73,8 +74,8 @@ def diffuse(
         TypeError: on a wrong type or dtype.
         ValueError: on a wrong shape, numbers that are not finite, or edge
             weights that are negative or whose sum overflows float64.
-        RuntimeError: if the solver does not come within what
-            :func:`diffusion_error` promises.
+        RuntimeError: if the residual exceeds what :func:`diffusion_error`
+            counts with.
     """
     check_instance('graph', graph, CSRGraph)
     check_alpha(alpha)
@@ -114,24 +115,16 @@ def _check_weights(graph: CSRGraph) -> None:
 
 class _Diffuse(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        graph: CSRGraph,
-        alpha: float,
-        normalization: str,
-        tol: float,
-    ) -> Tensor:
-        ctx.arguments = graph, alpha, normalization, tol
-        out = _diffuse(x.double(), graph, alpha, normalization, tol)
-        return out.to(x.dtype)
+    def forward(ctx: Any, x: Tensor, *arguments: Any) -> Tensor:
+        ctx.arguments = arguments
+        return _diffuse(x, *arguments)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple:
-        graph, alpha, normalization, tol = ctx.arguments
+        *arguments, tol = ctx.arguments
         if grads[0].dtype != torch.float64:
             tol = max(tol, 1e-6)
-        grad = _diffuse(grads[0], graph, alpha, normalization, tol, back=True)
+        grad = _diffuse(grads[0], *(*arguments, tol, True))
         return grad, None, None, None, None
 
 
@@ -141,7 +134,6 @@ def _diffuse(
     alpha: float,
     normalization: str,
     tol: float,
-    *,
     back: bool = False,
 ) -> Tensor:
     if x.numel() == 0:
@@ -149,39 +141,89 @@ def _diffuse(
     weight = graph.weight
     if weight is None:
         weight = torch.ones(graph.num_edges, device=graph.device)
-    weight = weight.to(x.dtype)
+    weight = weight.double()
     degree = weight.new_zeros(graph.num_nodes)
     degree.index_add_(0, graph.row, weight)
     degree[degree == 0] = 1
-    weight = weight / degree[graph.row]
     # (I - a D^-1/2 A D^-1/2)^-1 = D^1/2 (I - a D^-1 A)^-1 D^-1/2, which is
     # its own transpose.
     scale = degree.sqrt() if normalization == 'sym' else 1.0
-    rowptr, col = graph.rowptr, graph.col
-    if back and normalization == 'rw':
-        perm = graph.col.argsort(stable=True)
-        rowptr = pointer(graph.in_degree)
-        col, weight = graph.row[perm], weight[perm]
-    matrix = _csr(rowptr, col, weight, graph.num_nodes)
-    reward = alpha * (x.t() / scale).contiguous()
-    tiny = torch.finfo(x.dtype).tiny
-    goal = tol * reward.abs().amax(1).clamp(min=tiny)
-
-    def step(value: Tensor) -> Tensor:
-        return (matrix @ value.t().contiguous()).t().contiguous()
-
-    value = solve(step, reward, 1 - alpha, reward, goal)
-    if not back and value.numel() > 0:
-        left = (reward + (1 - alpha) * step(value) - value).abs().amax(1)
-        most = int(rowptr.diff().max())
-        limit = goal + _rounding(most) / alpha * reward.abs().amax(1)
+    reward = alpha * (x.double().t() / scale).contiguous()
+    top = reward.abs().amax(1)
+    goal = tol * top.clamp(min=torch.finfo(torch.float64).tiny)
+    turned = back and normalization == 'rw'
+    value, left = _solve(
+        graph, weight / degree[graph.row], reward, 1 - alpha, goal, turned
+    )
+    if not back:
+        limit = goal + _rounding(int(graph.degree.max())) / alpha * top
         if not bool((left <= limit).all()):
             raise RuntimeError(
                 'the diffusion did not converge: the residual is '
                 f'{float((left / goal).max() * tol):.3g} of the largest entry '
                 f'(alpha {alpha:g}, {graph})'
             )
-    return (value * scale).t().contiguous()
+    return (value * scale).t().contiguous().to(x.dtype)
+
+
+def _solve(
+    graph: CSRGraph,
+    weight: Tensor,
+    reward: Tensor,
+    follow: float,
+    goal: Tensor,
+    back: bool,
+) -> tuple[Tensor, Tensor]:
+    # x = r + a P x, or with the transpose, and its largest residuals.
+    plain = graph.weight is None and not graph.has_duplicates
+    if plain and graph.device.type == 'cpu':
+        none = torch.zeros(0, dtype=torch.int32)
+        flips = ops.PolicyFlips(
+            none.new_zeros(len(goal) + 1).long(), none, none
+        )
+        rowptr, node = graph.receivers(along=False)
+        value, gap = ops.policy_solve(
+            rowptr, node, flips, reward, reward, goal, follow, back
+        )
+        return value, gap.abs().amax(1)
+    rowptr, col = graph.rowptr, graph.col
+    if back:
+        perm = graph.col.argsort(stable=True)
+        rowptr, col = pointer(graph.in_degree), graph.row[perm]
+        weight = weight[perm]
+    size = (graph.num_nodes, graph.num_nodes)
+    # int32, which MKL multiplies without a copy.
+    matrix = sparse_rows(rowptr.int(), col.int(), weight, size)
+    x = reward
+    if graph.device.type == 'cpu':
+        step = scipy.sparse.csr_array(
+            (weight.numpy(), col.numpy(), rowptr.numpy()), size
+        )
+        system = scipy.sparse.eye_array(size[0]) - follow * step
+        x = torch.from_numpy(
+            np.stack(
+                [
+                    scipy.sparse.linalg.bicgstab(
+                        system, b, b, rtol=0.0, atol=most, maxiter=200
+                    )[0]
+                    for b, most in zip(
+                        reward.numpy(), goal.tolist(), strict=True
+                    )
+                ]
+            )
+        )
+        # Where it broke down, keep its start.
+        x = torch.where(x.isfinite().all(1)[:, None], x, reward)
+    # Plain iteration, whose residual falls by a per step on any graph.
+    best, stale = math.inf, 0
+    while True:
+        following = reward + follow * (matrix @ x.t()).t()
+        left = (following - x).abs().amax(1)
+        worst = float((left / goal).max())
+        stale = 0 if worst < best else stale + 1
+        if worst <= 1 or stale > _STALE:
+            return x, left
+        x, best = following, min(worst, best)
 
 
 def _rounding(degree: int) -> float:
@@ -195,15 +237,13 @@ def diffusion_error(
 ) -> float:
     r"""Bound the distance of :func:`diffuse` from exact arithmetic.
 
-    With :math:`P = D^{-1} A`, :math:`y = D^{-1/2} z` for :obj:`'sym'` and
-    :math:`y = z` for :obj:`'rw'`, the solution has :math:`\lVert y
-    \rVert_\infty \le h`, the largest entry of :math:`D^{-1/2} x` or :math:`x`,
-    and what :func:`diffuse` returns has a residual of at most :math:`\tau
-    \alpha h + \epsilon h`, measured with an error of another :math:`\epsilon h
-    / 2`: :math:`\tau` is the tolerance, :math:`\epsilon = 4 \gamma_{d+8}` the
-    roundoff of float64 for degree :math:`d`. An error shrinks by :math:`1 -
-    \alpha` a step, so that it is at most :math:`(\tau \alpha + 2 \epsilon) /
-    \alpha` times :math:`h`, and rounding to the dtype adds its unit roundoff.
+    The solution :math:`y` (:math:`D^{-1/2} z` for :obj:`'sym'`, else
+    :math:`z`) is at most :math:`h`, the largest entry of :math:`D^{-1/2} x` or
+    :math:`x`. What is returned has a residual of at most :math:`(\tau \alpha +
+    \epsilon) h`, measured with an error of :math:`\epsilon h / 2`, with the
+    tolerance :math:`\tau` and the roundoff :math:`\epsilon` of float64; an
+    error shrinks by :math:`1 - \alpha` a step; and rounding to the dtype adds
+    its unit roundoff.
 
     Args:
         alpha (float): the teleport probability.
@@ -245,78 +285,3 @@ def check_logits(logits: Tensor, graph: CSRGraph) -> None:
         )
     if not bool(logits.isfinite().all()):
         raise ValueError("'logits' needs to be finite (got NaN or infinity)")
-
-
-def solve(
-    step: Callable[[Tensor], Tensor],
-    reward: Tensor,
-    follow: float,
-    x: Tensor,
-    tol: Tensor,
-) -> Tensor:
-    r"""Solve :math:`x = r + a \tilde P x` to residual ``tol`` per column.
-
-    BiCGSTAB on all columns at once, then plain iteration, whose residual
-    falls by :math:`a` per step on any graph, until roundoff stops it.
-    """
-    x = _bicgstab(step, reward, follow, x, tol)
-    best, stale = math.inf, 0
-    while True:
-        following = reward + follow * step(x)
-        left = float(((following - x).abs().amax(1) / tol).max())
-        stale = 0 if left < best else stale + 1
-        if left <= 1 or stale > 10:
-            return x
-        x, best = following, min(left, best)
-
-
-def _bicgstab(
-    step: Callable[[Tensor], Tensor],
-    reward: Tensor,
-    follow: float,
-    x: Tensor,
-    tol: Tensor,
-) -> Tensor:
-    first, x = x, x.clone()
-    residual = reward + follow * step(x) - x
-    initial = _largest(residual)
-    shadow = residual
-    direction = image = torch.zeros_like(x)
-    rho = size = omega = x.new_ones((x.size(0), 1))
-    for _ in range(200):
-        if bool((_largest(residual) <= tol).all()):
-            break
-        rho_next = _dot(shadow, residual)
-        beta = _ratio(rho_next * size, rho * omega)
-        direction = torch.addcmul(direction, omega, image, value=-1)
-        direction = torch.addcmul(residual, beta, direction)
-        image = torch.add(direction, step(direction), alpha=-follow)
-        size = _ratio(rho_next, _dot(shadow, image))
-        half = torch.addcmul(residual, size, image, value=-1)
-        moved = torch.add(half, step(half), alpha=-follow)
-        omega = _ratio(_dot(moved, half), _dot(moved, moved))
-        x.addcmul_(size, direction).addcmul_(omega, half)
-        residual = torch.addcmul(half, omega, moved, value=-1)
-        rho = rho_next
-    # Where the iteration broke down, keep its start.
-    bad = ~(_largest(residual) <= initial)
-    return torch.where(bad[:, None], first, x)
-
-
-def _largest(x: Tensor) -> Tensor:
-    return x.abs().amax(1)
-
-
-def _dot(x: Tensor, y: Tensor) -> Tensor:
-    return torch.linalg.vecdot(x, y).unsqueeze(1)
-
-
-def _ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
-    # Zero stops a column that has converged to nothing or broken down.
-    ratio = numerator / denominator
-    return torch.where(ratio.isfinite(), ratio, 0)
-
-
-def _csr(rowptr: Tensor, col: Tensor, value: Tensor, size: int) -> Tensor:
-    # int32, which MKL multiplies without a copy.
-    return sparse_rows(rowptr.int(), col.int(), value, (size, size))

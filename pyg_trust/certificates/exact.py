@@ -9,7 +9,6 @@ from torch_geometric.data import Data
 
 from pyg_trust._checks import (
     Fraction,
-    Natural,
     NotNegative,
     check_choice,
     check_nodes,
@@ -18,7 +17,6 @@ from pyg_trust._checks import (
     validated,
 )
 from pyg_trust.certificates.any_model import certifies
-from pyg_trust.certificates.bounds import Solver
 from pyg_trust.certificates.certificate import (
     BROKEN,
     ROBUST,
@@ -26,8 +24,8 @@ from pyg_trust.certificates.certificate import (
     Certificate,
 )
 from pyg_trust.certificates.deployed import Deployed, diffuse_steps
-from pyg_trust.certificates.problem import Problem
 from pyg_trust.certificates.proofs import witness_of
+from pyg_trust.certificates.solver import Solver
 from pyg_trust.certificates.threat import ThreatModel
 from pyg_trust.distributed import check_same
 from pyg_trust.report import (
@@ -36,6 +34,8 @@ from pyg_trust.report import (
     fingerprint_model,
     provenance,
 )
+
+__all__ = ['certify_pagerank']
 
 METHODS = ('auto', 'dual', 'lp', 'exact')
 COSTS = ('best', 'pagerank', 'visits')
@@ -54,28 +54,25 @@ def certify_pagerank(
     method: str = 'auto',
     cost: str = 'best',
     sign_only: bool = False,
-    refine: Natural = 0,
     tolerance: NotNegative = 1e-9,
     over_ranks: bool = False,
     progress_bar: bool | None = None,
 ) -> Certificate:
     r"""Certify predictions :math:`\arg\max_c (\Pi H)_{v, c}` of a model.
 
-    For :class:`~pyg_trust.nn.PPNP`, label and feature propagation: models
-    that are linear in personalized PageRank. Certified is the model as it is
-    deployed, or nothing: its :obj:`alpha`, normalization and self-loops; its
-    :obj:`K` steps (:mod:`pyg_trust.certificates.horizon`); and the roundoff of
-    its dtype (:mod:`pyg_trust.certificates.deployed`). A model that returns
-    anything else than the diffusion of its logits is refused.
+    For :class:`~pyg_trust.nn.PPNP`, label and feature propagation, and models
+    that end in an ``APPNP``: all that are linear in personalized PageRank.
+    Certified is the model as it is deployed, with its :obj:`alpha`,
+    normalization, self-loops and steps, and the roundoff of its dtype. A model
+    that returns anything else than the diffusion of its logits is refused.
 
     Without a global budget the worst-case margins are exact, by policy
     iteration over pairs of classes, and so is the status of every node; with
     :obj:`K` steps or an undirected attacker they are bounds. With one they
     are bounded from below by the local worst case under budgets
-    :math:`\min(b_v, B)` and by the dual of the relaxed program
-    (:func:`~pyg_trust.certificates.budget.dual_bound`). What that leaves is
-    attacked, greedily and with swaps, and where all admissible graphs are few
-    they are tried (:obj:`method='auto'`): for a budget of one as a rule.
+    :math:`\min(b_v, B)` and by the dual of the relaxed program. What that
+    leaves is attacked, and where all admissible graphs are few they are tried
+    (:obj:`method='auto'`): for a budget of one as a rule.
 
     Memory with a global budget: 8 bytes per pair of a target that the local
     worst case leaves open (all targets, unless :obj:`sign_only`) and a node.
@@ -105,18 +102,12 @@ def certify_pagerank(
             (default: :obj:`'best'`)
         sign_only (bool): whether to refine bounds only until their sign is
             known, which is many times faster. (default: :obj:`False`)
-        refine (int): how often to try unknown targets again with upper bounds
-            of PageRank under the global budget
-            (``refine_pagerank_bounds``); each takes seconds.
-            (default: :obj:`0`)
         tolerance (float): the largest absolute margin that counts as unknown.
             (default: :obj:`1e-9`)
-        over_ranks (bool): whether the processes of torchrun share the pairs
-            of classes of the local worst case, the rows of PageRank bounds,
-            and the targets of a global budget. All of them call it with the
-            same arguments, and get the certificate of one process. Greedy
-            attacks and exhaustive search are done by each, but in regions.
-            (default: :obj:`False`)
+        over_ranks (bool): whether the processes of torchrun share the work.
+            All of them call it with the same arguments, and get the
+            certificate of one process. Attacks and exhaustive search are done
+            by each, but in regions. (default: :obj:`False`)
         progress_bar (bool, optional): by default in terminals, after 2 s.
 
     Returns:
@@ -151,7 +142,6 @@ def certify_pagerank(
                 'method': method,
                 'cost': cost,
                 'sign_only': sign_only,
-                'refine': refine,
                 'tolerance': tolerance,
             }
         )
@@ -160,7 +150,7 @@ def certify_pagerank(
         # A copy: the caller may change the tensor after the report.
         nodes = check_nodes('targets', targets, threat.num_nodes).cpu().clone()
     deployed = _deployed(model, data, threat, alpha)
-    _check_method(method, cost, refine, threat, deployed)
+    _check_method(method, cost, threat, deployed)
     held = deployed.predicted
     if held is None:
         held = diffuse_steps(
@@ -173,57 +163,45 @@ def certify_pagerank(
             'reference', reference, deployed.logits.size(1), 'the classes'
         )
         held = reference.cpu()
-    problem = Solver(
+    solver = Solver(
         *(deployed, threat, nodes, held[nodes]),
-        tolerance,
-        over_ranks,
-        progress_bar,
+        *(tolerance, over_ranks, progress_bar),
     )
-    used = problem.solve(method, cost, sign_only, refine)
+    used = solver.solve(method, cost, sign_only)
     return _report(
-        problem,
-        used,
+        solver,
         predicted[nodes],
-        {
-            'threat': repr(threat),
-            'model': repr(deployed),
-            'method': method,
-            'cost': cost,
-            'sign_only': sign_only,
-            'refine': refine,
-            'tolerance': tolerance,
-        },
-        {
-            'weights': fingerprint_model(model.state_dict())
-            if isinstance(model, Module)
-            else '',
-            'data': fingerprint_data(data) if isinstance(data, Data) else '',
-        },
+        method=used,
+        provenance=provenance(
+            threat=repr(threat),
+            model=repr(deployed),
+            method=method,
+            cost=cost,
+            sign_only=sign_only,
+            tolerance=tolerance,
+        ),
+        weights=fingerprint_model(model.state_dict())
+        if isinstance(model, Module)
+        else '',
+        data=fingerprint_data(data) if isinstance(data, Data) else '',
     )
 
 
-def _report(
-    problem: Problem,
-    used: str,
-    predicted: Tensor,
-    arguments: dict[str, Any],
-    hashes: dict[str, str],
-) -> Certificate:
-    threat, deployed = problem.threat, problem.deployed
-    perturbations = problem.perturbations
-    slack = problem.slack
-    status = torch.full_like(problem.targets, UNKNOWN, dtype=torch.int8)
+def _report(solver: Solver, predicted: Tensor, **fields: Any) -> Certificate:
+    threat, deployed, slack = solver.threat, solver.deployed, solver.slack
+    perturbations = solver.perturbations
+    status = torch.full_like(solver.targets, UNKNOWN, dtype=torch.int8)
     # The deployed scores are off by roundoff of their own.
-    class_margins = problem.lower - slack
-    lower, upper = class_margins.amin(1), problem.upper + slack.amax(1)
-    status[lower > problem.tolerance] = ROBUST
-    status[upper < -problem.tolerance] = BROKEN
-    flips = problem.witnesses
+    class_margins = solver.lower - slack
+    lower, upper = class_margins.amin(1), solver.upper + slack.amax(1)
+    status[lower > solver.tolerance] = ROBUST
+    status[upper < -solver.tolerance] = BROKEN
+    flips = solver.witnesses
     counts = [pairs.size(1) for pairs in flips]
     empty = torch.zeros((2, 0), dtype=torch.int64)
     scale = float(deployed.logits.abs().max())
-    width = problem.upper - problem.lower.amin(1)
-    proof, digest = witness_of(problem)
+    width = solver.upper - solver.lower.amin(1)
+    proof, digest = witness_of(solver)
     return Certificate(
         num_robust=int((status == ROBUST).sum()),
         num_broken=int((status == BROKEN).sum()),
@@ -237,19 +215,18 @@ def _report(
         normalization=deployed.normalization,
         self_loops=deployed.self_loops,
         dtype=deployed.kind,
-        method=used,
         exact=bool((width <= 1e-6 * max(scale, 1e-300)).all()),
-        tolerance=float(problem.tolerance),
+        tolerance=float(solver.tolerance),
         roundoff=float(slack.max()) if slack.numel() else 0.0,
         fingerprint=fingerprint(
             *subject(deployed, threat),
-            problem.reference,
-            problem.targets,
+            solver.reference,
+            solver.targets,
             perturbations.graph.num_edges,
         ),
         model_digest=deployed.digest,
-        targets=problem.targets,
-        reference=problem.reference,
+        targets=solver.targets,
+        reference=solver.reference,
         predicted=predicted,
         status=status,
         lower=lower,
@@ -258,13 +235,12 @@ def _report(
         local_budget=threat.local_budget,
         flips=torch.cat([empty, *flips], dim=1),
         flips_ptr=torch.tensor([0, *counts]).cumsum(0),
-        flips_of=problem.witness_of,
+        flips_of=solver.witness_of,
         assumptions=deployed.assumptions,
-        provenance=provenance(**arguments),
         fixed_edges=int((~perturbations.removable).sum()),
         proof=proof,
         witness_digest=digest,
-        **hashes,
+        **fields,
     )
 
 
@@ -310,21 +286,10 @@ def _deployed(
 
 
 def _check_method(
-    method: str,
-    cost: str,
-    refine: int,
-    threat: ThreatModel,
-    deployed: Deployed,
+    method: str, cost: str, threat: ThreatModel, deployed: Deployed
 ) -> None:
     check_choice('method', method, METHODS)
     check_choice('cost', cost, COSTS)
-    if refine > 0 and (
-        method not in ('auto', 'dual') or cost not in ('best', 'pagerank')
-    ):
-        raise ValueError(
-            "'refine' needs the method 'auto' or 'dual' and the cost 'best' "
-            f"or 'pagerank' (got {method!r} and {cost!r})"
-        )
     if cost == 'visits' and threat.undirected and method != 'lp':
         raise ValueError(
             "'cost' needs to be 'best' or 'pagerank' for an undirected "

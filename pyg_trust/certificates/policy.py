@@ -1,62 +1,17 @@
 r"""Personalized PageRank, and its worst case over admissible graphs.
 
 `"Certifiable Robustness to Graph Perturbations"
-<https://arxiv.org/abs/1910.14356>`_ (Bojchevski and Günnemann 2019) asks how
-far an attacker who flips edges can push a linear function of PageRank. Write
-:math:`\alpha` for the teleport probability, :math:`a = 1 - \alpha`, :math:`P =
-D^{-1} A` over out-edges, and :math:`\Pi = \alpha (I - a P)^{-1}`, whose row
-:math:`v` is the personalized PageRank of :math:`v`. A node :math:`i` may
-choose any out-neighbourhood :math:`S` that differs from its clean one by at
-most :math:`b_i` fragile edges, independently of all others. So
-
-.. math::
-    V^* = \max_{\tilde P} (I - a \tilde P)^{-1} r
-
-is attained by one graph for all nodes at once, the fixed point of
-
-.. math::
-    (T V)_i = r_i + \max_{S, k \le b_i} \left[ \frac{a \sum_{j \in S} V_j +
-    \rho_i - \mu_i k}{|S|} + \frac{\sigma_i}{\sqrt{|S|}} - \nu_i k - \sum_{j
-    \in S \triangle S_i} \nu_{ij} \right], \quad k = |S \,\triangle\, S_i|,
-
-with :math:`\rho = \mu = \nu = \sigma = 0`. (The first three serve the global
-budget, :mod:`.budget`; they must be non-negative, :math:`\mu` and :math:`\nu`
-are prices of a flip. :math:`\sigma` in place of :math:`r` serves symmetric
-normalization, :mod:`.horizon`. An empty :math:`S` counts as one edge that
-leads nowhere: a node without edges keeps what it has.)
-
-:func:`policy_iteration` finds it: it takes the maximizing sets, solves the
-linear system they define, and repeats. Without :math:`\nu_{ij}`, for given
-numbers of added and removed edges the best set adds the largest :math:`V_j`
-and removes the smallest ones, so that prefix sums over sorted neighbours give
-the maximum exactly; additions among all pairs need the first :math:`b_i + d_i
-+ 1` nodes of the global order alone, never all :math:`n^2` pairs.
-
-**What is certified.** For any :math:`V`, let :math:`g = T V - V`, attained by
-the policy :math:`\tilde P`. As :math:`T` is monotone, :math:`T(V + c) \le T V
-+ a c` for a constant :math:`c \ge 0`, and
-:math:`V_{\tilde P} - V = (I - a \tilde P)^{-1} g`,
-
-.. math::
-    V_i + \frac{\min(0, \min_j g_j)}{\alpha} \le V_{\tilde P, i} \le V^*_i \le
-    V_i + \frac{\max(0, \max_j g_j)}{\alpha} .
-
-In float64 with unit roundoff :math:`u`, a computed :math:`g_i` is off by at
-most :math:`e = 64 u\,(\kappa \lVert V \rVert_\infty + \lVert r \rVert_\infty +
-\lVert \rho \rVert_\infty + \lVert \sigma \rVert_\infty)`, where :math:`\kappa`
-is 1 if no row may both lose and win edges or has prices of edges, and else the
-largest ratio of the largest to the smallest size of such an :math:`S`;
-``csrc/policy.h`` counts the roundings. Every bound here is widened by :math:`e
-/ \alpha`; it assumes nothing about how well the solver did.
-
-Policies are found and evaluated by :func:`pyg_trust.ops.policy_iteration` and
-:func:`pyg_trust.ops.policy_solve`, every column by one thread, so that results
-do not depend on their number.
+<https://arxiv.org/abs/1910.14356>`_ (Bojchevski and Günnemann 2019): every
+node chooses its out-neighbours within a budget, independently of all others,
+so that one graph is worst at all nodes at once, and policy iteration finds it.
+Every bound holds whatever the solver did, roundoff included; docs/theory has
+the proof.
 """
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -65,7 +20,9 @@ from pyg_trust import ops
 from pyg_trust._checks import (
     Count,
     Fraction,
+    Natural,
     NotNegative,
+    OneOf,
     Positive,
     check_integer,
     check_non_negative,
@@ -76,7 +33,19 @@ from pyg_trust._progress import Bar
 from pyg_trust.certificates.diffusion import check_logits
 from pyg_trust.certificates.perturbations import Perturbations, Policy
 
+__all__ = [
+    'Horizon',
+    'Optimum',
+    'WorstCase',
+    'policy_iteration',
+    'policy_value',
+    'robust_margins',
+    'worst_case_margins',
+]
+
 _UNIT = torch.finfo(torch.float64).eps / 2
+# The tolerance of the backward pass.
+_BACKWARD = 1e-9
 
 
 @dataclass(frozen=True)
@@ -85,19 +54,37 @@ class Optimum:
 
     The value of :obj:`policy` and the optimum are both in ``[value + low,
     value + high]`` at every node, roundoff included.
+
+    Args:
+        value (Tensor): :math:`V`, float64, ``[num_columns, num_nodes]``.
+        low (Tensor): float64, ``[num_columns]``, at most zero.
+        high (Tensor): float64, ``[num_columns]``, at least zero.
+        policy (Policy): the graph of each column.
+        error (Tensor): the roundoff of a step :math:`T V - V`: float64,
+            ``[num_columns]``.
+        gap (Tensor): :math:`T V - V` as computed, as :obj:`value`.
     """
 
     value: Tensor
-    """:math:`V`, float64, ``[num_columns, num_nodes]``."""
     low: Tensor
-    """float64, ``[num_columns]``, at most zero."""
     high: Tensor
-    """float64, ``[num_columns]``, at least zero."""
     policy: Policy
     error: Tensor
-    """Of a step :math:`T V - V`, from roundoff: float64, ``[num_columns]``."""
     gap: Tensor
-    """:math:`T V - V` as computed, as :obj:`value`."""
+
+    @classmethod
+    def of(
+        cls,
+        policy: Policy,
+        value: Tensor,
+        gap: Tensor,
+        error: Tensor,
+        alpha: float,
+    ) -> 'Optimum':
+        """Derive the bounds from the change in one more step."""
+        low = (gap.amin(1).clamp(max=0) - error) / alpha
+        high = (gap.amax(1).clamp(min=0) + error) / alpha
+        return cls(value, low, high, policy, error, gap)
 
 
 @validated
@@ -116,15 +103,13 @@ def policy_iteration(
     tol: Tensor | float = 1e-12,
     max_iter: Count = 100,
 ) -> Optimum:
-    r"""Maximise :math:`(I - a \tilde P)^{-1} r` over admissible graphs.
+    r"""Maximize :math:`(I - a \tilde P)^{-1} r` over admissible graphs.
 
-    All columns are independent problems, solved together; the maximum holds
-    at all nodes at once. Inexact policy iteration: a policy is evaluated a
-    hundred times more precisely than the last one was optimal, by BiCGSTAB
-    and, where that stalls, by plain iteration. It stops when :math:`\lVert g
-    \rVert_\infty` is at most :obj:`tol` times the largest reward or the
-    roundoff (see the text of this module), or after :obj:`max_iter`
-    iterations; the bounds returned hold in any case.
+    All columns are independent problems, and the maximum holds at all nodes at
+    once. The iteration stops when one more step changes the value by at most
+    :obj:`tol` times the largest reward, or by roundoff alone, or after
+    :obj:`max_iter` policies; the returned bounds hold in any case. The costs
+    are those of :func:`pyg_trust.ops.policy_iteration`.
 
     Args:
         perturbations (Perturbations): the admissible graphs.
@@ -141,48 +126,48 @@ def policy_iteration(
             num_pairs]``. (default: :obj:`None`)
         start (Tensor, optional): a first guess of :math:`V`.
             (default: :obj:`None`)
-        tol (float or Tensor): relative tolerance, one for all columns or
+        tol (float or Tensor): the relative tolerance, one for all columns or
             one for each. (default: :obj:`1e-12`)
         max_iter (int): the largest number of policies. (default: :obj:`100`)
 
     Returns:
-        Optimum: value, error bounds and policy.
+        Optimum: the value, bounds of its error, and the policy.
+
+    Raises:
+        TypeError, ValueError: on another dtype, shape, sign or range.
     """
-    follow = 1 - alpha
     shape: tuple[int | str, ...] = ('num_columns', perturbations.num_nodes)
     check_tensor('reward', reward, torch.float64, shape, finite=True)
     if not isinstance(tol, Tensor):
         check_non_negative('tol', tol)
-    bound = reward.abs().amax(1)
-    if bonus is not None:
-        check_tensor('bonus', bonus, torch.float64, reward.shape, finite=True)
-        bound = bound + bonus.abs().amax(1)
-    if root is not None:
-        check_tensor('root', root, torch.float64, reward.shape, finite=True)
-        bound = bound + root.abs().amax(1)
     count = reward.size(0)
     edges = count, perturbations.graph.num_edges
     pairs = count, perturbations.pairs.size(1)
-    for name, value, wanted in (
+    for name, given, wanted in (
+        ('bonus', bonus, reward.shape),
+        ('root', root, reward.shape),
         ('visit_cost', visit_cost, reward.shape),
         ('step_cost', step_cost, reward.shape),
         ('removal_cost', removal_cost, edges),
         ('addition_cost', addition_cost, pairs),
         ('start', start, reward.shape),
     ):
-        if value is not None:
-            check_tensor(name, value, torch.float64, wanted, finite=True)
-    rounding = perturbations._rounding
-    if removal_cost is not None or addition_cost is not None:
-        rounding = perturbations._rounding_priced
+        if given is not None:
+            check_tensor(name, given, torch.float64, wanted, finite=True)
+    bound = reward.abs().amax(1)
+    for part in (bonus, root):
+        if part is not None:
+            bound = bound + part.abs().amax(1)
+    priced = removal_cost is not None or addition_cost is not None
+    rounding = perturbations.rounding(priced)
     value, gap, *flips = ops.policy_iteration(
-        perturbations._threat,
+        perturbations.threat,
         reward,
         reward if start is None else start,
         # Stop when improvements are within roundoff.
         torch.maximum(tol * bound, 4 * 64 * _UNIT * bound),
         2 * rounding,
-        follow,
+        1 - alpha,
         max_iter,
         bonus=bonus,
         visit_cost=visit_cost,
@@ -193,15 +178,7 @@ def policy_iteration(
     )
     error = rounding * value.abs().amax(1) + 64 * _UNIT * bound
     policy = Policy(perturbations, ops.PolicyFlips(*flips))
-    return _optimum(policy, value, gap, error, alpha)
-
-
-def _optimum(
-    policy: Policy, value: Tensor, gap: Tensor, error: Tensor, alpha: float
-) -> Optimum:
-    low = (gap.amin(1).clamp(max=0) - error) / alpha
-    high = (gap.amax(1).clamp(min=0) + error) / alpha
-    return Optimum(value, low, high, policy, error, gap)
+    return Optimum.of(policy, value, gap, error, alpha)
 
 
 @validated
@@ -214,25 +191,140 @@ def policy_value(
         policy (Policy): a graph per column.
         reward (Tensor): :math:`r`, float64, ``[num_columns, num_nodes]``.
         alpha (float): the teleport probability, in :math:`(0, 1)`.
-        tol (float): relative tolerance. (default: :obj:`1e-12`)
+        tol (float): the relative tolerance. (default: :obj:`1e-12`)
 
     Returns:
-        Optimum: value and error bounds, derived as in
+        Optimum: the value, and bounds of its error as in
         :func:`policy_iteration`.
     """
-    follow = 1 - alpha
     shape = (policy.num_columns, policy.perturbations.num_nodes)
     check_tensor('reward', reward, torch.float64, shape, finite=True)
     bound = reward.abs().amax(1)
-    value, gap = policy.solve(reward, follow, reward, tol * bound)
+    value, gap = policy.solve(reward, 1 - alpha, reward, tol * bound)
     error = 64 * _UNIT * (value.abs().amax(1) + bound)
-    return _optimum(policy, value, gap, error, alpha)
+    return Optimum.of(policy, value, gap, error, alpha)
 
 
-def class_pairs(num_classes: int) -> tuple[Tensor, Tensor]:
-    """List all ordered pairs of distinct classes."""
-    pairs = torch.ones(num_classes, num_classes).fill_diagonal_(0).nonzero()
-    return pairs[:, 0], pairs[:, 1]
+@validated
+@dataclass(frozen=True)
+class Horizon:
+    r"""Diffusion of a deployed model: its steps and its normalization.
+
+    With symmetric normalization, :math:`y = D^{-1/2} z` solves the system of
+    the random walk for the signal :math:`r_i / \sqrt{|S_i|}`. With K steps,
+    the Bellman operator is applied K times: its attacker may use another graph
+    in each step, so that the result is a bound.
+
+    Args:
+        alpha (float): the teleport probability, in :math:`(0, 1)`.
+        K (int, optional): the number of steps, by default the limit.
+            (default: :obj:`None`)
+        normalization (str): :obj:`'rw'` or :obj:`'sym'`.
+            (default: :obj:`'rw'`)
+    """
+
+    alpha: Fraction
+    K: Natural | None = None
+    normalization: Annotated[str, OneOf(('rw', 'sym'))] = 'rw'
+
+    def maximize(
+        self,
+        perturbations: Perturbations,
+        signal: Tensor,
+        *,
+        start: Tensor | None = None,
+        tol: Tensor | float = 1e-12,
+        **costs: Any,
+    ) -> Optimum:
+        r"""Bound :math:`V = z / \alpha` over all admissible graphs.
+
+        Args:
+            perturbations (Perturbations): the admissible graphs.
+            signal (Tensor): :math:`r`, float64, ``[num_columns, num_nodes]``.
+            start (Tensor, optional): a guess of :math:`V`.
+                (default: :obj:`None`)
+            tol (float or Tensor): as in :func:`policy_iteration`.
+                (default: :obj:`1e-12`)
+            **costs (Tensor): the costs of flips, as in
+                :func:`policy_iteration`.
+
+        Returns:
+            Optimum: :obj:`value` + :obj:`high` holds in every admissible
+            graph. With :obj:`K` steps the policy is that of the last step, and
+            :obj:`low` is no bound of its value.
+        """
+        reward = signal
+        if self.normalization == 'sym':
+            reward, costs['root'] = torch.zeros_like(signal), signal
+        if self.K is None:
+            return policy_iteration(
+                perturbations,
+                reward,
+                self.alpha,
+                start=start,
+                tol=tol,
+                **costs,
+            )
+        value = self._first(perturbations, signal)
+        policy = perturbations.clean_policy(signal.size(0))
+        error = 4 * _UNIT * value.abs().amax(1)
+        for _ in range(self.K):
+            # One step: V + (T V - V), with a bound of its roundoff.
+            optimum = policy_iteration(
+                perturbations,
+                reward,
+                self.alpha,
+                start=value,
+                max_iter=1,
+                **costs,
+            )
+            policy, value = optimum.policy, optimum.value + optimum.gap
+            rounding = optimum.error + 2 * _UNIT * value.abs().amax(1)
+            error = (1 - self.alpha) * error + rounding
+        return Optimum(value, -error, error, policy, error, value * 0)
+
+    def evaluate(self, policy: Policy, signal: Tensor) -> Optimum:
+        r"""Compute :math:`V = z / \alpha` in given graphs, and its error.
+
+        Args:
+            policy (Policy): a graph per column.
+            signal (Tensor): :math:`r`, float64, ``[num_columns, num_nodes]``.
+        """
+        signal = self.scaled(policy, signal)
+        if self.K is None:
+            optimum = policy_value(policy, signal, self.alpha)
+            # The signal itself is rounded.
+            off = 4 * _UNIT * signal.abs().amax(1) / self.alpha
+            return replace(
+                optimum, low=optimum.low - off, high=optimum.high + off
+            )
+        value = signal / self.alpha
+        top = value.abs().amax(1)
+        error = 4 * _UNIT * top
+        never = torch.full_like(top, torch.inf)
+        for _ in range(self.K):
+            _, gap = policy.solve(signal, 1 - self.alpha, value, never)
+            value = value + gap
+            error = (1 - self.alpha) * error + 64 * _UNIT * 3 * top
+        return Optimum(value, -error, error, policy, error, value * 0)
+
+    def scaled(self, policy: Policy, signal: Tensor) -> Tensor:
+        """Divide a signal by the roots of the degrees, if symmetric."""
+        if self.normalization == 'rw':
+            return signal
+        return signal / policy.size.clamp(min=1).double().sqrt()
+
+    def _first(self, perturbations: Perturbations, signal: Tensor) -> Tensor:
+        # V^(0): for 'sym', the largest over the sizes that a row may have;
+        # a positive signal is largest in the smallest row.
+        value = signal / self.alpha
+        if self.normalization == 'rw':
+            return value
+        small, large = (
+            size.clamp(min=1).double().sqrt()
+            for size in (perturbations.smallest, perturbations.largest)
+        )
+        return torch.where(value > 0, value / small, value / large)
 
 
 @dataclass(frozen=True)
@@ -242,17 +334,19 @@ class WorstCase:
     Entry ``[c1, c2, v]`` is about :math:`\min_{\tilde G} \pi_{\tilde
     G}(v)^\top (H_{c1} - H_{c2})`, and infinite for :math:`c1 = c2`. Both the
     exact minimum and the margin in the graph that :meth:`flips` makes are in
-    ``[lower, upper]``.
+    ``[lower, upper]``, roundoff included.
+
+    Args:
+        margins (Tensor): float64, ``[num_classes, num_classes, num_nodes]``.
+        lower (Tensor): bounds from below, as :obj:`margins`.
+        upper (Tensor): bounds from above, as :obj:`margins`.
+        policies (tuple): the worst graphs, by blocks of pairs of classes.
     """
 
     margins: Tensor
-    """float64, ``[num_classes, num_classes, num_nodes]``."""
     lower: Tensor
-    """A bound from below that holds in spite of roundoff."""
     upper: Tensor
-    """A bound from above that holds in spite of roundoff."""
     policies: tuple[tuple[slice, Policy], ...]
-    """The worst graphs, by blocks of class pairs."""
 
     def flips(self, c1: int, c2: int) -> Tensor:
         """Return the worst flips for two classes: ``[2, num_flips]``."""
@@ -266,6 +360,17 @@ class WorstCase:
             found for found in self.policies if pair < found[0].stop
         )
         return policy.edges(pair - block.start)
+
+    def blocks(self) -> Iterator[tuple[tuple[Tensor, Tensor], Policy]]:
+        """Iterate over the pairs of classes of each block."""
+        first, second = _class_pairs(self.margins.size(0))
+        for block, policy in self.policies:
+            yield (first[block], second[block]), policy
+
+
+def _class_pairs(num_classes: int) -> tuple[Tensor, Tensor]:
+    pairs = torch.ones(num_classes, num_classes).fill_diagonal_(0).nonzero()
+    return pairs[:, 0], pairs[:, 1]
 
 
 @validated
@@ -285,9 +390,8 @@ def worst_case_margins(
         (H_{c_1} - H_{c_2}) = - \alpha V^*_v \quad \text{with} \quad r =
         H_{c_2} - H_{c_1}
 
-    for all nodes and the :math:`K (K - 1)` pairs of classes at once
-    (Proposition 1). Differentiable in :obj:`logits`, see
-    :func:`robust_margins`, for training.
+    for all nodes and all pairs of classes at once (Proposition 1). See
+    :func:`robust_margins` for training.
 
     Args:
         logits (Tensor): :math:`H`, ``[num_nodes, num_classes]``, taken as
@@ -303,12 +407,10 @@ def worst_case_margins(
         WorstCase: margins, their bounds, and the graphs that attain them.
     """
     check_logits(logits, perturbations.graph)
-    if start is not None:
-        shape = (logits.size(1), logits.size(1), logits.size(0))
-        check_tensor('start', start, torch.float64, shape)
     logits = logits.detach().double()
     num_classes = logits.size(1)
-    first, second = class_pairs(num_classes)
+    shape = (num_classes, num_classes, logits.size(0))
+    first, second = _class_pairs(num_classes)
     reward = (logits[:, second] - logits[:, first]).t().contiguous()
     if start is None:
         # The clean graph's, which takes a column per class, not per pair.
@@ -320,18 +422,15 @@ def worst_case_margins(
         ).value
         guess = clean[second] - clean[first]
     else:
+        check_tensor('start', start, torch.float64, shape)
         guess = -start[first, second] / alpha
-    shape = (num_classes, num_classes, logits.size(0))
-    margins, lower, upper = (
-        logits.new_full(shape, math.inf) for _ in range(3)
-    )
+    margins = logits.new_full(shape, math.inf)
+    lower, upper = margins.clone(), margins.clone()
     policies = []
     blocks = list(perturbations.column_blocks(first.numel()))
     for block in Bar(blocks, progress_bar, desc='class pairs'):
         optimum = policy_iteration(
-            perturbations,
-            reward[block],
-            alpha,
+            *(perturbations, reward[block], alpha),
             start=guess[block],
             tol=tol,
         )
@@ -348,35 +447,21 @@ class _RobustMargins(torch.autograd.Function):
     def forward(
         ctx: Any, logits: Tensor, worst: WorstCase, alpha: float
     ) -> Tensor:
-        ctx.arguments = worst, alpha
-        ctx.dtype = logits.dtype
+        ctx.arguments = worst, alpha, logits.dtype
         # A copy, as autograd marks the returned tensor.
         return worst.margins.to(logits.dtype, copy=True)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple:
-        worst, alpha = ctx.arguments
-        num_classes, _, num_nodes = worst.margins.shape
-        first, second = class_pairs(num_classes)
-        grad = grads[0].new_zeros(
-            (num_classes, num_nodes), dtype=torch.float64
-        )
-        for block, policy in worst.policies:
-            pair = first[block], second[block]
+        worst, alpha, dtype = ctx.arguments
+        grad = grads[0].new_zeros(worst.margins.shape[1:]).double()
+        for pair, policy in worst.blocks():
             sent = alpha * grads[0][pair].double()
-            back, _ = policy.solve(
-                sent,
-                1 - alpha,
-                sent,
-                _BACKWARD * sent.abs().amax(1),
-                back=True,
-            )
+            goal = _BACKWARD * sent.abs().amax(1)
+            back, _ = policy.solve(sent, 1 - alpha, sent, goal, back=True)
             grad.index_add_(0, pair[0], back)
             grad.index_add_(0, pair[1], back, alpha=-1)
-        return grad.t().to(ctx.dtype), None, None
-
-
-_BACKWARD = 1e-9
+        return grad.t().to(dtype), None, None
 
 
 @validated
@@ -385,17 +470,16 @@ def robust_margins(
 ) -> Tensor:
     r"""Compute worst-case margins, differentiable in the logits.
 
-    By Danskin's theorem the derivative of a minimum is that of its minimizer:
-    with the worst graphs held fixed,
+    By Danskin's theorem the derivative of a minimum is that of its minimizer,
+    with the worst graphs held fixed:
 
     .. math::
         \frac{\partial m^*_{c_1, c_2}(v)}{\partial H_{i, c_1}} =
         \pi^*_{c_1, c_2}(v)_i = - \frac{\partial m^*_{c_1, c_2}(v)}{\partial
         H_{i, c_2}} .
 
-    (Where several graphs are worst, this is one element of the
-    subdifferential.) The backward pass solves one transposed system per pair
-    of classes; no PageRank matrix is made.
+    Where several graphs are worst, this is one element of the subdifferential.
+    The backward pass solves one transposed system per pair of classes.
 
     Args:
         logits (Tensor): :math:`H`, ``[num_nodes, num_classes]``.

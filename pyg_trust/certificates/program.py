@@ -17,6 +17,8 @@ from pyg_trust._checks import (
 from pyg_trust.certificates.budget import check_upper
 from pyg_trust.certificates.perturbations import Perturbations
 
+__all__ = ['linear_program']
+
 
 @validated
 def linear_program(
@@ -31,14 +33,10 @@ def linear_program(
 ) -> tuple[float, float]:
     r"""Solve the paper's relaxed linear program by cvxpy and HiGHS.
 
-    Equations 4a to 4d and 5, with :math:`\bar x_i = D_i \bar y_i`: the
-    reference for :func:`dual_bound` with :obj:`cost='visits'`, far slower.
-    HiGHS stops within its own tolerances on **either side** of the optimum
-    (about 1e-7 here), so the value proves nothing by itself; the multiplier
-    does, when :func:`dual_bound` or
-    :func:`~pyg_trust.certificates.policy_iteration` evaluates it.
-
-    Needs memory for every fragile pair of the rows with a budget.
+    Equations 4a to 4d and 5: the reference for ``dual_bound`` with the cost
+    ``'visits'``, far slower. HiGHS stops on either side of the optimum (about
+    1e-7 here), so the value proves nothing by itself; the multiplier does,
+    when :func:`~pyg_trust.certificates.policy_iteration` evaluates it.
 
     Args:
         perturbations (Perturbations): the graphs admissible by the local
@@ -70,7 +68,7 @@ def linear_program(
             'program knows no empty rows'
         )
     graph = perturbations.graph
-    row, col, there = fragile_pairs(perturbations, perturbations.active)
+    row, col, there = perturbations.fragile(perturbations.active)
     count = row.numel()
     fixed = ~(perturbations.removable & (perturbations.budget[graph.row] > 0))
     size = row[~there].bincount(minlength=n) + graph.degree
@@ -132,39 +130,3 @@ def linear_program(
     if problem.status != 'optimal':
         raise RuntimeError(f'HiGHS ended with status {problem.status!r}')
     return float(problem.value), max(0.0, float(limit.dual_value))
-
-
-def fragile_pairs(
-    perturbations: Perturbations, rows: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """List the fragile pairs of some rows, edges and pairs that may be added.
-
-    Args:
-        perturbations (Perturbations): the fragile edges.
-        rows (Tensor): int64: the rows, ascending.
-
-    Returns:
-        tuple[Tensor, Tensor, Tensor]: source, target, and whether it is an
-        edge of the clean graph.
-    """
-    graph, n = perturbations.graph, perturbations.num_nodes
-    wanted = torch.zeros(n, dtype=torch.bool)
-    wanted[rows] = True
-    old = perturbations.removable & wanted[graph.row]
-    row, col = graph.row[old], graph.col[old]
-    if perturbations.all_pairs:
-        free = torch.ones((rows.numel(), n), dtype=torch.bool)
-        place = torch.full((n,), -1)
-        place[rows] = torch.arange(rows.numel())
-        mine = wanted[graph.row]
-        free[place[graph.row[mine]], graph.col[mine]] = False
-        free[place[rows], rows] = False
-        new_row, new_col = free.nonzero(as_tuple=True)
-        new_row = rows[new_row]
-    elif perturbations.addable is not None:
-        mine = wanted[perturbations.addable[0]]
-        new_row, new_col = perturbations.addable[:, mine]
-    else:
-        new_row = new_col = row[:0]
-    there = torch.arange(row.numel() + new_row.numel()) < row.numel()
-    return torch.cat([row, new_row]), torch.cat([col, new_col]), there

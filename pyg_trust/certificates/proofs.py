@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pyg_trust.certificates.dual_search import DualSearch, Mirror
-from pyg_trust.certificates.problem import Problem
+from pyg_trust.certificates.budget import flip_costs
+from pyg_trust.certificates.solver import Solver
 from pyg_trust.certificates.witness import MOST_BYTES, Witness
 from pyg_trust.graph.ragged import pointer
 
@@ -15,19 +15,19 @@ from pyg_trust.graph.ragged import pointer
 _COSTS = ('pagerank', 'visits')
 
 
-def witness_of(problem: Problem) -> tuple[Witness | None, str]:
+def witness_of(solver: Solver) -> tuple[Witness | None, str]:
     """Collect the arrays from which the kernel proves the targets' status.
 
     Returns:
         tuple: the witness and its digest, or None and the reason why there is
         none.
     """
-    perturbations, deployed = problem.perturbations, problem.deployed
-    if problem.targets.numel() == 0:
+    perturbations, deployed = solver.perturbations, solver.deployed
+    if solver.targets.numel() == 0:
         return None, 'none: there are no targets'
     limit, n = deployed.K is None, perturbations.num_nodes
-    columns = _columns(problem)
-    names = {problem.priced[pair].cost for pair in columns}
+    columns = _columns(solver)
+    names = {solver.priced[pair].cost for pair in columns}
     charged = [
         (row, cost)
         for cost, name in enumerate(_COSTS)
@@ -36,49 +36,49 @@ def witness_of(problem: Problem) -> tuple[Witness | None, str]:
     ]
     prices = perturbations.graph.num_edges + perturbations.pairs.size(1)
     count = len(columns), len(charged)
-    numbers = limit * n * (len(problem.local) + count[0])
+    numbers = limit * n * (len(solver.local) + count[0])
     numbers += deployed.logits.numel() + 3 * prices + count[0] * count[1]
     # Shares of an edge's price, by column.
     shared = 'pagerank' in names
-    numbers += n * count[1] + problem.is_priced * shared * count[0] * prices
-    numbers += 2 * sum(pairs.size(1) for pairs in problem.witnesses)
+    numbers += n * count[1] + solver.is_priced * shared * count[0] * prices
+    numbers += 2 * sum(pairs.size(1) for pairs in solver.witnesses)
     size = 8 * numbers
-    if size > MOST_BYTES or not names <= set(problem.vectors):
+    if size > MOST_BYTES or not names <= set(solver.vectors):
         return None, f'none: {size / 2**20:.0f} MiB were left out'
     none = torch.zeros((0, n), dtype=torch.float64)
     scores, values, shares = none, none, none.new_zeros((0, 0))
     if limit:
         scores = _rounded(
-            problem, torch.stack(list(problem.local.values())) * problem.alpha
+            solver, torch.stack(list(solver.local.values())) * solver.alpha
         )
     multipliers = none.new_zeros(0)
     upper = none.new_zeros((0, len(charged)))
     if columns:
-        multipliers, values, shares = _values(problem, columns)
+        multipliers, values, shares = _values(solver, columns)
         rows = torch.tensor([row for row, _ in charged], dtype=torch.int64)
         upper = torch.stack(
-            [problem.priced[pair].upper[rows] for pair in columns]
+            [solver.priced[pair].upper[rows] for pair in columns]
         )
-    reach = [none, *(problem.vectors[x] for x in _COSTS if x in names)]
+    reach = [none, *(solver.vectors[x] for x in _COSTS if x in names)]
     # Flips sorted by number, as in the file.
     flips = [torch.zeros((2, 0), dtype=torch.int64)]
     flips += [
         pairs[:, (pairs[0] * n + pairs[1]).argsort()]
-        for pairs in problem.witnesses
+        for pairs in solver.witnesses
     ]
-    counts = [pairs.size(1) for pairs in problem.witnesses]
+    counts = [pairs.size(1) for pairs in solver.witnesses]
     arrays = {
         'rowptr': perturbations.graph.rowptr,
         'col': perturbations.graph.col,
         'removable': perturbations.removable,
         # With self-loops, some of which may not be there for this model.
-        'budget': problem.threat.local_budget,
+        'budget': solver.threat.local_budget,
         'pairs': perturbations.pairs,
         'logits': deployed.logits,
-        'classes': _table(list(problem.local), 2),
+        'classes': _table(list(solver.local), 2),
         'scores': scores,
         'columns': _table(
-            [(*p, _COSTS.index(problem.priced[p].cost)) for p in columns], 3
+            [(*p, _COSTS.index(solver.priced[p].cost)) for p in columns], 3
         ),
         'multipliers': multipliers,
         'values': values,
@@ -88,18 +88,18 @@ def witness_of(problem: Problem) -> tuple[Witness | None, str]:
         'upper': upper,
         'flips': torch.cat(flips, dim=1),
         'flips_ptr': pointer(torch.tensor(counts, dtype=torch.int64)),
-        'flips_of': problem.witness_of,
-        'targets': problem.targets,
-        'reference': problem.reference,
+        'flips_of': solver.witness_of,
+        'targets': solver.targets,
+        'reference': solver.reference,
         'all_pairs': torch.tensor(perturbations.all_pairs),
-        'undirected': torch.tensor(problem.undirected),
+        'undirected': torch.tensor(solver.undirected),
         'global_budget': torch.tensor(
-            -1 if problem.budget is None else problem.budget
+            -1 if solver.budget is None else solver.budget
         ),
         'alpha': torch.tensor(deployed.alpha, dtype=torch.float64),
         'K': torch.tensor(-1 if limit else deployed.K),
         'self_loops': torch.tensor(deployed.self_loops),
-        'tolerance': torch.tensor(problem.tolerance, dtype=torch.float64),
+        'tolerance': torch.tensor(solver.tolerance, dtype=torch.float64),
     }
     return Witness.of(
         arrays,
@@ -107,14 +107,14 @@ def witness_of(problem: Problem) -> tuple[Witness | None, str]:
     )
 
 
-def _rounded(problem: Problem, values: Tensor) -> Tensor:
+def _rounded(solver: Solver, values: Tensor) -> Tensor:
     # Rounded up to units that a file stores in five bytes: a bound moves by at
     # most 2^-33 of the largest score.
-    lower = (problem.lower - problem.slack).amin(1) - problem.tolerance
+    lower = (solver.lower - solver.slack).amin(1) - solver.tolerance
     if bool(((lower > 0) & (lower < 1e-9)).any()):
         return values
     top = math.frexp(float(values.abs().max()))[1]
-    places = 33 - min(top, 0) - math.floor(math.log2(problem.alpha))
+    places = 33 - min(top, 0) - math.floor(math.log2(solver.alpha))
     return torch.ldexp(
         torch.ldexp(values, torch.tensor(places)).ceil(),
         torch.tensor(-places),
@@ -126,74 +126,54 @@ def _table(rows: Sequence[tuple[int, ...]], width: int) -> Tensor:
     return table.t().contiguous()
 
 
-def _columns(problem: Problem) -> list[tuple[int, int]]:
+def _columns(solver: Solver) -> list[tuple[int, int]]:
     # Pairs of a robust target and a class that local bounds leave open.
-    robust = ~problem.open_pairs().any(1)
+    robust = ~solver.open_pairs().any(1)
     columns = []
     for k in robust.nonzero().view(-1).tolist():
-        u, y = int(problem.targets[k]), int(problem.reference[k])
-        for c in range(problem.logits.size(1)):
-            if (k, c) not in problem.priced:
+        u, y = int(solver.targets[k]), int(solver.reference[k])
+        for c in range(solver.logits.size(1)):
+            if (k, c) not in solver.priced:
                 continue
-            margin = -problem.alpha * problem.local[y, c][u]
-            if margin - problem.slack[k, c] <= problem.tolerance + 1e-9:
+            margin = -solver.alpha * solver.local[y, c][u]
+            if margin - solver.slack[k, c] <= solver.tolerance + 1e-9:
                 columns.append((k, c))
     return columns
 
 
 def _values(
-    problem: Problem, columns: list[tuple[int, int]]
+    solver: Solver, columns: list[tuple[int, int]]
 ) -> tuple[Tensor, Tensor, Tensor]:
     # The multipliers, the largest scores with these prices, and shares.
-    perturbations = problem.perturbations
+    moves, horizon = solver.perturbations, solver.horizon
     k, against = torch.tensor(columns).t()
-    signal = problem.signal(k, against)
-    upper = torch.stack([problem.priced[pair].upper for pair in columns])
-    multipliers = signal.new_tensor(
-        [problem.priced[pair].multiplier for pair in columns]
-    )
-    costs = [problem.priced[pair].cost for pair in columns]
+    known = [solver.priced[pair] for pair in columns]
+    signal = solver.signal(k, against)
+    upper = torch.stack([proof.upper for proof in known])
+    multipliers = signal.new_tensor([proof.multiplier for proof in known])
     values = signal.new_zeros(signal.shape)
     shares = signal.new_zeros((0, 0))
-    assert problem.budget is not None
-    for cost in dict.fromkeys(costs):
-        which = torch.tensor([x == cost for x in costs]).nonzero().view(-1)
-        search = DualSearch(
-            perturbations,
-            signal[which],
-            problem.targets[k[which]],
-            upper[which],
-            *(problem.budget, problem.horizon, cost),
-        )
-        if problem.is_priced and cost == 'pagerank':
-            mine, other = k[which], against[which]
-            pairs = torch.stack([problem.reference[mine], other], 1).tolist()
-            search.share(
-                Mirror.of(perturbations),
-                torch.stack([problem.local[y, c] for y, c in pairs]),
-                problem.clean(mine, other),
-                problem.sign_only,
-                tol=1e-9,
-                max_iter=60,
-                rounds=4,
+    for cost in dict.fromkeys(proof.cost for proof in known):
+        which = torch.tensor([proof.cost == cost for proof in known])
+        which = which.nonzero().view(-1)
+        split = None
+        if solver.is_priced and cost == 'pagerank':
+            dual = solver.dual(k[which], against[which], upper[which], cost)
+            multipliers[which], split = dual.multiplier, dual.shares
+            # Floats whose sum is below one, as the checker adds them.
+            found = torch.cat(list(split), 1) * (1 - 2**-48)
+            shares = signal.new_zeros((len(columns), found.size(1)))
+            shares[which] = found
+        if horizon.K is not None:
+            continue
+        for block in moves.column_blocks(which.numel()):
+            mine = which[block]
+            part = split and type(split)(*(part[block] for part in split))
+            paid = flip_costs(
+                moves, upper[mine], multipliers[mine], cost, part
             )
-            assert search.shares is not None
-            multipliers[which] = search.multiplier
-            # Floats whose sum is below one, as the kernel adds them.
-            found_shares = torch.cat(list(search.shares), 1) * (1 - 2**-48)
-            shares = signal.new_zeros((len(columns), found_shares.size(1)))
-            shares[which] = found_shares
-        if problem.horizon.K is None:
-            every = torch.arange(which.numel())
-            for block in perturbations.column_blocks(which.numel()):
-                solution = search.solve(
-                    every[block], multipliers[which[block]], None, 1e-12
-                )
-                values[which[block]] = problem.alpha * (
-                    solution.value + solution.high[:, None]
-                )
-    if problem.horizon.K is not None:
-        values = values[:0]
-    else:
-        values = _rounded(problem, values)
-    return multipliers, values, shares
+            best = horizon.maximize(moves, signal[mine], **paid)
+            values[mine] = solver.alpha * (best.value + best.high[:, None])
+    if horizon.K is not None:
+        return multipliers, values[:0], shares
+    return multipliers, _rounded(solver, values), shares

@@ -1,28 +1,14 @@
 r"""Bounds of few targets in large graphs, in a region around each.
 
-:func:`~pyg_trust.certificates.pagerank_bounds` solves a column of the whole
-graph for every row that can be perturbed. For one target :math:`u` most of
-these say that nearly nothing arrives. Here a region :math:`R` around
-:math:`u` is cut out, found by local pushes, and what is outside is bounded.
-
-Let :math:`\partial R` be the nodes that rows of :math:`R` may lead to. In the
-Bellman operator of :mod:`.policy` their values are held at numbers
-:math:`\beta_j` that are at least the true ones. By monotony the fixed point
-in :math:`R` is then at least the true one: every bound below holds whatever
-:math:`R` is, and gets tighter with it.
-
-* **The margin.** :math:`\beta_j = V^{(0)}_j`, the local worst case without
-  prices, which is at least :math:`V^{(\lambda)}_j` for all :math:`\lambda`:
-  flips outside of :math:`R` are free. So no price outside is needed.
-* **PageRank.** :math:`\bar\pi_t` for :math:`t \in R` has the reward
-  :math:`e_t`, and a walk that is at :math:`j \ne t` arrives at :math:`t`
-  after :math:`s` steps at the earliest, the distance of :math:`\partial R`
-  from :math:`t` in the graph as it is (1 if edges may be added, or the graph
-  is directed): :math:`\beta = a^s \bar v`, where :math:`\bar v = 1 / (1 -
-  a^2)` bounds the visits of a walk that starts at :math:`t` and needs two
-  steps to return (:math:`1 / \alpha` where a self-loop is possible).
+For one target of a large graph most rows say that nearly nothing arrives. Here
+a region around the target is cut out, found by local pushes, and the values of
+the nodes outside are held at numbers that are at least the true ones: for the
+margin the local worst case without prices (flips outside are free), for
+PageRank a power of :math:`1 - \alpha` by the distance. The fixed point inside
+is then at least the true one, whatever the region is.
 """
 
+import scipy.sparse
 import torch
 from torch import Tensor
 
@@ -37,9 +23,11 @@ from pyg_trust._checks import (
 from pyg_trust.certificates.budget import Rewards, dual_bound
 from pyg_trust.certificates.perturbations import Perturbations
 from pyg_trust.certificates.policy import policy_iteration
-from pyg_trust.certificates.search import greedy_attacks
+from pyg_trust.certificates.search import attacks
 from pyg_trust.graph import CSRGraph
-from pyg_trust.graph.ragged import pointer
+from pyg_trust.graph.ragged import pointer, ranges
+
+__all__ = ['Region', 'local_attack', 'local_bound', 'nearest']
 
 # The least upper bound: smaller ones make prices meaningless.
 _LEAST = 1e-12
@@ -79,17 +67,15 @@ class Region:
         # The border leads to itself and keeps its value.
         row = torch.cat([place[graph.row[edge]], out])
         col = torch.cat([place[graph.col32[edge]], out])
-        goes = torch.cat(
-            [perturbations.removable[edge], torch.zeros_like(out).bool()]
-        )
+        free = perturbations.removable[edge]
+        free = torch.cat([free, torch.zeros_like(out).bool()])
         order = (row * count + col).argsort()
-        inner = CSRGraph(pointer(row.bincount(minlength=count)), col[order])
         addable = None
         if not perturbations.all_pairs:
             addable = place[perturbations.pairs[:, pair]]
         self.perturbations = Perturbations(
-            inner,
-            goes[order],
+            CSRGraph(pointer(row.bincount(minlength=count)), col[order]),
+            free[order],
             torch.cat([budget, torch.zeros_like(out)]),
             addable,
             all_pairs=perturbations.all_pairs,
@@ -114,6 +100,44 @@ class Region:
         held = alpha * held
         held = held + 1e-15 / alpha * held.abs()
         return torch.cat([reward, held], dim=1)
+
+    def upper(
+        self, perturbations: Perturbations, target: int, alpha: float
+    ) -> Tensor:
+        """Bound the target's PageRank at the nodes of the region.
+
+        A walk that is at the border arrives at a node inside after as many
+        steps as they are apart, at the earliest; and a node without a
+        self-loop is visited every second step at most.
+        """
+        inner, count = self.perturbations, self.inside.numel()
+        graph, follow = perturbations.graph, 1 - alpha
+        pairs, here = perturbations.pairs, int(self.place[target])
+        loops = graph.has_self_loops or bool((pairs[0] == pairs[1]).any())
+        visits = 1 / alpha if loops else 1 / (1 - follow**2)
+        steps = torch.ones(count, dtype=torch.float64)
+        added = perturbations.all_pairs or pairs.numel() > 0
+        if not added and graph.is_undirected and self.border.numel():
+            far = scipy.sparse.csgraph.dijkstra(
+                inner.graph.to_scipy(),
+                directed=False,
+                indices=range(count, inner.num_nodes),
+                unweighted=True,
+                min_only=True,
+            )
+            steps = torch.from_numpy(far[:count]).clamp(min=1)
+        upper = torch.ones(inner.num_nodes, dtype=torch.float64)
+        for block in inner.column_blocks(inner.active.numel()):
+            row = inner.active[block]
+            reward = torch.zeros((row.numel(), count), dtype=torch.float64)
+            reward[torch.arange(row.numel()), row] = 1
+            held = visits * follow ** steps[row]
+            outside = held[:, None].expand(-1, self.border.numel())
+            signal = self.signal(reward, outside, held, alpha)
+            optimum = policy_iteration(inner, signal, alpha, tol=1e-9)
+            bound = alpha * (optimum.value[:, here] + optimum.high)
+            upper[row] = bound.clamp(min=_LEAST, max=1)
+        return upper
 
 
 def nearest(graph: CSRGraph, target: int, alpha: float, size: int) -> Tensor:
@@ -184,23 +208,19 @@ def local_bound(
     Returns:
         Tensor: float64, ``[num_columns]``: no admissible graph exceeds it.
     """
-    n = perturbations.num_nodes
-    check_integer('target', target, 0, n - 1)
+    check_integer('target', target, 0, perturbations.num_nodes - 1)
     inside = nearest(perturbations.graph, target, alpha, size)
     region = Region(perturbations, inside)
-    inside, border = region.inside, region.border
-    perturbations_inside = region.perturbations
-    here = int(region.place[target])
-    upper = _upper(perturbations, region, here, alpha)
+    upper = region.upper(perturbations, target, alpha)
     columns = reward.size(0)
-    signal = region.signal(
-        reward[:, inside], free[:, border], free.amax(1), alpha
-    )
-    priced = undirected and not perturbations_inside.all_pairs
+    priced = undirected and not perturbations.all_pairs
     return dual_bound(
-        perturbations_inside,
-        signal,
-        torch.full((columns,), here),
+        region.perturbations,
+        region.signal(
+            *(reward[:, region.inside], free[:, region.border]),
+            *(free.amax(1), alpha),
+        ),
+        region.place[target].expand(columns),
         upper.expand(columns, -1).contiguous(),
         # Without a price per edge an undirected flip is two.
         global_budget * (1 + (undirected and not priced)),
@@ -221,7 +241,7 @@ def local_attack(
     undirected: bool = False,
     size: int = 512,
 ) -> Tensor:
-    r"""Attack a target greedily in a region around it.
+    r"""Attack a target in a region around it.
 
     Args:
         perturbations (Perturbations): the graphs admissible by the local
@@ -240,84 +260,22 @@ def local_attack(
     """
     inside = nearest(perturbations.graph, target, alpha, size)
     region = Region(perturbations, inside)
-    signal = region.signal(
-        reward[None, region.inside],
-        value[None, region.border],
-        value.amin()[None],
-        alpha,
-    )
-    here = region.place[target][None]
-    flips = greedy_attacks(
+    flips = attacks(
         region.perturbations,
-        signal,
-        here,
-        global_budget,
-        alpha,
+        region.signal(
+            *(reward[None, region.inside], value[None, region.border]),
+            *(value.amin()[None], alpha),
+        ),
+        region.place[target][None],
+        *(global_budget, alpha),
         undirected=undirected,
-        # Each of them takes a step for every flip.
         swaps=1 if global_budget <= 10 else 0,
     )[0]
     known = torch.cat([region.inside, region.border])
     # Stand-ins are no nodes of the graph.
-    flips = flips[:, (flips < known.numel()).all(0)]
-    return known[flips]
-
-
-def _upper(
-    perturbations: Perturbations, region: Region, here: int, alpha: float
-) -> Tensor:
-    # Upper bounds of the PageRank of the target at the nodes of the region.
-    inner, count = region.perturbations, region.inside.numel()
-    follow = 1 - alpha
-    graph = perturbations.graph
-    added = perturbations.all_pairs or perturbations.pairs.numel() > 0
-    loops = graph.has_self_loops or bool(
-        (perturbations.pairs[0] == perturbations.pairs[1]).any()
-    )
-    visits = 1 / alpha if loops else 1 / (1 - follow**2)
-    steps = torch.ones(count)
-    if not added and graph.is_undirected:
-        steps = _distance(inner.graph, count).clamp(min=1)
-    upper = torch.ones(inner.num_nodes, dtype=torch.float64)
-    active = inner.active
-    for block in inner.column_blocks(active.numel()):
-        row = active[block]
-        reward = torch.zeros((row.numel(), count), dtype=torch.float64)
-        reward[torch.arange(row.numel()), row] = 1
-        held = visits * follow ** steps[row].double()
-        outside = held[:, None].expand(-1, region.border.numel())
-        signal = region.signal(reward, outside, held, alpha)
-        optimum = policy_iteration(inner, signal, alpha, tol=1e-9)
-        bound = alpha * (optimum.value[:, here] + optimum.high)
-        upper[row] = bound.clamp(min=_LEAST, max=1)
-    return upper
-
-
-def _distance(graph: CSRGraph, count: int) -> Tensor:
-    # Steps from the border to each of the first nodes, along edges.
-    row, col = graph.row, graph.col
-    steps = torch.full((graph.num_nodes,), 10**6)
-    steps[count:] = 0
-    # The border leads anywhere in one step at the earliest: its neighbours
-    # inside are one step away, as are all that it may lead to.
-    first = torch.zeros(graph.num_nodes, dtype=torch.bool)
-    touched = (col >= count) & (row < count)
-    first[row[touched]] = True
-    steps[first & (steps > 0)] = 1
-    inner = (row < count) & (col < count)
-    row, col = row[inner], col[inner]
-    while True:
-        after = steps.scatter_reduce(0, col, steps[row] + 1, 'amin')
-        if torch.equal(after, steps):
-            return steps[:count]
-        steps = after
+    return known[flips[:, (flips < known.numel()).all(0)]]
 
 
 def _rows(ptr: Tensor, rows: Tensor) -> Tensor:
     # The positions of the entries of some rows.
-    start, size = ptr[rows], ptr[rows + 1] - ptr[rows]
-    total = int(size.sum())
-    offset = torch.arange(total) - (size.cumsum(0) - size).repeat_interleave(
-        size
-    )
-    return start.repeat_interleave(size) + offset
+    return ranges(ptr[rows], ptr[rows + 1] - ptr[rows])

@@ -1,24 +1,53 @@
-"""Exhaustive search and greedy attacks over admissible graphs.
+"""Searches among admissible graphs: all of them, one flip, and attacks.
 
-Every attack is evaluated in its own graph, so that its margin is exact.
-A flip is a directed edge, or an undirected one with both its directions.
+Every graph is evaluated by itself, so that its margin is exact up to a proven
+error. A flip is a directed edge, or an undirected one with both directions.
 """
 
 import itertools
 import math
 from collections.abc import Iterator
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
-from pyg_trust._checks import Natural, validated
+from pyg_trust._checks import Array, Fraction, Natural, check_range, validated
 from pyg_trust._progress import Bar
-from pyg_trust.certificates.budget import Rewards, Targets
-from pyg_trust.certificates.dual_search import pagerank_of
-from pyg_trust.certificates.horizon import Horizon
+from pyg_trust.certificates.budget import (
+    Rewards,
+    Targets,
+    flip_gains,
+    pagerank_of,
+)
+from pyg_trust.certificates.diffusion import check_logits
 from pyg_trust.certificates.perturbations import Perturbations, Policy
-from pyg_trust.certificates.policy import policy_value
-from pyg_trust.certificates.program import fragile_pairs
+from pyg_trust.certificates.policy import Horizon, policy_value
+from pyg_trust.graph import sparse_rows
+from pyg_trust.graph.ragged import pointer
+
+__all__ = ['Margins', 'attacks', 'try_all', 'try_each']
+
+# Rounds in which edges that were left out may take the rest of the budget.
+_ROUNDS = 64
+# Rounds in which an attack takes the flips that are worth most together.
+_TOGETHER = 5
+
+
+class Margins(NamedTuple):
+    """Smallest margins of the reference class over each class, by search.
+
+    Args:
+        lower (Tensor): float64, ``[num_targets, num_classes]``: bounds from
+            below, roundoff included; infinite at the reference class.
+        upper (Tensor): bounds from above, likewise.
+        flips (list[list[Tensor]]): the directed edges to flip, ``[2,
+            num_flips]``, by target and class.
+    """
+
+    lower: Tensor
+    upper: Tensor
+    flips: list[list[Tensor]]
 
 
 def candidates(perturbations: Perturbations, undirected: bool) -> Tensor:
@@ -29,7 +58,7 @@ def candidates(perturbations: Perturbations, undirected: bool) -> Tensor:
         undirected (bool): whether a flip takes both directions; then each is
             listed once, the smaller node first.
     """
-    row, col, _ = fragile_pairs(perturbations, perturbations.active)
+    row, col, _ = perturbations.fragile(perturbations.active)
     if undirected:
         # Both ends need a budget.
         free = (perturbations.budget > 0)[col] & (row <= col)
@@ -38,13 +67,7 @@ def candidates(perturbations: Perturbations, undirected: bool) -> Tensor:
 
 
 def count_sets(num_flips: int, budget: int, most: int) -> int:
-    """Count the sets of at most :obj:`budget` flips, up to a limit.
-
-    Args:
-        num_flips (int): the number of flips to choose from.
-        budget (int): the most flips of a set.
-        most (int): the count at which to stop.
-    """
+    """Count the sets of at most :obj:`budget` flips, up to a limit."""
     total = 0
     for k in range(min(budget, num_flips) + 1):
         total += math.comb(num_flips, k)
@@ -53,11 +76,52 @@ def count_sets(num_flips: int, budget: int, most: int) -> int:
     return total
 
 
-def _directed(pairs: Tensor, undirected: bool) -> Tensor:
+def directed(pairs: Tensor, undirected: bool) -> Tensor:
+    """Return flips as directed edges, in both directions if undirected."""
     if not undirected:
         return pairs
     proper = pairs[:, pairs[0] != pairs[1]]
     return torch.cat([pairs, proper.flip(0)], dim=1)
+
+
+def within(
+    pairs: Tensor, budget: Tensor, undirected: bool, most: int | None = None
+) -> Tensor:
+    """Take flips in the given order, as far as the local budgets allow.
+
+    Args:
+        pairs (Tensor): int64, ``[2, num_flips]``, the most wanted first.
+        budget (Tensor): int64, ``[num_nodes]``.
+        undirected (bool): whether a flip takes from the budgets of both ends.
+        most (int, optional): the most flips in all. (default: :obj:`None`)
+
+    Returns:
+        Tensor: a mask of the flips that are taken.
+    """
+    n, left = budget.numel(), budget.clone()
+    i, j = pairs
+    # A self-loop takes from one row, as a directed flip does.
+    other = j.where(i != j, n) if undirected else torch.full_like(i, n)
+    ends = torch.stack([i, other], dim=1)
+    room = torch.cat([left, left.new_tensor([i.numel()])])
+    taken = torch.zeros_like(i, dtype=torch.bool)
+    for _ in range(_ROUNDS):
+        some = (~taken & (room[ends] > 0).all(1)).nonzero().view(-1)
+        if some.numel() == 0:
+            break
+        # Number the flips of each node in one order, so that the first flip
+        # always fits its budget.
+        mine = ends[some]
+        order = mine.view(-1).argsort(stable=True)
+        start = pointer(mine.view(-1).bincount(minlength=n + 1))
+        rank = torch.empty_like(order)
+        rank[order] = torch.arange(order.numel())
+        fits = (rank.view(-1, 2) - start[mine] < room[mine]).all(1)
+        taken[some[fits]] = True
+        used = mine[fits].view(-1).bincount(minlength=n + 1)
+        used[n] = 0
+        room = room - used
+    return taken if most is None else taken & (taken.cumsum(0) <= most)
 
 
 def all_flips(
@@ -85,14 +149,20 @@ def all_flips(
             if undirected:
                 count.scatter_add_(1, col, (row != col).long())
             for index in chosen[(count <= perturbations.budget).all(1)]:
-                yield _directed(pairs[:, index], undirected)
+                yield directed(pairs[:, index], undirected)
 
 
-class Exhaustive:
-    r"""Worst case over every admissible graph, by brute force.
-
-    ``lower`` and ``upper`` enclose the smallest margin of the
-    reference class over each class, up to the solver's proven error.
+def try_all(
+    perturbations: Perturbations,
+    logits: Tensor,
+    targets: Tensor,
+    reference: Tensor,
+    budget: int,
+    horizon: Horizon,
+    undirected: bool,
+    progress_bar: bool | None = None,
+) -> Margins:
+    r"""Find the worst case over every admissible graph, by brute force.
 
     Args:
         perturbations (Perturbations): the admissible graphs.
@@ -104,78 +174,184 @@ class Exhaustive:
         undirected (bool): whether a flip takes both directions.
         progress_bar (bool, optional): by default in terminals, after 2 s.
     """
-
-    def __init__(
-        self,
-        perturbations: Perturbations,
-        logits: Tensor,
-        targets: Tensor,
-        reference: Tensor,
-        budget: int,
-        horizon: Horizon,
-        undirected: bool,
-        progress_bar: bool | None = None,
-    ) -> None:
-        num_classes = logits.size(1)
-        shape = targets.numel(), num_classes
-        self.lower = logits.new_full(shape, math.inf)
-        self.upper = self.lower.clone()
-        self.flips: list[list[Tensor | None]] = [
-            [None] * num_classes for _ in range(shape[0])
-        ]
-        signal = logits.t().contiguous()
-        size = max(1, 2**22 // (perturbations.num_nodes * num_classes), 1)
-        sets = all_flips(perturbations, budget, undirected)
-        bar = Bar(progress_bar=progress_bar, desc='graphs')
-        here = torch.arange(shape[0])
+    classes, signal = logits.size(1), logits.t().contiguous()
+    here, alpha = torch.arange(targets.numel()), horizon.alpha
+    lower = logits.new_full((targets.numel(), classes), math.inf)
+    upper = lower.clone()
+    flips = [[targets.new_zeros((2, 0))] * classes for _ in targets]
+    size = max(1, 2**22 // (perturbations.num_nodes * classes))
+    sets = all_flips(perturbations, budget, undirected)
+    with Bar(progress_bar=progress_bar, desc='graphs') as bar:
         while some := list(itertools.islice(sets, size)):
-            repeated = [flips for flips in some for _ in range(num_classes)]
-            policy = Policy.from_flips(perturbations, repeated)
-            optimum = horizon.evaluate(policy, signal.repeat(len(some), 1))
-            scale = horizon.alpha
-            value = scale * optimum.value[:, targets]
-            value = value.view(len(some), num_classes, -1)
-            low, high = (
-                scale * error.view(len(some), num_classes, 1)
-                for error in (optimum.low, optimum.high)
+            policy = Policy.from_flips(
+                perturbations, [x for x in some for _ in range(classes)]
             )
-            # [num_graphs, num_targets, num_classes]
-            least, most = (value + low), (value + high)
-            lower = least[:, reference, here, None] - most.transpose(1, 2)
-            upper = most[:, reference, here, None] - least.transpose(1, 2)
-            self.lower = torch.minimum(self.lower, lower.amin(0))
-            best, which = upper.min(0)
-            better = best < self.upper
-            for k, c in better.nonzero().tolist():
-                self.flips[k][c] = some[int(which[k, c])]
-            self.upper = torch.where(better, best, self.upper)
+            found = horizon.evaluate(policy, signal.repeat(len(some), 1))
+            # [num_graphs, num_classes, num_targets]
+            value, low, high = (
+                alpha * part.view(len(some), classes, -1)
+                for part in (found.value[:, targets], found.low, found.high)
+            )
+            least, most = value + low, value + high
+            low = least[:, reference, here, None] - most.transpose(1, 2)
+            high = most[:, reference, here, None] - least.transpose(1, 2)
+            lower = torch.minimum(lower, low.amin(0))
+            best, which = high.min(0)
+            for k, c in (best < upper).nonzero().tolist():
+                flips[k][c] = some[int(which[k, c])]
+            upper = torch.minimum(upper, best)
             bar.update(len(some))
-        bar.close()
-        self.lower[here, reference] = math.inf
-        self.upper[here, reference] = math.inf
+    lower[here, reference] = upper[here, reference] = math.inf
+    return Margins(lower, upper, flips)
 
 
 @validated
-def greedy_attacks(
+def try_each(
+    logits: Tensor,
+    perturbations: Perturbations,
+    targets: Targets,
+    reference: Annotated[Tensor, Array(torch.int64, 'num_targets')],
+    alpha: Fraction,
+    *,
+    progress_bar: bool | None = None,
+) -> Margins:
+    r"""Find the worst case over at most one directed flip, exactly.
+
+    A flip in row :math:`i` changes the transition row by :math:`\delta`, and
+    by the formula of Sherman and Morrison the margin :math:`z = \alpha (I - a
+    P)^{-1} r` becomes
+
+    .. math::
+        z_u + g_u \frac{a\, \delta^{\top} z}{1 - a\, \delta^{\top} g},
+        \quad g = (I - a P)^{-1} e_i ,
+
+    at the cost of a linear system per row with a budget and a few operations
+    per fragile pair. If :math:`z` and :math:`g` are off by :math:`\eta_z` and
+    :math:`\eta_g`, the quotient :math:`Q` with the denominator :math:`M` is
+    off by :math:`\Delta = (2 \eta_z + 2 \eta_g |Q|) / (M - 2 \eta_g)`, and the
+    margin by :math:`(g_u + \eta_g) \Delta + \eta_g |Q| + 2 \eta_z`.
+
+    Args:
+        logits (Tensor): :math:`H`, ``[num_nodes, num_classes]``.
+        perturbations (Perturbations): the admissible graphs.
+        targets (Tensor): int64, ``[num_targets]``.
+        reference (Tensor): int64, ``[num_targets]``: the class to defend.
+        alpha (float): the teleport probability, in :math:`(0, 1)`.
+        progress_bar (bool, optional): by default in terminals, after 2 s.
+    """
+    follow = 1 - alpha
+    graph, n = perturbations.graph, perturbations.num_nodes
+    check_logits(logits, graph)
+    check_range('reference', reference, logits.size(1), 'the classes')
+    logits = logits.detach().double()
+    classes, degree = logits.size(1), graph.degree
+    share = 1 / degree.clamp(min=1).double()
+    mean = sparse_rows(graph.rowptr, graph.col, share[graph.row], (n, n))
+    policy = perturbations.clean_policy(classes)
+    values = policy_value(policy, logits.t().contiguous(), alpha)
+    z = alpha * values.value.t().contiguous()
+    # The solver's error, and that of sums over a row and what follows them.
+    rounding = (int(degree.max()) + 16) * torch.finfo(z.dtype).eps
+    eta_z = alpha * float((values.high - values.low).max())
+    eta_z += rounding * float(z.abs().max())
+    margins = z[targets].gather(1, reference[:, None]) - z[targets]
+    clean, errors = margins.clone(), torch.zeros_like(margins)
+    flips = torch.full((*margins.shape, 2), -1)
+    # With all pairs fragile, a number per node, column and pair of classes.
+    active = perturbations.active.numel()
+    blocks = list(perturbations.column_blocks(active, 4 * classes))
+    for block in Bar(blocks, progress_bar, desc='flips'):
+        rows = perturbations.active[block]
+        unit = torch.zeros((rows.numel(), n), dtype=torch.float64)
+        unit[torch.arange(rows.numel()), rows] = 1
+        policy = perturbations.clean_policy(rows.numel())
+        values = policy_value(policy, unit, alpha, tol=1e-14)
+        g = values.value
+        eta_g = float((values.high - values.low).max())
+        eta_g += rounding * float(g.abs().max())
+        row, col, there = perturbations.fragile(rows)
+        place = torch.searchsorted(rows, row)
+        mean_z, mean_g = (mean @ z)[row], (mean @ g.t())[row, place]
+        sign = 1 - 2 * there.double()
+        size = degree[row] + sign
+        alone = size < 1  # the last edge: the row is empty
+        part = sign / size.clamp(min=1)
+        step = part[:, None] * (z[col] - mean_z)
+        step = torch.where(alone[:, None], -mean_z, step)
+        back = torch.where(alone, -mean_g, part * (g[place, col] - mean_g))
+        below = 1 - follow * back
+        change = follow * step / below[:, None]
+        sure = (below - 2 * eta_g).clamp(min=0)[:, None]
+        blank = z.new_zeros((rows.numel(), classes))
+
+        for c in reference.unique().tolist():
+            held = reference == c
+            # The flip of each row that hurts c most against every class.
+            drop = change[:, c, None] - change
+            worst = _by_row(drop, place, blank, 'amin')
+            reach = g[:, targets[held]][:, :, None]
+            lowered, which = (reach * worst[:, None]).min(0)
+            lowered += clean[held]
+            size = drop.abs()
+            off = (4 * eta_z + 2 * eta_g * size) / sure
+            off = _by_row(off, place, blank, 'amax')
+            most = size.amax(0).clamp(min=0)
+            error = ((reach + eta_g) * off[:, None]).amax(0) + eta_g * most
+            errors[held] = torch.maximum(errors[held], error)
+            better = lowered < margins[held]
+            margins[held] = torch.where(better, lowered, margins[held])
+            number = torch.arange(len(row))[:, None].expand_as(drop)
+            first = _by_row(
+                number.where(drop == worst[place], len(row)),
+                *(place, worst, 'amin', len(row)),
+            )
+            pair = first.gather(0, which).clamp(max=len(row) - 1)
+            edges = torch.stack([row[pair], col[pair]], dim=2)
+            flips[held] = torch.where(better[:, :, None], edges, flips[held])
+    here = torch.arange(targets.numel())
+    margins[here, reference] = math.inf
+    errors = (errors + 2 * eta_z).nan_to_num(math.inf)
+    found = [
+        [
+            pair[:, None] if pair[0] >= 0 else pair.new_zeros((2, 0))
+            for pair in k
+        ]
+        for k in flips
+    ]
+    return Margins(margins - errors, margins + errors, found)
+
+
+def _by_row(
+    of_pairs: Tensor, place: Tensor, like: Tensor, how: str, fill: int = 0
+) -> Tensor:
+    # The smallest or largest of each row's pairs, and the fill.
+    out = torch.full_like(like, fill, dtype=of_pairs.dtype)
+    where = place[:, None].expand_as(of_pairs)
+    return out.scatter_reduce(0, where, of_pairs, how)
+
+
+@validated
+def attacks(
     perturbations: Perturbations,
     reward: Rewards,
     targets: Targets,
     global_budget: Natural,
-    alpha: float,
+    alpha: Fraction,
     *,
     normalization: str = 'rw',
     undirected: bool = False,
     swaps: Natural = 1,
     progress_bar: bool | None = None,
 ) -> list[Tensor]:
-    r"""Build attacks by the best flip, again and again, then by swaps.
+    r"""Search for attacks by the worth of single flips.
 
-    The gain of a flip in row :math:`i` is taken to first order, :math:`\pi_i`
-    times what it adds to the step at :math:`i`; an undirected flip gains what
-    both its directions do. Then each flip in turn is given up for the best
-    one in its place, where that is better. A heuristic: evaluate the attacks
-    before use. With all pairs addable only removals are tried in
-    graphs of more than 1,500 nodes.
+    The worth of a flip in row :math:`i` is taken to first order, :math:`\pi_i`
+    times what it adds to the step at :math:`i`. The flips that are worth most
+    together are taken, some times anew in the graph that they make; then the
+    best flip is added again and again; then each flip in turn is given up for
+    the best one in its place. A heuristic: evaluate the attacks before use.
+    With all pairs addable only removals are tried in graphs of more than 1,500
+    nodes.
 
     Args:
         perturbations (Perturbations): the graphs admissible by the local
@@ -194,30 +370,27 @@ def greedy_attacks(
         list[Tensor]: per column the directed edges to flip, ``[2,
         num_flips]``.
     """
-    n = perturbations.num_nodes
-    horizon = Horizon(alpha, None, normalization)
     used = perturbations
-    if used.all_pairs and n > 1500:
+    if used.all_pairs and used.num_nodes > 1500:
         used = Perturbations(used.graph, used.removable, used.budget)
     pairs = candidates(used, undirected)
-    attacks: list[Tensor] = []
-    numbers = 2 + 4 * pairs.size(1) // n
+    found: list[Tensor] = []
+    numbers = 2 + 4 * pairs.size(1) // used.num_nodes
     blocks = list(perturbations.column_blocks(targets.numel(), numbers))
-    for block in Bar(blocks, progress_bar, desc='greedy'):
-        search = _Greedy(
-            perturbations,
-            pairs,
-            reward[block],
-            targets[block],
-            horizon,
+    for block in Bar(blocks, progress_bar, desc='attacks'):
+        search = _Attack(
+            *(perturbations, pairs, reward[block], targets[block]),
+            Horizon(alpha, None, normalization),
             undirected,
         )
         search.run(global_budget, swaps)
-        attacks += search.flips()
-    return attacks
+        found += search.flips(search.chosen)
+    return found
 
 
-class _Greedy:
+class _Attack:
+    """Sets of flips, one per column: the best so far, and its value."""
+
     def __init__(
         self,
         perturbations: Perturbations,
@@ -233,83 +406,96 @@ class _Greedy:
         graph, n = perturbations.graph, perturbations.num_nodes
         keys = graph.row * n + graph.col
         self.there = torch.isin(pairs[0] * n + pairs[1], keys)
-        count = targets.numel()
-        self.chosen = torch.zeros((count, pairs.size(1)), dtype=torch.bool)
-        self.best = self.measure(self.chosen)[0]
+        shape = targets.numel(), pairs.size(1)
+        self.chosen = torch.zeros(shape, dtype=torch.bool)
+        self.best = torch.full((shape[0],), -math.inf, dtype=torch.float64)
 
-    def flips(self, chosen: Tensor | None = None) -> list[Tensor]:
+    def flips(self, chosen: Tensor) -> list[Tensor]:
         """Return the directed edges that each column flips."""
-        chosen = self.chosen if chosen is None else chosen
         return [
-            _directed(self.pairs[:, mask], self.undirected) for mask in chosen
+            directed(self.pairs[:, mask], self.undirected) for mask in chosen
         ]
 
-    def measure(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the value at the target, and the gain of every flip."""
+    def worth(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the worth of each flip, and whether it may be added.
+
+        Keep the columns whose graph is better than the best one so far.
+        """
         policy = Policy.from_flips(self.perturbations, self.flips(chosen))
         alpha, follow = self.horizon.alpha, 1 - self.horizon.alpha
-        size = policy.size.double()
-        signal = self.reward
-        if self.horizon.normalization == 'sym':
-            signal = signal / size.clamp(min=1).sqrt()
+        signal = self.horizon.scaled(policy, self.reward)
         value = policy_value(policy, signal, alpha, tol=1e-9).value
         sure = torch.full((len(chosen),), 1e-9, dtype=torch.float64)
         reach = pagerank_of(policy, self.targets, alpha, None, sure)
-        mean = (value - signal) / follow
+        mean, size = (value - signal) / follow, policy.size.double()
         left = self.perturbations.budget - policy.flips
-        gain = torch.zeros(chosen.shape, dtype=torch.float64)
-        free = ~chosen
-        ways = [(self.pairs[0], self.pairs[1])]
-        if self.undirected:
-            ways.append((self.pairs[1], self.pairs[0]))
-        sign = torch.where(self.there, -1.0, 1.0).double()
+        worth, free = torch.zeros_like(chosen).double(), ~chosen
+        # An edge that is flipped is there if it was not, and flips back.
+        sign = 1 - 2 * (self.there ^ chosen).double()
+        ways = [self.pairs, self.pairs.flip(0)][: 1 + self.undirected]
         for k, (row, col) in enumerate(ways):
-            after = size[:, row] + sign
-            step = sign * (value[:, col] - mean[:, row])
-            step = step / after.clamp(min=1)
-            step = torch.where(after < 1, -mean[:, row], step) * follow
-            if self.horizon.normalization == 'sym':
-                old = size[:, row].clamp(min=1).rsqrt()
-                step = step + self.reward[:, row] * (
-                    after.clamp(min=1).rsqrt() - old
-                )
+            gain = flip_gains(
+                *(value, mean, self.reward, size, row, col),
+                *(sign, follow, self.horizon.normalization),
+            )
             if k > 0:
-                step = step.masked_fill(row == col, 0)
-            gain += reach[:, row] * step
+                gain = gain.masked_fill(row == col, 0)
+            worth += reach[:, row] * gain
             free &= left[:, row] > 0
-        here = torch.arange(len(chosen))
-        return value[here, self.targets], gain.masked_fill(~free, -math.inf)
+        now = value[torch.arange(len(chosen)), self.targets]
+        better = now > self.best
+        self.best = torch.where(better, now, self.best)
+        self.chosen = torch.where(better[:, None], chosen, self.chosen)
+        return torch.where(chosen, -worth, worth), free
 
-    def add(self, chosen: Tensor, gain: Tensor) -> Tensor:
-        """Add each target's best flip if it improves the attack."""
-        if gain.size(1) == 0:
+    def together(self, worth: Tensor, budget: int) -> Tensor:
+        """Take the flips that are worth most, within all budgets."""
+        size = min(4 * budget, self.pairs.size(1))
+        top, which = worth.topk(size, dim=1)
+        chosen = torch.zeros_like(worth, dtype=torch.bool)
+        for k, (mine, value) in enumerate(zip(which, top, strict=True)):
+            mine = mine[value > 0]
+            taken = within(
+                self.pairs[:, mine],
+                self.perturbations.budget,
+                self.undirected,
+                budget,
+            )
+            chosen[k, mine[taken]] = True
+        return chosen
+
+    def add(self, chosen: Tensor, worth: Tensor, free: Tensor) -> Tensor:
+        """Add each column's best flip if it improves the attack."""
+        if worth.size(1) == 0:
             return chosen
-        most, which = gain.max(1)
+        most, which = worth.masked_fill(~free, -math.inf).max(1)
         longer = chosen.clone()
         longer[torch.arange(len(longer)), which] |= most > 0
         return longer
 
-    def keep(self, tried: Tensor) -> Tensor:
-        """Keep the improved attacks, and their gains."""
-        value, gain = self.measure(tried)
-        better = value > self.best
-        self.best = torch.where(better, value, self.best)
-        self.chosen = torch.where(better[:, None], tried, self.chosen)
-        return gain
-
     def run(self, budget: int, swaps: int) -> None:
-        """Take greedy steps, then swaps."""
-        tried, gain = self.chosen, self.measure(self.chosen)[1]
+        """Take flips together, then one by one, then swap them."""
+        worth, free = self.worth(self.chosen)
+        if budget == 0 or worth.size(1) == 0:
+            return
+        for _ in range(_TOGETHER if budget > 1 else 0):
+            before, tried = self.chosen, self.together(worth, budget)
+            worth, _ = self.worth(tried)
+            if torch.equal(before, self.chosen):
+                break
+        tried = self.chosen
         for _ in range(budget):
-            before, tried = tried, self.add(tried, gain)
+            full = (tried.sum(1) >= budget)[:, None]
+            worth, free = self.worth(tried)
+            before, tried = tried, self.add(tried, worth, free & ~full)
             if torch.equal(tried, before):
-                break  # no swap improves any attack
-            gain = self.keep(tried)
+                break
+        self.worth(tried)
         for _ in range(swaps if budget > 1 else 0):
             for k in range(budget):
                 # Remove the k-th flip of each column.
                 number = self.chosen.long().cumsum(1)
                 gone = self.chosen & (number == k + 1)
                 without = self.chosen & ~gone
-                _, gain = self.measure(without)
-                self.keep(self.add(without, gain.masked_fill(gone, -math.inf)))
+                worth, free = self.worth(without)
+                self.worth(self.add(without, worth, free & ~gone))

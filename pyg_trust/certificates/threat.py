@@ -14,8 +14,14 @@ from pyg_trust._checks import (
     check_tensor,
     validated,
 )
-from pyg_trust.certificates.perturbations import Perturbations, check_budgets
+from pyg_trust.certificates.perturbations import (
+    Perturbations,
+    check_budgets,
+    check_once,
+)
 from pyg_trust.graph import CSRGraph
+
+__all__ = ['ThreatModel', 'spanning_tree']
 
 SCENARIOS = ('removals', 'additions', 'both')
 # Undirected additions are listed, with a price each, up to so many pairs.
@@ -30,14 +36,9 @@ class ThreatModel:
     <https://arxiv.org/abs/1910.14356>`_ (Bojchevski and Günnemann 2019): the
     attacker flips **directed** fragile edges, at most :math:`b_v` among those
     that leave node :math:`v` and, if there is a global budget, at most
-    :math:`B` in all. Features, logits and fixed edges stay.
-
-    **Undirected graphs** are stored with both directions of an edge. With
-    :obj:`undirected=True` the attacker flips undirected edges, at most
-    :math:`b_v` of them at node :math:`v` and :math:`B` in all, and both
-    directions go or come together; an edge has one price in the bounds. By
-    default one direction may flip without the other, which covers that
-    attacker with :obj:`global_budget` :math:`= 2B` only, and less well.
+    :math:`B` in all. Features, logits and fixed edges stay. With
+    :obj:`undirected=True` both directions of an edge are added or removed
+    together, as one flip; otherwise one direction may flip without the other.
 
     A node that loses its last edge is left with :math:`\alpha H_v`, so that
     its own logits decide; forbid it with :obj:`fixed` or with budgets if that
@@ -73,7 +74,7 @@ class ThreatModel:
     Raises:
         ValueError: if an edge is fragile and fixed, listed twice or out of
             range, a fixed edge is not in the graph, a budget is negative, or
-            an undirected attacker meets a directed graph.
+            an undirected attacker is given a directed graph.
     """
 
     def __init__(
@@ -94,15 +95,24 @@ class ThreatModel:
                 "'graph' needs to be undirected for undirected=True (got an "
                 'edge in one direction)'
             )
-        if undirected and isinstance(fragile, Tensor):
-            fragile = _both_ways('fragile', fragile)
-        if undirected and isinstance(fixed, Tensor):
-            fixed = _both_ways('fixed', fixed)
-        held = _fixed_edges(graph, fixed, isinstance(fragile, Tensor))
+        explicit = isinstance(fragile, Tensor)
+        held = _fixed_edges(graph, fixed, explicit, undirected)
         addable = None
+        all_pairs = not explicit and fragile in ('additions', 'both')
         if isinstance(fragile, Tensor):
             self.scenario = 'explicit'
-            removable, addable = _explicit(graph, fragile, held)
+            edges, place = _listed('fragile', graph, fragile, undirected)
+            there = place >= 0
+            removable = torch.zeros_like(held)
+            removable[place[there]] = True
+            addable = edges[:, ~there]
+            if bool((removable & held).any()):
+                edge = int((removable & held).nonzero()[0])
+                raise ValueError(
+                    "'fragile' and 'fixed' both hold the edge "
+                    f'{int(graph.row[edge])} -> {int(graph.col[edge])}: it '
+                    'can be one of the two'
+                )
         elif fragile in SCENARIOS:
             self.scenario = fragile
             removable = ~held & (fragile != 'additions')
@@ -114,7 +124,6 @@ class ThreatModel:
         budget = _local_budget(graph, local_budget, strength)
         if global_budget is not None:
             budget = budget.clamp(max=global_budget)
-        all_pairs = self.scenario in ('additions', 'both')
         if undirected and all_pairs and graph.num_nodes**2 <= _LISTED:
             addable, all_pairs = _absent(graph), False
         self.perturbations = Perturbations(
@@ -153,7 +162,6 @@ class ThreatModel:
 
 
 def _convert(graph: Any, num_nodes: int | None) -> CSRGraph:
-    # Parallel edges are refused in words that fit a threat.
     converted = CSRGraph.convert(graph, num_nodes, duplicates='keep')
     if converted.has_duplicates:
         same = (converted.row.diff() == 0) & (converted.col.diff() == 0)
@@ -165,21 +173,6 @@ def _convert(graph: Any, num_nodes: int | None) -> CSRGraph:
             'torch_geometric.utils.coalesce'
         )
     return converted.to('cpu')
-
-
-def _both_ways(name: str, edges: Tensor) -> Tensor:
-    # Either direction may be listed, but not the same edge twice.
-    if edges.dim() != 2 or edges.size(0) != 2 or edges.dtype != torch.int64:
-        return edges  # refused later
-    low, high = edges.min(0).values, edges.max(0).values
-    pairs, count = torch.stack([low, high]).unique(dim=1, return_counts=True)
-    proper = pairs[:, pairs[0] != pairs[1]]
-    listed = edges.unique(dim=1).size(1) < edges.size(1)
-    if listed or bool((count > 2).any()):
-        raise ValueError(
-            f"'{name}' needs to list each edge once (got one more than once)"
-        )
-    return torch.cat([pairs, proper.flip(0)], dim=1)
 
 
 def _absent(graph: CSRGraph) -> Tensor:
@@ -222,8 +215,10 @@ def spanning_tree(graph: CSRGraph) -> Tensor:
     return on_tree[which]
 
 
-def _positions(name: str, graph: CSRGraph, edges: Tensor) -> Tensor:
-    # The position of each edge in the graph, -1 where it is not there.
+def _listed(
+    name: str, graph: CSRGraph, edges: Tensor, undirected: bool
+) -> tuple[Tensor, Tensor]:
+    # The listed edges, and the position of each in the graph or -1.
     if edges.dim() != 2 or edges.size(0) != 2:
         raise ValueError(
             f"'{name}' needs to have the shape [2, num_pairs] "
@@ -232,76 +227,56 @@ def _positions(name: str, graph: CSRGraph, edges: Tensor) -> Tensor:
     check_tensor(name, edges, torch.int64, tuple(edges.shape))
     n = graph.num_nodes
     check_range(name, edges, n, 'the nodes')
-    keys = graph.row * n + graph.col
+    check_once(name, edges[0] * n + edges[1], n)
+    if undirected:
+        edges = torch.cat([edges, edges.flip(0)], dim=1).unique(dim=1)
     key = edges[0] * n + edges[1]
-    place = torch.searchsorted(keys, key)
-    inside = place < keys.numel()
     # Behind the last one stands a key that is none.
-    known = torch.cat([keys, keys.new_full((1,), -1)])
-    return torch.where(inside & (known[place] == key), place, -1)
+    keys = torch.cat([graph.row * n + graph.col, key.new_full((1,), n * n)])
+    place = torch.searchsorted(keys, key)
+    return edges, torch.where(keys[place] == key, place, -1)
 
 
 def _fixed_edges(
-    graph: CSRGraph, fixed: str | Tensor | None, explicit: bool
+    graph: CSRGraph,
+    fixed: str | Tensor | None,
+    explicit: bool,
+    undirected: bool,
 ) -> Tensor:
     if fixed is None:
         fixed = 'none' if explicit else 'mst'
+    held = torch.zeros(graph.num_edges, dtype=torch.bool)
     if isinstance(fixed, Tensor):
-        place = _positions('fixed', graph, fixed)
+        edges, place = _listed('fixed', graph, fixed, undirected)
         if bool((place < 0).any()):
-            u, v = fixed[:, place < 0][:, 0].tolist()
+            u, v = edges[:, place < 0][:, 0].tolist()
             raise ValueError(
                 "'fixed' needs to hold edges of the graph "
                 f'(got {u} -> {v}, which is none)'
             )
-        held = torch.zeros(graph.num_edges, dtype=torch.bool)
         held[place] = True
         return held
     if fixed == 'mst':
         return spanning_tree(graph)
     if fixed == 'none':
-        return torch.zeros(graph.num_edges, dtype=torch.bool)
+        return held
     raise ValueError(
         f"'fixed' needs to be 'mst', 'none', None or a tensor (got {fixed!r})"
     )
 
 
-def _explicit(
-    graph: CSRGraph, fragile: Tensor, held: Tensor
-) -> tuple[Tensor, Tensor]:
-    place = _positions('fragile', graph, fragile)
-    there = place >= 0
-    both = held[place.clamp(min=0)] & there if held.numel() > 0 else there
-    if bool(both.any()):
-        u, v = fragile[:, both][:, 0].tolist()
-        raise ValueError(
-            f"'fragile' and 'fixed' both hold the edge {u} -> {v}: it can be "
-            'one of the two'
-        )
-    if place[there].unique().numel() < int(there.sum()):
-        raise ValueError(
-            "'fragile' needs to list each edge once (got one more than once)"
-        )
-    removable = torch.zeros(graph.num_edges, dtype=torch.bool)
-    removable[place[there]] = True
-    return removable, fragile[:, ~there]
-
-
 def _local_budget(
     graph: CSRGraph, budget: int | Tensor | None, strength: int | None
 ) -> Tensor:
-    if budget is not None and strength is not None:
-        raise ValueError(
-            "'local_budget' and 'strength' are two ways to say the same: give "
-            'one of them'
-        )
     if strength is not None:
-        if isinstance(strength, bool) or not isinstance(strength, int):
-            raise TypeError(
-                "'strength' needs to be an integer "
-                f'(got {type(strength).__name__})'
+        if budget is not None:
+            raise ValueError(
+                "'local_budget' and 'strength' are two ways to say the same: "
+                'give one of them'
             )
-        return (graph.degree - 11 + strength).clamp(min=0)
+        return (graph.degree - 11 + check_integer('strength', strength)).clamp(
+            min=0
+        )
     n = graph.num_nodes
     if budget is None:
         return torch.full((n,), 2 * n)

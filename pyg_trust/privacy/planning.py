@@ -29,7 +29,6 @@ from pyg_trust.privacy.accountant import (
     GROUP_WOR,
     POISSON,
     POISSON_SAMPLING,
-    RELATION,
     Accountant,
     create_accountant,
     epsilon_over_time,
@@ -38,10 +37,12 @@ from pyg_trust.privacy.accounting import ORDERS, rdp_epsilon
 from pyg_trust.privacy.engine import PrivacyEngine
 from pyg_trust.privacy.report import PrivacyReport, vouched
 from pyg_trust.privacy.selection import check_law, draw_runs, rdp_select
-from pyg_trust.report import Guarantee, Report, fingerprint_model
-from pyg_trust.report.base import stated
+from pyg_trust.report import Report, fingerprint_model
 from pyg_trust.report.charts import Chart
+from pyg_trust.report.claimed import ClaimedReport, claimed
 from pyg_trust.verify.claims import outwards
+
+__all__ = ['Proposal', 'SearchReport', 'propose', 'search', 'search_epsilon']
 
 Train = Callable[[Any], tuple[PrivacyEngine, float]]
 
@@ -91,21 +92,20 @@ class Proposal(Report):
     def explain(self) -> str:
         """Explain the plan, with the line of code that applies it."""
         size, law = self.batch_size, self.sampling
-        loader = f'batch_size={size}, walk_length=1, sampling={law!r}'
-        loader = f'DisjointWalkLoader(data, {loader})'
+        loader = f'DisjointWalkLoader(data, batch_size={size}, walk_length=1'
         if self.terms > 1:
-            loader = f'EgoLoader(..., batch_size={size}, sampling={law!r})'
+            loader = f'EgoLoader(..., batch_size={size}'
         return (
             f'{self.steps} steps of {size} units with the noise multiplier '
             f'{self.noise_multiplier:.4g} spend epsilon '
             f'{outwards(self.epsilon)} at '
             f'delta {self.delta:g}. Replace NeighborLoader(...) or another '
-            f'loader by {loader}: of {len(self.candidates)} plans that were '
-            'computed from public numbers it is the smallest batch whose '
-            'noise is within the slack of the least. Of the settings of '
-            "PyG's examples change these, too: bring each row to norm 1 "
-            '(data.x = F.normalize(data.x)), dropout=0, bias=False, '
-            f'Adam(lr={self.settings["lr"]}), '
+            f'loader by {loader}, sampling={law!r}): of '
+            f'{len(self.candidates)} plans that were computed from public '
+            'numbers it is the smallest batch whose noise is within the slack '
+            "of the least. Of the settings of PyG's examples change these, "
+            'too: bring each row to norm 1 (data.x = F.normalize(data.x)), '
+            f'dropout=0, bias=False, Adam(lr={self.settings["lr"]}), '
             f'max_grad_norm={self.settings["max_grad_norm"]}.'
         )
 
@@ -129,15 +129,11 @@ class Proposal(Report):
         """Draw epsilon over the planned steps."""
         history = epsilon_over_time(self.accountant(), self.delta)
         last = max(len(history) - 1, 1)
+        steps = [-(-self.steps * i // last) for i in range(len(history))]
         return Chart(
             f'{self.steps} steps of {self.batch_size} subgraphs would spend '
             f'epsilon {outwards(self.epsilon)}, at delta {self.delta:g}',
-            lines={
-                'epsilon': (
-                    [-(-self.steps * i // last) for i in range(len(history))],
-                    history,
-                )
-            },
+            lines={'epsilon': (steps, history)},
             xlabel='steps',
             ylabel='epsilon',
         )
@@ -145,11 +141,8 @@ class Proposal(Report):
     def accountant(self) -> Accountant:
         """Return an accountant with all planned steps, for :func:`search`."""
         made = _account(self.mechanism, self.num_units, self.terms)
-        for _ in range(self.steps):
-            made.step(
-                noise_multiplier=self.noise_multiplier,
-                sample_rate=self.sample_rate,
-            )
+        line = self.noise_multiplier, self.sample_rate, self.steps
+        made.history = [line]
         return made
 
 
@@ -174,21 +167,12 @@ def propose(
 ) -> Proposal:
     r"""Propose batch size and noise for a budget, without looking at data.
 
-    The noise on the mean gradient of a step is :math:`z(q) / m` in units of
-    the clipping norm, with the least :math:`z` that keeps so many steps at
-    the rate :math:`q = m / M` within the budget. It falls with :math:`m`,
-    steeply at first and hardly in the end. The smallest of twenty batch sizes
-    is taken whose noise is at most ``1 + slack`` times that of
-    :math:`m = M`: a larger one costs time and gains little. Both laws of
-    batches are tried, and the plan says which to give to the loader; one for
-    coins spends more if batches are drawn without replacement.
-
-    For the rest, rules that need no data either: features with rows of norm
-    one (each row by itself), no bias in the layer that classifies (its
-    gradient is as large as all others, and clipping then removes them), a
-    clipping norm a little below the largest gradient that a row of norm one
-    gives, and a few dozen large steps rather than many small ones, since each
-    adds noise.
+    The noise on the mean gradient of a step falls with the batch size
+    :math:`m`, steeply at first and hardly in the end. The smallest of twenty
+    batch sizes is taken whose noise is at most ``1 + slack`` times that of
+    :math:`m = M`. Both ways of sampling are tried, and the plan says which to
+    pass to the loader; a plan for Poisson sampling spends more if batches are
+    drawn without replacement.
 
     Args:
         num_subgraphs (int): :math:`M`, ``loader.num_subgraphs``.
@@ -327,67 +311,29 @@ def _allowed(bound: Accountant) -> np.ndarray:
     return bound.rdp(ORDERS) * (1 + 1e-9)
 
 
-@dataclass(frozen=True)
-class SearchReport(Report):
+@claimed(
+    'search for settings of private training',
+    candidate='the settings of the best run',
+    score='its score',
+    assumptions='the assumptions of the guarantee',
+    checked='how the runs were checked',
+    data='a fingerprint of the public part of the data',
+    weights='SHA-256 of the weights of the best run',
+)
+class SearchReport(ClaimedReport):
     r"""The result of a private search for settings, and its privacy cost.
 
     How many runs there were is not in it: it has to stay secret.
-
-    Args:
-        epsilon (float): :math:`\epsilon` of the whole search.
-        delta (float): :math:`\delta`.
-        mean_runs (float): the expected number of runs.
-        shape (float): the shape of its distribution.
-        candidate (Any): the settings of the best run.
-        score (float): its score.
-        seeded (bool): whether anything secret came from an explicit seed:
-            then nothing is private.
-        mechanism (str): the accountant of a run.
-        assumptions (tuple): the assumptions of the guarantee.
-        data (str): a fingerprint of the public part of the data.
-        weights (str): SHA-256 of the weights of the best run.
-        relation (str): which data are neighbours, in every run.
-        account (tuple): noise multiplier, rate and number of steps of what a
-            run may spend.
-        pure_epsilon (float): the most that :math:`\epsilon`-DP releases may
-            add to it.
-        batch_size (int, optional): the units of a step, where the rate alone
-            does not tell what a run may spend.
-        units_per_row (int): how many units a row can be in.
-        checked (tuple[str, ...]): how the runs were checked.
     """
 
-    epsilon: float
-    delta: float
-    mean_runs: float
-    shape: float
-    candidate: Any
-    score: float
-    seeded: bool
-    mechanism: str
-    assumptions: tuple[str, ...]
-    data: str
-    weights: str = ''
-    relation: str = RELATION
-    account: tuple[tuple[float, float, int], ...] = ()
-    pure_epsilon: float = 0.0
-    batch_size: int | None = None
-    units_per_row: int = 1
-    checked: tuple[str, ...] = ()
-
-    def guarantee(self) -> Guarantee:
-        """State the differential privacy of the weights of the best run."""
-        return stated(
-            'search for settings of private training',
-            {
-                **self.numbers(),
-                'vouched': vouched(self.mechanism),
-            },
-            assumptions=self.assumptions,
-            data=self.data,
-            checked=self.checked,
-            model=self.weights,
-        )
+    def _says(self) -> dict[str, Any]:
+        return {
+            'vouched': vouched(self.mechanism),
+            'assumptions': self.assumptions,
+            'data': self.data,
+            'checked': self.checked,
+            'model': self.weights,
+        }
 
 
 @validated
@@ -420,17 +366,15 @@ def search(
             mean_runs=5,
         )
 
-    It takes a multiple of the time of one run, and how long it takes tells of
-    the secret number: do not publish it. What :obj:`train` prints or stores of
-    other runs is not covered.
+    How long it takes depends on the secret number of runs: do not publish it.
+    What :obj:`train` prints or stores of other runs is not covered.
 
     Args:
         train (callable): maps settings to an engine that has trained a model
             and a score, the higher the better. The score has to be a function
             of the weights and of public data: an accuracy on private rows is
-            a release of its own, that nothing here accounts for. So are
-            all rows of persons who train, later ones too: score on other
-            persons, who agreed
+            a release of its own, that nothing here accounts for. Score on
+            other persons, who agreed
             (:meth:`PrivacyUnit.split <pyg_trust.unit.PrivacyUnit.split>`).
         candidates (sequence): the settings, chosen without looking at private
             data.
@@ -459,11 +403,6 @@ def search(
         raise TypeError(
             "'candidates' needs to be a list of settings, not empty (got "
             f'{candidates!r})'
-        )
-    if shape == math.inf:
-        raise ValueError(
-            "'shape' needs to be finite: with a Poisson number of runs there "
-            'may be none'
         )
     epsilon = search_epsilon(bound, delta, mean_runs, shape)
     allowed = _allowed(bound)
@@ -516,7 +455,7 @@ def search(
             model = copy.deepcopy(engine._attached().model)
             best = score, model, candidates[index], cost
     assert best is not None
-    report = SearchReport(
+    report = SearchReport.of(
         epsilon=epsilon,
         delta=float(delta),
         mean_runs=float(mean_runs),
@@ -540,6 +479,8 @@ def search(
         relation=relation,
         account=tuple(bound.history),
         pure_epsilon=bound.pure_epsilon,
+        target_epsilon=None,
+        ledger_head=None,
         batch_size=getattr(bound, 'batch_size', None),
         units_per_row=getattr(bound, 'terms', 1),
         checked=(

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -20,9 +19,9 @@ from pyg_trust.privacy.accounting import ORDERS, rdp_epsilon
 from pyg_trust.privacy.exact import clip
 from pyg_trust.privacy.training import PrivateStep
 from pyg_trust.removal import RemovalRequest
-from pyg_trust.report import Guarantee, Report, fingerprint_model, provenance
-from pyg_trust.report.base import stated
+from pyg_trust.report import Guarantee, fingerprint_model, provenance
 from pyg_trust.report.charts import Chart
+from pyg_trust.report.claimed import ClaimedReport, claimed
 from pyg_trust.verify.claims import outwards
 from pyg_trust.verify.claims_privacy import (
     CONTENTS,
@@ -32,6 +31,9 @@ from pyg_trust.verify.claims_privacy import (
     TRAINING,
     protected_unit,
 )
+from pyg_trust.verify.noise import SHIFT
+
+__all__ = ['PrivacyReport']
 
 NOISELESS = (
     'NOT PRIVATE: this run added no noise (noise_multiplier=0), to debug a '
@@ -58,114 +60,47 @@ def by_user(mechanism: str) -> str:
     return f', as says {who}' if who else ''
 
 
-@dataclass(frozen=True)
-class PrivacyReport(Report):
-    r"""The differential privacy of a training, and its assumptions.
-
-    Args:
-        epsilon (float): :math:`\epsilon` of everything so far.
-        delta (float): :math:`\delta`.
-        target_epsilon (float, optional): the budget, if there is one.
-        steps (int): the steps so far.
-        relation (str): which graphs are neighbours.
-        sampling (str): how the units of a step are drawn.
-        mechanism (str): the accountant.
-        unit (str): whose gradients are clipped.
-        batch_size (int): :math:`m`, the units of a step.
-        sample_rates (tuple): rates and number of steps with each.
-        max_grad_norm (float): :math:`C`.
-        units_per_row (int): how many units a row can be in.
-        sensitivity (float): how far replacing a row can move the sum.
-        noise_multiplier (float): Opacus' :math:`\sigma / C`.
-        lam (float): :math:`\lambda = \sigma` over the sensitivity.
-        noise_std (float): :math:`\sigma`, of the noise on the sum.
-        clipping (str): :obj:`'flat'`, :obj:`'automatic'` or :obj:`'adaptive'`.
-        processes (int): how many trained together.
-        seeded (bool): whether noise and batches come from an explicit seed:
-            then nothing is private.
-        ledger_head (str, optional): a digest of all lines of the ledger, if
-            there is one. Handed to the next engine, it shows that no line
-            was lost.
-        assumptions (tuple): the assumptions of the guarantee, and its limits.
-        data (str): a fingerprint of the public part of the data.
-        provenance (dict): versions and arguments; no seeds, which are secret.
-        weights (str): SHA-256 of the weights that are released.
-        history (tuple[float, ...]): :math:`\epsilon` over time, from nothing
-            to everything so far.
-        account (tuple): noise multiplier, rate and number of steps of all that
-            :math:`\epsilon` is of, releases beside the training included.
-        pure_epsilon (float): the part that :math:`\epsilon`-DP releases add to
-            it.
-        epsilon_renyi (float, optional): a bound of :math:`\epsilon` by Rényi
-            DP, which is another computation; None if there is none.
-        checked (tuple[str, ...]): how the training was checked.
-        arithmetic (str): :obj:`'exact'` if noise, sums and what each unit
-            adds hold to the last bit, :obj:`'sums'` if noise and sums do,
-            :obj:`'float'` if a source of bits or an accountant is somebody
-            else's, and of old reports.
-        isolation (str): in which steps units were run alone
-            (``privacy/exact/step.py``), to see that each adds what it adds by
-            itself: :obj:`'always'` all of them, :obj:`'sampled (k of n)'`
-            one of each of :math:`k` of :math:`n` steps, or :obj:`'not'`.
-        rho (float): by how much more than the account counts the noise is,
-            for what rounding to its grid adds.
-        grid_exponent (int): the noise's grid is its standard deviation times
-            two to this.
-        persons (dict): the declared owners, if the units are persons.
-        together (tuple): numbers of persons, and epsilon of so many together.
-    """
-
-    epsilon: float
-    delta: float
-    target_epsilon: float | None
-    steps: int
-    relation: str
-    sampling: str
-    mechanism: str
-    unit: str
-    batch_size: int
-    sample_rates: tuple[tuple[float, int], ...]
-    max_grad_norm: float
-    units_per_row: int
-    sensitivity: float
-    noise_multiplier: float
-    lam: float
-    noise_std: float
-    clipping: str
-    processes: int
-    seeded: bool
-    ledger_head: str | None
-    assumptions: tuple[str, ...]
-    data: str
-    provenance: dict[str, Any]
-    weights: str = ''
-    history: tuple[float, ...] = ()
-    account: tuple[tuple[float, float, int], ...] = ()
-    pure_epsilon: float = 0.0
-    epsilon_renyi: float | None = None
-    checked: tuple[str, ...] = ()
-    arithmetic: str = 'float'
-    isolation: str = 'not'
-    rho: float = 0.0
-    grid_exponent: int = -32
-    persons: dict[str, Any] = field(default_factory=dict)
-    together: tuple[tuple[int, float], ...] = ()
+@claimed(
+    'private training',
+    renamed={'checked': 'isolation'},
+    processes='how many trained together',
+    rho='by how much more than the account counts the noise is, for what '
+    'rounding to its grid adds',
+    epsilon_renyi='a bound of epsilon by Rényi DP, which is another '
+    'computation; None if there is none',
+    assumptions='the assumptions of the guarantee, and its limits',
+    checked='how the training was checked',
+    data='a fingerprint of the public part of the data',
+    weights='SHA-256 of the weights that are released',
+    provenance='versions and arguments; no seeds, which are secret',
+)
+class PrivacyReport(ClaimedReport):
+    r"""The differential privacy of a training, and its assumptions."""
 
     def guarantee(self) -> Guarantee:
         """State the differential privacy of the released weights."""
         if not self.noise_multiplier:
             raise ValueError(f'{NOISELESS}: there is no guarantee to state')
-        values = self.numbers()
-        values['checked'] = values.pop('isolation')
-        return stated(
-            'private training',
-            {**values, 'vouched': vouched(self.mechanism)},
-            assumptions=self.assumptions,
-            data=self.data,
-            origin=self.provenance,
-            checked=self._checked(),
-            model=self.weights,
-        )
+        return super().guarantee()
+
+    def _says(self) -> dict[str, Any]:
+        checked = self.checked
+        if self.epsilon_renyi is not None:
+            checked = (
+                *checked,
+                f'epsilon was computed from {self.steps} recorded steps in '
+                f'two ways: {outwards(self.epsilon)} by {self.mechanism}, '
+                f'which is stated, and at most {outwards(self.epsilon_renyi)} '
+                'by the Rényi divergences of the steps',
+            )
+        return {
+            'vouched': vouched(self.mechanism),
+            'assumptions': self.assumptions,
+            'data': self.data,
+            'origin': self.provenance,
+            'checked': checked,
+            'model': self.weights,
+        }
 
     def chart(self) -> Chart:
         """Draw epsilon over the steps."""
@@ -182,30 +117,17 @@ class PrivacyReport(Report):
             limit=math.inf if limit is None else limit,
         )
 
-    def _checked(self) -> tuple[str, ...]:
-        if self.epsilon_renyi is None:
-            return self.checked
-        return (
-            *self.checked,
-            f'epsilon was computed from {self.steps} recorded steps in two '
-            f'ways: {outwards(self.epsilon)} by {self.mechanism}, which is '
-            f'promised, and at most {outwards(self.epsilon_renyi)} by the '
-            'Rényi divergences of the steps',
-        )
-
-    def _exactly(self) -> str:
-        return ', in exact arithmetic' if self.arithmetic == 'exact' else ''
-
     def explain(self) -> str:
         """Explain the guarantee in words."""
         if not self.noise_multiplier:
             return f'{NOISELESS}; epsilon is infinite.'
         rates = ', '.join(f'{q:.4g}' for q, _ in self.sample_rates) or 'none'
+        exact = ', in exact arithmetic' * (self.arithmetic == 'exact')
         lines = [
             *([SEEDED + '.'] if self.seeded else []),
             f'The weights after each of {self.steps} steps, all together, are '
             f'({outwards(self.epsilon)}, {outwards(self.delta, 6)})-'
-            f'differentially private{self._exactly()}: '
+            f'differentially private{exact}: '
             'whoever sees them can hardly tell one from any other of a '
             f'{protected_unit(self.relation)}.',
             f'Neighbours are data that differ by "{self.relation}". '
@@ -237,8 +159,8 @@ class PrivacyReport(Report):
             seen = f'; at most {self.units_per_row} of all units see a row'
         if self.sampling == 'poisson':
             return (
-                f'Each step draws every unit ({self.unit}) by a coin of its '
-                f'own and divides by {self.batch_size}{seen}'
+                f'Each step draws units ({self.unit}) by Poisson sampling '
+                f'and divides by {self.batch_size}{seen}'
             )
         return (
             f'Each step draws {self.batch_size} units ({self.unit}), '
@@ -258,23 +180,7 @@ class PrivacyReport(Report):
 
 
 class Run(NamedTuple):
-    """Settings and counts of a training, for its report.
-
-    Args:
-        loader (StepLoader): draws the batches.
-        model (torch.nn.Module): the model, not wrapped.
-        step (PrivateStep): the step in progress.
-        leaks (tuple[str, ...]): notes on what the guarantee does not cover.
-        releases (int): the steps that are releases beside training.
-        processes (int): how many train together.
-        gradient_multiplier (float): noise over the clipping norm.
-        noise (str): the kind of the noise.
-        has_ledger (bool): whether this process writes the ledger.
-        names_ledger (bool): whether there is one.
-        own_steps (int): the steps that this process took on its weights.
-        continued (int, optional): the steps of the checkpoint that these
-            weights were loaded from.
-    """
+    """Settings and counts of a training, for its report."""
 
     loader: StepLoader
     model: nn.Module
@@ -347,7 +253,7 @@ def describe(engine: Any, run: Run, delta: float | None) -> PrivacyReport:
             f'{run.processes} processes trained together; they and the '
             'network between them see clipped sums without noise'
         )
-    return PrivacyReport(
+    return PrivacyReport.of(
         epsilon=engine.get_epsilon(delta),
         delta=delta,
         target_epsilon=engine.target_epsilon,
@@ -363,6 +269,7 @@ def describe(engine: Any, run: Run, delta: float | None) -> PrivacyReport:
         sensitivity=moves * engine.max_grad_norm,
         noise_multiplier=engine.noise_multiplier,
         lam=engine.noise_multiplier / moves,
+        grid_exponent=-SHIFT,
         noise_std=run.gradient_multiplier * engine.max_grad_norm,
         arithmetic=_arithmetic(engine, run, why),
         isolation=isolation,
@@ -541,16 +448,7 @@ def assumptions(
     units: Sequence[str],
     noise: str = SYSTEM,
 ) -> tuple[str, ...]:
-    """The assumptions of a guarantee, and what it does not cover.
-
-    Args:
-        seeded (bool): whether noise and batches come from an explicit seed.
-        has_ledger (bool): whether there is a ledger.
-        leaks (sequence of str): notes on releases beside the steps.
-        units (sequence of str): the assumptions of the loader's units.
-        noise (str): an entry of :obj:`pyg_trust.noise.NOISES`.
-            (default: :obj:`'system'`)
-    """
+    """Return the assumptions of a guarantee, and what it does not cover."""
     lines = [
         *TRAINING,
         *units,

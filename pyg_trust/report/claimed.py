@@ -33,14 +33,11 @@ class ClaimedReport(Report):
     @classmethod
     def of(cls: type[Made], **values: Any) -> Made:
         """Make the report: fields that are not given follow from others."""
-        back = {new: old for old, new in cls._renamed.items()}
-        named = {back.get(name, name): values[name] for name in values}
-        made = PROMISES[cls._procedure](finite(plain(named)))
-        known = {
-            cls._renamed.get(name, name): _fixed(value)
-            for name, value in made.to_dict().items()
-        }
         names = [each.name for each in fields(cls)]  # type: ignore[arg-type]
+        known = {}
+        if set(names) - values.keys():
+            made = PROMISES[cls._procedure](finite(plain(values))).to_dict()
+            known = {name: _fixed(value) for name, value in made.items()}
         return cls(
             **{n: values[n] if n in values else known[n] for n in names}
         )
@@ -50,10 +47,12 @@ class ClaimedReport(Report):
         values = self.numbers()
         for old, new in self._renamed.items():
             values[old] = values.pop(new)
-        return stated(self._procedure, values, **self._says())
+        says = self._says()
+        values['vouched'] = says.pop('vouched', '')
+        return stated(self._procedure, values, **says)
 
     def _says(self) -> dict[str, Any]:
-        # What the guarantee says beside the claim.
+        # What the guarantee says beside the claim, and who vouches for it.
         return {}
 
 

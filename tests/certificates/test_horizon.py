@@ -13,9 +13,8 @@ from exhaustive import (
     random_problem,
 )
 
-from pyg_trust.certificates.horizon import Horizon, Prices
 from pyg_trust.certificates.perturbations import Perturbations, Policy
-from pyg_trust.certificates.policy import policy_iteration
+from pyg_trust.certificates.policy import Horizon, policy_iteration
 
 ALPHA = 0.2
 
@@ -204,8 +203,8 @@ def test_prices_make_the_fixed_point_smaller():
     ):
         free = horizon.maximize(made, r).value
         step = torch.full((1, 5), 0.05, dtype=torch.float64)
-        some = horizon.maximize(made, r, prices=Prices(step=step)).value
-        none = horizon.maximize(made, r, prices=Prices(step=step * 1e6)).value
+        some = horizon.maximize(made, r, step_cost=step).value
+        none = horizon.maximize(made, r, step_cost=step * 1e6).value
         clean = horizon.evaluate(made.clean_policy(1), r).value
         assert bool((free >= some - 1e-12).all())
         assert bool((some >= none - 1e-12).all())

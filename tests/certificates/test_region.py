@@ -14,7 +14,6 @@ from pyg_trust.certificates.perturbations import Perturbations
 from pyg_trust.certificates.policy import worst_case_margins
 from pyg_trust.certificates.region import (
     Region,
-    _upper,
     local_attack,
     local_bound,
     nearest,
@@ -64,7 +63,7 @@ def test_no_admissible_graph_exceeds_a_bound_of_a_region(kind, size, seed):
         bound = local_bound(made, reward, target, free, 2, ALPHA, size=size)
         assert float(bound[0]) >= float(most[:, target].max()) - 1e-12
         region = Region(made, nearest(made.graph, target, ALPHA, size))
-        upper = _upper(made, region, int(region.place[target]), ALPHA)
+        upper = region.upper(made, target, ALPHA)
         for i, node in enumerate(region.inside.tolist()):
             if int(made.budget[node]) > 0:
                 exact = float(reach[:, target, node].max())

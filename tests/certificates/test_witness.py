@@ -375,7 +375,7 @@ def test_global_budgets_are_proved_and_nothing_is_lost(case):
     assert sum(less) > 1
 
 
-def test_what_only_all_graphs_or_refinement_show_is_not_proved():
+def test_what_only_all_graphs_show_is_not_proved():
     report = certified(2, 'exact', global_budget=2)
     assert report.verify() == 'not proved'
     assert 0 < report.proof.prove().count(1) < report.num_robust

@@ -11,11 +11,10 @@ import torch
 from procedures import cycle
 from torch.nn import Linear
 
-from pyg_trust.certificates import ThreatModel, bounds, certify, columns
+from pyg_trust.certificates import ThreatModel, certify, solver
+from pyg_trust.certificates.budget import EdgeShares, Mirror
 from pyg_trust.certificates.deployed import Deployed
-from pyg_trust.certificates.dual_search import EdgeShares, Mirror
-from pyg_trust.certificates.horizon import Horizon
-from pyg_trust.certificates.problem import Problem
+from pyg_trust.certificates.policy import Horizon
 from pyg_trust.nn import PPNP
 
 maximize, perturbed = Horizon.maximize, Deployed.perturbations
@@ -51,8 +50,8 @@ def optimum(patch, change):
 
 def unattacked(patch):
     """No attack shows that a bound is wrong."""
-    patch.setattr(bounds.Solver, 'take', lambda *args: None)
-    patch.setattr(bounds.Solver, 'try_flips', lambda *args: None)
+    patch.setattr(solver.Solver, 'take', lambda *args: None)
+    patch.setattr(solver.Solver, 'try_flips', lambda *args: None)
 
 
 def sure(found, value=None):
@@ -120,33 +119,33 @@ def no_self_loops(patch):
 
 def a_class_is_left_out(patch):
     unattacked(patch)
-    solve = bounds.Solver.solve_local
+    solve = solver.Solver.solve_local
 
     def changed(self, **kwargs):
         solve(self, **kwargs)
         self.lower[:, 2] = torch.inf
 
-    patch.setattr(bounds.Solver, 'solve_local', changed)
+    patch.setattr(solver.Solver, 'solve_local', changed)
 
 
 def margins_of_the_other_sign(patch):
     unattacked(patch)
-    solve = bounds.Solver.solve_local
+    solve = solver.Solver.solve_local
 
     def changed(self, **kwargs):
         solve(self, **kwargs)
         self.lower.abs_()
 
-    patch.setattr(bounds.Solver, 'solve_local', changed)
+    patch.setattr(solver.Solver, 'solve_local', changed)
 
 
 def dual(patch, change):
-    found = columns.dual_bound
+    found = solver.dual_bound
 
     def changed(*args, **kwargs):
         return change(found, list(args), kwargs)
 
-    patch.setattr(columns, 'dual_bound', changed)
+    patch.setattr(solver, 'dual_bound', changed)
 
 
 def half_of_the_budget(patch):
@@ -168,13 +167,13 @@ def a_price_for_nothing(patch):
 
 
 def bounded(patch, change):
-    found = bounds.bounds_and_vectors
+    found = solver.bounds_and_vectors
 
     def changed(*args, **kwargs):
         upper, vectors = found(*args, **kwargs)
         return change(upper), vectors
 
-    patch.setattr(bounds, 'bounds_and_vectors', changed)
+    patch.setattr(solver, 'bounds_and_vectors', changed)
 
 
 def prices_of_too_little_pagerank(patch):
@@ -205,40 +204,40 @@ def attacks_are_overrated(patch):
 
 
 def attacks_with_flips_to_spare(patch):
-    attack = bounds.Solver.attack_greedily
+    attack = solver.Solver.attack
     patch.setattr(
-        bounds.Solver,
-        'attack_greedily',
+        solver.Solver,
+        'attack',
         lambda self, budget: attack(self, budget + 3),
     )
 
 
 def one_direction_of_an_edge(patch):
-    mutual = bounds.Solver.mutual
+    mutual = solver.Solver._mutual
 
     def changed(self, flips):
         found = mutual(self, flips)
         return found[:, : max(1, found.size(1) // 2)]
 
-    patch.setattr(bounds.Solver, 'mutual', changed)
+    patch.setattr(solver.Solver, '_mutual', changed)
 
 
 def a_tolerance_that_is_not_asked(patch):
     unattacked(patch)
-    opened = Problem.open_pairs
+    opened = solver.Solver.open_pairs
     patch.setattr(
-        Problem,
+        solver.Solver,
         'open_pairs',
         lambda self: opened(self) & (self.lower < -0.2),
     )
-    solve = bounds.Solver.solve
+    solve = solver.Solver.solve
 
     def changed(self, *args):
         used = solve(self, *args)
         self.lower += 0.3
         return used
 
-    patch.setattr(bounds.Solver, 'solve', changed)
+    patch.setattr(solver.Solver, 'solve', changed)
 
 
 FAULTS = [
