@@ -357,10 +357,10 @@ def test_the_plot_shows_the_share_of_each_budget():
 @pytest.mark.parametrize(
     ('changes', 'match'),
     [
-        ({'promise': ''}, "'promise' can't be empty"),
-        ({'procedure': ''}, "'procedure' can't be empty"),
+        ({'promise': ''}, "'promise' of a guarantee"),
+        ({'procedure': ''}, "'procedure' of a guarantee"),
         ({'budget': {}}, "'spent' and 'budget' need"),
-        ({'kind': 'magic'}, "'kind' needs to be one of"),
+        ({'kind': 'magic'}, "'kind' of a guarantee needs to fit"),
         ({'history': {'time': [1.0]}}, "'history' needs keys of"),
     ],
 )

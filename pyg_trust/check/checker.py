@@ -26,7 +26,7 @@ from ..verify.accounting import judge_mu
 from ..verify.arrays import read_arrays
 from ..verify.claims import amount, number, read_json
 from ..verify.declare import SEEDED, alike
-from ..verify.promises import LAYOUT, PROMISES, claim
+from ..verify.promises import LAYOUT, PROMISES, WRONG, claim
 from ..verify.removal import RESIDUAL, remaining
 from . import removals
 from .answers import (
@@ -34,7 +34,6 @@ from .answers import (
     HOLDS,
     UNKNOWN,
     UNPROVED,
-    WRONG,
     Checks,
     Finding,
     Stated,

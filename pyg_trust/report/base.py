@@ -11,6 +11,7 @@ import dataclasses
 import json
 import math
 import platform
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -22,11 +23,12 @@ import torch_geometric
 from torch import Tensor
 
 import pyg_trust
-from pyg_trust._checks import check_choice, check_instance, check_number
+from pyg_trust._checks import check_instance
 from pyg_trust.report.charts import Chart, draw
 from pyg_trust.verify.claims import finite, outwards
-from pyg_trust.verify.declare import SEEDED
-from pyg_trust.verify.promises import KINDS, claim
+from pyg_trust.verify.declare import SEEDED, misfit
+from pyg_trust.verify.promises import GUARANTEE, claim
+from pyg_trust.verify.promises import KINDS as KINDS
 
 
 def provenance(**arguments: Any) -> dict[str, Any]:
@@ -211,35 +213,23 @@ class Guarantee(Report):
     model: str = ''
 
     def __post_init__(self) -> None:
-        for name in ('procedure', 'promise', 'data', 'model'):
-            check_instance(name, getattr(self, name), str)
-        for name in ('procedure', 'promise'):
-            if not getattr(self, name):
-                raise ValueError(f"'{name}' can't be empty")
-        check_choice('kind', self.kind, KINDS)
-        for name in ('assumptions', 'not_covered', 'checked'):
-            check_instance(name, getattr(self, name), tuple, list)
-            for text in getattr(self, name):
-                check_instance(name, text, str)
-        for name in ('spent', 'budget', 'origin', 'values', 'history'):
-            check_instance(name, getattr(self, name), dict)
-        for name in ('spent', 'budget'):
-            for amount in getattr(self, name).values():
-                check_number(name, amount)
-        if set(self.spent) != set(self.budget):
+        at = misfit(finite(self.to_dict()), GUARANTEE)
+        if at is not None:
+            name = re.split(r'[.\[]', at)[0]
+            raise ValueError(
+                f"'{name}' of a guarantee needs to fit "
+                f'{GUARANTEE["properties"][name]} (got {getattr(self, name)})'
+            )
+        if self.spent.keys() != self.budget.keys():
             raise ValueError(
                 "'spent' and 'budget' need the same keys (got "
                 f'{sorted(self.spent)} and {sorted(self.budget)})'
             )
-        for name, amounts in self.history.items():
-            if name not in self.spent:
-                raise ValueError(
-                    f"'history' needs keys of 'spent' (got {name!r}, need one "
-                    f'of {sorted(self.spent)})'
-                )
-            check_instance('history', amounts, list)
-            for amount in amounts:
-                check_number('history', amount)
+        for name in self.history.keys() - self.spent.keys():
+            raise ValueError(
+                f"'history' needs keys of 'spent' (got {name!r}, need one of "
+                f'{sorted(self.spent)})'
+            )
 
     def guarantee(self) -> 'Guarantee':
         """Return self."""

@@ -1,11 +1,22 @@
 """All claims of the package by their procedure, and the schema of reports."""
 
 from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from . import claims_privacy, claims_removal, claims_robustness
-from .claims import MOST_PROMISES
-from .declare import OBJECT, TEXT, Claim, Form, named, one_of, several
+from .claims import MOST_PROMISES, digest, read_json
+from .declare import (
+    OBJECT,
+    TEXT,
+    Claim,
+    Form,
+    misfit,
+    named,
+    one_of,
+    several,
+)
 
 #: The version of a report's layout.
 LAYOUT = 3
@@ -62,7 +73,8 @@ _NUMBER: Form = {
     'description': "A number; 'inf', '-inf' and 'nan' are texts.",
     'anyOf': [{'type': 'number'}, one_of('inf', '-inf', 'nan')],
 }
-_GUARANTEE = _object(
+#: A guarantee of a report in JSON.
+GUARANTEE = _object(
     procedure=_SOME,
     promise=_SOME,
     assumptions=several(TEXT),
@@ -88,8 +100,47 @@ REPORT = _object(
         **_SHA,
     },
     about=_object(ABOUT, **dict.fromkeys(ABOUT, TEXT)),
-    guarantees=several(_GUARANTEE, 1, MOST_PROMISES),
+    guarantees=several(GUARANTEE, 1, MOST_PROMISES),
 )
+
+
+#: Errors of malformed fields and files.
+WRONG = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
+
+def read(path: str | Path) -> dict[str, Any]:
+    """Read a report in JSON; budgets become numbers, and the digest goes.
+
+    Raises:
+        ValueError: if it is none, or was damaged.
+    """
+    try:
+        fields: dict[str, Any] = read_json(Path(path).read_text())
+        if (at := misfit(fields, REPORT)) is not None:
+            raise ValueError(f'{at!r} does not fit the schema of a report')
+        if 'digest' in fields and digest(fields) != fields.pop('digest'):
+            raise ValueError('its digest is not that of its content')
+        if datetime.fromisoformat(fields['created']).tzinfo is None:
+            raise ValueError("'created' has no time zone")
+        for entry in fields['guarantees']:
+            for name in ('spent', 'budget'):
+                entry[name] = {k: float(v) for k, v in entry[name].items()}
+            if entry['spent'].keys() != entry['budget'].keys():
+                raise ValueError("'spent' and 'budget' are of other things")
+        return fields
+    except WRONG as error:
+        raise ValueError(
+            f"'path' needs to be a trust report in JSON: {path} is none "
+            f'({type(error).__name__}: {error})'
+        ) from None
 
 
 def schema() -> Form:
@@ -101,7 +152,7 @@ def schema() -> Form:
         }
         for name, kind in PROMISES.items()
     ]
-    guarantee = {**_GUARANTEE, 'allOf': of_claims}
+    guarantee = {**GUARANTEE, 'allOf': of_claims}
     listed = {**REPORT['properties']['guarantees'], 'items': guarantee}
     return {
         '$schema': 'https://json-schema.org/draft/2020-12/schema',
