@@ -10,7 +10,7 @@ import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import scipy.sparse
@@ -39,7 +39,8 @@ from pyg_trust.removal import integers
 __all__ = ['Cascade', 'PrivacyUnit']
 
 EdgeType = tuple[str, str, str]
-Matrix = scipy.sparse.csr_array
+# scipy has no types.
+Matrix: TypeAlias = Any
 
 # Edge types that agree on so much, and not on all, are neither a pair of
 # mirrors nor two relations.
@@ -286,8 +287,8 @@ class PrivacyUnit:
 
     def _between(self, e: EdgeType) -> Matrix:
         # The edges of a type as a matrix of sources by targets.
-        shape = self._sizes[e[0]], self._sizes[e[2]]
-        return _matrix(*self._edges[e].cpu(), shape)
+        source, target = self._edges[e]
+        return _matrix(source, target, (self._sizes[e[0]], self._sizes[e[2]]))
 
     def known(self, edge_type: Any, name: str) -> EdgeType:
         """Return an edge type, or refuse it by the name of its argument."""
@@ -512,7 +513,9 @@ class PrivacyUnit:
         others = scipy.sparse.diags_array(1 - self._mask(names))
         for t, of in self._of.items():
             rows = _kept(self._sizes[t], gone.rows.get(t)).numpy()
-            left_of = Matrix(of @ others)[rows][:, keep.numpy()]
+            left_of = scipy.sparse.csr_array(of @ others)[rows][
+                :, keep.numpy()
+            ]
             left_of.eliminate_zeros()
             made._of[t] = left_of
         made._edge_owner = {
@@ -896,7 +899,8 @@ class PrivacyUnit:
             held = _few(_matrix(ends[1], ends[0], shape) @ held, max_joint)
         _, t, last, ends = steps[-1]
         shape = self._sizes[t], self._sizes[last]
-        back = _few(_matrix(*ends, shape) @ self._of[last], max_joint)
+        back = _matrix(ends[0], ends[1], shape) @ self._of[last]
+        back = _few(back, max_joint)
         return held.T @ back
 
     def _mask(self, persons: Tensor) -> np.ndarray:
@@ -1015,8 +1019,9 @@ def path_steps(
 
 def _matrix(rows: Tensor, columns: Tensor, shape: tuple[int, int]) -> Matrix:
     # Ones at these places, whatever stands there twice.
-    rows, columns = rows.numpy(), columns.numpy()
-    made = Matrix((np.ones(len(rows), dtype=np.int64), (rows, columns)), shape)
+    ones = np.ones(len(rows), dtype=np.int64)
+    at = rows.numpy(), columns.numpy()
+    made = scipy.sparse.csr_array((ones, at), shape)
     made.sum_duplicates()
     made.data[:] = 1
     return made
