@@ -206,6 +206,12 @@ class StepLoader(NodeLoader):
                     f"'{name}' cannot be chosen: batches are drawn afresh at "
                     'every step, uniformly without replacement or by coins'
                 )
+        if 'collate_fn' in kwargs:
+            raise TypeError(
+                "'collate_fn' cannot be chosen: a batch is one graph, whose "
+                "units are known. Change batches by 'transform', as "
+                'transform=lambda batch: ...'
+            )
         for name, value in counts.items():
             if value is not None:
                 check_integer(name, value, 1)
