@@ -47,8 +47,8 @@ FAULTS = [
     ),
     (
         '11 a changed label without a release',
-        'unlearning.node_parts:Edit._changes_nothing',
-        ('is None and self.labels is None', 'is None'),
+        'unlearning.node_rows:Edit.only_adds',
+        ('is not None or self.labels is not None', 'is not None'),
         f'{NODES}::test_what_goes_or_changes_ends_with_a_release_and_'
         'additions_wait',
     ),

@@ -43,7 +43,7 @@ class RemovalReport(Verifiable):
         delta (float): as given to the classifier.
         iterations (int): the number of Newton steps.
         noise (str): ``'output'``, or ``'objective'`` of
-            :mod:`~pyg_trust.unlearning.baselines`.
+            :mod:`~pyg_trust.unlearning.published`.
         release_std (float): the standard deviation of the noise.
         assumptions (tuple[str, ...]): the assumptions of the certificate.
         data (str): the root of the seals of the remaining data, as in the

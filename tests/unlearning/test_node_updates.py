@@ -15,10 +15,7 @@ from pyg_trust.check import check_report
 from pyg_trust.removal import NotThere, RemovalRequest
 from pyg_trust.report import TrustReport, save_tensors
 from pyg_trust.unlearning import NodeClassifier, NodeUnlearnReport
-from pyg_trust.unlearning.baselines import PublishedNodeClassifier
-from pyg_trust.unlearning.node_checks import evidence, still_named
-from pyg_trust.unlearning.node_parts import Edit
-from pyg_trust.unlearning.node_state import NodeState
+from pyg_trust.unlearning.node_rows import Edit, NodeState
 from pyg_trust.unlearning.reports import NodeAdditionReport
 from pyg_trust.unlearning.sums import Sums
 from pyg_trust.update import NewNodes, Update
@@ -167,7 +164,7 @@ def assert_present(model, world):
     if model.pending:
         model.release()
     held = model._model.data
-    fresh = make(world.data(), head=model.head)._model.data
+    fresh = make(world.data())._model.data
     assert torch.equal(
         held.levels.rows(torch.tensor(names)), fresh.levels.rows()
     )
@@ -178,10 +175,9 @@ def assert_present(model, world):
     assert torch.equal(held.Y[there][order], fresh.Y)
 
 
-@pytest.mark.parametrize('head', ['ovr', 'softmax', 'squared'])
-def test_mixed_updates_end_at_a_fit_of_the_present_data(head):
+def test_mixed_updates_end_at_a_fit_of_the_present_data():
     releases = 1
-    for k, (model, world, report) in enumerate(lived(40, head=head)):
+    for k, (model, world, report) in enumerate(lived(40)):
         if isinstance(report, NodeUnlearnReport):
             releases += 1
             assert report.residual <= report.bound <= report.budget
@@ -192,7 +188,7 @@ def test_mixed_updates_end_at_a_fit_of_the_present_data(head):
             assert found.ok, found
             assert found.proved
             assert_present(model, world)
-    exact = make(world.data(), tol=1e-12, head=head)._model.W
+    exact = make(world.data(), tol=1e-12)._model.W
     model.release() if model.pending else None
     distance = float((model._model.W - exact).norm())
     bound = model._bound(model._model)
@@ -206,7 +202,7 @@ def test_no_residual_is_beyond_its_bound_in_a_thousand_updates():
         if isinstance(report, NodeAdditionReport):
             continue
         released += 1
-        found = removal.prove(evidence(model._model, STD))
+        found = removal.prove(model._evidence(model._model))
         assert found.num_train == len(world.y) == report.num_train
         assert found.residual.most <= report.bound
         assert found.shift <= model.ledger.spent
@@ -262,22 +258,24 @@ def appends_nothing(patch):
 
 def keeps_the_old_targets(patch):
     # The gradient loses the new label, not the old one.
-    label = NodeState._label
+    label = NodeState._relabel
 
     def late(self, rows, y):
         label(self, rows, y)
         self.Y[rows] = self.Y[rows].flip(1)
 
-    patch.setattr(NodeState, '_label', late)
+    patch.setattr(NodeState, '_relabel', late)
 
 
 def forgets_what_waits(patch):
-    wait = NodeState._wait
+    play = NodeState.play
 
-    def forgetful(self, pending):
-        wait(self, pending._replace(named=pending.named[-1:]))
+    def forgetful(self, edit):
+        play(self, edit)
+        last = self.pending.named[-1:]
+        self.pending = self.pending._replace(named=last)
 
-    patch.setattr(NodeState, '_wait', forgetful)
+    patch.setattr(NodeState, 'play', forgetful)
 
 
 @pytest.mark.parametrize(
@@ -291,7 +289,7 @@ def forgets_what_waits(patch):
 )
 @pytest.mark.filterwarnings('ignore')
 def test_a_planted_fault_is_found(plant, monkeypatch):
-    model, data = make(head='softmax'), blocks()
+    model, data = make(), blocks()
     train = data.train_mask.nonzero().view(-1)
     plant(monkeypatch)
     n = data.num_nodes
@@ -433,9 +431,7 @@ def test_what_was_removed_may_come_again():
     model = make(data)
     gone = {'edges': [(u, v)], 'features': node, 'labels': node}
     model.remove(RemovalRequest(**gone))
-    assert not still_named(model._model)
     model.update(Update(edges=pairs((u, v))))
-    assert not still_named(model._model)
     report = model.update(
         Update(features=(node, rows(1)), labels=(node, data.y[node]))
     )
@@ -454,9 +450,7 @@ def test_what_was_removed_may_come_again():
     assert model.verify().ok
     state = model._model.data
     state.levels.x[node] = 1.0
-    assert still_named(model._model) == (
-        f'the feature row of node {int(node)}',
-    )
+    assert 'features of what was removed' in model.verify().leftovers
 
 
 def test_what_is_gone_is_skipped_and_what_has_come_again_is_removed():
@@ -553,7 +547,7 @@ def test_undone_updates_leave_nothing(push):
         data.play(edit)
         data.follow(model._model.W, model._model.gradient)
         assert data.graph.num_nodes == 130
-        data.journal.undo()
+        data.back()
         assert same(data.to_dict(), held)
         after = seen(model)
         assert [k for k in before if not same(before[k], after[k])] == []
@@ -635,7 +629,7 @@ def test_what_does_not_fit_is_refused_and_nothing_is_changed(name):
         with pytest.raises(ValueError, match=message):
             model.update(given)
         assert same(seen(model), before)
-        assert model._model.data.journal.empty
+        assert not model._model.data.undo
     assert model.verify().ok
 
 
@@ -693,15 +687,6 @@ def test_an_encoder_makes_the_rows_that_come():
     with pytest.raises(ValueError, match='every row by itself'):
         broken.update(Update(nodes=x))
     assert broken.graph.num_nodes == 90
-
-
-def test_a_method_as_published_removes_alone():
-    model = PublishedNodeClassifier(lam=LAM, seed=0, release_std=0.5)
-    model.fit(blocks())
-    with pytest.raises(TypeError, match='removals alone'):
-        model.update(Update(nodes=rows(1)))
-    model.update(RemovalRequest(nodes=[3]))
-    assert model.verify().ok
 
 
 # Whoever checks ##############################################################
