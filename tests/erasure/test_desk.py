@@ -125,7 +125,7 @@ def test_a_request_is_forgotten_told_and_erased(tmp_path):
             'not proved',
             "partner is 'by its owner': stated by the evidence alone",
         ),
-        ('not checked', 'scores: its ledger was not handed in'),
+        ('not checked', 'scores: its ledger was not passed'),
     ]
 
 
