@@ -5,10 +5,11 @@ import sys
 import warnings
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Data, HeteroData, TemporalData
 from torch_geometric.utils import to_edge_index
 
 from pyg_trust._checks import (
@@ -53,7 +54,7 @@ def plain_index(name: str, index: Any, dim: int = 2) -> Tensor:
 
     Args:
         name (str): the name of the argument.
-        index (Tensor): int64 or int32, or an ``EdgeIndex``.
+        index (Tensor): int64 or int32, an ``EdgeIndex``, a list or an array.
         dim (int): the number of its dimensions. (default: :obj:`2`)
 
     Raises:
@@ -61,6 +62,10 @@ def plain_index(name: str, index: Any, dim: int = 2) -> Tensor:
     """
     if isinstance(index, EdgeIndex):
         index = index.as_tensor()
+    if isinstance(index, list | tuple | np.ndarray):
+        array = np.asarray(index)
+        if array.dtype.kind in 'iu' or not array.size:
+            index = torch.from_numpy(array.astype(np.int64))
     if isinstance(index, Tensor) and index.dtype == torch.int32:
         index = index.long()
     check_index(name, index, dim)
@@ -184,6 +189,12 @@ def check_square(name: str, shape: Any) -> int:
 def check_data(data: Any, advice: str = '') -> None:
     """Refuse anything but a homogeneous PyG graph."""
     if not isinstance(data, Data):
+        if isinstance(data, TemporalData):
+            advice = (
+                ': a list of events has no features of nodes. Take '
+                'Data(x=..., edge_index=torch.stack([data.src, data.dst]), '
+                'edge_attr=data.msg, time=data.t)'
+            )
         raise TypeError(
             "'data' needs to be a homogeneous torch_geometric.data.Data "
             f'(got {type(data).__name__}){advice}'
