@@ -39,7 +39,7 @@ from pyg_trust.unlearning import (
     ScatteringClassifier,
     ShardedUnlearner,
 )
-from pyg_trust.unlearning.partition_methods import bekm, blpa
+from pyg_trust.unlearning.partition import bekm, blpa
 from pyg_trust.unlearning.published import PublishedScatteringClassifier
 from pyg_trust.update import NewNodes, Update
 

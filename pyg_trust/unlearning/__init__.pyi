@@ -3,11 +3,11 @@
 from .aggregate import majority_vote as majority_vote
 from .links import LinkClassifier as LinkClassifier
 from .node import NodeClassifier as NodeClassifier
+from .partition import bekm as bekm
+from .partition import blpa as blpa
 from .partition import hash_partition as hash_partition
+from .partition import metis_partition as metis_partition
 from .partition import random_partition as random_partition
-from .partition_methods import bekm as bekm
-from .partition_methods import blpa as blpa
-from .partition_methods import metis_partition as metis_partition
 from .published import GINClassifier as GINClassifier
 from .published import feature_removal_bound as feature_removal_bound
 from .published import node_removal_bound as node_removal_bound

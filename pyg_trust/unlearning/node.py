@@ -25,6 +25,7 @@ from pyg_trust import files, noise
 from pyg_trust._checks import (
     Natural,
     OneOf,
+    as_ids,
     check_instance,
     check_integer,
     check_positive,
@@ -520,6 +521,7 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
             ValueError: if none of the nodes is there.
         """
         graph, rows = self._fitted.data.graph, self._rows(nodes)
+        y = as_ids('y', y)
         check_tensor('y', y, torch.int64, (graph.num_nodes,))
         there = graph.alive[rows]
         if not bool(there.any()):

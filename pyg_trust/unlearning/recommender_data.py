@@ -107,7 +107,9 @@ def read_interactions(
     edge_type: EdgeType | None,
 ) -> tuple[Tensor, int, int, Ids]:
     """Read interactions, the numbers of users and items, and their ids."""
-    check_instance('interactions', data, Tensor, HeteroData)
+    check_instance(
+        'interactions', data, Tensor, HeteroData, list, tuple, np.ndarray
+    )
     n_id: list[Tensor | None] = [None, None]
     if isinstance(data, HeteroData):
         types = [edge_type] if edge_type is not None else data.edge_types
@@ -157,6 +159,16 @@ def read_interactions(
     edges = plain_index('interactions', edges)
     num_users = check_integer('num_users', num_users, 1)
     num_items = check_integer('num_items', num_items, 1)
+    lows, highs = ([0, 0], [-1, -1])
+    if edges.numel():
+        lows, highs = edges.amin(1).tolist(), edges.amax(1).tolist()
+    if highs[0] < num_users <= lows[1] and highs[1] < num_users + num_items:
+        raise ValueError(
+            "'interactions' needs items that are numbered from 0 on (got "
+            f'{num_users} and more, as if users and items were numbered '
+            'together): fit(torch.stack([edge_index[0], edge_index[1] - '
+            'num_users]), num_users, num_items)'
+        )
     return edges.cpu(), num_users, num_items, Ids.of_tensors(n_id, num_users)
 
 
