@@ -40,17 +40,3 @@ def test_local_cluster_from_many_seeds(data):
     assert len(small.nodes) <= 10
     again = local_cluster(data.edge_index, 110, num_nodes=300, eps=1e-5)
     assert torch.equal(again.nodes, local_cluster(graph, 110, eps=1e-5).nodes)
-
-
-@pytest.mark.parametrize(
-    ('error', 'match', 'seeds', 'kwargs'),
-    [
-        (ValueError, "'seeds'", 300, {}),
-        (TypeError, "'seeds'", torch.tensor([1.0]), {}),
-        (ValueError, "'method'", 1, {'method': 'push'}),
-        (ValueError, "'eps'", 1, {'eps': -1}),
-    ],
-)
-def test_local_cluster_refuses(data, error, match, seeds, kwargs):
-    with pytest.raises(error, match=match):
-        local_cluster(data, seeds, **kwargs)
