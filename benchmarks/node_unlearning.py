@@ -31,12 +31,11 @@ from pyg_trust.agp.propagation import propagate
 from pyg_trust.graph import CSRGraph
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.unlearning import NodeClassifier
-from pyg_trust.unlearning.feature_errors import column_residual
-from pyg_trust.unlearning.heads import Gradient, Objective, targets
-from pyg_trust.unlearning.incremental import SeriesState
+from pyg_trust.unlearning.heads import Gradient, Objective, slopes, targets
+from pyg_trust.unlearning.incremental import ColumnProblem, SeriesState
 from pyg_trust.unlearning.newton import refine
-from pyg_trust.unlearning.node_parts import ColumnProblem, Edit
-from pyg_trust.unlearning.node_solving import PART
+from pyg_trust.unlearning.node import PART
+from pyg_trust.unlearning.node_rows import Edit
 from pyg_trust.unlearning.shifts import gaussian_budget
 from pyg_trust.unlearning.sums import Step
 
@@ -175,7 +174,7 @@ def timed(call: Callable[[], Any]) -> tuple[float, Any]:
 class Peer:
     """Full propagation, then exact retraining or one exact step."""
 
-    def __init__(self, model: Any, head: str) -> None:
+    def __init__(self, model: Any) -> None:
         data = model._model.data
         edges = data.graph.edge_index()
         n = data.graph.num_nodes
@@ -185,13 +184,13 @@ class Peer:
         self.x, self.measure = data.levels.x, model.measure
         there = data.names >= 0
         self.train = data.names[there]
-        self.Y = targets(data.y[there], len(data.classes), head)
-        self.mu, self.head, self.W = data.mu, head, model._model.W
+        self.Y = targets(data.y[there], len(data.classes))
+        self.mu, self.W = data.mu, model._model.W
 
     def objective(self) -> Objective:
         """All rows computed, those of the training nodes taken."""
         Z = propagate(self.graph, self.x, self.measure)[self.train]
-        return Objective(Z, self.Y, self.mu, self.head)
+        return Objective(Z, self.Y, self.mu)
 
     def retrain(self) -> Tensor:
         """Method (i)."""
@@ -203,7 +202,7 @@ class Peer:
         objective = self.objective()
         W = self.W
         grad = objective.gradient(W).value
-        W = W - objective.direction(W, grad, objective.factor(W))
+        W = W - objective.factor(W).solve(grad)
         return objective.gradient(W)
 
 
@@ -214,65 +213,63 @@ def speed(args: argparse.Namespace) -> None:
     for name in args.graphs:
         wide = name in ('lastfm', 'github')
         data = load(args.root, name, 64 if wide else 96)
-        for head in ('ovr', 'softmax') if name == 'Cora' else ('ovr',):
-            model = classifier(data, head=head)
-            ours, again, steps, holds = [], [], [], []
-            rows, counts = [], []
-            requests = Requests(data, 1).mixed(args.requests)
-            for k, request in enumerate(requests):
-                holds.append(timed(partial(model.plan, request))[0])
-                seconds, report = timed(partial(model.remove, request))
-                assert report.bound <= 1.01e-6
-                ours.append(seconds)
-                rows.append(report.rows_touched)
-                counts.append(report.iterations)
-                if k % max(1, args.requests // 12) == 0:
-                    peer = Peer(model, head)
-                    again.append(timed(peer.retrain)[0])
-                    steps.append(timed(peer.step)[0])
-            mine, full = statistics.median(ours), statistics.median(again)
-            p90 = sorted(ours)[int(0.9 * len(ours))]
-            print(
-                f'{name} {head}: {1e3 * mine:.1f} ms (90 %: {1e3 * p90:.1f}), '
-                f'(i) {1e3 * full:.1f} ms, (ii) '
-                f'{1e3 * statistics.median(steps):.1f} ms, rows '
-                f'{statistics.median(rows):.0f}, steps '
-                f'{statistics.mean(counts):.1f}, plan (no step) '
-                f'{1e3 * statistics.median(holds):.2f} ms'
-            )
+        model = classifier(data)
+        ours, again, steps, holds = [], [], [], []
+        rows, counts = [], []
+        requests = Requests(data, 1).mixed(args.requests)
+        for k, request in enumerate(requests):
+            holds.append(timed(partial(model.plan, request))[0])
+            seconds, report = timed(partial(model.remove, request))
+            assert report.bound <= 1.01e-6
+            ours.append(seconds)
+            rows.append(report.rows_touched)
+            counts.append(report.iterations)
+            if k % max(1, args.requests // 12) == 0:
+                peer = Peer(model)
+                again.append(timed(peer.retrain)[0])
+                steps.append(timed(peer.step)[0])
+        mine, full = statistics.median(ours), statistics.median(again)
+        p90 = sorted(ours)[int(0.9 * len(ours))]
+        print(
+            f'{name} ovr: {1e3 * mine:.1f} ms (90 %: {1e3 * p90:.1f}), '
+            f'(i) {1e3 * full:.1f} ms, (ii) '
+            f'{1e3 * statistics.median(steps):.1f} ms, rows '
+            f'{statistics.median(rows):.0f}, steps '
+            f'{statistics.mean(counts):.1f}, plan (no step) '
+            f'{1e3 * statistics.median(holds):.2f} ms'
+        )
+        result(
+            f'{name} ovr: retraining / a request',
+            full / mine,
+            goals.get(name, 1.5),
+        )
+        # Edit, rows and residual, taken back: what a request costs that
+        # needs no step.
+        if name in held:
             result(
-                f'{name} {head}: retraining / a request',
-                full / mine,
-                goals.get(name, 1.5),
+                f'{name} ovr: retraining / a request without a step',
+                full / statistics.median(holds),
+                held[name],
             )
-            # Edit, rows and residual, taken back: what a request costs that
-            # needs no step.
-            if name in held:
-                result(
-                    f'{name} {head}: retraining / a request without a step',
-                    full / statistics.median(holds),
-                    held[name],
-                )
 
 
 def sound(args: argparse.Namespace) -> None:
     """Counts of everything that must not happen, recomputed from scratch."""
     count = bad = differ = far = retrained = 0
-    share = math.ceil(args.total / (len(args.graphs) * len(MEASURES) * 2))
+    share = math.ceil(args.total / (len(args.graphs) * len(MEASURES)))
     for name in args.graphs:
         data = load(args.root, name, 16)
         for measure in MEASURES.values():
-            for head in ('ovr', 'softmax'):
-                model = classifier(data, measure=measure, head=head)
-                for request in Requests(data, 2).mixed(share):
-                    report = model.remove(request)
-                    found = model.verify()
-                    count += 1
-                    bad += not found.bound_holds
-                    far += found.distance_to_retrain > found.distance_bound
-                    differ += found.feature_error != 0
-                    retrained += report.action == 'retrain'
-                    assert not found.leftovers
+            model = classifier(data, measure=measure)
+            for request in Requests(data, 2).mixed(share):
+                report = model.remove(request)
+                found = model.verify()
+                count += 1
+                bad += not found.bound_holds
+                far += found.distance_to_retrain > found.distance_bound
+                differ += found.feature_error != 0
+                retrained += report.action == 'retrain'
+                assert not found.leftovers
         print(name, count, 'requests', flush=True)
     result('requests verified', count, args.total)
     for what, number in (
@@ -296,7 +293,7 @@ def accuracy(args: argparse.Namespace) -> None:
         size = 10 if order.numel() < 20_000 else 50
         for batch in order[: order.numel() // 10].split(size):
             report = model.remove(RemovalRequest(nodes=batch))
-        peer = Peer(model, 'ovr')
+        peer = Peer(model)
         exact = peer.retrain()
         nodes = data.test_mask.nonzero().view(-1)
         y = data.y[nodes]
@@ -321,6 +318,21 @@ def accuracy(args: argparse.Namespace) -> None:
         result(f'{name}: points that noise costs', cost, 0.1, at_most=True)
 
 
+def column_residual(
+    graph: CSRGraph,
+    measure: Measure,
+    x: Tensor,
+    W: Tensor,
+    Y: Tensor,
+    train: Tensor,
+) -> Tensor:
+    """The gradient at exact features, by two propagations of few columns."""
+    margin = propagate(graph, x @ W, measure)[train]
+    spread = x.new_zeros((x.size(0), W.size(1)))
+    spread[train] = slopes(margin, Y)
+    return x.t() @ propagate(graph, spread, measure.adjoint()) + W
+
+
 def push(args: argparse.Namespace) -> None:
     """Residual pushes on the infinite series."""
     data = load(args.root, 'facebook', 64)
@@ -342,8 +354,8 @@ def push(args: argparse.Namespace) -> None:
         step = step._replace(x=data.x.new_zeros(len(rows), 64))
 
         def update(step: Step = step) -> None:
-            state.play([step], held.journal)
-            held.journal.clear()
+            state.play([step], held.undo)
+            held.done()
 
         seconds.append(timed(update)[0])
         if k % 8 == 7:
@@ -365,15 +377,15 @@ def push(args: argparse.Namespace) -> None:
     graph = CSRGraph.from_edge_index(edges, held.graph.num_nodes)
     measure = appnp(alpha, levels=91)
     y = data.y[data.train_mask]
-    Y = targets(y, 4, 'ovr')
+    Y = targets(y, 4)
     train = data.train_mask.nonzero().view(-1)
     x = data.x
-    problem = ColumnProblem(state, train, Y, 1.0, 'ovr', 1e-9)
+    problem = ColumnProblem(state, train, Y, 1.0, 1e-9)
     cost, made = interleaved(
         {
             'all columns': partial(propagate, graph, x, measure),
             'functional': partial(
-                column_residual, graph, measure, x, W, Y, train, 1.0
+                column_residual, graph, measure, x, W, Y, train
             ),
             'all columns, solved': partial(state.solve, state.x, tail),
             'request': partial(problem.gradient, W),
@@ -381,7 +393,7 @@ def push(args: argparse.Namespace) -> None:
         5,
         time.process_time,
     )
-    direct = Objective(made['all columns'][train], Y, 1.0, 'ovr').gradient(W)
+    direct = Objective(made['all columns'][train], Y, 1.0).gradient(W)
     gap = float((made['functional'] - direct.value).norm())
     result('column residual, from the direct one', gap, 1e-10, at_most=True)
     for name, against in (
@@ -406,7 +418,7 @@ def large(args: argparse.Namespace) -> None:
     for levels in args.levels:
         model = classifier(data, levels=levels)
         degree = int(model._model.data.graph.degree.max())
-        peer = Peer(model, 'ovr')
+        peer = Peer(model)
         rows, _ = timed(partial(propagate, peer.graph, peer.x, peer.measure))
         runs = sorted(timed(peer.retrain)[0] for _ in range(3))
         step = sorted(timed(peer.step)[0] for _ in range(3))[1]
@@ -450,7 +462,7 @@ def feature_seconds(model: Any, request: RemovalRequest) -> float:
     try:
         return timed(edit)[0]
     finally:
-        data.journal.undo()
+        data.back()
 
 
 MODES: dict[str, Callable[[argparse.Namespace], None]] = {

@@ -30,9 +30,8 @@ from scattering import load, write_csv
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.transforms import GraphScattering
 from pyg_trust.unlearning import ScatteringClassifier
-from pyg_trust.unlearning.baselines import PublishedScatteringClassifier
-from pyg_trust.unlearning.heads import LOSSES, Objective
 from pyg_trust.unlearning.newton import minimize
+from pyg_trust.unlearning.published import PublishedScatteringClassifier
 
 SETTINGS: dict[str, tuple[dict[str, Any], float]] = {
     'PROTEINS': ({'J': 5, 'Q': 4, 'L': 3}, 1e-4),
@@ -76,94 +75,89 @@ def speed(name: str, graphs: list, inverse: bool) -> list[dict]:
     options, lam = SETTINGS[name]
     train, _ = split(graphs, 0)
     rows = []
-    for mode in ('delete', 'mask'):
-        model = PublishedScatteringClassifier(
-            GraphScattering(**options), lam=lam, mode=mode, seed=0
-        ).fit(train)
-        released = ScatteringClassifier(
-            GraphScattering(**options), lam=lam
-        ).fit(train)
-        anew: list[float] = []
-        step: list[float] = []
-        refine: list[float] = []
-        both: list[float] = []
-        given: list[float] = []
-        whole: list[float] = []
-        for request in requests(train, 0):
-            report, spent = clock(lambda r=request, m=model: m.remove(r))
-            (step if report.action == 'step' else both).append(spent)
-            anew.append(clock(lambda r=request, m=released: m.remove(r))[1])
-            now = model._fitted
-            rows_of = now.train
-            fixed = (rows_of.Z, rows_of.Y, now.B, model.lam, model.loss)
-            if report.action == 'step':
-                _, spent = clock(
-                    lambda a=fixed, m=now: minimize(*a, W=m.W, K=m.train.K)
+    model = PublishedScatteringClassifier(
+        GraphScattering(**options), lam=lam, seed=0
+    ).fit(train)
+    released = ScatteringClassifier(GraphScattering(**options), lam=lam)
+    released.fit(train)
+    anew: list[float] = []
+    step: list[float] = []
+    refine: list[float] = []
+    both: list[float] = []
+    given: list[float] = []
+    whole: list[float] = []
+    for request in requests(train, 0):
+        report, spent = clock(lambda r=request, m=model: m.remove(r))
+        (step if report.action == 'step' else both).append(spent)
+        anew.append(clock(lambda r=request, m=released: m.remove(r))[1])
+        now = model.objective
+        fixed = (now.Z, now.Y, now.B, model.lam)
+        if report.action == 'step':
+            W = model.weight
+            refine.append(
+                clock(lambda a=fixed, w=W, k=now.K: minimize(*a, W=w, K=k))[1]
+            )
+        given.append(clock(lambda a=fixed, k=now.K: minimize(*a, K=k))[1])
+        whole.append(clock(lambda a=fixed: minimize(*a))[1])
+    base, full = statistics.median(given), statistics.median(whole)
+    print(
+        f'{name}: exact retrain {base:.2f} ms, {full:.2f} ms with inner '
+        'products'
+    )
+    for label, times in (
+        ('removal with a release', anew),
+        ('step with re-embedding', step),
+        ('refine after a step', refine),
+        ('step and refine with re-embedding', both),
+    ):
+        if times:
+            mid = statistics.median(times)
+            print(
+                f'    {label}: {mid / base:.2f}x, {mid / full:.2f}x '
+                f'({len(times)} removals)'
+            )
+            if label in TARGETS:
+                result(
+                    f'{name}: {label}, in exact retrains',
+                    mid / full,
+                    TARGETS[label][name],
+                    at_most=True,
                 )
-                refine.append(spent)
-            K = rows_of.K
-            given.append(clock(lambda a=fixed, k=K: minimize(*a, K=k))[1])
-            whole.append(clock(lambda a=fixed: minimize(*a))[1])
-        base, full = statistics.median(given), statistics.median(whole)
-        print(
-            f'{name} {mode}: exact retrain {base:.2f} ms, {full:.2f} ms with '
-            'inner products'
-        )
-        for label, times in (
-            ('removal with a release', anew),
-            ('step with re-embedding', step),
-            ('refine after a step', refine),
-            ('step and refine with re-embedding', both),
-        ):
-            if times:
-                mid = statistics.median(times)
-                print(
-                    f'    {label}: {mid / base:.2f}x, {mid / full:.2f}x '
-                    f'({len(times)} removals)'
-                )
-                if label in TARGETS:
-                    result(
-                        f'{name} {mode}: {label}, in exact retrains',
-                        mid / full,
-                        TARGETS[label][name],
-                        at_most=True,
-                    )
-                rows.append(
-                    {
-                        'dataset': name,
-                        'mode': mode,
-                        'what': label,
-                        'ms': mid,
-                        'over_retrain': mid / base,
-                        'over_retrain_with_inner_products': mid / full,
-                    }
-                )
-    now = model._fitted
-    _, slow = clock(lambda: lbfgs(now, model.lam))
+            rows.append(
+                {
+                    'dataset': name,
+                    'what': label,
+                    'ms': mid,
+                    'over_retrain': mid / base,
+                    'over_retrain_with_inner_products': mid / full,
+                }
+            )
+    now = model.objective
+    _, slow = clock(lambda: lbfgs(now))
     print(f'{name}: L-BFGS, 500 steps / exact retrain {slow / base:.0f}x')
     if inverse:
-        dense = now.train.Z.to_dense()
+        dense = now.Z.to_dense()
         scaled = dense.t() @ (0.25 * dense)
-        scaled.diagonal().add_(model.lam * dense.size(0))
+        scaled.diagonal().add_(now.mu)
         _, slow = clock(lambda: torch.linalg.inv(scaled))
         ratio = slow / statistics.median(step)
         print(f'{name}: explicit inverse / step {ratio:.0f}x')
     return rows
 
 
-def slope(model: ScatteringClassifier) -> torch.Tensor:
+def slope(model: PublishedScatteringClassifier) -> torch.Tensor:
     """The gradient at the solution."""
-    now = model._fitted
-    train, mu = now.train, model.lam * len(now.train.graphs)
-    objective = Objective(train.Z, train.Y, mu, LOSSES[model.loss], now.B)
-    return objective.gradient(now.W).value
+    return model.objective.gradient(model.weight).value
 
 
-def lbfgs(model: Any, lam: float) -> torch.Tensor:
+def lbfgs(problem: Any) -> torch.Tensor:
     """The same problem by L-BFGS with gradients that are not stale."""
-    Z, Y = model.train.Z, model.train.Y
-    Z = Z if Z.layout == torch.strided else Z.to_dense()
-    W = torch.zeros_like(model.B, requires_grad=True)
+    Z = (
+        problem.Z
+        if problem.Z.layout == torch.strided
+        else problem.Z.to_dense()
+    )
+    W = torch.zeros_like(problem.B, requires_grad=True)
     optimizer = torch.optim.LBFGS(
         [W], lr=0.5, tolerance_grad=0, tolerance_change=0
     )
@@ -171,8 +165,9 @@ def lbfgs(model: Any, lam: float) -> torch.Tensor:
 
     def closure() -> torch.Tensor:
         optimizer.zero_grad()
-        loss = torch.nn.functional.softplus(-Y * (Z @ W)).sum()
-        loss = loss + lam * n / 2 * W.square().sum() + (model.B * W).sum()
+        loss = torch.nn.functional.softplus(-problem.Y * (Z @ W)).sum()
+        loss = loss + problem.mu / 2 * W.square().sum()
+        loss = loss + (problem.B * W).sum()
         (loss / n).backward()
         return loss / n
 
@@ -186,71 +181,66 @@ def soundness(
 ) -> list[dict]:
     """Every step's true residual against what the ledger holds."""
     options, lam = SETTINGS[name]
-    rows = []
-    for mode in ('delete', 'mask'):
-        total = held = refined = retrained = 0
-        ledger_ratio, tight, paper = [], [], []
-        for fold in range(rounds):
-            train, _ = split(graphs, fold)
-            model = PublishedScatteringClassifier(
-                GraphScattering(**options),
-                lam=lam,
-                mode=mode,
-                accounting=accounting,
-                seed=fold,
-            ).fit(train)
-            for request in requests(train, fold):
-                before = slope(model)
-                report = model.remove(request)
-                after = slope(model)
-                total += 1
-                held += float(after.norm()) <= report.bound
-                refined += report.action == 'refine'
-                retrained += report.action == 'retrain'
-                if report.action != 'step':
-                    continue
-                ledger_ratio.append(report.bound / float(after.norm()))
-                added = float((after - before).norm())
-                if added < 1e-12:
-                    # Nothing but rounding: an embedding did not change.
-                    continue
-                if 'tight' in report.increments:
-                    tight.append(report.increments['tight'] / added)
-                if 'paper' in report.increments:
-                    paper.append(report.increments['paper'] / added)
-        line = (
-            f'{name} {mode} {accounting}: residual <= bound in {held} of '
-            f'{total} removals; {refined} refined, {retrained} retrained'
-        )
-        row: dict[str, Any] = {
-            'dataset': name,
-            'mode': mode,
-            'what': f'{accounting} accounting',
-            'removals': total,
-            'bound_held': held,
-            'refined': refined,
-            'retrained': retrained,
-        }
-        for label, ratios in (
-            ('ledger/true', ledger_ratio),
-            ('tight/true per step', tight),
-            ('paper/true per step', paper),
-        ):
-            if ratios:
-                line += (
-                    f'; {label} median {statistics.median(ratios):.3g} '
-                    f'(least {min(ratios):.3g})'
-                )
-                row[f'{label} median'] = statistics.median(ratios)
-        print(line)
-        result(
-            f'{name} {mode} {accounting}: share of removals whose residual is '
-            'within the bound',
-            held / total,
-            1,
-        )
-        rows.append(row)
-    return rows
+    total = held = refined = retrained = 0
+    ledger_ratio, tight, paper = [], [], []
+    for fold in range(rounds):
+        train, _ = split(graphs, fold)
+        model = PublishedScatteringClassifier(
+            GraphScattering(**options),
+            lam=lam,
+            accounting=accounting,
+            seed=fold,
+        ).fit(train)
+        for request in requests(train, fold):
+            before = slope(model)
+            report = model.remove(request)
+            after = slope(model)
+            total += 1
+            held += float(after.norm()) <= report.bound
+            refined += report.action == 'refine'
+            retrained += report.action == 'retrain'
+            if report.action != 'step':
+                continue
+            ledger_ratio.append(report.bound / float(after.norm()))
+            added = float((after - before).norm())
+            if added < 1e-12:
+                # Nothing but rounding: an embedding did not change.
+                continue
+            if 'tight' in report.increments:
+                tight.append(report.increments['tight'] / added)
+            if 'paper' in report.increments:
+                paper.append(report.increments['paper'] / added)
+    line = (
+        f'{name} {accounting}: residual <= bound in {held} of {total} '
+        f'removals; {refined} refined, {retrained} retrained'
+    )
+    row: dict[str, Any] = {
+        'dataset': name,
+        'what': f'{accounting} accounting',
+        'removals': total,
+        'bound_held': held,
+        'refined': refined,
+        'retrained': retrained,
+    }
+    for label, ratios in (
+        ('ledger/true', ledger_ratio),
+        ('tight/true per step', tight),
+        ('paper/true per step', paper),
+    ):
+        if ratios:
+            line += (
+                f'; {label} median {statistics.median(ratios):.3g} (least '
+                f'{min(ratios):.3g})'
+            )
+            row[f'{label} median'] = statistics.median(ratios)
+    print(line)
+    result(
+        f'{name} {accounting}: share of removals whose residual is within '
+        'the bound',
+        held / total,
+        1,
+    )
+    return [row]
 
 
 def main() -> None:

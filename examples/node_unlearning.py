@@ -35,9 +35,8 @@ from pyg_trust.removal import RemovalRequest
 from pyg_trust.unlearning import NodeClassifier
 from pyg_trust.unlearning.heads import Objective, targets
 from pyg_trust.unlearning.newton import refine
-from pyg_trust.unlearning.removal_bounds import tight_bound
+from pyg_trust.unlearning.published import removal_budget, tight_bound
 from pyg_trust.unlearning.rows import spectral_norm
-from pyg_trust.unlearning.shifts import removal_budget
 
 LAM, SIGMA = 1e-4, 0.1
 
@@ -101,8 +100,8 @@ def objective(model: NodeClassifier, z: Tensor) -> Objective:
     assert model._model is not None
     state = model._model.data
     there = state.names[state.names >= 0]
-    Y = targets(state.y[state.names >= 0], len(model.classes), 'ovr')
-    return Objective(z[there], Y, LAM * there.numel(), 'ovr')
+    Y = targets(state.y[state.names >= 0], len(model.classes))
+    return Objective(z[there], Y, LAM * there.numel())
 
 
 def pushed(model: NodeClassifier, threshold: float) -> tuple[Objective, float]:
@@ -149,7 +148,7 @@ class Account:
             self.spent += float(parts.sum()) * radius * size / 4
             self.spent += more * P.size(1)
         else:
-            self.spent += tight_bound(after.Z, P, 'ovr')
+            self.spent += tight_bound(after.Z, P)
         self.W = self.W + P
         if self.spent > self.budget:
             self.W = refine(after, self.W, 1e-9, 50).W

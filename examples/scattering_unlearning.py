@@ -26,11 +26,14 @@ from torch_geometric.datasets import TUDataset
 from pyg_trust.removal import RemovalRequest, remove_from_data
 from pyg_trust.transforms import GFT, GraphScattering
 from pyg_trust.unlearning import GINClassifier
-from pyg_trust.unlearning.baselines import PublishedScatteringClassifier
 from pyg_trust.unlearning.heads import Objective, curvatures, hessian_solve
 from pyg_trust.unlearning.newton import minimize
-from pyg_trust.unlearning.removal_bounds import paper_bound, tight_bound
-from pyg_trust.unlearning.shifts import removal_budget
+from pyg_trust.unlearning.published import (
+    PublishedScatteringClassifier,
+    paper_bound,
+    removal_budget,
+    tight_bound,
+)
 
 # Settings of Table 4, and the numbers of the paper.
 DATASETS: dict[str, dict[str, Any]] = {
@@ -130,16 +133,14 @@ def table_3(name: str, graphs: list, splits: int) -> None:
     """Full retrainings while one node of 10% of the graphs is removed."""
     setting = DATASETS[name]
     rows = {
-        'GST': ('paper', 'mask', False, False),
-        'linear-GST': ('paper', 'mask', True, False),
-        'GST UU': ('paper', 'mask', False, True),
-        'GST, tight bound': ('bound', 'mask', False, False),
-        'GST, residual': ('residual', 'mask', False, False),
-        'GST, really deleted, tight bound': ('bound', 'delete', False, False),
-        'GST, really deleted, residual': ('residual', 'delete', False, False),
+        'GST': ('paper', False, False),
+        'linear-GST': ('paper', True, False),
+        'GST UU': ('paper', False, True),
+        'GST, tight bound': ('bound', False, False),
+        'GST, residual': ('residual', False, False),
     }
     print(f'\nTable 3, {name}: retrainings from scratch')
-    for label, (accounting, mode, linear, whole) in rows.items():
+    for label, (accounting, linear, whole) in rows.items():
         counts, total = [], 0
         for fold in range(splits):
             train, _ = split(graphs, fold)
@@ -151,7 +152,6 @@ def table_3(name: str, graphs: list, splits: int) -> None:
                 ),
                 lam=setting['lam'][1],
                 accounting=accounting,
-                mode=mode,
                 on_exceed='retrain',
                 seed=fold,
             ).fit(train)
@@ -206,7 +206,6 @@ def figure_4(
                 for noise, gap in gaps.items():
                     exact = 100 * exactly(model, test, noise)
                     gap.append(points[-1][1] - exact)
-                assert model.verify().ok
     for label, runs in curves.items():
         before = summary([points[0][1] for points in runs])
         after = summary([points[-1][1] for points in runs])
@@ -264,9 +263,8 @@ def exactly(
             model.transform, lam=model.lam, noise_std=0
         )
         return exact.fit(graphs).score(test)
-    B = model.state_dict()['B']
-    Y = torch.tensor([[2.0 * int(data.y) - 1] for data in graphs]).double()
-    W = minimize(model.embeddings, Y, B, model.lam).W
+    Z, Y, *_ = model.objective
+    W = minimize(Z, Y, model.linear_term, model.lam).W
     found = model.transform.embed(test, torch.float64) @ W > 0
     right = [
         int(hit) == int(data.y) for hit, data in zip(found, test, strict=True)
@@ -293,15 +291,15 @@ def residuals(name: str, graphs: list) -> dict[str, list]:
     }
     paper = tight = 0.0
     for request in one_node_of(train, 0.9, 0):
-        before = Objective(Z, Y, lam * n, 'ovr', B).gradient(W).value
+        before = Objective(Z, Y, lam * n).gradient(W).value
         for i, part in request.parts.items():
             train[i] = remove_from_data(train[i], part)
             Z = Z.index_copy(
                 0, torch.tensor([i]), transform.embed(train[i], torch.float64)
             )
-        objective = Objective(Z, Y, lam * n, 'ovr', B)
+        objective = Objective(Z, Y, lam * n)
         change = before - objective.gradient(W).value
-        curvature = curvatures(Z @ W, Y, 'ovr')
+        curvature = curvatures(Z @ W, Y)
         P = hessian_solve(Z, curvature, lam * n, change)
         W = W + P
         paper += paper_bound(Z, P)

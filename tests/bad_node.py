@@ -318,7 +318,6 @@ entry(
     alpha=SHARE,
     t=values('a', [1.0], 0.5),
     levels=integer(0, none=True),
-    head=choice(),
     lam=POSITIVE,
     release_std=POSITIVE,
     epsilon=POSITIVE,

@@ -8,9 +8,9 @@ from pyg_trust.removal import RemovalRequest
 from pyg_trust.unlearning import NodeClassifier
 
 SETTINGS = {
-    'two classes': {'head': 'ovr'},
-    'softmax': {'head': 'softmax', 'measure': 'appnp', 'alpha': 0.2},
-    'squared': {'head': 'squared', 'measure': 'heat', 't': 2.0, 'levels': 3},
+    'two classes': {},
+    'appnp': {'measure': 'appnp', 'alpha': 0.2},
+    'heat': {'measure': 'heat', 't': 2.0, 'levels': 3},
     'against': {'measure': 'single_target', 'alpha': 0.3, 'levels': 3},
     'receivers': {'measure': Measure(0.5, 1, (0.5, 0.2, 0.3), True)},
 }

@@ -6,34 +6,46 @@ import numpy as np
 import torch
 
 from pyg_trust import ops
-from pyg_trust.unlearning import heads as H
+from pyg_trust.unlearning.heads import Objective
 
 
-def problem(n, d, classes, head, seed=0, scale=1.0):
+def targets(y, classes, head):
+    """Targets of each loss of `ops.LOSS_HEADS`; 0 in rows of class -1."""
+    there = (y >= 0).unsqueeze(1).double()
+    first = 1 if classes == 2 and head != 'softmax' else 0
+    hot = y.unsqueeze(1) == torch.arange(first, classes)
+    return torch.where(hot, 1.0, 0.0 if head == 'softmax' else -1.0) * there
+
+
+def slopes(margin, Y, head):
+    """The derivative of each loss in the margins."""
+    if head == 'ovr':
+        return -Y * torch.sigmoid(-Y * margin)
+    if head == 'softmax':
+        return margin.softmax(1) * Y.sum(1, keepdim=True) - Y
+    return 2 * (margin - Y) * Y.abs()
+
+
+def problem(n, d, classes, head='ovr', seed=0, scale=1.0):
     """Features, targets and weights."""
     # Numbers of numpy: those of torch depend on the processor.
     random = np.random.default_rng(seed)
     Z = torch.from_numpy(random.standard_normal((n, d)))
     y = torch.from_numpy(random.integers(-1, classes, n))
     Z[y < 0] = 0
-    Y = H.targets(y, classes, head)
+    Y = targets(y, classes, head)
     W = torch.from_numpy(random.standard_normal((d, Y.size(1))))
     return Z, Y, scale * W
 
 
-def objective(Z, Y, B, lam, loss):
-    """An objective with lambda and the name of its loss."""
-    return H.Objective(Z, Y, lam * Z.size(0), H.LOSSES[loss], B)
+def objective(Z, Y, B, lam):
+    """An objective of so many rows."""
+    return Objective(Z, Y, lam * Z.size(0), B)
 
 
-def gradient(Z, Y, W, B, lam, loss):
+def gradient(Z, Y, W, B, lam):
     """Of that objective."""
-    return objective(Z, Y, B, lam, loss).gradient(W).value
-
-
-def residual(Z, Y, W, B, lam, loss):
-    """The norm of that gradient, with a bound."""
-    return objective(Z, Y, B, lam, loss).gradient(W).norm
+    return objective(Z, Y, B, lam).gradient(W).value
 
 
 def digest():

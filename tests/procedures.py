@@ -39,8 +39,8 @@ from pyg_trust.unlearning import (
     ScatteringClassifier,
     ShardedUnlearner,
 )
-from pyg_trust.unlearning.baselines import PublishedScatteringClassifier
-from pyg_trust.unlearning.partition_methods import bekm, blpa
+from pyg_trust.unlearning.partition import bekm, blpa
+from pyg_trust.unlearning.published import PublishedScatteringClassifier
 from pyg_trust.update import NewNodes, Update
 
 
@@ -630,7 +630,6 @@ def seen(model):
         'inverse': None
         if held.inverse is None
         else held.inverse.base.tolist(),
-        'degree': held.degree.clone(),
     }
 
 

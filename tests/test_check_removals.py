@@ -30,7 +30,6 @@ from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import TrustReport, save_tensors
 from pyg_trust.transforms import GraphScattering
 from pyg_trust.unlearning import NodeClassifier, ScatteringClassifier
-from pyg_trust.unlearning.baselines import PublishedNodeClassifier
 from pyg_trust.verify import chain, removal
 from pyg_trust.verify.arrays import read_arrays
 from pyg_trust.verify.promises import claim
@@ -40,7 +39,7 @@ from pyg_trust.verify.promises import claim
 def handed(tmp_path_factory):
     """A report, and all that it takes to check it."""
     folder = tmp_path_factory.mktemp('handed')
-    model, report, data = forgotten('softmax')
+    model, report, data = forgotten('appnp')
     TrustReport.of(report.verified(model.verify())).save(folder / 'trust.json')
     model.save_for_check(folder / 'proof.npz')
     save_tensors(folder / 'weights.pt', {'weight': model.weight})
@@ -112,7 +111,7 @@ def test_other_data_are_not_those_of_the_report(handed):
         assert statuses(found, what) == {FAILS}
         assert command(folder, folder / name) == 1
     # Another graph altogether: all of it.
-    other = NodeClassifier('appnp', alpha=0.2, head='softmax', lam=0.1)
+    other = NodeClassifier('appnp', alpha=0.2, lam=0.1)
     other = other.fit(data)
     other.remove(RemovalRequest(nodes=[70]))
     other.save_for_check(folder / 'other.npz')
@@ -315,7 +314,7 @@ def many_graphs(count):
 @pytest.mark.parametrize('kind', ['nodes', 'graphs'])
 def test_reports_of_many_removals_stay_short_and_hold(kind, tmp_path):
     if kind == 'nodes':
-        model, _, _ = forgotten('softmax')
+        model, _, _ = forgotten('appnp')
         left = [int(v) for v in model.n_id if int(v) > 70][:70]
         steps = [RemovalRequest(nodes=[v]) for v in left]
     else:
@@ -450,18 +449,10 @@ def test_work_without_end_is_not_begun(handed, monkeypatch):
     assert removal.work(read_arrays(folder / 'proof.npz')) < 10**6
 
 
-@pytest.mark.parametrize(
-    'kwargs',
-    [
-        {'release_std': 0.5},
-        {'measure': 'appnp', 'alpha': 0.2, 'features': 'push'},
-    ],
-    ids=['objective', 'push'],
-)
-def test_what_the_kernel_has_no_theorem_for_is_said(handed, tmp_path, kwargs):
+def test_what_the_kernel_has_no_theorem_for_is_said(handed, tmp_path):
     *_, data = handed
-    kind = NodeClassifier if 'features' in kwargs else PublishedNodeClassifier
-    model = kind(lam=0.1, **kwargs).fit(data)
+    kwargs = {'measure': 'appnp', 'alpha': 0.2, 'features': 'push'}
+    model = NodeClassifier(lam=0.1, **kwargs).fit(data)
     report = model.remove(RemovalRequest(nodes=[3]))
     found = model.verify()
     assert found.ok

@@ -68,7 +68,7 @@ def test_rows_of_two_to_the_63_edges_are_refused(tmp_path, kind):
     if kind == 'witness':
         arrays = exact().proof.arrays
     else:
-        model, *_ = forgotten('softmax')
+        model, *_ = forgotten('appnp')
         model.save_for_check(tmp_path / 'proof.npz')
         arrays = read_arrays(tmp_path / 'proof.npz')
     rowptr = arrays['rowptr'].copy()
@@ -276,7 +276,7 @@ def test_changes_of_both_kinds_are_not_promised_at_once(voted):
 
 
 def removed(folder):
-    model, report, _ = forgotten('softmax')
+    model, report, _ = forgotten('appnp')
     model.save_for_check(folder / 'proof.npz')
     whole = as_json(report.verified(model.verify()))
     return whole, read_arrays(folder / 'proof.npz')

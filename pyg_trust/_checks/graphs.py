@@ -5,10 +5,11 @@ import sys
 import warnings
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Data, HeteroData, TemporalData
 from torch_geometric.utils import to_edge_index
 
 from pyg_trust._checks import (
@@ -53,7 +54,7 @@ def plain_index(name: str, index: Any, dim: int = 2) -> Tensor:
 
     Args:
         name (str): the name of the argument.
-        index (Tensor): int64 or int32, or an ``EdgeIndex``.
+        index (Tensor): int64 or int32, an ``EdgeIndex``, a list or an array.
         dim (int): the number of its dimensions. (default: :obj:`2`)
 
     Raises:
@@ -61,6 +62,10 @@ def plain_index(name: str, index: Any, dim: int = 2) -> Tensor:
     """
     if isinstance(index, EdgeIndex):
         index = index.as_tensor()
+    if isinstance(index, list | tuple | np.ndarray):
+        array = np.asarray(index)
+        if array.dtype.kind in 'iu' or not array.size:
+            index = torch.from_numpy(array.astype(np.int64))
     if isinstance(index, Tensor) and index.dtype == torch.int32:
         index = index.long()
     check_index(name, index, dim)
@@ -184,6 +189,12 @@ def check_square(name: str, shape: Any) -> int:
 def check_data(data: Any, advice: str = '') -> None:
     """Refuse anything but a homogeneous PyG graph."""
     if not isinstance(data, Data):
+        if isinstance(data, TemporalData):
+            advice = (
+                ': a list of events has no features of nodes. Take '
+                'Data(x=..., edge_index=torch.stack([data.src, data.dst]), '
+                'edge_attr=data.msg, time=data.t)'
+            )
         raise TypeError(
             "'data' needs to be a homogeneous torch_geometric.data.Data "
             f'(got {type(data).__name__}){advice}'
@@ -247,3 +258,34 @@ def warn_of_delta(delta: float | None, count: int, what: str) -> None:
             f'of one of the {count} {what}, drawn at random, would be '
             'allowed; choose a smaller delta'
         )
+
+
+def warn_of_scaled(name: str, x: Any) -> None:
+    """Warn if all columns, but binary ones, have mean 0 and variance 1, or
+    range from 0 to 1: each row then holds statistics of all rows.
+
+    Args:
+        name (str): what the features are called.
+        x (Tensor): ``[num_rows, num_columns]``; anything else is left.
+    """  # noqa: D205
+    if not isinstance(x, Tensor) or x.layout != torch.strided or x.dim() != 2:
+        return
+    x = x[:, :64].detach().double()
+    x = x[:, ((x != 0) & (x != 1)).any(0) & (x != x[:1]).any(0)]
+    if x.numel() == 0:
+        return
+    near = 1e-4 + 1 / len(x)  # of the population or of a sample
+    standard = x.mean(0).abs() <= 1e-4
+    standard &= (x.var(0, correction=0) - 1).abs() <= near
+    between = (x.amin(0) == 0) & (x.amax(0) == 1)
+    for found, what in (
+        (standard, 'mean 0 and variance 1'),
+        (between, 'minimum 0 and maximum 1'),
+    ):
+        if bool(found.all()):
+            warn_user(
+                f"'{name}' seems to be scaled over all rows (columns have "
+                f'{what}): each row then holds statistics of all others, '
+                'which the guarantee does not cover; scale by public '
+                'constants, or by a private estimate of them'
+            )

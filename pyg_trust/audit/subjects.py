@@ -11,6 +11,7 @@ from torch_geometric.data import Data
 
 from pyg_trust._checks import check_instance, validated
 from pyg_trust.removal import RemovalRequest, remove_from_data
+from pyg_trust.unlearning.certified import probabilities
 from pyg_trust.unlearning.node import NodeClassifier
 from pyg_trust.unlearning.scattering import ScatteringClassifier
 from pyg_trust.unlearning.shards import ShardedUnlearner
@@ -242,7 +243,7 @@ class NodeSubject(_NoisySubject[NodeClassifier]):
     def predict_proba(self, data: Data) -> Tensor:
         """Predict class probabilities, ``[num_nodes, num_classes]``."""
         made = self.classifier
-        found = made._probabilities(made._margins_on(data))
+        found = probabilities(made._margins_on(data))
         width = max(self._width, max(made.classes) + 1)
         wide = found.new_zeros((found.size(0), width))
         wide[:, list(made.classes)] = found

@@ -12,6 +12,8 @@ from pyg_trust.certificates.flip_bits import check_graph
 from pyg_trust.certificates.votes import SmoothedCertificate
 from pyg_trust.report import fingerprint_data
 
+__all__ = ['certified_after']
+
 
 @validated
 def certified_after(
@@ -25,10 +27,9 @@ def certified_after(
 ) -> Tensor:
     """Return a mask of targets whose smoothed class stays after changes.
 
-    With so many bits that came and went since the certificate, each pair of
-    radii is within a larger pair around the graph of then, which needs to be
-    certified: changes of both kinds are added, never the larger one alone.
-    The confidence stays, as no copy is drawn.
+    Each budget around the present graph is within a larger one around the
+    graph of the certificate: the bits that were added and removed since then
+    are added to it. The confidence stays, as no copy is drawn.
 
     Args:
         certificate (SmoothedCertificate): the certificate of nodes, without a
@@ -39,8 +40,7 @@ def certified_after(
             features that have noise may differ.
         edges (tuple[int, int]): as in :meth:`~SmoothedCertificate.certified`,
             around the present graph. (default: :obj:`(0, 0)`)
-        features (tuple[int, int]): as in
-            :meth:`~SmoothedCertificate.certified`. (default: :obj:`(0, 0)`)
+        features (tuple[int, int]): likewise. (default: :obj:`(0, 0)`)
 
     Returns:
         Tensor: bool, ``[num_targets]``.
@@ -62,48 +62,46 @@ def certified_after(
         raise ValueError("'before' needs to be the graph of the certificate")
     names = {*before.keys(), *now.keys()} - {'edge_index', 'x'}
     same = all(_equal(before.get(name), now.get(name)) for name in names)
-    noisy = certificate.cells
-    changes = {'edges': (0, 0), 'features': (0, 0)}
     if before.num_nodes != now.num_nodes or not same:
         raise ValueError(
             "'now' needs the nodes of 'before', and to differ by edges and "
             'features alone'
         )
-    n, graphs, loops = int(before.num_nodes), [], []
+    n, bits = int(before.num_nodes), []
     for data in (before, now):
         row, col = data.edge_index
-        loops.append(row[row == col].unique())
         if not certificate.noise.directed:
             row, col = torch.minimum(row, col), torch.maximum(row, col)
-        graphs.append((row * n + col).unique())
-    if not torch.equal(*loops):
+        edge = (row * n + col).unique()
+        loops = edge // n == edge % n
+        bits.append((edge[~loops], edge[loops]))
+    (old, loops), (new, other) = bits
+    if not torch.equal(loops, other):
         raise ValueError(
             "'now' has other self-loops, which have no noise: they stay in "
-            'each copy, so that no vote tells of them'
+            'each copy, so that no vote depends on them'
         )
-    come = int((~torch.isin(graphs[1], graphs[0])).sum())
-    gone = int((~torch.isin(graphs[0], graphs[1])).sum())
-    changes['edges'] = come, gone
+    # Sets of edges would hide an order, or one that is there twice.
+    if 'edges' not in certificate.cells and not _equal(
+        before.edge_index, now.edge_index
+    ):
+        raise ValueError("'now' has other edges, which have no noise")
     if not _equal(before.get('x'), now.get('x')):
-        if 'features' not in noisy:
+        if 'features' not in certificate.cells:
             raise ValueError("'now' has other features, which have no noise")
-        if now.x.shape != before.x.shape or not bool(
-            ((now.x == 0) | (now.x == 1)).all()
-        ):
+        binary = ((now.x == 0) | (now.x == 1)).all()
+        if now.x.shape != before.x.shape or not bool(binary):
             raise ValueError(
                 "'now' needs as many features as 'before', zeros and ones"
             )
         more = now.x.double() - before.x.double()
-        changes['features'] = int((more > 0).sum()), int((more < 0).sum())
-    # Sets of edges would hide an order, or one that is there twice.
-    if 'edges' not in noisy and not _equal(before.edge_index, now.edge_index):
-        raise ValueError("'now' has other edges, which have no noise")
+        added, removed = int((more > 0).sum()), int((more < 0).sum())
+        features = features[0] + added, features[1] + removed
+    added = int((~torch.isin(new, old)).sum())
+    removed = int((~torch.isin(old, new)).sum())
+    edges = edges[0] + added, edges[1] + removed
     check_graph(now, certificate.noise)
-    wide = {
-        kind: (radius[0] + changes[kind][0], radius[1] + changes[kind][1])
-        for kind, radius in (('edges', edges), ('features', features))
-    }
-    return certificate.certified(**wide)
+    return certificate.certified(edges=edges, features=features)
 
 
 def _equal(one: Any, two: Any) -> bool:

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+__all__ = ['LinearFeatures']
+
 Product = Callable[[Tensor], Tensor]
 
 _QUESTIONS = (
@@ -14,6 +16,7 @@ _QUESTIONS = (
     'numel',
     'ndimension',
     '__len__',
+    '__get__',
     'is_floating_point',
     'is_complex',
     'get_device',
@@ -22,7 +25,8 @@ _QUESTIONS = (
     'is_contiguous',
 )
 _SAME = ('contiguous', 'clone', 'detach', 'requires_grad_', 'float', 'to')
-_MATMUL = ('mm', 'matmul', '__matmul__', '__rmatmul__', '_sparse_mm')
+_DROPOUT = ('dropout', 'feature_dropout', 'alpha_dropout')
+_MATMUL = ('mm', 'matmul', '__matmul__', '_sparse_mm')
 
 
 class LinearFeatures(Tensor):
@@ -62,90 +66,70 @@ class LinearFeatures(Tensor):
     ) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, '__name__', str(func))
-        if name in _QUESTIONS or name == '__get__':
+        if name in _QUESTIONS:
             with torch._C.DisableTorchFunctionSubclass():
                 answer = func(*args, **kwargs)
-            if not isinstance(answer, Tensor):
-                return answer
-        elif name == 'linear':
-            if isinstance(args[0], cls):
-                return _linear(*args, **kwargs)
-        elif name in ('dropout', 'feature_dropout', 'alpha_dropout'):
-            if not kwargs.get('train', kwargs.get('training', True)) or (
-                len(args) > 2 and not args[2]
-            ):
-                return args[0]
-        elif name in _SAME and isinstance(args[0], cls):
-            wanted = [a for a in args[1:] if isinstance(a, torch.dtype)]
-            if all(dtype == args[0].dtype for dtype in wanted):
-                return args[0]
+            found = None if isinstance(answer, Tensor) else answer
         else:
-            combined = _combined(cls, name, args, kwargs)
-            if combined is not None:
-                return combined
-        raise ValueError(
-            "'sparse_x' needs a model that is linear in the features before "
-            f"anything else (got '{name}'); layers that sum over neighbours "
-            "first need 'sparse_adj', too"
+            found = _answer(name, *args, **kwargs)
+        if found is None:
+            raise ValueError(
+                "'sparse_x' needs a model that is linear in the features "
+                f"before anything else (got '{name}'); layers that sum over "
+                "neighbours first need 'sparse_adj', too"
+            )
+        return found
+
+
+def _answer(name: str, one: Any, *rest: Any, **kwargs: Any) -> Any:
+    # What a function makes of the features, or nothing if it is not linear.
+    two: Any = rest[0] if rest else None
+    mine, yours = (isinstance(x, LinearFeatures) for x in (one, two))
+    if name == 'linear' and mine:
+        bias = kwargs.get('bias', rest[1] if len(rest) > 1 else None)
+        out = one.product(two)
+        return out if bias is None else out + bias
+    if name in _DROPOUT and mine:
+        train = rest[1] if len(rest) > 1 else True
+        train = kwargs.get('train', kwargs.get('training', train))
+        return None if train else one
+    if name in _SAME and mine:
+        wanted = [x for x in rest if isinstance(x, torch.dtype)]
+        return one if all(x == one.dtype for x in wanted) else None
+    if name in _MATMUL and mine:
+        return one.product(two.t())
+    if name in _MATMUL and yours and _is_csr(one):
+        if (rest[1] if len(rest) > 1 else 'sum') not in ('sum', 'mean'):
+            return None
+        return _linear(
+            two,
+            lambda weight: torch.sparse.mm(
+                one, two.product(weight), *rest[1:]
+            ),
+            one.size(0),
         )
-
-
-def _linear(
-    x: LinearFeatures, weight: Tensor, bias: Tensor | None = None
-) -> Tensor:
-    out = x.product(weight)
-    return out if bias is None else out + bias
-
-
-def _combined(cls: Any, name: str, args: tuple, kwargs: dict) -> Any:
-    one = args[0]
-    two: Any = args[1] if len(args) > 1 else None
-    if name in _MATMUL:
-        if name == '__rmatmul__':
-            one, two = two, one
-        if isinstance(one, cls):
-            assert isinstance(two, Tensor)
-            return one.product(two.t())
-        reduce = args[2] if len(args) > 2 else kwargs.get('reduce', 'sum')
-        if (
-            isinstance(one, Tensor)
-            and one.layout == torch.sparse_csr
-            and reduce in ('sum', 'mean')
-        ):
-            matrix, inner, rest = one, two.product, args[2:]
-            return cls(
-                lambda weight: torch.sparse.mm(matrix, inner(weight), *rest),
-                (one.size(0), two.size(1)),
-                _like(two),
-            )
+    if kwargs:
         return None
-    if name in ('add', '__add__', '__radd__') and not kwargs:
-        if isinstance(one, cls) and isinstance(two, cls):
-            if one.shape != two.shape:
-                return None
-            left, right = one.product, two.product
-            return cls(
-                lambda weight: left(weight) + right(weight),
-                tuple(one.shape),
-                _like(one),
-            )
-        return None
-    if name in ('mul', '__mul__', '__rmul__') and not kwargs:
-        if not isinstance(one, cls):
-            one, two = two, one
-        if isinstance(two, int | float) or (
-            isinstance(two, Tensor)
-            and not isinstance(two, cls)
-            and two.numel() == 1
+    if name in ('add', '__add__', '__radd__') and mine and yours:
+        if one.shape != two.shape:
+            return None
+        return _linear(one, lambda w: one.product(w) + two.product(w))
+    if name in ('mul', '__mul__', '__rmul__') and mine != yours:
+        inner, factor = (one, two) if mine else (two, one)
+        if isinstance(factor, int | float) or (
+            isinstance(factor, Tensor) and factor.numel() == 1
         ):
-            inner, factor = one.product, two
-            return cls(
-                lambda weight: factor * inner(weight),
-                tuple(one.shape),
-                _like(one),
-            )
+            return _linear(inner, lambda w: factor * inner.product(w))
     return None
 
 
-def _like(x: LinearFeatures) -> Tensor:
-    return torch.empty(0, dtype=x.dtype, device=x.device)
+def _is_csr(matrix: Any) -> bool:
+    return isinstance(matrix, Tensor) and matrix.layout == torch.sparse_csr
+
+
+def _linear(
+    x: LinearFeatures, product: Product, rows: int | None = None
+) -> LinearFeatures:
+    shape = (x.size(0) if rows is None else rows, x.size(1))
+    like = torch.empty(0, dtype=x.dtype, device=x.device)
+    return LinearFeatures(product, shape, like)

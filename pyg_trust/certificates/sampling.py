@@ -32,6 +32,8 @@ _HIDDEN = 16
 
 Parts = TypeVar('Parts')
 
+__all__ = ['Pipeline', 'Sampler', 'check_uncached', 'evaluating']
+
 
 class Pipeline(NamedTuple):
     """Model with its transform, its call, and the format of its inputs.
@@ -54,10 +56,6 @@ class Pipeline(NamedTuple):
     sparse_x: bool = False
     sparse_adj: bool = False
     pairs: int = 0
-
-    def with_sparse(self, sparse_x: bool, sparse_adj: bool) -> 'Pipeline':
-        """Return the same pipeline, with or without sparse matrices."""
-        return self._replace(sparse_x=sparse_x, sparse_adj=sparse_adj)
 
 
 @contextmanager
@@ -106,8 +104,6 @@ class Sampler:
         data (Data): the graph.
         noise (BitFlips): the noise.
         seed (int): the seed.
-        fresh (Pipeline, optional): a copy of the pipeline that no call has
-            changed. (default: :obj:`None`)
     """
 
     def __init__(
@@ -116,10 +112,8 @@ class Sampler:
         data: Data,
         noise: BitFlips,
         seed: int,
-        fresh: Pipeline | None = None,
     ) -> None:
         self.pipeline, self.data, self.seed = pipeline, data, seed
-        self.fresh = fresh
         self.copies = NoisyCopies(data, noise)
         parameter = next(pipeline.model.parameters(), None)
         self.device = (
@@ -301,19 +295,15 @@ class Sampler:
         widths = [p.size(0) for p in self.pipeline.model.parameters()]
         widest = max([1, *widths])
         edges = int(data.edge_index.size(1))
-        zeros, ones = self.copies.cells['edges']
-        plus, minus = self.copies.noise.edges
         if self.copies.edges is not None:
-            drawn = plus * zeros + (1 - minus) * ones
-            edges = int(drawn * (1 if self.copies.noise.directed else 2))
+            ways = 1 if self.copies.noise.directed else 2
+            edges = int(self._ones('edges') * ways)
         size = 16 * edges + 8 * n * widest
         if not self.pipeline.sparse_adj:
             size += 8 * edges * widest
         x = data.get('x')
         if x is not None and self.pipeline.sparse_x:
-            zeros, ones = self.copies.cells['features']
-            plus, minus = self.copies.noise.features
-            size += int(12 * (plus * zeros + (1 - minus) * ones))
+            size += int(12 * self._ones('features'))
         elif x is not None:
             size += 8 * x.numel()
             if not self.pipeline.sparse_adj:
@@ -321,22 +311,34 @@ class Sampler:
         most = (2**31 - 1) // max(n, 1)
         return max(1, min(_BYTES // max(size, 1), most, 10_000))
 
-    def check(self, together: int = 3) -> str:
+    def check(self, fresh: Pipeline | None, together: int = 3) -> str:
         """Return why copies can't share a call of the model, or nothing.
 
+        Args:
+            fresh (Pipeline, optional): a copy of the pipeline that no call has
+                changed.
+            together (int): the number of copies that are tried.
+                (default: :obj:`3`)
+
         Raises:
-            ValueError: if the model is random in evaluation mode, or what it
-                says depends on what it was called with before.
+            ValueError: if the model is random in evaluation mode, or keeps
+                what it was called with before.
         """
         alone = [self.logits(s, 1, True)[0] for s in range(together)]
-        again = self.logits(0, 1, True)[0]
-        if differ(alone[0], again):
+        if differ(alone[0], self.logits(0, 1, True)[0]):
             raise ValueError(
                 "'model' needs to be the same function at every call (got "
                 'another output for the same copy in evaluation mode)'
             )
-        for number, logits in enumerate(alone):
-            self._compare_fresh(number, logits)
+        if fresh is not None:
+            new = Sampler(fresh, self.data, self.copies.noise, self.seed)
+            if differ(alone[-1], new.logits(together - 1, 1, True)[0]):
+                raise ValueError(
+                    "'model' needs to be the same function at every call (got "
+                    f'another output for copy {together - 1} after other '
+                    'ones: it, or a function called with it, keeps state '
+                    'between calls)'
+                )
         batch = self.logits(0, together)
         # Copies are alike, so that what is mixed up among them may not show.
         before, after = self._strangers()
@@ -349,33 +351,6 @@ class Sampler:
             )
         return ''
 
-    def _compare_fresh(self, number: int, logits: Tensor) -> None:
-        # The output of a copy of the pipeline that no call has changed.
-        if self.fresh is None:
-            return
-        if differ(logits, self.as_new().logits(number, 1, True)[0]):
-            raise ValueError(
-                "'model' needs to be the same function at every call (got "
-                f'another output for copy {number} after other ones: it, or a '
-                'function called with it, keeps state between calls)'
-            )
-
-    def as_new(self) -> 'Sampler':
-        """Return a sampler with a fresh copy of the model.
-
-        Raises:
-            ValueError: if there can be none.
-        """
-        if self.fresh is None:
-            raise ValueError(
-                "'model' needs to be one that can be copied (copy.deepcopy), "
-                'or to keep no state between calls (got one whose attributes '
-                'have changed)'
-            )
-        sampler = copy.copy(self)
-        sampler.pipeline, sampler._products = copy.deepcopy(self.fresh), {}
-        return sampler
-
     @property
     def density(self) -> float:
         """Return the share of nonzero entries of the features."""
@@ -384,9 +359,13 @@ class Sampler:
             return 1.0
         if self.copies.features is None:
             return int(x.count_nonzero()) / x.numel()
-        zeros, ones = self.copies.cells['features']
-        plus, minus = self.copies.noise.features
-        return (plus * zeros + (1 - minus) * ones) / x.numel()
+        return self._ones('features') / x.numel()
+
+    def _ones(self, kind: str) -> float:
+        # How many cells of a kind are 1 in a copy, on average.
+        zeros, ones = self.copies.cells[kind]
+        plus, minus = getattr(self.copies.noise, kind)
+        return plus * zeros + (1 - minus) * ones
 
     def agrees(self, sparse_x: bool, sparse_adj: bool) -> bool:
         """Tell whether sparse and dense matrices give the same outputs."""
@@ -420,54 +399,6 @@ class Sampler:
                 return False
         return changed >= _HIDDEN // 4
 
-    def reads(self) -> list[str]:
-        """List the attributes without noise that the outputs depend on.
-
-        Of a :obj:`transform` and a :obj:`forward`; others get the features
-        and the edges alone.
-        """
-        pipe = self.pipeline
-        if pipe.transform is None and pipe.forward is None:
-            return []
-        clean = self.data.clone()
-        clean.num_nodes = self.copies.num_nodes
-        expected, outputs = self._called([clean]), []
-        for name in set(clean.keys()) - {'x', 'edge_index', 'num_nodes'}:
-            without = clean.clone()
-            del without[name]
-            try:
-                same = same_bits(self._called([without]), expected)
-            # Any error means that the attribute is read.
-            except Exception:
-                same = False
-            if not same:
-                outputs.append(name)
-        return sorted(outputs)
-
-    def constant(self) -> list[str]:
-        """List the attributes that the transform makes equal in all copies."""
-        transform = self.pipeline.transform
-        if transform is None:
-            return []
-        clean = self.data.clone()
-        clean.num_nodes = self.copies.num_nodes
-        old = clean.to_dict()
-        before = transform(clean).to_dict()
-        names = [
-            name
-            for name, value in before.items()
-            if isinstance(value, Tensor) and value is not old.get(name)
-        ]
-        for noisy in self._drawn(0, 3):
-            after = transform(noisy).to_dict()
-            names = [
-                name
-                for name in names
-                if isinstance(after.get(name), Tensor)
-                and same_bits(after[name], before[name])
-            ]
-        return names
-
     def votes(
         self,
         first: int,
@@ -476,7 +407,6 @@ class Sampler:
         bar: Bar,
         plain: bool = False,
         place: tuple[int, int] = (0, 1),
-        as_new: bool = False,
     ) -> Tensor | None:
         """Count the votes of copies for each class: ``[rows, C + 1]``.
 
@@ -492,8 +422,6 @@ class Sampler:
             place (tuple[int, int]): the number of a process, and the number of
                 processes that share the batches; a process without a batch
                 returns nothing. (default: :obj:`(0, 1)`)
-            as_new (bool): whether each batch is passed to a copy of the model
-                that no call has changed. (default: :obj:`False`)
 
         Raises:
             ValueError: if a copy has another output alone, and after all
@@ -503,16 +431,12 @@ class Sampler:
         early: Tensor | None = None
         rank, size = place
         own = range(first, first + count, batch_size)[rank::size]
-        if not own:
-            return None
-        last = min(own[0] + batch_size, first + count) - 1
         for start in own:
             number = min(batch_size, first + count - start)
-            source = self.as_new() if as_new else self
-            logits = source.logits(start, number, plain)
+            logits = self.logits(start, number, plain)
             classes = logits.size(2)
             if total is None:
-                early = logits[-1].clone()
+                early, last = logits[-1].clone(), start + number - 1
                 total = torch.zeros(self.rows, classes + 1).long()
             if total.size(1) != classes + 1:
                 raise ValueError(
@@ -524,9 +448,7 @@ class Sampler:
             one_hot = vote.t().cpu()
             total.scatter_add_(1, one_hot, torch.ones_like(one_hot))
             bar.update(number)
-        assert total is not None
-        assert early is not None
-        if differ(early, self.logits(last, 1, True)[0]):
+        if early is not None and differ(early, self.logits(last, 1, True)[0]):
             raise ValueError(
                 "'model' needs to be the same function at every call, however "
                 f'many copies there are (got another output for copy {last} '

@@ -3,7 +3,7 @@
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -15,9 +15,9 @@ from pyg_trust._checks import (
     Count,
     Fraction,
     NotNegative,
+    OneOf,
     check_callable,
     check_choice,
-    check_fraction,
     check_instance,
     check_integer,
     check_nodes,
@@ -46,6 +46,8 @@ from pyg_trust.distributed import check_same, from_first
 from pyg_trust.nn.ppnp import PPNP, FeaturePropagation, LabelPropagation
 from pyg_trust.report import fingerprint_data, fingerprint_model, provenance
 
+__all__ = ['SmoothedClassifier', 'certify_smoothed']
+
 PER = ('all', 'node')
 CLASSES = ('all', 'one')
 _LINEAR = (PPNP, FeaturePropagation, LabelPropagation)
@@ -66,8 +68,8 @@ def certify_smoothed(
     num_samples: int | Sequence[int] = 10_000,
     num_selection: Count = 1_000,
     confidence: Fraction = 0.99,
-    per: str = 'all',
-    classes: str = 'all',
+    per: Annotated[str, OneOf(PER)] = 'all',
+    classes: Annotated[str, OneOf(CLASSES)] = 'all',
     targets: Tensor | None = None,
     until: dict[str, tuple[int, int]] | None = None,
     transform: Callable[[Data], Data] | None = None,
@@ -89,23 +91,14 @@ def certify_smoothed(
     model over noisy copies of the input. :obj:`num_selection` copies choose
     the class; :obj:`num_samples` *fresh* ones bound its probability from
     below, and those of all others from above (Clopper and Pearson). What
-    follows for changed inputs is exact over all classifiers
-    (:mod:`pyg_trust.certificates.smoothing`).
+    follows for changed inputs is exact over all classifiers, and one run
+    serves all budgets.
 
-    With :math:`\alpha = 1 -` confidence, over the number of targets for
-    :obj:`per` ``'all'``: the class's bound has level :math:`\alpha / 2`,
-    those of the :math:`C` others (outputs that are not finite are one)
-    :math:`\alpha / 2 C`; with :obj:`classes` ``'one'`` the class alone has
-    :math:`\alpha`. One run serves all budgets without further correction.
-
-    **Adaptive.** With several numbers of samples the run ends at the first
-    of them at which every target is certified :obj:`until` that budget; look
-    :math:`j` has level :math:`6 \alpha / \pi^2 j^2`, so that stopping early
-    costs nothing else.
-
-    A model that is linear in personalized PageRank has exact certificates
-    against a :class:`ThreatModel`, which certify some 10 % of the nodes more
-    and show the edges that break the rest.
+    With several numbers of samples the run ends at the first of them at which
+    every target is certified :obj:`until` that budget; look :math:`j` has the
+    level :math:`6 \alpha / \pi^2 j^2`, so that stopping early costs nothing
+    else. A model that is linear in personalized PageRank has exact
+    certificates against a :class:`ThreatModel`, which certify more.
 
     Memory: :obj:`batch_size` copies of the graph at a time, nothing quadratic.
 
@@ -123,7 +116,8 @@ def certify_smoothed(
             end. (default: :obj:`10_000`)
         num_selection (int): the number of copies that choose the class.
             (default: :obj:`1_000`)
-        confidence (float): see above. (default: :obj:`0.99`)
+        confidence (float): 1 minus the level :math:`\alpha`, shared by
+            targets, sides and classes. (default: :obj:`0.99`)
         per (str): whether the confidence is that of :obj:`'all'` targets at
             once, or of each :obj:`'node'`. (default: :obj:`'all'`)
         classes (str): whether bounds of :obj:`'all'` classes are used or of
@@ -160,8 +154,7 @@ def certify_smoothed(
             (default: :obj:`1e-9`)
         over_ranks (bool): whether the processes of torchrun share the
             batches of copies. All of them call it with the same arguments,
-            and get the certificate of one process: copies are drawn by their
-            numbers. (default: :obj:`False`)
+            and get the certificate of one process. (default: :obj:`False`)
         progress_bar (bool, optional): by default in terminals, after 2 s.
 
     Returns:
@@ -175,32 +168,13 @@ def certify_smoothed(
             something is out of range.
     """
     if over_ranks:
-        check_same(
-            {
-                'model': model,
-                'data': data,
-                'threat': threat,
-                'num_samples': num_samples,
-                'num_selection': num_selection,
-                'confidence': confidence,
-                'per': per,
-                'classes': classes,
-                'targets': targets,
-                'until': until,
-                'transform': transform,
-                'forward': forward,
-                'pairs': pairs,
-                'batch_size': batch_size,
-                'sparse_x': sparse_x,
-                'sparse_adj': sparse_adj,
-                'seed': seed,
-                'tolerance': tolerance,
-            }
-        )
-    options = _checked_options(
-        num_samples, num_selection, confidence, per, classes, until, threat
-    )
-    looks, alpha = options
+        given = dict(locals())
+        del given['over_ranks'], given['progress_bar']
+        check_same(given)
+    check_instance('threat', threat, BitFlips)
+    looks = _looks(num_samples, until, threat)
+    # Rounded down: 1 - 0.99 is a little above 0.01.
+    alpha = (1 - confidence) * (1 - 1e-12)
     graphs, task = _graphs(data)
     _check_model(model, sparse_x, sparse_adj, transform, forward)
     check_process()
@@ -482,25 +456,10 @@ def _check_model(
     check_uncached(model)
 
 
-def _checked_options(
-    num_samples: Any,
-    num_selection: int,
-    confidence: float,
-    per: str,
-    classes: str,
-    until: Any,
-    threat: Any,
-) -> tuple[list[int], float]:
-    check_instance('threat', threat, BitFlips)
-    check_integer('num_selection', num_selection, 1)
-    check_fraction('confidence', confidence)
-    check_choice('per', per, PER)
-    check_choice('classes', classes, CLASSES)
-    looks = (
-        list(num_samples)
-        if isinstance(num_samples, list | tuple)
-        else [num_samples]
-    )
+def _looks(num_samples: Any, until: Any, threat: BitFlips) -> list[int]:
+    looks = [num_samples]
+    if isinstance(num_samples, list | tuple):
+        looks = list(num_samples)
     for total in looks:
         check_integer('num_samples', total, 1)
     if looks != sorted(set(looks)) or not looks:
@@ -511,17 +470,14 @@ def _checked_options(
         raise ValueError(
             "'until' needs to say when to stop, with several 'num_samples'"
         )
-    if until is not None:
-        check_instance('until', until, dict)
-        for kind, radius in until.items():
-            check_choice('until', kind, KINDS)
-            check_radius('until', radius)
-            if kind not in threat.noisy:
-                raise ValueError(
-                    f"'until' needs kinds that have noise (got {kind!r})"
-                )
-    # Rounded down: 1 - 0.99 is a little above 0.01.
-    return looks, (1 - confidence) * (1 - 1e-12)
+    for kind, radius in (until or {}).items():
+        check_choice('until', kind, KINDS)
+        check_radius('until', radius)
+        if kind not in threat.noisy:
+            raise ValueError(
+                f"'until' needs kinds that have noise (got {kind!r})"
+            )
+    return looks
 
 
 def _check_enough(

@@ -55,63 +55,80 @@ def is_right(
 class SmoothedCertificate(SpeaksOf, Report):
     r"""Class probabilities under noise, and their certificates.
 
-    It speaks of the *smoothed* classifier, the likeliest class of the model
-    over noisy copies of its input, not of the model itself: predict with
+    It is about the *smoothed* classifier, the likeliest class of the model
+    over noisy copies of its input, not about the model itself: predict with
     :obj:`predicted`, or with :class:`SmoothedClassifier`, which may abstain
-    where a class stays (:meth:`answered` tells where it does not). One run
-    serves all radii and budgets.
+    where a class stays (:meth:`answered` tells where it does not).
+
+    Args:
+        targets (Tensor): the nodes, graphs or pairs: int64, ``[num_targets]``.
+        predicted (Tensor): the smoothed class, -1 where it abstains: int64,
+            ``[num_targets]``.
+        votes (Tensor): how many copies voted for each class, the last column
+            for outputs that were not finite: int64, ``[num_targets,
+            num_classes + 1]``.
+        p_lower (Tensor): lower bounds of the probability of the class:
+            float64.
+        p_upper (Tensor): upper bounds of the others', 0 at the class itself:
+            float64, as :obj:`votes`.
+        cells (dict): by kind, how many cells are 0 and how many 1: int64,
+            ``[1, 2]``, or ``[num_targets, 2]`` for graphs.
+        noise (BitFlips): the noise.
+        task (str): ``'nodes'``, ``'graphs'`` or ``'pairs'``.
+        num_samples (int): the number of copies that bound probabilities.
+        num_selection (int): the number of copies that chose the classes.
+        look (int): at which look it ended, 0 if the number of samples was
+            fixed.
+        alpha (float): the level of each target's bounds together.
+        confidence (float): the confidence.
+        per (str): whether it is that of all targets or of each.
+        classes (str): whether bounds of all classes are used or of one.
+        tolerance (float): what is taken off :obj:`p_lower` and added to
+            :obj:`p_upper`.
+        seed (int): the seed of the copies.
+        note (str): how the model was called, if in a special way.
+        advice (str): another certificate that fits the model better, if any.
+        fingerprint (str): SHA-256 of the model and of the data.
+        model_digest (str): SHA-256 of the model: tensors, attributes and code.
+        num_abstained (int): the number of targets without a class.
+        provenance (dict): versions and arguments of the run.
+        weights (str): SHA-256 of the model's weights.
+        data (str): SHA-256 of the graphs that were passed.
+        checked (tuple[str, ...]): how the model was tried out on this run.
+        named (tuple[str, ...]): what the noise did not change, and so has to
+            be unchanged by attacks.
+        seeded (bool): whether the copies came from an explicit seed: then
+            nothing is certified.
     """
 
     targets: Tensor
-    """The nodes, or graphs: int64, ``[num_targets]``."""
     predicted: Tensor
-    """The smoothed class, -1 where it abstains: int64, ``[num_targets]``."""
     votes: Tensor
-    """How many copies voted for each class, the last column for outputs that
-    were not finite: int64, ``[num_targets, num_classes + 1]``."""
     p_lower: Tensor
-    """Lower bounds of the probability of the class: float64."""
     p_upper: Tensor
-    """Upper bounds of the others', 0 at the class itself: float64, as
-    :obj:`votes`."""
     cells: dict[str, Tensor]
-    """By kind, how many cells are 0 and how many 1: int64, ``[1, 2]``, or
-    ``[num_targets, 2]`` for graphs."""
     noise: BitFlips
     task: str
-    """``'nodes'``, ``'graphs'`` or ``'pairs'``."""
     num_samples: int
     num_selection: int
     look: int
-    """At which look it ended, 0 if the number of samples was fixed."""
     alpha: float
-    """The level of each target's bounds together."""
     confidence: float
     per: str
     classes: str
     tolerance: float
-    """The slack taken off :obj:`p_lower` and added to :obj:`p_upper`."""
     seed: int
     note: str
     advice: str
-    """Another certificate that fits the model better, or nothing."""
     fingerprint: str
-    """SHA-256 of the model and of the data."""
     model_digest: str
-    """SHA-256 of the model: tensors, attributes and code."""
     num_abstained: int
     provenance: dict[str, Any]
     weights: str = ''
-    """SHA-256 of the model's weights."""
     data: str = ''
-    """SHA-256 of the graphs that were handed in."""
     checked: tuple[str, ...] = ()
-    """How the model was tried out on this run."""
     named: tuple[str, ...] = ()
-    """What the noise did not change, and so has to be unchanged by attacks."""
     seeded: bool = False
-    """Whether the copies came from an explicit seed: then nothing is
-    certified."""
 
     def certified(
         self,
@@ -147,16 +164,11 @@ class SmoothedCertificate(SpeaksOf, Report):
         edges: tuple[int, int] = (0, 0),
         features: tuple[int, int] = (0, 0),
     ) -> Tensor:
-        r"""Return which targets new runs answer alike: ``[num_targets]``.
+        r"""Return a mask of targets that the deployed classifier answers.
 
-        A class that stays is the likeliest one of the noisy copies of every
-        admissible graph. :class:`SmoothedClassifier`, which draws copies of
-        its own, may still abstain there, as that class may be likeliest by
-        little. Here it does not: with these numbers of samples, a run on any
-        admissible graph returns the class, each of them with probability
-        :math:`1 - \alpha` (:obj:`alpha`) at least. (A run that is refused with
-        a :class:`ValueError`, as one in which noise shows in no output, has no
-        answer.)
+        With these numbers of samples, :class:`SmoothedClassifier` returns the
+        class on any admissible graph instead of abstaining, each time with
+        probability :math:`1 - \alpha` (:obj:`alpha`) at least.
 
         Raises:
             ValueError: as :meth:`certified`; or if the run was adaptive, so
@@ -330,14 +342,18 @@ class SmoothedCertificate(SpeaksOf, Report):
             model=self.weights,
         )
 
+    def _sides(self) -> Iterator[tuple[str, str, Any]]:
+        # Kinds, sides and the budget of so many changes there.
+        for kind in self.noise.noisy:
+            yield kind, 'additions', lambda r, kind=kind: {kind: (r, 0)}
+            yield kind, 'deletions', lambda r, kind=kind: {kind: (0, r)}
+
     def chart(self) -> Chart:
         """Draw the certified share of targets by the number of changes."""
         radii, lines = range(_SHOWN[-1] + 1), {}
-        for kind in self.noise.noisy:
-            for side, place in (('added', 0), ('deleted', 1)):
-                pairs = [(r, 0) if place == 0 else (0, r) for r in radii]
-                shares = [self.certified_ratio(**{kind: p}) for p in pairs]
-                lines[f'{side} {kind}'] = (radii, shares)
+        for kind, side, budget in self._sides():
+            shares = [self.certified_ratio(**budget(r)) for r in radii]
+            lines[f'{side} of {kind}'] = (radii, shares)
         best = max(lines, key=lambda name: sum(lines[name][1]))
         return Chart(
             f'{lines[best][1][1]:.0%} of {self.targets.numel()} '
@@ -358,16 +374,10 @@ class SmoothedCertificate(SpeaksOf, Report):
             f'{self.num_samples} samples, confidence {self.confidence:g} '
             f'per {self.per}',
         ]
-        for kind in self.noise.noisy:
-            for side, place in (('additions', 0), ('deletions', 1)):
-                counts = []
-                for r in _SHOWN:
-                    radius = (r, 0) if place == 0 else (0, r)
-                    mask = self.certified(**{kind: radius})
-                    counts.append(f'{r}: {int(mask.sum())}')
-                lines.append(
-                    f'certified, {side} of {kind}: {", ".join(counts)}'
-                )
+        for kind, side, budget in self._sides():
+            masks = {r: self.certified(**budget(r)) for r in _SHOWN}
+            counts = [f'{r}: {int(mask.sum())}' for r, mask in masks.items()]
+            lines.append(f'certified, {side} of {kind}: {", ".join(counts)}')
         notes = [text for text in (self.note, self.advice) if text]
         notes += self.named
         return '\n'.join([*lines, *notes])

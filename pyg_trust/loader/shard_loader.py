@@ -13,10 +13,9 @@ from pyg_trust._checks import Count, check_dtype, validated
 from pyg_trust._checks.graphs import check_edges, with_edge_index
 from pyg_trust.graph.attributes import subgraph
 from pyg_trust.graph.ragged import pointer
-from pyg_trust.unlearning.partition import (
-    check_partition,
-    shard_sizes,
-)
+from pyg_trust.unlearning.partition import check_partition, shard_sizes
+
+__all__ = ['ShardLoader']
 
 _OWN = ('collate_fn', 'generator', 'dataset')
 
@@ -69,7 +68,7 @@ class ShardLoader(DataLoader):
 
     Beside the sliced attributes of :obj:`data`, a batch holds ``shard_id``,
     ``[batch_size]``; ``batch`` and ``ptr``, the shards' nodes; and ``n_id``,
-    the names of its nodes: ``data.n_id`` where that is there, else their
+    the ids of its nodes: ``data.n_id`` where that is there, else their
     positions in :obj:`data`.
 
     .. code-block:: python

@@ -197,6 +197,22 @@ class StepLoader(NodeLoader):
         self.input_nodes = roots
         self.subgraphs_per_batch = batches.batch_size
 
+    def _drawn(
+        self, batch_size: int, num_steps: int, seed: int
+    ) -> StepBatches:
+        # The batches that this loader draws.
+        return StepBatches(
+            batch_size,
+            num_steps,
+            self.num_subgraphs_at,
+            self._write,
+            rng.derive(seed, 1),
+            self.sample_rate_at if self.sampling == POISSON else None,
+        )
+
+    def _write(self, step: int, index: Tensor) -> list[int]:
+        return index.tolist()
+
     @classmethod
     def check_kwargs(cls, kwargs: dict[str, Any], **counts: Any) -> None:
         """Refuse arguments that would change the law of batches."""
@@ -206,6 +222,12 @@ class StepLoader(NodeLoader):
                     f"'{name}' cannot be chosen: batches are drawn afresh at "
                     'every step, uniformly without replacement or by coins'
                 )
+        if 'collate_fn' in kwargs:
+            raise TypeError(
+                "'collate_fn' cannot be chosen: a batch is one graph, whose "
+                "units are known. Change batches by 'transform', as "
+                'transform=lambda batch: ...'
+            )
         for name, value in counts.items():
             if value is not None:
                 check_integer(name, value, 1)

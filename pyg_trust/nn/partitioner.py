@@ -1,7 +1,5 @@
 """Networks for partitions: GraphRevoker's, and embeddings for BEKM."""
 
-from typing import Annotated
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -13,7 +11,6 @@ from pyg_trust._checks import (
     Finite,
     Natural,
     NotNegative,
-    Number,
     Positive,
     check_tensor,
     validated,
@@ -21,13 +18,14 @@ from pyg_trust._checks import (
 from pyg_trust._progress import Bar
 from pyg_trust.unlearning.partition import (
     PARTITIONS,
+    Slack,
     check_edges,
-    shard_limits,
-)
-from pyg_trust.unlearning.partition_methods import (
     partition_losses,
     round_partition,
+    shard_limits,
 )
+
+__all__ = ['ShardPartitioner', 'learned_partition', 'partition_embedding']
 
 
 @validated
@@ -39,12 +37,10 @@ class ShardPartitioner(torch.nn.Module):
         W + b)
 
     (`"Graph Unlearning with Efficient Partial Retraining"
-    <https://arxiv.org/abs/2403.07353>`_, Zhang et al. 2024.)
-
-    Features are divided by their root mean square, and every GNN layer is
-    followed by batch normalisation, which the paper does not have. Without
-    them, on row-normalised words, training takes several times as many epochs
-    and ends at a higher loss, with shards that nobody is assigned to.
+    <https://arxiv.org/abs/2403.07353>`_, Zhang et al. 2024.) Features are
+    divided by their root mean square, and GNN layers are followed by batch
+    normalisation, which the paper does not have: without them training takes
+    several times as many epochs and ends at a higher loss, with empty shards.
 
     Args:
         in_channels (int): the number of features.
@@ -70,9 +66,8 @@ class ShardPartitioner(torch.nn.Module):
 
     def reset_parameters(self) -> None:
         """Draw the parameters anew."""
-        self.gnn.reset_parameters()
-        self.norm.reset_parameters()
-        self.lin.reset_parameters()
+        for part in self.gnn, self.norm, self.lin:
+            part.reset_parameters()
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         """Return the soft assignment: ``[num_nodes, num_shards]``.
@@ -108,26 +103,19 @@ def learned_partition(
     max_epochs: Natural = 300,
     patience: Count = 30,
     tol: NotNegative = 1e-3,
-    slack: Annotated[float, Number(0, 1, 'low')] = 0.1,
+    slack: Slack = 0.1,
     seed: int | None = None,
     progress_bar: bool | None = None,
 ) -> Tensor:
     r"""Train GraphRevoker's partition and round it to balanced shards.
 
-    Minimises
-
-    .. math::
-        L_{\text{struct}} + \lambda_{\text{time}} L_{\text{time}} +
-        \lambda_{\text{sem}} L_{\text{sem}}
-
-    of :func:`pyg_trust.unlearning.partition_methods.partition_losses`, with
-    the right sign of the entropy, by AdamW, until the loss has not fallen by
-    :obj:`tol` of itself for :obj:`patience` epochs. (After the 10 to 30 epochs
-    at a rate of 0.001 that the paper names, :math:`P` is still uniform.) Then
-    :func:`~pyg_trust.unlearning.partition_methods.round_partition` makes
-    shards of it: argmax leaves shards empty.
-
-    It sees the training graph and training labels only. Pass nothing else.
+    Minimises :math:`L_{\text{struct}} + \lambda_{\text{time}}
+    L_{\text{time}} + \lambda_{\text{sem}} L_{\text{sem}}` of
+    :func:`pyg_trust.unlearning.partition.partition_losses` by AdamW, until the
+    loss has not fallen by :obj:`tol` of itself for :obj:`patience` epochs.
+    (After the 10 to 30 epochs that the paper names, :math:`P` is still
+    uniform.) Then
+    :func:`~pyg_trust.unlearning.partition.round_partition` makes shards of it.
 
     Args:
         x (Tensor): features of the training nodes, ``[num_nodes, channels]``.
@@ -153,11 +141,6 @@ def learned_partition(
 
     Returns:
         Tensor: int64, ``[num_nodes]``.
-
-    Raises:
-        TypeError, ValueError: as
-            :func:`pyg_trust.unlearning.partition.shard_limits`; if a node has
-            no label.
     """
     _check_graph(x, edge_index, y)
     shard_limits(x.size(0), num_shards, slack)
@@ -172,8 +155,7 @@ def learned_partition(
     )
     num_classes = int(y.max()) + 1
     best, since = float('inf'), 0
-    epochs = range(max_epochs)
-    for _ in Bar(epochs, progress_bar, desc='partition'):
+    for _ in Bar(range(max_epochs), progress_bar, desc='partition'):
         optimizer.zero_grad()
         losses = partition_losses(
             model(x, edge_index), edge_index, y, num_classes
@@ -220,29 +202,21 @@ def partition_embedding(
         epochs (int): the number of epochs. (default: :obj:`100`)
         seed (int, optional): the seed. (default: :obj:`None`)
         progress_bar (bool, optional): by default in terminals, after 2 s.
-
-    Returns:
-        Tensor: ``[num_nodes, num_classes]``.
-
-    Raises:
-        ValueError: if a node has no label.
     """
     _check_graph(x, edge_index, y)
+    classes = int(y.max()) + 1
     with rng.forked(rng.resolve(seed)):
-        model = GCN(
-            x.size(1), hidden_channels, 2, int(y.max()) + 1, dropout=0.5
-        ).to(x.device)
+        model = GCN(x.size(1), hidden_channels, 2, classes, dropout=0.5)
+        model = model.to(x.device)
         optimizer = torch.optim.Adam(
             model.parameters(), lr=lr, weight_decay=weight_decay
         )
-        steps = range(epochs)
-        for _ in Bar(steps, progress_bar, desc='embedding'):
+        for _ in Bar(range(epochs), progress_bar, desc='embedding'):
             optimizer.zero_grad()
             F.cross_entropy(model(x, edge_index), y).backward()
             optimizer.step()
-    model.eval()
     with torch.no_grad():
-        return model(x, edge_index)
+        return model.eval()(x, edge_index)
 
 
 def _check_graph(x: Tensor, edge_index: Tensor, y: Tensor) -> None:

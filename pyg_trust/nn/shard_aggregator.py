@@ -1,9 +1,8 @@
 """Aggregators: combine the sub-models of all shards into one prediction.
 
-All have one form: ``fit`` from scratch on the outputs of the sub-models, then
-call. A trained one has seen labels and outputs of all shards, so it has to be
-fitted again after every removal. Much of what it gains comes from those
-labels: compare it with a plain model that is trained on them alone.
+A trained one has seen labels and outputs of all shards, so it has to be fitted
+again after every removal. Much of what it gains comes from those labels:
+compare it with a plain model that is trained on them alone.
 """
 
 import copy
@@ -32,6 +31,16 @@ from pyg_trust.registries import Registry
 from pyg_trust.unlearning import aggregate
 from pyg_trust.unlearning.partition import check_edges
 
+__all__ = [
+    'AGGREGATORS',
+    'AttentiveAggregator',
+    'LBAggregator',
+    'MajorityAggregator',
+    'MeanAggregator',
+    'ShardAggregator',
+    'make_aggregator',
+]
+
 #: Factories of :class:`ShardAggregator`, by name.
 AGGREGATORS: Registry[Callable[..., 'ShardAggregator']] = Registry(
     'aggregator'
@@ -41,9 +50,8 @@ _INIT, _ORDER, _STEP = 0, 1, 2
 
 
 @dataclass(frozen=True)
-class Examples:
-    """Training data of an aggregator; see :meth:`ShardAggregator.fit`."""
-
+class _Examples:
+    # Training data of an aggregator, as ShardAggregator.fit() takes them.
     outputs: Tensor
     y: Tensor
     index: Tensor
@@ -64,6 +72,9 @@ class ShardAggregator(torch.nn.Module):
     An aggregator takes the sizes that it needs from what it is fitted to, or
     from the state that it loads.
     """
+
+    # Whether outputs have to be logits, one for each class.
+    _of_logits = True
 
     def fit(
         self,
@@ -101,7 +112,14 @@ class ShardAggregator(torch.nn.Module):
                 node of :obj:`index` is unknown, repeated or has no label, or
                 a method needs something that is not there.
         """
-        examples = _check(outputs, y, index, edge_index, shard, num_classes)
+        examples = _checked(outputs, y, index, edge_index, shard, num_classes)
+        channels, classes = outputs.size(2), examples.num_classes
+        if self._of_logits and channels != classes:
+            raise ValueError(
+                f"'outputs' needs to be logits of {classes} classes for a "
+                f'{type(self).__name__} without a head (got {channels} '
+                'channels)'
+            )
         # On a copy, so that an interruption changes nothing.
         learner = copy.deepcopy(self)
         with torch.enable_grad():
@@ -110,9 +128,9 @@ class ShardAggregator(torch.nn.Module):
         return self
 
     def _learn(
-        self, examples: Examples, seed: int, progress_bar: bool | None
+        self, examples: _Examples, seed: int, progress_bar: bool | None
     ) -> None:
-        _check_logits(self, examples)
+        pass
 
     def forward(self, outputs: Tensor) -> Tensor:
         """Return probabilities of classes: ``[num_nodes, num_classes]``."""
@@ -182,9 +200,8 @@ class LBAggregator(ShardAggregator):
         self.register_buffer('weight', None)
 
     def _learn(
-        self, examples: Examples, seed: int, progress_bar: bool | None
+        self, examples: _Examples, seed: int, progress_bar: bool | None
     ) -> None:
-        _check_logits(self, examples)
         index = examples.index
         logits, y = examples.outputs[:, index], examples.y[index]
         shards = logits.size(0)
@@ -200,8 +217,7 @@ class LBAggregator(ShardAggregator):
 
         everyone = torch.arange(index.numel(), device=index.device)
         best, kept = float('inf'), weight.detach().clone()
-        epochs = range(self.epochs)
-        for _ in Bar(epochs, progress_bar, desc='aggregator'):
+        for _ in Bar(range(self.epochs), progress_bar, desc='aggregator'):
             order = torch.randperm(index.numel(), generator=generator)
             for nodes in order.to(index.device).split(self.batch_size):
                 optimizer.zero_grad()
@@ -240,8 +256,8 @@ class AttentiveAggregator(ShardAggregator):
     With :math:`h^i_u = W_i e^i_u + b_i` and the weights :math:`a_{ui} =
     \mathrm{softmax}_i(w^\top \mathrm{ReLU}(h^i_u))`, the fused embedding
     (Zhang et al. 2024) is :math:`\bar{e}_u = \sum_i a_{ui} h^i_u`, followed by
-    a linear head. (Their equation 8 sums the outputs :math:`e^i_u` themselves,
-    and makes no use of the projection that it announces.) The loss is
+    a linear head. (Their equation 8 sums the outputs :math:`e^i_u`
+    themselves.) The loss is
 
     .. math::
         L = \mathrm{CE} + \lambda_c L_{\text{contra}} + \lambda_r
@@ -268,6 +284,8 @@ class AttentiveAggregator(ShardAggregator):
         lr (float): the learning rate of AdamW. (default: :obj:`0.01`)
         weight_decay (float): its weight decay. (default: :obj:`1e-5`)
     """
+
+    _of_logits = False
 
     def __init__(
         self,
@@ -307,7 +325,7 @@ class AttentiveAggregator(ShardAggregator):
         self.head = torch.nn.Linear(hidden, classes)
 
     def _learn(
-        self, examples: Examples, seed: int, progress_bar: bool | None
+        self, examples: _Examples, seed: int, progress_bar: bool | None
     ) -> None:
         outputs, y, index = examples.outputs, examples.y, examples.index
         pairs = None
@@ -328,8 +346,7 @@ class AttentiveAggregator(ShardAggregator):
         )
         order_of = rng.generator(rng.derive(seed, _ORDER))
         draws = rng.generator(rng.derive(seed, _STEP))
-        epochs = range(self.epochs)
-        for _ in Bar(epochs, progress_bar, desc='aggregator'):
+        for _ in Bar(range(self.epochs), progress_bar, desc='aggregator'):
             order = torch.randperm(index.numel(), generator=order_of)
             for nodes in index[order.to(index.device)].split(self.batch_size):
                 optimizer.zero_grad()
@@ -529,19 +546,9 @@ def make_aggregator(
     return aggregator
 
 
-# The exact classes of this package; a subclass is the user's own.
-_KNOWN = (
-    ShardAggregator,
-    MeanAggregator,
-    MajorityAggregator,
-    LBAggregator,
-    AttentiveAggregator,
-)
-
-
 def unchecked(aggregator: ShardAggregator) -> tuple[str, ...]:
     """Return the assumption that reports state of a user's aggregator."""
-    if type(aggregator) in _KNOWN:
+    if type(aggregator).__module__ == __name__:
         return ()
     return (
         f'NOT CHECKED: that {type(aggregator).__name__}, an aggregator of the '
@@ -549,31 +556,27 @@ def unchecked(aggregator: ShardAggregator) -> tuple[str, ...]:
     )
 
 
-def _check(
+def _checked(
     outputs: Tensor,
     y: Tensor,
     index: Tensor,
     edge_index: Tensor | None,
     shard: Tensor | None,
     num_classes: int | None,
-) -> Examples:
-    check_tensor(
-        'outputs', outputs, None, ('num_shards', 'num_nodes', 'channels')
-    )
-    outputs = outputs.detach()
-    if not bool(outputs.isfinite().all()):
-        bad = (~outputs.isfinite()).nonzero()[0]
+) -> _Examples:
+    shape = ('num_shards', 'num_nodes', 'channels')
+    check_tensor('outputs', outputs, None, shape)
+    outputs, num_nodes = outputs.detach(), outputs.size(1)
+    bad = ~outputs.isfinite()
+    if bool(bad.any()):
         raise ValueError(
-            "'outputs' needs to be finite (got "
-            f'{float(outputs[tuple(bad)])} from shard {int(bad[0])})'
+            f"'outputs' needs to be finite (got {float(outputs[bad][0])} from "
+            f'shard {int(bad.nonzero()[0, 0])})'
         )
-    num_nodes = outputs.size(1)
-    named = {'y': y, 'index': index}
+    check_tensor('y', y, torch.int64, (num_nodes,))
+    check_tensor('index', index, torch.int64, ('num',))
     if shard is not None:
-        named['shard'] = shard
-    for name, value in named.items():
-        size = 'num' if name == 'index' else num_nodes
-        check_tensor(name, value, torch.int64, (size,))
+        check_tensor('shard', shard, torch.int64, (num_nodes,))
     if index.numel() == 0:
         raise ValueError("'index' needs to name a node (got none)")
     check_range('index', index, num_nodes, 'the nodes')
@@ -581,22 +584,7 @@ def _check(
     if num_classes is not None:
         check_integer('num_classes', num_classes, 1)
     classes = outputs.size(2) if num_classes is None else num_classes
-    low, high = int(y[index].min()), int(y[index].max())
-    if low < 0 or high >= classes:
-        raise ValueError(
-            f"'y' needs to be in [0, {classes}) at every node of 'index' "
-            f'(got {low} to {high})'
-        )
+    check_range('y', y[index], classes, "at every node of 'index'")
     if edge_index is not None:
         check_edges(edge_index, num_nodes, 'the nodes')
-    return Examples(outputs, y, index, edge_index, shard, classes)
-
-
-def _check_logits(aggregator: ShardAggregator, examples: Examples) -> None:
-    channels = examples.outputs.size(2)
-    if channels != examples.num_classes:
-        raise ValueError(
-            f"'outputs' needs to be logits of {examples.num_classes} classes "
-            f'for a {type(aggregator).__name__} without a head '
-            f'(got {channels} channels)'
-        )
+    return _Examples(outputs, y, index, edge_index, shard, classes)

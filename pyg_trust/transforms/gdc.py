@@ -1,6 +1,7 @@
 """Graph diffusion convolution by AGP queries."""
 
 import copy
+import inspect
 from typing import Any
 
 import torch
@@ -59,6 +60,8 @@ class GDC(MeasureTransform):
         measure (str or Measure): :obj:`'appnp'` (PPR on the symmetrically
             normalised graph) or :obj:`'heat'`, as in the paper; or any other,
             as in :class:`AGP`. (default: :obj:`'appnp'`)
+        *args (optional): PyG's arguments by position, if the first is its
+            :obj:`self_loop_weight`.
         alpha (float, optional): as in :class:`AGP`. (default: :obj:`None`)
         t (float, optional): as in :class:`AGP`. (default: :obj:`None`)
         beta (float, optional): as in :class:`AGP`. (default: :obj:`None`)
@@ -92,8 +95,8 @@ class GDC(MeasureTransform):
 
     def __init__(
         self,
-        measure: str | Measure = 'appnp',
-        *,
+        measure: str | Measure | float | None = 'appnp',
+        *args: Any,
         alpha: float | None = None,
         t: float | None = None,
         beta: float | None = None,
@@ -110,6 +113,11 @@ class GDC(MeasureTransform):
         values = locals()
         default = {'measure': 'appnp', **(GDC.__init__.__kwdefaults__ or {})}
         own = [n for n, value in default.items() if values[n] != value]
+        if args or not isinstance(measure, str | Measure):
+            # The positions of PyG's arguments.
+            given = inspect.signature(pyg.GDC).bind(measure, *args, **kwargs)
+            own.remove('measure')
+            kwargs = given.arguments
         self._pyg: pyg.GDC | None = None
         if kwargs or not own:
             if own:

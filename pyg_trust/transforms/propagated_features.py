@@ -33,11 +33,20 @@ from pyg_trust.removal import (
     RemovalRequest,
 )
 from pyg_trust.unlearning.incremental import SeriesState, bare
-from pyg_trust.unlearning.sums import BITS, BOUND, Step, Sums, check_directed
-from pyg_trust.update import Update, directs
+from pyg_trust.unlearning.sums import (
+    BITS,
+    BOUND,
+    Step,
+    Sums,
+    Undo,
+    check_directed,
+    put_back,
+)
+from pyg_trust.update import Update
+
+__all__ = ['PropagatedFeatures']
 
 _NONE = torch.empty(0, dtype=torch.int64)
-_NO_EDGES = torch.empty((2, 0), dtype=torch.int64)
 
 
 @validated
@@ -68,7 +77,7 @@ class PropagatedFeatures(EditedInPlace):
     A pickle holds the present data, to the bit, and no trace of what was
     before; it is computed anew where it is read.
 
-    Names never change, and those of removed nodes are not used again. If an
+    Ids never change, and those of removed nodes are not used again. If an
     edit fails or is interrupted, everything is as before, or all of it is
     done. Threads take turns; a signal handler can't use it during an edit. On
     the CPU; memory a column and node: 4 or 8 bytes of features and 8 for each
@@ -76,8 +85,8 @@ class PropagatedFeatures(EditedInPlace):
 
     Args:
         graph (CSRGraph or Data): the graph, unweighted and without duplicate
-            edges. Nodes of a :class:`~torch_geometric.data.Data` are named by
-            its ``n_id`` if it is there, others by their positions.
+            edges. The ids of nodes are ``n_id`` of a
+            :class:`~torch_geometric.data.Data` if it is there, else positions.
         x (Tensor, optional): float32 or float64 (the series: float64),
             ``[num_nodes, num_columns]``; copied. By default, and where a
             measure stands in its place, ``graph.x``. (default: :obj:`None`)
@@ -95,7 +104,7 @@ class PropagatedFeatures(EditedInPlace):
             above :math:`\theta \sqrt{d_v}` are pushed. (default: :obj:`None`)
         bound (float): the largest magnitude that an entry of a feature may
             ever have. It is declared and not measured, so that no refusal
-            tells of other rows. (default: :obj:`16.0`)
+            reveals other rows. (default: :obj:`16.0`)
         bits (int): :math:`f`, from 1 to 51. A node may have less than
             :math:`2^{62 - f} /` :obj:`bound` neighbours; for signals along
             the edges of a directed graph less than the :math:`L`-th root of
@@ -137,8 +146,7 @@ class PropagatedFeatures(EditedInPlace):
     ) -> None:
         ids = NodeIds()
         if isinstance(x, str | Measure):
-            measure = x
-        x = None if isinstance(x, str | Measure) else x
+            measure, x = x, None
         if isinstance(graph, Data):
             ids, data = NodeIds.of_data(graph, 'graph'), graph
             graph, x = CSRGraph.from_data(data), data.x if x is None else x
@@ -160,55 +168,44 @@ class PropagatedFeatures(EditedInPlace):
             raise ValueError(
                 f"'graph' needs to be on the CPU (got {graph.device})"
             )
-        dtypes = (torch.float32, torch.float64)
         if (alpha is None) != (theta is None):
             raise ValueError(
                 "'alpha' and 'theta' need each other (got "
                 f'alpha={alpha} and theta={theta})'
             )
+        dtypes = (torch.float32, torch.float64)
         shape = (graph.num_nodes, 'num_columns')
-        self._dtype = dtypes if theta is None else dtypes[1:]
-        check_tensor('x', x, self._dtype, shape, finite=True)
+        dtype = dtypes if theta is None else dtypes[1:]
+        check_tensor('x', x, dtype, shape, finite=True)
         if theta is not None and one_way:
             raise ValueError("'graph' needs to be undirected with 'theta'")
-        self._begin(
-            graph, x, measure, alpha, theta, bound, bits, one_way, ids=ids
-        )
+        self._how = {'alpha': alpha, 'theta': theta}
+        self._how |= {'bound': bound, 'bits': bits}
+        self._begin(graph, x, measure, one_way, _NONE, ids)
 
     def _begin(
         self,
         graph: CSRGraph,
         x: Tensor,
         measure: Measure,
-        alpha: float | None,
-        theta: float | None,
-        bound: float,
-        bits: int,
-        directed: bool = False,
-        gone: Tensor = _NONE,
-        ids: NodeIds | None = None,
+        directed: bool,
+        gone: Tensor,
+        ids: NodeIds,
     ) -> None:
         # From these arguments alone, independently of any earlier state.
         self._live: Sums | SeriesState
-        if alpha is None or theta is None:
-            self._live = Sums(
-                graph,
-                x,
-                measure,
-                bound=bound,
-                bits=bits,
-                directed=directed,
-                gone=gone,
-            )
+        if self._how['theta'] is None:
+            given = {'bound': self._how['bound'], 'bits': self._how['bits']}
+            given |= {'directed': directed, 'gone': gone}
+            self._graph = self._live = Sums(graph, x, measure, **given)
         else:
-            edited = bare(graph, measure, directed, gone)
-            self._live = SeriesState(edited, x, measure, alpha, theta)
-        self._ids = NodeIds() if ids is None else ids
-        live = self._live
-        (live if isinstance(live, Sums) else live.graph).ids = self._ids
-        self._how = {'alpha': alpha, 'theta': theta}
-        self._how |= {'bound': bound, 'bits': bits}
+            self._graph = bare(graph, measure, directed, gone)
+            how = self._how['alpha'], self._how['theta']
+            self._live = SeriesState(self._graph, x, measure, *how)
+        self._graph.ids = self._ids = ids
         self._lock = ObjectLock()
+        # What takes an edit back that has not ended.
+        self._undo: Undo = []
 
     @synchronized
     def __getstate__(self) -> dict[str, Any]:
@@ -217,7 +214,6 @@ class PropagatedFeatures(EditedInPlace):
         self._settle()
         live = self._live
         return {
-            'dtype': self._dtype,
             'edge_index': live.edge_index(),
             'x': live.x.clone(),
             'measure': live.measure,
@@ -228,27 +224,18 @@ class PropagatedFeatures(EditedInPlace):
         }
 
     def __setstate__(self, held: dict[str, Any]) -> None:
-        self._dtype = held['dtype']
         alive, x = held['alive'], held['x']
-        graph = CSRGraph.from_edge_index(held['edge_index'], alive.numel())
         # States of earlier versions have no bound: take one that holds their
         # features.
         most = max(float(x.abs().max()) if x.numel() else 0.0, BOUND)
         size = math.ceil(math.log2(most))
-        ends = held['edge_index'].unbind()
-        rows = [int(end.bincount(minlength=1).max()) for end in ends]
-        power = held['measure'].levels if held['directed'] else 1
-        longest = math.ceil(power * math.log2(2 + max(rows)))
-        bits = min(BITS, 51 - size, 61 - size - longest)
-        bound = held.get('bound', 2.0**size)
+        names = 'alpha', 'theta', 'bound', 'bits'
+        earlier = {'bound': 2.0**size, 'bits': min(BITS, 51 - size)}
+        self._how = {name: {**earlier, **held}[name] for name in names}
         self._begin(
-            graph,
+            CSRGraph.from_edge_index(held['edge_index'], alive.numel()),
             x,
             held['measure'],
-            held['alpha'],
-            held['theta'],
-            bound,
-            held.get('bits', bits),
             held['directed'],
             (~alive).nonzero().view(-1),
             NodeIds(held.get('n_id')),
@@ -304,7 +291,8 @@ class PropagatedFeatures(EditedInPlace):
         Raises:
             NotThere: on a node that was removed, or never was.
         """
-        exact = isinstance(self._live, Sums) and self._ids.n_id is None
+        self._settle()
+        exact = self._live is self._graph and self._ids.n_id is None
         if nodes is None:
             return self._live.rows()
         if exact and isinstance(nodes, Tensor) and nodes.dtype == torch.int64:
@@ -327,24 +315,18 @@ class PropagatedFeatures(EditedInPlace):
         Raises:
             ValueError: if an end is not there, or an edge is there already.
         """
-        edges = self._edges(edge_index)
-        return self._play(Step(edges=edges))
+        return self._play(Step(edges=self._edges(edge_index)))
 
     @editing
     def remove_edges(self, edge_index: Tensor) -> int:
         """Remove edges.
 
-        Args:
-            edge_index (Tensor): as in :meth:`insert_edges`.
-
-        Returns:
-            int: how many nodes get another degree, neighbour or feature.
+        Takes the argument of :meth:`insert_edges` and returns the same.
 
         Raises:
-            ValueError: if an edge is not there.
+            NotThere: if an edge is not there.
         """
-        edges = self._edges(edge_index)
-        return self._play(Step(cut=edges))
+        return self._play(Step(cut=self._edges(edge_index)))
 
     @editing
     def remove_nodes(self, nodes: Nodes) -> int:
@@ -354,13 +336,12 @@ class PropagatedFeatures(EditedInPlace):
             nodes (list[int] or Tensor): ids or a mask.
 
         Returns:
-            int: how many nodes get another degree, neighbour or feature.
+            int: as :meth:`insert_edges`.
 
         Raises:
-            ValueError: if a node is not there.
+            NotThere: if a node is not there.
         """
-        gone = self._there('nodes', nodes).unique()
-        return self._play(Step(gone=gone))
+        return self._play(Step(gone=self._there('nodes', nodes).unique()))
 
     @editing
     def insert_nodes(self, x: Tensor, edge_index: Tensor) -> Tensor:
@@ -394,7 +375,7 @@ class PropagatedFeatures(EditedInPlace):
             x (Tensor): the new features of these nodes, ``[k, num_columns]``.
 
         Returns:
-            int: how many nodes get another degree, neighbour or feature.
+            int: as :meth:`insert_edges`.
         """
         nodes = self._there('nodes', nodes)
         if nodes.unique().numel() != nodes.numel():
@@ -407,15 +388,12 @@ class PropagatedFeatures(EditedInPlace):
     def update(self, update: Update | RemovalRequest | Sequence[Any]) -> int:
         """Apply updates in their order, as one: all or none.
 
-        Only what differs in the end is computed: an edge that comes and goes
-        again is no edge, and of several features of a node the last count.
-
         Args:
             update (Update, RemovalRequest or list): the removals, additions
                 and changes; a list is one edit.
 
         Returns:
-            int: how many nodes get another degree, neighbour or feature.
+            int: as :meth:`insert_edges`, of all updates together.
 
         Raises:
             TypeError: on anything else.
@@ -423,35 +401,34 @@ class PropagatedFeatures(EditedInPlace):
                 does not fit; or on removals of labels, which it has none of.
         """
         updates = Update.of(update)
-        while True:
+        self._settle()
+        try:
+            changed = [_NONE, *map(self._updated, updates)]
+        except BaseException:
+            self._settle()
+            raise
+        self._undo = []
+        return torch.cat(changed).unique().numel()
+
+    def _updated(self, update: Update) -> Tensor:
+        # An update may leave out what is not there.
+        left: Update | None = update
+        while left is not None:
             try:
-                return self._played(updates)
+                return self._live.play([self._step(left)], self._undo)[0]
             except NotThere as error:
-                left = [each.without(error.missing) for each in updates]
-                if not any(left):
+                left = left.without(error.missing)
+                if not left:
                     raise
-                pairs = zip(left, updates, strict=True)
-                updates = tuple(one or other for one, other in pairs)
+        raise AssertionError
 
-    def _played(self, updates: Sequence[Update]) -> int:
-        live = self._live
-        names, come = live.num_nodes, _NO_EDGES
-        steps = []
-        for each in updates:
-            step = self._step(each, names, come)
-            names += 0 if step.new is None else step.new.size(0)
-            come = torch.cat([come, step.edges], dim=1)
-            steps.append(step)
-        return live.play(steps)[0].numel()
-
-    def _step(self, update: Update, names: int, come: Tensor) -> Step:
-        # Of what is there, with `names` and edges that came before it.
+    def _step(self, update: Update) -> Step:
         live, part = self._live, Part()
         if update.remove is not None:
             if self._ids.n_id is None:
                 update.remove._check_positions()
             part = self._ids.part(update.part)
-        nodes, new = update.nodes, None
+        nodes, new, names = update.nodes, None, live.num_nodes
         trained = 0 if nodes is None else nodes.num_train
         if part.labels or update.labels is not None or trained:
             raise ValueError(
@@ -472,7 +449,7 @@ class PropagatedFeatures(EditedInPlace):
             update.arcs(live.undirected), names - live.num_nodes
         )
         check_range('edges', edges, names, 'the nodes')
-        of, x = torch.tensor(part.features, dtype=torch.int64), None
+        of = torch.tensor(part.features, dtype=torch.int64)
         x = live.x.new_zeros((of.numel(), live.num_columns))
         if update.features is not None:
             check_tensor('features', update.features[1], live.x.dtype, shape)
@@ -480,36 +457,11 @@ class PropagatedFeatures(EditedInPlace):
             check_range('features', changed, names, 'the nodes')
             of = torch.cat([of, changed])
             x = torch.cat([x, update.features[1]])
+        cut, missing = self._graph.cut(part)
+        if missing != Part():
+            raise NotThere(self._ids.request(missing))
         gone = torch.tensor(part.nodes, dtype=torch.int64)
-        return Step(gone, self._cut(part, come), new, edges, of, x)
-
-    def _cut(self, part: Part, come: Tensor) -> Tensor:
-        # One direction of undirected edges; the present ones of directed
-        # edges.
-        arcs = torch.tensor(part.arcs, dtype=torch.int64).view(-1, 2).t()
-        if self._live.undirected:
-            for u, v in part.directed_edges:
-                raise directs(u, v)
-            return arcs[:, arcs[0] <= arcs[1]]
-        # A series is of an undirected graph.
-        assert isinstance(self._live, Sums)
-        there = {(u, v) for u, v in come.t().tolist()}
-        found = self._live.has_edges(arcs).tolist()
-        there |= {a for a, has in zip(part.arcs, found, strict=True) if has}
-        lost = [e for e in part.edges if not {e, e[::-1]} & there]
-        lost += [e for e in part.directed_edges if e not in there]
-        if lost:
-            raise NotThere(
-                self._ids.request(
-                    Part(
-                        edges=tuple(e for e in lost if e in part.edges),
-                        directed_edges=tuple(
-                            e for e in lost if e not in part.edges
-                        ),
-                    )
-                )
-            )
-        return arcs[:, torch.tensor([a in there for a in part.arcs]).bool()]
+        return Step(gone, cut, new, edges, of, x)
 
     def __repr__(self) -> str:
         return (
@@ -520,9 +472,11 @@ class PropagatedFeatures(EditedInPlace):
 
     def _settle(self) -> None:
         # End an interrupted edit.
+        put_back(self._undo)
         self._live.mend()
 
     def _play(self, step: Step) -> int:
+        self._settle()
         return self._live.play([step])[0].numel()
 
     def _there(self, name: str, nodes: Nodes) -> Tensor:

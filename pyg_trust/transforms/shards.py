@@ -16,6 +16,8 @@ from pyg_trust.nn.partitioner import partition_embedding
 from pyg_trust.unlearning import partition
 from pyg_trust.unlearning.partition import PARTITIONS
 
+__all__ = ['Shards', 'training_nodes']
+
 # Data of a graph that partitions read, by the names of arguments.
 _INPUTS = ('num_nodes', 'n_id', 'edge_index', 'x', 'y', 'embedding')
 
@@ -32,7 +34,7 @@ class Shards(BaseTransform):
     =============== ======================================== ================
     method          what it has seen                         balanced
     =============== ======================================== ================
-    ``'hash'``      the name of the node alone               no
+    ``'hash'``      the id of the node alone                 no
     ``'random'``    the number of training nodes             yes
     ``'metis'``     all edges between training nodes         yes
     ``'blpa'``      all edges between training nodes         yes
@@ -56,21 +58,17 @@ class Shards(BaseTransform):
             (:func:`pyg_trust.nn.partition_embedding`). (default: :obj:`None`)
         progress_bar (bool, optional): by default in terminals, after 2 s.
         **kwargs (optional): further arguments of the function of the method
-            (:obj:`slack`, :obj:`max_rounds`, :obj:`sem_weight`, ...):
-            :func:`~pyg_trust.unlearning.random_partition`,
-            :func:`~pyg_trust.unlearning.hash_partition`,
+            (:obj:`slack`, :obj:`max_rounds`, :obj:`sem_weight`, ...), as
             :func:`~pyg_trust.unlearning.metis_partition`,
             :func:`~pyg_trust.unlearning.blpa`,
-            :func:`~pyg_trust.unlearning.bekm`,
-            :func:`~pyg_trust.nn.learned_partition`.
+            :func:`~pyg_trust.unlearning.bekm` and
+            :func:`~pyg_trust.nn.learned_partition` take them.
 
     Raises:
-        ImportError: if there is no METIS.
+        ImportError: without ``pymetis``, by :obj:`'metis'`.
         TypeError: if the graph is heterogeneous.
         ValueError: on an unknown method, or an argument that it does not
-            take; if there is no ``train_mask`` or what the method needs is
-            missing; if there are fewer training nodes than shards, or a label
-            is missing.
+            take; if the graph lacks what the method needs.
     """
 
     def __init__(
@@ -129,47 +127,49 @@ class Shards(BaseTransform):
             )
         index = training_nodes(data)
         names, named = _arguments(self.method)
-        inputs = self._inputs(data, index, names)
-        kwargs = self.kwargs
+        kwargs = {**self.kwargs}
         if 'progress_bar' in named:
-            kwargs = {**kwargs, 'progress_bar': self.progress_bar}
+            kwargs['progress_bar'] = self.progress_bar
+        partition.check_shards(index.numel(), self.num_shards)
+        given = self._given(data, index, {*names})
         function = PARTITIONS.find('method', self.method)
-        shard = function(*inputs, self.num_shards, **kwargs)
+        shard = function(
+            *(given[name] for name in names), self.num_shards, **kwargs
+        )
         if PARTITIONS.is_own(self.method):
             partition.check_partition(shard, self.num_shards, index.numel())
-        everyone = torch.full((int(data.num_nodes),), -1).to(index.device)
+        everyone = torch.full((int(data.num_nodes or 0),), -1)
+        everyone = everyone.to(index.device)
         data.shard = everyone.index_copy(0, index, shard.to(index.device))
         return data
 
-    def _inputs(
-        self, data: Data, index: Tensor, names: list[str]
-    ) -> tuple[Any, ...]:
-        # The method's arguments before the number of shards.
-        partition.check_shards(index.numel(), self.num_shards)
-        inputs: dict[str, Any] = {'num_nodes': index.numel()}
-        takes = set(names)
+    def _given(
+        self, data: Data, index: Tensor, takes: set[str]
+    ) -> dict[str, Any]:
+        # What the method reads of the training nodes.
+        own = self.embedding is None and 'embedding' in takes
+        takes = takes | ({'edge_index', 'x', 'y'} if own else set())
+        given: dict[str, Any] = {'num_nodes': index.numel()}
         if 'n_id' in takes:
             n_id = data.get('n_id')
-            inputs['n_id'] = index if n_id is None else n_id[index]
-        if 'embedding' in takes and self.embedding is not None:
-            inputs['embedding'] = _needed(data, self.embedding)[index]
-            takes.remove('embedding')
-        if takes & {'edge_index', 'embedding'}:
-            inputs['edge_index'] = partition.training_graph(
-                _needed(data, 'edge_index'), index, int(data.num_nodes)
+            given['n_id'] = index if n_id is None else n_id[index]
+        if 'edge_index' in takes:
+            given['edge_index'] = partition.training_graph(
+                _needed(data, 'edge_index'), index, int(data.num_nodes or 0)
             )
-        for name in ('x', 'y'):
-            if takes & {name, 'embedding'}:
-                inputs[name] = _needed(data, name)[index]
-        if 'embedding' in takes:
-            inputs['embedding'] = partition_embedding(
-                inputs['x'],
-                inputs['edge_index'],
-                inputs['y'],
+        for name in sorted(takes & {'x', 'y'}):
+            given[name] = _needed(data, name)[index]
+        if own:
+            given['embedding'] = partition_embedding(
+                given['x'],
+                given['edge_index'],
+                given['y'],
                 seed=rng.derive(self.seed, 0),
                 progress_bar=self.progress_bar,
             )
-        return tuple(inputs[name] for name in names)
+        elif self.embedding is not None:
+            given['embedding'] = _needed(data, self.embedding)[index]
+        return given
 
     def __repr__(self) -> str:
         return described(self, 'num_shards', 'method', **self.kwargs)

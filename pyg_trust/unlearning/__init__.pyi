@@ -1,17 +1,18 @@
 """Unlearning: models that forget on request."""
 
 from .aggregate import majority_vote as majority_vote
-from .baselines import GINClassifier as GINClassifier
 from .links import LinkClassifier as LinkClassifier
 from .node import NodeClassifier as NodeClassifier
+from .partition import bekm as bekm
+from .partition import blpa as blpa
 from .partition import hash_partition as hash_partition
+from .partition import metis_partition as metis_partition
 from .partition import random_partition as random_partition
-from .partition_methods import bekm as bekm
-from .partition_methods import blpa as blpa
-from .partition_methods import metis_partition as metis_partition
+from .published import GINClassifier as GINClassifier
+from .published import feature_removal_bound as feature_removal_bound
+from .published import node_removal_bound as node_removal_bound
+from .published import removal_budget as removal_budget
 from .recommender import Recommender as Recommender
-from .removal_bounds import feature_removal_bound as feature_removal_bound
-from .removal_bounds import node_removal_bound as node_removal_bound
 from .reports import LinkUnlearnReport as LinkUnlearnReport
 from .reports import NodeUnlearnReport as NodeUnlearnReport
 from .reports import NodeVerifyReport as NodeVerifyReport
@@ -24,7 +25,6 @@ from .shards import ShardedUnlearner as ShardedUnlearner
 from .shards import ShardRemovalReport as ShardRemovalReport
 from .shards import ShardReport as ShardReport
 from .shifts import gaussian_budget as gaussian_budget
-from .shifts import removal_budget as removal_budget
 from .store import ShardStore as ShardStore
 
 __all__ = [

@@ -14,6 +14,17 @@ from torch import Tensor
 
 from pyg_trust._checks import Array, Positive, check_tensor, validated
 
+__all__ = [
+    'attention',
+    'fuse',
+    'info_nce',
+    'majority_vote',
+    'mean_probability',
+    'on_simplex',
+    'reconstruction_loss',
+    'weighted_log_probability',
+]
+
 
 def mean_probability(outputs: Tensor) -> Tensor:
     r"""Average the sub-models' probabilities, as in SISA.
@@ -28,9 +39,6 @@ def mean_probability(outputs: Tensor) -> Tensor:
 
     Returns:
         Tensor: ``[num_nodes, num_classes]``; rows sum to one.
-
-    Raises:
-        ValueError: if :obj:`outputs` has another shape.
     """
     _check_outputs(outputs)
     return outputs.softmax(-1).mean(0)
@@ -54,9 +62,6 @@ def majority_vote(outputs: Tensor) -> Tensor:
 
     Returns:
         Tensor: ``[num_nodes, num_classes]``; rows sum to one.
-
-    Raises:
-        ValueError: if :obj:`outputs` has another shape.
     """
     _check_outputs(outputs)
     # Sum in float32: half precision can't tell 257 votes from 256.
@@ -87,9 +92,6 @@ def weighted_log_probability(outputs: Tensor, weight: Tensor) -> Tensor:
 
     Returns:
         Tensor: ``[num_nodes, num_classes]``.
-
-    Raises:
-        ValueError: if a shape does not fit.
     """
     _check_outputs(outputs)
     check_tensor('weight', weight, None, outputs.shape[:1])
@@ -132,9 +134,6 @@ def attention(
     Returns:
         tuple[Tensor, Tensor]: the scores before the softmax, ``[num_nodes,
         num_shards]``, and :math:`h`, ``[num_shards, num_nodes, hidden]``.
-
-    Raises:
-        ValueError: if a shape does not fit.
     """
     _check_outputs(outputs)
     check_tensor('vector', vector, None, ('hidden',))

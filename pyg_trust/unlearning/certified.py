@@ -1,14 +1,15 @@
 r"""Base of the classifiers with certified removal.
 
 A regularised linear head is trained on features that a removal can change.
-:class:`~pyg_trust.unlearning.NodeClassifier` and
+:class:`~pyg_trust.unlearning.NodeClassifier`,
+:class:`~pyg_trust.unlearning.LinkClassifier` and
 :class:`~pyg_trust.unlearning.ScatteringClassifier` make the features;
 noise, account, predictions and saved states are those of
 :class:`CertifiedClassifier`.
 
-**The promise.** The reference is retraining on what remains, :math:`D'`, with
-the same settings, *exactly*, released with noise: :math:`W^*(D') + s\,\Xi`.
-The classifier keeps its weights :math:`W` secret and releases :math:`W +
+**The guarantee.** The reference is retraining on what remains, :math:`D'`,
+with the same settings, *exactly*, released with noise: :math:`W^*(D') + s\,
+\Xi`. The classifier keeps its weights :math:`W` secret and releases :math:`W +
 s\,\Xi`, with fresh noise for every release. The residual of :math:`W` is
 measured, and bounds the distance to :math:`W^*(D')`; so the two releases are
 :math:`(\varepsilon, \delta)`-indistinguishable, both ways, and releases
@@ -34,6 +35,7 @@ from pyg_trust.noise import SecureNoise, SeededNoise
 from pyg_trust.report import fingerprint_model
 from pyg_trust.unlearning import saved
 from pyg_trust.unlearning.heads import Residual
+from pyg_trust.unlearning.reports import NOT_CHECKED
 from pyg_trust.unlearning.saved import Saved
 from pyg_trust.unlearning.shifts import (
     gaussian_budget,
@@ -43,7 +45,14 @@ from pyg_trust.unlearning.shifts import (
 )
 from pyg_trust.verify import release, removal
 
+__all__ = ['CertifiedClassifier', 'Held', 'noised']
+
 ON_EXCEED = ('refine', 'retrain', 'raise')
+#: The first assumption of every release.
+EXACT_NOISE = (
+    'the noise is exact, as integers on the grid of the release, whose '
+    'rounding is paid for'
+)
 
 
 class Held(saved.Held, Protocol):
@@ -70,12 +79,11 @@ M = TypeVar('M', bound=Held)
 
 
 class CertifiedClassifier(Saved[M]):
-    r"""Base of classifiers with certified removal: release, ledger, state.
+    r"""Base of classifiers with certified removal: release, account, state.
 
     A subclass keeps features and weights in ``_model``.
 
     Args:
-        head (str): the loss, an entry of :mod:`~pyg_trust.unlearning.heads`.
         lam (float): the regularisation :math:`\lambda`.
         release_std (float): the standard deviation of the noise.
         epsilon (float): the largest :math:`\epsilon` that a release may have.
@@ -87,17 +95,11 @@ class CertifiedClassifier(Saved[M]):
     """
 
     noise = 'output'
-    accounting = 'residual'
-    _rests_on: tuple[str, ...] = (
-        'the noise is exact, as integers on the grid of the release, whose '
-        'rounding is paid for',
-    )
 
     @validated
     def __init__(
         self,
         *,
-        head: str,
         lam: Positive,
         release_std: Positive,
         epsilon: float,
@@ -106,19 +108,17 @@ class CertifiedClassifier(Saved[M]):
         tol: Positive,
         seed: int | None,
     ) -> None:
-        self._head = head
         self.lam = lam
         self.tol = tol
         self.release_std = release_std
         self.on_exceed = on_exceed
-        self.budget = self._new_budget(epsilon, delta)
+        self.budget = gaussian_budget(epsilon, delta)
         self.epsilon = float(epsilon)
         self.delta = float(delta)
         self._first_seed = None if seed is None else rng.resolve(seed)
+        # Most releases spend the same: the last amount and its epsilon.
         self._known_epsilon = (0.0, 0.0)
         super().__init__()
-
-    # What is public #########################################################
 
     @property
     def classes(self) -> tuple[int, ...]:
@@ -166,21 +166,15 @@ class CertifiedClassifier(Saved[M]):
             # States of earlier versions have no bound; features beyond it are
             # refused.
             config.setdefault('feature_bound', mine['feature_bound'])
-        if 'noise_std' not in mine:
-            # States of 0.1 have it, without an effect.
-            config.pop('noise_std', None)
+        # States of 0.1 have it, without an effect.
+        config.pop('noise_std', None)
         model = super()._unpacked({**state, 'config': config}, progress_bar)
-        self._check_weights(model)
-        return model
-
-    def _check_weights(self, model: M) -> None:
         if self._noise_p_value(model) < noise.LEAST_P_VALUE:
             raise ValueError(
                 'the released weights of the state do not match its ledger: '
                 'they may be those of an earlier release'
             )
-
-    # What subclasses say ####################################################
+        return model
 
     def _config(self) -> dict[str, Any]:
         """Return the settings that a saved state has to agree with."""
@@ -201,42 +195,16 @@ class CertifiedClassifier(Saved[M]):
 
     def _labels(self, margin: Tensor) -> Tensor:
         # What is not there has NaN, and no class.
-        found = torch.tensor(self.classes)[_best(margin)]
+        found = torch.tensor(self.classes)[best(margin)]
         gone = margin.isnan() if margin.dim() == 1 else margin.isnan().any(1)
         return torch.where(gone, -1, found)
 
-    def _probabilities(self, margin: Tensor) -> Tensor:
-        if margin.dim() == 1:
-            return torch.sigmoid(torch.stack([-margin, margin], dim=1))
-        if self._head == 'softmax':
-            return margin.softmax(1)
-        # In logarithms, so that tiny probabilities do not all vanish.
-        return torch.nn.functional.logsigmoid(margin).softmax(1)
-
-    # Noise ##################################################################
-
-    def _source(self, *what: int) -> SecureNoise | SeededNoise:
-        seed = self._seed
-        part = None if seed is None else rng.derive(seed, *what)
-        return noise.source(part)
-
-    def _linear(self, shape: tuple[int, ...], number: int) -> Tensor | None:
-        """Draw the linear term of the objective: none with output noise."""
-        return None
-
-    def _read_linear(
-        self, state: dict[str, Any], shape: tuple[int, ...]
-    ) -> Tensor | None:
-        if 'B' in state:
-            raise ValueError("'state' can't have a 'B' with noise='output'")
-        return None
-
-    @property
-    def _output_std(self) -> float:
-        return self.release_std
+    # Releases ###############################################################
 
     def _release(self, W: Tensor, number: int) -> Tensor:
-        return noised(W, self._source(number, 0), self.release_std)
+        seed = self._seed
+        part = None if seed is None else rng.derive(seed, number, 0)
+        return noised(W, noise.source(part), self.release_std)
 
     def _noise_p_value(self, model: M) -> float:
         """Compute the p value of a test of the noise's law."""
@@ -245,9 +213,6 @@ class CertifiedClassifier(Saved[M]):
         return noise.p_value(off * 2.0**-32)
 
     # The account ############################################################
-
-    def _new_budget(self, epsilon: float, delta: float) -> float:
-        return gaussian_budget(epsilon, delta)
 
     def _spends(self, beta: float, mu: float) -> float:
         """Convert a bound of the residual to units of the budget."""
@@ -268,8 +233,7 @@ class CertifiedClassifier(Saved[M]):
         The first term bounds exact training; others are at most the second
         away from it.
         """
-        loss = 'logistic' if self._head == 'ovr' else self._head
-        size = largest_weights(outputs, self.lam, loss)
+        size = largest_weights(outputs, self.lam)
         return size + self.budget * self.release_std
 
     def _check_grid(self, outputs: int) -> None:
@@ -283,7 +247,6 @@ class CertifiedClassifier(Saved[M]):
 
     def _epsilon(self, spent: float) -> float:
         if spent != self._known_epsilon[0]:
-            # Most releases spend the same.
             found = shift_epsilon(spent, self.delta)
             self._known_epsilon = (spent, found)
         return self._known_epsilon[1]
@@ -316,6 +279,27 @@ class CertifiedClassifier(Saved[M]):
                 'a bug of pyg_trust; nothing was changed'
             )
 
+    def _certificate(self, model: M, spent: float) -> dict[str, Any]:
+        """Return the fields of a report that all releases have.
+
+        Args:
+            model (Held): the model after the release.
+            spent (float): the amount on the account.
+        """
+        ledger = model.ledger
+        return {
+            'epsilon': self._epsilon(spent),
+            'epsilon_transcript': self._transcript(ledger),
+            'delta': self.delta,
+            'target_epsilon': self.epsilon,
+            'noise': self.noise,
+            'release_std': self.release_std,
+            'lam': self.lam,
+            'residual_checked': NOT_CHECKED,
+            'weights': fingerprint_model({'weight': model.weight}),
+            'ledger_head': ledger.head,
+        }
+
     def _compared(
         self,
         model: M,
@@ -333,7 +317,7 @@ class CertifiedClassifier(Saved[M]):
             margins (callable): maps weights to the margins of what remains.
         """
         upper = sum(residual.upper for residual in residuals)
-        alike = _best(margins(exact)) == _best(margins(model.weight))
+        alike = best(margins(exact)) == best(margins(model.weight))
         return {
             'bound': self._bound(model),
             'distance_to_retrain': float((exact - model.W).norm()),
@@ -385,8 +369,16 @@ def proved(
     }
 
 
-def _best(margin: Tensor) -> Tensor:
-    # The positions of the classes with the largest margins.
+def probabilities(margin: Tensor) -> Tensor:
+    """Convert margins to class probabilities: ``[n, num_classes]``."""
+    if margin.dim() == 1:
+        return torch.sigmoid(torch.stack([-margin, margin], dim=1))
+    # In logarithms, so that tiny probabilities do not all vanish.
+    return torch.nn.functional.logsigmoid(margin).softmax(1)
+
+
+def best(margin: Tensor) -> Tensor:
+    """Return the positions of the classes with the largest margins."""
     if margin.dim() == 1 or margin.size(1) == 1:
         return (margin.view(-1) > 0).long()
     return margin.argmax(1)

@@ -20,6 +20,7 @@ in the error.)
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,8 +29,19 @@ from pyg_trust import ops
 from pyg_trust.agp.measures import Measure
 from pyg_trust.graph import CSRGraph
 from pyg_trust.graph.ragged import pointer, ranges
-from pyg_trust.unlearning.journal import Journal
-from pyg_trust.unlearning.sums import Step, Sums
+from pyg_trust.unlearning.heads import (
+    GAMMA_1,
+    UNIT,
+    Factor,
+    Gradient,
+    Objective,
+    Residual,
+    hidden,
+    slopes,
+)
+from pyg_trust.unlearning.sums import Step, Sums, Undo, put_back
+
+__all__ = ['ColumnProblem', 'SeriesState', 'bare', 'degree_power']
 
 _NONE = torch.empty(0, dtype=torch.int64)
 
@@ -50,17 +62,14 @@ def degree_power(degree: Tensor, exponent: float) -> Tensor:
     if exponent == 0:
         return torch.ones(degree.shape, dtype=torch.float64)
     values, place = degree.unique(return_inverse=True)
-    power = [_power(d, exponent) for d in values.tolist()]
+    power = [
+        # The special case of pow in torch and numpy.
+        (1 / math.sqrt(d) if exponent == -0.5 else float(d) ** exponent)
+        if d
+        else 0.0
+        for d in values.tolist()
+    ]
     return torch.tensor(power, dtype=torch.float64)[place]
-
-
-def _power(degree: int, exponent: float) -> float:
-    if degree == 0:
-        return 0.0
-    # The special cases of pow in torch and numpy.
-    if exponent == -0.5:
-        return 1 / math.sqrt(degree)
-    return float(degree) ** exponent
 
 
 def bare(
@@ -132,7 +141,8 @@ class SeriesState:
         self.send = self.recv
         if measure.b != measure.a:
             self.send = degree_power(graph.degree, -measure.b)
-        self.journal = Journal()
+        # What takes an interrupted edit back.
+        self._undo: Undo = []
         self.alpha = alpha
         self.theta = theta
         self._interrupted = False
@@ -141,7 +151,7 @@ class SeriesState:
         self.z = torch.zeros_like(self.x)
         self.residue = alpha * self.x
         self._push(torch.arange(graph.num_nodes))
-        self.journal.clear()
+        self._undo = []
 
     @property
     def error_bound(self) -> float:
@@ -172,40 +182,42 @@ class SeriesState:
         return self.graph.edge_index()
 
     def play(
-        self, steps: Sequence[Step], journal: Journal | None = None
+        self, steps: Sequence[Step], undo: Undo | None = None
     ) -> tuple[Tensor, int]:
         """Edit graph and features, as :meth:`.Sums.play`."""
-        if journal is None:
-            self.mend()
-        first, self.journal = self.num_nodes, journal or Journal()
-        self.pushed = _NONE
+        self.mend()
+        first, self._undo = self.num_nodes, [] if undo is None else undo
+        self.pushed, before = _NONE, len(self._undo)
         try:
             touched = [part for step in steps for part in self._play(step)]
         except BaseException:
-            if journal is None:
-                self.mend()
+            put_back(self._undo, before)
             raise
-        if journal is None:
-            self.journal.clear()
+        self._undo = []
         return torch.cat([_NONE, *touched]).unique(), first
 
     def mend(self) -> None:
         """Undo an edit that was interrupted."""
-        self.journal.undo()
+        put_back(self._undo)
+
+    def _keep(self, tensor: Tensor, index: Tensor) -> None:
+        # Rows that are about to be written.
+        old = tensor.index_select(0, index)
+        self._undo.append(lambda: tensor.index_copy_(0, index, old))
 
     def _play(self, step: Step) -> list[Tensor]:
-        graph, new, journal = self.graph, step.new, self.journal
-        changed, _ = graph.play([Step(step.gone, step.cut)], journal)
+        graph, new, undo = self.graph, step.new, self._undo
+        changed, _ = graph.play([Step(step.gone, step.cut)], undo)
         self.update(changed, step.gone)
         empty = None if new is None else new[:, :0]
-        more, first = graph.play([Step(new=empty, edges=step.edges)], journal)
+        more, first = graph.play([Step(new=empty, edges=step.edges)], undo)
         names = torch.arange(first, graph.num_nodes)
         if names.numel():
             self._grow(names.numel())
         self.update(more, names, new)
         if step.x is None or not step.nodes.numel():
             return [changed, more]
-        graph.play([Step(nodes=step.nodes, x=step.x[:, :0])], journal)
+        graph.play([Step(nodes=step.nodes, x=step.x[:, :0])], undo)
         self.update(step.gone[:0], step.nodes, step.x)
         return [changed, more, step.nodes]
 
@@ -230,7 +242,7 @@ class SeriesState:
         self._take(structure, features, x)
         if structure.numel():
             gone = structure[~self.graph.alive[structure]]
-            self.journal.rows(self.z, gone)
+            self._keep(self.z, gone)
             self.z.index_fill_(0, gone, 0)
             start, length, col = self.graph.sending
             near = ranges(start[structure], length[structure])
@@ -247,9 +259,9 @@ class SeriesState:
         a, b = self.measure.a, self.measure.b
         powers = {id(self.recv): (self.recv, a), id(self.send): (self.send, b)}
         for power, exponent in powers.values():
-            self.journal.rows(power, structure)
+            self._keep(power, structure)
             power[structure] = degree_power(degree, -exponent)
-        self.journal.rows(self.x, features)
+        self._keep(self.x, features)
         self.x[features] = 0 if x is None else x
 
     def rows(self, nodes: Tensor | None = None) -> Tensor:
@@ -308,7 +320,7 @@ class SeriesState:
         # Rows of zeros for nodes that were added to the graph.
         names = 'x', 'z', 'residue', 'recv', 'send'
         before = {name: getattr(self, name) for name in names}
-        self.journal.note(lambda: vars(self).update(before))
+        self._undo.append(lambda: vars(self).update(before))
         new = {}
         for old in before.values():
             more = old.new_zeros((count, *old.shape[1:]))
@@ -354,7 +366,77 @@ class SeriesState:
             x,
         )
         state, left = self.z, self.residue
-        self.journal.note(lambda: state.index_copy_(0, pushed, z))
-        self.journal.note(lambda: left.index_copy_(0, nodes, residue))
+        self._undo.append(lambda: state.index_copy_(0, pushed, z))
+        self._undo.append(lambda: left.index_copy_(0, nodes, residue))
         self._interrupted = False
         return nodes
+
+
+class ColumnProblem(NamedTuple):
+    r"""Objective at exact features, which holds only estimates of them.
+
+    The gradient comes from two solves of as many columns as there are outputs,
+    as :math:`Z^\top G = x^\top M^\top \bar G` for features :math:`M x`, cut
+    off where what is missing is a small part of :obj:`goal`, and what is
+    missing is added to its norm: with the tail :math:`\rho` of the series and
+    :math:`\kappa` its growth in the Frobenius norm (1 for :math:`a = b`),
+    :math:`\kappa \rho \lVert xW \rVert` of the margins and, with :math:`\lVert
+    Z^* \rVert \le \kappa \lVert x \rVert`, at most :math:`\kappa \rho \lVert x
+    \rVert (\gamma_1 \kappa \lVert xW \rVert + \lVert G \rVert)` of the
+    gradient. The estimates steer the step.
+
+    Args:
+        state (SeriesState): the propagated features and the graph.
+        train (Tensor): int64: the training nodes.
+        Y (Tensor): the targets of the training nodes.
+        mu (float): :math:`\lambda n`.
+        goal (float): the residual to reach.
+    """
+
+    state: SeriesState
+    train: Tensor
+    Y: Tensor
+    mu: float
+    goal: float
+
+    def gradient(self, W: Tensor) -> Gradient:
+        """Compute :meth:`.Objective.gradient` at exact features.
+
+        Args:
+            W (Tensor): ``[d, num_outputs]``.
+        """
+        state, grow = self.state, self.state.spread
+        x, signal = state.x, state.x @ W
+        size, most = float(x.norm()), math.sqrt(max(self.Y.numel(), 1))
+        sent = grow * float(signal.norm())
+        scale, tail = grow * size * (GAMMA_1 * sent + most), 1e-3
+        # If all features are removed, the scale is zero and no entry is
+        # missing.
+        if scale > 0:
+            tail = min(max(self.goal / (8 * scale), 1e-15), tail)
+        G = slopes(state.solve(signal, tail)[self.train], self.Y)
+        spread = x.new_zeros(signal.shape)
+        spread[self.train] = G
+        value = x.t() @ state.solve(spread, tail, adjoint=True) + self.mu * W
+        measured, weight, slope = map(_norm, (value, W, G))
+        # The rounding of a sum grows with the length of a row, on every level.
+        levels = math.log(tail) / math.log1p(-min(state.alpha, 0.999)) + 1
+        degree = int(state.graph.degree.max()) + 8
+        tail += UNIT * (levels * degree + x.size(1) + 8)
+        missing = grow * tail * size * (GAMMA_1 * sent + slope)
+        sizes = len(x), *W.shape
+        missing += hidden(size, slope, weight, sizes, self.mu * weight)
+        return Gradient(value, Residual(measured, measured + missing))
+
+    def factor(self, W: Tensor) -> Factor:
+        """Factor the Hessian at the estimated features.
+
+        Args:
+            W (Tensor): ``[d, num_outputs]``.
+        """
+        Z = self.state.rows(self.train)
+        return Objective(Z, self.Y, self.mu).factor(W)
+
+
+def _norm(matrix: Tensor) -> float:
+    return float(matrix.norm())

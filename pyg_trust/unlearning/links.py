@@ -8,6 +8,7 @@ edge that leaves takes its message and its example along; a node takes all
 pairs it is in.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+from pyg_trust import rng
 from pyg_trust._checks import (
     Count,
     Natural,
@@ -30,15 +32,208 @@ from pyg_trust.agp.measures import Measure
 from pyg_trust.files.commit import editing, synchronized
 from pyg_trust.graph import CSRGraph
 from pyg_trust.removal import NodeIds
+from pyg_trust.unlearning.certified import probabilities
+from pyg_trust.unlearning.heads import targets
 from pyg_trust.unlearning.node import NodeClassifier
 from pyg_trust.unlearning.node_data import read_features
-from pyg_trust.unlearning.node_parts import Pairs
-from pyg_trust.unlearning.pair_state import PairState
+from pyg_trust.unlearning.node_rows import (
+    Edit,
+    Moves,
+    NodeState,
+    Pairs,
+    Pending,
+    Settings,
+)
 from pyg_trust.unlearning.reports import LinkUnlearnReport
-from pyg_trust.unlearning.sums import BOUND
+from pyg_trust.unlearning.sums import BOUND, Sums, edges_of
+
+__all__ = ['LinkClassifier', 'PairState']
 
 # Squares of larger products do not add up in float64.
 _MOST = 1e100
+_NONE = torch.empty(0, dtype=torch.int64)
+
+
+class PairState(NodeState):
+    r"""Graph, features and pairs; see :class:`.NodeState`.
+
+    Every edge is a positive pair, once. Every node :math:`u` has :math:`k`
+    negative pairs, with the nodes :math:`h(u, j) \bmod N_0`, if both ends are
+    there and differ; they never look at edges. So the list is a function of
+    the present graph: what leaves takes its own pairs along, and moves no
+    other. A pair has a number in ``names``: :math:`u N_0 + v` of an edge
+    :math:`u < v`, :math:`N_0^2 + u k + j` of a negative one, -1 of one that
+    was dropped.
+    """
+
+    pairs: Pairs
+    levels: Sums
+    Z: Tensor
+
+    def _train(self, y: Tensor) -> None:
+        assert self.settings.pairs is not None
+        self.pairs = self.settings.pairs
+        if self.pairs.names > self.graph.num_nodes:
+            _choosers(*self.pairs[:3])
+        # The edges that left since the last fit, by number.
+        self.cuts: tuple[Tensor, ...] = ()
+        u, v = self.graph.edge_index()
+        edges = (u * self.pairs.names + v)[u < v]
+        self.names = torch.cat([edges, self._negatives()])
+        self.ends = self._ends(self.names)
+        self.y = self._signs(self.names)
+        self.Y = targets(self.y, 2)
+        self.Z = self._fresh(torch.arange(self.names.numel()))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The number of columns of a pair, and of outputs."""
+        return self.levels.num_columns + 1, 1
+
+    def margins(self, weight: Tensor, nodes: Tensor) -> Tensor:
+        """Compute the margins of pairs, their ends int64 ``[2, k]``."""
+        parts = nodes.split(2**16, dim=1)
+        made = [self._rows(part) @ weight for part in parts]
+        return torch.cat([weight.new_empty((0, 1)), *made])
+
+    # Pairs ##################################################################
+
+    def _negatives(self, first: int = 0) -> Tensor:
+        # Those with an end whose row is not below `first`, ascending.
+        (count, k, *_), n = self.pairs, self.graph.num_nodes
+        # Pairs of new rows, and those of others that chose them: a newcomer
+        # costs as much as it has pairs, however many may come.
+        keys = torch.arange(first * k, n * k)
+        if first:
+            by_partner, start = _choosers(count, k, self.pairs.seed)
+            lo, hi = start[first], start[n]
+            keys = torch.cat([by_partner[lo:hi], keys]).unique()
+            keys = keys[keys < n * k]
+        keys = keys + count**2
+        ends = self._ends(keys)
+        known = (ends < n).all(0) & (ends[0] != ends[1])
+        known[known.clone()] = self.graph.alive[ends[:, known]].all(0)
+        return keys[known]
+
+    def _ends(self, keys: Tensor) -> Tensor:
+        count, k, seed, _ = self.pairs
+        row = (keys - count**2).clamp(min=0)
+        partner = rng.derive_each(seed, row) % count
+        is_edge = keys < count**2
+        u = torch.where(is_edge, keys // count, row // k)
+        return torch.stack([u, torch.where(is_edge, keys % count, partner)])
+
+    def _signs(self, keys: Tensor) -> Tensor:
+        return (keys < self.pairs.names**2).long()
+
+    def _rows(self, pairs: Tensor) -> Tensor:
+        nodes, place = pairs.unique(return_inverse=True)
+        z = self.levels.rows(nodes)
+        made = z.new_ones((pairs.size(1), z.size(1) + 1))
+        part = made[:, :-1]
+        torch.mul(z[place[0]], z[place[1]], out=part)
+        part *= self.pairs.scale
+        return made
+
+    def _fresh(self, rows: Tensor) -> Tensor:
+        return self._rows(self.ends[:, rows])
+
+    # Edits ##################################################################
+
+    def play(self, edit: Edit) -> None:
+        """Apply an edit to graph and features; leave the pairs."""
+        if edit.labels is not None or bool((edit.y >= 0).any()):
+            raise ValueError(
+                "'labels' can't be given to a classifier of links: its "
+                'examples are edges'
+            )
+        count = self.graph.num_nodes
+        count += 0 if edit.x is None else edit.x.size(0)
+        if count > self.pairs.names:
+            raise ValueError(
+                f"'nodes' needs rows below 'num_names', {self.pairs.names}: "
+                'give more to fit()'
+            )
+        super().play(edit)
+        if edit.part.arcs:
+            ends = edges_of(edit.part.arcs).sort(0).values
+            keys = ends[0] * self.pairs.names + ends[1]
+            self.cuts = (*self.cuts, keys)
+
+    def _moves(self, was: Pending, touched: Tensor | None) -> Moves:
+        graph, count = self.graph, self.pairs.names
+        hit = torch.zeros(graph.num_nodes, dtype=torch.bool)
+        hit[slice(None) if touched is None else touched] = True
+        # Edges that left, but for those that came again.
+        keys = torch.cat([_NONE, *self.cuts]).unique()
+        ends = torch.stack([keys // count, keys % count])
+        gone = torch.isin(self.names, keys[~graph.has_edges(ends)])
+        gone |= ~graph.alive[self.ends].all(0)
+        gone &= self.names >= 0
+        edges = torch.cat([_NONE.view(2, 0), *was.edges], 1).sort(0).values
+        edges = edges[:, (edges[0] < edges[1]) & graph.alive[edges].all(0)]
+        edges = edges[:, graph.has_edges(edges)]
+        come = (edges[0] * count + edges[1]).unique()
+        if graph.num_nodes > was.first:
+            come = torch.cat([come, self._negatives(was.first)])
+        come = come[~torch.isin(come, self.names[~gone])]
+        self.cuts = ()
+        there = (self.names >= 0) & ~gone
+        kept = (there & hit[self.ends].any(0)).nonzero().view(-1)
+        dropped = gone.nonzero().view(-1)
+        return Moves(int(hit.sum()), dropped, come, self._signs(come), kept)
+
+    def _append(self, keys: Tensor) -> None:
+        self.ends = torch.cat([self.ends, self._ends(keys)], 1)
+        self._extend(keys)
+
+    def _drop(self, rows: Tensor) -> None:
+        self.ends = self.ends.index_fill(1, rows, 0)
+        self._clear(rows)
+
+    def _places(self, keep: Tensor) -> dict[str, Tensor]:
+        return {'ends': self.ends[:, keep]}
+
+    def _check_members(self, had: Tensor) -> None:
+        if not bool((self.y == 1).any()):
+            raise ValueError('the request would leave no edge to train on')
+
+    def trains(self, node: int) -> bool:
+        """Whether a node has a label: none has."""
+        return False
+
+    # Looking back ###########################################################
+
+    def every(self) -> Tensor:
+        """Return the ends of all training pairs."""
+        return self.ends[:, self.names >= 0]
+
+    def _label(self, nodes: Tensor) -> Tensor:
+        return torch.full_like(nodes, -1)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fitted data and the pending additions, canonically."""
+        return {**super().to_dict(), 'num_names': self.pairs.names}
+
+    @classmethod
+    def from_dict(
+        cls, settings: Settings, classes: tuple[int, ...], held: dict[str, Any]
+    ) -> 'NodeState':
+        """Rebuild the fitted data from the result of :meth:`to_dict`."""
+        count = check_integer('num_names', held['num_names'], 1)
+        assert settings.pairs is not None
+        pairs = settings.pairs._replace(names=count)
+        return super().from_dict(settings._replace(pairs=pairs), classes, held)
+
+
+@functools.lru_cache(maxsize=2)
+def _choosers(count: int, partners: int, seed: int) -> tuple[Tensor, Tensor]:
+    # The numbers of negative pairs, sorted by the partner that each chose, and
+    # where those of each partner begin. Public: from the seed alone.
+    chosen = rng.derive_each(seed, torch.arange(count * partners)) % count
+    size = chosen.bincount(minlength=count)
+    start = torch.cat([_NONE.new_zeros(1), size.cumsum(0)])
+    return chosen.argsort(stable=True), start
 
 
 class LinkClassifier(NodeClassifier):
@@ -57,7 +252,7 @@ class LinkClassifier(NodeClassifier):
 
     Requests, updates, releases, files and the desk are those of
     :class:`NodeClassifier`, with pairs for training nodes, and so is **the
-    promise** (:mod:`pyg_trust.unlearning.certified`).
+    guarantee** (:mod:`pyg_trust.unlearning.certified`).
     :meth:`~.NodeClassifier.verify` checks it by a second solve; the
     kernel proves nothing about pairs.
 
@@ -96,7 +291,7 @@ class LinkClassifier(NodeClassifier):
         epsilon (float): as of :class:`NodeClassifier`. (default: :obj:`1.0`)
         delta (float): as of :class:`NodeClassifier`. (default: :obj:`1e-4`)
         on_exceed (str): as of :class:`NodeClassifier`.
-            (default: :obj:`'refine'`)
+            (default: :obj:`'retrain'`)
         encoder (callable, optional): as of :class:`NodeClassifier`.
             (default: :obj:`None`)
         start_is_public (bool): as of :class:`NodeClassifier`.
@@ -123,6 +318,7 @@ class LinkClassifier(NodeClassifier):
     """
 
     _state = PairState
+    _made = LinkUnlearnReport
 
     @renamed(encoder_is_public='start_is_public')
     @validated
@@ -141,7 +337,7 @@ class LinkClassifier(NodeClassifier):
         release_std: float = 1e-4,
         epsilon: float = 1.0,
         delta: float = 1e-4,
-        on_exceed: str = 'refine',
+        on_exceed: str = 'retrain',
         encoder: Callable[..., Any] | None = None,
         start_is_public: bool = False,
         tol: float = 1e-8,
@@ -294,10 +490,7 @@ class LinkClassifier(NodeClassifier):
         Of the balance of edges and negative pairs that it was fitted to; NaN
         for pairs with a removed node.
         """
-        return self._probabilities(self.decision_function(edge_label_index))
-
-    def _report(self, **values: Any) -> LinkUnlearnReport:
-        return LinkUnlearnReport(**values)
+        return probabilities(self.decision_function(edge_label_index))
 
     def _config(self) -> dict[str, Any]:
         assert self._settings.pairs is not None

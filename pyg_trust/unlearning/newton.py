@@ -3,31 +3,22 @@ r"""Newton's method for the objectives of :mod:`.heads`.
 One loop serves all classifiers that data is removed from: with a Hessian for
 every step (:func:`minimize`), or with one of an earlier time that is corrected
 on the way (:func:`refine`). The result is only trusted by its residual, which
-is measured.
-
-The privacy of a release follows from the residual in :mod:`.shifts`; the
-residual after an update is bounded in :mod:`.removal_bounds`.
+is measured, and from which :mod:`.shifts` derives the privacy of a release.
 """
 
 import math
-from collections.abc import Callable
-from functools import partial
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from pyg_trust._checks import Natural, OneOf, Positive, check_tensor, validated
+from pyg_trust._checks import Natural, Positive, check_tensor, validated
 from pyg_trust._progress import Bar
 from pyg_trust.ops import quasi_newton
-from pyg_trust.unlearning.heads import (
-    LOSSES,
-    Factor,
-    Gradient,
-    Objective,
-    Problem,
-)
+from pyg_trust.unlearning.heads import Factor, Gradient, Objective, Problem
 from pyg_trust.unlearning.rows import check_rows, gram
+
+__all__ = ['Refined', 'Solution', 'minimize', 'refine']
 
 
 class Refined(NamedTuple):
@@ -59,10 +50,10 @@ def refine(
 
     With a factor, quasi-Newton steps: the frozen Hessian, corrected by the
     steps taken so far (BFGS; Nocedal and Wright 2006, Algorithm 7.4), for
-    every output by itself where the outputs are problems of their own. A step
-    is halved until it shortens the gradient. The factor is made anew where two
-    steps in a row shorten it by less than 4; without one, for every step
-    (Newton's method). Ends early where rounding is all that is left.
+    every output by itself. A step is halved until it shortens the gradient.
+    The factor is made anew where two steps in a row shorten it by less than
+    4; without one, for every step (Newton's method). Ends early where rounding
+    is all that is left.
 
     Args:
         problem (Problem): the problem to minimise.
@@ -96,7 +87,8 @@ def _steps(
     anew = factor is None
     gradient = problem.gradient(W) if start is None else start
     slow = iteration = 0
-    past = _Past(W)
+    # Steps and the changes of the gradient, the oldest first.
+    past: list[Tensor] = []
     while iteration < max_iter:
         measured, upper = gradient.norm
         if (upper if strict else measured) <= tol:
@@ -107,26 +99,16 @@ def _steps(
         if factor is None or fresh:
             factor, slow = problem.factor(W), 0
             past.clear()
-        if factor.inverse is not None:
-            P = quasi_newton(
-                gradient.value, factor.inverse, past.pairs, past.count
-            )
-        else:
-            P = _corrected(
-                gradient.value,
-                past.pairs[: past.count],
-                partial(problem.direction, W, factor=factor),
-                factor.separate,
-            )
+        P = _step(gradient.value, factor, past)
         parts: Objective | None = None
-        if factor.separate and isinstance(problem, Objective):
+        if isinstance(problem, Objective):
             still, moving = _columns(gradient, tol)
             if still:
                 parts = problem
                 P.index_fill_(1, torch.tensor(still), 0.0)
                 columns = torch.tensor(moving)
         t = 1.0
-        while True:
+        while t >= 2**-30:
             new = torch.sub(W, P, alpha=t)
             if parts is None:
                 tried = problem.gradient(new)
@@ -135,19 +117,17 @@ def _steps(
             if tried.norm.measured <= (1 - 1e-4 * t) * measured:
                 break
             t /= 2
-            if t < 2**-30:
-                break
         if t < 2**-30:
             if fresh:
                 break
             # The corrections or the factor are outdated; a Newton step
             # shortens the gradient, as long as rounding lets it.
             slow = 2
-            past.clear()
             iteration += 1
             continue
         if not anew and tried.norm.upper > tol:
-            past.append(W, new, gradient.value, tried.value)
+            change = tried.value - gradient.value
+            past.append(torch.stack([new - W, change]))
         W, gradient = new, tried
         slow = slow + 1 if gradient.norm.measured > measured / 4 else 0
         iteration += 1
@@ -156,49 +136,26 @@ def _steps(
     return W, gradient, factor, iteration
 
 
-class _Past:
-    # Pairs of a step and the change of the gradient, the oldest first; the
-    # tensor has spare room at its end.
-
-    def __init__(self, W: Tensor) -> None:
-        self.pairs = W.new_empty((8, 2, *W.shape))
-        self.count = 0
-
-    def append(
-        self, W: Tensor, new: Tensor, grad: Tensor, changed: Tensor
-    ) -> None:
-        if self.count == len(self.pairs):
-            more = torch.empty_like(self.pairs)
-            self.pairs = torch.cat([self.pairs, more])
-        step, change = self.pairs[self.count]
-        torch.sub(new, W, out=step)
-        torch.sub(changed, grad, out=change)
-        self.count += 1
-
-    def clear(self) -> None:
-        self.count = 0
-
-
-def _corrected(
-    grad: Tensor,
-    pairs: Tensor,
-    solve: Callable[[Tensor], Tensor],
-    separate: bool,
-) -> Tensor:
-    # The two-loop recursion, from steps, changes of the gradient, and the
-    # inverses of their products.
-    past = [(s, y, _weights(s * y, separate)) for s, y in pairs]
+def _step(grad: Tensor, factor: Factor, past: list[Tensor]) -> Tensor:
+    # The two-loop recursion, for every output by itself.
+    if factor.inverse is not None:
+        none = grad.new_empty((0, 2, *grad.shape))
+        pairs = torch.stack(past) if past else none
+        return quasi_newton(grad, factor.inverse, pairs, len(past))
+    least = torch.finfo(grad.dtype).tiny
     weights = []
-    for step, change, inverse in reversed(past):
-        weight = inverse * _summed(step * grad, separate)
+    for step, change in reversed(past):
+        curvature = (step * change).sum(0)
+        # 0, which means no correction, where the curvature is not positive.
+        inverse = (curvature > least) / curvature.clamp(min=least)
+        weight = inverse * (step * grad).sum(0)
         grad = torch.addcmul(grad, weight, change, value=-1)
-        weights.append(weight)
-    P = solve(grad)
-    for (step, change, inverse), weight in zip(
+        weights.append((inverse, weight))
+    P = factor.solve(grad)
+    for (step, change), (inverse, weight) in zip(
         past, reversed(weights), strict=True
     ):
-        weight = weight - inverse * _summed(change * P, separate)
-        P = torch.addcmul(P, weight, step)
+        P = torch.addcmul(P, weight - inverse * (change * P).sum(0), step)
     return P
 
 
@@ -212,17 +169,6 @@ def _columns(gradient: Gradient, tol: float) -> tuple[list[int], list[int]]:
         together = math.hypot(together, sizes[c])
         count += together <= tol / 2
     return order[:count], order[count:]
-
-
-def _summed(product: Tensor, separate: bool) -> Tensor:
-    return product.sum(0) if separate else product.sum()
-
-
-def _weights(product: Tensor, separate: bool) -> Tensor:
-    # 0, which means no correction, where the curvature is not positive.
-    curvature = _summed(product, separate)
-    least = torch.finfo(product.dtype).tiny
-    return (curvature > least) / curvature.clamp(min=least)
 
 
 class Solution(NamedTuple):
@@ -245,7 +191,6 @@ def minimize(
     Y: Tensor,
     B: Tensor,
     lam: Positive,
-    loss: Annotated[str, OneOf(tuple(LOSSES))] = 'logistic',
     *,
     W: Tensor | None = None,
     K: Tensor | None = None,
@@ -256,26 +201,19 @@ def minimize(
     r"""Minimise an objective by Newton's method, to a residual of :obj:`tol`.
 
     .. math::
-        L_b(w, D) = \sum_{i=1}^n \left[ \ell(w^\top z_i, y_i) +
+        L_b(w, D) = \sum_{i=1}^n \left[ \log(1 + e^{-y_i w^\top z_i}) +
         \frac{\lambda}{2} \lVert w \rVert^2 \right] + b^\top w, \quad y_i
         \in \{-1, 1\},
 
-    one column :math:`w` of :math:`W` per class, with :math:`\ell(a, y) =
-    \log(1 + e^{-ya})` (logistic) or :math:`(a - y)^2` (squared).
-
-
-    The residual is :math:`\lVert \nabla L_b \rVert_F`. A step is halved
-    until it shortens the gradient. As :math:`\frac{d}{dt} \lVert \nabla
-    L_b(w + tp) \rVert^2 = -2 \lVert \nabla L_b(w) \rVert^2` at :math:`t =
-    0`, that ends, and the method converges from any start, without
-    function values, whose differences cancel near the minimum.
+    one column :math:`w` of :math:`W` per class. The residual is
+    :math:`\lVert \nabla L_b \rVert_F`. A step is halved until it shortens the
+    gradient, which converges from any start.
 
     Args:
         Z (Tensor): float64, ``[n, d]``, dense or sparse CSR.
         Y (Tensor): -1 or 1, ``[n, C]``.
         B (Tensor): the linear term, ``[d, C]``.
         lam (float): :math:`\lambda > 0`.
-        loss (str): the loss. (default: :obj:`'logistic'`)
         W (Tensor, optional): where to start; by default zero.
         K (Tensor, optional): :math:`Z Z^\top`, if known.
             (default: :obj:`None`)
@@ -289,6 +227,7 @@ def minimize(
     """
     check_rows(Z, K, finite=True)
     n, d = Z.shape
+    check_tensor('Z', Z, torch.float64, (n, d))
     check_tensor('Y', Y, torch.float64, (n, 'num_classes'))
     if not bool((Y.abs() == 1).all()):
         raise ValueError("'Y' needs to be -1 or 1 everywhere")
@@ -296,13 +235,11 @@ def minimize(
     check_tensor('B', B, torch.float64, shape, finite=True)
     if W is not None:
         check_tensor('W', W, torch.float64, shape, finite=True)
-    check_tensor('Z', Z, torch.float64, (n, d))
-    mu = lam * n
     if n > d:
         K = None
     elif K is None:
         K = gram(Z)
-    objective = Objective(Z, Y, mu, LOSSES[loss], B, K=K)
+    objective = Objective(Z, Y, lam * n, B, K=K)
     W = torch.zeros_like(B) if W is None else W
     with Bar(progress_bar=progress_bar, desc='Newton') as bar:
         W, gradient, _, iteration = _steps(

@@ -7,7 +7,7 @@ head is trained on them. A removal recomputes the rows that it touches, to the
 bit as from scratch (:mod:`pyg_trust.unlearning.sums`), and the head follows by
 steps whose residual is measured (:mod:`pyg_trust.unlearning.heads`).
 
-:mod:`pyg_trust.unlearning.certified` has the promise.
+:mod:`pyg_trust.unlearning.certified` has the guarantee.
 """
 
 import io
@@ -25,13 +25,15 @@ from pyg_trust import files, noise
 from pyg_trust._checks import (
     Natural,
     OneOf,
+    as_ids,
     check_instance,
+    check_integer,
     check_positive,
     check_tensor,
     validated,
 )
 from pyg_trust._checks.starts import start_of
-from pyg_trust._moved import renamed
+from pyg_trust._moved import renamed, retired
 from pyg_trust.agp.measures import Measure, make_measure, needs_graph
 from pyg_trust.files.commit import (
     EditedInPlace,
@@ -39,9 +41,9 @@ from pyg_trust.files.commit import (
     editing,
     synchronized,
 )
-from pyg_trust.files.seals import Seals
+from pyg_trust.files.seals import Seals, sealed
 from pyg_trust.graph import CSRGraph
-from pyg_trust.ledger import RemovalLedger
+from pyg_trust.ledger import BudgetExceededError, RemovalLedger, coarse
 from pyg_trust.removal import (
     Edges,
     NodeIds,
@@ -53,18 +55,22 @@ from pyg_trust.removal import (
     skipping,
 )
 from pyg_trust.report import fingerprint_model, provenance
-from pyg_trust.unlearning.heads import HEADS, Factor, Gradient, Problem
-from pyg_trust.unlearning.newton import refine
-from pyg_trust.unlearning.node_checks import (
-    evidence,
-    named,
-    proved_by_kernel,
-    still_named,
+from pyg_trust.unlearning.certified import (
+    EXACT_NOISE,
+    CertifiedClassifier,
+    probabilities,
+    proved,
 )
+from pyg_trust.unlearning.heads import HEAD, Factor, Gradient, Problem
+from pyg_trust.unlearning.lines import Arc, arcs_of, line_of
+from pyg_trust.unlearning.newton import Refined, refine
 from pyg_trust.unlearning.node_data import encode, read_classes, read_features
-from pyg_trust.unlearning.node_parts import Change, Edit, Settings
-from pyg_trust.unlearning.node_solving import Model, NodeSolver
-from pyg_trust.unlearning.node_state import NodeState
+from pyg_trust.unlearning.node_rows import (
+    Change,
+    Edit,
+    NodeState,
+    Settings,
+)
 from pyg_trust.unlearning.reports import (
     SAME,
     NodeAdditionReport,
@@ -72,8 +78,16 @@ from pyg_trust.unlearning.reports import (
     NodeUnlearnReport,
     NodeVerifyReport,
 )
-from pyg_trust.unlearning.sums import BOUND, check_directed, check_measure
+from pyg_trust.unlearning.sums import (
+    BOUND,
+    check_directed,
+    check_measure,
+    edges_of,
+)
 from pyg_trust.update import Update
+from pyg_trust.verify import removal
+
+__all__ = ['NodeClassifier']
 
 C = TypeVar('C', bound='NodeClassifier')
 FEATURES = ('exact', 'push')
@@ -83,6 +97,8 @@ MOST_BOUND = 2.0**43
 
 _NONE = torch.empty(0, dtype=torch.int64)
 
+# A release spends this part of the budget, if the steps below reach it.
+PART = 0.01
 MAX_STEPS = 20
 # A fresh factor takes about so many steps. What the others cost is added up,
 # until it is as much as a new factor: about one step for 8 columns.
@@ -90,31 +106,87 @@ FEW_STEPS = 3
 COLUMNS_A_STEP = 8
 
 
-class Step(NamedTuple):
-    """Weights after a removal, with the action that computed them."""
+class Model(NamedTuple):
+    """State of a fitted node classifier, with its removal ledger.
 
-    action: str
-    iterations: int
+    It is replaced as a whole, by one assignment at the end of an operation
+    that may fail. The data are edited in place, with undo.
+    """
+
+    data: NodeState
+    ledger: RemovalLedger
+    seals: Seals
+    lineage: Lineage
     W: Tensor
+    weight: Tensor
     gradient: Gradient
     factor: Factor
-    # A bound of the residual: that of the gradient where it is measured.
+    frozen: bool
+    releases: int
+    # Whether all noise so far came from the operating system.
+    secure: bool
+    release_std: float
+    # Steps since the factor was made, beyond FEW_STEPS for each removal.
+    excess: int = 0
+
+    @property
+    def classes(self) -> tuple[int, ...]:
+        """The class labels, in ascending order."""
+        return self.data.classes
+
+    @property
+    def num_items(self) -> int:
+        """The number of training rows that remain."""
+        return self.data.num_train
+
+    @property
+    def sealed(self) -> str:
+        """Digest of the saved state, recorded in the ledger."""
+        data, held = self.data, [self.weight]
+        if data.ids.n_id is not None:
+            held.append(data.ids.n_id)
+        return sealed(
+            self.seals.root,
+            str(data.classes),
+            not data.graph.undirected,
+            self.releases,
+            self.secure,
+            data.settings.digest(self.release_std),
+            *held,
+        )
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether the ledger's last line records this state."""
+        last = self.ledger.last
+        # Lines of version 0.1 stand for the data alone.
+        known = (self.sealed, self.seals.root)
+        return last is not None and last.data in known
+
+
+class Step(NamedTuple):
+    """Weights after a removal, the action that found them, and their cost."""
+
+    action: str
+    found: Refined
+    # A bound of the residual, and what it spends of the budget.
     bound: float
+    spent: float
 
 
-class NodeClassifier(NodeSolver, EditedInPlace):
+class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
     r"""Node classifier that forgets on request, with a certificate.
 
     .. code-block:: python
 
-        model = NodeClassifier('sgc', levels=2, head='ovr')
+        model = NodeClassifier('sgc', levels=2)
         model.fit(data)
         report = model.remove(RemovalRequest(nodes=[12], edges=[(3, 7)]))
         model.update(Update(nodes=NewNodes(x, y), edges=edges))
         model.predict(nodes)
         assert model.verify().ok
 
-    **The promise** is in :mod:`pyg_trust.unlearning.certified`, and in short
+    **The guarantee** is in :mod:`pyg_trust.unlearning.certified`, and in short
     in every report, with what it does not cover. Predictions use the features
     of the graph as it is now, for every node, and the released weights.
 
@@ -131,8 +203,8 @@ class NodeClassifier(NodeSolver, EditedInPlace):
     and for nodes at two levels; beyond that use ``features='push'``.
 
     Runs on the CPU, in float64. Memory: :math:`L N d` numbers for :math:`L`
-    levels, the rows of the training nodes, and the Hessian, twice where it is
-    small (its factor and, with ``head='ovr'``, its inverse).
+    levels, the rows of the training nodes, and the Hessians, twice where they
+    are small (their factors and inverses).
 
     Args:
         measure (str or Measure): the propagation, with fixed weights and
@@ -146,10 +218,8 @@ class NodeClassifier(NodeSolver, EditedInPlace):
             one. (default: :obj:`None`)
         bound (float): the largest magnitude that a feature may ever have; of
             ``features='exact'``. It is declared and not measured, so that no
-            refusal tells of other rows. Features are summed on a grid of
+            refusal reveals other rows. Features are summed on a grid of
             about :math:`2^{-44}` of it. (default: :obj:`16.0`)
-        head (str): :obj:`'ovr'` (logistic, one versus the rest),
-            :obj:`'softmax'` or :obj:`'squared'`. (default: :obj:`'ovr'`)
         lam (float): :math:`\lambda > 0`; the regularisation is
             :math:`\frac{\lambda n}{2} \lVert W \rVert^2` with the present
             :math:`n`. (default: :obj:`1e-3`)
@@ -159,14 +229,12 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         epsilon (float): positive, of a release. (default: :obj:`1.0`)
         delta (float): in :math:`(0, 1)`. (default: :obj:`1e-4`)
         on_exceed (str): what happens where 20 steps do not meet the budget:
-            :obj:`'refine'` solves exactly from where they got to, and from
-            zero if that fails; and, as a last resort, does what
-            :obj:`'retrain'` does: solves from zero, with features that are
-            made anew. :obj:`'raise'` raises
+            :obj:`'retrain'` (or :obj:`'refine'`) makes the features anew and
+            solves from zero, as a fit; :obj:`'raise'` raises
             :class:`~pyg_trust.ledger.BudgetExceededError`. Where rounding
             hides more than the budget, weights that were retrained are
             compared with those of a fit by this program, which they are.
-            (default: :obj:`'refine'`)
+            (default: :obj:`'retrain'`)
         features (str): :obj:`'exact'`, or :obj:`'push'` for the infinite
             series of :obj:`'appnp'`, :obj:`'ppr'` or :obj:`'single_target'`:
             features to a threshold, which steer the steps; the certificate
@@ -207,6 +275,10 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         (True, True)
     """
 
+    _state: type[NodeState] = NodeState
+    _made: type[NodeUnlearnReport] = NodeUnlearnReport
+
+    @retired(head=(HEAD,))
     @renamed(encoder_is_public='start_is_public')
     @validated
     def __init__(
@@ -217,12 +289,11 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         t: float | None = None,
         levels: int | None = None,
         bound: float = BOUND,
-        head: Annotated[str, OneOf(HEADS)] = 'ovr',
         lam: float = 1e-3,
         release_std: float = 1e-4,
         epsilon: float = 1.0,
         delta: float = 1e-4,
-        on_exceed: str = 'refine',
+        on_exceed: str = 'retrain',
         features: Annotated[str, OneOf(FEATURES)] = 'exact',
         theta: float | None = None,
         encoder: Callable[..., Any] | None = None,
@@ -233,7 +304,6 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         seed: int | None = None,
     ) -> None:
         super().__init__(
-            head=head,
             lam=lam,
             release_std=release_std,
             epsilon=epsilon,
@@ -260,21 +330,16 @@ class NodeClassifier(NodeSolver, EditedInPlace):
             raise ValueError(
                 f"'bound' needs to be at most {MOST_BOUND} (got {bound})"
             )
-        self.head = head
         self.features = features
         self.encoder = start_of('encoder', encoder, start_is_public)
         self._stated_public = start_is_public
         self.max_pending = max_pending
         self.directed = directed
         check_directed(directed, self.measure, None)
-        self._settings = Settings(
-            self.measure,
-            None if alpha is None else float(alpha),
-            theta,
-            head,
-            self.lam,
-            self.bound,
-        )
+        alpha = None if alpha is None else float(alpha)
+        given = self.measure, alpha, theta, self.lam, self.bound
+        self._settings = Settings(*given)
+        # The model of an edit in place that has not ended.
         self._editing: Model | None = None
 
     # Training and prediction ################################################
@@ -289,7 +354,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
     ) -> 'NodeClassifier':
         """Propagate, train and release.
 
-        Nodes are named by ``data.n_id`` if it is there, else by their
+        The ids of nodes are ``data.n_id`` if it is there, else their
         positions. Keeps copies of what it needs of the graph. A second call
         starts over, with a new ledger. As removed items may come back with it,
         it can't be saved over an earlier state. Ends with a release.
@@ -352,13 +417,13 @@ class NodeClassifier(NodeSolver, EditedInPlace):
             releases = self._model.releases
             if not self._model.ledger.has_removals:
                 lineage = self._model.lineage
-        B = self._linear(state.shape, releases)
         self._check_grid(state.Y.size(1))
-        W, gradient, _, _ = self._solved(state, B)
+        W, gradient, _, _ = self._solved(state)
         upper = gradient.norm.upper
         spent = self._spent(state, upper)
         if spent > self.budget:
             raise self._exceeded(state, upper)
+        self._check_shift(state.num_train, W, upper, spent)
         ledger = RemovalLedger(self.budget)
         model = Model(
             state,
@@ -366,16 +431,14 @@ class NodeClassifier(NodeSolver, EditedInPlace):
             Seals(state.blocks()),
             lineage.next(),
             W,
-            B,
             self._release(W, releases),
             gradient,
-            self._factor(state, W, B).kept(),
+            state.problem(self._goal(state)).factor(W).kept(),
             False,
             releases + 1,
             self._seed is None,
             self.release_std,
         )
-        self._check_shift(model.num_items, W, upper, spent)
         ledger.record('fit', spent, data=model.sealed)
         self._model = model
         return self
@@ -413,16 +476,11 @@ class NodeClassifier(NodeSolver, EditedInPlace):
     def predict_proba(self, nodes: Nodes | None = None) -> Tensor:
         """Predict the probabilities of the classes: ``[k, num_classes]``.
 
-        For :obj:`'ovr'` with more than two classes those of the outputs,
-        scaled to sum to one; NaN for removed nodes. Takes the argument of
+        With more than two classes those of the outputs, scaled to sum to one;
+        NaN for removed nodes. Takes the argument of
         :meth:`decision_function`.
-
-        Raises:
-            ValueError: with ``head='squared'``, which has none.
         """
-        if self.head == 'squared':
-            raise ValueError("'predict_proba' needs another head than squared")
-        return self._probabilities(self.decision_function(nodes))
+        return probabilities(self.decision_function(nodes))
 
     def predict_on(self, data: Data) -> Tensor:
         """Predict the labels of all nodes of another graph.
@@ -463,6 +521,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
             ValueError: if none of the nodes is there.
         """
         graph, rows = self._fitted.data.graph, self._rows(nodes)
+        y = as_ids('y', y)
         check_tensor('y', y, torch.int64, (graph.num_nodes,))
         there = graph.alive[rows]
         if not bool(there.any()):
@@ -521,12 +580,12 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         removed.
 
         A release follows with the weights until the residual is a hundredth
-        of the budget, and adds fresh noise. The promise is that of a fit of
-        the present data.
+        of the budget, and adds fresh noise. The guarantee is that of a fit
+        of the present data.
 
         Args:
             update (Update, RemovalRequest or list): the removals, additions
-                and changes, by name; a list makes at most one release.
+                and changes; a list makes at most one release.
             release (bool): whether to make a release for additions alone, too.
                 (default: :obj:`False`)
             reference (str): the id of the batch of requests, 32 hexadecimal
@@ -624,11 +683,6 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         model = self._fitted
         model.ledger.check_reference(reference)
         data, edits = model.data, self._edits(update)
-        if self.noise != 'output' and not all(e.only_removes for e in edits):
-            raise TypeError(
-                "'update' needs removals alone (got others): the published "
-                "method can't add or change"
-            )
         try:
             self._editing = model
             edits = [self._play(data, edit) for edit in edits]
@@ -684,12 +738,13 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         """
         model = self._fitted
         data = model.data.rebuilt()
-        W, gradient = self._weights(data, model.B, model.weight)
+        W, gradient, _, _ = self._solved(data)
+        factor = data.problem(self._goal(data)).factor(W).kept()
         self._model = model._replace(
             data=data,
             W=W,
             gradient=gradient,
-            factor=self._factor(data, W, model.B).kept(),
+            factor=factor,
             frozen=False,
             excess=0,
         )
@@ -701,25 +756,23 @@ class NodeClassifier(NodeSolver, EditedInPlace):
 
         Computes the features from scratch, measures the residual on them,
         solves exactly and compares; tests the size of the released noise; and
-        searches for removed data.
+        checks that the data are those that the ledger records.
         """
         now = self._fitted
         # Nodes added since the last release are not in its weights.
         data = now.data.fitted()
-        model = now._replace(data=data)
-        fresh, ids = data.scratch()
-        problem = fresh.problem(self._goal(data), model.B)
-        residual = problem.gradient(model.W).norm
+        model, goal = now._replace(data=data), self._goal(data)
+        residual = data.problem(goal).gradient(model.W).norm
         measured, upper = residual
         # Exact retraining, without noise.
-        exact = self._solved(fresh, model.B)
-        error, most = now.data.error(fresh, ids)
-        every = fresh.every()
+        exact = self._solved(data)
+        error, most = now.data.error(data)
+        every = data.every()
         found = self._compared(
             model,
             exact.W,
             (residual, exact.gradient.norm),
-            lambda weight: fresh.margins(weight, every),
+            lambda weight: data.margins(weight, every),
         )
         bound = found['bound']
         # A second solve may end at other bits, where rounding is all that is
@@ -727,8 +780,10 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         holds = upper <= bound or measured <= upper - measured
         if bound == 0:
             # The release was retrained: compare with a fit.
-            holds = measured <= max(self._goal(data), upper - measured)
-        leftovers = still_named(now)
+            holds = measured <= max(goal, upper - measured)
+        leftovers: tuple[str, ...] = ()
+        if bool(now.data.levels.x[now.data.featureless].any()):
+            leftovers = ('features of what was removed',)
         if model.seals.differing(data.blocks()) or not model.is_sealed:
             leftovers += ('the state is not that of the ledger',)
         return NodeVerifyReport(
@@ -744,7 +799,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
             frozen_factor=now.frozen,
             leftovers=leftovers,
             **found,
-            **proved_by_kernel(model, self.release_std, upper <= bound),
+            **self._proved(model, upper <= bound),
         )
 
     @synchronized
@@ -767,14 +822,12 @@ class NodeClassifier(NodeSolver, EditedInPlace):
                 nothing.
         """
         model = self._fitted
-        model = model._replace(data=model.data.fitted())
-        arrays = evidence(model, self.release_std)
+        arrays = self._evidence(model._replace(data=model.data.fitted()))
         if arrays is None:
             raise ValueError(
                 "'save_for_check' needs a classifier of nodes with "
-                "features='exact' and noise='output': of others the kernel "
-                f'proves nothing (got features={self.features!r}, '
-                f'noise={self.noise!r})'
+                "features='exact': of others the kernel proves nothing (got "
+                f'features={self.features!r})'
             )
         stream = io.BytesIO()
         np.savez(stream, **arrays)  # type: ignore[arg-type]
@@ -782,31 +835,29 @@ class NodeClassifier(NodeSolver, EditedInPlace):
 
     def __repr__(self) -> str:
         return (
-            f'{type(self).__name__}({self.measure}, head={self.head!r}, '
-            f'lam={self.lam}, release_std={self.release_std}, '
-            f'epsilon={self.epsilon}, delta={self.delta}, '
-            f'noise={self.noise!r}, features={self.features!r})'
+            f'{type(self).__name__}({self.measure}, lam={self.lam}, '
+            f'release_std={self.release_std}, epsilon={self.epsilon}, '
+            f'delta={self.delta}, features={self.features!r})'
         )
 
-    # Private ################################################################
+    # Reading updates ########################################################
 
     def _settle(self) -> None:
         # End an edit: undo it, unless its model is in place. If an interrupt
         # ends this, the next caller continues it.
         if self._editing is None:
             return
-        journal = self._editing.data.journal
+        data = self._editing.data
         if self._model is self._editing:
-            journal.undo()
+            data.back()
         else:
-            journal.clear()
+            data.done()
         self._editing = None
 
     def _play(self, data: NodeState, edit: Edit) -> Edit:
         # An update may leave out what is not there.
         try:
             data.play(edit)
-            return edit
         except NotThere as error:
             update = edit.update and edit.update.without(error.missing)
             if not update:
@@ -814,7 +865,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
             part = Part() if update.remove is None else update.part
             edit = edit._replace(part=data.ids.part(part), update=update)
             data.play(edit)
-            return edit
+        return edit
 
     def _rows(self, nodes: Nodes | None) -> Tensor:
         # The rows of nodes that are, or were, there.
@@ -891,8 +942,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
             assert new.train is not None
             new.check_next(ids.next(count))
             y = positions('nodes', torch.where(new.train, new.y, -1))
-            x = features('nodes', new.x)
-            edit = edit._replace(x=x, y=y, new=new)
+            edit = edit._replace(x=features('nodes', new.x), y=y)
         if changed is not None and changed[0].numel():
             x = features('features', changed[1])
             edit = edit._replace(features=(ids.rows(changed[0]), x))
@@ -901,23 +951,64 @@ class NodeClassifier(NodeSolver, EditedInPlace):
             edit = edit._replace(labels=(ids.rows(given[0]), y))
         return edit
 
-    def _report(self, **values: Any) -> NodeUnlearnReport:
-        return NodeUnlearnReport(**values)
+    # Releases ###############################################################
+
+    def _solved(self, data: NodeState) -> Refined:
+        # Start from zero: on data built anew, weights are a function of the
+        # remaining data.
+        W, goal = data.Y.new_zeros(data.shape), self._goal(data)
+        return refine(data.problem(goal), W, min(self.tol, goal), 100)
+
+    def _goal(self, data: NodeState) -> float:
+        # The residual that steps aim at: most releases spend a small part of
+        # the budget, their grid included.
+        share = 1 - self._grid(data.shape) / (PART * self.budget)
+        # Lower by a margin for rounding.
+        part = PART * max(share, 0.5) * (1 - 2.0**-40)
+        return part * self._allowed(self.budget, data.mu)
+
+    def _spent(self, data: NodeState, bound: float) -> float:
+        # In units of the budget. Constant for all releases that meet the goal,
+        # and rounded up for others: an attacker could test guesses of the data
+        # by the exact residual.
+        grid = self._grid(data.shape)
+        spent = self._spends(bound, data.mu) + grid
+        if spent > self.budget:
+            return spent
+        goal = self._spends(self._goal(data), data.mu) + grid
+        least = PART * self.budget
+        # A coarse grid raises the goal, by public numbers.
+        least = least if goal <= least else coarse(goal)
+        return min(least if spent <= goal else coarse(spent), self.budget)
+
+    def _exceeded(
+        self, data: NodeState, bound: float, other: str = ''
+    ) -> BudgetExceededError:
+        limit = self._allowed(self.budget, data.mu)
+        return BudgetExceededError(
+            f'the residual is at most {bound:.6g}, of a budget of {limit:.6g}:'
+            " choose a larger 'release_std' or 'lam', or divide the features "
+            f'by their size{other}'
+        )
 
     def _followed(self, model: Model) -> tuple[Change, Problem, Gradient]:
         # The training rows as the data are, and the gradient at old weights.
         data = model.data
         change = data.follow(model.W, model.gradient)
-        problem = data.problem(self._goal(data), model.B)
+        problem = data.problem(self._goal(data))
         return change, problem, change.gradient or problem.gradient(model.W)
 
-    def _step(
-        self, model: Model, problem: Problem, start: Gradient, goal: float
-    ) -> Step:
-        upper = start.norm.upper
-        if upper <= goal:
-            return Step('hold', 0, model.W, start, model.factor, upper)
-        W, gradient, factor, iterations = refine(
+    def _step(self, model: Model, problem: Problem, start: Gradient) -> Step:
+        # Steps from the old weights; a fit where these do not do.
+        data, goal = model.data, self._goal(model.data)
+
+        def paid(action: str, found: Refined) -> Step:
+            bound = found.gradient.norm.upper
+            return Step(action, found, bound, self._spent(data, bound))
+
+        if start.norm.upper <= goal:
+            return paid('hold', Refined(model.W, start, model.factor, 0))
+        found = refine(
             problem,
             model.W,
             goal,
@@ -925,82 +1016,62 @@ class NodeClassifier(NodeSolver, EditedInPlace):
             start=start,
             factor=model.factor,
         )
-        action = 'step' if iterations == 1 else 'refine'
-        upper = gradient.norm.upper
-        return Step(action, iterations, W, gradient, factor, upper)
+        made = paid('step' if found.iterations == 1 else 'refine', found)
+        if made.spent <= self.budget:
+            return made
+        if self.on_exceed == 'raise':
+            other = " or on_exceed='retrain'"
+            raise self._exceeded(data, made.bound, other)
+        # Retrain as a fit does, on data built anew.
+        again = self._solved(data.rebuilt())
+        steps = found.iterations + again.iterations
+        made = paid('retrain', again._replace(iterations=steps))
+        if made.spent > self.budget:
+            measured, upper = again.gradient.norm
+            if measured > max(goal, upper - measured):
+                raise self._exceeded(data, made.bound)
+            # Rounding hides more than the budget, and these weights are those
+            # of a fit of the remaining data, independent of the removed data.
+            made = made._replace(bound=0.0, spent=0.0)
+        return made
 
     def _forget(
         self, model: Model, edits: list[Edit], reference: str
     ) -> tuple[Model, NodeUnlearnReport]:
-        data, B = model.data, model.B
-        request = named(model, edits)
+        data = model.data
+        request = _line(model, edits)
         change, problem, start = self._followed(model)
-        goal = self._goal(data)
-        step = self._step(model, problem, start, goal)
-        action, iterations, W, gradient, factor, bound = step
-        spent = self._spent(data, bound)
-        if spent > self.budget:
-            if self.on_exceed == 'raise':
-                other = " or on_exceed='refine'"
-                raise self._exceeded(data, bound, other)
-            # From the present weights Newton's method may stall on a plateau.
-            starts = [W, torch.zeros_like(W)] * (self.on_exceed == 'refine')
-            for origin in starts:
-                action = 'refine'
-                found = refine(problem, origin, min(self.tol, goal), 100)
-                iterations += found.iterations
-                W, gradient, factor, _ = found
-                bound = gradient.norm.upper
-                spent = self._spent(data, bound)
-                if spent <= self.budget:
-                    break
-            else:
-                # Retrain as a fit does, on data built anew.
-                action = 'retrain'
-                B = self._linear(data.shape, model.releases)
-                W, gradient, factor, more = self._solved(data.rebuilt(), B)
-                iterations += more
-                bound = gradient.norm.upper
-                spent = self._spent(data, bound)
-        if spent > self.budget:
-            measured, upper = gradient.norm
-            if measured > max(goal, upper - measured):
-                raise self._exceeded(data, bound)
-            # Rounding hides more than the budget, and these weights are those
-            # of a fit of the remaining data, independent of the removed data.
-            bound = spent = 0.0
+        action, found, bound, spent = self._step(model, problem, start)
+        W, gradient, factor, iterations = found
         excess = model.excess + max(0, iterations - FEW_STEPS)
         if factor is model.factor and (
             excess * COLUMNS_A_STEP > W.size(0) or iterations == MAX_STEPS
         ):
             factor = problem.factor(W)
         fresh = factor is not model.factor
-        if fresh:
-            factor = factor.kept()
-        seals = model.seals.replaced(data.blocks(change.named))
+        self._check_shift(data.num_train, W, bound, spent)
         ledger = model.ledger.copy()
         new = model._replace(
             ledger=ledger,
-            seals=seals,
+            seals=model.seals.replaced(data.blocks(change.named)),
             lineage=model.lineage.next(),
             W=W,
-            B=B,
             weight=self._release(W, model.releases),
             gradient=gradient,
-            factor=factor,
+            factor=factor.kept() if fresh else factor,
             frozen=not fresh,
             excess=0 if fresh else excess,
             releases=model.releases + 1,
             secure=model.secure and self._seed is None,
         )
-        self._check_shift(data.num_train, W, bound, spent)
         # The action depends on the removed data: no line names it.
         ledger.record('measured', spent, request, new.sealed, reference)
         if spent > 0:
-            # The bound that is paid for: a smaller one tells more of the data.
+            # The bound that is paid for: a smaller one reveals more of the
+            # data.
             paid = self._allowed(spent - self._grid(data.shape), data.mu)
             bound = max(bound, paid)
-        return new, self._report(
+        return new, self._made(
             action=action,
             request=request,
             rows_touched=change.rows,
@@ -1015,24 +1086,217 @@ class NodeClassifier(NodeSolver, EditedInPlace):
             bound=bound,
             budget=self._allowed(self.budget, data.mu),
             distance_bound=bound / data.mu,
-            epsilon=self._epsilon(spent),
-            epsilon_transcript=self._transcript(ledger),
-            delta=self.delta,
             iterations=iterations,
-            noise=self.noise,
-            release_std=self.release_std,
             secure=new.secure,
+            seeded=not new.secure,
             assumptions=self._assumptions() + SAME * (spent == 0),
             data=new.sealed,
             origin=provenance(
                 **{**self._config(), 'measure': str(self.measure)},
                 seed=self._seed,
             ),
-            weights=fingerprint_model({'weight': new.weight}),
             history=tuple(spent / self.budget for spent in ledger.amounts()),
-            ledger_head=ledger.head,
             setting=data.settings.digest(self.release_std),
+            **self._certificate(new, spent),
         )
+
+    def _assumptions(self) -> tuple[str, ...]:
+        made: tuple[str, ...] = (
+            'the state (state_dict), of which the weights before the noise '
+            'can be solved again, stays secret',
+            EXACT_NOISE,
+        )
+        if self.encoder is not None:
+            made += (
+                'the encoder never saw the data, as the user stated by '
+                'start_is_public=True'
+                if self._stated_public
+                else 'the encoder never saw the data: its factory draws other '
+                'weights under another seed',
+            )
+        return made
+
+    # Proofs #################################################################
+
+    def _evidence(self, model: Model) -> dict[str, np.ndarray] | None:
+        # The arrays from which the kernel proves a release; none for infinite
+        # series and pairs, of which it proves nothing, and for a state as
+        # version 0.1 wrote it.
+        data, settings = model.data, model.data.settings
+        seal = model.seals.state_dict()
+        if (settings.theta, settings.pairs) != (None, None):
+            return None
+        if 'salt' not in seal:
+            return None
+        ids, (degree, col) = data.ids.n_id, data.graph.entries()
+        held = {
+            'col': col,
+            'alive': data.graph.alive,
+            'own_loop': data.graph.own_loop,
+            'featureless': data.featureless,
+            'x': data.levels.x,
+            'labels': data.labels(),
+            'salt': seal['salt'],
+            'W': model.W,
+            'released': model.weight,
+        }
+        return {
+            **{name: np.ascontiguousarray(t) for name, t in held.items()},
+            **settings.arrays(self.release_std),
+            **({} if ids is None else {'ids': ids.numpy()}),
+            'rowptr': np.concatenate([[0], degree.cumsum(0)]),
+            'classes': np.array(data.classes),
+            'directed': np.array(not data.graph.undirected),
+            'secure': np.array(model.secure),
+            'releases': np.array(model.releases),
+        }
+
+    def _proved(self, model: Model, claimed: bool) -> dict[str, Any]:
+        # Prove the last release by the kernel; fields of a report.
+        arrays, spent = self._evidence(model), model.ledger.spent
+        # A release of spent 0 is compared with a fit by this program.
+        if arrays is None or spent == 0:
+            return {}
+        try:
+            found = removal.prove(arrays)
+        except ValueError:
+            # The data are not those of the ledger, which the report says.
+            return {}
+        most = self._allowed(spent, model.data.mu)
+        return proved(found, most, spent, claimed)
+
+    # States #################################################################
+
+    def _config(self) -> dict[str, Any]:
+        measure = {
+            name: getattr(self.measure, name)
+            for name in self.measure.__dataclass_fields__
+        }
+        return {
+            **super()._config(),
+            'measure': measure,
+            'alpha': self._settings.alpha,
+            'theta': self._settings.theta,
+            'feature_bound': self._settings.bound,
+            'head': HEAD,
+            'features': self.features,
+            'encoder': self._encoder_digest(),
+        }
+
+    def _encoder_digest(self) -> str | None:
+        # Of two encoders of a class only one fits the saved features.
+        encoder = self.encoder
+        if encoder is None:
+            return None
+        name = type(encoder).__name__
+        if not isinstance(encoder, torch.nn.Module):
+            return getattr(encoder, '__qualname__', name)
+        return f'{name} {fingerprint_model(encoder.state_dict())}'
+
+    def _unpacked(
+        self, state: dict[str, Any], progress_bar: bool | None
+    ) -> Model:
+        config = dict(state['config'])
+        if self.encoder is not None and config.get('encoder') == (
+            type(self.encoder).__name__
+        ):
+            # States of 0.1 hold the class alone.
+            config['encoder'] = self._encoder_digest()
+        return super()._unpacked({**state, 'config': config}, progress_bar)
+
+    def _packed(self, model: Model) -> dict[str, Any]:
+        data = model.data.to_dict()
+        waits = _waiting(model.sealed, data)
+        return {
+            **super()._packed(model),
+            **({'waits': waits} if waits else {}),
+            'seals': model.seals.state_dict(),
+            'data': data,
+            'weight': model.weight.clone(),
+            'releases': model.releases,
+            'secure': model.secure,
+        }
+
+    def _rebuilt(
+        self,
+        state: dict[str, Any],
+        ledger: RemovalLedger,
+        lineage: Lineage,
+        progress_bar: bool | None,
+    ) -> Model:
+        held, weight = state['data'], state['weight']
+        classes = tuple(state['classes'])
+        data = self._state.from_dict(self._settings, classes, held)
+        seals = Seals.of(state['seals'], data.blocks())
+        check_tensor('state', weight, torch.float64, data.shape, finite=True)
+        check_instance('secure', state['secure'], bool)
+        releases = check_integer('releases', state['releases'], 1)
+        # Files of version 0.1 have weights before the noise too: from these a
+        # guess of what was removed could be tested. They are solved again.
+        W, gradient, _, _ = self._solved(data)
+        made = Model(
+            data,
+            ledger,
+            seals,
+            lineage,
+            W,
+            weight.clone(),
+            gradient,
+            data.problem(self._goal(data)).factor(W),
+            False,
+            releases,
+            state['secure'],
+            self.release_std,
+        )
+        if state.get('waits', '') != _waiting(made.sealed, held):
+            raise ValueError(
+                'the pending additions of the state were changed since it '
+                'was saved'
+            )
+        data.take(held)
+        return made
+
+
+def _waiting(root: str, held: dict[str, Any]) -> str:
+    # A digest of the additions, which no line of the ledger covers.
+    came = held.get('came')
+    return '' if came is None else sealed(root, *map(came.get, sorted(came)))
+
+
+def _line(model: Model, edits: Sequence[Edit]) -> dict[str, Any]:
+    # The items for the ledger, after the edits.
+    data, graph = model.data, model.data.graph
+    kinds = 'nodes', 'edges', 'directed_edges', 'features', 'labels'
+    part = {
+        kind: tuple({v for e in edits for v in getattr(e.part, kind)})
+        for kind in kinds
+    }
+    changed = dict[str, set[int]]()
+    for kind in ('features', 'labels'):
+        given = [pair for e in edits if (pair := getattr(e, kind)) is not None]
+        changed[kind] = {v for pair in given for v in pair[0].tolist()}
+    # Those that left the training are removed, and the others have labels.
+    off = {v for v in changed['labels'] if not data.trains(v)}
+    part['labels'] = (*{*part['labels'], *off},)
+
+    def present(arcs: Any) -> set[Arc]:
+        listed = sorted(arcs)
+        there = graph.has_edges(edges_of(listed)).tolist()
+        return {arc for arc, has in zip(listed, there, strict=True) if has}
+
+    added = torch.cat([_NONE.view(2, 0), *data.pending.edges], 1)
+    return line_of(
+        Part(**part),
+        changed,
+        {
+            'features': lambda v: bool(data.featureless[v]),
+            'labels': lambda v: not data.trains(v),
+        },
+        present,
+        arcs_of(added, graph.undirected),
+        model.ledger.removed,
+        ids=data.ids,
+    )
 
 
 def _measure(

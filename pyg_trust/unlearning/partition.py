@@ -5,26 +5,18 @@ A partition is an int64 tensor ``shard`` of ``[num_nodes]``: the shard, in
 training nodes are given. Graphs are those of the training nodes alone, whose
 nodes are numbered in that order.
 
-The data that a partition reads decide the promise of sharded unlearning. The
+The data that a partition reads decide what sharded unlearning guarantees. The
 shard of a node by :func:`hash_partition` is a function of a key and of the
-node's own name: to remove a node leaves the partition that would have been
-drawn without it. :func:`random_partition` has seen how many training nodes
-there are, and nothing else; all others have seen edges, features or labels of
-*every* training node, so that unlearning is exact **given the partition**.
-
-.. math::
-    \text{cap} = \max\{ \lceil N/S \rceil, \lfloor (1 + \text{slack}) N/S
-    \rfloor \}
-
-is the size that no shard of a balanced partition exceeds
-(:func:`shard_limits`); GraphEraser's :math:`\lceil N/S + \delta (N - N/S)
-\rceil` has a :obj:`slack` of :math:`\delta (S - 1)`, 0.095 for its
-:math:`\delta = 0.005` and :math:`S = 20`.
+node's own id: to remove a node leaves the partition that would have been
+drawn without it. :func:`random_partition` depends on the number of training
+nodes; all others have seen edges, features or labels of *every* training node,
+so that unlearning is exact **given the partition**.
 """
 
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
@@ -43,11 +35,36 @@ from pyg_trust._checks import (
     check_tensor,
     validated,
 )
+from pyg_trust._progress import Bar
+from pyg_trust.graph.ragged import pointer
 from pyg_trust.registries import Registry
+
+__all__ = [
+    'PARTITIONS',
+    'PartitionLosses',
+    'PartitionQuality',
+    'bekm',
+    'blpa',
+    'check_edges',
+    'check_partition',
+    'check_shards',
+    'hash_partition',
+    'metis_partition',
+    'partition_from_lists',
+    'partition_losses',
+    'partition_quality',
+    'random_partition',
+    'round_partition',
+    'shard_limits',
+    'shard_sizes',
+    'training_graph',
+]
+
+Slack = Annotated[float, Number(0, 1, 'low')]
 
 #: Functions from what their first arguments name (``num_nodes``, ``n_id``,
 #: ``edge_index``, ``x``, ``y`` or ``embedding``, of the training nodes) and
-#: ``num_shards`` to a partition; ``sees`` says what the shard of a node
+#: ``num_shards`` to a partition; ``sees`` states what the shard of a node
 #: depends on, beside the seed.
 PARTITIONS: Registry[Callable[..., Tensor]] = Registry(
     'partition', facts=('sees',)
@@ -76,7 +93,7 @@ def training_graph(
     inner, _ = subgraph(
         index, edge_index, relabel_nodes=True, num_nodes=num_nodes
     )
-    return simple_edges(inner, index.numel())
+    return _simple(inner, index.numel())
 
 
 @validated
@@ -99,9 +116,7 @@ def shard_sizes(shard: Tensor, num_shards: Count) -> Tensor:
 
 @validated
 def shard_limits(
-    num_nodes: Count,
-    num_shards: int,
-    slack: Annotated[float, Number(0, 1, 'low')] = 0.1,
+    num_nodes: Count, num_shards: int, slack: Slack = 0.1
 ) -> tuple[int, int]:
     r"""Return the least and the largest shard size of a balanced partition.
 
@@ -110,14 +125,14 @@ def shard_limits(
         \quad
         \max\{ \lceil N/S \rceil, \lfloor (1 + \text{slack}) N/S \rfloor \}
 
+    GraphEraser's :math:`\lceil N/S + \delta (N - N/S) \rceil` has a
+    :obj:`slack` of :math:`\delta (S - 1)`, 0.095 for its :math:`\delta =
+    0.005` and :math:`S = 20`.
+
     Args:
         num_nodes (int): the number of training nodes :math:`N`.
         num_shards (int): the number of shards :math:`S`.
         slack (float): in :math:`[0, 1)`. (default: :obj:`0.1`)
-
-    Raises:
-        TypeError, ValueError: if an argument is out of range, or there are
-            fewer nodes than shards.
     """
     check_shards(num_nodes, num_shards)
     mean = num_nodes / num_shards
@@ -127,14 +142,8 @@ def shard_limits(
 
 
 def check_shards(num_nodes: int, num_shards: int) -> None:
-    """Refuse more shards than nodes.
-
-    Raises:
-        TypeError: if a number is no integer.
-        ValueError: if there is no shard, or fewer nodes than shards.
-    """
-    for name, value in (('num_shards', num_shards), ('num_nodes', num_nodes)):
-        check_integer(name, value)
+    """Refuse more shards than nodes."""
+    check_integer('num_nodes', num_nodes)
     check_integer('num_shards', num_shards, 1)
     if num_nodes < num_shards:
         raise ValueError(
@@ -162,24 +171,23 @@ def check_partition(
         ValueError: if a node is left out, a shard is unknown, or one is empty.
     """
     check_dtype('shard', shard, torch.int64)
-    if num_nodes is None:
-        num_nodes = shard.numel()
+    num_nodes = shard.numel() if num_nodes is None else num_nodes
     if shard.shape != (num_nodes,):
         raise ValueError(
             f"'shard' needs to have the shape [{num_nodes}], one entry per "
             f'training node (got {list(shard.shape)})'
         )
     check_shards(num_nodes, num_shards)
-    low, high = int(shard.min()), int(shard.max())
-    if low < 0 or high >= num_shards:
-        wrong = int(((shard < 0) | (shard >= num_shards)).nonzero()[0])
+    wrong = ((shard < 0) | (shard >= num_shards)).nonzero().view(-1)
+    if wrong.numel():
         raise ValueError(
             f"'shard' needs to be in [0, {num_shards}) for every training "
-            f'node (got {int(shard[wrong])} for the one at {wrong})'
+            f'node (got {int(shard[wrong[0]])} for the one at '
+            f'{int(wrong[0])})'
         )
     sizes = shard_sizes(shard, num_shards)
-    if bool((sizes == 0).any()):
-        empty = (sizes == 0).nonzero().view(-1).tolist()
+    empty = (sizes == 0).nonzero().view(-1).tolist()
+    if empty:
         raise ValueError(
             f"'shard' needs to give every shard a node (shards {empty[:10]} "
             'are empty)'
@@ -205,45 +213,41 @@ def partition_from_lists(shards: Sequence[Tensor], index: Tensor) -> Tensor:
     check_tensor('index', index, torch.int64, ('num_nodes',))
     check_distinct('index', index)
     try:
-        named = [torch.as_tensor(nodes).view(-1) for nodes in shards]
+        lists = [torch.as_tensor(nodes).view(-1) for nodes in shards]
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(
             f"'shards' needs to be a list of node ids per shard ({error})"
         ) from None
-    if not named:
-        raise ValueError("'shards' needs to hold at least one shard")
-    for nodes in named:
-        wrong = nodes.dtype == torch.bool or nodes.is_floating_point()
+    for each in lists:
         # An empty list makes a float tensor; it is refused as empty below.
-        if wrong and nodes.numel() > 0:
+        if each.numel() and each.dtype not in (torch.int64, torch.int32):
             raise TypeError(
-                f"'shards' needs to hold integers (got {nodes.dtype})"
+                f"'shards' needs to hold integers (got {each.dtype})"
             )
-    named = [nodes.to(index) for nodes in named]
-    count = torch.tensor([len(nodes) for nodes in named]).to(index)
-    which = torch.arange(len(named)).to(index).repeat_interleave(count)
-    nodes, order = torch.cat(named).sort()
-    twice = nodes[1:][nodes.diff() == 0]
-    if twice.numel() > 0:
+    home: dict[int, int] = {}
+    for shard, each in enumerate(lists):
+        for node in map(int, each.tolist()):
+            if node in home:
+                raise ValueError(
+                    "'shards' needs to name every training node once (node "
+                    f'{node} is named twice)'
+                )
+            home[node] = shard
+    left = [node for node in index.tolist() if node not in home]
+    if left:
         raise ValueError(
             "'shards' needs to name every training node once (node "
-            f'{int(twice[0])} is named twice)'
+            f'{left[0]} is left out)'
         )
-    known = torch.isin(nodes, index)
-    if not bool(known.all()):
+    other = home.keys() - {*index.tolist()}
+    if other:
         raise ValueError(
-            "'shards' needs to name training nodes only "
-            f'(got node {int(nodes[~known][0])})'
+            f"'shards' needs to name training nodes only (got node "
+            f'{min(other)})'
         )
-    if nodes.numel() < index.numel():
-        missing = index[~torch.isin(index, nodes)]
-        raise ValueError(
-            "'shards' needs to name every training node once (node "
-            f'{int(missing[0])} is left out)'
-        )
-    shard = which[order][torch.searchsorted(nodes, index)]
-    check_partition(shard, len(shards), index.numel())
-    return shard
+    made = torch.tensor([home[node] for node in index.tolist()])
+    check_partition(made.to(index), len(lists), index.numel())
+    return made.to(index)
 
 
 @PARTITIONS.builtin('random', sees='the number of training nodes')
@@ -253,29 +257,22 @@ def random_partition(
     r"""Split nodes into equal shards at random, as in SISA.
 
     (`"Machine Unlearning" <https://arxiv.org/abs/1912.03817>`_, Bourtoule et
-    al. 2021.) Sizes differ by at most one. It depends on the number of nodes
-    alone.
+    al. 2021.) Sizes differ by at most one.
 
     Args:
         num_nodes (int): the number of training nodes.
         num_shards (int): the number of shards.
         seed (int, optional): the seed. (default: :obj:`None`)
-
-    Returns:
-        Tensor: int64, ``[num_nodes]``.
-
-    Raises:
-        TypeError, ValueError: as :func:`check_shards`.
     """
     check_shards(num_nodes, num_shards)
     generator = rng.generator(seed)
     order = torch.randperm(num_nodes, generator=generator)
     # The choice of the larger shards is random too.
-    names = torch.randperm(num_shards, generator=generator)
-    return names[order % num_shards]
+    numbers = torch.randperm(num_shards, generator=generator)
+    return numbers[order % num_shards]
 
 
-@PARTITIONS.builtin('hash', sees='the name of the node alone')
+@PARTITIONS.builtin('hash', sees='the id of the node alone')
 @validated
 def hash_partition(
     n_id: Annotated[Tensor, Array(torch.int64, 'num_nodes')],
@@ -284,45 +281,37 @@ def hash_partition(
     seed: int | None = None,
     allow_empty: bool = False,
 ) -> Tensor:
-    r"""Assign a shard to each node by a keyed hash of its name alone.
+    r"""Assign a shard to each node by a keyed hash of its id alone.
 
     .. math::
         s_u = h(\text{seed}, u) \bmod S
 
-    Adding or removing a node changes no other node's shard: this is the one
-    partition that unlearning makes exact as well. The price is that sizes
-    vary as those of a multinomial do, by about :math:`\sqrt{N/S}`, and that
-    it cannot be balanced. (:math:`h` is :func:`pyg_trust.rng.derive`, whose
-    output is equidistributed, but not secret: use another one where users
-    choose their own names in order to meet in a shard.)
+    Adding or removing a node changes no other node's shard. Sizes vary as
+    those of a multinomial do, by about :math:`\sqrt{N/S}`. (:math:`h` is
+    :func:`pyg_trust.rng.derive`, whose output is equidistributed, but not
+    secret: use another one where users choose their own ids in order to meet
+    in a shard.)
 
     Args:
-        n_id (Tensor): int64, ``[num_nodes]``: names of the training nodes
-            that they keep when others go.
+        n_id (Tensor): int64, ``[num_nodes]``: ids of the training nodes, which
+            they keep when others are removed.
         num_shards (int): the number of shards.
         seed (int, optional): the key; by default from the operating system.
         allow_empty (bool): whether shards may get no node.
             (default: :obj:`False`)
 
-    Returns:
-        Tensor: int64, ``[num_nodes]``.
-
     Raises:
         TypeError: if :obj:`n_id` is no int64 tensor.
-        ValueError: as :func:`check_shards`; if a name is negative or there
-            twice; if a shard gets no node, which only fewer shards, or
-            another key, can help.
+        ValueError: if there are fewer nodes than shards; if an id is negative
+            or there twice; if a shard gets no node.
     """
-    if allow_empty:
-        check_shards(num_shards, num_shards)
-        check_shards(n_id.numel(), 1)
-    else:
-        check_shards(n_id.numel(), num_shards)
+    check_shards(num_shards if allow_empty else n_id.numel(), num_shards)
+    check_shards(n_id.numel(), 1)
     if int(n_id.min()) < 0 or n_id.unique().numel() < n_id.numel():
         raise ValueError(
-            "'n_id' needs to hold different non-negative names "
-            f'(the smallest is {int(n_id.min())}, '
-            f'{n_id.unique().numel()} of {n_id.numel()} are different)'
+            "'n_id' needs to hold different non-negative ids (the smallest "
+            f'is {int(n_id.min())}, {n_id.unique().numel()} of '
+            f'{n_id.numel()} are different)'
         )
     shard = rng.derive_each(rng.resolve_secret(seed), n_id) % num_shards
     sizes = shard_sizes(shard, num_shards)
@@ -334,11 +323,348 @@ def hash_partition(
     return shard
 
 
-def simple_edges(edge_index: Tensor, num_nodes: int) -> Tensor:
-    """Return edges in both directions, without loops, each once, sorted."""
+def round_partition(score: Tensor, *, slack: float = 0.1) -> Tensor:
+    r"""Round scores greedily to balanced shards, none of them empty.
+
+    Pairs of a node and a shard are gone through from the largest score to the
+    smallest, and a node is put into the first shard that has room for it, up
+    to the largest size of :func:`shard_limits`. Then every shard below the
+    smallest size takes the nodes that lose least by moving, from shards above
+    it. Memory: :math:`O(N S)`.
+
+    Args:
+        score (Tensor): ``[num_nodes, num_shards]``, finite: the larger the
+            better. Of equal scores the earlier node comes first, and of one
+            node's the earlier shard.
+        slack (float): as in :func:`shard_limits`. (default: :obj:`0.1`)
+    """
+    shape = ('num_nodes', 'num_shards')
+    check_tensor('score', score, None, shape, finite=True)
+    num_nodes, num_shards = score.shape
+    low, high = shard_limits(num_nodes, num_shards, slack)
+    value, wish = score.sort(dim=1, descending=True, stable=True)
+    nodes = torch.arange(num_nodes, device=score.device)
+    asked = torch.zeros_like(nodes)
+    # Deferred acceptance: every node asks at the best shard that has not
+    # refused it, and each shard keeps the best that ask. As both rank by the
+    # same scores, the one stable matching is the greedy assignment.
+    while True:
+        shard = wish[nodes, asked]
+        refused = _rank(shard, -value[nodes, asked], num_shards) >= high
+        if not bool(refused.any()):
+            break
+        asked = asked + refused.long()
+    sizes = shard_sizes(shard, num_shards)
+    for poor in (sizes < low).nonzero().view(-1).tolist():
+        loss = score[nodes, shard] - score[:, poor]
+        # The nodes that other shards can spare, the cheapest first.
+        spare = (sizes - low).clamp(min=0)[shard]
+        spare[shard == poor] = 0
+        free = (_rank(shard, loss, num_shards) < spare).nonzero().view(-1)
+        cheap = loss[free].sort(stable=True).indices
+        shard[free[cheap[: low - int(sizes[poor])]]] = poor
+        sizes = shard_sizes(shard, num_shards)
+    return shard
+
+
+def _rank(group: Tensor, cost: Tensor, num_groups: int) -> Tensor:
+    # The place of every item in its group, the smallest cost first.
+    order = cost.sort(stable=True).indices
+    order = order[group[order].sort(stable=True).indices]
+    start = pointer(group.bincount(minlength=num_groups))
+    rank = torch.empty_like(group)
+    places = torch.arange(group.numel(), device=group.device)
+    rank[order] = places - start[group[order]]
+    return rank
+
+
+@PARTITIONS.builtin('metis', sees='all edges between training nodes')
+def metis_partition(
+    edge_index: Tensor, num_nodes: int, num_shards: int, *, slack: float = 0.1
+) -> Tensor:
+    r"""Partition with few edges between shards, by METIS.
+
+    (`"A Fast and High Quality Multilevel Scheme for Partitioning Irregular
+    Graphs" <https://doi.org/10.1137/S1064827595287997>`_, Karypis and Kumar
+    1998.) METIS may leave parts empty or too large; such nodes move to where
+    they have most neighbours (:func:`round_partition`). Shards without edges
+    between them have few classes each, and their sub-models vote badly.
+
+    Args:
+        edge_index (Tensor): int64, ``[2, num_edges]``: the training graph;
+            directions, loops and repetitions do not matter.
+        num_nodes (int): the number of training nodes.
+        num_shards (int): the number of shards.
+        slack (float): as in :func:`shard_limits`. (default: :obj:`0.1`)
+
+    Raises:
+        ImportError: without ``pymetis``.
+    """
+    shard_limits(num_nodes, num_shards, slack)
+    edge_index = _simple(edge_index, num_nodes)
+    if num_shards == 1:
+        return edge_index.new_zeros(num_nodes)
+    try:
+        import pymetis
+    except ImportError:
+        raise ImportError(
+            "'metis_partition' needs METIS: pip install pymetis"
+        ) from None
+    row, col = edge_index
+    ptr = pointer(row.bincount(minlength=num_nodes))
+    _, part = pymetis.part_graph(
+        num_shards,
+        pymetis.CSRAdjacency(ptr.tolist(), col.tolist()),
+        options=pymetis.Options(seed=0),
+    )
+    cluster = torch.tensor(part, dtype=torch.int64).to(row)
+    # A bonus for staying, above the score of any number of neighbours.
+    score = _neighbours(edge_index, cluster, num_nodes, num_shards)
+    score = score / (score.sum(1, keepdim=True) + 1)
+    score[torch.arange(num_nodes, device=row.device), cluster] += 1
+    return round_partition(score, slack=slack)
+
+
+@PARTITIONS.builtin('blpa', sees='all edges between training nodes')
+@validated
+def blpa(
+    edge_index: Tensor,
+    num_nodes: Count,
+    num_shards: int,
+    *,
+    slack: Slack = 0.095,
+    max_rounds: Natural = 100,
+    seed: int | None = None,
+    progress_bar: bool | None = None,
+) -> Tensor:
+    r"""Balanced label propagation, GraphEraser's BLPA.
+
+    (`"Graph Unlearning" <https://arxiv.org/abs/2103.14991>`_, Chen et al.
+    2022.) Starts from :func:`random_partition`. In each round every node wants
+    the shard of most of its neighbours: its own if that is among them, else
+    one of them at random. Those that want another move in the order of how
+    many neighbours they have there, where there is room, or else wait until
+    somebody leaves. It ends when nobody moves.
+
+    Unlike in the public code a node without neighbours stays where it is, and
+    no shard falls below the smallest size of :func:`shard_limits`.
+
+    Args:
+        edge_index (Tensor): as in :func:`metis_partition`.
+        num_nodes (int): the number of training nodes.
+        num_shards (int): the number of shards.
+        slack (float): as in :func:`shard_limits`. (default: :obj:`0.095`)
+        max_rounds (int): the most rounds. (default: :obj:`100`)
+        seed (int, optional): the seed. (default: :obj:`None`)
+        progress_bar (bool, optional): by default in terminals, after 2 s.
+    """
+    limits = shard_limits(num_nodes, num_shards, slack)
+    edge_index = _simple(edge_index, num_nodes)
+    seed = rng.resolve(seed)
+    start = random_partition(num_nodes, num_shards, seed=rng.derive(seed, 0))
+    shard = start.to(edge_index.device)
+    nodes = torch.arange(num_nodes, device=shard.device)
+    for step in Bar(range(max_rounds), progress_bar, desc='blpa'):
+        count = _neighbours(edge_index, shard, num_nodes, num_shards)
+        most = count.max(1).values
+        draw = torch.rand(
+            count.shape, generator=rng.generator(rng.derive(seed, 1, step))
+        ).to(shard.device)
+        draw[count < most.unsqueeze(1)] = -1
+        content = count[nodes, shard] == most
+        order = most.sort(descending=True, stable=True).indices
+        sizes = shard_sizes(shard, num_shards)
+        moved = _moved(
+            shard.tolist(),
+            order[~content[order]].tolist(),
+            draw.argmax(1).tolist(),
+            sizes.tolist(),
+            limits,
+        )
+        before, shard = shard, torch.tensor(moved, device=shard.device)
+        if torch.equal(before, shard):
+            break
+    return shard
+
+
+def _moved(
+    shard: list[int],
+    order: list[int],
+    wanted: list[int],
+    sizes: list[int],
+    limits: tuple[int, int],
+) -> list[int]:
+    # One round of BLPA: moves in order, and then moves into the freed places.
+    low, high = limits
+    waiting: list[deque[int]] = [deque() for _ in sizes]
+    for node in order:
+        while True:
+            source, target = shard[node], wanted[node]
+            if sizes[target] >= high or sizes[source] <= low:
+                waiting[target].append(node)
+                break
+            shard[node] = target
+            sizes[source] -= 1
+            sizes[target] += 1
+            if not waiting[source]:
+                break
+            node = waiting[source].popleft()
+    return shard
+
+
+@PARTITIONS.builtin(
+    'bekm', sees='edges, features and labels of all training nodes'
+)
+@validated
+def bekm(
+    embedding: Tensor,
+    num_shards: int,
+    *,
+    slack: Slack = 0.095,
+    max_rounds: Count = 20,
+    seed: int | None = None,
+    progress_bar: bool | None = None,
+) -> Tensor:
+    r"""Balanced :math:`k`-means of embeddings, GraphEraser's BEKM.
+
+    (`"Graph Unlearning" <https://arxiv.org/abs/2103.14991>`_, Chen et al.
+    2022.) In each round nodes are put into shards by their distances to the
+    centroids (:func:`round_partition`), which then become means. It ends when
+    no node moves. GraphEraser's embeddings are the logits of a GNN trained on
+    the whole training graph (:func:`pyg_trust.nn.partition_embedding`); they
+    cluster by class, and so do the shards.
+
+    Args:
+        embedding (Tensor): ``[num_nodes, channels]``, finite.
+        num_shards (int): the number of shards.
+        slack (float): as in :func:`shard_limits`. (default: :obj:`0.095`)
+        max_rounds (int): the most rounds. (default: :obj:`20`)
+        seed (int, optional): the seed: of the nodes that the centroids start
+            from. (default: :obj:`None`)
+        progress_bar (bool, optional): by default in terminals, after 2 s.
+    """
+    shape = ('num_nodes', 'channels')
+    check_tensor('embedding', embedding, None, shape, finite=True)
+    embedding, num_nodes = embedding.detach(), embedding.size(0)
+    shard_limits(num_nodes, num_shards, slack)
+    first = torch.randperm(num_nodes, generator=rng.generator(seed))
+    centroid = embedding[first[:num_shards].to(embedding.device)]
+    shard = first.new_empty(0)
+    for _ in Bar(range(max_rounds), progress_bar, desc='bekm'):
+        distance = torch.cdist(
+            embedding, centroid, compute_mode='donot_use_mm_for_euclid_dist'
+        )
+        before, shard = shard, round_partition(-distance, slack=slack)
+        if torch.equal(before.to(shard), shard):
+            break
+        sizes = shard_sizes(shard, num_shards).to(embedding.dtype)
+        centroid = torch.zeros_like(centroid).index_add_(0, shard, embedding)
+        centroid /= sizes.unsqueeze(1)
+    return shard
+
+
+class PartitionLosses(NamedTuple):
+    """Three objectives of a soft partition, each to be minimised.
+
+    Args:
+        time (Tensor): the expected cost of retraining.
+        struct (Tensor): the normalised cut.
+        sem (Tensor): minus the mean label entropy.
+    """
+
+    time: Tensor
+    struct: Tensor
+    sem: Tensor
+
+
+@validated
+def partition_losses(
+    assign: Tensor, edge_index: Tensor, y: Tensor, num_classes: Count
+) -> PartitionLosses:
+    r"""Compute GraphRevoker's partition objectives (Zhang et al. 2024).
+
+    With the soft assignment :math:`P` and its expected numbers of nodes
+    :math:`n_i = \sum_u P_{ui}`, of edges :math:`e_i = \sum_{(u,v)} P_{ui}
+    P_{vi}`, of edge ends :math:`\text{vol}_i = \sum_u d_u P_{ui}` and its
+    label laws :math:`q_i = (P^\top Y)_i / n_i`,
+
+    .. math::
+        L_{\text{time}} = \frac1N \sum_i n_i e_i, \quad
+        L_{\text{struct}} = \sum_i \frac{\text{vol}_i - e_i}{\text{vol}_i},
+        \quad
+        L_{\text{sem}} = - \frac1S \sum_i H(q_i)
+
+    (equations 5, 6, 7). The paper minimises *plus* the entropy, which drives
+    every shard to a single class; its text asks for a high entropy. Time and
+    memory: :math:`O(|E| S)`.
+
+    Args:
+        assign (Tensor): :math:`P`, ``[num_nodes, num_shards]``, rows summing
+            to one.
+        edge_index (Tensor): int64, ``[2, num_edges]``: the training graph,
+            every edge in both directions.
+        y (Tensor): the classes of the training nodes, int64.
+        num_classes (int): the number of classes.
+    """
+    check_tensor('assign', assign, None, ('num_nodes', 'num_shards'))
+    num_nodes, num_shards = assign.shape
     check_edges(edge_index, num_nodes)
-    edge_index, _ = remove_self_loops(edge_index)
-    return to_undirected(edge_index, num_nodes=num_nodes)
+    check_tensor('y', y, torch.int64, (num_nodes,))
+    check_range('y', y, num_classes, 'the classes')
+    row, col = edge_index
+    nodes = assign.sum(0)
+    edges = (assign[row] * assign[col]).sum(0)
+    degree = row.bincount(minlength=num_nodes).to(assign.dtype)
+    volume = degree @ assign
+    labels = assign.new_zeros(num_classes, num_shards).index_add(0, y, assign)
+    # Finite gradients for a shard without a node too.
+    least = torch.finfo(assign.dtype)
+    law = labels / nodes.clamp(min=least.eps)
+    entropy = -(law * law.clamp(min=least.tiny).log()).sum(0)
+    return PartitionLosses(
+        time=(nodes * edges).sum() / num_nodes,
+        struct=((volume - edges) / volume.clamp(min=least.eps)).sum(),
+        sem=-entropy.mean(),
+    )
+
+
+class PartitionQuality(NamedTuple):
+    """Balance, edge cut and label entropy of a partition.
+
+    Args:
+        balance (float): the largest shard over the mean.
+        cut (float): the share of edges between shards.
+        entropy (float): the mean entropy of the shards' labels, in nats.
+    """
+
+    balance: float
+    cut: float
+    entropy: float
+
+
+def partition_quality(
+    shard: Tensor, num_shards: int, edge_index: Tensor, y: Tensor
+) -> PartitionQuality:
+    """Measure a partition of the training graph.
+
+    Args:
+        shard (Tensor): int64, ``[num_nodes]``: the partition.
+        num_shards (int): the number of shards.
+        edge_index (Tensor): int64, ``[2, num_edges]``: the training graph.
+        y (Tensor): the classes of the training nodes, int64.
+    """
+    sizes = check_partition(shard, num_shards)
+    check_edges(edge_index, shard.numel())
+    check_tensor('y', y, torch.int64, shard.shape)
+    row, col = edge_index
+    cut = (shard[row] != shard[col]).double().mean() if row.numel() else 0.0
+    hard = torch.nn.functional.one_hot(shard, num_shards).double()
+    losses = partition_losses(hard, edge_index, y, int(y.max()) + 1)
+    return PartitionQuality(
+        balance=float(sizes.max()) * num_shards / shard.numel(),
+        cut=float(cut),
+        entropy=-float(losses.sem),
+    )
 
 
 def check_edges(
@@ -349,3 +675,20 @@ def check_edges(
     """Refuse edges with ends outside of the graph."""
     check_tensor('edge_index', edge_index, torch.int64, (2, 'num_edges'))
     check_range('edge_index', edge_index, num_nodes, what)
+
+
+def _simple(edge_index: Tensor, num_nodes: int) -> Tensor:
+    # Edges in both directions, without loops, each once, sorted.
+    check_edges(edge_index, num_nodes)
+    edge_index, _ = remove_self_loops(edge_index)
+    return to_undirected(edge_index, num_nodes=num_nodes)
+
+
+def _neighbours(
+    edge_index: Tensor, shard: Tensor, num_nodes: int, num_shards: int
+) -> Tensor:
+    # The number of neighbours of each node in each shard.
+    row, col = edge_index
+    key = row * num_shards + shard[col]
+    count = key.bincount(minlength=num_nodes * num_shards)
+    return count.view(num_nodes, num_shards)

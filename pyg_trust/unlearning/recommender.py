@@ -1,18 +1,17 @@
 r"""Recommenders that forget exactly: users, items and interactions.
 
 A recommender of paths (:mod:`pyg_trust.unlearning.similar`) is a table of
-counts. They are held in fixed point, so that what goes is subtracted and
-leaves the very bits of counting anew. One in closed form
+counts in fixed point, so that subtracting what is removed leaves the very bits
+of counting anew. One in closed form
 (:mod:`pyg_trust.unlearning.closed_form`) is an inverse matrix, which is made
 anew before the first answer after a removal.
 
-**The promise.** The reference is ``fit`` of a new object with the same
-arguments on what remains. After any sequence of removals every recommendation
-equals the reference's, bit for bit (in closed form on the same machine, with
-as many threads). So has every number in a file that :meth:`Recommender.save`
-writes, but for salts, the names of states and the ledger, which names what was
-removed. Memory holds empty entries and gaps until :meth:`Recommender.flush`:
-they tell that something was there.
+After any sequence of removals every recommendation equals that of a new fit
+with the same arguments on what remains, bit for bit (in closed form on the
+same machine, with as many threads). So does every number in a file that
+:meth:`Recommender.save` writes, but for salts, tokens and the ledger, which
+names what was removed. Memory holds empty counts until
+:meth:`Recommender.flush`.
 """
 
 from dataclasses import replace
@@ -24,16 +23,12 @@ from torch import Tensor
 from torch_geometric.data import HeteroData
 from torch_geometric.typing import EdgeType
 
-from pyg_trust import rng
 from pyg_trust._checks import (
-    Count,
-    Fraction,
     check_choice,
     check_instance,
     check_integer,
     check_positive,
     check_tensor,
-    validated,
 )
 from pyg_trust.files.commit import (
     EditedInPlace,
@@ -71,20 +66,15 @@ from pyg_trust.unlearning.similar import (
     Sparse,
     best_items,
     downdate,
-    joined,
     lists_of,
     path_counts,
     path_scores,
-    shortened,
 )
+
+__all__ = ['Recommender']
 
 METHODS = ('paths', 'closed_form')
 EXPONENTS = (0.6, 0.6, 0.3)
-# Default settings to try, around the best one of a sparse catalogue.
-SETTINGS = (
-    *(EXPONENTS, (0.5, 0.5, 0.5), (0.5, 0.5, 0.2), (0.6, 0.7, 0.25)),
-    *((0.7, 0.6, 0.3), (1.0, 1.0, 0.5), (1.0, 1.0, 0.75)),
-)
 # A removal that changes more than so much of all counts counts anew, and one
 # of more steps than so many for each item factors anew.
 RECOUNT = 1 / 8
@@ -93,9 +83,8 @@ _BLOCK = 256
 
 
 class _Held(NamedTuple):
-    # A fitted recommender. Lists and counts are edited in place.
+    # A fitted recommender. The values of counts are edited in place.
     lists: Lists
-    degree: Tensor
     users: Tensor
     items: Tensor
     counts: Sparse | None
@@ -104,6 +93,12 @@ class _Held(NamedTuple):
     ledger: RemovalLedger
     lineage: Lineage
     ids: Ids
+
+    @property
+    def degree(self) -> Tensor:
+        # The number of users of each item.
+        item = torch.from_numpy(self.lists.item)
+        return item.bincount(minlength=len(self.items))
 
     @property
     def content(self) -> str:
@@ -257,73 +252,6 @@ class Recommender(Saved[_Held], EditedInPlace):
         self._model = held.recorded('fit', {})
         return self
 
-    @classmethod
-    @validated
-    def choose(
-        cls,
-        interactions: Tensor | HeteroData,
-        num_users: int | None = None,
-        num_items: int | None = None,
-        *,
-        exponents: list[tuple[float, float, float]] | None = None,
-        share: Fraction = 0.1,
-        k: Count = 20,
-        edge_type: EdgeType | None = None,
-    ) -> 'Recommender':
-        """Choose exponents by the recall of held-out interactions.
-
-        A hash of its names alone decides whether an interaction is held out.
-        The choice is a setting made with data: it stays when the data go, as
-        each report says.
-
-        Args:
-            interactions (Tensor or HeteroData): as in :meth:`fit`.
-            num_users (int, optional): as in :meth:`fit`.
-                (default: :obj:`None`)
-            num_items (int, optional): as in :meth:`fit`.
-                (default: :obj:`None`)
-            exponents (list[tuple], optional): the settings to try, the first
-                of which wins a tie; by default seven, for sparse to dense
-                catalogues. (default: :obj:`None`)
-            share (float): the approximate share of interactions to hold out.
-                (default: :obj:`0.1`)
-            k (int): the number of recommended items that recall is computed
-                for. (default: :obj:`20`)
-            edge_type (tuple, optional): as in :meth:`fit`.
-                (default: :obj:`None`)
-
-        Returns:
-            Recommender: a recommender by paths with the best setting, not
-            fitted yet.
-        """
-        every = SETTINGS if exponents is None else exponents
-        check_instance('exponents', every, tuple, list)
-        tried = [cls(exponents=each) for each in every]
-        edges, num_users, num_items, _ = read_interactions(
-            interactions, num_users, num_items, edge_type
-        )
-        lists_of(edges, num_users, num_items)  # refuses before it hashes
-        keys = rng.derive_each(0, edges[0] * num_items + edges[1])
-        out = keys.double() < share * 2.0**63
-        if not tried or not out.any() or out.all():
-            raise ValueError(
-                "'exponents' needs a setting, and 'share' to divide the "
-                'interactions'
-            )
-        users, row = edges[0, out].unique(return_inverse=True)
-        truth, best, most = torch.stack([row, edges[1, out]]), tried[0], -1.0
-        size = row.bincount()
-        for model in tried:
-            top = model.fit(edges[:, ~out], num_users, num_items).recommend(
-                users, k
-            )
-            hits = (top[truth[0]] == truth[1, :, None]).any(1).double()
-            found = torch.zeros(len(users), dtype=torch.float64)
-            recall = float((found.index_add(0, row, hits) / size).mean())
-            if recall > most:
-                best, most = model, recall
-        return cls(exponents=best.exponents)
-
     @synchronized
     def recommend(self, users: Names, k: int = 10) -> Tensor:
         """Return the best new items of users: int64, ``[num_users, k]``.
@@ -346,15 +274,15 @@ class Recommender(Saved[_Held], EditedInPlace):
         of, ids = held.ids.users, held.ids.items
         rows, there = rows_there('users', users, of, held.users)
         k = check_integer('k', k, 1)
-        best = [torch.empty((0, k), dtype=torch.int64)]
+        best, degree = [torch.empty((0, k), dtype=torch.int64)], held.degree
         for block in rows[there].split(_BLOCK):
             own = block.numpy()
             if held.inverse is not None:
                 scores = sure_scores(held.inverse, held.lists, own)
-                scores[:, held.degree.numpy() == 0] = 0.0
+                scores[:, degree.numpy() == 0] = 0.0
             else:
                 scores = path_scores(
-                    held.lists, own, held.degree, self.exponents, held.counts
+                    held.lists, own, degree, self.exponents, held.counts
                 )
             for row, user in zip(scores, own, strict=True):
                 row[held.lists.of(user)] = 0.0
@@ -519,26 +447,21 @@ class Recommender(Saved[_Held], EditedInPlace):
         held = self._fitted
         held.ledger.check_reference(reference)
         change = self._change(held, request)
-        size, c = len(held.items), self._power
-        lists, where, left = shortened(held.lists, change.rows)
-        parts, counts = [(held.lists.item, where, left)], held.counts
+        lists, size = held.lists.kept(change.keep), len(held.items)
+        counts: Sparse = held.counts
+        where, values = np.empty(0, int), np.empty(0)
         if counts is not None and change.recount:
-            item = held.lists.item.copy()
-            item[where] = left
-            lists, parts = lists._replace(item=item), []
-            counts = path_counts(lists, size, c)
+            counts = path_counts(lists, size, self._power)
         elif counts is not None:
-            parts.append((counts.data, *downdate(counts, change.rows, c)))
+            where, values = downdate(counts, change.rows, self._power)
         texts = {
             row.user: _text(row.items[row.stays])
             for row in change.rows
             if change.users[row.user]
         }
         gone = (held.users & ~change.users).nonzero().view(-1).tolist()
-        lost = joined([row.items[~row.stays] for row in change.rows])
         new = held._replace(
             lists=lists,
-            degree=held.degree - _degree(lost, size),
             users=change.users,
             items=change.items,
             counts=counts,
@@ -546,38 +469,36 @@ class Recommender(Saved[_Held], EditedInPlace):
             seals=held.seals.replaced(texts, gone),
             ledger=held.ledger.copy(),
         ).recorded('step', change.named, reference)
-        changed = parts[1][1].size if len(parts) > 1 else change.entries
+        changed = change.entries if change.recount else len(where)
         report = RecommenderReport(
             request=change.request,
             named=change.named,
-            entries_changed=0 if new.counts is None else changed,
+            entries_changed=0 if counts is None else changed,
             recounted=change.recount,
             exact=True,
             column_distance=None if self.method == 'paths' else 0.0,
             num_users=int(change.users.sum()),
             num_items=int(change.items.sum()),
-            num_interactions=int(lists.length.sum()),
+            num_interactions=len(lists.item),
             data=new.content,
             ledger_head=new.ledger.head,
             origin=provenance(**self._config()),
         )
-        self._way_back = held, [(a, i, a[i]) for a, i, _ in parts]
-        for array, index, value in parts:
-            array[index] = value
+        if len(where):
+            self._way_back = held, counts, where, counts.data[where]
+            counts.data[where] = values
         self._model = new
         self._way_back = None
         return report
 
     @editing
     def flush(self) -> 'Recommender':
-        """Drop all traces of what was removed: empty entries, and gaps."""
+        """Drop the empty counts of pairs that no user has any more."""
         held = self._fitted
-        counts = held.counts
-        if counts is not None:
-            counts = counts.copy()
+        if held.counts is not None:
+            counts = held.counts.copy()
             counts.eliminate_zeros()
-        lists = lists_of(held.lists.pairs(), len(held.users), len(held.items))
-        self._model = held._replace(lists=lists, counts=counts)
+            self._model = held._replace(counts=counts)
         return self
 
     @synchronized
@@ -587,15 +508,15 @@ class Recommender(Saved[_Held], EditedInPlace):
         In closed form it factors anew, and compares what is held.
         """
         held = self._fitted
-        lists = lists_of(held.lists.pairs(), len(held.users), len(held.items))
-        equal = torch.equal(held.degree, _degree(lists.item, len(held.items)))
-        left, entries = [], 0
+        size, entries = len(held.items), 0
+        lists = lists_of(held.lists.pairs(), len(held.users), size)
+        equal, left = True, []
         if held.counts is not None:
-            anew = path_counts(lists, len(held.items), self.exponents[1])
+            anew = path_counts(lists, size, self._power)
             there = held.counts.copy()
             there.eliminate_zeros()
             empty, entries = held.counts.nnz - there.nnz, there.nnz
-            equal &= all(
+            equal = all(
                 np.array_equal(getattr(anew, name), getattr(there, name))
                 for name in ('indptr', 'indices', 'data')
             )
@@ -603,15 +524,14 @@ class Recommender(Saved[_Held], EditedInPlace):
                 left.append(
                     f'{empty} empty counts of items that once shared a user'
                 )
-        if len(held.lists.item) > len(lists.item):
-            left.append('gaps in the lists of users')
         if held.inverse is not None:
-            again = factored(lists, len(held.items), self.lam).base
-            equal &= np.array_equal(again, held.inverse.base)
-            entries = again.size
-        is_sealed = (
-            not held.seals.differing(_texts(lists, held.users))
-            and held.is_sealed
+            again = factored(lists, size, self.lam).base
+            equal, entries = (
+                np.array_equal(again, held.inverse.base),
+                again.size,
+            )
+        is_sealed = held.is_sealed and not held.seals.differing(
+            _texts(lists, held.users)
         )
         return RecommenderVerifyReport(
             ok=equal and is_sealed,
@@ -619,7 +539,7 @@ class Recommender(Saved[_Held], EditedInPlace):
             sealed=is_sealed,
             num_entries=entries,
             leftovers=tuple(left),
-            weights=held.ledger.entries[-1].data,
+            weights=held.content,
         )
 
     def __repr__(self) -> str:
@@ -632,10 +552,9 @@ class Recommender(Saved[_Held], EditedInPlace):
 
     def _settle(self) -> None:
         if self._way_back is not None:
-            before, parts = self._way_back
+            before, counts, where, values = self._way_back
             if self._model is before:
-                for array, index, value in parts:
-                    array[index] = value
+                counts.data[where] = values
             self._way_back = None
 
     def _config(self) -> dict[str, Any]:
@@ -686,7 +605,6 @@ class Recommender(Saved[_Held], EditedInPlace):
     def _counted(
         self, lists: Lists, users: Tensor, items: Tensor, *rest: Any
     ) -> _Held:
-        # A state whose lists have no gaps.
         size, counts = len(items), None
         if self.method == 'closed_form':
             if size > self.max_items:
@@ -698,8 +616,7 @@ class Recommender(Saved[_Held], EditedInPlace):
                 )
         elif self.cached:
             counts = path_counts(lists, size, self._power)
-        degree = _degree(lists.item, size)
-        return _Held(lists, degree, users, items, counts, None, *rest)
+        return _Held(lists, users, items, counts, None, *rest)
 
     def _change(self, held: _Held, request: RemovalRequest) -> Change:
         change = read_change(
@@ -713,10 +630,6 @@ class Recommender(Saved[_Held], EditedInPlace):
 
 def _n_id(ids: Ids) -> tuple[Tensor | None, Tensor | None]:
     return ids.users.n_id, ids.items.n_id
-
-
-def _degree(items: np.ndarray, num_items: int) -> Tensor:
-    return torch.from_numpy(items).bincount(minlength=num_items)
 
 
 def _text(items: np.ndarray) -> str:

@@ -34,12 +34,12 @@ class Change(NamedTuple):
     """Consequences of a request: who stays, and whose lists get shorter.
 
     Args:
-        request (dict): the names, by their kind.
+        request (dict): the ids, by their kind.
         named (dict): the same as nodes and edges of the whole graph.
         users (Tensor): bool: the users that stay.
         items (Tensor): bool: the items that stay.
-        rows (list[Row]): the users whose lists get shorter.
-        entries (int): a bound of the number of counts that change.
+        keep (ndarray): bool: the interactions that stay, in order.
+        rows (list[Row]): the users whose lists get shorter, or who go.
         recount (bool): whether to count anew.
     """
 
@@ -47,9 +47,14 @@ class Change(NamedTuple):
     named: dict[str, Any]
     users: Tensor
     items: Tensor
+    keep: np.ndarray
     rows: list[Row]
-    entries: int
     recount: bool = False
+
+    @property
+    def entries(self) -> int:
+        """A bound of the number of counts that change."""
+        return sum(len(row.items) ** 2 for row in self.rows)
 
 
 class Ids(NamedTuple):
@@ -102,7 +107,9 @@ def read_interactions(
     edge_type: EdgeType | None,
 ) -> tuple[Tensor, int, int, Ids]:
     """Read interactions, the numbers of users and items, and their ids."""
-    check_instance('interactions', data, Tensor, HeteroData)
+    check_instance(
+        'interactions', data, Tensor, HeteroData, list, tuple, np.ndarray
+    )
     n_id: list[Tensor | None] = [None, None]
     if isinstance(data, HeteroData):
         types = [edge_type] if edge_type is not None else data.edge_types
@@ -152,6 +159,16 @@ def read_interactions(
     edges = plain_index('interactions', edges)
     num_users = check_integer('num_users', num_users, 1)
     num_items = check_integer('num_items', num_items, 1)
+    lows, highs = ([0, 0], [-1, -1])
+    if edges.numel():
+        lows, highs = edges.amin(1).tolist(), edges.amax(1).tolist()
+    if highs[0] < num_users <= lows[1] and highs[1] < num_users + num_items:
+        raise ValueError(
+            "'interactions' needs items that are numbered from 0 on (got "
+            f'{num_users} and more, as if users and items were numbered '
+            'together): fit(torch.stack([edge_index[0], edge_index[1] - '
+            'num_users]), num_users, num_items)'
+        )
     return edges.cpu(), num_users, num_items, Ids.of_tensors(n_id, num_users)
 
 
@@ -210,7 +227,7 @@ def read_change(
         found = row(node)
         named[node >= ids.offset].append(found)
         missing += [(0, 'nodes', node)] * (found < 0)
-    lost: dict[int, list[int]] = {}
+    keep = np.ones(len(lists.item), dtype=bool)
     pairs = []
     for kind in ('edges', 'directed_edges'):
         for arc in getattr(part, kind):
@@ -220,27 +237,28 @@ def read_change(
                     f'{arc[0]} to {arc[1]}; items begin at {ids.offset})'
                 )
             user, item = row(min(arc)), row(max(arc))
-            if min(user, item) < 0 or item not in lists.of(user):
+            own = lists.of(user) if min(user, item) >= 0 else np.empty(0)
+            place = int(np.searchsorted(own, item))
+            if place == len(own) or own[place] != item:
                 missing.append((0, kind, arc))
                 continue
-            lost.setdefault(user, []).append(item)
+            keep[lists.start[user] + place] = False
             pairs.append((user, item))
     if gone := RemovalRequest.of_items(missing):
         raise NotThere(gone, _lacking(missing[0], ids.offset))
     users, items = (sorted({*each}) for each in named)
-    pairs = sorted({*pairs})
     left, stay = users_there.clone(), items_there.clone()
     left[users], stay[items] = False, False
-    touched = {*users, *lost}
+    for user in users:
+        keep[lists.start[user] : lists.start[user + 1]] = False
     if items:
-        edges = lists.pairs()
-        touched.update(edges[0][~stay[edges[1]]].tolist())
-    rows = []
-    for user in sorted(touched):
-        own = lists.of(user).copy()
-        stays = stay.numpy()[own] & ~np.isin(own, lost.get(user, []))
-        rows.append(Row(user, own, stays & bool(left[user])))
-    ends = torch.tensor(pairs, dtype=torch.int64).view(-1, 2).t()
+        keep &= stay.numpy()[lists.item]
+    lost = np.searchsorted(lists.start, np.flatnonzero(~keep), 'right') - 1
+    rows = [
+        Row(user, lists.of(user), keep[slice(*lists.start[user : user + 2])])
+        for user in sorted({*users, *lost.tolist()})
+    ]
+    ends = torch.tensor(sorted({*pairs}), dtype=torch.int64).view(-1, 2).t()
     told = {
         'users': ids.users.of(torch.tensor(users).long()).tolist(),
         'items': ids.items.of(torch.tensor(items).long()).tolist(),
@@ -251,18 +269,9 @@ def read_change(
         .tolist(),
     }
     # Both directions of an interaction are one.
-    whole = RemovalRequest(
-        **ids.request(told['users'], told['items'], told['interactions'])
-    )
-    entries = sum(len(row.items) ** 2 for row in rows)
-    return Change(
-        {name: value for name, value in told.items() if value},
-        whole.parts[0].to_dict(),
-        left,
-        stay,
-        rows,
-        entries,
-    )
+    whole = RemovalRequest(**ids.request(*told.values()))
+    request_ = {name: value for name, value in told.items() if value}
+    return Change(request_, whole.parts[0].to_dict(), left, stay, keep, rows)
 
 
 def _lacking(item: Item, offset: int) -> str:

@@ -10,6 +10,16 @@ from pyg_trust._checks import check_tensor
 from pyg_trust.graph import sparse_rows
 from pyg_trust.graph.ragged import pointer, ranges
 
+__all__ = [
+    'check_rows',
+    'gram',
+    'keep_rows',
+    'max_row_norm',
+    'spectral_norm',
+    'stacked',
+    'transposed_times',
+]
+
 
 def gram(Z: Tensor) -> Tensor:
     r"""Compute :math:`Z Z^\top`, dense.
@@ -20,12 +30,9 @@ def gram(Z: Tensor) -> Tensor:
     if Z.layout == torch.strided:
         return Z @ Z.t()
     # Empty columns add nothing.
-    col = Z.col_indices()
-    present = torch.zeros(Z.size(1), dtype=torch.bool, device=Z.device)
-    present[col] = True
-    place = present.cumsum(0) - 1
-    narrow = Z.values().new_zeros((Z.size(0), int(present.sum())))
-    narrow[_row(Z), place[col]] = Z.values()
+    present, col = Z.col_indices().unique(return_inverse=True)
+    narrow = Z.values().new_zeros((Z.size(0), present.numel()))
+    narrow[_row(Z), col] = Z.values()
     return narrow @ narrow.t()
 
 
@@ -33,9 +40,7 @@ def spectral_norm(Z: Tensor, K: Tensor | None = None) -> float:
     r"""Bound :math:`\lVert Z \rVert_2` from above, exact up to rounding.
 
     The root of the largest eigenvalue of the smaller Gram matrix, from all
-    its eigenvalues, raised by :math:`10^{-12}` of it for rounding. (Power
-    iterations, which the paper's code uses, approach it from below and bound
-    nothing.)
+    its eigenvalues, raised by :math:`10^{-12}` of it for rounding.
 
     Args:
         Z (Tensor): ``[n, d]``, dense or sparse CSR.
@@ -57,13 +62,9 @@ def transposed_times(Z: Tensor, U: Tensor) -> Tensor:
     """
     if Z.layout == torch.strided:
         return Z.t() @ U
-    count = Z.crow_indices().diff()
+    col, row = Z.col_indices(), _row(Z)
     columns = [
-        torch.bincount(
-            Z.col_indices(),
-            Z.values() * column.repeat_interleave(count),
-            minlength=Z.size(1),
-        )
+        torch.bincount(col, Z.values() * column[row], minlength=Z.size(1))
         for column in U.t()
     ]
     return torch.stack(columns, dim=1)
@@ -80,55 +81,6 @@ def max_row_norm(Z: Tensor) -> float:
     squares = Z.values().new_zeros(Z.size(0))
     squares.index_add_(0, _row(Z), Z.values().square())
     return float(squares.max().sqrt())
-
-
-def dense_rows(Z: Tensor, index: Tensor) -> Tensor:
-    """Return some rows as a dense matrix.
-
-    Args:
-        Z (Tensor): ``[n, d]``, dense or sparse CSR.
-        index (Tensor): int64, ``[k]``.
-    """
-    if Z.layout == torch.strided:
-        return Z[index]
-    ends = Z.crow_indices().tolist()
-    col, value = Z.col_indices(), Z.values()
-    rows = value.new_zeros((index.numel(), Z.size(1)))
-    for row, i in zip(rows, index.tolist(), strict=True):
-        row[col[ends[i] : ends[i + 1]]] = value[ends[i] : ends[i + 1]]
-    return rows
-
-
-def replace_rows(Z: Tensor, index: Tensor, rows: Tensor) -> Tensor:
-    """Copy the matrix and replace some rows.
-
-    Args:
-        Z (Tensor): ``[n, d]``, dense or sparse CSR.
-        index (Tensor): int64, ``[k]``: the places.
-        rows (Tensor): of the layout of :obj:`Z`, ``[k, d]``.
-    """
-    if Z.layout == torch.strided:
-        return Z.index_copy(0, index, rows)
-    crow, new = Z.crow_indices(), rows.crow_indices()
-    count = crow.diff().index_copy(0, index, new.diff())
-    ends, starts = crow.tolist(), new.tolist()
-    place = {row: k for k, row in enumerate(index.tolist())}
-
-    def spliced(old: Tensor, added: Tensor) -> Tensor:
-        cuts, last = [], 0
-        for row in sorted(place):
-            k = place[row]
-            cuts.append(old[last : ends[row]])
-            cuts.append(added[starts[k] : starts[k + 1]])
-            last = ends[row + 1]
-        return torch.cat([*cuts, old[last:]])
-
-    return sparse_rows(
-        pointer(count),
-        spliced(Z.col_indices(), rows.col_indices()),
-        spliced(Z.values(), rows.values()),
-        (Z.size(0), Z.size(1)),
-    )
 
 
 def keep_rows(Z: Tensor, index: Tensor) -> Tensor:
@@ -162,7 +114,7 @@ def stacked(parts: Sequence[Tensor]) -> Tensor:
         return torch.cat(list(parts))
     counts = torch.cat([part.crow_indices().diff() for part in parts])
     return sparse_rows(
-        pointer(counts).to(parts[0].crow_indices().dtype),
+        pointer(counts),
         torch.cat([part.col_indices() for part in parts]),
         torch.cat([part.values() for part in parts]),
         (counts.numel(), parts[0].size(1)),

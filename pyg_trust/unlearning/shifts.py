@@ -30,23 +30,10 @@ compose to :math:`\sqrt{\sum_j m_j^2}` (``together`` in
 earlier releases: given those, the next
 is again a shift, of at most :math:`\Delta_j`, of what exact retraining would
 release under the same transcript.
-
-**Objective perturbation** (of
-:mod:`pyg_trust.unlearning.baselines`, for comparison): :math:`b` is drawn
-once, kept secret, and the release is the approximate minimiser itself. `Guo et
-al. 2020 <https://arxiv.org/abs/1911.03030>`_, Theorem 3: if :math:`\lVert
-\nabla L_b(W', D') \rVert_F` is at most :func:`removal_budget`, the release is
-:math:`(\varepsilon, \delta)`-indistinguishable from the exact minimiser. *It
-does not hold in general.* The release is the exact minimiser for the noise
-:math:`T(b) = b - u(b)`, whose residual :math:`u` depends on :math:`b`. The
-proof compares densities as if :math:`u` were fixed, and leaves out the
-Jacobian of :math:`T`. With one feature, two points of which one is removed,
-and a promised :math:`(1, 10^{-4})`, one Newton step has :math:`\delta = 0.069`
-(``tests/unlearning/test_shifts.py`` computes it).
 """
 
 import math
-import sys
+from collections.abc import Callable
 
 import scipy
 
@@ -56,10 +43,10 @@ from pyg_trust._checks import (
     Natural,
     NotNegative,
     Positive,
-    Rate,
-    check_choice,
     validated,
 )
+
+__all__ = ['gaussian_budget', 'grid_shift', 'largest_weights', 'shift_epsilon']
 
 # Beyond this shift, noise gives no privacy.
 _LARGEST_SHIFT = 20.0
@@ -75,27 +62,6 @@ def _profile_above(epsilon: float, m: float) -> float:
     first = math.exp(high)
     hidden = 2**-50 * (1 + t * t) * first
     return hidden - first * math.expm1(min(low - high, 0.0))
-
-
-@validated
-def removal_budget(
-    epsilon: Rate, delta: Fraction, noise_std: NotNegative
-) -> float:
-    r"""Return the largest residual by Theorem 3 of Guo et al., which may fail.
-
-    For objective perturbation; see the text of this module.
-
-    .. math::
-        \sigma \varepsilon / \sqrt{2 \log(1.5 / \delta)}
-
-    Args:
-        epsilon (float): in :math:`(0, 1]`: the proof is that of the classical
-            Gaussian mechanism, which does not hold beyond.
-        delta (float): in :math:`(0, 1)`.
-        noise_std (float): the standard deviation :math:`\sigma` of
-            :math:`b`, at least 0.
-    """
-    return noise_std * epsilon / math.sqrt(2 * math.log(1.5 / delta))
 
 
 @validated
@@ -126,15 +92,17 @@ def gaussian_budget(epsilon: Positive, delta: Fraction) -> float:
         low, high = high, 2 * high
         if high > _LARGEST_SHIFT:
             return low
+    return _last(lambda m: _profile_above(epsilon, m) <= delta, low, high)
+
+
+def _last(holds: Callable[[float], bool], yes: float, no: float) -> float:
+    # Bisect to the last float at which it holds, from one at which it does.
     for _ in range(200):
-        middle = (low + high) / 2
-        if not low < middle < high:
+        middle = (yes + no) / 2
+        if middle in (yes, no):
             break
-        if _profile_above(epsilon, middle) <= delta:
-            low = middle
-        else:
-            high = middle
-    return low
+        yes, no = (middle, no) if holds(middle) else (yes, middle)
+    return yes
 
 
 @validated
@@ -155,55 +123,27 @@ def shift_epsilon(m: NotNegative, delta: Fraction) -> float:
     """
     if m / math.sqrt(2 * math.pi) <= delta:
         return 0.0
-    # At `high` the first term alone is below delta.
-    low, high = 0.0, m * math.sqrt(2 * math.log(1 / delta)) + m * m / 2
+    # Here the first term alone is below delta.
+    high = m * math.sqrt(2 * math.log(1 / delta)) + m * m / 2
     if m > _LARGEST_SHIFT:
         return high
     if _profile_above(0.0, m) <= delta:
         return 0.0
-
-    def beyond(epsilon: float) -> float:
-        # A logarithm, which secants follow well.
-        return math.log(max(_profile_above(epsilon, m), least) / delta)
-
-    least = sys.float_info.min
-    above, below, last = beyond(low), min(beyond(high), 0.0), 0
-    for _ in range(200):
-        # Return the upper end, correct to twelve digits.
-        if high - low <= 2**-40 * high:
-            break
-        # The rule of Illinois: an end that stays counts half. The smallest
-        # move closes the gap where a secant has found the zero.
-        middle = low + (high - low) * above / ((above - below) or 1.0)
-        room = 2**-42 * high
-        middle = min(max(middle, low + room), high - room)
-        value = beyond(middle)
-        if value <= 0:
-            high, below = middle, value
-            above /= 1 + (last < 0)
-            last = -1
-        else:
-            low, above = middle, value
-            below /= 1 + (last > 0)
-            last = 1
-    return high
+    return _last(lambda e: _profile_above(e, m) <= delta, high, 0.0)
 
 
 @validated
-def largest_weights(outputs: Count, lam: Positive, loss: str) -> float:
+def largest_weights(outputs: Count, lam: Positive) -> float:
     r"""Bound :math:`\lVert W^* \rVert_F` independently of the data.
 
     :math:`\frac{\lambda n}{2} \lVert W^* \rVert^2 \le L(W^*) \le L(0)`, which
-    is :math:`n \log 2` for every output of a logistic loss, :math:`n` of a
-    squared one, and :math:`n \log` of their number for ``'softmax'``.
+    is :math:`n \log 2` for every output.
+
+    Args:
+        outputs (int): the number of outputs.
+        lam (float): :math:`\lambda`.
     """
-    at_zero = {
-        'logistic': outputs * math.log(2),
-        'squared': float(outputs),
-        'softmax': math.log(outputs),
-    }
-    check_choice('loss', loss, at_zero)
-    return math.sqrt(2 * at_zero[loss] / lam) * (1 + 2**-40)
+    return math.sqrt(2 * outputs * math.log(2) / lam) * (1 + 2**-40)
 
 
 @validated

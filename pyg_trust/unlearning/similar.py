@@ -45,36 +45,46 @@ Sparse = Any
 
 
 class Lists(NamedTuple):
-    """Items of each user, as rows with spare room at their ends."""
+    """Items of each user, as rows of a compressed sparse matrix."""
 
     start: np.ndarray
     """int64, ``[num_users + 1]``: where rows begin."""
-    length: np.ndarray
-    """int64, ``[num_users]``: how many places of a row are taken."""
     item: np.ndarray
-    """int64: the items, ascending in each row; -1 where there is room."""
+    """int64, ``[num_interactions]``: the items, ascending in each row."""
+
+    @property
+    def length(self) -> np.ndarray:
+        """int64, ``[num_users]``: the number of items of each user."""
+        return np.diff(self.start)
 
     def of(self, user: int) -> np.ndarray:
         """Return the items of a user."""
-        begin = self.start[user]
-        return self.item[begin : begin + self.length[user]]
+        return self.item[self.start[user] : self.start[user + 1]]
 
     def pairs(self) -> Tensor:
         """Return the interactions in order, int64, ``[2, num]``."""
         users = np.repeat(np.arange(len(self.length)), self.length)
-        return torch.from_numpy(np.stack([users, self.item[self.item >= 0]]))
+        return torch.from_numpy(np.stack([users, self.item]))
+
+    def kept(self, mask: np.ndarray) -> 'Lists':
+        """Return the lists of some of the interactions.
+
+        Args:
+            mask (ndarray): bool, ``[num_interactions]``: which of them stay.
+        """
+        gone = np.flatnonzero(~mask)
+        start = self.start - np.searchsorted(gone, self.start)
+        return Lists(start, np.delete(self.item, gone))
 
     def matrix(self, num_items: int, weights: Tensor | None = None) -> Sparse:
         """Return :math:`R`, or :math:`W R`, as a sparse matrix of scipy."""
         from scipy.sparse import csr_matrix
 
-        item = self.item[self.item >= 0]
-        value = np.ones(len(item))
+        value = np.ones(len(self.item))
         if weights is not None:
             value = np.repeat(weights.numpy(), self.length)
-        start = np.concatenate([[0], np.cumsum(self.length)])
         shape = len(self.length), num_items
-        return csr_matrix((value, item, start), shape=shape)
+        return csr_matrix((value, self.item, self.start), shape=shape)
 
 
 class Row(NamedTuple):
@@ -127,7 +137,7 @@ def lists_of(interactions: Pairs, num_users: Count, num_items: Count) -> Lists:
         )
     count = np.bincount(keys // num_items, minlength=num_users)
     start = np.concatenate([[0], np.cumsum(count)])
-    return Lists(start, count, keys % num_items)
+    return Lists(start, keys % num_items)
 
 
 @validated
@@ -189,24 +199,6 @@ def places(counts: Sparse, items: np.ndarray) -> np.ndarray:
             for i in items
         ]
     )
-
-
-def shortened(
-    lists: Lists, rows: list[Row]
-) -> tuple[Lists, np.ndarray, np.ndarray]:
-    """Plan the removal of items from lists, without writing.
-
-    Returns:
-        tuple: the lists with their new lengths; the positions to write; the
-        items to write there.
-    """
-    length, where, items = lists.length.copy(), [], []
-    for user, before, stays in rows:
-        left = before[stays]
-        length[user] = len(left)
-        where.append(lists.start[user] + np.arange(len(before)))
-        items += [left, np.full(len(before) - len(left), -1)]
-    return lists._replace(length=length), joined(where), joined(items)
 
 
 def downdate(

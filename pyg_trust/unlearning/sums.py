@@ -53,7 +53,7 @@ to :math:`d_v`, and :math:`(\max n_v)^L 2^f B` has to stay below; or, for
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -67,7 +67,24 @@ from pyg_trust.graph._building import own_loops, transposed, with_loops
 from pyg_trust.graph.ragged import pointer, ranges
 from pyg_trust.ops import OpenRows
 from pyg_trust.removal import NodeIds, NotThere, Part
-from pyg_trust.unlearning.journal import Journal
+from pyg_trust.update import directs
+
+__all__ = [
+    'BITS',
+    'BOUND',
+    'Step',
+    'Sums',
+    'Undo',
+    'check_directed',
+    'check_measure',
+    'edges_of',
+    'limits',
+    'put_back',
+    'reads_of',
+]
+
+#: What takes an edit back, the last step first; each step may be run twice.
+Undo = list[Callable[[], object]]
 
 BITS = 40
 BOUND = 16.0
@@ -308,6 +325,39 @@ class Sums:
         there = [has(u, v) for u, v in edges.t().tolist()]
         return torch.tensor(there, dtype=torch.bool)
 
+    def cut(self, part: Part) -> tuple[Tensor, Part]:
+        """Find the edges that a removal names.
+
+        Args:
+            part (Part): edges, of which one direction suffices, and directed
+                edges, by row.
+
+        Returns:
+            tuple[Tensor, Part]: the edges to cut, each once; and those that
+            are not there.
+
+        Raises:
+            ValueError: on a directed edge of an undirected graph.
+        """
+        edges, arcs = edges_of(part.edges), edges_of(part.directed_edges)
+        if arcs.numel() and self.undirected:
+            raise directs(*self.ids.of(arcs[:, 0]))
+        one, there = self.has_edges(edges), self.has_edges(arcs)
+        both = edges[:, one].sort(0).values
+        lost = ~one
+        if not self.undirected:
+            back = self.has_edges(edges.flip(0))
+            lost &= ~back
+            both = torch.cat([edges[:, one], edges.flip(0)[:, back]], 1)
+        found = {'edges': edges[:, lost], 'directed_edges': arcs[:, ~there]}
+        missing = Part(
+            **{
+                kind: tuple((u, v) for u, v in each.t().tolist())
+                for kind, each in found.items()
+            }
+        )
+        return torch.cat([both, arcs[:, there]], 1).unique(dim=1), missing
+
     def touched(self, changed: Tensor, features: Tensor) -> Tensor | None:
         r"""Find the rows of :math:`z` that an edit may have changed.
 
@@ -360,9 +410,14 @@ class Sums:
     # Edits ##################################################################
 
     def play(
-        self, steps: Sequence[Step], journal: Journal | None = None
+        self, steps: Sequence[Step], undo: Undo | None = None
     ) -> tuple[Tensor, int]:
         """Play edits in their order, as one: all of it or nothing.
+
+        Args:
+            steps (list[Step]): the edits.
+            undo (list, optional): where to write what takes them back, by
+                :func:`put_back`. (default: :obj:`None`)
 
         Returns:
             tuple[Tensor, int]: int64, ascending: nodes whose degree,
@@ -427,8 +482,8 @@ class Sums:
                 away = arcs * torch.tensor([[1], [1], [-1]])
                 self._edit(away, loops, lives, first, nodes, old, edits)
 
-        if journal is not None:
-            journal.note(back)
+        if undo is not None:
+            undo.append(back)
         try:
             self._edit(arcs, loops, lives, names, nodes, x, edits + 1)
         except BaseException:
@@ -557,6 +612,23 @@ class Sums:
                     there[node] = past == _COME
             u = v if bool(there[u]) else u
         raise NotThere(self.ids.request(Part(nodes=(u,))))
+
+
+def put_back(undo: Undo, keep: int = 0) -> None:
+    """Take edits back; if this is interrupted, call it again.
+
+    Args:
+        undo (list): what takes them back.
+        keep (int): the number of steps to leave. (default: :obj:`0`)
+    """
+    while len(undo) > keep:
+        undo[-1]()
+        undo.pop()
+
+
+def edges_of(pairs: Sequence[tuple[int, int]]) -> Tensor:
+    """Return pairs as int64, ``[2, k]``."""
+    return torch.tensor(pairs, dtype=torch.int64).view(-1, 2).t()
 
 
 def check_directed(

@@ -6,7 +6,6 @@ leaves the old ones as they are.
 
 import copy
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -28,14 +27,18 @@ from pyg_trust.removal import (
     remove_from_data,
 )
 from pyg_trust.transforms import GraphEmbedding
-from pyg_trust.unlearning.rows import (
-    dense_rows,
-    gram,
-    keep_rows,
-    replace_rows,
-    stacked,
-)
+from pyg_trust.unlearning.heads import targets
+from pyg_trust.unlearning.lines import arcs_of, line_of
+from pyg_trust.unlearning.rows import gram, keep_rows, stacked
 from pyg_trust.update import Update, rows_of, with_edges
+
+__all__ = [
+    'Change',
+    'GraphKeeper',
+    'TrainingGraphs',
+    'check_graphs',
+    'graph_labels',
+]
 
 
 class TrainingGraphs(NamedTuple):
@@ -43,7 +46,7 @@ class TrainingGraphs(NamedTuple):
 
     Args:
         classes (tuple[int, ...]): the class labels, in ascending order.
-        graphs (dict[int, Data]): the remaining graphs, by name.
+        graphs (dict[int, Data]): the remaining graphs, by id.
         seals (Seals): the seals of the graphs' contents.
         Z (Tensor): float64, ``[n, d]``: the embeddings, in this order.
         K (Tensor, optional): their inner products, ``[n, n]``, if these are
@@ -61,28 +64,21 @@ class TrainingGraphs(NamedTuple):
     @property
     def empty_classes(self) -> tuple[int, ...]:
         """The classes without a graph."""
-        return _empty(self.classes, self.Y)
-
-    def contents(self) -> dict[int, str]:
-        """Hash the content of each graph, without salts."""
-        return {i: content(data) for i, data in self.graphs.items()}
+        there = {int(data.y) for data in self.graphs.values()}
+        return tuple(label for label in self.classes if label not in there)
 
 
 class Change(NamedTuple):
-    """Embedded rows that an update replaces, with the graphs after it.
+    """The graphs after an update.
 
     Args:
         left (TrainingGraphs): the graphs after the update.
-        touched (list[int]): the names of the graphs that were embedded again.
-        before (tuple[Tensor, Tensor]): the removed rows and their labels.
-        after (tuple[Tensor, Tensor]): the new rows and their labels.
-        request (dict): the names to record in the ledger.
+        touched (list[int]): the ids of the graphs that were embedded again.
+        request (dict): the items to record in the ledger, by graph.
     """
 
     left: TrainingGraphs
     touched: list[int]
-    before: tuple[Tensor, Tensor]
-    after: tuple[Tensor, Tensor]
     request: dict[str, Any]
 
 
@@ -105,15 +101,14 @@ class GraphKeeper:
     def keep(
         self, listed: Sequence[Data], progress_bar: bool | None = None
     ) -> TrainingGraphs:
-        """Copy and embed graphs; name them by their positions.
+        """Copy and embed graphs; their positions become their ids.
 
         Args:
             listed (list[Data]): the graphs.
             progress_bar (bool, optional): by default in terminals, after 2 s.
         """
         kept: dict[int, Data] = {}
-        for data in Bar(listed, progress_bar, desc='graphs'):
-            i = len(kept)
+        for i, data in enumerate(Bar(listed, progress_bar, desc='graphs')):
             y = _label(i, data)
             try:
                 kept[i] = self._copy(data, y)
@@ -149,7 +144,7 @@ class GraphKeeper:
         """Embed stored graphs, as :class:`TrainingGraphs`.
 
         Args:
-            graphs (dict[int, Data]): the stored graphs, by name.
+            graphs (dict[int, Data]): the stored graphs, by id.
             classes (tuple[int, ...]): the class labels.
             seals (Seals): the seals of the graphs.
             progress_bar (bool, optional): by default in terminals, after 2 s.
@@ -186,17 +181,22 @@ class GraphKeeper:
         for update in updates:
             if update.remove is not None:
                 touched |= self._remove(graphs, update.remove)
-            known = old.graphs.get(update.graph)
-            nodes = {-1, *past.of('nodes', update.graph)}
-            nodes |= set() if known is None else {*known.n_id.tolist()}
-            touched |= self._add(graphs, update, used, nodes, like)
-        place = {name: row for row, name in enumerate(old.graphs)}
-        known = [i for i in graphs if i in place]
+            if update.edits:
+                known = old.graphs.get(update.graph)
+                nodes = {-1, *past.of('nodes', update.graph)}
+                nodes |= set() if known is None else {*known.n_id.tolist()}
+                touched.add(self._edit(graphs, update, nodes))
+            _check_weights(update.graphs, like)
+            for data in update.graphs:
+                i = 1 + max(used)
+                used.add(i)
+                graphs[i] = self._like(data, i, like)
+                touched.add(i)
         left = sorted(touched & {*graphs})
         Y = _targets(graphs, old.classes)
-        self._check_left(old, Y)
+        self._check_left(old, graphs)
         for i in left:
-            # A mark of nothing would tell what has come again.
+            # A mark of nothing would show what has come again.
             marks = graphs[i].get('x_removed')
             if marks is not None and not bool(marks.any()):
                 graphs[i] = copy.copy(graphs[i])
@@ -205,34 +205,39 @@ class GraphKeeper:
         prints = {i: content(graphs[i]) for i in left}
         lost = [i for i in old.graphs if i not in graphs]
         seals = old.seals.replaced(prints, lost)
-        Z, K = old.Z, old.K
-        there = sorted(touched & {*place})
-        at = torch.tensor([place[i] for i in there], dtype=torch.int64)
-        before = (dense_rows(Z, at), old.Y[at])
-        after = (before[0][:0], before[1][:0])
-        if lost:
-            keep = torch.tensor([place[i] for i in known], dtype=torch.int64)
-            Z = keep_rows(Z, keep)
-            K = None if K is None else K[keep][:, keep]
-        if left:
-            rows = self._embedded({i: graphs[i] for i in left}, progress_bar)
-            row = {name: k for k, name in enumerate(graphs)}
-            at = torch.tensor([row[i] for i in left])
-            after = (dense_rows(rows, torch.arange(at.numel())), Y[at])
-            # The names of new graphs follow all others.
-            new = int((at >= len(known)).sum())
-            if new:
-                Z, K = stacked([Z, _last(rows, new)]), None
-            Z = replace_rows(Z, at, rows)
-            if K is not None:
-                cross = Z @ after[0].t()
-                K = K.clone()
-                K[:, at] = cross
-                K[at] = cross.t()
-        K = None if Z.size(0) > Z.size(1) else gram(Z) if K is None else K
+        Z, K = self._followed(old, graphs, left, progress_bar)
         made = TrainingGraphs(old.classes, graphs, seals, Z, K, Y)
-        named = _line(updates, graphs, past)
-        return Change(made, left, before, after, named)
+        return Change(made, left, _line(updates, graphs, past))
+
+    def _followed(
+        self,
+        old: TrainingGraphs,
+        graphs: dict[int, Data],
+        left: list[int],
+        progress_bar: bool | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        # Embeddings and inner products, of which few are new.
+        place = {i: row for row, i in enumerate(old.graphs)}
+        Z, K = old.Z, old.K
+        if K is not None:
+            known = torch.tensor([place[i] for i in graphs if i in place])
+            K = K[known][:, known] if len(known) == len(graphs) else None
+        if left:
+            fresh = self._embedded({i: graphs[i] for i in left}, progress_bar)
+            Z = stacked([Z, fresh])
+            place |= {i: old.Z.size(0) + k for k, i in enumerate(left)}
+        Z = keep_rows(Z, torch.tensor([place[i] for i in graphs]).long())
+        if Z.size(0) > Z.size(1):
+            return Z, None
+        if K is None:
+            return Z, gram(Z)
+        if left:
+            row = {i: k for k, i in enumerate(graphs)}
+            at = torch.tensor([row[i] for i in left])
+            K = K.clone()
+            K[:, at] = Z @ fresh.to_dense().t()
+            K[at] = K[:, at].t()
+        return Z, K
 
     def _remove(
         self, graphs: dict[int, Data], request: RemovalRequest
@@ -241,10 +246,7 @@ class GraphKeeper:
         text = ''
         for i, part in request.parts.items():
             if i not in graphs:
-                alone = RemovalRequest.of_items(
-                    each for each in request.items() if each[0] == i
-                )
-                missing += [] if alone is None else alone.items()
+                missing += [each for each in request.items() if each[0] == i]
                 text = text or f'graph {i}{NOT_THERE}'
                 continue
             if part.whole:
@@ -266,40 +268,28 @@ class GraphKeeper:
             raise NotThere(gone, text)
         return {*request.parts}
 
-    def _add(
-        self,
-        graphs: dict[int, Data],
-        update: Update,
-        used: set[int],
-        nodes: set[int],
-        like: Data,
-    ) -> set[int]:
-        # Play additions and changes; `used` and `nodes` had an id before.
-        if update.only_removes:
-            return set()
-        touched = set[int]()
-        if update.edits:
-            i = update.graph
-            _check_there(i, graphs)
-            nodes |= {*graphs[i].n_id.tolist()}
-            try:
-                graphs[i] = _edited(graphs[i], update, 1 + max(nodes))
-            except ValueError as error:
-                raise ValueError(f'graph {i}: {error}') from None
-            touched.add(i)
-        _check_weights(update.graphs, like)
-        for data in update.graphs:
-            i = 1 + max(used)
-            used.add(i)
-            made = self._copy(data, _label(i, data))
-            if ('x' in like) and made.x.size(1) != like.x.size(1):
-                raise ValueError(
-                    f"'graphs' needs {like.x.size(1)} columns of features, "
-                    f'as the training graphs have (got {made.x.size(1)})'
-                )
-            graphs[i] = made
-            touched.add(i)
-        return touched
+    def _edit(
+        self, graphs: dict[int, Data], update: Update, used: set[int]
+    ) -> int:
+        # Nodes, edges and features that come to a graph; `used` ids do not.
+        i = update.graph
+        if i not in graphs:
+            raise NotThere(RemovalRequest(graphs=[i]))
+        first = 1 + max(used | {*graphs[i].n_id.tolist()})
+        try:
+            graphs[i] = _edited(graphs[i], update, first)
+        except ValueError as error:
+            raise ValueError(f'graph {i}: {error}') from None
+        return i
+
+    def _like(self, data: Data, i: int, like: Data) -> Data:
+        made = self._copy(data, _label(i, data))
+        if ('x' in like) and made.x.size(1) != like.x.size(1):
+            raise ValueError(
+                f"'graphs' needs {like.x.size(1)} columns of features, as the "
+                f'training graphs have (got {made.x.size(1)})'
+            )
+        return made
 
     def _embedded(
         self, graphs: dict[int, Data], progress_bar: bool | None
@@ -307,7 +297,14 @@ class GraphKeeper:
         try:
             return self.embed(list(graphs.values()), progress_bar)
         except ValueError:
-            self._name_the_bad_one(graphs)
+            # They were embedded together: find the one that fails.
+            for i, data in graphs.items():
+                try:
+                    self.embed([data])
+                except ValueError as error:
+                    raise ValueError(
+                        f"graph {i} of 'graphs': {error}"
+                    ) from None
             raise
 
     def _copy(self, data: Data, y: Tensor) -> Data:
@@ -327,15 +324,6 @@ class GraphKeeper:
             kept.x = signal.detach().cpu().clone()
         return kept
 
-    def _name_the_bad_one(self, kept: dict[int, Data]) -> None:
-        # Graphs were embedded together: embed each alone to name the one that
-        # fails.
-        for i, data in kept.items():
-            try:
-                self.embed([data])
-            except ValueError as error:
-                raise ValueError(f"graph {i} of 'graphs': {error}") from None
-
     def _classes(self, kept: dict[int, Data]) -> tuple[int, ...]:
         found = sorted({int(data.y) for data in kept.values()})
         if self.num_classes is not None:
@@ -352,24 +340,19 @@ class GraphKeeper:
             )
         return tuple(found)
 
-    def _check_left(self, old: TrainingGraphs, Y: Tensor) -> None:
-        if self.num_classes is not None:
-            if not Y.size(0):
-                raise ValueError('the request would leave no graph')
-            return
-        empty = _empty(old.classes, Y)
-        if empty:
+    def _check_left(
+        self, old: TrainingGraphs, graphs: dict[int, Data]
+    ) -> None:
+        empty = old._replace(graphs=graphs).empty_classes
+        if empty and self.num_classes is None:
             raise ValueError(
                 'the request would leave a class without any graph '
                 f'({list(empty)}):'
                 " give 'num_classes' to the classifier, with which classes "
                 'may run empty, or retrain with those that remain'
             )
-
-
-def _check_there(i: int, graphs: dict[int, Data]) -> None:
-    if i not in graphs:
-        raise NotThere(RemovalRequest(graphs=[i]))
+        if not graphs:
+            raise ValueError('the request would leave no graph')
 
 
 def _targets(graphs: dict[int, Data], classes: tuple[int, ...]) -> Tensor:
@@ -381,8 +364,7 @@ def _targets(graphs: dict[int, Data], classes: tuple[int, ...]) -> Tensor:
             f"'graphs' needs labels of 'classes', {classes} (got "
             f"{int(other[0])}): give 'num_classes' for those that may come"
         )
-    positive = known[1:] if len(classes) == 2 else known
-    return torch.where(y.view(-1, 1) == positive, 1.0, -1.0).double()
+    return targets(torch.searchsorted(known, y), len(classes))
 
 
 def _edited(data: Data, update: Update, first: int) -> Data:
@@ -402,7 +384,7 @@ def _edited(data: Data, update: Update, first: int) -> Data:
         if 'x_removed' in data:
             mark = torch.zeros(k, dtype=torch.bool)
             out.x_removed = torch.cat([data.x_removed, mark])
-        added = _like(x, 'nodes', new.x)
+        added = _rows_like(x, 'nodes', new.x)
         if x is not None:
             out.x = torch.cat([x, added])
     out = with_edges(out, update)
@@ -411,7 +393,7 @@ def _edited(data: Data, update: Update, first: int) -> Data:
     out.edge_index = out.edge_index[:, order]
     if update.features is not None:
         rows = rows_of(out.n_id, update.features[0])
-        values = _like(x, 'features', update.features[1])
+        values = _rows_like(x, 'features', update.features[1])
         if x is None:
             raise ValueError(
                 "'features' can't change where 'max_degree' derives them "
@@ -423,7 +405,7 @@ def _edited(data: Data, update: Update, first: int) -> Data:
     return out
 
 
-def _like(x: Tensor | None, name: str, given: Tensor) -> Tensor:
+def _rows_like(x: Tensor | None, name: str, given: Tensor) -> Tensor:
     columns = 0 if x is None else x.size(1)
     given = given.cpu() if x is None else given.cpu().to(x.dtype)
     shape = (given.size(0), columns)
@@ -432,62 +414,37 @@ def _like(x: Tensor | None, name: str, given: Tensor) -> Tensor:
 
 
 def _line(
-    updates: Sequence[Update],
-    graphs: dict[int, Data],
-    past: Removed,
+    updates: Sequence[Update], graphs: dict[int, Data], past: Removed
 ) -> dict[str, Any]:
-    # Names for the ledger: what goes for good, what was replaced, and what
-    # has come again since it was removed.
+    # Items for the ledger, by graph.
     asked = [each.remove for each in updates if each.remove is not None]
     parts = RemovalRequest.batch(asked).parts if asked else {}
-    edited = {each.graph for each in updates if each.edits}
     line = {}
-    for i in sorted({*parts, *edited}):
-        part = parts.get(i, Part())
-        data = graphs.get(i)
-        if data is None:
+    for i in sorted({*parts, *(u.graph for u in updates if u.edits)}):
+        if i not in graphs:
             line[str(i)] = {'whole': True}
             continue
-        arcs = {*map(tuple, data.n_id[data.edge_index].t().tolist())}
+        data, came, changed = graphs[i], set(), set[int]()
+        arcs = arcs_of(data.n_id[data.edge_index])
+        for each in updates:
+            if each.edits and each.graph == i:
+                came |= arcs_of(each.arcs(False))
+                if each.features is not None:
+                    changed |= {*each.features[0].tolist()}
         bare = data.get('x_removed', torch.zeros_like(data.n_id)).bool()
         full = {*data.n_id[~bare].tolist()}
-        if not arcs.isdisjoint(part.arcs):
-            left = tuple(e for e in part.arcs if e not in arcs)
-            part = replace(part, edges=(), directed_edges=left)
-        kept = tuple(v for v in part.features if v not in full)
-        named = replace(part, features=kept).to_dict()
-        new = set[int]()
-        for each in updates:
-            if each.graph == i and each.features is not None:
-                new |= {*each.features[0].tolist()} & full
-        again = {
-            'directed_edges': [
-                *map(list, arcs & past.of('directed_edges', i))
-            ],
-            'features': [*(full & past.of('features', i))],
-        }
-        come = {name: sorted(items) for name, items in again.items() if items}
-        named |= {'changed_features': sorted(new)} if new else {}
-        named |= {'again': come} if come else {}
+        named = line_of(
+            parts.get(i, Part()),
+            {'features': changed},
+            {'features': lambda v, full=full: v not in full},
+            lambda some, arcs=arcs: arcs & {*some},
+            came,
+            past,
+            i,
+        )
         if named:
             line[str(i)] = named
     return line
-
-
-def _last(rows: Tensor, count: int) -> Tensor:
-    return keep_rows(rows, torch.arange(rows.size(0) - count, rows.size(0)))
-
-
-def _empty(classes: tuple[int, ...], Y: Tensor) -> tuple[int, ...]:
-    # The classes of which no row of -1 and 1 is.
-    there = (Y > 0).any(0)
-    if len(classes) == 2:
-        there = torch.cat([(Y < 0).any(0), there])
-    return tuple(
-        label
-        for label, some in zip(classes, there.tolist(), strict=True)
-        if not some
-    )
 
 
 def _check_weights(graphs: Sequence[Data], like: Data | None = None) -> None:

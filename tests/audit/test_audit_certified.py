@@ -170,11 +170,10 @@ def test_what_is_without_power_for_noise_is_left_out():
         audit(exact, ('neighbours',))
 
 
-@pytest.mark.parametrize('head', ['ovr', 'softmax'])
-def test_probabilities_of_a_graph_are_those_of_the_classifier(head):
+def test_probabilities_of_a_graph_are_those_of_the_classifier():
     data = graph()
     data.y = torch.arange(60) % 3 + (torch.arange(60) % 3 == 2)
-    subject = NodeSubject(lambda seed: classifier(seed=seed, head=head))
+    subject = NodeSubject(lambda seed: classifier(seed=seed))
     subject.fit(data, 0)
     wide = subject.predict_proba(data)
     mine = subject.classifier.predict_proba()

@@ -12,10 +12,10 @@ from pyg_trust.nn import (
 )
 from pyg_trust.unlearning.partition import (
     check_partition,
+    partition_quality,
     shard_limits,
     training_graph,
 )
-from pyg_trust.unlearning.partition_methods import partition_quality
 
 NODES, SHARDS = 160, 4
 

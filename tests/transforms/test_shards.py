@@ -15,10 +15,10 @@ from pyg_trust.transforms import Shards
 from pyg_trust.transforms.shards import PARTITIONS
 from pyg_trust.unlearning.partition import (
     check_partition,
+    partition_quality,
     shard_limits,
     training_graph,
 )
-from pyg_trust.unlearning.partition_methods import partition_quality
 
 NODES, SHARDS = 90, 4
 WITHOUT_METIS = [method for method in PARTITIONS if method != 'metis']
@@ -115,7 +115,7 @@ def test_hash_follows_names_where_nodes_are_renumbered():
 
 def test_every_method_says_what_it_has_seen():
     assert all(PARTITIONS.fact(name, 'sees') for name in PARTITIONS)
-    assert 'name of the node' in Shards(2, 'hash').seen
+    assert 'id of the node' in Shards(2, 'hash').seen
     assert 'labels' in Shards(2, 'learned').seen
 
 
@@ -224,8 +224,6 @@ def test_labels_are_needed(method):
 
 
 def test_metis_is_asked_for_by_name(monkeypatch):
-    monkeypatch.setattr('torch_geometric.typing.WITH_METIS', False)
-    monkeypatch.setattr('torch_geometric.typing.WITH_TORCH_SPARSE', False)
     monkeypatch.setitem(sys.modules, 'pymetis', None)
     with pytest.raises(ImportError, match='needs METIS'):
         Shards(2, 'metis')(make_data())

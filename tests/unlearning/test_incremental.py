@@ -14,8 +14,7 @@ from pyg_trust.agp.measures import Measure, appnp, ppr, sgc, single_target
 from pyg_trust.graph import CSRGraph
 from pyg_trust.unlearning import sums as module
 from pyg_trust.unlearning.incremental import SeriesState, bare
-from pyg_trust.unlearning.journal import Journal
-from pyg_trust.unlearning.sums import Step, Sums
+from pyg_trust.unlearning.sums import Step, Sums, put_back
 
 
 def geometric(alpha, levels):
@@ -40,7 +39,7 @@ class Model:
         self.measure = measure
         self.graph = self.state = Sums(graph, x, measure)
         self.x = x.clone()
-        self.journal = Journal()
+        self.undo = []
 
     def remove(self, nodes=(), edges=(), features=()):
         nodes = torch.tensor(sorted(nodes), dtype=torch.int64)
@@ -50,7 +49,7 @@ class Model:
         changed = torch.tensor(sorted(features), dtype=torch.int64)
         zeros = self.graph.x.new_zeros(len(changed), self.graph.num_columns)
         step = Step(nodes, edges.t(), nodes=changed, x=zeros)
-        named, _ = self.graph.play([step], self.journal)
+        named, _ = self.graph.play([step], self.undo)
         changed = torch.cat([nodes, changed])
         self.x[changed] = 0
         return self.touched(named, changed)
@@ -105,7 +104,7 @@ def test_rows_after_a_request_are_those_of_dense_matrices(
     changed = set((z != before).any(1).nonzero().view(-1).tolist())
     if touched is not None:
         assert changed <= set(touched.tolist())
-    model.journal.undo()
+    put_back(model.undo)
     assert torch.equal(model.state.rows(), before)
 
 
@@ -220,7 +219,7 @@ def test_an_edit_is_undone_to_the_bit(data):
     reads = data.draw(st.sampled_from([0.1, 0.5, math.inf]))
     live = Sums(graph, torch.rand(n, 2), measure, reads=reads)
     for _ in range(3):
-        journal = Journal()
+        undo = []
         before = live.edge_index(), live.alive.clone(), live.x.clone()
         levels = [level_of(live, k) for k in range(measure.levels - 1)]
         for _ in range(data.draw(st.integers(1, 3))):
@@ -237,11 +236,11 @@ def test_an_edit_is_undone_to_the_bit(data):
                 x=torch.rand(len(some), 2),
             )
             rest = Step(gone=torch.tensor(gone, dtype=torch.int64))
-            live.play([step, rest], journal)
-        journal.undo()
+            live.play([step, rest], undo)
+        put_back(undo)
         after = live.edge_index(), live.alive, live.x
         assert all(map(torch.equal, before, after))
-        assert journal.empty
+        assert not undo
         for k, level in enumerate(levels):
             assert torch.equal(level_of(live, k), level)
         step = Step(nodes=torch.arange(n), x=torch.rand(n, 2))
@@ -311,7 +310,7 @@ class Series(Model):
         self.measure, self.x = measure, x.clone()
         self.graph = bare(graph, measure)
         self.state = SeriesState(self.graph, x, measure, alpha, theta)
-        self.journal = self.state.journal
+        self.undo = self.state._undo
 
     def touched(self, named, changed):
         return self.state.update(named, changed)
@@ -381,7 +380,7 @@ def test_a_series_goes_back_to_the_bit():
     z, residue = model.state.z.clone(), model.state.residue.clone()
     model.remove([3], features=[9])
     assert not torch.equal(model.state.z, z)
-    model.journal.undo()
+    put_back(model.undo)
     assert torch.equal(model.state.z, z)
     assert torch.equal(model.state.residue, residue)
 
@@ -400,7 +399,7 @@ def test_an_interrupted_push_leaves_a_residual_that_is_true(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         model.remove([3])
     monkeypatch.undo()
-    model.journal.undo()
+    put_back(model.undo)
     x = model.state.x
     error = float((model.state.rows() - dense(model, 0.2, 0.5) @ x).norm())
     assert 0 < error <= model.state.error_bound

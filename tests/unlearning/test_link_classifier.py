@@ -14,7 +14,7 @@ from pyg_trust import rng
 from pyg_trust.erasure import ErasureDesk
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.unlearning import LinkClassifier, LinkUnlearnReport
-from pyg_trust.unlearning.pair_state import PairState
+from pyg_trust.unlearning.links import PairState
 from pyg_trust.unlearning.sums import Sums
 from pyg_trust.update import NewNodes, Update
 
@@ -293,7 +293,7 @@ def test_verification_finds_what_is_changed(part):
     assert not model.verify().ok
 
 
-@pytest.mark.parametrize('stage', ['_moved', '_append', 'follow'])
+@pytest.mark.parametrize('stage', ['_write', '_append', 'follow'])
 def test_what_fails_is_undone(stage, monkeypatch):
     model = fitted()
     model.remove(RemovalRequest(nodes=[7]))

@@ -8,18 +8,16 @@ import torch
 
 from pyg_trust import rng
 from pyg_trust import unlearning as F
-from pyg_trust.unlearning import partition_methods
 from pyg_trust.unlearning.partition import (
+    _moved,
     check_partition,
     partition_from_lists,
-    shard_limits,
-    shard_sizes,
-    training_graph,
-)
-from pyg_trust.unlearning.partition_methods import (
     partition_losses,
     partition_quality,
     round_partition,
+    shard_limits,
+    shard_sizes,
+    training_graph,
 )
 
 GRAPHS = ('random', 'star', 'isolated', 'no_edges', 'blocks')
@@ -314,18 +312,9 @@ def test_rounding_of_uniform_scores_leaves_no_shard_empty():
 # METIS, BLPA, BEKM ###########################################################
 
 
-def has_metis():
-    try:
-        F.metis_partition(make('random'), NODES, SHARDS)
-    except ImportError:
-        return False
-    return True
-
-
 @pytest.mark.parametrize('name', GRAPHS)
 def test_metis(name):
-    if not has_metis():
-        pytest.skip('needs METIS')
+    pytest.importorskip('pymetis')
     edge_index = make(name)
     shard = F.metis_partition(edge_index, NODES, SHARDS)
     check_balance(shard, SHARDS)
@@ -335,68 +324,41 @@ def test_metis(name):
         assert float((shard[row] != shard[col]).double().mean()) < 0.02
 
 
-def test_metis_is_repaired(monkeypatch):
-    # Whatever METIS returns: shard 5 is empty, shard 0 has nearly everyone.
-    edge_index = make('random')
-    raw = (torch.arange(NODES) % 60 // 12).where(torch.arange(NODES) > 60, 0)
-    seen = []
+def test_metis_is_asked_for_a_simple_graph_and_repaired(monkeypatch):
+    edge_index, nodes = make('random'), torch.arange(NODES)
+    answer = nodes % SHARDS
 
-    def fake(ptr, col, num_parts):
-        seen.append((ptr, col, num_parts))
-        return raw
+    def part_graph(num_parts, adjacency, options):
+        assert (num_parts, options) == (SHARDS, {'seed': 0})
+        ptr, col = map(torch.tensor, adjacency)
+        row = nodes.repeat_interleave(ptr.diff())
+        assert torch.equal(torch.stack([row, col]), edge_index)
+        return 0, answer.tolist()
 
-    monkeypatch.setattr(partition_methods, '_metis', fake)
+    fake = types.SimpleNamespace(
+        Options=dict,
+        CSRAdjacency=lambda ptr, col: (ptr, col),
+        part_graph=part_graph,
+    )
+    monkeypatch.setitem(sys.modules, 'pymetis', fake)
+    # A good one is kept.
+    shard = F.metis_partition(edge_index, NODES, SHARDS)
+    assert torch.equal(shard, answer)
+    # Shard 5 is empty and shard 0 has nearly everyone: who can stay, stays.
+    answer = (nodes % 60 // 12).where(nodes > 60, 0)
     shard = F.metis_partition(edge_index, NODES, SHARDS)
     check_balance(shard, SHARDS)
-    # METIS gets a symmetric graph without loops, and who can stay, stays.
-    ptr, col, num_parts = seen[0]
-    assert num_parts == SHARDS
-    row = torch.arange(NODES).repeat_interleave(ptr.diff())
-    assert torch.equal(torch.stack([row, col]), edge_index)
-    others = (raw > 0) & (raw < 5)
-    assert torch.equal(shard[others], raw[others])
-
-
-def test_metis_keeps_a_good_partition(monkeypatch):
-    raw = torch.arange(NODES) % SHARDS
-    monkeypatch.setattr(partition_methods, '_metis', lambda *_: raw)
-    shard = F.metis_partition(make('random'), NODES, SHARDS)
-    assert torch.equal(shard, raw)
+    others = (answer > 0) & (answer < 5)
+    assert torch.equal(shard[others], answer[others])
 
 
 def test_without_metis(monkeypatch):
-    monkeypatch.setattr('torch_geometric.typing.WITH_METIS', False)
-    monkeypatch.setattr('torch_geometric.typing.WITH_TORCH_SPARSE', False)
     monkeypatch.setitem(sys.modules, 'pymetis', None)
-    with pytest.raises(ImportError, match='pyg-lib, pymetis'):
+    with pytest.raises(ImportError, match='pip install pymetis'):
         F.metis_partition(make('random'), NODES, SHARDS)
     # One shard needs no METIS.
     shard = F.metis_partition(make('random'), NODES, 1)
     assert torch.equal(shard, torch.zeros(NODES, dtype=torch.int64))
-
-
-def test_metis_through_pymetis(monkeypatch):
-    # What pymetis is asked, and that its answer is what counts.
-    class Options(dict):
-        pass
-
-    def part_graph(num_parts, adjacency, options):
-        assert options == {'seed': 0}
-        ptr, col = adjacency
-        assert len(ptr) == NODES + 1
-        assert len(col) == ptr[-1]
-        return 0, [node % num_parts for node in range(NODES)]
-
-    fake = types.SimpleNamespace(
-        Options=Options,
-        CSRAdjacency=lambda ptr, col: (ptr, col),
-        part_graph=part_graph,
-    )
-    monkeypatch.setattr('torch_geometric.typing.WITH_METIS', False)
-    monkeypatch.setattr('torch_geometric.typing.WITH_TORCH_SPARSE', False)
-    monkeypatch.setitem(sys.modules, 'pymetis', fake)
-    shard = F.metis_partition(make('random'), NODES, SHARDS)
-    assert torch.equal(shard, torch.arange(NODES) % SHARDS)
 
 
 @pytest.mark.parametrize('name', GRAPHS)
@@ -417,26 +379,22 @@ def test_blpa(name):
     assert torch.equal(shard[alone], start[alone])
 
 
-def test_blpa_moves_and_waits():
-    # Node 0 waits at the full shard 0 until node 1 leaves it for shard 1.
-    after = partition_methods._move(
-        [1, 0, 0, 0, 1], [0, 1], [0, 1, 0, 0, 1], [3, 2], (1, 3)
-    )
-    assert after == [0, 1, 0, 0, 1]
-    # Both shards are full: nobody moves.
-    full = [0, 0, 1, 1]
-    after = partition_methods._move(
-        full.copy(), [0, 2], [1, 0, 0, 1], [2, 2], (1, 2)
-    )
-    assert after == full
-    # The first in the order takes the last place.
-    after = partition_methods._move(
-        [0, 0, 0, 1, 1], [2, 0], [1, 0, 1, 1, 1], [3, 2], (1, 3)
-    )
-    assert after == [0, 0, 1, 1, 1]
-    # Nobody leaves a shard of the smallest size.
-    after = partition_methods._move([0, 1, 1], [0], [1, 1, 1], [1, 2], (1, 3))
-    assert after == [0, 1, 1]
+@pytest.mark.parametrize(
+    ('shard', 'order', 'wanted', 'sizes', 'limits', 'after'),
+    [
+        # Node 0 waits at the full shard 0 until node 1 leaves it for shard 1.
+        ([1, 0, 0, 0, 1], [0, 1], [0, 1, 0, 0, 1], [3, 2], (1, 3), '01001'),
+        # Both shards are full: nobody moves.
+        ([0, 0, 1, 1], [0, 2], [1, 0, 0, 1], [2, 2], (1, 2), '0011'),
+        # The first in the order takes the last place.
+        ([0, 0, 0, 1, 1], [2, 0], [1, 0, 1, 1, 1], [3, 2], (1, 3), '00111'),
+        # Nobody leaves a shard of the smallest size.
+        ([0, 1, 1], [0], [1, 1, 1], [1, 2], (1, 3), '011'),
+    ],
+)
+def test_blpa_moves_and_waits(shard, order, wanted, sizes, limits, after):
+    found = _moved(shard, order, wanted, sizes, limits)
+    assert ''.join(map(str, found)) == after
 
 
 def test_blpa_stops_where_nobody_wants_to_move():

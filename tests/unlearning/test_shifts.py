@@ -8,11 +8,8 @@ from scipy.integrate import quad
 from scipy.special import expit
 from scipy.stats import norm
 
-from pyg_trust.unlearning.shifts import (
-    gaussian_budget,
-    removal_budget,
-    shift_epsilon,
-)
+from pyg_trust.unlearning.published import removal_budget
+from pyg_trust.unlearning.shifts import gaussian_budget, shift_epsilon
 from pyg_trust.verify.removal import together
 
 

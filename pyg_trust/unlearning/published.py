@@ -1,0 +1,709 @@
+r"""Methods as published, to compare certified removal with.
+
+**Objective perturbation.** :class:`PublishedScatteringClassifier` is the
+method of `"Unlearning Graph Classifiers with Limited Data Resources"
+<https://arxiv.org/abs/2211.03216>`_ (Pan et al. 2023; for nodes it is that of
+`Chien et al. 2022 <https://arxiv.org/abs/2206.09140>`_): a secret :math:`b
+\sim \mathcal{N}(0, \sigma^2)` is drawn at the fit, :math:`b^\top w` is added
+to the objective, and the approximate minimiser is released as it is while its
+residual is within a budget. `Guo et al. 2020
+<https://arxiv.org/abs/1911.03030>`_, Theorem 3: if :math:`\lVert \nabla
+L_b(W', D') \rVert_F` is at most :func:`removal_budget`, the release is
+:math:`(\varepsilon, \delta)`-indistinguishable from the exact minimiser. *It
+does not hold in general.* The release is the exact minimiser for the noise
+:math:`T(b) = b - u(b)`, whose residual :math:`u` depends on :math:`b`. The
+proof compares densities as if :math:`u` were fixed, and leaves out the
+Jacobian of :math:`T`: with one feature, two points of which one is removed,
+and :math:`(1, 10^{-4})`, one Newton step has :math:`\delta = 0.069`.
+
+**The update** (Pan et al., Algorithm 2): :math:`w' = w + p`, :math:`p = H^{-1}
+\Delta`, :math:`H = \nabla^2 L(w, D')`, :math:`\Delta = \nabla L(w, D) - \nabla
+L(w, D')`. For *any* :math:`p`,
+
+.. math::
+    \nabla L_b(w + p, D') = \nabla L_b(w, D) + (H p - \Delta) + R(p), \quad
+    R(p) = Z'^\top \left[ \int_0^1 (D_{w + tp} - D_w)\, dt \right] Z' p,
+
+where :math:`D_w = \operatorname{diag}(\ell''(w^\top z'_i))`. Entry :math:`i`
+of the bracket is at most :math:`\int_0^1 \gamma_2 t\, |z_i'^\top p|\, dt`, so
+
+.. math::
+    \lVert R(p) \rVert \le \frac{\gamma_2}{2} \lVert Z' \rVert_2 \lVert (Z'p)
+    \circ (Z'p) \rVert_2 ,
+
+which is :func:`tight_bound`. :math:`\gamma_2 = \frac{1}{6\sqrt3}` is the
+largest slope of :math:`\ell'' = \sigma(1 - \sigma)`; the paper uses
+:math:`\frac14`.
+
+linear-GST is another transform of the same classifier of graphs;
+unstructured removal (Guo et al. 2020) is its ``remove`` of
+:meth:`~pyg_trust.removal.RemovalRequest.whole_graphs`.
+:class:`GINClassifier` is a trained network, whose embeddings depend on every
+graph: it can only be trained again.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Annotated, NamedTuple
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Batch, Data
+from torch_geometric.nn import GIN, global_mean_pool
+
+from pyg_trust import noise, rng
+from pyg_trust._checks import (
+    Count,
+    Fraction,
+    Int,
+    Natural,
+    NotNegative,
+    OneOf,
+    Positive,
+    Rate,
+    check_instance,
+    check_tensor,
+    validated,
+)
+from pyg_trust._describe import described
+from pyg_trust._progress import Bar
+from pyg_trust.graph import CSRGraph
+from pyg_trust.ledger import BudgetExceededError, RemovalLedger, coarse
+from pyg_trust.removal import NotThere, RemovalRequest, remove_from_data
+from pyg_trust.report import fingerprint_model, provenance
+from pyg_trust.transforms import GraphEmbedding, GraphScattering
+from pyg_trust.transforms.graph_scattering import graph_signal
+from pyg_trust.unlearning.certified import ON_EXCEED, best
+from pyg_trust.unlearning.heads import (
+    GAMMA_2,
+    Objective,
+    curvatures,
+    hessian_solve,
+)
+from pyg_trust.unlearning.newton import minimize
+from pyg_trust.unlearning.reports import NOT_CHECKED, UnlearnReport
+from pyg_trust.unlearning.rows import check_rows, max_row_norm, spectral_norm
+from pyg_trust.unlearning.training_graphs import (
+    GraphKeeper,
+    TrainingGraphs,
+    check_graphs,
+    graph_labels,
+)
+from pyg_trust.update import Update
+from pyg_trust.verify.claims_removal import OBJECTIVE
+
+__all__ = [
+    'GINClassifier',
+    'PublishedScatteringClassifier',
+    'feature_removal_bound',
+    'node_removal_bound',
+    'paper_bound',
+    'removal_budget',
+    'tight_bound',
+]
+
+# Bits kept of a bound in the account, as it is a function of removed data.
+BITS = 4
+PAPER_GAMMA_2 = 0.25
+ACCOUNTS = ('residual', 'bound', 'paper')
+
+# Bounds ######################################################################
+
+
+@validated
+def removal_budget(
+    epsilon: Rate, delta: Fraction, noise_std: NotNegative
+) -> float:
+    r"""Return the largest residual by Theorem 3 of Guo et al., which may fail.
+
+    For objective perturbation; see the text of this module.
+
+    .. math::
+        \sigma \varepsilon / \sqrt{2 \log(1.5 / \delta)}
+
+    Args:
+        epsilon (float): in :math:`(0, 1]`: the proof is that of the classical
+            Gaussian mechanism, which does not hold beyond.
+        delta (float): in :math:`(0, 1)`.
+        noise_std (float): the standard deviation :math:`\sigma` of
+            :math:`b`, at least 0.
+    """
+    return noise_std * epsilon / math.sqrt(2 * math.log(1.5 / delta))
+
+
+def tight_bound(Z: Tensor, P: Tensor, K: Tensor | None = None) -> float:
+    r"""Bound the residual that a step adds, without any bound on embeddings.
+
+    .. math::
+        \frac{\gamma_2}{2} \lVert Z' \rVert_2 \lVert (Z'P) \circ (Z'P)
+        \rVert_F,
+
+    proven in the text of this module.
+
+    Args:
+        Z (Tensor): the remaining embeddings :math:`Z'`, ``[n, d]``.
+        P (Tensor): the step, ``[d, C]``.
+        K (Tensor, optional): ``rows.gram(Z)``, if known.
+            (default: :obj:`None`)
+    """
+    _check_step(Z, P, K)
+    spread = float((Z @ P).square().norm())
+    return GAMMA_2 / 2 * spectral_norm(Z, K) * spread
+
+
+@validated
+def paper_bound(
+    Z: Tensor,
+    P: Tensor,
+    K: Tensor | None = None,
+    radius: NotNegative | None = None,
+) -> float:
+    r"""Bound the residual by Theorem 4.7 of the paper, with a valid :math:`F`.
+
+    .. math::
+        \sqrt{\sum_c \left( \tfrac14 F \lVert Z' \rVert_2 \lVert p_c \rVert
+        \lVert Z'p_c \rVert \right)^2},
+        \quad F \ge \max_i \lVert z'_i \rVert .
+
+    The paper takes :math:`F = \sqrt{L}`, which moments beyond the first and
+    banks that are not tight exceed; the largest row norm is always valid.
+
+    Args:
+        Z (Tensor): as in :func:`tight_bound`.
+        P (Tensor): as in :func:`tight_bound`.
+        K (Tensor, optional): as in :func:`tight_bound`. (default: :obj:`None`)
+        radius (float, optional): :math:`F`; by default the largest row norm.
+    """
+    _check_step(Z, P, K)
+    radius = max_row_norm(Z) if radius is None else radius
+    per_class = P.norm(dim=0) * (Z @ P).norm(dim=0)
+    scale = PAPER_GAMMA_2 * radius * spectral_norm(Z, K)
+    return scale * float(per_class.norm())
+
+
+@validated
+def node_removal_bound(
+    n: Count, lam: Positive, radius: NotNegative, num_graphs: Count = 1
+) -> float:
+    r"""Bound the residual a priori by Theorem 4.4 and Corollary 4.6.
+
+    .. math::
+        \frac{4 \gamma_2 m^2 C_1^2 F^3}{\lambda^2 n}, \quad C_1 = F,
+
+    per class, for the removal of nodes from :math:`m` graphs. *Proof.*
+    :math:`\lVert \Delta \rVert \le 2 m F`, :math:`\lVert p \rVert \le 2mF /
+    (\lambda n)`, and Theorem 4.7 with :math:`\lVert Z' \rVert \le \sqrt{n} F`.
+    The paper has :math:`C_1 = 1` beside :math:`F = \sqrt{L}`, though
+    :math:`C_1` bounds :math:`\lVert \nabla \ell \rVert = |\ell'| \lVert z
+    \rVert`. Far above any budget in practice: a diagnostic.
+
+    Args:
+        n (int): the number of training graphs, none of them removed whole.
+        lam (float): :math:`\lambda`.
+        radius (float): :math:`F`, a bound of the norms of all embeddings
+            before and after.
+        num_graphs (int): :math:`m`. (default: :obj:`1`)
+    """
+    scale = 4 * PAPER_GAMMA_2 * num_graphs**2
+    return scale * radius**5 / (lam**2 * n)
+
+
+@validated
+def feature_removal_bound(
+    n: Count,
+    num_nodes: Count,
+    lam: Positive,
+    radius: NotNegative,
+    stability: NotNegative,
+    noise_norm: NotNegative,
+    num_graphs: Count = 1,
+) -> float:
+    r"""Bound the residual a priori by Theorem 4.3 and Corollary 4.5.
+
+    .. math::
+        \frac{\gamma_2 m^2 F^3}{\lambda^2 n} \min\left\{ 4 F^2,\;
+        \frac{k^2 (\gamma_1 \omega F + C_2)^2 F_S^2}{g} \right\},
+        \quad \omega = \frac{nF + \lVert b \rVert}{\lambda n},
+
+    per class (:math:`\gamma_1 = \gamma_2 = \frac14`, :math:`C_2 = 1`), for one
+    node whose features are set to zero in each of :math:`m` graphs of at least
+    :math:`g` nodes. *Proof.* :math:`\Delta = \ell'(w^\top z) z - \ell'(w^\top
+    z') z'` per graph, so :math:`\lVert \Delta \rVert \le (\gamma_1 \lVert w
+    \rVert F + C_2) \lVert z - z' \rVert`; :math:`\lVert w \rVert \le \omega`
+    from :math:`\nabla L_b = 0` (the paper forgets :math:`b`); and
+    :math:`\lVert z - z' \rVert \le F_S \lVert x_v \rVert / \sqrt{g}`, the
+    stability of a scattering transform with :math:`Q = 1`, the mean as
+    low-pass and a bank of frame constant :math:`B`: :math:`F_S = \sqrt{\sum_l
+    B^{2l}}`. Then as in :func:`node_removal_bound`.
+
+    Args:
+        n (int): the number of training graphs.
+        num_nodes (int): :math:`g`.
+        lam (float): :math:`\lambda`.
+        radius (float): :math:`F`, as in :func:`node_removal_bound`.
+        stability (float): :math:`F_S \lVert x_v \rVert`.
+        noise_norm (float): :math:`\lVert b \rVert`.
+        num_graphs (int): :math:`m`. (default: :obj:`1`)
+    """
+    weight = (n * radius + noise_norm) / (lam * n)
+    change = (0.25 * weight * radius + 1) * stability
+    least = min(4 * radius**2, change**2 / num_nodes)
+    return PAPER_GAMMA_2 * num_graphs**2 * radius**3 * least / (lam**2 * n)
+
+
+def _check_step(Z: Tensor, P: Tensor, K: Tensor | None) -> None:
+    check_rows(Z, K, finite=True)
+    check_tensor('P', P, None, (Z.size(1), 'num_classes'), finite=True)
+
+
+# Objective perturbation ######################################################
+
+
+class _State(NamedTuple):
+    # Replaced as a whole, so that a failure changes nothing.
+    train: TrainingGraphs
+    B: Tensor
+    W: Tensor
+    ledger: RemovalLedger
+    draws: int
+
+    def objective(self, lam: float) -> Objective:
+        Z, Y, K = self.train.Z, self.train.Y, self.train.K
+        return Objective(Z, Y, lam * Z.size(0), self.B, K=K)
+
+
+class PublishedScatteringClassifier:
+    """Graph classifier by objective perturbation; *its certificate may fail*.
+
+    See the text of this module.
+
+    Args:
+        transform (GraphEmbedding): as in
+            :class:`~pyg_trust.unlearning.ScatteringClassifier`.
+        lam (float): the regularisation. (default: :obj:`1e-3`)
+        noise_std (float): the standard deviation of :math:`b`. With 0 there
+            is no certificate, and removals are refused. (default: :obj:`0.1`)
+        epsilon (float): at most 1. (default: :obj:`1.0`)
+        delta (float): in :math:`(0, 1)`. (default: :obj:`1e-4`)
+        accounting (str): :obj:`'residual'` measures the residual;
+            :obj:`'bound'` adds up :func:`tight_bound`; :obj:`'paper'` adds up
+            Theorem 4.7 with a valid :math:`F` and reports all bounds.
+            (default: :obj:`'residual'`)
+        on_exceed (str): where the budget does not allow a step,
+            :obj:`'refine'` solves exactly with the stored :math:`b`,
+            :obj:`'retrain'` draws a fresh one, :obj:`'raise'` raises
+            :class:`~pyg_trust.ledger.BudgetExceededError`.
+            (default: :obj:`'refine'`)
+        num_classes (int, optional): as in that class. (default: :obj:`None`)
+        tol (float): the residual of exact solves. (default: :obj:`1e-10`)
+        seed (int, optional): the seed of :math:`b`. (default: :obj:`None`)
+    """
+
+    @validated
+    def __init__(
+        self,
+        transform: GraphEmbedding,
+        *,
+        lam: Positive = 1e-3,
+        noise_std: NotNegative = 0.1,
+        epsilon: Rate = 1.0,
+        delta: Fraction = 1e-4,
+        accounting: Annotated[str, OneOf(ACCOUNTS)] = 'residual',
+        on_exceed: Annotated[str, OneOf(ON_EXCEED)] = 'refine',
+        num_classes: Annotated[int, Int(2)] | None = None,
+        tol: Positive = 1e-10,
+        seed: int | None = None,
+    ) -> None:
+        self.transform, self.num_classes = transform, num_classes
+        self.lam, self.noise_std, self.tol = lam, noise_std, tol
+        self.epsilon, self.delta = epsilon, delta
+        self.accounting, self.on_exceed = accounting, on_exceed
+        self.budget = removal_budget(epsilon, delta, noise_std)
+        self.seed = None if seed is None else rng.resolve(seed)
+        self._keeper = GraphKeeper(transform, num_classes)
+        self._state: _State | None = None
+
+    def __repr__(self) -> str:
+        return described(self)
+
+    def fit(
+        self, graphs: Sequence[Data], *, progress_bar: bool | None = None
+    ) -> 'PublishedScatteringClassifier':
+        """Embed and train.
+
+        Args:
+            graphs (list[Data]): the training graphs, each with a label ``y``.
+            progress_bar (bool, optional): by default in terminals, after 2 s.
+        """
+        train = self._keeper.keep(check_graphs(graphs), progress_bar)
+        draws = 0 if self._state is None else self._state.draws
+        B = self._drawn((train.Z.size(1), train.Y.size(1)), draws)
+        ledger = RemovalLedger(self.budget)
+        state = _State(train, B, torch.zeros_like(B), ledger, draws + 1)
+        state = self._solved(state, None, progress_bar)[0]
+        if self.noise_std:
+            spent = self._measured(state)
+            ledger.record('fit', spent, data=train.seals.root)
+        self._state = state
+        return self
+
+    def remove(
+        self, request: RemovalRequest, *, progress_bar: bool | None = None
+    ) -> UnlearnReport:
+        """Remove the requested items by one step, or as ``on_exceed`` says.
+
+        Args:
+            request (RemovalRequest): graphs, or their nodes, edges, features.
+            progress_bar (bool, optional): by default in terminals, after 2 s.
+        """
+        check_instance('request', request, RemovalRequest)
+        old, budget = self._fitted, self.budget
+        if not self.noise_std:
+            raise ValueError(
+                "'noise_std' needs to be positive for a certified removal "
+                '(got 0)'
+            )
+        change = self._keeper.changed(
+            old.train,
+            [Update(remove=request)],
+            old.ledger.removed,
+            progress_bar,
+        )
+        spent, new = old.ledger.spent, old._replace(train=change.left)
+        before, after = old.objective(self.lam), new.objective(self.lam)
+        right = before.gradient(old.W).value - after.gradient(old.W).value
+        curvature = curvatures(after.Z @ old.W, after.Y)
+        P = hessian_solve(after.Z, curvature, after.mu, right, after.K)
+        new = new._replace(W=old.W + P, ledger=old.ledger.copy())
+        measured, upper = after.gradient(new.W).norm
+        action, line, iterations = 'step', 'measured', 1
+        added: dict[str, float] = {}
+        exact, cost = upper, coarse(upper)
+        if self.accounting != 'residual':
+            added = self._increments(old, before, after, P, request)
+            left = after.times(old.W, P) - right
+            which = 'tight' if self.accounting == 'bound' else 'paper'
+            # The parts of the step round too, as gradients do.
+            more = added[which] + float(left.norm()) + 4 * (upper - measured)
+            exact, line = _sum(spent, more), 'step'
+            cost = _sum(spent, coarse(more, BITS))
+        if cost > budget >= exact:
+            cost = budget
+        # Within an account what is spent never falls.
+        cost = max(cost, spent)
+        if cost > budget:
+            action = line = self.on_exceed
+            if action == 'raise':
+                raise BudgetExceededError(
+                    f'the removal would spend {cost:.6g} of a budget of '
+                    f"{budget:.6g}: choose on_exceed='refine' or 'retrain'"
+                )
+            start: Tensor | None = new.W
+            if action == 'retrain':
+                B, start = self._drawn(new.B.shape, new.draws), None
+                new = new._replace(B=B, draws=new.draws + 1)
+            new, steps = self._solved(new, start, progress_bar)
+            iterations, cost = iterations + steps, self._measured(new)
+            measured = new.objective(self.lam).gradient(new.W).norm.measured
+        root = change.left.seals.root
+        new.ledger.record(line, cost, change.request, root)
+        ledger, self._state = new.ledger, new
+        return UnlearnReport(
+            action=action,
+            request=change.request,
+            residual=measured,
+            bound=cost,
+            budget=budget,
+            distance_bound=cost / after.mu,
+            epsilon=self.epsilon * cost / budget,
+            epsilon_transcript=math.inf,
+            delta=self.delta,
+            target_epsilon=self.epsilon,
+            lam=self.lam,
+            residual_checked=NOT_CHECKED,
+            iterations=iterations,
+            noise='objective',
+            release_std=0.0,
+            assumptions=OBJECTIVE,
+            data=root,
+            origin=provenance(
+                transform=str(self.transform),
+                lam=self.lam,
+                epsilon=self.epsilon,
+                noise_std=self.noise_std,
+            ),
+            weights=fingerprint_model({'weight': new.W}),
+            history=ledger.amounts(),
+            ledger_head=ledger.head,
+            seeded=self.seed is not None,
+            accounting=self.accounting,
+            graphs_embedded=len(change.touched),
+            num_graphs=len(change.left.graphs),
+            empty_classes=change.left.empty_classes,
+            releases=ledger.num_lines,
+            increments=added,
+        )
+
+    def decision_function(
+        self, graphs: Sequence[Data], *, progress_bar: bool | None = None
+    ) -> Tensor:
+        """Compute the margins of graphs: ``[num_graphs, num_outputs]``."""
+        state = self._fitted
+        like = next(iter(state.train.graphs.values()))
+        listed = check_graphs(graphs, like)
+        return self._keeper.embed(listed, progress_bar) @ state.W
+
+    def predict(self, graphs: Sequence[Data]) -> Tensor:
+        """Return the labels of graphs: int64, ``[num_graphs]``."""
+        margin = self.decision_function(graphs)
+        return torch.tensor(self._fitted.train.classes)[best(margin)]
+
+    def score(self, graphs: Sequence[Data]) -> float:
+        """Return the share of graphs that are classified as their ``y``."""
+        y = graph_labels(graphs)
+        return float((self.predict(graphs) == y).double().mean())
+
+    @property
+    def ledger(self) -> RemovalLedger:
+        """A copy of the removal ledger."""
+        if self._state is None:
+            return RemovalLedger(self.budget)
+        return self._state.ledger.copy()
+
+    @property
+    def weight(self) -> Tensor:
+        """The released weights: ``[d, num_outputs]``, a copy."""
+        return self._fitted.W.clone()
+
+    @property
+    def linear_term(self) -> Tensor:
+        """The secret :math:`b`: ``[d, num_outputs]``, a copy."""
+        return self._fitted.B.clone()
+
+    @property
+    def objective(self) -> Objective:
+        """The objective that is minimised, on the graphs that remain."""
+        return self._fitted.objective(self.lam)
+
+    @property
+    def graphs(self) -> dict[int, Data]:
+        """Copies of the remaining training graphs, by id."""
+        found = self._fitted.train.graphs
+        return {i: data.clone() for i, data in found.items()}
+
+    @property
+    def _fitted(self) -> _State:
+        if self._state is None:
+            raise ValueError('the classifier needs to be fitted first')
+        return self._state
+
+    def _drawn(self, shape: tuple[int, ...], number: int) -> Tensor:
+        seed = self.seed
+        part = None if seed is None else rng.derive(seed, number, 1)
+        return noise.source(part).normal(tuple(shape)) * self.noise_std
+
+    def _solved(
+        self, state: _State, start: Tensor | None, bar: bool | None
+    ) -> tuple[_State, int]:
+        train = state.train
+        found = minimize(
+            train.Z,
+            train.Y,
+            state.B,
+            self.lam,
+            W=start,
+            K=train.K,
+            tol=self.tol / 2,
+            progress_bar=bar,
+        )
+        return state._replace(W=found.W), found.iterations
+
+    def _measured(self, state: _State) -> float:
+        # What a solved model spends: that of tol, or of a power of two times
+        # tol if rounding hides more.
+        upper = state.objective(self.lam).gradient(state.W).norm.upper
+        return self.tol * max(1.0, coarse(upper / self.tol))
+
+    def _increments(
+        self,
+        old: _State,
+        was: Objective,
+        now: Objective,
+        P: Tensor,
+        request: RemovalRequest,
+    ) -> dict[str, float]:
+        # Bounds of the residual that a step adds.
+        made = {'tight': tight_bound(now.Z, P, now.K)}
+        if self.accounting == 'bound':
+            return made
+        made['paper'] = paper_bound(now.Z, P, now.K)
+        parts, transform = request.parts, self.transform
+        n, m = now.Z.size(0), len(parts)
+        if n < was.Z.size(0):
+            return made
+        # The worst cases are per class; together their Frobenius norm.
+        classes = math.sqrt(now.Y.size(1))
+        F = max(max_row_norm(was.Z), max_row_norm(now.Z))
+        made['node'] = classes * node_removal_bound(n, self.lam, F, m)
+        if (
+            isinstance(transform, GraphScattering)
+            and (transform.Q, transform.low_pass) == (1, 'mean')
+            # Of frame constant 1.
+            and transform.wavelet in ('diffusion', 'itersine')
+            and all(
+                len(part.features) == 1 and not (part.nodes or part.edges)
+                for part in parts.values()
+            )
+        ):
+            # The removed features are at most 1 each, and the present residual
+            # adds to what the noise does to the weights.
+            graphs = [old.train.graphs[i] for i in parts]
+            width, size = graphs[0].x.size(1), min(g.num_nodes for g in graphs)
+            stability = math.sqrt(transform.L * width)
+            spread = float(old.B.norm(dim=0).max()) + old.ledger.spent
+            made['feature'] = classes * feature_removal_bound(
+                n, size, self.lam, F, stability, spread, m
+            )
+        return made
+
+
+def _sum(one: float, two: float) -> float:
+    # Round up: with the larger first the difference is exact.
+    one, two = max(one, two), min(one, two)
+    total = one + two
+    return total if total - one >= two else math.nextafter(total, math.inf)
+
+
+# Trained again ###############################################################
+
+
+class GINClassifier:
+    """A graph isomorphism network that unlearns by full retraining.
+
+    The settings are those of Pan et al. 2023: two layers of 64, mean pooling,
+    Adam, full batches.
+
+    Args:
+        max_degree (int, optional): use one-hot degrees of this width instead
+            of ``data.x``. (default: :obj:`None`)
+        hidden_channels (int): the width. (default: :obj:`64`)
+        num_layers (int): the depth. (default: :obj:`2`)
+        lr (float): the learning rate. (default: :obj:`1e-4`)
+        epochs (int): the number of epochs. (default: :obj:`500`)
+        seed (int, optional): the seed of the initial weights.
+            (default: :obj:`None`)
+    """
+
+    @validated
+    def __init__(
+        self,
+        *,
+        max_degree: Count | None = None,
+        hidden_channels: Count = 64,
+        num_layers: Count = 2,
+        lr: Positive = 1e-4,
+        epochs: Natural = 500,
+        seed: int | None = None,
+    ) -> None:
+        self.max_degree = max_degree
+        self.hidden_channels = hidden_channels
+        self.num_layers = num_layers
+        self.lr = lr
+        self.epochs = epochs
+        self._seed = rng.resolve(seed)
+        # Graphs and network, replaced together at the end of a training.
+        self._fitted: tuple[dict[int, Data], torch.nn.ModuleDict] | None = None
+
+    def __repr__(self) -> str:
+        return described(self)
+
+    def fit(
+        self, graphs: Sequence[Data], *, progress_bar: bool | None = None
+    ) -> 'GINClassifier':
+        """Train the network from scratch.
+
+        Args:
+            graphs (list[Data]): the training graphs, labelled 0, 1, ...
+            progress_bar (bool, optional): by default in terminals, after 2 s.
+        """
+        graphs = [data.clone() for data in check_graphs(graphs)]
+        self._train(dict(enumerate(graphs)), progress_bar)
+        return self
+
+    def remove(
+        self, request: RemovalRequest, *, progress_bar: bool | None = None
+    ) -> None:
+        """Delete the requested items and train the network from scratch.
+
+        Args:
+            request (RemovalRequest): the items to forget, by the names that
+                :meth:`fit` saw.
+            progress_bar (bool, optional): by default in terminals, after 2 s.
+        """
+        check_instance('request', request, RemovalRequest)
+        graphs = {} if self._fitted is None else dict(self._fitted[0])
+        for i, part in request.parts.items():
+            if i not in graphs:
+                raise NotThere(RemovalRequest(graphs=[i]))
+            if part.whole:
+                del graphs[i]
+            else:
+                graphs[i] = remove_from_data(graphs[i], part)
+        if not graphs:
+            raise ValueError('the request would leave no graph to train on')
+        self._train(graphs, progress_bar)
+
+    def predict(self, graphs: Sequence[Data]) -> Tensor:
+        """Return the labels of graphs: int64, ``[num_graphs]``."""
+        if self._fitted is None:
+            raise ValueError('the classifier needs to be fitted first')
+        inputs = self._batch(check_graphs(graphs))
+        with torch.no_grad():
+            return self._logits(self._fitted[1], *inputs).argmax(1)
+
+    def score(self, graphs: Sequence[Data]) -> float:
+        """Return the share of graphs that are classified as their ``y``."""
+        y = graph_labels(graphs)
+        return float((self.predict(graphs) == y).double().mean())
+
+    def _batch(self, graphs: list[Data]) -> tuple[Tensor, Tensor, Tensor]:
+        keys = 'x', 'edge_index'
+        batch = Batch.from_data_list(
+            [
+                Data(num_nodes=d.num_nodes, **{k: d.get(k) for k in keys})
+                for d in graphs
+            ]
+        )
+        graph = CSRGraph.from_data(batch)
+        x = graph_signal(batch, graph, self.max_degree, dtype=torch.float32)
+        x = x.to_dense() if x.layout != torch.strided else x
+        return x, batch.edge_index, batch.batch
+
+    @staticmethod
+    def _logits(
+        net: torch.nn.ModuleDict,
+        x: Tensor,
+        edge_index: Tensor,
+        batch: Tensor,
+    ) -> Tensor:
+        return net['head'](global_mean_pool(net['gin'](x, edge_index), batch))
+
+    def _train(
+        self, graphs: dict[int, Data], progress_bar: bool | None
+    ) -> None:
+        listed = list(graphs.values())
+        inputs, y = self._batch(listed), graph_labels(listed)
+        width, hidden = inputs[0].size(1), self.hidden_channels
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self._seed)
+            gin = GIN(width, hidden, self.num_layers, norm='batch_norm')
+            head = torch.nn.Linear(hidden, int(y.max()) + 1)
+        net = torch.nn.ModuleDict({'gin': gin, 'head': head})
+        optimizer = torch.optim.Adam(net.parameters(), lr=self.lr)
+        net.train()
+        for _ in Bar(range(self.epochs), progress_bar, desc='epochs'):
+            optimizer.zero_grad()
+            logits = self._logits(net, *inputs)
+            torch.nn.functional.cross_entropy(logits, y).backward()
+            optimizer.step()
+        self._fitted = graphs, net.eval()

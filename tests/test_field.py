@@ -1,0 +1,377 @@
+"""Situations of public reports, with a value from PyG or by hand.
+
+The table is in ``docs/field.rst``.
+"""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import torch
+import torch_geometric.nn as pyg
+import torch_geometric.transforms as T
+from torch import nn
+from torch.nn import functional as F
+from torch_geometric.data import Batch, Data, TemporalData
+from torch_geometric.utils import index_to_mask
+
+import pyg_trust.nn as ours
+from pyg_trust.loader import DisjointWalkLoader, GraphLoader
+from pyg_trust.privacy import PrivacyEngine
+from pyg_trust.transforms import (
+    AGP,
+    GDC,
+    BoundedDegree,
+    GraphScattering,
+)
+from pyg_trust.unlearning import (
+    NodeClassifier,
+    Recommender,
+    ShardedUnlearner,
+)
+
+N = 30
+SEEDED = torch.Generator().manual_seed(0)
+X = torch.rand(N, 6, generator=SEEDED)
+Y = torch.arange(N) % 3
+PAIRS = torch.randint(N, (2, 80), generator=SEEDED)
+PAIRS = PAIRS[:, PAIRS[0] != PAIRS[1]]
+PAIRS = torch.cat([PAIRS, PAIRS.flip(0)], 1).unique(dim=1)
+PATH = torch.tensor([[0, 1], [1, 0]])
+
+
+def data(**more):
+    return Data(
+        x=X.clone(),
+        edge_index=PAIRS.clone(),
+        y=Y.clone(),
+        train_mask=torch.arange(N) < 20,
+        **more,
+    )
+
+
+def graphs(**more):
+    return [
+        Data(
+            x=torch.rand(3, 3, generator=SEEDED),
+            edge_index=PATH,
+            y=torch.tensor([k % 2]),
+            **{name: make(k) for name, make in more.items()},
+        )
+        for k in range(8)
+    ]
+
+
+def private(net, loader):
+    return PrivacyEngine().make_private(
+        module=net,
+        optimizer=torch.optim.Adam(net.parameters()),
+        data_loader=loader,
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+    )
+
+
+# Graphs as data sets hold them ###############################################
+
+
+def test_labels_in_a_column_and_splits_by_ids():
+    # OGB: y of [num_nodes, 1], and a dict of ids.
+    given, train = data(), torch.arange(20)
+    given.y = given.y.view(-1, 1)
+    plain = NodeClassifier(lam=0.1, seed=0).fit(data(), train)
+    model = NodeClassifier(lam=0.1, seed=0).fit(given, train)
+    assert model.predict().equal(plain.predict())
+    rest = torch.arange(20, N)
+    assert model.score(rest, given.y) == plain.score(rest, Y)
+    shards = ShardedUnlearner(
+        lambda: pyg.GCN(6, 8, 2, 3), 2, epochs=1, num_classes=3, seed=0
+    )
+    given.train_mask = index_to_mask(train, N)
+    shards.fit(given)
+    loader = DisjointWalkLoader(given, 4, 1, input_nodes=train)
+    model, optimizer, loader = private(pyg.GCN(6, 8, 2, 3), loader)
+    batch = next(iter(loader))
+    out = model(batch.x, batch.edge_index)[: batch.batch_size]
+    F.cross_entropy(out, batch.y[: batch.batch_size, 0]).backward()
+    optimizer.step()
+
+
+def test_events_are_no_graph_and_the_message_says_what_is():
+    events = TemporalData(
+        src=torch.arange(5),
+        dst=torch.arange(5) + 5,
+        t=torch.arange(5),
+        msg=torch.rand(5, 3),
+    )
+    for take in (
+        NodeClassifier().fit,
+        lambda given: DisjointWalkLoader(given, 2, 1),
+        AGP('sgc', levels=2),
+        GDC(),
+        BoundedDegree(2),
+    ):
+        with pytest.raises(TypeError, match='TemporalData') as error:
+            take(events)
+        if 'HeteroData' not in str(error.value):
+            assert 'edge_index=torch.stack([data.src, data.dst])' in str(
+                error.value
+            )
+    graph = Data(
+        x=torch.rand(10, 3),
+        edge_index=torch.stack([events.src, events.dst]),
+        edge_attr=events.msg,
+        time=events.t,
+    )
+    assert AGP('ppr', alpha=0.1)(graph).x.shape == (10, 3)
+
+
+def test_edges_of_a_matrix_of_torch_are_all_there():
+    # `num_edges` of such a graph was 0.
+    given = T.ToSparseTensor(layout=torch.sparse_csr)(data())
+    model = NodeClassifier(lam=0.1, seed=0).fit(given)
+    plain = NodeClassifier(lam=0.1, seed=0).fit(data())
+    assert model.graph.num_edges == plain.graph.num_edges == PAIRS.size(1)
+    assert model.predict().equal(plain.predict())
+
+
+def test_interactions_in_lists_and_items_after_users():
+    pairs = torch.tensor([[0, 1, 2, 0], [0, 1, 1, 2]])
+    want = Recommender().fit(pairs, 3, 3).recommend(torch.arange(3), 2)
+    for given in (pairs.int(), pairs.tolist(), pairs.numpy()):
+        found = Recommender().fit(given, 3, 3).recommend(torch.arange(3), 2)
+        assert str(found) == str(want)
+    # One numbering for both, as of LightGCN.
+    after = pairs + torch.tensor([[0], [3]])
+    with pytest.raises(ValueError, match=r'edge_index\[1\] - num_users'):
+        Recommender().fit(after, 3, 3)
+    again = torch.stack([after[0], after[1] - 3])
+    found = Recommender().fit(again, 3, 3).recommend(torch.arange(3), 2)
+    assert str(found) == str(want)
+
+
+# Transforms ##################################################################
+
+
+def test_gdc_by_position_of_isolated_nodes_and_large_k():
+    heat = {'method': 'heat', 't': 3.0}
+    for given in (
+        (1.0, 'sym', 'col', {'method': 'ppr', 'alpha': 0.15}),
+        (0.0, 'sym', 'col', heat, {'method': 'topk', 'k': 200, 'dim': 0}),
+        (1, 'col', None, heat, {'method': 'threshold', 'eps': 1e-3}, True),
+    ):
+        alone = data()
+        keep = (alone.edge_index != 3).all(0)
+        alone.edge_index = alone.edge_index[:, keep]
+        theirs = T.GDC(*given)(copy.copy(alone))
+        mine = GDC(*given)(copy.copy(alone))
+        one, two = (
+            torch.zeros(N, N).index_put(tuple(g.edge_index), g.edge_attr)
+            for g in (theirs, mine)
+        )
+        assert torch.allclose(one, two, atol=1e-6)
+    with pytest.raises(TypeError, match='multiple values'):
+        GDC(1.0, 'sym', normalization_in='col')
+    with pytest.raises(TypeError, match='too many'):
+        GDC(1.0, 'sym', 'col', None, None, True, 4)
+
+
+@pytest.mark.parametrize(
+    'made',
+    [
+        AGP('sgc', levels=2),
+        GDC(),
+        GDC(1.0),
+        BoundedDegree(3),
+        GraphScattering(J=2, Q=1, L=2),
+        DisjointWalkLoader(data(), 4, 1),
+        ours.APPNP(2, 0.1),
+        ours.CorrectAndSmooth(2, 0.5, 2, 0.5),
+    ],
+    ids=lambda made: type(made).__name__,
+)
+def test_what_workers_need_can_be_pickled(made):
+    for other in (pickle.loads(pickle.dumps(made)), copy.deepcopy(made)):
+        assert repr(other) == repr(made)
+
+
+# Batches #####################################################################
+
+
+def test_a_collate_fn_is_refused_and_not_ignored():
+    for make in (
+        lambda **more: GraphLoader(graphs(), 2, **more),
+        lambda **more: DisjointWalkLoader(data(), 4, 1, **more),
+    ):
+        with pytest.raises(TypeError, match="Change batches by 'transform'"):
+            make(collate_fn=lambda batch: batch)
+        loader = make(transform=lambda batch: batch)
+        assert next(iter(loader)).x is not None
+
+
+def test_attributes_of_any_kind_are_those_of_pyg():
+    held = graphs(
+        thing=lambda k: k,
+        thing_index=lambda k: torch.tensor([1]),
+        name=lambda k: f'g{k}',
+        extra=lambda k: [k, k + 1],
+        nested=lambda k: {'a': torch.tensor([k])},
+    )
+    which = [4, 1, 6]
+    mine = GraphLoader(held, 3)(which)
+    theirs = Batch.from_data_list([held[k] for k in which])
+    for name in ('thing', 'thing_index'):
+        assert mine[name].equal(theirs[name])
+    assert mine.name == theirs.name
+    assert mine.extra == theirs.extra
+    assert mine.nested['a'].equal(theirs.nested['a'])
+    # Poisson sampling draws none at times, with the same attributes.
+    empty = GraphLoader(held, 1, sampling='poisson')([])
+    assert empty.num_graphs == 0
+    assert set(theirs.keys()) <= set(empty.keys())
+
+
+# Models ######################################################################
+
+
+def test_typed_models_of_our_layers():
+    rows = {'u': torch.rand(10, 6), 'i': torch.rand(4, 6)}
+    edges = {
+        ('u', 'r', 'u'): torch.randint(10, (2, 20)),
+        ('i', 's', 'i'): torch.randint(4, (2, 8)),
+    }
+
+    class Net(nn.Module):
+        def __init__(self, kit):
+            super().__init__()
+            self.first, self.last = kit.SGConv(6, 3, 2), kit.APPNP(2, 0.1)
+
+        def forward(self, x, edge_index):
+            return self.last(self.first(x, edge_index).relu(), edge_index)
+
+    found = []
+    for kit in (pyg, ours):
+        torch.manual_seed(0)
+        typed = pyg.to_hetero(Net(kit), (['u', 'i'], [*edges]))
+        several = pyg.HeteroConv({k: kit.SGConv(6, 3, 2) for k in edges})
+        for p in (*typed.parameters(), *several.parameters()):
+            nn.init.normal_(p)
+        found.append((typed(rows, edges), several(rows, edges)))
+    for one, two in zip(*found, strict=True):
+        assert all(torch.allclose(one[t], two[t], atol=1e-4) for t in rows)
+    # Two kinds of rows at once: PyG fails inside, here the argument is named.
+    for layer in (ours.SGConv(6, 3), ours.APPNP(2, 0.1)):
+        with pytest.raises(TypeError, match="'x' needs to be a Tensor"):
+            layer((rows['u'], rows['i']), edges['u', 'r', 'u'])
+
+
+def test_signals_over_time_on_one_graph():
+    series, weight = torch.rand(7, N, 6), np.random.rand(PAIRS.size(1))
+    for arguments, name in (((3, 0.2), 'APPNP'), ((6, 3, 2), 'SGConv')):
+        one = getattr(pyg, name)(*arguments)
+        two = getattr(ours, name)(*arguments)
+        two.load_state_dict(one.state_dict())
+        for more in ((), (torch.from_numpy(weight).float(),)):
+            assert torch.allclose(
+                one(series, PAIRS, *more), two(series, PAIRS, *more), atol=1e-5
+            )
+
+
+def test_labels_that_a_post_step_keeps():
+    mask, rows = torch.arange(N) < 10, F.one_hot(Y, 3).float()
+
+    def keep(out):
+        out[mask] = rows[mask]
+        return out.clamp_(0, 1)
+
+    one, two = (
+        kit.LabelPropagation(5, 0.9)(Y, PAIRS, mask, post_step=keep)
+        for kit in (pyg, ours)
+    )
+    assert torch.allclose(one, two, atol=1e-6)
+    assert two[mask].equal(rows[mask])
+
+
+def test_compiled_for_graphs_of_every_size():
+    layer = ours.APPNP(3, 0.2)
+    compiled = torch.compile(layer, dynamic=True, backend='eager')
+    for n in (10, 20, N):
+        part = PAIRS[:, PAIRS.amax(0) < n]
+        assert torch.allclose(
+            compiled(X[:n], part), pyg.APPNP(3, 0.2)(X[:n], part), atol=1e-5
+        )
+
+
+def test_a_quantized_encoder_predicts_and_does_not_train_privately():
+    encoder = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    model = ours.PPNP(encoder)
+    few = torch.ao.quantization.quantize_dynamic(model, {nn.Linear})
+    assert (few(X, PAIRS) - model(X, PAIRS)).abs().max() < 0.1
+    # Its scale is that of the largest row of a batch.
+    net = pyg.Sequential(
+        'x, edge_index',
+        [
+            (
+                torch.ao.quantization.quantize_dynamic(encoder, {nn.Linear}),
+                'x -> x',
+            ),
+            (pyg.GCNConv(3, 3), 'x, edge_index -> x'),
+        ],
+    )
+    with pytest.raises(ValueError, match='treat subgraphs apart'):
+        private(net, DisjointWalkLoader(data(), 8, 1))
+
+
+def test_autoencoders_around_our_layers():
+    torch.manual_seed(0)
+    encoder = ours.SGConv(6, 8, 2)
+    model = pyg.GAE(encoder)
+    model.recon_loss(model.encode(X, PAIRS), PAIRS).backward()
+    assert encoder.lin.weight.grad.abs().sum() > 0
+    infomax = pyg.DeepGraphInfomax(
+        8,
+        encoder,
+        lambda z, *rest: z.mean(0).sigmoid(),
+        lambda x, edges: (x[torch.randperm(N)], edges),
+    )
+    infomax.loss(*infomax(X, PAIRS)).backward()
+
+
+# Private training ############################################################
+
+
+def test_gradients_are_accumulated_by_the_engine():
+    model, _, loader = private(
+        pyg.GCN(6, 8, 2, 3), DisjointWalkLoader(data(), 8, 1)
+    )
+
+    def step(batch):
+        out = model(batch.x, batch.edge_index)[: batch.batch_size]
+        F.cross_entropy(out, batch.y[: batch.batch_size]).backward()
+
+    batches = iter(loader)
+    step(next(batches))
+    with pytest.raises(RuntimeError, match="pass 'max_physical_batch_size'"):
+        step(next(batches))
+
+
+def test_a_norm_that_two_layers_share():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 8)
+            self.norm, self.last = nn.LayerNorm(8), nn.Linear(8, 3)
+
+        def forward(self, x, edge_index):
+            x = self.norm(self.first(x)).relu()
+            return self.last(self.norm(self.second(x)))
+
+    net = Net()
+    before = copy.deepcopy(net.norm.weight)
+    model, optimizer, loader = private(net, DisjointWalkLoader(data(), 8, 1))
+    batch = next(iter(loader))
+    out = model(batch.x, batch.edge_index)[: batch.batch_size]
+    F.cross_entropy(out, batch.y[: batch.batch_size]).backward()
+    optimizer.step()
+    assert not net.norm.weight.equal(before)
