@@ -72,7 +72,6 @@ PUSH = {
     'keep': RAW,
     'seed': integer(0),
     'first': integer(0),
-    'deterministic': FLAG,
 }
 PUSH_NAMES = {'ratio': "'(ratio|keep)'"}
 

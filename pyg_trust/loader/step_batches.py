@@ -196,6 +196,22 @@ class StepLoader(NodeLoader):
         self.input_nodes = roots
         self.subgraphs_per_batch = batches.batch_size
 
+    def _drawn(
+        self, batch_size: int, num_steps: int, seed: int
+    ) -> StepBatches:
+        # The batches that this loader draws.
+        return StepBatches(
+            batch_size,
+            num_steps,
+            self.num_subgraphs_at,
+            self._write,
+            rng.derive(seed, 1),
+            self.sample_rate_at if self.sampling == POISSON else None,
+        )
+
+    def _write(self, step: int, index: Tensor) -> list[int]:
+        return index.tolist()
+
     @classmethod
     def check_kwargs(cls, kwargs: dict[str, Any], **counts: Any) -> None:
         """Refuse arguments that would change the law of batches."""
