@@ -202,7 +202,7 @@ class Experiment:
             self.certify(model, fragile=fragile, strength=s) for s in STRENGTHS
         ]
         plot_certified_ratio(list(STRENGTHS), made, label=label, ax=ax)
-        ratios = ' '.join(f'{c.certified_ratio:.4f}' for c in made)
+        ratios = ' '.join(f'{c.certified_ratio():.4f}' for c in made)
         print(f'{label:24s} {ratios}', flush=True)
         return made
 
@@ -273,7 +273,7 @@ class Experiment:
                 )
             plot_certified_ratio(budgets, made, label=label, ax=ax)
             ax.axhline(
-                local.certified_ratio,
+                local.certified_ratio(),
                 linestyle=':',
                 color=ax.lines[-1].get_color(),
                 label=f's={strength}, local',
@@ -311,11 +311,11 @@ class Experiment:
             self.fit(model, kind, pseudo if others else None, **threat)
             made = self.curve(model, ax, name)[strength - 1]
             if pseudo is None:
-                plain, pseudo = made.certified_ratio, self.surest(model)
+                plain, pseudo = made.certified_ratio(), self.surest(model)
             print(
                 f'{name} F1 {self.f1(model):.4f} certified at s={strength} '
-                f'{made.certified_ratio:.4f} '
-                f'({100 * (made.certified_ratio - plain):+.1f} points), and '
+                f'{made.certified_ratio():.4f} '
+                f'({100 * (made.certified_ratio() - plain):+.1f} points), and '
                 f'right {made.certified_accuracy(self.data.y):.4f}',
                 flush=True,
             )

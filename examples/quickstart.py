@@ -210,7 +210,7 @@ def draw(
         f'of accuracy\nat epsilon {budget:g}'
     )
 
-    ratios = {k: report.certified_ratio for k, report in certified.items()}
+    ratios = {k: report.certified_ratio() for k, report in certified.items()}
     axes[2].plot([0, *ratios], [1, *ratios.values()], 'o-', color=BLUE)
     for friends, ratio in ratios.items():
         axes[2].text(friends + 0.08, ratio + 0.04, f'{ratio:.0%}')
@@ -277,7 +277,7 @@ def main() -> None:
         budget: certify(model, data, ThreatModel(data, local_budget=budget))
         for budget in (1, 2, 3)
     }
-    ratios = {k: c.certified_ratio for k, c in certified.items()}
+    ratios = {k: c.certified_ratio() for k, c in certified.items()}
     show(
         'certify',
         f'{ratios[1]:.1%} of predictions are proven to survive 1 lost '

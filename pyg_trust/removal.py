@@ -655,7 +655,7 @@ def skipping(
 class Removed:
     """Items that the lines of a ledger removed and did not add again.
 
-    A line costs what it names, however many came before.
+    A line costs as much as its items, however many lines came before.
     """
 
     def __init__(self) -> None:
@@ -778,16 +778,16 @@ def remove_from_data(data: Data, part: Part) -> Data:
     gone = torch.isin(there, torch.cat([*keys.values(), back]))
     if bool(gone.any()):
         out = out.edge_subgraph(~gone)
-        y = data.get('y')
-        if isinstance(y, Tensor) and y.numel() == 1:
-            # The graph's own label; with one edge it looks like that edge's.
-            out.y = y
     if part.features:
         _remove_features(out, rows['features'][:, 0], n)
     if part.nodes:
         keep = torch.ones(n, dtype=torch.bool)
         keep[rows['nodes'][:, 0]] = False
-        return out.subgraph(keep)
+        out = out.subgraph(keep)
+    y = data.get('y')
+    if isinstance(y, Tensor) and y.numel() == 1:
+        # The graph's own label; with one edge it looks like that edge's.
+        out.y = y
     return out
 
 

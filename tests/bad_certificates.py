@@ -54,31 +54,22 @@ P = either(number(0, 1, closed='low'))
 
 # The mathematics #############################################################
 
-for name in ('flip_regions', 'min_probability_table'):
-    entry(
-        f'certificates.{name}',
-        lambda: {
-            'additions': 1,
-            'deletions': 2,
-            'p_plus': 0.1,
-            'p_minus': 0.3,
-        },
-        Row('too much', {'p_plus': 0.7}, "'p_plus'"),
-        names={'p_plus': "'p_", 'p_minus': "'p_"},
-        additions=integer(0),
-        deletions=integer(0),
-        p_plus=P,
-        p_minus=P,
-    )
-
-
 entry(
-    'certificates.group_probability_bound',
-    lambda: {'p': 0.9, 'rows': 1, 'epsilon': 0.1},
-    Row('lengths', {'epsilon': [0.1, 0.2]}, "'epsilon'"),
-    epsilon=values('a', None, -0.1, float('nan'), True),
-    delta=values('a', None, -0.1, float('nan'), 1.5, True),
+    'certificates.flip_regions',
+    lambda: {
+        'additions': 1,
+        'deletions': 2,
+        'p_plus': 0.1,
+        'p_minus': 0.3,
+    },
+    Row('too much', {'p_plus': 0.7}, "'p_plus'"),
+    names={'p_plus': "'p_", 'p_minus': "'p_"},
+    additions=integer(0),
+    deletions=integer(0),
+    p_plus=P,
+    p_minus=P,
 )
+
 
 # The sampler #################################################################
 

@@ -64,12 +64,10 @@ FURTHER = {
     'certificates.smoothing': (
         'FlipRegions',
         'joint_regions',
-        'min_probability_table',
     ),
     'certificates.voting': (
         'CertifiedVotes',
         'CollectiveVotes',
-        'group_probability_bound',
         'survives_votes',
     ),
     'privacy.planning': ('Proposal', 'search_epsilon'),

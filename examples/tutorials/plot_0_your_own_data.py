@@ -110,7 +110,7 @@ from pyg_trust.certificates import ThreatModel, certify
 
 threat = ThreatModel(data, 'removals', fixed='none', local_budget=1)
 certificate = certify(model.eval(), data, threat)
-print(f'{certificate.certified_ratio:.0%} of the predictions are certain')
+print(f'{certificate.certified_ratio():.0%} of the predictions are certain')
 
 # %%
 # ``certificate.predicted`` has the predictions.

@@ -41,8 +41,8 @@ ratios = {}
 for budget in (1, 2, 3):
     threat = ThreatModel(data, 'removals', fixed='none', local_budget=budget)
     report = certify(model, data, threat)
-    ratios[budget] = report.certified_ratio
-    print(f'{budget} friends: {report.certified_ratio:.1%} robust')
+    ratios[budget] = report.certified_ratio()
+    print(f'{budget} friends: {report.certified_ratio():.1%} robust')
 
 # %%
 # A counterexample

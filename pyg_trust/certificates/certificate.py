@@ -27,7 +27,17 @@ from pyg_trust.report.base import stated
 from pyg_trust.report.charts import Chart
 from pyg_trust.verify import proofs
 
+__all__ = ['BROKEN', 'ROBUST', 'UNKNOWN', 'Certificate']
+
 ROBUST, UNKNOWN, BROKEN = 1, 0, -1
+
+
+class Ratio(float):
+    """Share, as an attribute or, as other certificates have it, a method."""
+
+    def __call__(self) -> float:
+        """Return the share."""
+        return float(self)
 
 
 @dataclass(frozen=True)
@@ -40,79 +50,98 @@ class Certificate(Proved, SpeaksOf, Report):
     :obj:`upper` < -:obj:`tolerance` broken, with :meth:`witness` as the
     proof, and anything else unknown.
 
-    It speaks of the model as it is deployed (of exact arithmetic, for logits
-    without a model), and of each node by itself: the worst graphs of two nodes
-    may differ. With symmetric normalization margins are those of
+    It is about the model as it is deployed (in exact arithmetic, for logits
+    without a model), and about each node by itself: the worst graphs of two
+    nodes may differ. With symmetric normalization margins are those of
     :math:`D^{-1/2} Z`, which have the same signs.
+
+    Args:
+        num_robust (int): the number of robust targets.
+        num_broken (int): the number of broken targets.
+        num_unknown (int): the number of the others.
+        model (str): the class of the model, or 'logits' without a model.
+        scenario (str): the edges that may flip.
+        undirected (bool): whether both directions of an edge flip together.
+        global_budget (int, optional): the most flips in all.
+        alpha (float): the teleport probability.
+        K (int, optional): the number of steps; :obj:`None` for the limit.
+        normalization (str): ``'rw'`` or ``'sym'``.
+        self_loops (bool): whether the model adds self-loops.
+        dtype (str): the dtype that the model computes in.
+        method (str): the method that was run.
+        exact (bool): whether all bounds meet, up to a millionth of the largest
+            logit.
+        tolerance (float): the largest absolute margin that counts as unknown.
+        roundoff (float): how far margins of the deployed model may be off at
+            most: in the bounds already.
+        fingerprint (str): SHA-256 of the logits, the graph, the threat and the
+            targets.
+        model_digest (str): SHA-256 of the model: tensors, attributes and code;
+            '' with logits.
+        targets (Tensor): the nodes: int64, ``[num_targets]``.
+        reference (Tensor): the class that is defended, likewise.
+        predicted (Tensor): the class predicted in the clean graph, likewise.
+        status (Tensor): :obj:`ROBUST` (1), :obj:`UNKNOWN` (0) or
+            :obj:`BROKEN` (-1): int8.
+        lower (Tensor): proven lower bounds of worst-case margins: float64.
+        upper (Tensor): upper bounds: margins in the worst graphs found.
+        class_margins (Tensor): lower bounds by class, infinite at the
+            reference class: float64, ``[num_targets, num_classes]``.
+        local_budget (Tensor): the budget of each node of the graph: int64.
+        flips (Tensor): the edges of all witnesses one after another: int64,
+            ``[2, num_flips]``.
+        flips_ptr (Tensor): where each witness starts.
+        flips_of (Tensor): the witness of each target, -1 if there is none.
+        assumptions (tuple[str, ...]): the assumptions about the model.
+        provenance (dict): versions and arguments of the run.
+        weights (str): SHA-256 of the model's weights, if there are some.
+        data (str): SHA-256 of the graph that was passed, if one was.
+        fixed_edges (int): the number of directed edges that never change,
+            added self-loops included.
+        witness_digest (str): SHA-256 of ``proof``, or why there is none.
+        proof (Witness, optional): the witness from which :meth:`verify` proves
+            each robust and each broken node. There is none for a large graph;
+            it proves fewer nodes where all graphs were tried. It holds the
+            logits and the edges, so no report contains it:
+            :meth:`~Witness.save` it separately.
     """
 
     num_robust: int
     num_broken: int
     num_unknown: int
     model: str
-    """The kind of the model, or 'logits' without a model."""
     scenario: str
     undirected: bool
-    """Whether both directions of an edge flip together, as one flip."""
     global_budget: int | None
     alpha: float
     K: int | None
-    """The number of steps; :obj:`None` for the limit."""
     normalization: str
     self_loops: bool
-    """Whether the model adds self-loops."""
     dtype: str
-    """In which the model computes."""
     method: str
     exact: bool
-    """Whether all bounds meet, up to a millionth of the largest logit."""
     tolerance: float
     roundoff: float
-    """How far margins of the deployed model may be off at most: in the
-    bounds already."""
     fingerprint: str
-    """SHA-256 of the logits, the graph, the threat and the targets."""
     model_digest: str
-    """SHA-256 of the model: tensors, attributes and code; '' with logits."""
     targets: Tensor
-    """The nodes: int64, ``[num_targets]``."""
     reference: Tensor
-    """The class that is defended: int64, ``[num_targets]``."""
     predicted: Tensor
-    """The class predicted in the clean graph: int64, ``[num_targets]``."""
     status: Tensor
-    """:obj:`ROBUST` (1), :obj:`UNKNOWN` (0) or :obj:`BROKEN` (-1): int8."""
     lower: Tensor
-    """Proven lower bound of the worst-case margin: float64."""
     upper: Tensor
-    """Upper bound: the margin in the worst graph found: float64."""
     class_margins: Tensor
-    """Lower bounds by class, infinite at the reference class: float64,
-    ``[num_targets, num_classes]``."""
     local_budget: Tensor
-    """The local budget of each node of the graph, in flips: int64."""
     flips: Tensor
-    """The edges of all witnesses one after another: ``[2, num_flips]``."""
     flips_ptr: Tensor
-    """Where each witness starts: ``[num_witnesses + 1]``."""
     flips_of: Tensor
-    """The witness of each target, -1 if there is none."""
     assumptions: tuple[str, ...]
-    """The assumptions about the model."""
     provenance: dict[str, Any]
     weights: str = ''
-    """SHA-256 of the model's weights, if there is a model that has some."""
     data: str = ''
-    """SHA-256 of the graph that was handed in, if one was."""
     fixed_edges: int = 0
-    """How many directed edges never change, added self-loops included."""
     witness_digest: str = ''
-    """SHA-256 of :attr:`proof`, or why there is none."""
     proof: Witness | None = field(default=None, repr=False, compare=False)
-    """What :meth:`verify` proves each robust and each broken node from, by
-    :mod:`pyg_trust.verify.proofs`. There is none for a large graph; it proves
-    fewer nodes where all graphs were tried. It holds the logits and the edges,
-    so it is in no report: :meth:`~Witness.save` it beside."""
 
     def status_of(self, nodes: Tensor, data: Data) -> Tensor:
         """Return the status of nodes in the graph of today: int8.
@@ -191,9 +220,9 @@ class Certificate(Proved, SpeaksOf, Report):
         return self.status == UNKNOWN
 
     @property
-    def certified_ratio(self) -> float:
-        """Return the share of targets that are certified robust."""
-        return float(self.robust.double().mean())
+    def certified_ratio(self) -> Ratio:
+        """The share of targets that are certified robust, also as a method."""
+        return Ratio(self.robust.double().mean())
 
     def certified_accuracy(self, labels: Tensor) -> float:
         """Return the share of targets robust and correctly classified.

@@ -125,10 +125,12 @@ class CollectiveCertificate(Proved, SpeaksOf, Report):
         most = max(self.counted - math.floor(bound), self.one_by_one)
         return bound <= self.bound and self.guaranteed <= most
 
-    @property
-    def ratio(self) -> float:
+    def certified_ratio(self) -> float:
         """Return the share of all targets that is guaranteed."""
         return self.guaranteed / self.num_targets
+
+    #: As :meth:`certified_ratio`.
+    ratio = property(certified_ratio)
 
     def chart(self) -> Chart:
         """Draw the number of predictions that stay, alone and all together."""

@@ -20,6 +20,8 @@ from pyg_trust.certificates.diffusion import check_logits, diffuse
 from pyg_trust.certificates.policy import robust_margins, worst_case_margins
 from pyg_trust.certificates.threat import ThreatModel
 
+__all__ = ['RobustLoss']
+
 KINDS = ('rce', 'cem')
 
 
@@ -38,39 +40,24 @@ class RobustLoss(torch.nn.Module):
         L_{CEM} &= \frac{1}{|L|} \sum_{v \in L} \Big[ \mathrm{CE}(y_v, (\Pi
         H)_v) + \sum_{c \neq y_v} \max(0, M - m^*_{y_v, c}(v)) \Big] .
 
-    **Nodes without a label.** The labelled nodes are few, and become robust
-    without the others following. Robustness needs no true class, only one to
-    stay in: with a class :math:`\hat y_v` for each of the other nodes
-    :math:`U` (:obj:`pseudo`), the loss is
+    **Nodes without a label** need no true class to be robust, only one to stay
+    in: with a class :math:`\hat y_v` for each of the other nodes :math:`U`
+    (:obj:`pseudo`), the loss is
 
     .. math::
         L + \frac{w}{|U|} \sum_{v \in U} h_v , \quad h_v = \sum_{c \neq \hat
-        y_v} \max(0, M - m^*_{\hat y_v, c}(v)) ,
+        y_v} \max(0, M - m^*_{\hat y_v, c}(v)) .
 
-    in the manner of `"Certifiable Robustness and Robust Training for Graph
-    Convolutional Networks" <https://arxiv.org/abs/1906.12269>`_ (Zügner and
-    Günnemann 2019), whose bounds are of perturbed features. A node that is
-    not certified to be of class :math:`\hat y_v` has a margin of at most
-    zero, so that :math:`h_v \ge M` for :math:`M \ge 0`: the mean of
+    A node that is not certified has :math:`h_v \ge M`, so that the mean of
     :math:`h_v / M` bounds the share of such nodes from above. Take
     :math:`\hat y` from a trained model, once, and leave out the nodes that it
-    is least sure of, which are the most often wrong. Where :math:`\hat y` is
-    what the model itself predicts at the time, classes merge: one that
-    predicts the same class everywhere is perfectly robust.
+    is least sure of. Where :math:`\hat y` is what the model itself predicts at
+    the time, classes merge.
 
-    Gradients follow from Danskin's theorem: the worst graphs are found for
-    the current logits and held fixed
-    (:func:`~pyg_trust.certificates.robust_margins`), so that, with a one where
-    a condition holds,
-
-    .. math::
-        \frac{\partial h_v}{\partial H_{i, k}} = \sum_{c \neq \hat y_v}
-        [m^*_{\hat y_v, c}(v) < M] \, \pi^*_{\hat y_v, c}(v)_i \, ([k = c] -
-        [k = \hat y_v]) .
-
-    Policy iteration yields the margins of all nodes and starts from those of
-    the last call, so that an epoch costs a few solves, the same with and
-    without :obj:`pseudo`. They run on the CPU, wherever the model is.
+    Gradients follow from Danskin's theorem
+    (:func:`~pyg_trust.certificates.robust_margins`). Policy iteration yields
+    the margins of all nodes and starts from those of the last call, so that an
+    epoch costs a few solves. They run on the CPU, wherever the model is.
 
     .. code-block:: python
 

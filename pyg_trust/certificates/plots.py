@@ -23,6 +23,14 @@ from pyg_trust.certificates.votes import SmoothedCertificate
 from pyg_trust.graph import CSRGraph
 from pyg_trust.report.charts import axes
 
+__all__ = [
+    'neighborhood_purity',
+    'plot_certified_grid',
+    'plot_certified_ratio',
+    'plot_certified_votes',
+    'plot_purity',
+]
+
 
 @validated
 def neighborhood_purity(
@@ -76,18 +84,9 @@ def plot_certified_ratio(
         label (str, optional): the name of the curve. (default: :obj:`None`)
         ax (matplotlib.axes.Axes, optional): the axes to draw on; by default
             those of a new figure. (default: :obj:`None`)
-
-    Returns:
-        matplotlib.axes.Axes: the axes, with one more curve.
     """
-    for name, items in (
-        ('budgets', budgets),
-        ('certificates', certificates),
-    ):
-        if not isinstance(items, Sequence):
-            raise TypeError(
-                f"'{name}' needs to be a list (got {type(items).__name__})"
-            )
+    check_instance('budgets', budgets, Sequence)
+    check_instance('certificates', certificates, Sequence)
     for budget in budgets:
         check_integer('budgets', budget, 0)
     for certificate in certificates:
@@ -99,7 +98,7 @@ def plot_certified_ratio(
             f'(got {len(budgets)} and {len(certificates)})'
         )
     ax = axes(ax)
-    ratios = [certificate.certified_ratio for certificate in certificates]
+    ratios = [certificate.certified_ratio() for certificate in certificates]
     ax.plot(budgets, ratios, marker='.', label=label)
     ax.set_xlabel('budget')
     ax.set_ylabel('share certified robust')
@@ -123,9 +122,6 @@ def plot_purity(
         label (str, optional): the name of the points. (default: :obj:`None`)
         ax (matplotlib.axes.Axes, optional): the axes to draw on; by default
             those of a new figure. (default: :obj:`None`)
-
-    Returns:
-        matplotlib.axes.Axes: the axes, with the points added.
     """
     _check_drawing(label, ax)
     size = (certificate.local_budget.numel(),)
@@ -161,10 +157,6 @@ def plot_certified_grid(
         limit (int): the largest radius to draw. (default: :obj:`20`)
         ax (matplotlib.axes.Axes, optional): the axes to draw on; by default
             those of a new figure. (default: :obj:`None`)
-
-    Returns:
-        matplotlib.axes.Axes: the axes, with an image whose vertical axis
-        counts additions.
     """
     _check_drawing(None, ax)
     reached = report.radii(kind, limit=limit)
@@ -198,9 +190,6 @@ def plot_certified_votes(
         label (str, optional): the name of the curve. (default: :obj:`None`)
         ax (matplotlib.axes.Axes, optional): the axes to draw on; by default
             those of a new figure. (default: :obj:`None`)
-
-    Returns:
-        matplotlib.axes.Axes: the axes, with one more curve.
     """
     _check_drawing(label, ax)
     most = max(int(certificate.radius.max()), 0) + 1

@@ -1,9 +1,10 @@
 """Certified ranks: recommendations that a few edges can't displace."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import scipy.sparse
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
@@ -16,9 +17,9 @@ from pyg_trust._checks import (
     check_nodes,
     validated,
 )
-from pyg_trust.certificates.certificate import BROKEN, ROBUST, UNKNOWN
+from pyg_trust._progress import Bar
+from pyg_trust.certificates.certificate import BROKEN, ROBUST, UNKNOWN, Ratio
 from pyg_trust.certificates.exact import certify_pagerank
-from pyg_trust.certificates.rank_bounds import single_edge_ranks
 from pyg_trust.certificates.threat import ThreatModel
 from pyg_trust.certificates.witness import Proved, Witness
 from pyg_trust.graph import CSRGraph
@@ -34,57 +35,81 @@ from pyg_trust.report.base import stated
 from pyg_trust.report.charts import Chart
 from pyg_trust.verify import ranks as kernel
 
+__all__ = ['RankCertificate', 'certify_ranks']
+
+#: The most nodes: about 40 bytes for each pair of them.
+MAX_NODES = 20_000
+
 
 @dataclass(frozen=True)
 class RankCertificate(Proved, Report):
     """Worst ranks of some users' best items, over all admissible graphs.
 
     An item within :obj:`tolerance` of another counts as ranked above it.
+
+    Args:
+        num_kept (int): the number of items that stay among the first k of
+            their user.
+        num_lost (int): the number of items that do not, in a graph that
+            :obj:`flips` names.
+        num_unknown (int): the number of the others.
+        k (int): the number of best items.
+        num_items (int): the number of items that are ranked.
+        num_flips (int): the number of undirected pairs that may flip.
+        global_budget (int): the most flips.
+        method (str): ``'flip'``: exact, for one flip; ``'certify'``: bounds
+            for more.
+        alpha (float): the teleport probability.
+        tolerance (float): how close scores count as tied.
+        roundoff (float): no score of one flip is off by more: in the ranks
+            already.
+        fingerprint (str): SHA-256 of the graph, the pairs, the users and the
+            items.
+        users (Tensor): int64, ``[num_users]``.
+        items (Tensor): the best items of the clean graph: int64,
+            ``[num_users, k]``.
+        worst_rank (Tensor): no admissible graph has a larger rank: int64,
+            ``[num_users, k]``.
+        attained (Tensor): a rank that one flip reaches, likewise.
+        status (Tensor): :obj:`ROBUST` (1), :obj:`UNKNOWN` (0) or
+            :obj:`BROKEN` (-1): int8, likewise.
+        flips (Tensor): the edge whose flip gives :obj:`attained`, -1 for the
+            clean graph: int64, ``[num_users, k, 2]``.
+        provenance (dict): versions and arguments of the run.
+        data (str): SHA-256 of the graph that was passed, if it was a ``Data``.
+        witness_digest (str): SHA-256 of ``proof``, or why there is none.
+        proof (Witness, optional): the witness from which :meth:`verify` proves
+            the ranks: the graph, the pairs, users and items. It holds edges,
+            so no report contains it: :meth:`~Witness.save` it separately.
     """
 
     num_kept: int
-    """How many items stay among the first k of their user."""
     num_lost: int
-    """How many do not, in a graph that :obj:`flips` names."""
     num_unknown: int
     k: int
     num_items: int
-    """How many items are ranked."""
     num_flips: int
-    """How many undirected pairs may flip."""
     global_budget: int
-    """How many of them flip at most."""
     method: str
-    """``'flip'``: exact, for one flip; ``'certify'``: bounds for more."""
     alpha: float
     tolerance: float
     roundoff: float
-    """No score of one flip is off by more: in the ranks already."""
     fingerprint: str
-    """SHA-256 of the graph, the pairs, the users and the items."""
     users: Tensor
-    """int64, ``[num_users]``."""
     items: Tensor
-    """The best items of the clean graph: int64, ``[num_users, k]``."""
     worst_rank: Tensor
-    """No admissible graph has a larger rank: int64, ``[num_users, k]``."""
     attained: Tensor
-    """A rank that one flip reaches: int64, ``[num_users, k]``."""
     status: Tensor
-    """:obj:`ROBUST` (1), :obj:`UNKNOWN` (0) or :obj:`BROKEN` (-1): int8,
-    ``[num_users, k]``."""
     flips: Tensor
-    """The edge whose flip gives :obj:`attained`, -1 for the clean graph:
-    int64, ``[num_users, k, 2]``."""
     provenance: dict[str, Any]
     data: str = ''
-    """SHA-256 of the graph that was handed in, if it was a ``Data``."""
     witness_digest: str = ''
-    """SHA-256 of :attr:`proof`, or why there is none."""
     proof: Witness | None = field(default=None, repr=False, compare=False)
-    """What :meth:`verify` proves ranks from, by
-    :mod:`pyg_trust.verify.ranks`: the graph, the pairs, users and items. It
-    holds edges, so it is in no report: :meth:`~Witness.save` it beside."""
+
+    @property
+    def certified_ratio(self) -> Ratio:
+        """The share of items that stay, also as a method."""
+        return Ratio(self.num_kept / max(self.status.numel(), 1))
 
     def _is_about(self, arrays: dict[str, np.ndarray]) -> bool:
         kernel.read(arrays)
@@ -268,6 +293,116 @@ def certify_ranks(
         data=fingerprint_data(graph) if isinstance(graph, Data) else '',
         witness_digest=digest,
         proof=proof,
+    )
+
+
+class _Ranks(NamedTuple):
+    # The best items of the clean graph, their worst and attained ranks and
+    # the number of the pair that attains each (-1: none), [num_users, k]; and
+    # the largest error of a score.
+    items: Tensor
+    worst: Tensor
+    attained: Tensor
+    flips: Tensor
+    roundoff: float
+
+
+def single_edge_ranks(
+    graph: CSRGraph,
+    users: Tensor,
+    items: Tensor,
+    pairs: Tensor,
+    alpha: float,
+    k: int = 10,
+    tolerance: float = 0.0,
+    progress_bar: bool | None = None,
+) -> _Ranks:
+    r"""Compute the worst ranks of users' best items under one flipped edge.
+
+    A flip costs two numbers for a user and two for an item, and each rank
+    counts every item whose score may be as large:
+    :mod:`pyg_trust.verify.ranks` has the formula and the bound of its error.
+    A pair of a user itself does not flip for its ranks. Needs the dense
+    inverse: about 40 bytes for each pair of nodes.
+
+    Args:
+        graph (CSRGraph): undirected, unweighted, without self-loops.
+        users (Tensor): int64, ``[num_users]``.
+        items (Tensor): int64, ``[num_items]``: all that are ranked, rising.
+        pairs (Tensor): int64, ``[2, num_pairs]``: the undirected pairs.
+        alpha (float): the teleport probability, in :math:`(0, 1)`.
+        k (int): the number of best items. (default: :obj:`10`)
+        tolerance (float): an item less than this below another one counts as
+            beside it. (default: :obj:`0.0`)
+        progress_bar (bool, optional): by default in terminals, after 2 s.
+
+    Example:
+        >>> path = torch.tensor([[0, 2, 1, 2, 1, 3], [2, 0, 2, 1, 3, 1]])
+        >>> graph = CSRGraph.from_edge_index(path, num_nodes=5)
+        >>> pairs = torch.tensor([[1], [4]])
+        >>> user, items = torch.tensor([0]), torch.tensor([3, 4])
+        >>> single_edge_ranks(graph, user, items, pairs, 0.2, k=1).worst
+        tensor([[2]])
+    """
+    if graph.is_weighted or graph.has_self_loops or not graph.is_undirected:
+        raise ValueError(
+            "'graph' needs to be undirected, without weights and self-loops"
+        )
+    if graph.num_nodes > MAX_NODES:
+        raise ValueError(
+            f"'graph' needs to have at most {MAX_NODES} nodes, as the inverse "
+            f'is dense (got {graph.num_nodes})'
+        )
+    check_distinct('users', users)
+    adjacency = scipy.sparse.csr_array(graph.to_scipy().astype(np.float64))
+    u, col = users.numpy(), items.numpy()
+    free = adjacency[u].toarray()[:, col] == 0
+    free &= u[:, None] != col[None]
+    if int(free.sum(1).min(initial=k)) < k:
+        raise ValueError(
+            f"'k' needs at most as many items as each user lacks (got {k})"
+        )
+    made = kernel.invert(adjacency, alpha)
+    scores = alpha * made.X[np.ix_(u, col)]
+    scores = np.where(free, scores, -np.inf)
+    order = np.argsort(-scores, 1, kind='stable')
+    best, off = order[:, :k], kernel.clean(made)
+    falling = np.take_along_axis(scores, order, 1)
+    falling = np.pad(falling, ((0, 0), (0, 1)), constant_values=-np.inf)
+    mine = falling[:, :k]
+    # Wider than the kernel's, which proves it on another machine.
+    worst = kernel.beside(scores[:, None], mine, tolerance + 3 * off)
+    attained = 1 + (scores[:, None] > mine[:, :, None] + 2 * off).sum(-1)
+    flips, roundoff = np.full(best.shape, -1), off
+
+    def gap_of(ranks: np.ndarray) -> np.ndarray:
+        # A flip raises the rank only if it moves an item by more than this.
+        return mine - np.take_along_axis(falling, ranks, 1) - tolerance
+
+    gap = gap_of(attained)
+    ends = pairs.t().tolist()
+    for number, (v, j) in enumerate(Bar(ends, progress_bar, desc='flips')):
+        gone = bool(adjacency[v, j])
+        y, part, errors = kernel.flip(made, u, col, [v, j], gone)
+        spread = np.abs(y) @ np.ptp(part, axis=1) + 3 * errors
+        look = ~(gap > spread[:, None])
+        look &= ((u != v) & (u != j))[:, None]
+        for i in np.flatnonzero(look.any(1)):
+            t, error = scores[i] + y[i] @ part, float(errors[i])
+            bar = t[best[i]]
+            upper = kernel.beside(t, bar, tolerance + 3 * error)
+            lower = 1 + (t > bar[:, None] + 2 * error).sum(1)
+            flips[i, lower > attained[i]] = number
+            worst[i] = np.maximum(worst[i], upper)
+            attained[i] = np.maximum(attained[i], lower)
+            roundoff = max(roundoff, error)
+            gap[i] = gap_of(attained)[i]
+    return _Ranks(
+        items=torch.from_numpy(col[best]),
+        worst=torch.from_numpy(worst),
+        attained=torch.from_numpy(attained),
+        flips=torch.from_numpy(flips),
+        roundoff=roundoff,
     )
 
 

@@ -2,29 +2,11 @@ r"""Randomized smoothing of bits: the worst case over all classifiers.
 
 `"Efficient Robustness Certificates for Discrete Data"
 <https://arxiv.org/abs/2008.12952>`_ (Bojchevski, Klicpera and Günnemann
-2020), in float64 by sums of positive terms alone.
-
-Noise flips every bit of an input :math:`x` by itself: a 0 becomes 1 with
-probability :math:`p_+`, a 1 becomes 0 with :math:`p_-`. Let :math:`\tilde x`
-differ from :math:`x` in :math:`r_a` bits that are set and :math:`r_d` that
-are deleted, and let :math:`q` count, in a sample, those of the :math:`r_a`
-that are 1 and those of the :math:`r_d` that are 0. Then
-
-.. math::
-    q \sim \mathrm{Bin}(r_a, p_+) + \mathrm{Bin}(r_d, p_-)
-    \text{ under } x, \qquad
-    q \sim \mathrm{Bin}(r_a, 1 - p_-) + \mathrm{Bin}(r_d, 1 - p_+)
-    \text{ under } \tilde x,
-
-and the likelihood ratio is a falling function of :math:`q`,
-
-.. math::
-    \log \frac{P_x(z)}{P_{\tilde x}(z)} = (r_a - q) u + (q - r_d) w, \qquad
-    u = \log \frac{1 - p_+}{p_-}, \quad w = \log \frac{p_+}{1 - p_-}.
-
-By the lemma of Neyman and Pearson, the classifier that does worst under
-:math:`\tilde x` fills these :math:`r_a + r_d + 1` regions in the order of the
-ratio.
+2020), in float64 by sums of positive terms alone. Noise flips every bit of an
+input :math:`x` by itself; an input with :math:`r_a` bits added and :math:`r_d`
+deleted has :math:`r_a + r_d + 1` regions of equal likelihood ratio, which the
+worst classifier fills in their order (Neyman and Pearson); docs/theory has the
+formulas.
 """
 
 import math
@@ -47,6 +29,16 @@ from pyg_trust._checks import (
     check_tensor,
     validated,
 )
+
+__all__ = [
+    'FlipRegions',
+    'certified',
+    'flip_regions',
+    'joint_regions',
+    'min_probability',
+    'regions_at',
+    'worst_case_probability',
+]
 
 # A bound of the rounding error of the difference of two worst cases.
 _ROUNDING = 1e-12
@@ -294,16 +286,6 @@ def _probabilities(name: str, p: Tensor) -> np.ndarray:
     return values
 
 
-def _min_probability(clean: np.ndarray, perturbed: np.ndarray) -> float:
-    gained = np.cumsum(perturbed)
-    at = int(np.searchsorted(gained, 0.5, side='right'))
-    if at == clean.size or clean[at] == 0:
-        return math.inf
-    before = gained[at - 1] if at > 0 else 0.0
-    share = max(0.5 - before, 0.0) / perturbed[at]
-    return float(clean[:at].sum() + share * clean[at])
-
-
 @validated
 def min_probability(regions: FlipRegions) -> float:
     r"""Return the :math:`p` with :math:`\rho(p) = 1/2`, infinite if none.
@@ -315,49 +297,14 @@ def min_probability(regions: FlipRegions) -> float:
         >>> round(min_probability(flip_regions(1, 0, 0.01, 0.6)), 12)
         0.825
     """
-    return _min_probability(regions.clean.numpy(), regions.perturbed.numpy())
-
-
-def min_probability_table(
-    additions: int, deletions: int, p_plus: float, p_minus: float
-) -> Tensor:
-    """Compute :func:`min_probability` at every radius of a box.
-
-    One table serves all nodes: the certified nodes at a radius then take a
-    comparison.
-
-    Args:
-        additions (int): the largest number of additions.
-        deletions (int): that of deletions.
-        p_plus (float): as in :func:`flip_regions`.
-        p_minus (float): as in :func:`flip_regions`.
-
-    Returns:
-        Tensor: float64, ``[additions + 1, deletions + 1]``.
-
-    Example:
-        >>> min_probability_table(0, 2, 0.0, 0.5)
-        tensor([[0.5000, 0.7500, 0.8750]], dtype=torch.float64)
-    """
-    plus, minus = _check_flips(additions, deletions, p_plus, p_minus)
-    table = np.full((additions + 1, deletions + 1), math.inf)
-    table[0, 0] = 0.5
-    if plus == minus == 0:
-        return torch.from_numpy(table)
-    # Rows of the convolutions, one factor at a time.
-    steps = [np.array([1 - plus, plus]), np.array([1 - minus, minus])]
-    clean_a, perturbed_a = np.ones(1), np.ones(1)
-    for a in range(additions + 1):
-        clean, perturbed = clean_a, perturbed_a
-        for d in range(deletions + 1):
-            table[a, d] = _min_probability(clean, perturbed)
-            if table[a, d] == math.inf:
-                break  # and so at every larger radius
-            clean = np.convolve(clean, steps[1])
-            perturbed = np.convolve(perturbed, steps[0][::-1])
-        clean_a = np.convolve(clean_a, steps[0])
-        perturbed_a = np.convolve(perturbed_a, steps[1][::-1])
-    return torch.from_numpy(table)
+    clean, perturbed = regions.clean.numpy(), regions.perturbed.numpy()
+    gained = np.cumsum(perturbed)
+    at = int(np.searchsorted(gained, 0.5, side='right'))
+    if at == clean.size or clean[at] == 0:
+        return math.inf
+    before = gained[at - 1] if at > 0 else 0.0
+    share = max(0.5 - before, 0.0) / perturbed[at]
+    return float(clean[:at].sum() + share * clean[at])
 
 
 @validated

@@ -1,4 +1,4 @@
-r"""Certificates of votes: bounds on changed votes, and group privacy.
+r"""Certificates of votes: bounds on changed votes.
 
 Every view of an input votes, and a change of :math:`k` elements reaches at
 most :math:`k` views (`Levine and Feizi 2021
@@ -9,25 +9,28 @@ and tight: some :math:`M + 1` votes do change the class, or tie.
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from pyg_trust._checks import (
     Count,
-    Natural,
     NotNegative,
-    Share,
     check_choice,
     check_integer,
-    check_non_negative,
     check_range,
     check_tensor,
     validated,
 )
+
+__all__ = [
+    'CertifiedVotes',
+    'CollectiveVotes',
+    'certified_mean',
+    'certified_votes',
+    'collective_votes',
+]
 
 TIES = ('any', 'first')
 #: How far logits may move with the batch, relative to how far apart they are.
@@ -311,8 +314,8 @@ def collective_votes(
         return int(_leads(counts, left, len(chosen)).sum())
 
     if math.comb(views, corrupted) <= max_sets:
-        sets: Iterator = itertools.combinations(range(views), corrupted)
-        worst = min(stay(chosen) for chosen in sets)
+        sets = itertools.combinations(range(views), corrupted)
+        worst = min(map(stay, sets))
         return CollectiveVotes(worst, worst, True)
     chosen: tuple[int, ...] = ()
     for _ in range(corrupted):
@@ -322,76 +325,3 @@ def collective_votes(
     return CollectiveVotes(
         int((alone.radius >= corrupted).sum()), stay(chosen), False
     )
-
-
-@validated
-def group_probability_bound(
-    p: Share,
-    rows: Natural,
-    epsilon: float | Sequence[float],
-    delta: float | Sequence[float] = 0.0,
-) -> float:
-    r"""Bound a class's probability from below after rows are replaced.
-
-    For training that is :math:`(\epsilon, \delta)`-private when one row of
-    features is replaced, and a class that it gives with probability
-    :math:`p` (`Ma, Zhu and Hsu 2019 <https://arxiv.org/abs/1903.09860>`_):
-
-    .. math::
-        p' \ge \max\left( e^{-k \epsilon} (p - \delta_k),\;
-        1 - e^{k \epsilon} (1 - p) - \delta_k \right), \qquad
-        \delta_k = \delta \frac{e^{k \epsilon} - 1}{e^{\epsilon} - 1}
-
-    A class stays the likeliest where that is above 1/2. For :math:`p` take
-    the lower bound of :func:`clopper_pearson` over independent private
-    trainings, the class chosen on others. The promise is of use for
-    :math:`k \epsilon` up to about 2: at :math:`\epsilon = 8` it takes
-    :math:`p > 0.9998`, some 27,000 trainings. It covers replaced rows of
-    training nodes alone, neither edges nor what is fed in at inference, and
-    releasing :math:`m` models costs :math:`m` times the budget.
-
-    Args:
-        p (float): :math:`p`, in [0, 1].
-        rows (int): :math:`k`, how many rows are replaced.
-        epsilon (float or list[float]): :math:`\epsilon`, or several points of
-            the same curve, of which the best is taken.
-        delta (float or list[float]): :math:`\delta`, as many.
-            (default: :obj:`0.0`)
-
-    Returns:
-        float: the bound, at least 0.
-
-    Raises:
-        ValueError: if something is out of range, or the lists differ in
-            length.
-
-    Example:
-        >>> round(group_probability_bound(0.9, 1, 0.1), 6)
-        0.889483
-    """
-    curve: list[list[float]] = []
-    for name, value in (('epsilon', epsilon), ('delta', delta)):
-        given: Any = value if isinstance(value, list | tuple) else [value]
-        curve.append([check_non_negative(name, point) for point in given])
-    if len(curve[0]) != len(curve[1]) or not curve[0]:
-        raise ValueError(
-            "'epsilon' and 'delta' need to have the same length "
-            f'(got {len(curve[0])} and {len(curve[1])})'
-        )
-    if max(curve[1]) > 1:
-        raise ValueError(f"'delta' needs to be at most 1 (got {delta})")
-    if rows == 0:
-        return float(p)
-    best = 0.0
-    for eps, one in zip(*curve, strict=True):
-        total = rows * eps
-        if total > 700:
-            continue
-        share = rows if eps == 0 else np.expm1(total) / np.expm1(eps)
-        lost = one * share
-        best = max(
-            best,
-            math.exp(-total) * (p - lost),
-            1 - math.exp(total) * (1 - p) - lost,
-        )
-    return float(best)

@@ -14,13 +14,13 @@ from .accounting import group_wor_profile as group_wor_profile
 from .accounting import rdp_group_wor as rdp_group_wor
 from .accounting import wor_epsilon as wor_epsilon
 from .aggregation import PrivateNodeClassifier as PrivateNodeClassifier
-from .codes import UnitGradients as UnitGradients
-from .codes import unit_gradients as unit_gradients
 from .coverage import CoverageReport as CoverageReport
 from .engine import PrivacyEngine as PrivacyEngine
 from .gaussian import gaussian_epsilon as gaussian_epsilon
 from .gaussian import gaussian_mu as gaussian_mu
 from .gaussian import gaussian_mu_for as gaussian_mu_for
+from .gradients import UnitGradients as UnitGradients
+from .gradients import unit_gradients as unit_gradients
 from .items import ItemReport as ItemReport
 from .items import PrivateItemCounts as PrivateItemCounts
 from .links import LinkReport as LinkReport

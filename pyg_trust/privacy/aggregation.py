@@ -215,7 +215,7 @@ class PrivateNodeClassifier(PrivateFit):
         start_is_public: bool = False,
     ) -> None:
         self.relation = make_relation(relation, form, directed, max_degree)
-        made = (0.0, 1.0, 0.0)
+        made: tuple[float, ...] = (0.0, 1.0, 0.0)
         if relation != 'edge':
             made = check_shares(shares, _SHARES, 'encoder, sums and head')
         elif shares is not None:

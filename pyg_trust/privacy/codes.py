@@ -28,13 +28,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from pyg_trust import ops
-from pyg_trust._checks import check_number
-from pyg_trust.privacy.bounds import Sizes
-from pyg_trust.privacy.clipping import opened
-from pyg_trust.privacy.exact import clip
 from pyg_trust.privacy.owners import KAPPA, Owners, known
 from pyg_trust.privacy.recorder import (
     Gathered,
@@ -44,7 +39,12 @@ from pyg_trust.privacy.recorder import (
 )
 from pyg_trust.privacy.rules import Mixing, Unseen, apply_rule
 
+__all__ = ['Attributed', 'Attributor']
+
 T = TypeVar('T')
+Inputs = Sequence[tuple[Tensor, Tensor | None]]
+#: The owners of the rows of each use, and their dimension.
+Found = list[tuple[Tensor, int] | None]
 
 
 class Attributor:
@@ -64,7 +64,7 @@ class Attributor:
         self._given: list[Tensor] = []
         self._num_units = 0
         # By the noted calls that were verified, the names of their owners.
-        self._plans: dict[Any, list[tuple[Any, int] | None]] = {}
+        self._plans: dict[Any, list[Any]] = {}
 
     def parameters(self) -> dict[str, Tensor]:
         """Return the trained parameters, by name."""
@@ -82,8 +82,7 @@ class Attributor:
                 whatever rows there may be.
             num_units (int): how many units there are.
         """
-        device = given[0].device
-        units = torch.arange(num_units, device=device)
+        units = torch.arange(num_units, device=given[0].device)
         self._given, self._num_units = [*given, units], num_units
         sizes = {len(u) for u in self._given}
         recorder = Recorder(
@@ -100,7 +99,7 @@ class Attributor:
         out: Tensor,
         grad: Tensor,
         owner: Tensor,
-        inputs: Sequence[tuple[Tensor, Tensor | None]] = (),
+        inputs: Inputs = (),
         verify: bool = True,
     ) -> 'Attributed':
         """Attribute gradients of the recorded call to units.
@@ -122,121 +121,116 @@ class Attributor:
         recorder = self._recorder
         if recorder is None:
             raise RuntimeError('run the model first')
-        scale, inverse = _scales(grad, owner, self._num_units)
-        shape = -1, *[1] * (out.dim() - 1)
-        first = grad * scale.to(grad)[owner].view(shape)
+        count = self._num_units
+        scale, inverse = _scales(grad, owner, count)
+        first = grad * _rows(scale.to(grad)[owner], out)
         first = first.nan_to_num(0.0, 0.0, 0.0)
-        edges: list[Any] = [use.edge for use in recorder.uses]
-        signals = self._back(out, edges + [x for x, _ in inputs], first)
-        made = Gathered(recorder, self._num_units)
+        ends: list[Any] = [use.edge for use in recorder.uses]
+        ends += [x for x, _ in inputs]
+        signals = self._back(out, ends, first)
+        wrong = ~grad.detach().isfinite().flatten(1).all(1)
+        broken = torch.zeros(count, dtype=torch.bool, device=grad.device)
+        broken[owner[wrong]] = True
+        made = Gathered(recorder, count)
         key = tuple((use.name, use.where) for use in recorder.uses)
-        broken = ~_finite(grad, owner, self._num_units)
-        rows = signals[: len(edges)]
-        plan = None if verify else self._planned(key, rows)
-        if plan is not None:
-            for use, b, found in zip(recorder.uses, rows, plan, strict=True):
-                if found is not None:
-                    assert b is not None
-                    apply_rule(made, use, b, *found)
-            return Attributed(made, inverse, broken)
-        return self._verified(
-            *(out, first, owner, inputs, signals, made, key),
-            *(inverse, broken),
-        )
+        found = None if verify else self._planned(key, signals)
+        if found is None:
+            owners, refs, found, names = self._verified(
+                out, first, owner, inputs, ends, signals
+            )
+            broken |= owners.broken
+        for use, b, whose in zip(recorder.uses, signals, found, strict=False):
+            if whose is not None:
+                apply_rule(made, use, b, *whose)
+        self.foreign |= recorder.foreign
+        if verify or key not in self._plans:
+            if not bool(broken.any()):
+                self._freivalds(out, first, made, refs, owners)
+            self._plans[key] = names
+        return Attributed(made, inverse, broken)
+
+    def _back(self, out: Tensor, ends: list[Any], grad: Tensor) -> list[Any]:
+        # Signals; gradients of parameters are not computed.
+        if not ends:
+            return []
+        stops = set()
+        if self.exact:
+            assert self._recorder is not None
+            for each in self._recorder.known.values():
+                if each.leaves:
+                    stops.add(get_gradient_edge(each.tensor).node)
+        with ops.without_gradients(stops):
+            return _grad(out, ends, grad)
 
     def _verified(
         self,
         out: Tensor,
         first: Tensor,
         owner: Tensor,
-        inputs: Sequence[tuple[Tensor, Tensor | None]],
+        inputs: Inputs,
+        ends: list[Any],
         signals: list[Any],
-        made: Gathered,
-        key: Any,
-        inverse: Tensor,
-        broken: Tensor,
-    ) -> 'Attributed':
-        recorder = made.recorder
-        device, count = out.device, self._num_units
-        code = _codes(count).to(device)
-        shape = -1, *[1] * (out.dim() - 1)
-        second = first * code.to(first)[owner].view(shape)
-        params = list(recorder.params.values())
-        bases = [known.tensor for known in recorder.derived]
-        edges: list[Any] = [use.edge for use in recorder.uses]
-        edges += [x for x, _ in inputs]
-        coded = torch.autograd.grad(
-            out,
-            [*edges, *params, *bases],
-            second,
-            retain_graph=True,
-            allow_unused=True,
-        )
-        refs = list(coded[len(edges) :])
+    ) -> tuple[Owners, list[Any], Found, list[Any]]:
+        # The owners of all rows by a second pass, the gradients of parameters
+        # in it, and the names of the owners.
+        recorder = self._recorder
+        assert recorder is not None
+        code = _codes(self._num_units).to(out.device)
+        second = first * _rows(code.to(first)[owner], out)
+        whole = [
+            *recorder.params.values(),
+            *(d.tensor for d in recorder.derived),
+        ]
+        coded = _grad(out, [*ends, *whole], second)
 
         def third() -> list[Any]:
-            again = self._back(out, edges, first * KAPPA)
+            again = self._back(out, ends, first * KAPPA)
             return list(zip(signals, again, strict=True))
 
         owners = Owners(
             *(code, self._given, recorder.edges, first.dtype, third)
         )
-        rows = first.double().flatten(1).square().sum(1).sqrt()
-        owners.see(owner, rows)
-        plan: list[tuple[Any, int] | None] = [None] * len(recorder.uses)
+        owners.see(owner, first.double().flatten(1).square().sum(1).sqrt())
+        found: Found = [None] * len(recorder.uses)
+        names: list[Any] = [None] * len(recorder.uses)
         for i in reversed(range(len(recorder.uses))):
             use, b = recorder.uses[i], signals[i]
             if b is None or not b.numel():
                 continue
-            found = owners.find(i, b, coded[i]) if b.dim() else (1, 1)
-            if len(found) == 2:
-                raise Mixing(_mixing(f"'{use.where}'", use.name, found))
-            u, d, name = found
-            plan[i] = name if name is None else (name, d)
-            if name is None:
-                plan[i] = 'decoded', d
-                if self.exact:
-                    recorder.foreign.add(f'{use.name} (owners decoded)')
-            apply_rule(made, use, b, u, d)
-        for k, (_x, whose) in enumerate(inputs):
-            i = len(recorder.uses) + k
+            whose = owners.find(i, b, coded[i]) if b.dim() else (1, 1)
+            if len(whose) == 2:
+                raise Mixing(_mixing(f"'{use.where}'", use.name, whose))
+            found[i], names[i] = whose[:2], (whose[2], whose[1])
+            if whose[2] is None and self.exact:
+                recorder.foreign.add(f'{use.name} (owners decoded)')
+        for i, (_, own) in enumerate(inputs, len(recorder.uses)):
             if signals[i] is None:
                 continue
-            if whose is None:
-                found = owners.find(i, signals[i], coded[i])
-                found = found if len(found) == 2 else (0, 1)
+            lost: tuple[Any, ...]
+            if own is not None:
+                lost = owners.check(i, own, signals[i], coded[i])
             else:
-                found = owners.check(i, whose, signals[i], coded[i])
-            if found[0]:
-                raise Mixing(_mixing('the model', 'its inputs', found))
-        self.foreign |= recorder.foreign
-        broken = broken | owners.broken
-        found_all = Attributed(made, inverse, broken)
-        found_all.decoded, found_all.dropped = owners.decoded, owners.dropped
-        found_all.thirds, found_all.verified = owners.thirds, True
-        if not bool(broken.any()):
-            self._freivalds(out, first, made, refs, code, owners)
-        self._plans[key] = plan
-        return found_all
+                lost = owners.find(i, signals[i], coded[i])
+            if len(lost) == 2 and lost[0]:
+                raise Mixing(_mixing('the model', 'its inputs', lost))
+        return owners, coded[len(ends) :], found, names
 
-    def _planned(
-        self, key: Any, signals: list[Any]
-    ) -> list[tuple[Tensor, int] | None] | None:
+    def _planned(self, key: Any, signals: list[Any]) -> Found | None:
         # The owners that were verified for the same calls; None if they have
         # to be verified again.
-        plan, recorder = self._plans.get(key), self._recorder
-        assert recorder is not None
-        if plan is None:
+        names, recorder = self._plans.get(key), self._recorder
+        if names is None:
             return None
-        out: list[tuple[Tensor, int] | None] = []
+        assert recorder is not None
+        out: Found = []
         same: dict[Any, Tensor | None] = {}
-        for b, found in zip(signals, plan, strict=True):
+        for b, plan in zip(signals, names, strict=False):
             if b is None or not b.numel():
                 out.append(None)
                 continue
-            if found is None or found[0] == 'decoded':
+            if plan is None or plan[0] is None:
                 return None
-            name, d = found
+            name, d = plan
             n = b.shape[d] if b.dim() > d else -1
             if (name, n) not in same:
                 same[name, n] = known(n, name, self._given, recorder.edges)
@@ -246,73 +240,41 @@ class Attributor:
             out.append((mine, d))
         return out
 
-    def _back(self, out: Tensor, edges: list[Any], grad: Tensor) -> list[Any]:
-        # Signals; gradients of parameters are not computed.
-        if not edges:
-            return []
-        stops = set()
-        if self.exact:
-            assert self._recorder is not None
-            for known in self._recorder.known.values():
-                if known.leaves:
-                    stops.add(get_gradient_edge(known.tensor).node)
-        with ops.without_gradients(stops):
-            return list(
-                torch.autograd.grad(
-                    *(out, edges, grad), retain_graph=True, allow_unused=True
-                )
-            )
-
     def _freivalds(
         self,
         out: Tensor,
         first: Tensor,
         made: Gathered,
         refs: list[Any],
-        code: Tensor,
         owners: Owners,
     ) -> None:
         # Compare random products with those of autograd's own gradients.
         recorder = made.recorder
-        params = list(recorder.params.values())
-        whole = [*params, *(known.tensor for known in recorder.derived)]
+        whole = [*made.params, *(each.tensor for each in recorder.derived)]
         direct = dict(zip(map(id, whole), refs, strict=True))
         used = {id(base.base): base for base in made.bases()}
         # What came by way of a tensor that has uses of its own is its own.
-        for k in reversed(range(len(recorder.derived))):
-            known = recorder.derived[k]
-            ref = direct[id(known.tensor)]
-            own = id(known.tensor) in used
-            if not own:
+        for k in reversed(range(len(made.params), len(whole))):
+            t, ref = whole[k], direct[id(whole[k])]
+            if ref is None or id(t) not in used:
                 continue
-            if ref is None:
-                continue
-            before = [
-                *params,
-                *(each.tensor for each in recorder.derived[:k]),
-            ]
-            pulled = torch.autograd.grad(
-                *(known.tensor, before, ref),
-                retain_graph=True,
-                allow_unused=True,
-            )
-            for t, g in zip(before, pulled, strict=True):
-                if g is not None and direct[id(t)] is not None:
-                    direct[id(t)] = direct[id(t)] - g
-        largest = float(owners.scale.norm())
-        tolerance = owners.tolerance
+            for each, g in zip(
+                whole[:k], _grad(t, whole[:k], ref), strict=True
+            ):
+                if g is not None and direct[id(each)] is not None:
+                    direct[id(each)] = direct[id(each)] - g
+        largest, tolerance = float(owners.scale.norm()), owners.tolerance
         for t in whole:
-            base = used.get(id(t))
+            base, ref = used.get(id(t)), direct[id(t)]
             if base is None and id(t) not in made.names:
                 continue
             z = _probe(t)
-            total, size = 0.0, 0.0
+            total, size, want = 0.0, 0.0, 0.0
             if base is not None:
-                total, size = made.probed(base, z, code)
-            ref = direct[id(t)]
-            want = 0.0
+                total, size = made.probed(base, z, owners.code)
             if ref is not None:
-                want = float((ref.double() * _dense(z, t).double()).sum())
+                dense = torch.outer(*z) if isinstance(z, tuple) else z
+                want = float((ref.double() * dense.double()).sum())
             if not math.isfinite(want):
                 # Of an input that is not finite, whose unit adds nothing.
                 continue
@@ -321,27 +283,18 @@ class Attributor:
             least = tolerance.unit * largest * math.sqrt(t.numel())
             if off <= tolerance.sums * size + least:
                 continue
-            if self._is_rounding(out, first, t, off, size):
+            # Rounding shows in a pass with one constant for all.
+            h, h3 = (_grad(out, [t], first * by)[0] for by in (1, KAPPA))
+            if h is not None and (
+                off <= 100 * float((h3 - KAPPA * h).norm()) + size * 1e-6
+            ):
                 continue
             names = [made.names[id(p)] for p in made.params_of(t)]
             raise Unseen(
-                f"'{', '.join(names)}' is used where its gradient by units is "
-                'not seen (in a function with a backward pass of its own, or '
-                'behind a hook): write it with functions of torch'
+                f"'{', '.join(names)}' is used where its gradient by "
+                'subgraphs is not seen (in a function with a backward pass of '
+                'its own, or behind a hook): write it with functions of torch'
             )
-
-    def _is_rounding(
-        self, out: Tensor, first: Tensor, t: Tensor, off: float, size: float
-    ) -> bool:
-        h, h3 = (
-            torch.autograd.grad(
-                *(out, t, first * factor), retain_graph=True, allow_unused=True
-            )[0]
-            for factor in (1, KAPPA)
-        )
-        if h is None:
-            return False
-        return off <= 100 * float((h3 - KAPPA * h).norm()) + size * 1e-6
 
 
 class Attributed:
@@ -357,31 +310,57 @@ class Attributed:
         self, made: Gathered, inverse: Tensor, broken: Tensor
     ) -> None:
         self.made, self.inverse, self.broken = made, inverse, broken
-        #: Calls whose owners were decoded, rows that were left out, and
-        #: comparisons with the third pass.
-        self.decoded = self.dropped = self.thirds = 0
-        #: Whether the gradient was sent back twice.
-        self.verified = False
 
 
-def _mixing(where: str, what: str, rows: tuple[int, int]) -> str:
-    return (
-        'the model needs to treat subgraphs apart, but rows of several '
-        f'subgraphs meet behind {what} in {where} ({rows[0]} of {rows[1]} '
-        'rows): look '
-        'for normalisation, pooling or attention over the whole batch (most '
-        "norms and pools of PyG treat subgraphs apart if given 'batch')"
+def _grad(out: Tensor, ends: Sequence[Any], grad: Tensor) -> list[Any]:
+    return list(
+        torch.autograd.grad(
+            *(out, ends, grad), retain_graph=True, allow_unused=True
+        )
     )
 
 
-def _codes(count: int) -> Tensor:
-    # A permutation of a grid, with jitter; from torch's own generator would
-    # be no secret, and nothing rests on more than that nobody foresaw it.
+def _rows(values: Tensor, like: Tensor) -> Tensor:
+    # A number for each row.
+    return values.view(-1, *[1] * (like.dim() - 1))
+
+
+def _mixing(where: str, what: str, rows: Any) -> str:
+    return (
+        'the model needs to treat subgraphs apart, but rows of several '
+        f'subgraphs meet behind {what} in {where} ({rows[0]} of {rows[1]} '
+        'rows): look for normalisation, pooling or attention over the whole '
+        'batch (most norms and pools of PyG treat subgraphs apart if given '
+        "'batch'). Rounding of very large features shows in the same way: try "
+        'it in float64'
+    )
+
+
+def _generator() -> torch.Generator:
+    # Nothing rests on more than that nobody foresaw its numbers; torch's own
+    # is the user's.
     generator = torch.Generator()
     generator.seed()
+    return generator
+
+
+def _codes(count: int) -> Tensor:
+    # A permutation of a grid, with jitter.
+    generator = _generator()
     order = torch.randperm(count, generator=generator)
     jitter = torch.rand(count, dtype=torch.float64, generator=generator) / 2
     return 1 + (order + jitter) / max(count, 1)
+
+
+def _probe(t: Tensor) -> Any:
+    # Random numbers, of a matrix the outer product of two vectors.
+    generator = _generator()
+    sizes = [(n,) for n in t.shape] if t.dim() == 2 else [tuple(t.shape)]
+    made = [
+        torch.randn(size, dtype=t.dtype, generator=generator).to(t)
+        for size in sizes
+    ]
+    return tuple(made) if t.dim() == 2 else made[0]
 
 
 def _scales(grad: Tensor, owner: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -396,192 +375,3 @@ def _scales(grad: Tensor, owner: Tensor, count: int) -> tuple[Tensor, Tensor]:
     one = torch.ones_like(most)
     scale = torch.where(live, torch.ldexp(one, -power), 0.0)
     return scale, torch.where(live, torch.ldexp(one, power), 0.0)
-
-
-def _finite(grad: Tensor, owner: Tensor, count: int) -> Tensor:
-    wrong = ~grad.detach().isfinite().flatten(1).all(1)
-    out = torch.ones(count, dtype=torch.bool, device=grad.device)
-    out[owner[wrong]] = False
-    return out
-
-
-def _probe(t: Tensor) -> Any:
-    # Like the codes, and so that torch's generator is the user's alone.
-    generator = torch.Generator()
-    generator.seed()
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(shape, dtype=t.dtype, generator=generator).to(t)
-
-    if t.dim() == 2:
-        return tuple(draw(n) for n in t.shape)
-    return draw(*t.shape)
-
-
-def _dense(z: Any, t: Tensor) -> Tensor:
-    return torch.outer(*z) if isinstance(z, tuple) else z
-
-
-class UnitGradients:
-    """Gradients of units, as :func:`unit_gradients` returns them.
-
-    Args:
-        found (Attributed): the rows that parameters got.
-        params (dict[str, Tensor]): the trained parameters, by name.
-    """
-
-    def __init__(self, found: Attributed, params: dict[str, Tensor]) -> None:
-        self._params = params
-        with torch.no_grad():
-            self._book, sizes = opened(found)
-        self._sizes = sizes
-        #: Norms over all parameters, float64, ``[num_units]``; infinite where
-        #: a gradient is not finite.
-        self.norms = sizes.norms
-
-    def __repr__(self) -> str:
-        return f'{type(self).__name__}(num_units={len(self.norms)})'
-
-    def clipped_sum(self, max_grad_norm: float) -> dict[str, Tensor]:
-        """Sum the gradients, each scaled to at most a norm.
-
-        Args:
-            max_grad_norm (float): :math:`C`; infinity to clip nothing.
-
-        Returns:
-            dict[str, Tensor]: the sum for each parameter, by its name. A unit
-            whose gradient is not finite adds nothing.
-
-        Raises:
-            ValueError: if the norm is not positive.
-        """
-        max_grad_norm = check_number('max_grad_norm', max_grad_norm)
-        if not max_grad_norm > 0:
-            raise ValueError(
-                f"'max_grad_norm' needs to be positive (got {max_grad_norm})"
-            )
-        norms = self.norms.clamp_min(1e-300)
-        factors = (max_grad_norm / norms).clamp(max=1)
-        factors = torch.where(norms.isfinite(), factors, 0.0)
-        # A grid on which no gradient, so scaled, is cut any further.
-        own = self._sizes
-        clipped = Sizes(
-            *(own.norms * factors, own.n * factors, own.tau * factors),
-            *(own.kappa, own.weight * factors),
-        )
-        norm = clipped.enough()
-        with torch.no_grad():
-            found = self._book.sums(factors, norm)
-        grid = clip.grid(norm)
-        return {
-            name: (found[name].double() * grid).to(p.dtype)
-            for name, p in self._params.items()
-        }
-
-
-def unit_gradients(
-    model: nn.Module,
-    args: Sequence[Any],
-    *,
-    owner: Tensor,
-    grad: Tensor | Callable[[Tensor], Tensor],
-    kwargs: dict[str, Any] | None = None,
-    num_units: int | None = None,
-) -> UnitGradients:
-    r"""Compute the gradient of each unit of a batch, for any PyG model.
-
-    A unit is a graph of the batch, a subgraph or a person: whatever no edge
-    leaves. The model runs once, as it is; units that it mixes are found.
-
-    .. code-block:: python
-
-        out = model(batch.x, batch.edge_index)
-        loss = F.cross_entropy(out, batch.y, reduction='sum')
-        (grad,) = torch.autograd.grad(loss, out)
-        found = unit_gradients(
-            model, (batch.x, batch.edge_index), owner=batch.batch, grad=grad
-        )
-        found.norms, found.clipped_sum(1.0)
-
-    Args:
-        model (torch.nn.Module): the model, in the mode that it is in.
-        args (sequence): the positional arguments of its call.
-        owner (Tensor): int64, the unit of each row of the output.
-        grad (Tensor or callable): the gradient of the loss by the output, or
-            a function that maps the output to it (for models that draw random
-            numbers, as dropout does).
-        kwargs (dict, optional): the named arguments of the call.
-            (default: :obj:`None`)
-        num_units (int, optional): how many units there are; by default one
-            more than the largest in :obj:`owner`. (default: :obj:`None`)
-
-    Returns:
-        UnitGradients: has ``.norms``, ``[num_units]``, and
-        ``.clipped_sum(max_grad_norm)``, by the names of parameters.
-
-    Raises:
-        ValueError: if the model mixes units (with the module and function
-            behind which their rows meet), or uses a parameter where its
-            gradient by units is not seen.
-    """
-    count = _check_owner(owner, num_units)
-    kwargs = kwargs or {}
-    leaves, spec = tree_flatten((tuple(args), kwargs))
-    given = [owner]
-    for value in leaves:
-        if not isinstance(value, Tensor) or value.dtype != torch.int64:
-            continue
-        inside = value.numel() and int(value.min()) >= 0
-        if value.dim() == 1 and inside and int(value.max()) < count:
-            given.append(value)
-    sizes = {len(u) for u in given}
-    fresh = [
-        value.detach().requires_grad_()
-        if isinstance(value, Tensor)
-        and value.is_floating_point()
-        and value.layout == torch.strided
-        and value.dim()
-        and value.size(0) in sizes
-        else value
-        for value in leaves
-    ]
-    inputs = [
-        (a, None) for a, b in zip(fresh, leaves, strict=True) if a is not b
-    ]
-    own_args, own_kwargs = tree_unflatten(fresh, spec)
-    made = Attributor(model)
-    with torch.enable_grad():
-        out = made.run(lambda: model(*own_args, **own_kwargs), given, count)
-    if not isinstance(out, Tensor) or not out.requires_grad:
-        raise ValueError(
-            "'model' needs to return one tensor that depends on its "
-            f'parameters (got a {type(out).__name__})'
-        )
-    grad = grad if isinstance(grad, Tensor) else grad(out)
-    if grad.shape != out.shape or len(owner) != out.size(0):
-        raise ValueError(
-            "'grad' needs to have the shape of the output, and 'owner' a unit "
-            f'for each of its rows (got {list(grad.shape)} and {len(owner)} '
-            f'for an output of {list(out.shape)})'
-        )
-    found = made.attribute(out, grad.detach(), owner, inputs)
-    return UnitGradients(found, made.parameters())
-
-
-def _check_owner(owner: Any, num_units: int | None) -> int:
-    if not isinstance(owner, Tensor) or owner.dtype != torch.int64:
-        kind = owner.dtype if isinstance(owner, Tensor) else type(owner)
-        raise TypeError(f"'owner' needs to be an int64 tensor (got {kind})")
-    if owner.dim() != 1 or not owner.numel():
-        raise ValueError(
-            "'owner' needs the unit of each row of the output (got the shape "
-            f'{list(owner.shape)})'
-        )
-    low, high = int(owner.min()), int(owner.max())
-    count = high + 1 if num_units is None else num_units
-    if low < 0 or high >= count:
-        raise ValueError(
-            f"'owner' needs to be in [0, {count}) (got units from {low} to "
-            f'{high})'
-        )
-    return count

@@ -160,7 +160,7 @@ def estimated_norm(
     public: bool,
     insist: bool,
     forward: Forward | None,
-    progress_bar: bool | None,
+    progress_bar: bool | None = None,
 ) -> float:
     """Estimate a norm: :meth:`PrivacyEngine.estimate_max_grad_norm`."""
     if (epsilon is not None) + public + insist != 1:

@@ -1,4 +1,4 @@
-"""Whose each row of a signal is, told by a code for each unit."""
+"""Whose each row of a signal is, found by a code for each unit."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+__all__ = ['KAPPA', 'Owners', 'known']
+
 
 class Tolerance(NamedTuple):
     """How far numbers of a type may be off by rounding alone.
 
-    Args:
-        row (float): a row from its code, over the norm of the row.
-        unit (float): a row from its code, over the largest row of its unit.
-        sums (float): the sums of the check after Freivalds, over their size.
+    A row from its code, over its norm and over the largest row of its unit;
+    the sums of the check after Freivalds, over their size.
     """
 
     row: float
@@ -52,29 +52,23 @@ class Owners:
         third: Callable[[], list[Any]],
     ) -> None:
         self.code, self.num_units = code, len(code)
-        self.order = code.argsort()
-        ordered = code[self.order]
+        self._order = code.argsort()
+        ordered = code[self._order]
         self._mids = (ordered[1:] + ordered[:-1]) / 2
         self.tolerance = TOLERANCES.get(dtype, TOLERANCES[torch.float32])
-        # The largest row of each unit, from here to the outputs.
+        #: The largest row of each unit, from here to the outputs.
         self.scale = torch.zeros_like(code)
+        #: Units with rows that are not finite.
         self.broken = torch.zeros_like(code, dtype=torch.bool)
-        self.dropped = self.decoded = self.thirds = 0
         self._third = third
         self._noise: list[Any] | None = None
-        self._made: dict[int, Tensor] = {}
+        self._drawn: dict[int, Tensor] = {}
         self._tries: dict[int, list[tuple[Any, Tensor]]] = {}
         self._given, self._edges = given, edges
 
     def see(self, u: Tensor, size: Tensor) -> None:
         """Note how large the rows of each unit are."""
         self.scale.scatter_reduce_(0, u, size, 'amax')
-
-    def tries(self, n: int) -> list[tuple[Any, Tensor]]:
-        """Return owners of so many rows that are worth a try, with names."""
-        if n not in self._tries:
-            self._tries[n] = list(tried(n, self._given, self._edges))
-        return self._tries[n]
 
     def find(
         self, i: int, b: Tensor, coded: Tensor
@@ -94,7 +88,10 @@ class Owners:
                 mask = broken.view(-1, 1)
                 m, mr = m.masked_fill(mask, 0), mr.masked_fill(mask, 0)
                 size = size.masked_fill(broken, 0)
-            for name, u in self.tries(b.shape[d]):
+            n = b.shape[d]
+            if n not in self._tries:
+                self._tries[n] = list(_tried(n, self._given, self._edges))
+            for name, u in self._tries[n]:
                 off, may = self._off(i, d, u, m, mr, size)
                 if bool((off <= may).all()):
                     self.see(u, size)
@@ -103,13 +100,11 @@ class Owners:
                         u = u.masked_fill(broken, -1)
                     return u, d, name
             ratio = (mr * m).sum(1) / m.square().sum(1).clamp_min(1e-300)
-            u = self.order[torch.searchsorted(self._mids, ratio)]
+            u = self._order[torch.searchsorted(self._mids, ratio)]
             off, may = self._off(i, d, u, m, mr, size, 0.2 / self.num_units)
             lost = off > may
             if not bool(lost.any()):
                 self.see(u, size)
-                self.dropped += int((off > 0).sum())
-                self.decoded += 1
                 return u.masked_fill((off > 0) | (size == 0), -1), d, None
             part = int(lost.sum()), len(lost)
             if part[0] * worst[1] < worst[0] * part[1]:
@@ -132,10 +127,10 @@ class Owners:
         m, mr = (v.movedim(d, 0).reshape(n, -1) for v in (b, coded))
         k = m.shape[1]
         if k > 4:
-            if k not in self._made:
+            if k not in self._drawn:
                 drawn = torch.randn(k, 3, dtype=b.dtype, device=b.device)
-                self._made[k] = drawn / 3**0.5
-            m, mr = m @ self._made[k], mr @ self._made[k]
+                self._drawn[k] = drawn / 3**0.5
+            m, mr = m @ self._drawn[k], mr @ self._drawn[k]
         m, mr = m.double(), mr.double()
         return m, mr, m.square().sum(1).sqrt()
 
@@ -158,7 +153,6 @@ class Owners:
         if lost and 8 * lost < len(off):
             if self._noise is None:
                 self._noise = self._third()
-            self.thirds += 1
             one, other = self._noise[i]
             p, p3, _ = self._projected(one, other, d)
             by = (p3 - KAPPA * p).square().sum(1).sqrt()
@@ -168,17 +162,11 @@ class Owners:
         return off, may
 
 
-def tried(
+def _tried(
     n: int, given: Sequence[Tensor], edges: Sequence[Tensor]
 ) -> Iterator[tuple[Any, Tensor]]:
-    """Yield owners that may be of so many rows, with names.
-
-    Args:
-        n (int): the number of rows.
-        given (sequence of Tensor): owners of nodes, units and so on.
-        edges (sequence of Tensor): int64, ``[2, num_edges]``, the indices
-            along which messages went.
-    """
+    # Owners that may be of so many rows, with names: those given, and those
+    # of the nodes to which messages went.
     for j, u in enumerate(given):
         if len(u) == n:
             yield ('given', j), u
@@ -196,10 +184,10 @@ def tried(
 def known(
     n: int, name: Any, given: Sequence[Tensor], edges: Sequence[Tensor]
 ) -> Tensor | None:
-    """Return the owners of so many rows by the name that :func:`tried` gave.
+    """Return the owners of so many rows by the name they were found with.
 
     None if there are none, or others that may be meant: owners of as many
-    rows that differ are told apart by codes alone.
+    rows that differ are distinguished by codes alone.
     """
     if name[0] == 'given':
         found = given[name[1]]

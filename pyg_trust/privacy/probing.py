@@ -145,9 +145,6 @@ def _changed(
     generator: torch.Generator,
 ) -> str:
     # Whether half of the units have other bits beside others that change.
-    half = torch.randperm(at.count, generator=generator) < at.count // 2
-    half = half.to(at.owner.device)
-
     def run(batch: Data) -> Tensor:
         torch.manual_seed(SEED)
         with torch.no_grad():
@@ -155,15 +152,19 @@ def _changed(
         return out
 
     before = run(made)
-    mine = half[at.of(before, step.by_unit)]
-    for value in (None, math.inf, math.nan):
+    rows = at.of(before, step.by_unit)
+    for value in (None, 1e30, math.inf, math.nan, None):
+        half = torch.randperm(at.count, generator=generator) < at.count // 2
+        half = half.to(at.owner.device)
         try:
             after = run(other_rows(made, generator, half[at.owner], value))
         except (ValueError, RuntimeError):
             if value is None:
                 raise
-            continue  # The model takes finite features alone.
-        if not same(before[mine], after[mine]):
+            # The model takes finite features alone.
+            value = 1e6
+            after = run(other_rows(made, generator, half[at.owner], value))
+        if not same(before[half[rows]], after[half[rows]]):
             what = '' if value is None else f' ({value})'
             return f'depends on the features{what} of another'
     return ''

@@ -24,6 +24,8 @@ from pyg_trust.privacy.clipping import (
 )
 from pyg_trust.privacy.rules import ADDS, OPEN, Unseen, opens, tensors
 
+__all__ = ['Gathered', 'Recorder', 'constants_of', 'followed']
+
 
 class Use(NamedTuple):
     """One call with parameters, and where its signal comes from."""
@@ -41,10 +43,8 @@ class Use(NamedTuple):
 class Known(NamedTuple):
     """A tensor made of parameters and constants alone.
 
-    Args:
-        tensor (Tensor): the tensor, which is kept alive.
-        base (Tensor): the tensor that it is a view of, or itself.
-        leaves (tuple): the parameters that it is made of; empty for constants.
+    It is kept alive, with the tensor that it is a view of (or itself), and the
+    parameters that it is made of; constants have none.
     """
 
     tensor: Tensor
@@ -81,11 +81,8 @@ class Recorder(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self.params, self.sizes, self.exact = params, sizes, exact
-        self.known: dict[int, Known] = {}
-        for t in constants:
-            self.known[id(t)] = Known(t, t, ())
-        for t in params.values():
-            self.known[id(t)] = Known(t, t, (t,))
+        self.known = {id(t): Known(t, t, ()) for t in constants}
+        self.known |= {id(t): Known(t, t, (t,)) for t in params.values()}
         #: Tensors made of parameters, in the order they were made in.
         self.derived: list[Known] = []
         self.uses: list[Use] = []
@@ -116,8 +113,7 @@ class Recorder(TorchFunctionMode):
             with self:
                 return OPEN[func](*args, **kwargs)
         name = getattr(func, '__name__', str(func))
-        place = _is_place(name)
-        kept = args
+        place, kept = _is_place(name), args
         if place and isinstance(args[0], Tensor):
             first = args[0].detach()
             kept = (first if name in ADDS else first.clone(), *args[1:])
@@ -125,14 +121,13 @@ class Recorder(TorchFunctionMode):
         if place and given and self._written(given):
             return out
         trained = [t for t in given if self.trained(t)]
-        if out is None:
-            if trained and name == '__setitem__' and torch.is_grad_enabled():
-                raise Unseen(
-                    f"'{self.stack[-1]}': a parameter is written into a "
-                    'tensor (x[...] = weight): use torch.where or torch.cat'
-                )
-            return out
-        self._note(func, name, kept, kwargs, out, given, trained)
+        if out is not None:
+            self._note(func, name, kept, kwargs, out, given, trained)
+        elif trained and name == '__setitem__' and torch.is_grad_enabled():
+            raise Unseen(
+                f"'{self.stack[-1]}': a parameter is written into a "
+                'tensor (x[...] = weight): use torch.where or torch.cat'
+            )
         return out
 
     def _written(self, given: list[Tensor]) -> bool:
@@ -141,10 +136,10 @@ class Recorder(TorchFunctionMode):
         found = self.known.get(id(first))
         if found is None or found.leaves:
             return False
+        trained = [t for t in rest if self.trained(t)]
         if any(id(t) not in self.known for t in rest):
             del self.known[id(first)]
-            return not any(self.trained(t) for t in rest)
-        trained = [t for t in rest if self.trained(t)]
+            return not trained
         if trained:
             found = self._derived(first, trained)._replace(base=first)
             self.known[id(first)] = found
@@ -168,11 +163,9 @@ class Recorder(TorchFunctionMode):
             if isinstance(t, Tensor) and id(t) not in known
         ]
         live = [(k, t) for k, t in made if t.requires_grad]
-        private = [
-            t
-            for t in given
-            if id(t) not in known and (t.dim() or t.requires_grad)
-        ]
+        private = any(
+            id(t) not in known and (t.dim() or t.requires_grad) for t in given
+        )
         if not live or not trained:
             for _, t in made:
                 if not private and not t.requires_grad:
@@ -182,9 +175,8 @@ class Recorder(TorchFunctionMode):
         rows = name in ('expand', 'repeat') and shape and shape[0]
         if not private and not (rows and shape[0] in self.sizes):
             for _, t in live:
-                found = self._derived(t, trained)
-                known[id(t)] = found
-                self.derived.append(found)
+                known[id(t)] = self._derived(t, trained)
+                self.derived.append(known[id(t)])
             return
         if len(live) > 1:
             raise Unseen(
@@ -218,9 +210,7 @@ class Recorder(TorchFunctionMode):
         return Known(t, base if same else t, leaves)
 
     def _compute(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if not self.exact:
-            return func(*args, **kwargs)
-        name = rowwise.name_of(func)
+        name = rowwise.name_of(func) if self.exact else None
         if name is None or (not kwargs and rowwise.is_plain(name)):
             return func(*args, **kwargs)
         out, local = rowwise.call(func, name, args, kwargs)
@@ -232,6 +222,9 @@ class Recorder(TorchFunctionMode):
 class Gathered:
     """Rows and gradients that parameters got, by unit.
 
+    Owners of rows have one unit for each, -1 for rows of nobody, or for each
+    of as many rows in a row.
+
     Args:
         recorder (Recorder): the record of the forward pass.
         num_units (int): how many units there are.
@@ -241,15 +234,11 @@ class Gathered:
         self.recorder, self.num_units = recorder, num_units
         self.params = list(recorder.params.values())
         self.names = {id(p): n for n, p in recorder.params.items()}
-        #: By the base, the clusters of uses of the same part of it.
+        # By the base, the clusters of uses of the same part of it.
         self._parts: dict[int, dict[Any, Cluster]] = {}
         self._bases: dict[int, Tensor] = {}
-        self._repeated: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
-        self._live: dict[int, tuple[Tensor, Tensor | None, Tensor]] = {}
-
-    def trained(self, t: Tensor) -> bool:
-        """Return whether a tensor is made of trained parameters alone."""
-        return self.recorder.trained(t)
+        # By owners and the number of rows, the rows of somebody and theirs.
+        self._owned: dict[tuple[int, int], Any] = {}
 
     def is_known(self, t: Tensor) -> bool:
         """Return whether a tensor is made of parameters and constants."""
@@ -264,21 +253,10 @@ class Gathered:
         for clusters in self._parts.values():
             for cluster in clusters.values():
                 cluster.join()
-        # Copies, as books write into them.
         return [
             Base(self._bases[i], [*map(replace, clusters.values())])
             for i, clusters in self._parts.items()
         ]
-
-    def repeated(self, u: Tensor, times: int) -> Tensor:
-        """Return owners of rows that were made of each row."""
-        if times == 1:
-            return u
-        key = id(u), times
-        if key not in self._repeated:
-            # The same object each time, so that it is sorted once.
-            self._repeated[key] = u, u.repeat_interleave(times)
-        return self._repeated[key][1]
 
     def linear(
         self,
@@ -293,7 +271,7 @@ class Gathered:
 
         Args:
             w (Tensor): the weight.
-            u (Tensor): int64, the unit of each row.
+            u (Tensor): int64, the owners of rows.
             grads (Tensor): the signal of each row.
             inputs (Tensor): the input of each row.
             transposed (bool): whether the weight is ``[in, out]``.
@@ -302,25 +280,16 @@ class Gathered:
                 (default: :obj:`None`)
         """
         part = w.detach() if at is None else w.detach()[at]
-        cluster = self._cluster(LINEAR, w, part.t() if transposed else part)
-        self._add(cluster, u, grads, inputs)
+        part = part.t() if transposed else part
+        self._add(LINEAR, w, part, u, grads, inputs)
 
     def rows(self, w: Tensor, u: Tensor, grads: Tensor) -> None:
         """Add rows of copies of a parameter, ``[num_rows, w.numel()]``."""
-        self._add(self._cluster(ROWS, w, w.detach()), u, grads)
+        self._add(ROWS, w, w.detach(), u, grads)
 
     def table(self, w: Tensor, u: Tensor, index: Tensor, rows: Tensor) -> None:
         """Add rows of a table that were looked up."""
-        keep = u >= 0
-        if not bool(keep.all()):
-            u, index, rows = u[keep], index[keep], rows[keep]
-        if not index.numel():
-            # An edge type may have no edge, and its table no row.
-            return
-        cluster = self._cluster(TABLE, w, w.detach())
-        cluster.owners.append(u)
-        cluster.inputs.append(index)
-        cluster.grads.append(rows)
+        self._add(TABLE, w, w.detach(), u, rows, index)
 
     def whole(self, w: Tensor, u: Tensor, grads: Tensor) -> None:
         """Add gradients of a parameter, ``[num_rows, *w.shape]``."""
@@ -334,25 +303,35 @@ class Gathered:
         base = self.recorder.known[id(w)].base
         self._bases[id(base)] = base
         clusters = self._parts.setdefault(id(base), {})
-        if kind != LINEAR:
-            part = part.view(part.shape)
-        shape = part.shape if kind == LINEAR else None
-        key = kind, region(part), shape
-        return clusters.setdefault(key, Cluster(kind, part))
+        key = kind, region(part), part.shape if kind == LINEAR else None
+        if key not in clusters:
+            clusters[key] = Cluster(kind, part)
+        return clusters[key]
 
     def _add(
         self,
-        cluster: Cluster,
+        kind: str,
+        w: Tensor,
+        part: Tensor,
         u: Tensor,
         grads: Tensor,
         inputs: Tensor | None = None,
     ) -> None:
-        if id(u) not in self._live:
+        key = id(u), len(grads)
+        if key not in self._owned:
+            # The same object each time, so that it is sorted once.
+            times = len(grads) // max(1, len(u))
+            each = u if times == 1 else u.repeat_interleave(times)
             keep = None
             if bool((u < 0).any()):
-                keep = (u >= 0).nonzero().view(-1)
-            self._live[id(u)] = u, keep, u if keep is None else u[keep]
-        _, keep, owner = self._live[id(u)]
+                keep = (each >= 0).nonzero().view(-1)
+                each = each[keep]
+            self._owned[key] = u, keep, each
+        _, keep, owner = self._owned[key]
+        if kind == TABLE and not len(owner):
+            # An edge type may have no edge, and its table no row.
+            return
+        cluster = self._cluster(kind, w, part)
         for to, values in ((cluster.grads, grads), (cluster.inputs, inputs)):
             if values is not None:
                 to.append(values if keep is None else values[keep])
@@ -363,9 +342,8 @@ class Gathered:
         total, size = 0.0, 0.0
         for cluster in base.clusters:
             for value, owner in _products(cluster, z, base.base):
-                each = value.double()
-                each = each * code[owner] if owner is not None else each * code
-                each = each.nan_to_num(0.0, 0.0, 0.0)
+                by = code if owner is None else code[owner]
+                each = (value.double() * by).nan_to_num(0.0, 0.0, 0.0)
                 total += float(each.sum())
                 size += float(each.abs().sum())
         return total, size
@@ -406,14 +384,11 @@ def _products(
 
 def constants_of(module: nn.Module) -> Iterator[Tensor]:
     """Yield frozen parameters, buffers and tensors that layers keep."""
-    for p in module.parameters():
-        if not p.requires_grad:
-            yield p
     for layer in module.modules():
-        held = [*layer._buffers.values(), *vars(layer).values()]
-        for value in held:
-            if isinstance(value, Tensor) and not value.requires_grad:
-                yield value
+        for held in (layer._parameters, layer._buffers, vars(layer)):
+            for value in held.values():
+                if isinstance(value, Tensor) and not value.requires_grad:
+                    yield value
 
 
 @contextmanager

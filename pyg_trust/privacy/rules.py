@@ -16,6 +16,16 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+__all__ = [
+    'ADDS',
+    'OPEN',
+    'Mixing',
+    'Unseen',
+    'apply_rule',
+    'opens',
+    'tensors',
+]
+
 # How many numbers a rule may hold at once.
 _CHUNK = 2**24
 
@@ -162,7 +172,7 @@ class _Call:
         self.n = b.shape[d]
 
     def has(self, t: Any) -> bool:
-        return isinstance(t, Tensor) and self.out.trained(t)
+        return isinstance(t, Tensor) and self.out.recorder.trained(t)
 
     def arg(self, place: int, name: str, default: Any = None) -> Any:
         if len(self.args) > place:
@@ -171,10 +181,6 @@ class _Call:
 
     def flat(self, t: Tensor) -> Tensor:
         return t.detach().movedim(self.d, 0).reshape(-1, t.shape[-1])
-
-    def each(self, rows: Tensor) -> Tensor:
-        # The owner of each of the rows that a row of units was made into.
-        return self.out.repeated(self.u, len(rows) // self.n)
 
 
 def apply_rule(out: Any, use: Any, b: Tensor, u: Tensor, d: int) -> None:
@@ -205,9 +211,9 @@ def _linear(c: _Call) -> bool:
         return False
     rows = c.flat(c.b)
     if c.has(w):
-        c.out.linear(w, c.each(rows), rows, c.flat(x))
+        c.out.linear(w, c.u, rows, c.flat(x))
     if c.has(bias):
-        c.out.rows(bias, c.each(rows), rows)
+        c.out.rows(bias, c.u, rows)
     return True
 
 
@@ -219,12 +225,12 @@ def _product(c: _Call) -> bool:
     if c.has(w) and not c.has(x):
         if w.dim() == 2 and d < b.dim() - 1:
             rows = c.flat(b)
-            c.out.linear(w, c.each(rows), rows, c.flat(x), transposed=True)
+            c.out.linear(w, c.u, rows, c.flat(x), transposed=True)
             return True
         if w.dim() == 1:
             made = (x.detach() * b[..., None]).movedim(d, 0)
             rows = made.reshape(-1, x.shape[-1])
-            c.out.rows(w, c.each(rows), rows)
+            c.out.rows(w, c.u, rows)
             return True
         batched = w.dim() == 3 and x.dim() in (2, 3) and d == 1
         if batched and w.shape[0] == b.shape[0]:
@@ -260,7 +266,7 @@ def _table(c: _Call) -> bool:
     pad = c.arg(2, 'padding_idx') if c.name == 'embedding' else None
     if pad is not None:
         rows = rows * (index != pad % len(w)).to(rows).view(-1, 1)
-    c.out.table(w, c.each(rows), index % len(w), rows)
+    c.out.table(w, c.u, index % len(w), rows)
     return True
 
 
@@ -334,9 +340,9 @@ def _norm(c: _Call) -> bool:
                 mean, var = c.arg(1, 'running_mean'), c.arg(2, 'running_var')
                 hat = F.batch_norm(x, mean, var, eps=eps)
         made = (c.b * hat).reshape(-1, width)
-        c.out.rows(w, c.each(made), made)
+        c.out.rows(w, c.u, made)
     if c.has(bias):
-        c.out.rows(bias, c.each(rows), rows)
+        c.out.rows(bias, c.u, rows)
     return True
 
 
@@ -359,8 +365,10 @@ def _generic(c: _Call) -> None:
     ws = list({id(t): t for t in leaves if c.has(t)}.values())
     place = {id(w): k for k, w in enumerate(ws)}
     xs = [t for t in leaves if isinstance(t, Tensor) and not c.has(t)]
+    fixed = [w.detach() for w in ws]
 
     def dim(x: Tensor) -> int | None:
+        # Where an input has its rows.
         q = d - (b.dim() - x.dim())
         if not x.dim() or c.out.is_known(x):
             return None
@@ -370,28 +378,31 @@ def _generic(c: _Call) -> None:
 
     at = [dim(x) for x in xs]
 
-    def again(weights: Any, inputs: Any) -> Any:
-        given = iter(inputs)
-        values = [
-            weights[place[id(t)]]
-            if c.has(t)
-            else next(given)
-            if isinstance(t, Tensor)
-            else t
-            for t in leaves
-        ]
-        args, kwargs = tree_unflatten(values, spec)
-        made = use.func(*args, **kwargs)
-        return made if use.pick is None else made[use.pick]
-
-    fixed = [w.detach() for w in ws]
-
     def one(grad: Tensor, *inputs: Tensor) -> Any:
-        pull = torch.func.vjp(lambda *w: again(w, inputs), *fixed)[1]
-        return pull(grad)
+        def again(*weights: Tensor) -> Any:
+            given = iter(inputs)
+            values = [
+                t
+                if not isinstance(t, Tensor)
+                else weights[place[id(t)]]
+                if c.has(t)
+                else next(given)
+                for t in leaves
+            ]
+            args, kwargs = tree_unflatten(values, spec)
+            made = use.func(*args, **kwargs)
+            return made if use.pick is None else made[use.pick]
 
-    def taken(t: Tensor, q: int | None, i: Tensor) -> Tensor:
-        return t.detach() if q is None else t.detach().index_select(q, i)
+        return torch.func.vjp(again, *fixed)[1](grad)
+
+    def taken(i: Tensor) -> list[Tensor]:
+        return [
+            x.detach() if q is None else x.detach().index_select(q, i)
+            for x, q in zip(xs, at, strict=True)
+        ]
+
+    def first(t: Tensor, q: int | None) -> Tensor:
+        return t if q is None else t.movedim(q, 0).unsqueeze(q + 1)
 
     live = (u >= 0).nonzero().view(-1)
     step = max(1, _CHUNK // max(1, sum(w.numel() for w in ws)))
@@ -399,13 +410,8 @@ def _generic(c: _Call) -> None:
     started = False
     try:
         for i in live.split(step):
-            rows = [
-                taken(x, q, i)
-                if q is None
-                else taken(x, q, i).movedim(q, 0).unsqueeze(q + 1)
-                for x, q in zip(xs, at, strict=True)
-            ]
-            pulled = b.index_select(d, i).movedim(d, 0).unsqueeze(d + 1)
+            rows = [*map(first, taken(i), at)]
+            pulled = first(b.index_select(d, i), d)
             found = torch.vmap(one, in_dims=dims)(pulled, *rows)
             started = True
             for w, g in zip(ws, found, strict=True):
@@ -414,17 +420,14 @@ def _generic(c: _Call) -> None:
     except (RuntimeError, ValueError):
         if started:
             raise
-    for k in u.unique().tolist():
+    for k in u[live].unique().tolist():
         i = (u == k).nonzero().view(-1)
-        if k < 0:
-            continue
         try:
-            rows = [taken(x, q, i) for x, q in zip(xs, at, strict=True)]
-            found = one(b.index_select(d, i), *rows)
+            found = one(b.index_select(d, i), *taken(i))
         except (RuntimeError, ValueError) as error:
             raise Unseen(
                 f"'{use.where}': {use.name} uses a parameter in a way that "
-                'gives no gradient by units '
+                'gives no gradient by subgraphs '
                 f'({str(error).splitlines()[0][:80]})'
             ) from None
         for w, g in zip(ws, found, strict=True):

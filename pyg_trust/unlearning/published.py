@@ -81,7 +81,7 @@ from pyg_trust.unlearning.heads import (
     hessian_solve,
 )
 from pyg_trust.unlearning.newton import minimize
-from pyg_trust.unlearning.reports import UnlearnReport
+from pyg_trust.unlearning.reports import NOT_CHECKED, UnlearnReport
 from pyg_trust.unlearning.rows import check_rows, max_row_norm, spectral_norm
 from pyg_trust.unlearning.training_graphs import (
     GraphKeeper,
@@ -418,6 +418,9 @@ class PublishedScatteringClassifier:
             epsilon=self.epsilon * cost / budget,
             epsilon_transcript=math.inf,
             delta=self.delta,
+            target_epsilon=self.epsilon,
+            lam=self.lam,
+            residual_checked=NOT_CHECKED,
             iterations=iterations,
             noise='objective',
             release_std=0.0,

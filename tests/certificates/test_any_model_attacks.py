@@ -236,7 +236,6 @@ def linked(n=40, seed=0):
 
 @pytest.mark.parametrize('bad', [math.nan, math.inf, -math.inf, 1e38])
 def test_one_poisoned_row_costs_one_view(bad):
-    # On cd9bfce one NaN made 'certify' raise for all targets.
     torch.manual_seed(0)
     data, model = linked(), GCN(4, 8, 2, 3).eval()
     divided = Divided(model, 10, 'nodes', seed=1)
@@ -318,7 +317,6 @@ def cube():
 
 @pytest.mark.parametrize('when', ['before', 'during'])
 def test_degrees_of_the_clean_graph_are_noticed(when):
-    # On cd9bfce: certified (2, 2) for 12 of 12 nodes.
     transform = KeepsDegrees()
     if when == 'before':
         transform(cube())

@@ -110,35 +110,11 @@ PAIR = torch.tensor([[0], [1]])
 @pytest.mark.parametrize(
     ('arguments', 'error', 'message'),
     [
-        ({'fragile': 'all'}, ValueError, "'fragile'"),
-        ({'fixed': 'tree'}, ValueError, "'fixed'"),
         ({'fragile': PAIR, 'fixed': PAIR}, ValueError, 'both hold the edge 0'),
         ({'fragile': PAIR, 'fixed': 'mst'}, ValueError, 'both hold'),
-        (
-            {'fixed': torch.tensor([[1], [3]])},
-            ValueError,
-            'edges of the graph',
-        ),
-        ({'fragile': torch.tensor([0, 1])}, ValueError, "'fragile'"),
-        ({'fragile': PAIR.double()}, TypeError, "'fragile'"),
-        ({'fragile': torch.tensor([[0], [4]])}, ValueError, "'fragile'"),
-        ({'fragile': PAIR.repeat(1, 2)}, ValueError, 'each edge once'),
-        (
-            {'fragile': torch.tensor([[1, 1], [3, 3]])},
-            ValueError,
-            'more than once',
-        ),
-        ({'local_budget': -1}, ValueError, "'local_budget'"),
-        ({'local_budget': 0.5}, TypeError, "'local_budget'"),
-        (
-            {'local_budget': torch.tensor([0, 0, -2, 0])},
-            ValueError,
-            'at node 2',
-        ),
-        ({'local_budget': torch.tensor([0, 0])}, ValueError, 'local_budget'),
-        ({'global_budget': -1}, ValueError, "'global_budget'"),
-        ({'global_budget': 2.0}, TypeError, "'global_budget'"),
-        ({'strength': 1.0}, TypeError, "'strength'"),
+        ({'fragile': PAIR.repeat(1, 2)}, ValueError, "'fragile'.*each edge"),
+        ({'fixed': PAIR.repeat(1, 2)}, ValueError, "'fixed'.*each edge once"),
+        ({'fixed': 2 * PAIR + 1}, ValueError, '1 -> 3, which is none'),
         ({'strength': 1, 'local_budget': 1}, ValueError, 'one of them'),
     ],
 )

@@ -4,14 +4,12 @@ import itertools
 import json
 from fractions import Fraction
 
-import pytest
 import torch
 
 from pyg_trust.certificates.voting import (
     certified_mean,
     certified_votes,
     collective_votes,
-    group_probability_bound,
     survives_votes,
 )
 
@@ -105,16 +103,3 @@ def test_survivors_are_those_of_every_replacement():
                 counts[int(before.predicted)] = -1
                 stays &= bool(best > counts.max())
             assert stays == bool(made[v])
-
-
-def test_private_training_keeps_what_the_oracle_says(shared):
-    for eps, delta, k, p, bound in read(shared, 'privacy'):
-        got = group_probability_bound(float(p), k, float(eps), float(delta))
-        assert got == pytest.approx(max(float(bound), 0), abs=1e-12)
-
-
-def test_the_best_point_of_a_curve_is_taken():
-    one = group_probability_bound(0.95, 2, 0.3, 1e-4)
-    two = group_probability_bound(0.95, 2, 0.5, 1e-6)
-    both = group_probability_bound(0.95, 2, [0.3, 0.5], [1e-4, 1e-6])
-    assert both == max(one, two)

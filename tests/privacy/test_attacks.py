@@ -12,37 +12,61 @@ from torch import nn
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch_geometric import seed_everything
-from torch_geometric.nn import GCNConv, PairNorm, SAGEConv
+from torch_geometric.nn import GCNConv, PairNorm
 
-from pyg_trust.ledger import PrivacyLedger
 from pyg_trust.loader import DisjointWalkLoader
 from pyg_trust.noise import SEEDED
-from pyg_trust.privacy import PrivacyEngine
+from pyg_trust.privacy import (
+    PrivacyEngine,
+    create_accountant,
+    planning,
+    search,
+)
+from pyg_trust.transforms import AGP
 
 
-class Silent(nn.Module):
-    """Gradients are zero, so that what is released is noise alone."""
+class GCN(nn.Module):
+    """Made before its optimizer."""
 
     def __init__(self):
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(16))
+        self.first, self.second = GCNConv(5, 6), GCNConv(6, 3)
 
     def forward(self, x, edge_index):
-        return x[:, :1] + 0 * self.weight.sum()
+        return self.second(self.first(x, edge_index).relu(), edge_index)
 
 
-def release(private, seed=None, **arguments):
-    """The noise of the first step, in units of a standard deviation."""
-    setup = private(net=Silent(), engine={'seed': seed}, **arguments)
+def step(setup, loss=None):
+    """One step, with a loss of outputs and the batch."""
     for batch in setup.loader:
-        setup.model(batch.x, batch.edge_index)[:8].mean().backward()
+        setup.optimizer.zero_grad()
+        if loss is None:
+            setup.loss(batch).backward()
+        else:
+            out = setup.model(batch.x, batch.edge_index)[: batch.batch_size]
+            loss(out, batch).backward()
         setup.optimizer.step()
-        break
+        return batch
+
+
+# Secrets #####################################################################
+
+
+def release(private, seed=None):
+    """The noise of a first step without gradients, over its deviation."""
+
+    class Still(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(16))
+
+        def forward(self, x, edge_index):
+            return x[:, :1] + 0 * self.weight.sum()
+
+    setup = private(net=Still(), engine={'seed': seed})
+    step(setup, lambda out, batch: out.mean())
     std = setup.engine.report(1e-3).noise_std / 8
     return setup.net.weight.grad.double() / std
-
-
-# S1, S2: secrets
 
 
 def test_seeds_that_agree_in_32_bits_share_nothing(private):
@@ -61,14 +85,10 @@ def test_whoever_knows_what_seeded_everything_cannot_subtract(private):
     # The attacker runs the same script on data of its own.
     ends, batches = [], []
     for _ in range(2):
-        setup = private(engine={'seed': None}, loader={'seed': None})
+        setup = private(engine={'seed': None}, loader={'seed': 1})
         seed_everything(7)
         np.random.seed(7)
-        for batch in setup.loader:
-            batches.append(batch.n_id)
-            setup.loss(batch).backward()
-            setup.optimizer.step()
-            break
+        batches.append(step(setup).n_id)
         ends.append(setup.net.first.lin.weight.grad)
     std = setup.engine.report(1e-3).noise_std / 8
     left = (ends[0] - ends[1]).norm() / math.sqrt(ends[0].numel())
@@ -76,31 +96,19 @@ def test_whoever_knows_what_seeded_everything_cannot_subtract(private):
     assert not batches[0].equal(batches[1])
 
 
-def test_with_a_loader_of_known_seed_batches_are_secret(private):
-    seen = set()
-    for _ in range(3):
-        setup = private(engine={'seed': None}, loader={'seed': 1})
-        seen.add(tuple(next(iter(setup.loader)).input_id.tolist()))
-    assert len(seen) == 3
-
-
-def test_a_seed_is_confessed_before_anything_else(private):
-    setup = private(engine={'seed': 3})
-    report = setup.engine.report(1e-3)
-    assert report.explain().startswith(SEEDED)
-    assert str(report).startswith(SEEDED)
-    assert report.guarantee().promise.startswith(SEEDED)
-    assert report.guarantee().values['seeded']
-    assert report.assumptions[0] == SEEDED
-    report = private(engine={'seed': None}).engine.report(1e-3)
-    for text in (report.explain(), str(report), str(report.guarantee())):
-        assert SEEDED not in text
-
-
-def test_a_seeded_run_does_not_go_on_as_a_private_one(private, tmp_path):
+def test_a_seed_is_confessed_before_anything_else(private, tmp_path):
     path = tmp_path / 'ledger'
     setup = private(engine={'seed': 3, 'ledger': path})
     setup.train(1)
+    report = setup.engine.report(1e-3)
+    for text in (report.explain(), str(report), report.guarantee().promise):
+        assert text.startswith(SEEDED)
+    assert report.guarantee().values['seeded']
+    assert report.assumptions[0] == SEEDED
+    other = private(engine={'seed': None}).engine.report(1e-3)
+    for text in (other.explain(), str(other), str(other.guarantee())):
+        assert SEEDED not in text
+    # Nor does it go on as a private one.
     state = setup.engine.state_dict()
     setup.engine.close()
     with pytest.raises(ValueError, match='seeded=True instead of False'):
@@ -109,82 +117,144 @@ def test_a_seeded_run_does_not_go_on_as_a_private_one(private, tmp_path):
         private(engine={'seed': None}).engine.load_state_dict(state)
 
 
-# P4: other hands
-
-
-def private_step(setup):
-    for batch in setup.loader:
-        setup.optimizer.zero_grad()
-        setup.loss(batch).backward()
-        setup.optimizer.step()
-        return
+# Other hands #################################################################
 
 
 @pytest.mark.parametrize('way', ['optimizer', 'data', 'in place', 'frozen'])
 def test_raw_updates_between_steps_are_refused(private, way):
-    net = None
-    if way == 'frozen':
-        net = private().net
-        net.second.bias.requires_grad_(False)
-        setup = private(
-            net=net,
-            optimizer=torch.optim.SGD(
-                [p for p in net.parameters() if p.requires_grad], lr=0.1
-            ),
-        )
-    else:
-        setup = private()
-    private_step(setup)
+    net = private().net
+    net.second.bias.requires_grad_(way != 'frozen')
+    trained = [p for p in net.parameters() if p.requires_grad]
+    setup = private(net=net, optimizer=torch.optim.SGD(trained, lr=0.1))
+    step(setup)
     x, edge_index, y = setup.data.x, setup.data.edge_index, setup.data.y
-    weight = setup.net.second.lin.weight
     if way == 'optimizer':
         other = torch.optim.SGD(setup.net.parameters(), lr=0.1)
         F.cross_entropy(setup.net(x, edge_index), y).backward()
         other.step()
         other.zero_grad()
     elif way == 'data':
-        weight.data.add_(1e-3)
-    elif way == 'frozen':
-        with torch.no_grad():
-            setup.net.second.bias += x.mean()
+        setup.net.second.lin.weight.data.add_(1e-3)
     else:
         with torch.no_grad():
-            weight.mul_(1.01)
+            setup.net.second.bias += x.mean()
     assert 'NOT COVERED: the weights' in setup.engine.report(1e-3).explain()
     with pytest.raises(RuntimeError, match='since the last private step'):
-        private_step(setup)
+        step(setup)
     assert setup.engine.steps == 1
 
 
 def test_weights_that_were_released_can_be_loaded_and_are_noted(private):
     setup = private()
-    private_step(setup)
+    step(setup)
+    said = setup.engine.report(1e-3).explain()
+    assert 'NOT COVERED' not in said
+    assert 'elsewhere' not in said
     kept = copy.deepcopy(setup.model.state_dict())
-    private_step(setup)
+    step(setup)
     setup.model.load_state_dict(kept)
-    private_step(setup)
+    step(setup)
     assert setup.engine.steps == 3
     said = setup.engine.report(1e-3).explain()
     assert 'loaded from elsewhere 1 times' in said
     # Put aside for a while, as averages are for validation.
     kept = copy.deepcopy(setup.net.state_dict())
     with torch.no_grad():
-        for p in setup.net.parameters():
-            p.zero_()
         for name, p in setup.net.named_parameters():
+            p.zero_()
             p.copy_(kept[name])
-    private_step(setup)
+    step(setup)
+    # Of the optimizer as well.
+    setup.optimizer.load_state_dict(setup.optimizer.state_dict())
+    step(setup)
+    assert 'optimizer was loaded' in setup.engine.report(1e-3).explain()
 
 
-def test_an_untouched_training_says_nothing_of_the_kind(private):
+def test_a_parameter_outside_of_the_model_gets_no_gradient(private):
+    # A temperature of the loss was moved by gradients without noise.
     setup = private()
-    setup.train()
-    said = setup.engine.report(1e-3).explain()
-    assert 'NOT COVERED' not in said
-    assert 'elsewhere' not in said
+    extra = torch.nn.Parameter(torch.ones(()))
+    setup.optimizer.param_groups[0]['params'].append(extra)
+    batch = next(iter(setup.loader))
+    (setup.loss(batch) * extra).backward()
+    with pytest.raises(RuntimeError, match='came from elsewhere'):
+        setup.optimizer.step()
+    assert extra.item() == 1.0
+    assert setup.engine.steps == 0
 
 
-# P5: another try
+@pytest.mark.parametrize(
+    'way', ['hook', 'forward', 'norm', 'frozen', 'thawed']
+)
+def test_models_that_change_later_are_refused(private, way):
+    net = GCN()
+    net.first.act, forward = nn.Identity(), net.first.forward
+    net.first.forward = lambda x, e: net.first.act(forward(x, e))
+    net.first.bias.requires_grad_(way != 'thawed')
+    trained = [p for p in net.parameters() if p.requires_grad]
+    setup = private(net=net, optimizer=torch.optim.SGD(trained, lr=0.1))
+    step(setup)
+    match = 'rows of several subgraphs meet'
+    if way == 'hook':
+        net.second.register_forward_hook(lambda *a: a[-1] - a[-1].mean(0))
+    elif way == 'forward':
+        plain = net.forward
+        net.forward = lambda x, e: plain(x - x.mean(0), e)
+    elif way == 'norm':
+        net.first.act = PairNorm()
+    else:
+        net.first.bias.requires_grad_(way == 'thawed')
+        match = 'the same parameters'
+    with pytest.raises(ValueError, match=match):
+        step(setup)
+    assert setup.engine.steps == 1
+
+
+def test_labels_of_the_batch_may_still_be_ignored(private):
+    setup = private()
+    setup.data.y[::2] = -100
+    step(setup, lambda out, b: F.cross_entropy(out, b.y[:8].clone()))
+    mask = torch.arange(8) > 3
+    step(setup, lambda o, b: F.cross_entropy(o, b.y[:8].where(mask, -100)))
+    assert setup.engine.steps == 2
+
+
+def test_what_is_written_into_a_batch_after_its_call_changes_nothing(private):
+    def sums(written):
+        # Rows of a subgraph in several others: each would be clipped alone.
+        setup = private(max_grad_norm=1e-2, noise_multiplier=0)
+        for batch in setup.loader:
+            out = setup.model(batch.x, batch.edge_index)
+            if written:
+                batch.batch.copy_(torch.arange(len(batch.batch)) % 8)
+            out.sum().backward()
+            setup.optimizer.step()
+            return torch.cat(
+                [p.grad.flatten() for p in setup.net.parameters()]
+            )
+
+    assert sums(True).equal(sums(False))
+
+
+@pytest.mark.parametrize('most', [None, 4])
+def test_a_transform_does_not_exchange_batches(private, most):
+    # With parts, the same subgraph would come twice in a step: 4 C.
+    kept = []
+
+    def transform(batch):
+        kept.append(batch.clone())
+        return kept[0].clone() if kept[0].x.shape[0] else batch
+
+    setup = private(
+        loader={'transform': transform}, max_physical_batch_size=most
+    )
+    kept.clear()
+    with pytest.raises(ValueError, match='units that were drawn'):
+        setup.train()
+    assert setup.engine.steps <= 1
+
+
+# Another try #################################################################
 
 
 @pytest.mark.parametrize('workers', [0, 2])
@@ -194,15 +264,13 @@ def test_starting_over_does_not_draw_another_batch(private, seed, workers):
         engine={'seed': seed},
         loader={'num_workers': workers, 'num_steps': 6, 'batch_size': 4},
     )
-    tries = 2 if workers else 12
     for _ in range(2):
-        seen = set()
-        for _ in range(tries):
-            for batch in setup.loader:
-                seen.add(tuple(batch.n_id.tolist()))
-                break
+        seen = {
+            tuple(next(iter(setup.loader)).n_id.tolist())
+            for _ in range(2 if workers else 12)
+        }
         assert len(seen) == 1
-        private_step(setup)
+        step(setup)
 
 
 def test_a_target_is_in_as_many_batches_as_claimed(private):
@@ -215,31 +283,23 @@ def test_a_target_is_in_as_many_batches_as_claimed(private):
         target = int(setup.loader.draw(0).roots[0])
         rate = 4 / setup.loader.num_subgraphs
         for _ in range(12):
-            for _ in range(10):
-                batch = next(iter(setup.loader))
-                if bool((batch.n_id == target).any()):
-                    hits += 1
-                    break
-            private_step(setup)
+            hits += any(
+                bool((next(iter(setup.loader)).n_id == target).any())
+                for _ in range(10)
+            )
+            step(setup)
             steps += 1
     spread = math.sqrt(steps * rate * (1 - rate))
     assert hits < steps * rate + 5 * spread < steps
 
 
-def test_spent_draws_are_forgotten(private):
-    setup = private(engine={'seed': None}, loader={'num_steps': 5})
-    setup.train()
-    assert len(setup.loader.batch_sampler._kept) <= 1
-    assert pickle.loads(pickle.dumps(setup.loader.loader)).data.num_nodes == 40
-
-
-# P6: copies
+# Copies ######################################################################
 
 
 def test_copies_are_plain_and_leave_the_engine_alone(private):
     # In 0.1.0 every step of the process failed after this.
     setup = private()
-    private_step(setup)
+    step(setup)
     plain = copy.deepcopy(setup.model)
     average = AveragedModel(
         setup.model, multi_avg_fn=get_ema_multi_avg_fn(0.5)
@@ -258,12 +318,12 @@ def test_copies_are_plain_and_leave_the_engine_alone(private):
         assert other.first.bias is not setup.net.first.bias
         assert other.first.bias.grad is None
     before = setup.net.first.bias.detach().clone()
-    private_step(setup)
+    step(setup)
     average.update_parameters(setup.model)
     assert plain.first.bias.equal(before)
     after = setup.net.first.bias.detach().clone()
     # The first call takes the weights as they are.
-    private_step(setup)
+    step(setup)
     average.update_parameters(setup.model)
     want = (after + setup.net.first.bias) / 2
     assert torch.allclose(average.module.first.bias, want)
@@ -271,22 +331,19 @@ def test_copies_are_plain_and_leave_the_engine_alone(private):
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
     plain(setup.data.x, setup.data.edge_index).sum().backward()
     optimizer.step()
-    private().train()
     setup.train()
     assert setup.engine.steps == 5
 
 
-@pytest.mark.parametrize('part', ['engine', 'optimizer', 'loader'])
-def test_what_spends_the_budget_is_not_doubled(private, part):
+def test_what_spends_the_budget_is_not_doubled(private):
     setup = private()
-    thing = getattr(setup, part)
-    for ask in (copy.deepcopy, copy.copy):
-        with pytest.raises(TypeError, match="can't be copied"):
-            ask(thing)
-    with pytest.raises(TypeError, match="can't be pickled"):
-        pickle.dumps(thing)
+    for thing in (setup.engine, setup.optimizer, setup.loader):
+        for ask in (copy.deepcopy, copy.copy):
+            with pytest.raises(TypeError, match="can't be copied"):
+                ask(thing)
+        with pytest.raises(TypeError, match="can't be pickled"):
+            pickle.dumps(thing)
     setup.train()
-    private().train()
 
 
 def test_optimizer_is_one_of_torch(private):
@@ -311,16 +368,16 @@ def test_names_are_those_of_the_model_inside_of_another(private):
     outer = nn.Sequential(setup.model)
     state = copy.deepcopy(outer.state_dict())
     assert '0.first.bias' in state
-    private_step(setup)
+    step(setup)
     outer.load_state_dict(state)
     assert setup.net.first.bias.equal(state['0.first.bias'])
     del state['0.first.bias']
     found = outer.load_state_dict(state, strict=False)
     assert found.missing_keys == ['0.first.bias']
-    private_step(setup)
+    step(setup)
 
 
-# P8: several processes
+# Several processes ###########################################################
 
 
 def test_other_processes_than_it_began_in_are_refused(private, monkeypatch):
@@ -333,11 +390,11 @@ def test_other_processes_than_it_began_in_are_refused(private, monkeypatch):
         )
         try:
             if size == 1:
-                private_step(setup)
+                step(setup)
                 private()
                 continue
             with pytest.raises(RuntimeError, match='process 0 of 2'):
-                private_step(setup)
+                step(setup)
         finally:
             torch.distributed.destroy_process_group()
     assert setup.engine.steps == 1
@@ -347,230 +404,27 @@ def test_other_processes_than_it_began_in_are_refused(private, monkeypatch):
         private()
 
 
-# P11: ledgers that are cut, copied and put back
-
-
-def spend(private, path, steps, **engine):
-    setup = private(
-        engine={'ledger': path, **engine}, loader={'num_steps': 20}
-    )
-    if steps:
-        setup.train(steps)
-    return setup
-
-
-def test_a_ledger_cut_at_a_line_is_noticed_by_whoever_noted_its_head(
-    private, tmp_path
-):
-    path = tmp_path / 'ledger'
-    setup = spend(private, path, 6)
-    state = copy.deepcopy(setup.engine.state_dict())
-    head = setup.engine.report(1e-3).ledger_head
-    assert head == setup.engine.ledger_head
-    setup.engine.close()
-    lines = path.read_text().splitlines(keepends=True)
-    assert len(lines) == 7
-    path.write_text(''.join(lines[:3]))
-    with pytest.raises(ValueError, match='older or another'):
-        spend(private, path, 1, ledger_head=head)
-    # The file alone doesn't know, but the weights of six steps do.
-    setup = spend(private, path, 0)
-    with pytest.raises(ValueError, match='older or another'):
-        setup.engine.load_state_dict(state)
-    with pytest.raises(ValueError, match='older or another'):
-        setup.engine.load_state_dict(state, rewind=True)
-    setup.engine.close()
-    path.write_text(''.join(lines))
-    setup = spend(private, path, 0, ledger_head=head)
-    setup.engine.load_state_dict(state)
-    setup.train(2)
-    assert setup.engine.steps == 8
-    setup.engine.close()
-    path.unlink()
-    with pytest.raises(ValueError, match='empty or not there'):
-        spend(private, path, 1, ledger_head=head)
-    assert not path.exists()
-
-
-def test_a_checkpoint_is_not_spent_twice_beside_its_ledger(private, tmp_path):
-    path = tmp_path / 'ledger'
-    setup = spend(private, path, 3)
-    state = copy.deepcopy(setup.engine.state_dict())
-    setup.engine.close()
-    # Without the ledger, each branch would know of its own steps alone.
-    for other in (private(), private(engine={'ledger': tmp_path / 'new'})):
-        with pytest.raises(ValueError, match=r'with a ledger|older'):
-            other.engine.load_state_dict(state)
-        assert other.engine.steps == 0
-    for want in (5, 7):
-        setup = private(engine={'ledger': path}, loader={'num_steps': 20})
-        setup.engine.load_state_dict(state, rewind=True)
-        setup.train(2)
-        assert setup.engine.steps == want
-        setup.engine.close()
-
-
-@pytest.mark.parametrize('way', ['cut', 'replaced', 'removed', 'written'])
-def test_a_file_that_changes_while_it_is_open_is_noticed(tmp_path, way):
-    path = tmp_path / 'ledger'
-    ledger = PrivacyLedger(path, {})
-    for _ in range(4):
-        ledger.record(4.0, 0.5)
-    content = path.read_bytes()
-    if way == 'cut':
-        path.write_bytes(b''.join(content.splitlines(keepends=True)[:2]))
-    elif way == 'written':
-        path.write_bytes(content + content.splitlines(keepends=True)[-1])
-    elif way == 'removed':
-        path.unlink()
-    else:
-        (tmp_path / 'copy').write_bytes(content)
-        (tmp_path / 'copy').replace(path)
-    with pytest.raises(ValueError, match='while it was open'):
-        ledger.record(4.0, 0.5)
-
-
-def test_heads_tell_every_state_of_a_ledger(tmp_path):
-    ledger = PrivacyLedger(tmp_path / 'ledger', {})
-    heads = [ledger.head]
-    for _ in range(3):
-        ledger.record(4.0, 0.5)
-        heads.append(ledger.head)
-    ledger.record_pure(0.5)
-    heads.append(ledger.head)
-    assert len(set(heads)) == 5
-    assert all(ledger.has(head) for head in heads)
-    assert not ledger.has('0' * 64)
-    ledger.close()
-    again = PrivacyLedger(tmp_path / 'ledger', {}, head=heads[2])
-    assert again.head == heads[-1]
-
-
-# P12: refused by name, before anything starts
-
-
-def refused(private, match, error=ValueError, **arguments):
-    with pytest.raises(error, match=match):
-        private(**arguments)
+# Refused by name, before anything starts #####################################
 
 
 def test_optimizers_that_cannot_work_are_refused_at_once(private):
     net = private().net
-    lbfgs = torch.optim.LBFGS(net.parameters())
-    refused(private, 'LBFGS', net=net, optimizer=lbfgs)
-    sparse = torch.optim.SparseAdam(net.parameters())
-    refused(private, 'SparseAdam', net=net, optimizer=sparse)
-
-
-def test_momentum_of_raw_gradients_is_refused(private):
-    setup = private()
-    net = copy.deepcopy(setup.net)
-    adam = torch.optim.Adam(net.parameters())
-    out = net(setup.data.x, setup.data.edge_index)
-    F.cross_entropy(out, setup.data.y).backward()
+    for optimizer, match in (
+        (torch.optim.LBFGS(net.parameters()), 'LBFGS'),
+        (torch.optim.SparseAdam(net.parameters()), 'SparseAdam'),
+    ):
+        with pytest.raises(ValueError, match=match):
+            private(net=net, optimizer=optimizer)
+    # Momentum of raw gradients.
+    adam, data = torch.optim.Adam(net.parameters()), private().data
+    F.cross_entropy(net(data.x, data.edge_index), data.y).backward()
     adam.step()
     adam.zero_grad()
-    refused(private, "'optimizer' needs to be new", net=net, optimizer=adam)
-
-
-@pytest.mark.parametrize('way', ['swapped', 'frozen', 'thawed'])
-def test_models_that_change_later_are_refused(private, way):
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first = GCNConv(5, 6)
-            self.norm = nn.Identity()
-            self.second = GCNConv(6, 3)
-
-        def forward(self, x, edge_index):
-            x = self.norm(self.first(x, edge_index)).relu()
-            return self.second(x, edge_index)
-
-    net = Net()
-    if way == 'thawed':
-        net.first.bias.requires_grad_(False)
-    trained = [p for p in net.parameters() if p.requires_grad]
-    setup = private(net=net, optimizer=torch.optim.SGD(trained, lr=0.1))
-    private_step(setup)
-    if way == 'swapped':
-        net.norm = PairNorm()
-        match = 'treat subgraphs apart'
-    else:
-        net.first.bias.requires_grad_(way == 'thawed')
-        match = 'the same parameters'
-    with pytest.raises(ValueError, match=match):
-        private_step(setup)
-    assert setup.engine.steps == 1
-
-
-@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
-def test_half_precision_is_refused_by_name(private, dtype):
-    setup = private()
-    net = copy.deepcopy(setup.net).to(dtype)
-    refused(private, 'float32 or float64', net=net)
-    for batch in setup.loader:
-        with (
-            pytest.raises(ValueError, match='autocast'),
-            torch.autocast('cpu', torch.bfloat16),
-        ):
-            setup.loss(batch)
-        break
-
-
-def test_unknown_arguments_and_loaders_are_named(private):
-    setup = private()
-    net = copy.deepcopy(setup.net)
-    asked = {
-        'module': net,
-        'optimizer': torch.optim.SGD(net.parameters(), lr=0.1),
-        'data_loader': DisjointWalkLoader(setup.data, 4, 1, seed=0),
-        'target_epsilon': 1.0,
-        'target_delta': 1e-3,
-        'max_grad_norm': 1.0,
-        'steps': 3,
-    }
-    with pytest.raises(TypeError, match="no argument 'max_grad_nrom'") as info:
-        PrivacyEngine().make_private_with_epsilon(**asked, max_grad_nrom=1)
-    assert '_prepare' not in str(info.value)
-    data = torch.utils.data.DataLoader([setup.data])
-    asked['data_loader'] = data
-    with pytest.raises(TypeError, match='DisjointWalkLoader'):
-        PrivacyEngine().make_private_with_epsilon(**asked)
-
-
-def test_what_a_plan_will_spend_is_known_before(private):
-    for loader in ({}, {'resample_every': 2, 'batch_size': 6}):
-        setup = private(loader=loader)
-        planned = setup.engine.get_epsilon(1e-3, steps=4)
-        assert setup.engine.get_epsilon(1e-3) == 0
-        setup.train(4, epochs=4)
-        assert setup.engine.get_epsilon(1e-3) == pytest.approx(planned)
-        assert setup.engine.get_epsilon(1e-3, steps=1) > planned
-
-
-def test_features_in_a_tuple_are_refused_by_name(private):
-    data = private().data
-    data.x, data.num_nodes = (data.x, data.x), 40
-    refused(private, "'x' in one tensor", TypeError, data=data)
-
-
-def test_pairs_of_features_train(private):
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv = SAGEConv((5, 5), 3)
-
-        def forward(self, x, edge_index):
-            return self.conv(x, edge_index)
-
-    setup = private(
-        net=Net(), forward=lambda net, b: net((b.x, b.x), b.edge_index)
-    )
-    for batch in setup.loader:
-        out = setup.model((batch.x, batch.x), batch.edge_index)
-        setup.loss(batch, out).backward()
-        setup.optimizer.step()
-    assert setup.engine.steps == 2
+    with pytest.raises(ValueError, match="'optimizer' needs to be new"):
+        private(net=net, optimizer=adam)
+    for dtype in (torch.bfloat16, torch.float16):
+        with pytest.raises(ValueError, match='float32 or float64'):
+            private(net=copy.deepcopy(net).to(dtype))
 
 
 def test_closures_are_called_once(private):
@@ -589,3 +443,207 @@ def test_closures_are_called_once(private):
     assert setup.engine.steps == 2
     with pytest.raises(TypeError, match='closure'):
         setup.optimizer.step(3)
+
+
+def test_norms_of_a_coupled_criterion_are_not_estimated(private):
+    # One row would move the norms of all, for the price of one.
+    loader = DisjointWalkLoader(
+        private().data, batch_size=8, walk_length=2, seed=1
+    )
+
+    def criterion(out, y):
+        loss = F.cross_entropy(out, y)
+        return loss / loss.detach()
+
+    engine = PrivacyEngine(seed=1)
+    with pytest.raises(ValueError, match="'criterion' needs to be"):
+        engine.estimate_max_grad_norm(
+            module=GCN(), data_loader=loader, criterion=criterion, epsilon=1.0
+        )
+
+
+class Mixing(GCN):
+    def forward(self, x, edge_index):
+        return super().forward(x, edge_index) * x.sum()
+
+
+@pytest.mark.parametrize(
+    ('way', 'match'),
+    [
+        ('a sum', 'subgraph'),
+        ('a mark', 'marked as propagated'),
+        ('half', 'float32 or float64'),
+        ('frozen', 'that are trained'),
+    ],
+)
+def test_norms_of_what_sees_all_rows_are_not_estimated(private, way, match):
+    # One row moves the norms of all units, for the price of one.
+    data = private().data.clone()
+    module = Mixing() if way == 'a sum' else GCN()
+    if way == 'a mark':
+        data = AGP('sgc', eps=0)(data)
+    if way == 'half':
+        module = module.to(torch.bfloat16)
+    if way == 'frozen':
+        module.requires_grad_(False)
+    loader = DisjointWalkLoader(data, 8, 2, seed=1)
+    engine = PrivacyEngine(seed=1)
+    asked = {
+        'module': module,
+        'data_loader': loader,
+        'criterion': F.cross_entropy,
+        'epsilon': 1.0,
+    }
+    with pytest.raises(ValueError, match=match):
+        engine.estimate_max_grad_norm(**asked)
+    # Nothing was spent: the account was not opened.
+    assert engine._accountant is None
+
+
+def test_the_report_says_what_is_assumed(private):
+    text = private().engine.report(1e-3).explain()
+    assert 'the outputs of a unit depend on that unit' in text
+    assert 'the loss is the mean of one term per unit' in text
+    assert 'each column of a row was computed from' in text
+
+
+# Settings that a private loss chooses ########################################
+
+
+@pytest.mark.parametrize('kind', ['plateau', 'by hand', 'tensor'])
+def test_a_learning_rate_that_reads_the_loss_is_in_the_report(private, kind):
+    # The weights then tell of losses that no noise has gone over; every step
+    # went through, and the report said nothing of it.
+    setup = private()
+    optimizer = setup.optimizer
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(
+        optimizer, factor=0.5, patience=0
+    )
+    (group,) = optimizer.param_groups
+    for _, batch in zip(range(3), setup.loader, strict=False):
+        optimizer.zero_grad()
+        loss = setup.loss(batch)
+        loss.backward()
+        optimizer.step()
+        if kind == 'plateau':
+            plateau.step(1.0 + loss.item())
+            plateau.step(2.0 + loss.item())
+        elif kind == 'by hand':
+            group['lr'] = loss.item() / 100
+        else:
+            group['weight_decay'] = loss.detach() / 100
+    text = setup.engine.report(1e-3).explain()
+    assert 'does not if they follow a private loss' in text
+
+
+def test_a_report_of_fixed_settings_says_nothing_of_changes(private):
+    setup = private()
+    setup.train(2)
+    text = setup.engine.report(1e-3).explain()
+    assert 'changed between steps' not in text
+    assert 'learning rates' in text
+
+
+# Memory of a model, and of other runs ########################################
+
+
+class Keeping(GCN):
+    """Keeps what it reads, in one of many places, and counts its calls."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.kept, self.rows, self.calls = how, None, {}, 0
+
+    def forward(self, x, edge_index):
+        kept = x.detach().clone()
+        self.calls += 1
+        if self.how == 'attribute':
+            self.kept = kept
+        elif self.how == 'of a layer':
+            self.first.memory = [kept]
+        elif self.how == 'table':
+            self.rows['x'] = kept
+        else:
+            self.rows = {'x': [kept]}
+        return super().forward(x, edge_index)
+
+
+@pytest.mark.parametrize('isolation', ['checked', 'construction'])
+@pytest.mark.parametrize('how', ['attribute', 'of a layer', 'table', 'other'])
+def test_a_trained_model_has_kept_no_private_row(private, how, isolation):
+    # Its rows were in every copy, and could be read by the next step's loss.
+    data = private().data
+    # Those of the fixture are random numbers that one may draw again.
+    generator = torch.Generator().manual_seed(977)
+    data.x = torch.randn(data.x.shape, generator=generator)
+    setup = private(data=data, net=Keeping(how), isolation=isolation)
+    before = setup.net.calls
+    steps = setup.train(3)
+    for net in (setup.net, copy.deepcopy(setup.model)):
+        memory = getattr(net.first, 'memory', [])
+        inside = net.rows.get('x', [])
+        inside = [inside] if isinstance(inside, torch.Tensor) else inside
+        for rows in (net.kept, *memory, *inside):
+            # It may keep those that were made up.
+            assert rows is None or not (rows[:, None] == data.x).all(2).any()
+        if isolation == 'checked':
+            assert net.calls == before + steps
+
+
+def test_a_search_does_not_tell_that_another_run_had_other_data(
+    private, monkeypatch
+):
+    # Of a search the number of runs is a secret, and so are those that lost.
+    monkeypatch.setattr(planning, 'draw_runs', lambda *_: 2)
+    bound = create_accountant('pld_wor')
+    bound.step(noise_multiplier=4.0, sample_rate=1.0)
+    made = []
+
+    def train(_):
+        roots = torch.arange(40 - len(made))
+        setup = private(loader={'input_nodes': roots, 'num_steps': 1})
+        setup.train(1)
+        made.append(setup.engine)
+        return setup.engine, float(len(made))
+
+    _, report = search(train, [1], bound=bound, delta=1e-3, mean_runs=2.0)
+    data = [engine.report(1e-3).data for engine in made]
+    assert data[0] != data[1]
+    assert report.data == data[1]
+
+
+def test_a_run_that_spends_all_of_the_bound_and_no_more_is_paid_for(private):
+    bound = create_accountant('pld_wor')
+    bound.step(noise_multiplier=4.0, sample_rate=1.0)
+    orders = planning.ORDERS
+    most = planning._allowed(bound)
+    assert (most > bound.rdp(orders)).all()
+    paid = planning.rdp_select(orders, most, 3.0, 1.0)
+    wanted = planning.rdp_epsilon(orders, paid, 1e-3)
+    assert planning.search_epsilon(bound, 1e-3, 3.0) == wanted
+
+
+class Modest(DisjointWalkLoader):
+    """Says that it draws less than it does."""
+
+    def sample_rate_at(self, step):
+        return super().sample_rate_at(step) / 100
+
+
+def test_a_loader_of_somebody_else_is_named_in_the_report(private):
+    ours = private().engine.report(1e-3)
+    assert not any('not of this package' in text for text in ours.assumptions)
+    net, engine = GCNConv(5, 3), PrivacyEngine()
+    engine.make_private(
+        module=net,
+        optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
+        data_loader=Modest(private().data, 8, 2),
+        noise_multiplier=4.0,
+        max_grad_norm=1.0,
+    )
+    said = engine.report(1e-3).guarantee()
+    assert any(
+        'NOT CHECKED: how units are made and drawn' in text
+        and 'Modest, which is not of this package' in text
+        for text in said.assumptions
+    )

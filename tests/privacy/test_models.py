@@ -122,65 +122,6 @@ def test_random_couplings(private, draw):
         private(net=Random(draw))
 
 
-# P2: rows that reach a model otherwise than by its batch
-
-
-class Lookup(nn.Module):
-    """Has the features of all nodes, and takes what it wants."""
-
-    def __init__(self, table, how):
-        super().__init__()
-        self.lin = nn.Linear(5, 3)
-        self.how = how
-        if how == 'attribute':
-            self.table = [table]
-        elif how == 'frozen':
-            self.table = nn.Embedding.from_pretrained(table)
-        elif how == 'trainable':
-            self.table = nn.Embedding.from_pretrained(table, freeze=False)
-        elif how != 'closure':
-            self.register_buffer(
-                'table', table.t() if how == 'memory' else table
-            )
-
-    def forward(self, x, edge_index, n_id):
-        if self.how == 'attribute':
-            return self.lin(x) + self.lin(self.table[0][n_id])
-        if self.how in ('frozen', 'trainable'):
-            return self.lin(x) + self.lin(self.table(n_id))
-        if self.how == 'place':
-            return self.lin(x) + self.lin(self.table[: len(x)])
-        if self.how == 'memory':
-            # By what it is like: neither names nor places.
-            return self.lin(x) + self.lin(
-                (x @ self.table).softmax(1) @ self.table.t()
-            )
-        if self.how == 'closure':
-            return self.lin(x) + self.lin(TABLE[n_id])
-        return self.lin(x) + self.lin(self.table[n_id])
-
-
-TABLE = torch.randn(40, 5, generator=torch.Generator().manual_seed(3))
-
-
-def by_name(model, batch):
-    return model(batch.x, batch.edge_index, batch.n_id)
-
-
-def test_positions_inside_of_a_subgraph_may_count(private):
-    class Ordered(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv = pyg.GATConv(5, 3)
-
-        def forward(self, x, edge_index):
-            return self.conv(x, edge_index.flip(1))
-
-    setup = private(net=Ordered())
-    setup.train(1)
-    assert setup.engine.steps == 1
-
-
 # P3: a transform of the loader
 
 

@@ -48,17 +48,20 @@ def refused(private, match, **arguments):
 # E6: layers
 
 
-@pytest.mark.parametrize(
-    'layer',
-    [
-        nn.BatchNorm1d(8),
-        nn.SyncBatchNorm(8),
-        pyg.BatchNorm(8),
+def test_layers_refused_by_name(private):
+    for layer in (
+        *(nn.BatchNorm1d(8), nn.SyncBatchNorm(8), pyg.BatchNorm(8)),
         pyg.DiffGroupNorm(8, 2),
-    ],
-)
-def test_layers_refused_by_name(private, layer):
-    refused(private, type(layer).__name__, net=Net(layer))
+    ):
+        refused(private, type(layer).__name__, net=Net(layer))
+    for kind in (pyg.GCNConv, pyg.SGConv, pyg.APPNP):
+        net = Net(nn.Identity())
+        size = (2, 0.1) if kind is pyg.APPNP else (8, 3)
+        net.second = kind(*size, cached=True)
+        refused(private, 'cached=False', net=net)
+    net.first = GCNConv(-1, 8)
+    with pytest.raises(ValueError, match='without a shape'):
+        private(net=net)
 
 
 NORMS = [
@@ -83,8 +86,10 @@ class Normed(nn.Module):
         x = self.first(x, edge_index)
         if isinstance(self.layer, pyg.GPSConv):
             x = self.layer(x, edge_index, batch)
-        elif isinstance(self.layer, pyg.GENConv):
+        elif isinstance(self.layer, pyg.GENConv | pyg.GraphSAGE):
             x = self.layer(x, edge_index)
+        elif isinstance(self.layer, pyg.MLP):
+            x = self.layer(x)
         else:
             x = self.layer(x) if self.whole else self.layer(x, batch)
         return self.second(x.tanh())
@@ -113,24 +118,34 @@ def gps(**arguments):
 
 
 @pytest.mark.parametrize(
-    ('layer', 'instead', 'said'),
+    ('make', 'good', 'said'),
     [
-        (gps(), gps(norm='layer_norm'), "GPSConv(norm='layer_norm')"),
+        (gps, {'norm': 'layer_norm'}, "GPSConv(norm='layer_norm')"),
         (
-            pyg.GENConv(8, 8),
-            pyg.GENConv(8, 8, norm='layer'),
+            lambda **k: pyg.GENConv(8, 8, **k),
+            {'norm': 'layer'},
             "GENConv(norm='layer')",
+        ),
+        (
+            lambda norm='batch_norm', **k: pyg.MLP([8, 8, 8], norm=norm, **k),
+            {'norm': 'layer_norm', 'norm_kwargs': {'mode': 'node'}},
+            "MLP(norm='layer_norm', norm_kwargs={'mode': 'node'})",
+        ),
+        (
+            lambda norm='batch_norm', **k: pyg.GraphSAGE(
+                8, 8, 2, norm=norm, **k
+            ),
+            {'norm': 'layer_norm', 'norm_kwargs': {'mode': 'node'}},
+            "norm='layer_norm', norm_kwargs={'mode': 'node'}",
         ),
     ],
 )
-def test_batch_norm_is_refused_with_what_avoids_it(
-    private, layer, instead, said
-):
+def test_batch_norm_is_refused_with_what_avoids_it(private, make, good, said):
     arguments = {'forward': by_batch, 'loader': {'contiguous': True}}
     with pytest.raises(ValueError, match='running statistics') as error:
-        private(net=Normed(layer), **arguments)
+        private(net=Normed(make()), **arguments)
     assert said in str(error.value)
-    setup = private(net=Normed(instead), **arguments)
+    setup = private(net=Normed(make(**good)), **arguments)
     for batch in setup.loader:
         out = by_batch(setup.model, batch)[batch.root_mask]
         F.cross_entropy(out, batch.y[batch.root_mask]).backward()
@@ -138,67 +153,14 @@ def test_batch_norm_is_refused_with_what_avoids_it(
     assert setup.engine.steps == len(setup.loader)
 
 
-@pytest.mark.parametrize(
-    ('net', 'said'),
-    [
-        (
-            lambda norm, **k: pyg.MLP([5, 8, 3], norm=norm, **k),
-            "MLP(norm='layer_norm', norm_kwargs={'mode': 'node'})",
-        ),
-        (
-            lambda norm, **k: pyg.GraphSAGE(5, 8, 2, 3, norm=norm, **k),
-            "norm='layer_norm', norm_kwargs={'mode': 'node'}",
-        ),
-    ],
-)
-def test_models_of_pyg_name_their_argument(private, net, said):
-    with pytest.raises(ValueError, match='running statistics') as error:
-        private(net=net('batch_norm'))
-    assert said in str(error.value)
-    good = net('layer_norm', norm_kwargs={'mode': 'node'})
-    if isinstance(good, pyg.GraphSAGE):
-        setup = private(net=good)
-        assert setup.train(1) == 1
-
-
-def test_a_layer_norm_over_all_rows_is_named_with_the_mode_that_works(private):
-    with pytest.raises(ValueError, match='treat subgraphs apart') as error:
-        private(net=pyg.GraphSAGE(5, 8, 2, 3, norm='layer_norm'))
-    said = str(error.value)
-    assert "['norms.0'] are LayerNorms over all rows" in said
-    assert "norm='layer_norm', norm_kwargs={'mode': 'node'}" in said
-    # What it says works, and changes nothing else of the model.
-    net = pyg.GraphSAGE(
-        *(5, 8, 2, 3), norm='layer_norm', norm_kwargs={'mode': 'node'}
-    )
-    assert private(net=net).train(2) == 2
-
-
-@pytest.mark.parametrize(
-    'layer',
-    [nn.LayerNorm(8), pyg.LayerNorm(8, mode='node'), nn.PReLU(), nn.Dropout()],
-)
-def test_layers_that_are_fine(private, layer):
-    setup = private(net=Net(layer))
-    setup.train(1)
-    assert setup.engine.steps == 1
-
-
-@pytest.mark.parametrize('kind', [pyg.GCNConv, pyg.SGConv, pyg.APPNP])
-def test_cached_convolutions(private, kind):
-    net = Net(nn.Identity())
-    if kind is pyg.APPNP:
-        net.second = pyg.APPNP(2, 0.1, cached=True)
-    else:
-        net.second = kind(8, 3, cached=True)
-    refused(private, 'cached=False', net=net)
-
-
-def test_lazy_parameters(private):
-    net = Net(nn.Identity())
-    net.first = GCNConv(-1, 8)
-    with pytest.raises(ValueError, match='without a shape'):
-        private(net=net)
+def test_layers_that_are_fine(private):
+    for layer in (
+        *(nn.LayerNorm(8), pyg.LayerNorm(8, mode='node'), nn.PReLU()),
+        nn.Dropout(),
+    ):
+        setup = private(net=Net(layer))
+        setup.train(1)
+        assert setup.engine.steps == 1
 
 
 def centre(x):
@@ -553,22 +515,20 @@ def test_steps_out_of_order(private):
             loss.backward()
         break
     assert setup.engine.steps == 0
-
-
-def test_second_step_of_a_batch(private):
-    setup = private()
-    for batch in setup.loader:
-        loss = setup.loss(batch)
-        loss.backward(retain_graph=True)
+    batches = iter(setup.loader)
+    loss = setup.loss(next(batches))
+    loss.backward(retain_graph=True)
+    setup.optimizer.step()
+    with pytest.raises(RuntimeError, match='second step'):
         setup.optimizer.step()
-        with pytest.raises(RuntimeError, match='second step'):
-            setup.optimizer.step()
-        with pytest.raises(RuntimeError, match='exactly once'):
-            loss.backward()
-        with pytest.raises(RuntimeError, match='after the step'):
-            setup.model(batch.x, batch.edge_index)
-        break
-    assert setup.engine.steps == 1
+    with pytest.raises(RuntimeError, match='after the step'):
+        setup.model(setup.data.x, setup.data.edge_index)
+    new = setup.loss(next(batches))
+    with pytest.raises(RuntimeError, match='exactly once'):
+        loss.backward()
+    new.backward()
+    setup.optimizer.step()
+    assert setup.engine.steps == 2
 
 
 def test_batches_left_out(private):
@@ -585,20 +545,6 @@ def test_batches_left_out(private):
         setup.loss(batch).backward()
         break
     setup.train(1)
-    assert setup.engine.steps == 2
-
-
-def test_loss_of_an_old_batch(private):
-    setup = private()
-    batches = iter(setup.loader)
-    old = setup.loss(next(batches))
-    old.backward(retain_graph=True)
-    setup.optimizer.step()
-    new = setup.loss(next(batches))
-    with pytest.raises(RuntimeError, match='exactly once'):
-        old.backward()
-    new.backward()
-    setup.optimizer.step()
     assert setup.engine.steps == 2
 
 
@@ -734,33 +680,17 @@ def test_no_row_breaks_the_weights(private, value, kind):
 # Arguments
 
 
-@pytest.mark.parametrize(
-    ('arguments', 'match'),
-    [
-        ({'noise_multiplier': -1.0}, 'noise_multiplier'),
-        ({'noise_multiplier': math.nan}, 'noise'),
-        ({'noise_multiplier': math.inf}, 'noise_multiplier'),
-        ({'noise_multiplier': '4'}, 'noise_multiplier'),
-        ({'max_grad_norm': 0.0}, 'max_grad_norm'),
-        ({'max_grad_norm': math.inf}, 'max_grad_norm'),
+def test_bad_arguments(private):
+    for arguments, match in (
         ({'max_grad_norm': 1e-310}, "'max_grad_norm'.*exact"),
         ({'max_grad_norm': 1e300}, "'max_grad_norm'.*exact"),
         ({'noise_multiplier': 1e10}, "'noise_multiplier'.*too large"),
-        ({'max_grad_norm': math.nan}, 'max_grad_norm'),
-        ({'loss_reduction': 'none'}, 'loss_reduction'),
-        ({'max_physical_batch_size': 0}, 'max_physical_batch_size'),
-        ({'max_physical_batch_size': 2.0}, 'max_physical_batch_size'),
         ({'target_epsilon': 1.0}, 'target_delta'),
-        ({'target_epsilon': 0.0, 'target_delta': 1e-3}, 'target_epsilon'),
-        ({'target_epsilon': 1.0, 'target_delta': 0.0}, 'delta'),
-        ({'target_epsilon': 1.0, 'target_delta': 1.0}, 'delta'),
         ({'forward': lambda model, batch: 1}, 'call the model once'),
         ({'engine': {'accountant': 'gdp'}}, 'accountant'),
         ({'engine': {'ledger_head': 'a'}}, "needs a 'ledger'"),
-    ],
-)
-def test_bad_arguments(private, arguments, match):
-    refused(private, match, **arguments)
+    ):
+        refused(private, match, **arguments)
 
 
 def test_what_is_not_what_it_should_be(private):
@@ -779,6 +709,7 @@ def test_what_is_not_what_it_should_be(private):
         ('data_loader', [setup.data], 'StepLoader'),
         ('module', setup.model, 'private already'),
         ('optimizer', setup.optimizer, 'private already'),
+        ('data_loader', setup.loader.loader, 'private already'),
     ):
         with pytest.raises((TypeError, ValueError), match=match):
             PrivacyEngine().make_private(**{**good, name: value})
@@ -812,19 +743,6 @@ def test_what_is_not_what_it_should_be(private):
     nothing = torch.zeros(40, dtype=torch.bool)
     with pytest.raises(ValueError, match='at least one'):
         DisjointWalkLoader(setup.data, 1, 1, input_nodes=nothing)
-
-
-def test_the_loader_cannot_serve_two(private):
-    setup = private(engine={'seed': None})
-    net = Net(nn.Identity())
-    with pytest.raises(ValueError, match='private already'):
-        PrivacyEngine().make_private(
-            module=net,
-            optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
-            data_loader=setup.loader.loader,
-            noise_multiplier=4.0,
-            max_grad_norm=1.0,
-        )
 
 
 def test_one_pass_at_a_time(private):
