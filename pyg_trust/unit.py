@@ -111,9 +111,9 @@ class PrivacyUnit:
             public rows that are public, too. (default: :obj:`()`)
         edge_owner (dict): by edge type, the owner of each edge, int64
             ``[num_edges]``, beside those of its ends. (default: :obj:`None`)
-        on_removal (dict): by joint node type, ``'drop'`` if a row goes with
-            any of its owners, ``'keep'`` if it goes with the last. By default
-            all are dropped. (default: :obj:`None`)
+        on_removal (dict): by joint node type, ``'drop'`` if a row is
+            removed with any of its owners, ``'keep'`` if with the last. By
+            default all are dropped. (default: :obj:`None`)
         same (Tensor, optional): names of persons who are one person, int64,
             ``[2, k]``. (default: :obj:`None`)
 
@@ -205,7 +205,7 @@ class PrivacyUnit:
 
     @property
     def edge_owner(self) -> dict[EdgeType, Tensor]:
-        """Owners of edges whose ends do not tell, int64, by edge type."""
+        """Owners of edges beside those of their ends, int64, by edge type."""
         return self._edge_owner
 
     @validated

@@ -23,7 +23,7 @@ RELATIONS = ('replace', 'add_remove')
 
 
 class WholeUnitLoader(StepLoader):
-    """Base of loaders of disjoint units, each of which comes whole."""
+    """Base of loaders of disjoint units, each loaded as a whole."""
 
     _sizes: tuple[Tensor, Tensor] | None = None
     _known: tuple[int, Tensor] | None = None
@@ -170,7 +170,7 @@ def positions(ids: Any, node: Any) -> Any:
 
 
 def check_ids(data: Data) -> None:
-    """Refuse ids of nodes that do not tell them apart.
+    """Refuse ids of nodes that are not distinct.
 
     Raises:
         TypeError, ValueError: if ``data.n_id`` is there and holds no int64
@@ -345,8 +345,8 @@ def of_persons(
         unread += f'{declared["max_joint"]} persons ({declared["left_out"]})'
     return (
         what,
-        'the owners of all rows and edges are those that the privacy unit was '
-        'told, and one person has one name',
+        'the owners of all rows and edges are those that were declared, and '
+        'one person has one name',
         f'not used are edges {unread}',
         'the weights are private; the prediction for a person reads what that '
         f'person owns{read}',

@@ -1,7 +1,7 @@
 """Base of models that are fitted to a private graph once.
 
 A fit of one data set is a few Gaussian releases on one account, whose shares
-of the budget are fixed before. What comes out is kept: it predicts without
+of the budget are fixed before. What was released is kept: it predicts without
 reading an edge, and is saved with the lines of the account that paid for it.
 """
 

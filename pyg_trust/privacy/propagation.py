@@ -253,7 +253,7 @@ def hop_sensitivity(
     elif relation == 'node_incident':
         raise ValueError(
             "'max_degree' is needed by the relation 'node_incident': the "
-            'most edges of a node that comes or goes'
+            'most edges of a node that is added or removed'
         )
     if num_classes is not None and relation not in ('node', 'feature'):
         raise ValueError(

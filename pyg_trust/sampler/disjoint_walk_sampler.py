@@ -32,7 +32,7 @@ class DisjointWalkSampler(RootSampler):
     independently of the others. Only the structure of :obj:`data` is read:
     neither features nor labels nor edge weights.
 
-    For transductive training hand in the whole graph and the training nodes
+    For transductive training pass the whole graph and the training nodes
     as :obj:`roots`; for inductive training, ``data.subgraph(train_mask)``.
 
     Args:

@@ -16,7 +16,7 @@ class EgoSampler(RootSampler):
 
     The nodes from which messages reach the root in :obj:`num_hops` layers,
     and all edges between them; two roots share no node. Time and memory are
-    linear in what comes out.
+    linear in the result.
 
     Args:
         data (Data): the graph, with an ``edge_index`` without duplicates, on

@@ -108,7 +108,7 @@ def disjoint_walks(
             (default: :obj:`1`)
         roots (Tensor, optional): int64, ``[num_roots]``: the nodes to start
             from, in any order, or bool, ``[num_nodes]``. Walks may pass all
-            nodes; to keep them to some, hand in the graph of these alone. By
+            nodes; to keep them to some, pass the graph of these alone. By
             default, all nodes. (default: :obj:`None`)
         along (bool): whether messages travel along the edges, as PyG's do,
             or against them. (default: :obj:`True`)

@@ -294,7 +294,7 @@ class AggregationReport(ReleaseReport):
             )
         if self.epsilon_replace is not None:
             lines.append(
-                'That is against a blank record. Against any other record '
+                'That is against an empty record. Against any other record '
                 "(somebody's features or label, changed) epsilon is "
                 f'{outwards(self.epsilon_replace)}.'
             )
