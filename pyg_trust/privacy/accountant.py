@@ -616,15 +616,7 @@ def _continues(longer: History, shorter: History) -> bool:
 def epsilon_over_time(
     accountant: Accountant, delta: float, points: int = 8
 ) -> tuple[float, ...]:
-    r"""Compute :math:`\epsilon` over time, from no step to all so far.
-
-    Args:
-        accountant (Accountant): the account; releases beside the steps count
-            from the first on.
-        delta (float): in :math:`(0, 1)`.
-        points (int): at how many numbers of steps, evenly spaced, at most as
-            many as there are. (default: :obj:`8`)
-    """
+    r"""Compute :math:`\epsilon` over time, from no step to all so far."""
     points = min(points, len(accountant))
     part = copy.copy(accountant)
     found = [0.0]

@@ -266,13 +266,7 @@ def take(lines: list[float], mu: float) -> float:
 def check_shares(
     shares: Sequence[float] | None, default: tuple[float, ...], names: str
 ) -> tuple[float, ...]:
-    r"""Check the shares of :math:`\mu^2` that the releases of a fit have.
-
-    Args:
-        shares (sequence of float, optional): as given.
-        default (tuple): without any; one number a release.
-        names (str): the names of the releases, for the message.
-    """
+    r"""Check the shares of :math:`\mu^2` that the releases of a fit have."""
     size = len(default)
     if shares is None:
         return default

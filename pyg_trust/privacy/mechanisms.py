@@ -165,14 +165,6 @@ def rdp_wor(orders: Orders, q: float, lam: float) -> np.ndarray:
     Those of the Gaussian mechanism, of a coupling of both draws, and of
     Theorem 27 of `Wang et al. 2019 <https://arxiv.org/abs/1808.00087>`_, which
     is interpolated between integers, as :math:`(a - 1) g(a)` is convex.
-
-    Args:
-        orders (sequence of float): the orders :math:`a > 1`.
-        q (float): the sampling rate :math:`m / M`.
-        lam (float): the noise over the sensitivity.
-
-    Returns:
-        ndarray: float64, ``[len(orders)]``.
     """
     a, q, lam = check_orders(orders), check_q(q), check_lam(lam)
     moment = a * (a - 1) / (2 * lam**2)
@@ -236,19 +228,6 @@ def rdp_fdp(
     How many of the drawn nodes read the row is hypergeometric (`Daigavane et
     al. 2021 <https://arxiv.org/abs/2111.15521>`_). Opacus' noise multiplier is
     :math:`2\, \mathrm{terms}\, \lambda`.
-
-    Args:
-        orders (sequence of float): the orders :math:`a > 1`.
-        num_nodes (int): the number :math:`N` of training nodes.
-        m (int): the number of nodes drawn in each step.
-        terms (int): the result of :func:`fdp_terms`.
-        lam (float): the noise over the sensitivity, 2 terms C.
-
-    Returns:
-        ndarray: float64, ``[len(orders)]``.
-
-    Raises:
-        ValueError: also if :obj:`m` or :obj:`terms` is above :obj:`num_nodes`.
     """
     a, lam = check_orders(orders), check_lam(lam)
     if max(m, terms) > num_nodes:

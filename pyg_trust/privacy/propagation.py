@@ -417,10 +417,6 @@ def columns(graph: CSRGraph, measure: Measure) -> tuple[Tensor, Tensor]:
     r"""Compute norms :math:`\|\Pi e_v\|` of columns, and the diagonal.
 
     Unit vectors are propagated, :math:`O(N m L)`; sparse results stay sparse.
-
-    Args:
-        graph (CSRGraph): of at most :data:`MAX_COLUMNS` nodes.
-        measure (Measure): :math:`(a, b, w)`.
     """
     operator = _operator(graph, measure)
     n = graph.num_nodes

@@ -46,14 +46,7 @@ class DisjointWalks(NamedTuple):
 
     @validated
     def of_nodes(self, num_nodes: Count) -> Tensor:
-        """Return the subgraph of each node, int64, -1 of a node in none.
-
-        Args:
-            num_nodes (int): the number of nodes of the graph.
-
-        Raises:
-            ValueError: if it is less than the subgraphs need.
-        """
+        """Return the subgraph of each node, int64, -1 of a node in none."""
         check_range('num_nodes', self.node, num_nodes, 'the nodes')
         out = self.node.new_full((num_nodes,), -1)
         index = torch.arange(self.num_subgraphs, device=out.device)
@@ -144,12 +137,7 @@ def disjoint_walks(
 
 
 def max_size(walk_length: int, restarts: int = 1) -> int:
-    r"""Return the most nodes of a subgraph, :math:`1 + RL`.
-
-    Args:
-        walk_length (int): :math:`L`, at least 0.
-        restarts (int): :math:`R`, at least 1. (default: :obj:`1`)
-    """
+    r"""Return the most nodes of a subgraph, :math:`1 + RL`."""
     for name, value, least in (
         ('walk_length', walk_length, 0),
         ('restarts', restarts, 1),
