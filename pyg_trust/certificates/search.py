@@ -35,15 +35,7 @@ _TOGETHER = 5
 
 
 class Margins(NamedTuple):
-    """Smallest margins of the reference class over each class, by search.
-
-    Args:
-        lower (Tensor): float64, ``[num_targets, num_classes]``: bounds from
-            below, roundoff included; infinite at the reference class.
-        upper (Tensor): bounds from above, likewise.
-        flips (list[list[Tensor]]): the directed edges to flip, ``[2,
-            num_flips]``, by target and class.
-    """
+    """Smallest margins of the reference class over each class, by search."""
 
     lower: Tensor
     upper: Tensor
@@ -51,13 +43,7 @@ class Margins(NamedTuple):
 
 
 def candidates(perturbations: Perturbations, undirected: bool) -> Tensor:
-    """List the flips that an attacker can choose from: ``[2, num_flips]``.
-
-    Args:
-        perturbations (Perturbations): the admissible graphs.
-        undirected (bool): whether a flip takes both directions; then each is
-            listed once, the smaller node first.
-    """
+    """List the flips that an attacker can choose from: ``[2, num_flips]``."""
     row, col, _ = perturbations.fragile(perturbations.active)
     if undirected:
         # Both ends need a budget.
@@ -88,12 +74,6 @@ def within(
     pairs: Tensor, budget: Tensor, undirected: bool, most: int | None = None
 ) -> Tensor:
     """Take flips in the given order, as far as the local budgets allow.
-
-    Args:
-        pairs (Tensor): int64, ``[2, num_flips]``, the most wanted first.
-        budget (Tensor): int64, ``[num_nodes]``.
-        undirected (bool): whether a flip takes from the budgets of both ends.
-        most (int, optional): the most flips in all. (default: :obj:`None`)
 
     Returns:
         Tensor: a mask of the flips that are taken.
@@ -129,11 +109,6 @@ def all_flips(
 ) -> Iterator[Tensor]:
     """Iterate over every admissible set of flips, the empty one first.
 
-    Args:
-        perturbations (Perturbations): the admissible graphs.
-        budget (int): the most flips.
-        undirected (bool): as in :func:`candidates`.
-
     Yields:
         Tensor: the directed edges to flip, ``[2, num_flips]``.
     """
@@ -162,18 +137,7 @@ def try_all(
     undirected: bool,
     progress_bar: bool | None = None,
 ) -> Margins:
-    r"""Find the worst case over every admissible graph, by brute force.
-
-    Args:
-        perturbations (Perturbations): the admissible graphs.
-        logits (Tensor): :math:`H`, float64, ``[num_nodes, num_classes]``.
-        targets (Tensor): int64, ``[num_targets]``.
-        reference (Tensor): int64, ``[num_targets]``: the class to defend.
-        budget (int): the most flips.
-        horizon (Horizon): how the model diffuses.
-        undirected (bool): whether a flip takes both directions.
-        progress_bar (bool, optional): by default in terminals, after 2 s.
-    """
+    r"""Find the worst case over every admissible graph, by brute force."""
     classes, signal = logits.size(1), logits.t().contiguous()
     here, alpha = torch.arange(targets.numel()), horizon.alpha
     lower = logits.new_full((targets.numel(), classes), math.inf)
@@ -230,14 +194,6 @@ def try_each(
     :math:`\eta_g`, the quotient :math:`Q` with the denominator :math:`M` is
     off by :math:`\Delta = (2 \eta_z + 2 \eta_g |Q|) / (M - 2 \eta_g)`, and the
     margin by :math:`(g_u + \eta_g) \Delta + \eta_g |Q| + 2 \eta_z`.
-
-    Args:
-        logits (Tensor): :math:`H`, ``[num_nodes, num_classes]``.
-        perturbations (Perturbations): the admissible graphs.
-        targets (Tensor): int64, ``[num_targets]``.
-        reference (Tensor): int64, ``[num_targets]``: the class to defend.
-        alpha (float): the teleport probability, in :math:`(0, 1)`.
-        progress_bar (bool, optional): by default in terminals, after 2 s.
     """
     follow = 1 - alpha
     graph, n = perturbations.graph, perturbations.num_nodes
@@ -352,19 +308,6 @@ def attacks(
     the best one in its place. A heuristic: evaluate the attacks before use.
     With all pairs addable only removals are tried in graphs of more than 1,500
     nodes.
-
-    Args:
-        perturbations (Perturbations): the graphs admissible by the local
-            budgets.
-        reward (Tensor): :math:`r`, float64, ``[num_columns, num_nodes]``.
-        targets (Tensor): int64, ``[num_columns]``: :math:`u`.
-        global_budget (int): :math:`B`.
-        alpha (float): the teleport probability, in :math:`(0, 1)`.
-        normalization (str): as in :class:`Horizon`. (default: :obj:`'rw'`)
-        undirected (bool): whether a flip takes both directions.
-            (default: :obj:`False`)
-        swaps (int): how often every flip is reconsidered. (default: :obj:`1`)
-        progress_bar (bool, optional): by default in terminals, after 2 s.
 
     Returns:
         list[Tensor]: per column the directed edges to flip, ``[2,
