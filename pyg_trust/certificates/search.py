@@ -359,17 +359,18 @@ class _Attack:
             directed(self.pairs[:, mask], self.undirected) for mask in chosen
         ]
 
-    def worth(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the worth of each flip, and whether it may be added.
+    def worth(self, chosen: Tensor, of: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the worth of each flip of some columns, and which are free.
 
         Keep the columns whose graph is better than the best one so far.
         """
+        reward, targets = self.reward[of], self.targets[of]
         policy = Policy.from_flips(self.perturbations, self.flips(chosen))
         alpha, follow = self.horizon.alpha, 1 - self.horizon.alpha
-        signal = self.horizon.scaled(policy, self.reward)
+        signal = self.horizon.scaled(policy, reward)
         value = policy_value(policy, signal, alpha, tol=1e-9).value
         sure = torch.full((len(chosen),), 1e-9, dtype=torch.float64)
-        reach = pagerank_of(policy, self.targets, alpha, None, sure)
+        reach = pagerank_of(policy, targets, alpha, None, sure)
         mean, size = (value - signal) / follow, policy.size.double()
         left = self.perturbations.budget - policy.flips
         worth, free = torch.zeros_like(chosen).double(), ~chosen
@@ -378,17 +379,17 @@ class _Attack:
         ways = [self.pairs, self.pairs.flip(0)][: 1 + self.undirected]
         for k, (row, col) in enumerate(ways):
             gain = flip_gains(
-                *(value, mean, self.reward, size, row, col),
+                *(value, mean, reward, size, row, col),
                 *(sign, follow, self.horizon.normalization),
             )
             if k > 0:
                 gain = gain.masked_fill(row == col, 0)
             worth += reach[:, row] * gain
             free &= left[:, row] > 0
-        now = value[torch.arange(len(chosen)), self.targets]
-        better = now > self.best
-        self.best = torch.where(better, now, self.best)
-        self.chosen = torch.where(better[:, None], chosen, self.chosen)
+        now = value[torch.arange(len(chosen)), targets]
+        better = now > self.best[of]
+        self.best[of[better]] = now[better]
+        self.chosen[of[better]] = chosen[better]
         return torch.where(chosen, -worth, worth), free
 
     def together(self, worth: Tensor, budget: int) -> Tensor:
@@ -418,27 +419,31 @@ class _Attack:
 
     def run(self, budget: int, swaps: int) -> None:
         """Take flips together, then one by one, then swap them."""
-        worth, free = self.worth(self.chosen)
+        every = live = torch.arange(len(self.best))
+        worth, _ = self.worth(self.chosen, every)
         if budget == 0 or worth.size(1) == 0:
             return
         for _ in range(_TOGETHER if budget > 1 else 0):
-            before, tried = self.chosen, self.together(worth, budget)
-            worth, _ = self.worth(tried)
-            if torch.equal(before, self.chosen):
+            before = self.best[live]
+            worth, _ = self.worth(self.together(worth, budget), live)
+            on = self.best[live] > before
+            live, worth = live[on], worth[on]
+            if live.numel() == 0:
                 break
-        tried = self.chosen
-        for _ in range(budget):
-            full = (tried.sum(1) >= budget)[:, None]
-            worth, free = self.worth(tried)
-            before, tried = tried, self.add(tried, worth, free & ~full)
-            if torch.equal(tried, before):
+        live, tried = every, self.chosen.clone()
+        for _ in range(budget + 1):
+            worth, free = self.worth(tried, live)
+            free &= (tried.sum(1) < budget)[:, None]
+            longer = self.add(tried, worth, free)
+            on = (longer != tried).any(1)
+            live, tried = live[on], longer[on]
+            if live.numel() == 0:
                 break
-        self.worth(tried)
         for _ in range(swaps if budget > 1 else 0):
             for k in range(budget):
                 # Remove the k-th flip of each column.
                 number = self.chosen.long().cumsum(1)
                 gone = self.chosen & (number == k + 1)
                 without = self.chosen & ~gone
-                worth, free = self.worth(without)
-                self.worth(self.add(without, worth, free & ~gone))
+                worth, free = self.worth(without, every)
+                self.worth(self.add(without, worth, free & ~gone), every)
