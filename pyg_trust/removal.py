@@ -660,7 +660,7 @@ def skipping(
 class Removed:
     """Items that the lines of a ledger removed and did not add again.
 
-    A line costs what it names, however many came before.
+    A line costs as much as its items, however many lines came before.
     """
 
     def __init__(self) -> None:
