@@ -1,10 +1,9 @@
 r"""Account of noisy releases, which records what was spent for good.
 
-A release of Gaussian noise is one number, :math:`\mu`
-(:mod:`pyg_trust.privacy.gaussian`), and releases add up in
-squares. An account holds these numbers and a limit. A line is on it, and on
-the disk if there is a ledger, *before* the noise that it pays for is drawn:
-the end of the process can waste some of the budget, never hide it.
+A release of Gaussian noise is one number, :math:`\mu`, and releases add up in
+squares. A line is on the account, and on the disk if there is a ledger,
+*before* the noise that it pays for is drawn: the end of the process can waste
+some of the budget, never hide it.
 """
 
 import hashlib
@@ -26,6 +25,14 @@ from pyg_trust._checks import (
 )
 from pyg_trust.ledger import BudgetExceededError, PrivacyLedger
 from pyg_trust.noise import SecureNoise, SeededNoise
+
+__all__ = [
+    'NoCopies',
+    'PaidNoise',
+    'ReleaseAccount',
+    'TrainingAccount',
+    'register_release',
+]
 
 # A limit is met up to rounding; the limits made here are rounded down.
 _ROUNDING = 1e-12
@@ -60,25 +67,11 @@ class TrainingAccount(Protocol):
     :class:`~pyg_trust.privacy.PrivacyEngine` has one.
     """
 
-    @property
-    def steps(self) -> int:
-        """The number of entries so far."""
-
-    @property
-    def seeded(self) -> bool:
-        """Whether a seed makes the noise repeatable."""
-
-    @property
-    def target_epsilon(self) -> float | None:
-        """The epsilon of the budget."""
-
-    @property
-    def target_delta(self) -> float | None:
-        """The delta of the budget."""
-
-    @property
-    def ledger_head(self) -> str | None:
-        """The digest of the ledger's last line."""
+    steps: int
+    seeded: bool
+    target_epsilon: float | None
+    target_delta: float | None
+    ledger_head: str | None
 
     def spend_gaussian(self, mu: float) -> None:
         """Record a Gaussian release before its noise is drawn."""
@@ -90,9 +83,8 @@ class TrainingAccount(Protocol):
 class ReleaseAccount(NoCopies):
     r"""Account of Gaussian releases, in memory or in a file.
 
-    One account is for one relation and one set of data. A copy would be a
-    second account of the same budget: copies are the account itself, and it
-    can't be pickled or used by another process than the one that made it.
+    One account is for one relation and one set of data. Copies are the account
+    itself; it can't be pickled or used by another process.
 
     Args:
         about (dict): plain values that identify the account: the relation, its

@@ -1,17 +1,19 @@
-# Longer than 700 lines because all answers to "whose is it" are one object:
-# who owns rows, what is a person's own, what goes with it, what is refused.
+# Longer than 700 lines because all answers to "whose is it" are one object.
 """Privacy unit: ownership of the rows and edges of a typed graph.
 
 A person may be rows in several tables and edges of several types. Everything
-that has to know whose a row is asks one :class:`PrivacyUnit`.
+that has to know whose a row is asks one :class:`PrivacyUnit`, which holds a
+matrix of rows by owners for each type.
 """
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
+import scipy.sparse
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
@@ -32,10 +34,13 @@ from pyg_trust._checks import (
 from pyg_trust._checks.fingerprints import fingerprint
 from pyg_trust._checks.graphs import check_edges, plain_index, with_edge_index
 from pyg_trust.graph._marks import declare, marked
-from pyg_trust.graph.ragged import pointer, ranges
 from pyg_trust.removal import integers
 
+__all__ = ['Cascade', 'PrivacyUnit']
+
 EdgeType = tuple[str, str, str]
+# scipy has no types.
+Matrix: TypeAlias = Any
 
 # Edge types that agree on so much, and not on all, are neither a pair of
 # mirrors nor two relations.
@@ -62,7 +67,7 @@ class Cascade:
 
 @validated
 class PrivacyUnit:
-    r"""Declaration of the owners of a typed graph's rows and edges.
+    """Declaration of the owners of a typed graph's rows and edges.
 
     .. code-block:: python
 
@@ -74,26 +79,23 @@ class PrivacyUnit:
             public=('item',),
         )
 
-    A unit need not be a person: a household or a firm is one as well. Every
-    node type is declared once, as the table of persons, owned by one person a
-    row, owned by several, or public. Nothing is public by default.
-
-    An edge belongs to the owners of both of its ends. Edges between public
-    rows are public if they are named, or have an owner of their own. An edge
-    type and its reverse, as ``ToUndirected`` makes it, are one relation.
+    A person may be a household or a firm as well. Every node type is declared
+    once, as the table of persons, owned by one person a row, owned by several,
+    or public. Nothing is public by default. An edge belongs to the owners of
+    both of its ends. An edge type and its reverse, as ``ToUndirected`` makes
+    it, are one relation.
 
     Columns are declared with their tables: each column of a row that a person
     owns was computed from that person's data and from public tables alone, and
-    a public table from nobody's. This is not checked. Only what a transform of
-    this package propagated is known (``data.propagated``) and refused; counts,
-    averages, vocabularies, category codes, embeddings and scales that you
-    computed from several persons are not.
+    a public table from nobody's. Only what a transform of this package
+    propagated is known (``data.propagated``) and refused; counts, averages,
+    vocabularies, embeddings and scales of several persons are not.
 
     Args:
         data (Data or HeteroData): the graph. Only ownership is copied from
             it. It is marked (``data.privacy_unit``), so that what protects
-            single rows refuses it from then on. The one type of a ``Data`` is
-            named :obj:`None` here, and ``'node'`` in what is returned.
+            single rows refuses it. The one type of a ``Data`` is named
+            :obj:`None` here, and ``'node'`` in what is returned.
         person (str, optional): the node type whose rows are the persons, one
             each. (default: :obj:`None`)
         num_persons (int, optional): their number, where there is no such
@@ -164,8 +166,8 @@ class PrivacyUnit:
             else check_integer('num_persons', num_persons or 0, 1)
         )
         self._one = self._joined(same)
-        self._ptr: dict[str, Tensor] = {}
-        self._who: dict[str, Tensor] = {}
+        #: By type that persons own, the matrix of rows by owners.
+        self._of: dict[str, Matrix] = {}
         self._own(data, owns, shares)
         self._edge_owner = self._owners_of_edges(dict(edge_owner or {}))
         self.on_removal = self._removal(_by_type(on_removal))
@@ -174,40 +176,25 @@ class PrivacyUnit:
         #: The names of persons, int64; their places where nothing names them.
         self.n_id = self._ids(data)
         self._close(data)
-        self.check(data)
         declare(given, person)
 
     def _close(self, data: HeteroData) -> None:
-        self._print = self._digest(data)
         #: A digest of graph and owners; of persons' edges, so private.
-        self.digest = self._seal()
-
-    def _seal(self) -> str:
-        return fingerprint(
-            self._print,
-            repr(
-                (
-                    self.person,
-                    sorted(self.joint),
-                    sorted(self.public),
-                    sorted(self.public_edges),
-                    self.on_removal,
-                )
-            ),
-            self.n_id,
-            *self._ptr.values(),
-            *self._who.values(),
-            *self._edge_owner.values(),
-            repr([*self._ptr, *self._edge_owner]),
+        self._print = self._digest(data)
+        declared = (
+            *(self.person, sorted(self.joint), sorted(self.public)),
+            *(sorted(self.public_edges), self.on_removal),
         )
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if 'digest' in self.__dict__:
-            raise AttributeError(
-                f"'{name}' needs to stay as it was declared: a privacy unit "
-                'does not change; make a new PrivacyUnit'
-            )
-        super().__setattr__(name, value)
+        lists = [self.owners(t) for t in self._of]
+        self.digest = fingerprint(
+            self._print,
+            repr(declared),
+            self.n_id,
+            *(ptr for ptr, _ in lists),
+            *(who for _, who in lists),
+            *self._edge_owner.values(),
+            repr([*self._of, *self._edge_owner]),
+        )
 
     # Who owns what #########################################################
 
@@ -232,8 +219,10 @@ class PrivacyUnit:
             tuple[Tensor, Tensor]: the start of each row's owners, int64,
             ``[num_rows + 1]``, and the owners, ascending in each row.
         """
-        check_choice('node_type', node_type, self._ptr)
-        return self._ptr[node_type], self._who[node_type]
+        check_choice('node_type', node_type, self._of)
+        of = self._of[node_type]
+        ptr, who = of.indptr.astype(np.int64), of.indices.astype(np.int64)
+        return torch.from_numpy(ptr), torch.from_numpy(who)
 
     @validated
     def rows(self, person: Natural) -> dict[str, Tensor]:
@@ -242,10 +231,10 @@ class PrivacyUnit:
         Args:
             person (int): the name of the person.
         """
-        one = self._names([person], 'person')
+        one = self._mask(self._names([person], 'person'))
         return {
-            t: _row_of(ptr)[self._who[t] == one]
-            for t, ptr in self._ptr.items()
+            t: torch.from_numpy((of @ one).nonzero()[0])
+            for t, of in self._of.items()
         }
 
     @validated
@@ -274,9 +263,8 @@ class PrivacyUnit:
         """
         found = []
         for t in self.joint:
-            few = self._ptr[t].diff() <= max_joint
-            rows = few.nonzero().view(-1)
-            found.append(_crossed(self.owners(t), rows, self.owners(t), rows))
+            few = _few(self._of[t], max_joint)
+            found.append(few.T @ few)
         for step in along:
             if isinstance(step, list | tuple) and not isinstance(
                 [*step, ''][0], str
@@ -284,20 +272,23 @@ class PrivacyUnit:
                 found.append(self._met(step, max_joint))
                 continue
             e = self.known(step, 'along')
-            source, target = self._edges[e]
             if {e[0], e[2]} & set(self.public):
                 raise ValueError(
                     "'along' needs edge types between rows that persons own "
                     f'(got {e}, to public rows)'
                 )
-            one, other = self.owners(e[0]), self.owners(e[2])
-            few = one[0].diff()[source] <= max_joint
-            few &= other[0].diff()[target] <= max_joint
-            found.append(_crossed(one, source[few], other, target[few]))
+            one, other = (_few(self._of[t], max_joint) for t in e[::2])
+            found.append(one.T @ self._between(e) @ other)
         if not found:
             return torch.empty((2, 0), dtype=torch.int64)
-        both = torch.cat(found, 1).sort(0).values
-        return both[:, both[0] < both[1]].unique(dim=1)
+        both = sum(found[1:], found[0])
+        upper = scipy.sparse.triu(both + both.T, 1, 'csr')
+        return torch.from_numpy(np.stack(upper.nonzero()).astype(np.int64))
+
+    def _between(self, e: EdgeType) -> Matrix:
+        # The edges of a type as a matrix of sources by targets.
+        source, target = self._edges[e]
+        return _matrix(source, target, (self._sizes[e[0]], self._sizes[e[2]]))
 
     def known(self, edge_type: Any, name: str) -> EdgeType:
         """Return an edge type, or refuse it by the name of its argument."""
@@ -311,11 +302,10 @@ class PrivacyUnit:
         *,
         symmetric: bool = False,
     ) -> bool:
-        r"""Tell whether a metapath uses only own rows and public rows.
+        """Return whether a metapath uses only own rows and public rows.
 
-        A row's features along such a path are a function of what its owners
-        own and of public tables: first only rows of the same owners, checked
-        on each edge, then only public rows by public edges.
+        First only rows of the same owners, checked on each edge, then only
+        public rows by public edges.
 
         Args:
             path (Sequence[tuple[str, str, str]]): edge types, as a walk from
@@ -341,26 +331,26 @@ class PrivacyUnit:
                 continue
             if not own or receiver in self.public:
                 return False
-            if not self._same_owners(receiver, ends[0], sender, ends[1]):
+            one, other = self._of[receiver], self._of[sender]
+            if (one[ends[0].numpy()] != other[ends[1].numpy()]).nnz:
                 return False
         return True
 
     @validated
     def has_one_row_each(self, node_type: str) -> bool:
-        """Tell whether no two rows of a type have an owner in common.
+        """Return whether no two rows of a type have an owner in common.
 
         Args:
             node_type (str): the type; of a public one no row has an owner.
         """
-        who = self._who.get(node_type)
-        return who is not None and who.unique().numel() == who.numel()
+        of = self._of.get(node_type)
+        return of is not None and int(of.sum(0).max(initial=0)) <= 1
 
     @validated
     def table(self, data: Data | HeteroData) -> Data:
         """Return the table of persons as a graph without edges.
 
-        Row :math:`i` is a person, with the features and labels that ``data``
-        has for it. Features along metapaths have to be a person's own, as
+        Features along metapaths have to be a person's own, as
         :class:`~pyg_trust.transforms.MetapathFeatures` makes them of this
         unit.
 
@@ -411,10 +401,9 @@ class PrivacyUnit:
     def cascade(self, persons: Iterable[int] | Tensor) -> Cascade:
         """Return the rows and edges removed along with persons.
 
-        Rows that they own alone go, and joint rows as :obj:`on_removal` says;
-        with rows go their edges, of reverse types, too. Public rows stay,
-        also those that nobody else touched: that they go would tell that
-        somebody did.
+        Rows that they own alone are removed, and joint rows as
+        :obj:`on_removal` says; with rows their edges. Public rows stay, also
+        those that nobody else used.
 
         Args:
             persons (Iterable[int] or Tensor): the names of the persons.
@@ -429,11 +418,11 @@ class PrivacyUnit:
     ) -> Cascade:
         # Types of which all rows go are whole.
         rows, masks = {}, {}
-        for t, ptr in self._ptr.items():
-            count = _per_row(torch.isin(self._who[t], gone), ptr)
+        for t, of in self._of.items():
+            count = of @ self._mask(gone)
             keep = on_removal.get(t) == 'keep'
-            masks[t] = (count == ptr.diff()) if keep else (count > 0)
-            masks[t] |= t in whole
+            lost = count == of.sum(1) if keep else count > 0
+            masks[t] = torch.from_numpy(lost | (t in whole))
             rows[t] = masks[t].nonzero().view(-1)
         edges = {}
         for edge_type, index in self._edges.items():
@@ -477,11 +466,8 @@ class PrivacyUnit:
     ) -> Data | HeteroData:
         """Return only the rows of some persons, and the public rows.
 
-        The graph to train on for a group of persons: those of one group are
-        forgotten by training its model again. For a group that hashes of
-        names make, that is equal, to the bit, to their never having been
-        there. Joint rows whose owners are in several groups are in none.
-        Returned as by :meth:`without`.
+        Joint rows whose owners are in several groups are in none. Returned as
+        by :meth:`without`.
 
         Args:
             data (Data or HeteroData): the graph that was declared.
@@ -516,20 +502,22 @@ class PrivacyUnit:
             e: plain_index(_named(e), left[e].edge_index)
             for e in left.edge_types
         }
-        place = torch.arange(self.num_names)
+        keep = torch.ones(self.num_names, dtype=torch.bool)
         if self.person is not None:
             keep = _kept(self.num_names, gone.rows.get(self.person))
-            place = keep.cumsum(0) - 1
+        place = keep.cumsum(0) - 1
+        if self.person is not None:
             made.num_names, made.n_id = int(keep.sum()), self.n_id[keep]
             made._one = place[self._one[keep]]
-        made._ptr, made._who = {}, {}
-        for t, ptr in self._ptr.items():
-            stay = ~torch.isin(self._who[t], names)
-            count = _per_row(stay, ptr)
-            keep = _kept(self._sizes[t], gone.rows.get(t))
-            made._ptr[t] = pointer(count[keep])
-            inside = keep[_row_of(ptr)] & stay
-            made._who[t] = place[self._who[t][inside]]
+        made._of = {}
+        others = scipy.sparse.diags_array(1 - self._mask(names))
+        for t, of in self._of.items():
+            rows = _kept(self._sizes[t], gone.rows.get(t)).numpy()
+            left_of = scipy.sparse.csr_array(of @ others)[rows][
+                :, keep.numpy()
+            ]
+            left_of.eliminate_zeros()
+            made._of[t] = left_of
         made._edge_owner = {
             e: place[who[_kept(who.numel(), gone.edges.get(e))]]
             for e, who in self._edge_owner.items()
@@ -542,10 +530,6 @@ class PrivacyUnit:
         self, node_type: str, one: NodeIds, other: NodeIds
     ) -> None:
         """Refuse two groups of rows if a person has rows in both.
-
-        What was trained on one group of rows has seen all that their owners
-        have: to stop early, to choose settings or to take as non-members,
-        rows have to be of other persons.
 
         Args:
             node_type (str): their type; of a public one nobody has rows.
@@ -561,14 +545,12 @@ class PrivacyUnit:
             check_nodes(name, rows, size)
             for name, rows in (('one', one), ('other', other))
         ]
-        if node_type not in self._ptr:
+        if node_type not in self._of:
             return
-        ptr, who = self.owners(node_type)
         first, second = (
-            who[ranges(ptr[rows], ptr[rows + 1] - ptr[rows])]
-            for rows in groups
+            self._of[node_type][rows.numpy()].sum(0) for rows in groups
         )
-        if bool(torch.isin(first, second).any()):
+        if (first * second).any():
             raise ValueError(
                 f"'one' and 'other' need to be rows of {node_type!r} of "
                 'different persons (got some of one person in both, who is '
@@ -600,10 +582,8 @@ class PrivacyUnit:
         """Divide the rows by persons, so that nobody is in two parts.
 
         Joint rows of persons in different parts, and public rows, are in
-        none. What is tuned or audited on a part has seen no person of another
-        one; a split of rows does not give that (:meth:`check_apart`). Walks of
-        ``relation='contents'`` go through all parts, and read who is there:
-        make such a loader of a part alone, by :meth:`within`.
+        none. Walks of ``relation='contents'`` go through all parts: make such
+        a loader of a part alone, by :meth:`within`.
 
         Args:
             ratio (Sequence[float]): the share of persons in each part.
@@ -635,12 +615,11 @@ class PrivacyUnit:
         ends = [round(n * sum(shares[: i + 1])) for i in range(len(shares))]
         parts = []
         for start, end in zip([0, *ends], ends, strict=False):
-            inside = torch.zeros(self.num_names, dtype=torch.bool)
-            inside[order[start:end]] = True
+            inside = self._mask(order[start:end])
             parts.append(
                 {
-                    t: _per_row(inside[self._who[t]], ptr) == ptr.diff()
-                    for t, ptr in self._ptr.items()
+                    t: torch.from_numpy(of @ inside == of.sum(1))
+                    for t, of in self._of.items()
                 }
             )
         return parts
@@ -695,16 +674,6 @@ class PrivacyUnit:
                 'types, sizes or edges differ (what to_homogeneous() makes '
                 'has rows alone, and no persons)'
             )
-        known = self._edges.items()
-        same = all(
-            torch.equal(v, plain_index(_named(e), data[e].edge_index).cpu())
-            for e, v in known
-        )
-        if not same or self._seal() != self.digest:
-            raise ValueError(
-                "'unit' needs to stay as it was declared (its tensors were "
-                'written to): make a new PrivacyUnit'
-            )
         if not torch.equal(self._ids(data), self.n_id):
             raise ValueError(
                 f"'data' needs the names 'n_id' of {self.person!r} that the "
@@ -750,6 +719,7 @@ class PrivacyUnit:
         for found, text in (
             (unknown, 'types that are not there'),
             (twice, 'types twice'),
+            (missing, 'nothing of some: none is public by default; missing'),
         ):
             if found:
                 raise ValueError(
@@ -757,12 +727,6 @@ class PrivacyUnit:
                     f'node types of the graph, once each (got {text}: '
                     f'{found})'
                 )
-        if missing:
-            raise ValueError(
-                "'owned', 'joint' or 'public' needs to hold every node type "
-                f'but the persons (missing: {missing}); nothing is public by '
-                'default'
-            )
 
     def _joined(self, same: Tensor | None) -> Tensor:
         names = torch.arange(self.num_names)
@@ -806,8 +770,7 @@ class PrivacyUnit:
     ) -> None:
         if self.person is not None:
             n = self._sizes[self.person]
-            self._ptr[self.person] = torch.arange(n + 1)
-            self._who[self.person] = self._one.clone()
+            self._of[self.person] = _matrix(torch.arange(n), self._one, (n, n))
         for name, given in (('owned', owned), ('joint', joint)):
             for t, by in given.items():
                 rows, who = self._incidence(name, t, by)
@@ -840,26 +803,17 @@ class PrivacyUnit:
         self, name: str, node_type: str, rows: Tensor, who: Tensor
     ) -> None:
         n = self._sizes[node_type]
-        if name == 'owned':
-            count = torch.bincount(rows, minlength=n)
-            wrong = (count != 1).nonzero().view(-1)
-            need = 'one owner, by one edge'
-        else:
-            both = (rows * self.num_names + who).unique()
-            rows, who = both // self.num_names, both % self.num_names
-            count = torch.bincount(rows, minlength=n)
-            wrong = (count == 0).nonzero().view(-1)
-            need = 'an owner'
-        if wrong.numel():
-            i = int(wrong[0])
+        count = torch.bincount(rows, minlength=n)
+        need, wrong = 'one owner, by one edge', count != 1
+        if name == 'joint':
+            need, wrong = 'an owner', count == 0
+        if bool(wrong.any()):
+            i = int(wrong.nonzero()[0])
             raise ValueError(
                 f"'{name}' needs to give each row of {node_type!r} {need} "
                 f'(row {i} has {int(count[i])})'
             )
-        self._ptr[node_type] = pointer(count)
-        if bool((rows.diff() < 0).any()):
-            who = who[rows.argsort(stable=True)]
-        self._who[node_type] = who
+        self._of[node_type] = _matrix(rows, who, (n, self.num_names))
 
     def _owners_of_edges(
         self, given: Mapping[EdgeType, Tensor]
@@ -922,19 +876,7 @@ class PrivacyUnit:
                     f'type between public rows (missing: {e})'
                 )
 
-    def _same_owners(
-        self, a: str, rows: Tensor, b: str, others: Tensor
-    ) -> bool:
-        first, second = self._ptr[a].diff()[rows], self._ptr[b].diff()[others]
-        if not torch.equal(first, second):
-            return False
-        k = torch.arange(int(first.sum()))
-        k -= pointer(first)[:-1].repeat_interleave(first)
-        one = self._ptr[a][rows].repeat_interleave(first) + k
-        other = self._ptr[b][others].repeat_interleave(first) + k
-        return torch.equal(self._who[a][one], self._who[b][other])
-
-    def _met(self, path: Sequence[Any], max_joint: int) -> Tensor:
+    def _met(self, path: Sequence[Any], max_joint: int) -> Matrix:
         # Pairs of persons who meet at the last public row of a metapath.
         first = self.known(path[0], 'along')
         start = first[0 if first[2] in self.public else 2]
@@ -951,14 +893,21 @@ class PrivacyUnit:
                 "'along' needs metapaths from rows of one person through "
                 f'public rows and edges to such rows (got {path})'
             )
-        held = self.owners(start)
+        held = self._of[start]
         for *_, t, ends in steps[:-1]:
-            held = _carried(held, ends, self._sizes[t], max_joint)
+            shape = self._sizes[t], held.shape[0]
+            held = _few(_matrix(ends[1], ends[0], shape) @ held, max_joint)
         _, t, last, ends = steps[-1]
-        size = self._sizes[t]
-        back = _carried(self.owners(last), ends.flip(0), size, max_joint)
-        rows = torch.arange(size)
-        return _crossed(held, rows, back, rows)
+        shape = self._sizes[t], self._sizes[last]
+        back = _matrix(ends[0], ends[1], shape) @ self._of[last]
+        back = _few(back, max_joint)
+        return held.T @ back
+
+    def _mask(self, persons: Tensor) -> np.ndarray:
+        # 1 for these persons, 0 for others.
+        mask = np.zeros(self.num_names, dtype=np.int64)
+        mask[persons.numpy()] = 1
+        return mask
 
     def _digest(self, data: HeteroData) -> str:
         parts: list[Tensor | str | float | None] = []
@@ -1046,16 +995,8 @@ def path_steps(
 ) -> list[tuple[EdgeType, str, str, Tensor]]:
     """Return edge type, receiver, sender and edges of each step of a metapath.
 
-    Args:
-        path (Sequence[tuple[str, str, str]]): edge types, as a walk from the
-            rows that receive. An edge type is walked along where it starts at
-            the type that the walk is at, else against.
-        node_type (str): the node type of the rows that receive.
-        edges (dict[tuple[str, str, str], Tensor]): edges by type.
-
-    Returns:
-        list[tuple]: with the edges as int64 ``[2, num_edges]``, receivers
-        first.
+    An edge type is walked along where it starts at the type that the walk is
+    at, else against; edges have receivers first.
     """
     made, at = [], node_type
     for given in path:
@@ -1076,46 +1017,19 @@ def path_steps(
     return made
 
 
-def _row_of(ptr: Tensor) -> Tensor:
-    return torch.arange(ptr.numel() - 1).repeat_interleave(ptr.diff())
+def _matrix(rows: Tensor, columns: Tensor, shape: tuple[int, int]) -> Matrix:
+    # Ones at these places, whatever stands there twice.
+    ones = np.ones(len(rows), dtype=np.int64)
+    at = rows.numpy(), columns.numpy()
+    made = scipy.sparse.csr_array((ones, at), shape)
+    made.sum_duplicates()
+    made.data[:] = 1
+    return made
 
 
-def _crossed(
-    one: tuple[Tensor, Tensor],
-    rows: Tensor,
-    other: tuple[Tensor, Tensor],
-    others: Tensor,
-) -> Tensor:
-    # All pairs of an owner of rows[i] and one of others[i].
-    (a, first), (b, second) = one, other
-    each = b.diff()[others]
-    count = a.diff()[rows] * each
-    pair = torch.arange(rows.numel()).repeat_interleave(count)
-    k = torch.arange(pair.numel()) - pointer(count)[pair]
-    each = each[pair]
-    return torch.stack(
-        [
-            first[a[rows][pair] + k // each],
-            second[b[others][pair] + k % each],
-        ]
-    )
-
-
-def _carried(
-    held: tuple[Tensor, Tensor], ends: Tensor, size: int, most: int
-) -> tuple[Tensor, Tensor]:
-    # The persons at the other ends of edges, if they are not too many.
-    ptr, who = held
-    count = ptr.diff()[ends[0]]
-    persons = who[ranges(ptr[ends[0]], count)]
-    both = torch.stack([ends[1].repeat_interleave(count), persons])
-    both = both.unique(dim=1)
-    few = both[0].bincount(minlength=size) <= most
-    both = both[:, few[both[0]]]
-    return pointer(both[0].bincount(minlength=size)), both[1]
-
-
-def _per_row(mask: Tensor, ptr: Tensor) -> Tensor:
-    # How many are set, row by row.
-    total = pointer(mask.long())
-    return total[ptr[1:]] - total[ptr[:-1]]
+def _few(matrix: Matrix, most: int) -> Matrix:
+    # Ones in the rows that have not too many, nothing in the others.
+    made, count = matrix.copy(), np.diff(matrix.indptr)
+    made.data = np.repeat(count <= most, count).astype(np.int64)
+    made.eliminate_zeros()
+    return made

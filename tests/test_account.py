@@ -1,13 +1,10 @@
 """The account of releases: killed, cut, copied, it never claims less."""
 
-import copy
 import math
 import os
-import pickle
 import signal
 
 import pytest
-import torch
 import warm
 
 from pyg_trust import noise
@@ -42,15 +39,6 @@ def test_a_file_remembers(tmp_path):
     for other in ({'relation': 'node'}, {'delta': 1e-3}, {'form': 'replace'}):
         with pytest.raises(ValueError, match='another mechanism'):
             ReleaseAccount({**ABOUT, **other}, ledger=file)
-
-
-def test_a_copy_is_the_account_itself():
-    account = ReleaseAccount(ABOUT, limit=1.0)
-    copy.deepcopy(account).spend(0.5)
-    copy.copy(account).spend(0.5)
-    assert account.mu == pytest.approx(math.sqrt(0.5))
-    with pytest.raises(TypeError, match='pickled'):
-        pickle.dumps(account)
 
 
 def test_another_process_is_refused():
@@ -136,8 +124,3 @@ def test_a_killed_release_is_on_the_disk(tmp_path, moment):
     assert len(account.lines) == 1 >= drawn
     assert account.mu == pytest.approx(0.5 / math.sqrt(2))
     account.close()
-
-
-def test_tensors_of_noise_are_integers():
-    paid = PaidNoise(noise.SecureNoise(), lambda mu: None, [1.0])
-    assert paid.cells((3,)).dtype == torch.int64

@@ -13,25 +13,24 @@ from pyg_trust._checks import Count, Natural, NodeIds, validated
 from pyg_trust._checks.graphs import with_edge_index
 from pyg_trust.graph._marks import check_rows
 from pyg_trust.graph.ragged import pointer
-from pyg_trust.loader.step_batches import (
-    POISSON,
-    WITHOUT_REPLACEMENT,
-    Sampling,
-    StepBatches,
-)
+from pyg_trust.loader.step_batches import WITHOUT_REPLACEMENT, Sampling
 from pyg_trust.loader.whole_units import (
     WholeUnitLoader,
     check_ids,
     of_persons,
 )
 from pyg_trust.sampler import DisjointWalkSampler
-from pyg_trust.sampler.walks import DisjointWalks, min_subgraphs
+from pyg_trust.sampler.walks import (
+    DisjointWalks,
+    min_subgraphs,
+    named_roots,
+)
 from pyg_trust.unit import PrivacyUnit
 
 # The relation of persons.
 PERSON = 'replace-one-person'
-# Streams of the partitions and of the batches.
-_PARTITION, _BATCH = 0, 1
+# Stream of the partitions.
+_PARTITION = 0
 
 
 def _write(walks: DisjointWalks) -> list[int]:
@@ -80,57 +79,35 @@ class _MarkRoots:
 class DisjointWalkLoader(WholeUnitLoader):
     r"""Loads batches of node-disjoint subgraphs, for private training.
 
-    **Every step** draws :math:`m` of the :math:`M` subgraphs of a partition,
-    uniformly without replacement, afresh and independently of all other
-    steps. This, and not the shuffled epochs of other loaders, is what the
-    privacy analysis of sampling without replacement is about, at the public
-    sampling rate
-
-    .. math::
-        q = m / M.
-
-    With ``sampling='poisson'`` every step draws each of the :math:`M`
-    subgraphs by a coin of its own, with the same public rate :math:`q`;
-    :math:`m` is then the expected number, by which sums are divided, and a
-    batch may have any size, also none. That costs less
-    (:mod:`pyg_trust.privacy.poisson`): about half of :math:`\epsilon` at
-    rates up to .05, a few percent at large ones
-    (:func:`pyg_trust.privacy.propose` compares both). Without
-    replacement, batches have one size.
+    Every step draws :math:`m` of the :math:`M` subgraphs of a partition,
+    uniformly without replacement and afresh, at the public sampling rate
+    :math:`q = m / M`. With ``sampling='poisson'`` every subgraph is drawn by
+    itself with the rate :math:`q`; a batch may then have any size, also none.
+    That costs less (:func:`pyg_trust.privacy.propose` compares both).
 
     The partition is drawn once (DRW, DRW-R of `"Training Differentially
     Private Graph Neural Networks with Random Walk Sampling"
     <https://arxiv.org/abs/2301.00738>`_, Ayle et al. 2023), or again every
-    :obj:`resample_every` steps (DRW-D); then :math:`M`, and with it :math:`q`,
-    is another one for each partition, and :meth:`sample_rate_at` tells that of
-    a step. Neither partitions nor batches depend on features or labels, as
-    long as the graph and :obj:`input_nodes` do not; see
-    :func:`pyg_trust.sampler.disjoint_walks`. Privacy needs the choice of
-    batches to stay secret. A :class:`~pyg_trust.privacy.PrivacyEngine` draws
-    them from the operating system, with any seed here; keep ``n_id`` and
-    ``input_id`` of its batches to yourself. Batches of the loader alone are
-    those of the seed.
+    :obj:`resample_every` steps (DRW-D), each with a rate of its own. Neither
+    partitions nor batches depend on features or labels, as long as the graph
+    and :obj:`input_nodes` do not. A :class:`~pyg_trust.privacy.PrivacyEngine`
+    draws batches from the operating system, with any seed here; keep ``n_id``
+    and ``input_id`` of its batches to yourself.
 
     A batch is a :class:`~torch_geometric.data.Data` object with the edges
     inside each subgraph and none between two. The :math:`m` roots come first
     (``batch_size``, as in any :class:`NodeLoader`); ``n_id`` are the nodes,
     ``e_id`` the edges, ``batch`` the subgraph of each node and ``input_id``
-    the position of each root in :obj:`input_nodes`. For training without
-    leakage from test nodes (inductive), hand in
-    ``data.subgraph(data.train_mask)``.
-
-    With :obj:`contiguous`, the nodes of each subgraph stand together, root
-    first, so that ``batch`` is sorted (with ``ptr``), as pooling, attention
-    within a graph (:class:`~torch_geometric.nn.GPSConv`) and LSTM aggregation
-    need it. Roots are then those of ``root_mask``:
-    ``model(batch.x, batch.edge_index)[batch.root_mask]``.
+    the position of each root in :obj:`input_nodes`. For inductive training
+    pass ``data.subgraph(data.train_mask)``. With :obj:`contiguous`, the nodes
+    of each subgraph stand together, as pooling, attention within a graph and
+    LSTM aggregation need it; roots are then those of ``root_mask``.
 
     **Persons of several rows.** With a :class:`~pyg_trust.unit.PrivacyUnit`
     the units are persons, :obj:`walk_length` is 0, and a batch holds rows of
-    the table of persons, with no edge. Protected is all that a person owns
-    in any table: rows and how many, features, labels and edges. It reaches
-    the model by :class:`~pyg_trust.transforms.MetapathFeatures`. Joint rows
-    and edges between persons are not read.
+    the table of persons, with no edge. Protected is all that a person owns in
+    any table; it reaches the model by
+    :class:`~pyg_trust.transforms.MetapathFeatures`.
 
     .. code-block:: python
 
@@ -139,15 +116,10 @@ class DisjointWalkLoader(WholeUnitLoader):
             data, 256, walk_length=0, unit=unit, sampling='poisson'
         )
 
-    The steps of an epoch count on from those of the last: a loader with the
-    same arguments and seed gives the same epochs, for any number of workers.
-
     Args:
         data (Data or HeteroData): the graph, with an ``edge_index`` without
-            duplicates, on the CPU or, without workers, on CUDA. There
-            everything is sampled and stays, but for the nodes of a batch,
-            which, as a loader's list of indices, pass through the host. With
-            a :obj:`unit`, the typed graph of that unit.
+            duplicates, on the CPU or, without workers, on CUDA. With a
+            :obj:`unit`, the typed graph of that unit.
         batch_size (int): :math:`m`, the subgraphs of a batch. It is constant,
             or, with ``sampling='poisson'``, the expected number.
         walk_length (int): :math:`L`, the steps of a walk.
@@ -176,12 +148,8 @@ class DisjointWalkLoader(WholeUnitLoader):
     Raises:
         TypeError: on a wrong type, or an argument that would choose batches
             otherwise.
-        ValueError: if :obj:`batch_size` is more than :math:`M` (with
-            :obj:`resample_every`, than the least it can be,
-            :func:`pyg_trust.sampler.walks.min_subgraphs`), if
-            :obj:`walk_length` is not 0 with a :obj:`unit`, and as
-            :func:`pyg_trust.sampler.disjoint_walks` and
-            :meth:`PrivacyUnit.table <pyg_trust.unit.PrivacyUnit.table>`.
+        ValueError: if :obj:`batch_size` is more than the least :math:`M`, or
+            :obj:`walk_length` is not 0 with a :obj:`unit`.
     """
 
     terms = 1
@@ -222,6 +190,7 @@ class DisjointWalkLoader(WholeUnitLoader):
         check_rows(data)
         check_ids(data)
         data = with_edge_index(data)
+        input_nodes = named_roots(input_nodes, data)
         # The seed is resolved after all checks.
         sampler = DisjointWalkSampler(
             data, walk_length, restarts, input_nodes, along=along, seed=0
@@ -250,15 +219,13 @@ class DisjointWalkLoader(WholeUnitLoader):
             kwargs['transform'] = _MarkRoots(kwargs.get('transform'))
         self.resample_every = resample_every
         self.sampling = sampling
-        batches = StepBatches(
-            batch_size,
-            num_steps,
-            self.num_subgraphs_at,
-            self._write,
-            rng.derive(seed, _BATCH),
-            self.sample_rate_at if sampling == POISSON else None,
+        super().__init__(
+            data,
+            sampler,
+            self._drawn(batch_size, num_steps, seed),
+            sampler.roots,
+            **kwargs,
         )
-        super().__init__(data, sampler, batches, sampler.roots, **kwargs)
 
     def draw(self, step: int) -> DisjointWalks:
         """Draw the subgraphs of a step.

@@ -14,12 +14,12 @@ from pyg_trust.loader.step_batches import (
     POISSON,
     WITHOUT_REPLACEMENT,
     Sampling,
-    StepBatches,
     StepLoader,
 )
 from pyg_trust.loader.whole_units import check_ids, positions
 from pyg_trust.privacy.mechanisms import fdp_terms
 from pyg_trust.sampler.ego_sampler import EgoSampler
+from pyg_trust.sampler.walks import named_roots
 
 
 @validated
@@ -28,27 +28,15 @@ class EgoLoader(StepLoader):
 
     The baseline of `"Node-Level Differentially Private Graph Neural Networks"
     <https://arxiv.org/abs/2111.15521>`_ (Daigavane et al. 2021). Every step
-    draws :math:`m` of the :math:`N` roots uniformly without replacement,
-    afresh (or each by a coin of its own, with ``sampling='poisson'``: then
-    :math:`m` is the expected number, and a batch may have any size, also
-    none); a root comes with all nodes from which messages reach it in
-    ``num_hops`` layers. These are *copies*: a node can be in many of the
-    :math:`N` ego graphs, but if it sends to at most :math:`K` others
-    (:class:`~pyg_trust.transforms.BoundedDegree`), messages of it reach no
-    more than
-
-    .. math::
-        1 + K + \cdots + K^l
-
-    roots, so that replacing its row changes no more than these gradients. The
-    *receivers* of a node have to be few, not its senders: who hears of a row
-    is what counts. (The paper's code bounds gradients per node of the joint
-    batch, which changes more of them; here each root's own gradient is
-    clipped.) A :class:`~pyg_trust.privacy.PrivacyEngine` accounts for that by
-    :class:`~pyg_trust.privacy.GroupAccountant`; coins cost less. Where whole
-    neighbourhoods are not needed, walks
-    (:class:`~pyg_trust.loader.DisjointWalkLoader`) cost far less: there a row
-    is in one subgraph.
+    draws :math:`m` of the :math:`N` roots without replacement, or by Poisson
+    sampling; a root comes with copies of all nodes from which messages reach
+    it in ``num_hops`` layers. If a node sends to at most :math:`K` others
+    (:class:`~pyg_trust.transforms.BoundedDegree`), its messages reach no more
+    than :math:`1 + K + \cdots + K^l` roots, so that replacing its row changes
+    no more than these gradients
+    (:class:`~pyg_trust.privacy.GroupAccountant`). Where whole neighbourhoods
+    are not needed, walks (:class:`~pyg_trust.loader.DisjointWalkLoader`) cost
+    far less.
 
     A batch looks like one of :class:`DisjointWalkLoader`: roots first,
     ``batch``, ``n_id`` (with repetitions), ``input_id`` and ``batch_size``.
@@ -97,6 +85,7 @@ class EgoLoader(StepLoader):
         check_rows(data)
         check_ids(data)
         data = with_edge_index(data)
+        input_nodes = named_roots(input_nodes, data)
         sampler = EgoSampler(data, num_hops, input_nodes, along=along)
         found = sampler.max_receivers
         if found > max_degree:
@@ -114,14 +103,8 @@ class EgoLoader(StepLoader):
         self.max_degree = max_degree
         self.terms = min(count, fdp_terms(max_degree, num_hops))
         self.sampling = sampling
-        batches = StepBatches(
-            batch_size,
-            count // batch_size if num_steps is None else num_steps,
-            self.num_subgraphs_at,
-            self._write,
-            rng.derive(rng.resolve(seed), 1),
-            self.sample_rate_at if sampling == POISSON else None,
-        )
+        steps = count // batch_size if num_steps is None else num_steps
+        batches = self._drawn(batch_size, steps, rng.resolve(seed))
         super().__init__(data, sampler, batches, sampler.roots, **kwargs)
 
     @validated
@@ -139,9 +122,6 @@ class EgoLoader(StepLoader):
             'along': self.node_sampler.along,
             'sampling': self.sampling,
         }
-
-    def _write(self, step: int, index: Tensor) -> list[int]:
-        return index.tolist()
 
     def collate_fn(self, index: list[int] | Tensor) -> Any:
         """Make a batch of the drawn units."""

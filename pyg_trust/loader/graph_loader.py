@@ -8,6 +8,7 @@ from torch import Tensor
 from torch_geometric.data import Batch, Data
 
 from pyg_trust._checks import Count, OneOf, Rate, check_instance, validated
+from pyg_trust._checks.graphs import check_edges
 from pyg_trust.graph.ragged import pointer
 from pyg_trust.loader.step_batches import WITHOUT_REPLACEMENT, Sampling
 from pyg_trust.loader.whole_units import RELATIONS, DrawnUnits
@@ -18,36 +19,17 @@ class GraphLoader(DrawnUnits):
     r"""Loads batches of whole graphs, for private graph classification.
 
     Every step draws :math:`m` of the :math:`M` graphs uniformly without
-    replacement, afresh, or, with ``sampling='poisson'``, each by a coin of
-    its own. The unit that is protected is a graph: its nodes,
-    edges, features and label, all together. The gradient of each is clipped
-    to :math:`C`.
+    replacement, or each by itself with ``sampling='poisson'``. Protected is a
+    graph: its nodes, edges, features and label. The gradient of each is
+    clipped to :math:`C`.
 
-    **Without replacement, replaced.** If one graph is another, it is drawn
-    with probability :math:`q = m / M`, and then one summand of norm at most
-    :math:`C` is another: the sum moves by at most :math:`2C`, which is what
-    :class:`~pyg_trust.privacy.PrivacyEngine` accounts for.
-
-    **Without replacement, added or removed.** The same numbers hold. Let
-    :math:`D` have one graph more than :math:`D'`. A draw of :math:`m` from
-    :math:`D` misses it with probability :math:`1 - q` and is then a draw from
-    :math:`D'`, so that :math:`P = (1 - q) P' + q P_1`; exchanging it for one
-    of the others at random makes a draw with it one without, whose sum is at
-    most :math:`2C` away. By advanced joint convexity (`Balle, Barthe and
-    Gaboardi, 2018 <https://arxiv.org/abs/1807.01647>`_, Theorem 2) :math:`P`
-    and :math:`P'` are as close as if it were replaced, at the rate
-    :math:`q = m / M` of the larger. A report tells :math:`M`, and so does a
-    rate: to keep it a secret who is there at all, keep them too.
-
-    **By coins.** Each graph is drawn with the rate :math:`q`, and a batch may
-    have any size, also none; sums are divided by the public
-    :obj:`batch_size`. Neighbours ``relation='replace'`` have one graph
-    exchanged, :math:`q = m / M`. With ``relation='add_remove'`` they have one
-    more or less; then the sum moves by :math:`C` alone, and the account is
-    that of :func:`pyg_trust.privacy.poisson_epsilon` with the form
-    'withdraw'. The number of graphs is private there, so that neither
-    the rate nor the divisor may be made of it: hand in a public
-    :obj:`sample_rate` beside :obj:`batch_size`.
+    Without replacement a graph that is replaced, added or removed moves the
+    sum by at most :math:`2C` at the rate :math:`q = m / M` of the larger
+    collection. A report states :math:`M`, and so does a rate: keep both, if it
+    is a secret who is there at all. With Poisson sampling and
+    ``relation='add_remove'`` the sum moves by :math:`C` alone. The number of
+    graphs is private there: pass a public :obj:`sample_rate` beside the
+    :obj:`batch_size` by which sums are divided.
 
     A batch is a :class:`~torch_geometric.data.Batch`, as of PyG's
     ``DataLoader``: nodes graph by graph, ``batch``, ``ptr``, ``num_graphs``,
@@ -67,16 +49,16 @@ class GraphLoader(DrawnUnits):
         data (sequence of Data): the graphs, on the CPU, each with a node and
             an ``edge_index``, such as a list or a PyG dataset. They are not to
             be changed afterwards, and keep their numbers of nodes.
-        batch_size (int): :math:`m`, which is constant, or, by coins, the
-            public number by which sums are divided: the expected one, or what
-            is thought to be near it.
+        batch_size (int): :math:`m`, which is constant, or the public number
+            by which sums are divided with Poisson sampling.
         num_steps (int, optional): the batches of an epoch; by default
             :math:`\lfloor M / m \rfloor`, or :math:`\lfloor 1 / q \rfloor`
             with a :obj:`sample_rate`. (default: :obj:`None`)
         sampling (str): :obj:`'without_replacement'` or :obj:`'poisson'`.
             (default: :obj:`'without_replacement'`)
         relation (str): which collections are neighbours: :obj:`'replace'` or
-            :obj:`'add_remove'`, by coins alone. (default: :obj:`'replace'`)
+            :obj:`'add_remove'`, with Poisson sampling alone.
+            (default: :obj:`'replace'`)
         sample_rate (float, optional): :math:`q`, for
             ``relation='add_remove'``. (default: :obj:`None`)
         seed (int, optional): the seed. (default: :obj:`None`)
@@ -110,6 +92,8 @@ class GraphLoader(DrawnUnits):
         **kwargs: Any,
     ) -> None:
         self._set_law(sampling, relation, sample_rate)
+        if isinstance(data, Batch):
+            data = data.to_data_list()
         if isinstance(data, Data | str) or not hasattr(data, '__getitem__'):
             raise TypeError(
                 "'data' needs to be a sequence of torch_geometric.data.Data "
@@ -126,6 +110,7 @@ class GraphLoader(DrawnUnits):
                     f"'edge_index' (not so graph {number})"
                 )
             sizes.append(int(graph.num_nodes))
+            check_edges(f'data[{number}].edge_index', edges, sizes[-1])
         # Read again at every access, as a dataset may have a transform.
         self.graphs = data
         self._keys = {

@@ -47,36 +47,29 @@ class UnitLoader(DrawnUnits):
 
     A person's subgraph has all rows that it owns alone, the edges between
     them, and copies of the public rows that are at most :obj:`hops` steps
-    away. Rows of several persons and edges between persons are in none: they
-    are not used. So a subgraph is a function of one person and of what is
-    public, and all that one person owns, how many rows and edges it may be,
-    changes one clipped gradient (:class:`GraphLoader` has the account). No
-    number of rows or edges needs to be capped for that. To bound the work,
-    :obj:`num_neighbors` lets a row bring in some of its public rows: those
-    with the least keyed hash of the names of both ends, whoever else is there.
+    away. Rows of several persons and edges between persons are not used. So a
+    subgraph is a function of one person and of what is public, and all that
+    one person owns changes one clipped gradient (:class:`GraphLoader` has the
+    account). To bound the work, :obj:`num_neighbors` lets a row bring in some
+    of its public rows.
 
     With ``relation='replace'``, neighbours differ in all that one person
-    owns; how many persons there are is public. With ``'add_remove'``, by
-    coins alone, they differ in whether a person is there at all.
+    owns; with ``'add_remove'``, and Poisson sampling alone, in whether a
+    person is there at all.
 
-    **Persons who read each other.** With ``relation='contents'``, a subgraph
-    is of a *claim*, some persons on walks from one of them over
-    :meth:`PrivacyUnit.pairs <pyg_trust.unit.PrivacyUnit.pairs>`
-    (:func:`pyg_trust.sampler.disjoint_walks`): those who share a row, or an
-    edge of the types :obj:`along`. It has all rows and edges whose owners are
-    all in the claim, joint ones, too. Each person is in one claim at most, so
-    one person's contents change one clipped gradient, by at most :math:`2C`.
-    The pairs are public and fixed, and so is the selection: a person who
-    leaves would re-route the walks of others. Protected is all else: features
-    and labels, other edges, and how many rows each owns alone, not counting
-    rows with edges of :obj:`along`.
+    With ``relation='contents'``, a subgraph is of a group of persons on walks
+    over :meth:`PrivacyUnit.pairs <pyg_trust.unit.PrivacyUnit.pairs>`: those
+    who share a row, or an edge of the types :obj:`along`. It has all rows and
+    edges whose owners are all in the group, joint ones, too. Each person is in
+    one group at most. The pairs are public and fixed. Protected is all else:
+    features and labels, other edges, and how many rows each owns alone, not
+    counting rows with edges of :obj:`along`.
 
-    **Labels of other rows.** With ``input_nodes=('order', mask)`` the labels
-    are those of rows that persons own, as many as each has, or, with
-    ``relation='contents'``, of joint rows. All persons are drawn. The term of
-    a subgraph is the mean of those of its target rows, and zero if it has
-    none; the loss is computed by row as ever. A row whose labels are all -100,
-    which losses ignore, is no target row.
+    With ``input_nodes=('order', mask)`` the labels are those of rows that
+    persons own, as many as each has, or, with ``relation='contents'``, of
+    joint rows. The term of a subgraph is the mean of those of its target rows,
+    and zero if it has none. A row whose labels are all -100, which losses
+    ignore, is no target row.
 
     Batches are :class:`~torch_geometric.data.HeteroData` that have every node
     and edge type, if need be without rows: ``x``, ``n_id`` and ``batch`` by

@@ -16,7 +16,7 @@ from pyg_trust._checks import (
     check_tensor,
     validated,
 )
-from pyg_trust.loader.step_batches import POISSON, StepBatches, StepLoader
+from pyg_trust.loader.step_batches import POISSON, StepLoader
 from pyg_trust.report import fingerprint
 
 RELATIONS = ('replace', 'add_remove')
@@ -250,18 +250,10 @@ class DrawnUnits(WholeUnitLoader):
             by_rate = max(1, int(1 / self._rate)) if self._rate else None
             num_steps = by_rate or count // batch_size
         self._num_units = count
-        batches = StepBatches(
-            batch_size,
-            num_steps,
-            self.num_subgraphs_at,
-            self._write,
-            rng.derive(rng.resolve(seed), 1),
-            self.sample_rate_at if self.sampling == POISSON else None,
-        )
         super().__init__(
             Data(num_nodes=count),
             sampler or _NoSampler(),
-            batches,
+            self._drawn(batch_size, num_steps, rng.resolve(seed)),
             torch.arange(count),
             **kwargs,
         )
@@ -279,9 +271,6 @@ class DrawnUnits(WholeUnitLoader):
         if self._rate is not None:
             return float(self._rate)
         return super().sample_rate_at(step)
-
-    def _write(self, step: int, index: Tensor) -> list[int]:
-        return index.tolist()
 
     def setting(self) -> dict[str, Any]:
         """Return the public arguments, by name; seeds are secret."""

@@ -1,36 +1,11 @@
 r"""Full-batch private gradient descent on single rows.
 
-.. math::
-    \tilde g_t = \sum_{v} \min(1, C / \|g_v\|)\, g_v
-    + \mathcal{N}(0, z^2 C^2 I)
-
-over all training rows at every step. A row that is withdrawn moves the sum by
-at most :math:`C`, one that is replaced by at most :math:`2 C`, so :math:`T`
-steps are one Gaussian release of :math:`\mu = \sqrt{T} / z` or :math:`2
-\sqrt{T} / z` (:mod:`pyg_trust.privacy.gaussian`), also if later
-gradients depend on all sums before. No draw of a batch has to stay secret and
-no accountant of subsampling is needed. The number of training rows is public:
-sums are divided by it, and a row that was withdrawn adds nothing.
-
-Rows are processed one by one: a model's output for a row can't depend on any
-other row, with any layers.
-
-**To the last bit.** A sum is one of integers on the grid of the release,
-:math:`g = z C 2^{-32}` (:mod:`pyg_trust.verify.release`), and clipped norms
-stay :data:`MARGIN` below :math:`C`, far more than roundings in float64.
-
-*Any model* (:func:`clipped_sums`): each number of a clipped gradient is
-truncated to the grid, so that no gradient gets longer.
-
-*A linear model* (:func:`linear_sums`): the clipped gradient of a row is the
-outer product of :math:`(x, 1)` and :math:`c\, e`. Both are truncated to
-integers, :math:`a = t(2^{13} (x, 1))` and :math:`\alpha = t(c\, e\, 2^{-13} /
-g)`, so that :math:`g \|\alpha a^\top\| = g \|\alpha\| \|a\| \le c \|e\|
-\|(x, 1)\| \le C`, and the product of the two matrices is one of integers of
-size :math:`n 2^{32} / z` at most, exact in float64 below :math:`2^{53}`. The
-logits, of :math:`a` and of weights rounded to a grid, are exact as well:
-whether rows are kept dense or sparse, and in what order a library adds,
-changes no bit.
+Each step adds noise to the sum of the clipped gradients of all training rows.
+A row that is withdrawn moves the sum by at most :math:`C`, a replaced one
+by at most :math:`2 C`: :math:`T` steps are one Gaussian release. Sums
+are of integers on the grid of the noise, and a model's output for a row can't
+depend on any other row. The proof is in the documentation, "Private
+aggregation".
 """
 
 import math
@@ -66,25 +41,15 @@ _CHUNK = 1024
 def descent_noise(
     mu: Positive, steps: Count, form: Annotated[str, OneOf(FORMS)] = 'withdraw'
 ) -> float:
-    r"""Return the noise multiplier :math:`z` of full-batch descent.
-
-    .. math::
-        z = \sqrt{T} / \mu \quad\text{or, to replace,}\quad 2 \sqrt{T} / \mu
-    """
+    r"""Return :math:`z = \sqrt{T} / \mu`, or twice this to replace a row."""
     return (2 if form == 'replace' else 1) * math.sqrt(steps) / mu
 
 
 def unit_rows(x: Tensor) -> Any:
-    """Normalise rows to norm 1, each by itself, in float64.
+    """Normalise dense or sparse rows to norm 1, each by itself, in float64.
 
-    Rows with an entry that is not finite count as zero.
-
-    Args:
-        x (Tensor): float32 or float64, ``[num_rows, num_columns]``, dense or
-            sparse.
-
-    Returns:
-        ndarray or scipy.sparse.csr_array: sparse if few entries are not zero.
+    Rows with an entry that is not finite count as zero. The result is sparse
+    if few entries are not zero.
     """
     check_tensor('x', x, REAL, ('num_rows', 'num_columns'))
     rows = _matrix(x)
@@ -123,13 +88,7 @@ def whole_rows(x: Any) -> Any:
 
     Numbers beyond :math:`2^{11}` are cut, and a row with an entry that is not
     finite counts as zero.
-
-    Args:
-        x (ndarray or scipy.sparse.csr_array): float64,
-            ``[num_rows, num_columns]``.
     """
-    if not hasattr(x, 'shape') or len(x.shape) != 2:
-        raise TypeError(f"'x' needs to be a matrix (got {type(x).__name__})")
     whole = x.copy()
     if scipy.sparse.issparse(whole):
         values = whole.data
@@ -166,19 +125,6 @@ def linear_sums(
         and :math:`b` last; times the grid they are the sum.
     """
     C = max_grad_norm
-    if not isinstance(error, np.ndarray) or error.ndim != 2:
-        raise TypeError(
-            f"'error' needs to be a matrix (got {type(error).__name__})"
-        )
-    if not hasattr(rows, 'shape') or len(rows.shape) != 2:
-        raise TypeError(
-            f"'rows' needs to be a matrix (got {type(rows).__name__})"
-        )
-    if rows.shape[0] != error.shape[0]:
-        raise ValueError(
-            f"'error' needs to have {rows.shape[0]} rows, as 'rows' has (got "
-            f'{error.shape[0]})'
-        )
     unit = 2.0**_BITS
     squares = np.asarray((rows * rows).sum(1)).ravel() / unit**2
     norms = np.sqrt(1 + squares) * np.sqrt(np.square(error).sum(1))
@@ -195,13 +141,7 @@ def linear_sums(
 
 
 def linear_logits(rows: Any, weight: np.ndarray) -> np.ndarray:
-    """Compute logits of a linear model exactly, weights rounded to a grid.
-
-    Args:
-        rows (ndarray or scipy.sparse.csr_array): the result of
-            :func:`whole_rows`.
-        weight (ndarray): float64, ``[num_columns + 1, num_classes]``; finite.
-    """
+    """Compute logits of whole rows exactly, weights rounded to a grid."""
     # Coarse enough that sums of integer products stay below 2^53.
     largest = max(float(np.abs(weight).max(initial=0.0)), 2.0**-900)
     room = 2.0**52 / (weight.shape[0] * 2.0 ** (_BITS + _MORE))
@@ -260,15 +200,8 @@ def private_linear(
     return weight.numpy()
 
 
-@validated
 def row_outputs(module: nn.Module, x: Tensor) -> Tensor:
-    """Run a model on each row alone.
-
-    Args:
-        module (torch.nn.Module): the model.
-        x (Tensor): ``[num_rows, num_columns]``.
-    """
-    check_tensor('x', x, REAL, ('num_rows', 'num_columns'))
+    """Run a model on each row alone."""
     call = torch.func.vmap(lambda row: module(row[None])[0])
     with torch.no_grad():
         return torch.cat([call(part) for part in x.split(_CHUNK)])

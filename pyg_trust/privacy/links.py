@@ -378,10 +378,9 @@ class PrivateLinkPredictor(PrivateFit):
             *(mean, deviation, pairs.size(1)),
         )
         size = negatives.shape[1]
-        cells = paid.cells((self.steps, size))
         weight = private_pairs(
-            *(positives, negatives, count, num_neg, cells),
-            *(z, self._rate(size)),
+            *(positives, negatives, count, num_neg),
+            *(paid.cells((self.steps, size)), z, self._rate(size)),
         )
         state['mean'] = torch.from_numpy(mean)
         state['deviation'] = torch.from_numpy(deviation)
@@ -456,7 +455,7 @@ class PrivateLinkPredictor(PrivateFit):
         made = scores(x)
         return torch.from_numpy(np.concatenate([made(part) for part in parts]))
 
-    def _by_features(self, x: None) -> Any:
+    def _by_features(self, x: Tensor | None) -> Any:
         state = self._state
         weight = state['weight'].numpy()
         mean, deviation = state['mean'].numpy(), state['deviation'].numpy()

@@ -386,6 +386,6 @@ def _masses(
         above = -np.diff(_tail(x, z, (w, at)))
         below = np.diff(_tail(-x, z, (w, -at)))
         inside.append(np.where(x[:-1] > 0, above, below))
-    mass = pld.connect(edge, *inside, float(edge[1] - edge[0]))
+    mass = pld.connect(edge, inside[0], inside[1], float(edge[1] - edge[0]))
     mass[0] += _tail(-x[0], z, (p[0], -p[1]))
     return pld.Masses(mass, first, float(_tail(x[-1], z, p)) + lost)

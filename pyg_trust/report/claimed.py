@@ -33,7 +33,7 @@ class ClaimedReport(Report):
     @classmethod
     def of(cls: type[Made], **values: Any) -> Made:
         """Make the report: fields that are not given follow from others."""
-        names = [each.name for each in fields(cls)]  # type: ignore[arg-type]
+        names = [each.name for each in fields(cls)]
         known = {}
         if set(names) - values.keys():
             made = PROMISES[cls._procedure](finite(plain(values))).to_dict()

@@ -193,8 +193,7 @@ class PrivateAGP(Releasing, BaseTransform):
                 raise ValueError(
                     "'measure' is for the relation 'feature' (got "
                     f'{self.relation.name!r}): a linear chain of sums has no '
-                    'bounded sensitivity in edges; combine the released hops '
-                    "by 'weights'"
+                    'bounded sensitivity in edges'
                 )
         if feature and self.hops != 1:
             raise ValueError(

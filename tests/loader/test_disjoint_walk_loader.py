@@ -10,11 +10,11 @@ from torch_geometric import transforms as T
 from torch_geometric.data import Data
 from torch_geometric.loader import NodeLoader
 from torch_geometric.nn import GCNConv
-from torch_geometric.utils import subgraph, to_edge_index, to_undirected
+from torch_geometric.utils import subgraph, to_edge_index
 
 from pyg_trust.loader import DisjointWalkLoader, EgoLoader
 from pyg_trust.loader.disjoint_walk_loader import _read, _write
-from pyg_trust.sampler.walks import DisjointWalks, min_subgraphs
+from pyg_trust.sampler.walks import DisjointWalks
 from pyg_trust.testing import make_graph
 
 
@@ -127,14 +127,6 @@ def test_every_step_draws_uniformly_without_replacement():
     assert set(draws) == set(subsets)
 
 
-def test_steps_are_no_shuffled_epoch():
-    # In an epoch of a shuffled loader no subgraph would come twice.
-    loader = make_loader(batch_size=4, num_steps=10)
-    roots = [v for batch in loader for v in batch.n_id[:4].tolist()]
-    assert len(set(roots)) < len(roots)
-    assert loader.num_subgraphs < 40
-
-
 @pytest.mark.parametrize('filter_per_worker', [None, True, False])
 @pytest.mark.parametrize('num_workers', [0, 2])
 @pytest.mark.parametrize('resample_every', [None, 2])
@@ -167,17 +159,6 @@ def test_epochs_count_on():
     assert [contents(batch) for batch in left] == twice[3:]
 
 
-def test_torch_seed_is_enough():
-    batches = []
-    for _ in range(2):
-        torch.manual_seed(3)
-        loader = make_loader(seed=None, num_steps=3)
-        batches.append([contents(batch) for batch in loader])
-    assert batches[0] == batches[1]
-    loader = make_loader(seed=None, num_steps=3)
-    assert batches[0] != [contents(batch) for batch in loader]
-
-
 def test_features_and_labels_do_not_matter():
     data = make_data()
     one = [contents(batch) for batch in make_loader(data, num_steps=4)]
@@ -205,20 +186,6 @@ def test_public_rates():
         )
 
 
-def test_default_number_of_steps():
-    loader = make_loader(batch_size=4)
-    assert len(loader) == loader.num_subgraphs // 4
-
-
-def test_inductive():
-    data = make_data()
-    train = data.subgraph(data.train_mask)
-    batch = next(iter(make_loader(train)))
-    assert set(batch.x.view(-1).tolist()) <= set(
-        data.train_mask.nonzero().view(-1).tolist()
-    )
-
-
 def test_subgraphs_are_isolated_in_a_model():
     batch = next(iter(make_loader()))
     x = batch.x.requires_grad_()
@@ -228,74 +195,6 @@ def test_subgraphs_are_isolated_in_a_model():
         grad = torch.autograd.grad(out[i, 0], x, retain_graph=True)[0]
         assert (grad[batch.batch != i] == 0).all()
         assert (grad[i] != 0).all()
-
-
-def test_batch_may_be_everything():
-    loader = make_loader(walk_length=0, batch_size=40, resample_every=1)
-    assert sorted(next(iter(loader)).n_id.tolist()) == list(range(40))
-    count = make_loader().num_subgraphs
-    loader = make_loader(batch_size=count)
-    assert len(loader) == 1
-    assert next(iter(loader)).num_nodes == 40
-
-
-def test_hub():
-    spokes = torch.stack([torch.zeros(99, dtype=int), torch.arange(1, 100)])
-    data = Data(edge_index=to_undirected(spokes), num_nodes=100)
-    loader = make_loader(data, walk_length=1, restarts=99, batch_size=1)
-    sizes = {b.num_nodes for b in loader}
-    assert max(sizes) <= 100
-
-
-def test_str():
-    assert str(make_loader(num_steps=3)) == (
-        'DisjointWalkLoader(DisjointWalkSampler(walk_length=2, restarts=1, '
-        'num_roots=40), batch_size=4, num_steps=3)'
-    )
-
-
-@pytest.mark.parametrize(
-    ('arguments', 'error', 'match'),
-    [
-        ({'batch_size': 0}, ValueError, 'batch_size'),
-        ({'batch_size': 2.0}, TypeError, 'batch_size'),
-        ({'batch_size': True}, TypeError, 'batch_size'),
-        ({'batch_size': 41}, ValueError, 'of the partition'),
-        ({'num_steps': 0}, ValueError, 'num_steps'),
-        ({'num_steps': 1.5}, TypeError, 'num_steps'),
-        ({'resample_every': 0}, ValueError, 'resample_every'),
-        ({'resample_every': '1'}, TypeError, 'resample_every'),
-        ({'walk_length': -1}, ValueError, 'walk_length'),
-        ({'restarts': 0}, ValueError, 'restarts'),
-        ({'input_nodes': torch.tensor([40])}, ValueError, 'roots'),
-        ({'seed': 'x'}, TypeError, 'seed'),
-        ({'shuffle': True}, TypeError, 'shuffle'),
-        ({'shuffle': False}, TypeError, 'shuffle'),
-        ({'drop_last': True}, TypeError, 'drop_last'),
-        ({'in_order': False}, TypeError, 'in_order'),
-        ({'sampler': range(3)}, TypeError, 'sampler'),
-        ({'batch_sampler': [[0]]}, TypeError, 'batch_sampler'),
-    ],
-)
-def test_bad_arguments(arguments, error, match):
-    with pytest.raises(error, match=match):
-        make_loader(**arguments)
-
-
-def test_resampling_needs_batches_that_every_partition_has():
-    least = min_subgraphs(40, 2)
-    make_loader(batch_size=least, resample_every=1)
-    make_loader(batch_size=least + 1)
-    with pytest.raises(ValueError, match=f'at most {least}'):
-        make_loader(batch_size=least + 1, resample_every=1)
-
-
-def test_bad_steps():
-    loader = make_loader()
-    with pytest.raises(ValueError, match='step'):
-        loader.num_subgraphs_at(-1)
-    with pytest.raises(TypeError, match='step'):
-        loader.sample_rate_at(1.0)
 
 
 def test_subgraphs_that_stand_together():

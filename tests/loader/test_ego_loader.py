@@ -3,13 +3,10 @@ import torch
 from torch_geometric.data import Data
 from torch_geometric.loader import NodeLoader
 from torch_geometric.nn import GINConv
-from torch_geometric.sampler import NodeSamplerInput
 from torch_geometric.utils import k_hop_subgraph
 
 from pyg_trust.loader import EgoLoader
 from pyg_trust.privacy.mechanisms import fdp_terms
-from pyg_trust.sampler import EgoSampler
-from pyg_trust.testing import make_graph
 from pyg_trust.transforms import BoundedDegree
 
 
@@ -107,18 +104,6 @@ def test_no_row_is_in_more_ego_graphs_than_terms(hops, K, along):
         assert int(count.max()) == 1 + K
 
 
-def test_steps_draw_without_replacement():
-    loader = make_loader(num_steps=30, batch_size=30)
-    for batch in loader:
-        assert batch.input_id.unique().numel() == 30
-    assert loader.sample_rate == 30 / 40
-    assert loader.num_subgraphs_at(7) == 40
-    some = make_loader(input_nodes=torch.tensor([3, 5, 9, 11, 20, 39, 7]))
-    assert some.sample_rate == 6 / 7
-    for batch in some:
-        assert set(batch.n_id[:6].tolist()) <= {3, 5, 9, 11, 20, 39, 7}
-
-
 @pytest.mark.parametrize('workers', [0, 2])
 def test_coins_draw_each_root_by_itself(workers):
     loader = make_loader(
@@ -141,14 +126,6 @@ def test_coins_draw_each_root_by_itself(workers):
     empty = next(b for b in loader if not b.batch_size)
     with pytest.raises(ValueError, match='ego graphs of distinct roots'):
         make_loader().check_batch(empty, 0)
-
-
-@pytest.mark.parametrize('workers', [0, 2])
-def test_same_seed_same_batches(workers):
-    first = [b.n_id.tolist() for b in make_loader(num_workers=workers)]
-    second = [b.n_id.tolist() for b in make_loader()]
-    assert first == second
-    assert first != [b.n_id.tolist() for b in make_loader(seed=2)]
 
 
 def test_batches_are_checked():
@@ -175,46 +152,6 @@ def test_batches_are_checked():
         loader.check_batch(None, 0)
 
 
-def test_sampler_of_nodes():
-    data = make_data()
-    sampler = EgoSampler(data, 1, torch.tensor([4, 8]))
-    out = sampler.sample_from_nodes(
-        NodeSamplerInput(input_id=None, node=torch.tensor([8, 4]))
-    )
-    assert out.node[:2].tolist() == [8, 4]
-    with pytest.raises(ValueError, match='node 5'):
-        sampler.sample_from_nodes(
-            NodeSamplerInput(input_id=None, node=torch.tensor([5]))
-        )
-    with pytest.raises(NotImplementedError):
-        sampler.sample_from_edges(None)
-    assert 'num_hops=1' in str(sampler)
-    assert 'batch_size=6' in str(make_loader())
-
-
-@pytest.mark.parametrize(
-    ('arguments', 'error', 'match'),
-    [
-        ({'max_degree': 1}, ValueError, 'BoundedDegree'),
-        ({'max_degree': 0}, ValueError, 'max_degree'),
-        ({'num_hops': -1}, ValueError, 'num_hops'),
-        ({'num_hops': 1.0}, TypeError, 'num_hops'),
-        ({'batch_size': 41}, ValueError, 'batch_size'),
-        ({'batch_size': 0}, ValueError, 'batch_size'),
-        ({'num_steps': 0}, ValueError, 'num_steps'),
-        ({'shuffle': True}, TypeError, 'shuffle'),
-        (
-            {'input_nodes': torch.arange(0)},
-            ValueError,
-            'roots',
-        ),
-    ],
-)
-def test_bad_arguments(arguments, error, match):
-    with pytest.raises(error, match=match):
-        make_loader(**arguments)
-
-
 def test_one_receiver_too_many_is_refused():
     # Nobody in a star has more than its centre, which has exactly three.
     star = Data(edge_index=torch.tensor([[0, 0, 0], [1, 2, 3]]), num_nodes=4)
@@ -222,13 +159,3 @@ def test_one_receiver_too_many_is_refused():
     assert made.terms == 4
     with pytest.raises(ValueError, match=r'with 3\): apply BoundedDegree'):
         EgoLoader(star, batch_size=1, num_hops=1, max_degree=2, seed=0)
-
-
-def test_bad_graphs():
-    twice = Data(edge_index=torch.tensor([[0, 0], [1, 1]]), num_nodes=2)
-    with pytest.raises(ValueError, match='more than once'):
-        EgoSampler(twice, 1)
-    with pytest.raises(ValueError, match='edge_index'):
-        EgoSampler(Data(num_nodes=3), 1)
-    with pytest.raises(TypeError, match='Data'):
-        EgoSampler(make_graph('path'), 1)

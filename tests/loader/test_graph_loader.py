@@ -178,15 +178,6 @@ def test_a_seeded_loader_draws_at_the_rate_that_it_states(size):
     assert abs(float(drawn.mean()) / steps - rate) <= 5 * error / 24**0.5
 
 
-def test_a_unit_more_than_a_step_draws_is_refused():
-    # All of them whole and distinct: six, where five were paid for.
-    six, five = (GraphLoader(GRAPHS, size, seed=3) for size in (6, 5))
-    batch = next(iter(six))
-    assert six.check_batch(batch, 0)[1] == 6
-    with pytest.raises(ValueError, match='whole, distinct units'):
-        five.check_batch(batch, 0)
-
-
 def test_gradients_are_clipped_per_graph():
     engine, net, training = attach(max_grad_norm=0.05)
     reference = copy.deepcopy(net)
@@ -300,15 +291,6 @@ def test_models_that_couple_graphs(how):
         attach(net=Coupled(how), forward=call)
 
 
-def test_rows_per_node_are_refused():
-    class Nodes(GIN):
-        def forward(self, x, edge_index, batch):
-            return self.out(self.first(x, edge_index))
-
-    with pytest.raises(ValueError, match='a row per graph'):
-        attach(net=Nodes())
-
-
 @pytest.mark.parametrize(
     'transform',
     [
@@ -322,23 +304,6 @@ def test_rows_per_node_are_refused():
 def test_transforms_that_break_graphs(transform):
     with pytest.raises(ValueError, match="'transform'"):
         attach(loader={'transform': transform})
-
-
-def test_wrong_arguments():
-    for data, error in (
-        (GRAPHS[0], TypeError),
-        ('graphs', TypeError),
-        (None, TypeError),
-        ([GRAPHS[0], object()], TypeError),
-        ([GRAPHS[0], Data(x=torch.randn(2, 4))], ValueError),
-        ([GRAPHS[0], Data(edge_index=torch.empty(2, 0).long())], ValueError),
-        ([GRAPHS[0]], ValueError),
-        ([], ValueError),
-    ):
-        with pytest.raises(error, match=r"'(data|batch_size)"):
-            GraphLoader(data, 2)
-    with pytest.raises(TypeError, match='shuffle'):
-        GraphLoader(GRAPHS, 2, shuffle=True)
 
 
 def test_gin_on_proteins(shared, tmp_path):
@@ -380,31 +345,6 @@ def test_gin_on_proteins(shared, tmp_path):
 # What a loss reads of a batch besides outputs and labels
 
 
-def test_what_a_batch_was_can_be_read_after_its_step():
-    _, _, (model, optimizer, loader) = attach()
-    for batch in loader:
-        F.cross_entropy(forward(model, batch), batch.y).backward()
-        optimizer.step()
-        want = sum(GRAPHS[i].num_nodes for i in batch.input_id.tolist())
-        assert batch.num_nodes == want == len(batch.x.tolist())
-        assert batch.y.tolist() == [i % 2 for i in batch.input_id.tolist()]
-
-
-class Fixed(GIN):
-    """Knows how many nodes a graph has."""
-
-    def forward(self, x, edge_index, batch):
-        x = self.first(x, edge_index).relu()
-        return self.out(x.view(-1, 5, 8).mean(1))
-
-
-def test_models_of_graphs_of_one_size():
-    graphs = [make_graph(i, 5) for i in range(12)]
-    engine, _, training = attach(graphs, Fixed())
-    train(training)
-    assert engine.steps == 2
-
-
 @pytest.mark.parametrize('count', [12, 13])
 def test_no_refusal_tells_how_many_graphs_there_are(count):
     # A table of 13 rows was refused for 13 graphs, which were named.
@@ -434,24 +374,6 @@ def test_no_refusal_tells_how_many_graphs_there_are(count):
             attach(graphs, Nodes(), options)
         said.append(str(error.value))
     assert said[0] == said[1]
-
-
-def test_a_batch_is_one_of_pyg():
-    keys = {'follow_batch': ['x'], 'exclude_keys': ['y']}
-    loader = GraphLoader(GRAPHS, 4, seed=3, **keys)
-    batch = next(iter(loader))
-    drawn = [GRAPHS[i] for i in batch.input_id.tolist()]
-    want = Batch.from_data_list(drawn, **keys)
-    assert batch.num_graphs == want.num_graphs == 4
-    assert torch.equal(batch.x_batch, want.x_batch)
-    assert 'y' not in batch
-    for one, two in zip(
-        batch.to_data_list(), want.to_data_list(), strict=True
-    ):
-        assert torch.equal(one.x, two.x)
-        assert torch.equal(one.edge_index, two.edge_index)
-    assert loader([]).num_graphs == 0
-    assert loader([]).to_data_list() == []
 
 
 def test_a_transform_of_a_dataset_is_called_at_every_access():

@@ -84,20 +84,6 @@ def test_a_batch_has_the_rows_of_its_persons_and_every_type() -> None:
         assert batch[KNOWS].edge_index[0].equal(batch[KNOWS].edge_index[1])
 
 
-def test_nobody_is_a_batch_of_every_type() -> None:
-    data = shop()
-    made = loader(data, 4, sampling='poisson')
-    batch = made([])
-    assert made.check_batch(batch, 0)[1] == 0
-    assert batch.metadata() == data.metadata()
-    for t, width in WIDTHS.items():
-        assert batch[t].x.shape == (0, width)
-    for e in data.edge_types:
-        assert batch[e].edge_index.shape == (2, 0)
-    assert batch['user'].y.shape == (0,)
-    assert loader(data).schema.flat(batch).x.shape == (0, 4)
-
-
 @pytest.mark.parametrize(
     'block',
     range(8),
@@ -122,16 +108,6 @@ def test_one_person_changes_one_subgraph(block: int) -> None:
             assert set(changed) <= {index.index(person)}
             moved += len(changed)
         assert moved
-
-
-def test_others_stay_if_one_has_a_thousand_orders_more() -> None:
-    few, many = shop(1), shop(1, orders={3: 1000})
-    index = [5, 3, 0, 7, 11]
-    before, after = loader(few)(index), loader(many)(index)
-    assert len(after['order'].x) > 1000 > len(before['order'].x)
-    for i in range(5):
-        same = equal(part(before, i), part(after, i))
-        assert same == (index[i] != 3)
 
 
 @pytest.mark.parametrize('relation', ['replace', 'contents'])
@@ -175,26 +151,6 @@ def test_each_row_brings_in_so_many_others() -> None:
             assert none[p] <= kept <= every[p]
             left_out += len(every[p] - kept)
     assert left_out
-
-
-def test_who_is_a_neighbour_moves_with_the_seed_alone() -> None:
-    data = shop(2, orders=dict.fromkeys(range(12), 3))
-    most = {HAS: 1, SEES: 1, CLICK: 1}
-    index = list(range(12))
-    one, two, three = (
-        loader(data, num_neighbors=most, seed=seed)(index)['item'].n_id
-        for seed in (0, 0, 1)
-    )
-    assert one.equal(two)
-    assert not one.equal(three)
-    # Of a mirror it is the same edge, and parallel edges count once.
-    other = loader(data, num_neighbors={SOLD: 1, SEES: 1, CLICK: 1})
-    assert other(index)['item'].n_id.equal(one)
-    again = data.clone()
-    for e in (HAS, SOLD, SEES):
-        again[e].edge_index = again[e].edge_index.repeat(1, 2)
-    found = loader(again, num_neighbors=most)(index)['item'].n_id
-    assert found.equal(one)
 
 
 def test_those_who_leave_take_no_neighbour_of_others_along() -> None:
@@ -577,43 +533,8 @@ def test_claims_are_drawn_anew_every_so_many_steps(sampling: str) -> None:
             counts.add(walks.num_subgraphs)
             step += 1
     assert len(counts) > 1
-    assert (made.law()[2], made.law()[4]) == (plain.law()[2], plain.law()[4])
+    assert (made.form, made.terms) == (plain.form, plain.terms)
     assert made.resample_every == 2
-
-
-def test_a_batch_is_of_one_partition() -> None:
-    made = resampled(shop(4, 40))
-    with pytest.raises(ValueError, match='claims of one partition'):
-        made([0, 41])
-    assert made([])['user'].batch_size == 0
-
-
-@pytest.mark.parametrize('every', [None, 2])
-def test_two_draws_of_walks_are_of_one_data_set(every: int | None) -> None:
-    data = shop(4, 40)
-    one, two = (
-        resampled(data, seed=seed, resample_every=every) for seed in (1, 2)
-    )
-    assert one.num_subgraphs != two.num_subgraphs
-    assert one.fingerprint() == two.fingerprint()
-    assert one.setting() == two.setting()
-    assert one.setting().get('resample_every') == every
-    assert one.setting()['num_roots'] == 40
-    assert f'({one.num_subgraphs} claims,' in repr(one)
-    # Processes have to agree on all partitions, not on the first one.
-    assert one.layout() != two.layout()
-    two._known = one._known
-    assert one.layout() != two.layout()
-
-
-def test_a_class_of_bytes_is_not_the_ignored_label() -> None:
-    # As bytes, 156 and -100 are one.
-    data = shop()
-    size = int(data['order'].num_nodes)
-    data['order'].y = torch.full((size,), 156, dtype=torch.uint8)
-    assert loader(data, input_nodes=('order', None))._read.all()
-    data['order'].y = data['order'].y.long() - 256
-    assert not loader(data, input_nodes=('order', None))._read.any()
 
 
 def test_walks_are_of_contents_alone() -> None:
@@ -709,33 +630,6 @@ def test_a_person_s_own_view_has_all_that_it_owns(relation: str) -> None:
         made.own_view(torch.tensor([30]))
 
 
-def test_a_view_of_one_is_a_batch_of_one() -> None:
-    data = labelled(shop(3, 30))
-    mask = data['order'].train_mask
-    for options in ({}, {'input_nodes': ('order', mask)}):
-        made = loader(data, num_neighbors={HAS: 1}, seed=2, **options)
-        for person in range(30):
-            view = made.own_view(torch.tensor([person]))
-            batch = made([person])
-            for t in data.node_types:
-                order = view[t].n_id.argsort(stable=True)
-                want = batch[t].n_id.sort().values
-                assert view[t].n_id[order].equal(want)
-        view = made.own_view(mask.new_ones(30))
-        if options:
-            # A prediction for each order, whatever it was used for.
-            assert bool(view['order'].root_mask.all())
-            assert view['order'].y.equal(data['order'].y[view['order'].n_id])
-            assert view['order'].batch_size == len(mask)
-
-    def doubled(batch: HeteroData) -> HeteroData:
-        batch['item'].x = batch['item'].x * 2
-        return batch
-
-    plain, twice = loader(data), loader(data, transform=doubled)
-    assert twice.own_view()['item'].x.equal(plain.own_view()['item'].x * 2)
-
-
 def test_workers_make_the_same_batches() -> None:
     data = shop()
     alone = loader(data, num_steps=5)
@@ -744,17 +638,6 @@ def test_workers_make_the_same_batches() -> None:
         assert one['user'].input_id.equal(two['user'].input_id)
         for i in range(4):
             assert equal(part(one, i), part(two, i))
-
-
-def test_some_persons_are_chosen() -> None:
-    data = shop()
-    mask = torch.arange(12) % 3 == 1
-    for given in (mask, mask.nonzero().view(-1)):
-        made = loader(data, 2, input_nodes=given, num_steps=8)
-        assert made.num_subgraphs == 4
-        for step, batch in enumerate(made):
-            assert made.check_batch(batch, step, 2)[1] == 2
-            assert bool(mask[batch['user'].n_id].all())
 
 
 def test_a_graph_and_its_batch_are_the_same() -> None:
@@ -784,24 +667,6 @@ def test_a_graph_and_its_batch_are_the_same() -> None:
             (int(batch[e[0]].n_id[i]), int(batch[e[2]].n_id[j]))
             for i, j in batch[e].edge_index.t().tolist()
         }
-
-
-def test_made_up_batches_lack_types_and_edges() -> None:
-    made = loader(shop()).schema.typed(loader(shop()).schema.made(16))
-    assert made['user'].batch.equal(torch.arange(16))
-    for t in ('order', 'item', 'category', 'chat'):
-        sizes = made[t].batch.bincount(minlength=16)
-        assert int(sizes.min()) == 0
-        assert int(sizes.max()) == 4
-    edges = torch.zeros(16)
-    for e in made.edge_types:
-        ends = [
-            made[t].batch[i]
-            for t, i in zip(e[::2], made[e].edge_index, strict=True)
-        ]
-        assert ends[0].equal(ends[1])
-        edges += ends[0].bincount(minlength=16)
-    assert int((edges == 0).sum()) == 2
 
 
 def strangers(batch: HeteroData) -> HeteroData:
@@ -848,64 +713,6 @@ def test_batches_of_others_are_refused(change: Any) -> None:
     assert made.check_batch(batch, 0, 4)[1] == 4
     with pytest.raises(ValueError, match=BAD[change]):
         made.check_batch(change(batch), 0, 4)
-
-
-def test_the_settings_tell_no_private_number() -> None:
-    def told(data: HeteroData) -> str:
-        made = UnitLoader(
-            data,
-            declared(data),
-            3,
-            sampling='poisson',
-            relation='add_remove',
-            sample_rate=0.25,
-        )
-        return repr((made.setting(), made.public(), made.assumptions(), made))
-
-    assert told(shop(1)) == told(shop(1, orders={3: 1000}))
-    assert told(shop(1)) == told(shop(1, 13))
-    few = loader(shop(1)), loader(shop(1, orders={3: 1000}))
-    assert few[0].public() == few[1].public()
-
-
-def test_wrong_arguments() -> None:
-    data = shop()
-    unit = declared(data)
-    for options, match in (
-        ({'batch_size': 13}, "'batch_size' needs to be at most 12"),
-        ({'relation': 'add_remove'}, "'relation' needs to be 'replace'"),
-        ({'sampling': 'poisson', 'sample_rate': 0.1}, "'sample_rate' needs"),
-        ({'input_nodes': torch.zeros(12).bool()}, "'input_nodes' needs"),
-        ({'input_nodes': torch.tensor([3, 3])}, "'input_nodes' needs"),
-        ({'input_nodes': torch.tensor([12])}, "'input_nodes' needs"),
-        ({'input_nodes': torch.ones(12)}, "'input_nodes' needs"),
-        ({'hops': -1}, "'hops'"),
-        ({'transform': lambda batch: batch['user']}, 'HeteroData'),
-    ):
-        with pytest.raises((ValueError, TypeError), match=match):
-            UnitLoader(data, unit, **{'batch_size': 4, **options})
-    with pytest.raises(TypeError, match="'shuffle' cannot be chosen"):
-        UnitLoader(data, unit, 4, shuffle=True)
-    for change, match in (
-        (
-            lambda d: d['item'].update({'x': None, 'num_nodes': 7}),
-            "features 'x' of 'item'",
-        ),
-        (lambda d: d['item'].update({'x': d['item'].x.double()}), 'one fl'),
-        (lambda d: d['item'].update({'x': d['item'].x.long()}), "of 'item'"),
-        (lambda d: d['item'].update({'propagated': ('x',)}), "rows of 'item'"),
-    ):
-        other = shop()
-        unit = declared(other)
-        change(other)
-        with pytest.raises(ValueError, match=match):
-            UnitLoader(other, unit, 4)
-    other = shop(2)
-    with pytest.raises(ValueError, match='sizes or edges differ'):
-        UnitLoader(other, declared(data), 4)
-    unit = declared(data, same=torch.tensor([[1], [5]]))
-    with pytest.raises(ValueError, match='one row each'):
-        UnitLoader(data, unit, 4)
 
 
 @pytest.mark.parametrize('several', [False, True])

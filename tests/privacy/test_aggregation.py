@@ -2,7 +2,6 @@
 
 import copy
 import math
-import pickle
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ from torch import nn
 from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv
 
-from pyg_trust.ledger import BudgetExceededError
 from pyg_trust.privacy import PrivateNodeClassifier, aggregation
 from pyg_trust.privacy.gaussian import gaussian_epsilon
 
@@ -93,25 +91,6 @@ def test_predictions_are_free_and_read_no_edges(arguments):
     assert 'Not covered' in report.explain()
 
 
-def test_the_same_data_cost_nothing_and_others_are_refused():
-    data = graph()
-    model = PrivateNodeClassifier('node', **QUICK).fit(data)
-    rows, lines = model.released[0], model.account.lines
-    model.fit(data)
-    assert torch.equal(model.released[0], rows)
-    data.y = torch.where(data.train_mask, data.y, 0)  # labels nobody reads
-    model.fit(data)
-    assert model.account.lines == lines
-    keep = torch.ones(data.num_edges, dtype=torch.bool)
-    u, v = data.edge_index[:, 0]
-    pair = (data.edge_index == u).any(0) & (data.edge_index == v).any(0)
-    data.edge_index = data.edge_index[:, keep & ~pair]
-    with pytest.raises(BudgetExceededError, match='nothing was spent'):
-        model.fit(data)
-    assert model.account.lines == lines
-    assert torch.equal(model.released[0], rows)
-
-
 @pytest.mark.parametrize('relation', ['edge', 'node', 'feature'])
 def test_labels_of_other_nodes_are_never_read(relation):
     data = graph()
@@ -125,50 +104,6 @@ def test_labels_of_other_nodes_are_never_read(relation):
     torch.manual_seed(0)
     assert torch.equal(other.fit(data).logits(), first)
     assert str(model.report()).startswith('not private')
-
-
-def test_a_ledger_that_is_spent_refuses_a_new_process(tmp_path):
-    data, file = graph(), tmp_path / 'ledger'
-    model = PrivateNodeClassifier('node', **QUICK, ledger=file).fit(data)
-    state = copy.deepcopy(model.state_dict())
-    expected = model.predict()
-    model.close()
-    again = PrivateNodeClassifier('node', **QUICK, ledger=file)
-    with pytest.raises(BudgetExceededError):
-        again.fit(data)
-    again.load_state_dict(state)
-    assert torch.equal(again.predict(x=data.x), expected)
-    assert len(again.account.lines) == 3
-    with pytest.raises(ValueError, match="'x' needs to be given"):
-        again.predict()
-    again.close()
-    other = PrivateNodeClassifier('edge', **QUICK, ledger=file)
-    with pytest.raises(ValueError, match='another mechanism'):
-        other.fit(data)
-
-
-def test_a_checkpoint_puts_what_was_spent_on_a_fresh_account():
-    data = graph()
-    model = PrivateNodeClassifier('node', **QUICK).fit(data)
-    state = model.state_dict()
-    text = repr(sorted(state))
-    assert 'seed' not in text
-    assert "'x'" not in text
-    fresh = PrivateNodeClassifier('node', **QUICK)
-    fresh.load_state_dict(state)
-    assert fresh.account.mu == pytest.approx(model.account.mu)
-    with pytest.raises(BudgetExceededError):
-        fresh.fit(data)
-    for changes in (
-        {'history': state['history'][:1] * 2},
-        {'history': []},
-        {'setting': {**state['setting'], 'epsilon': 1.0}},
-        {'format': 0},
-        {'released': []},
-    ):
-        with pytest.raises(ValueError, match="'state'"):
-            model.load_state_dict({**state, **changes})
-    assert model.predict().shape == (60,)
 
 
 def test_a_checkpoint_of_smoothed_rows_needs_no_edges():
@@ -260,20 +195,6 @@ def test_a_replaced_record_moves_sums_by_what_is_paid(relation, quiet):
     assert most == pytest.approx(bound, rel=1e-5)
 
 
-def test_a_checkpoint_that_forgot_what_it_cost_is_refused():
-    # Weights and rows of epsilon 8 came with a report of epsilon 0.
-    data = graph()
-    state = PrivateNodeClassifier('edge', **QUICK).fit(data).state_dict()
-    fresh = PrivateNodeClassifier('edge', **QUICK)
-    for history in ([], [mu / 10 for mu in state['history']]):
-        with pytest.raises(ValueError, match='that pays for'):
-            fresh.load_state_dict({**state, 'history': history})
-    with pytest.raises(RuntimeError, match='fit data first'):
-        fresh.report()
-    fresh.load_state_dict(state)
-    assert fresh.report().epsilon == pytest.approx(8.0, rel=1e-3)
-
-
 class Couples(nn.Module):
     """Subtracts the mean over nodes: rows are not by themselves."""
 
@@ -300,17 +221,6 @@ def test_layers_over_nodes_are_refused(part):
             encoder=nn.Sequential(part, nn.Linear(5, 3)),
             start_is_public=True,
         )
-
-
-def test_a_model_that_is_handed_in_is_said_to_be_public():
-    for given in ({'encoder': nn.Linear(5, 3)}, {'head': nn.Linear(6, 3)}):
-        with pytest.raises(ValueError, match='start_is_public=True'):
-            PrivateNodeClassifier('feature', **QUICK, **given)
-        model = PrivateNodeClassifier(
-            'node', **QUICK, **given, start_is_public=True
-        )
-        said = model.fit(graph()).report().assumptions
-        assert any('starts from weights' in line for line in said)
 
 
 def test_any_model_on_single_rows_trains():
@@ -345,44 +255,6 @@ def test_any_model_on_single_rows_trains():
         ).fit(data)
 
 
-@pytest.mark.parametrize(
-    ('arguments', 'said'),
-    [
-        ({'shares': (0.5, 0.5, 0.5)}, "'shares'"),
-        ({'shares': (0.5, 0.5, 0.0)}, "'shares'"),
-        ({'relation': 'edge', 'shares': (0.4, 0.5, 0.1)}, "'shares'"),
-        ({'hops': 0}, "'hops'"),
-        ({'relation': 'feature', 'hops': 2}, "'hops'"),
-        ({'delta': 1.0}, "'delta'"),
-        ({'epsilon': 0.0}, "'epsilon'"),
-        ({'relation': 'node_incident'}, "'max_degree' is needed"),
-        ({'ledger_head': 'a'}, "'ledger_head'"),
-    ],
-)
-def test_bad_arguments(arguments, said):
-    with pytest.raises(ValueError, match=said):
-        PrivateNodeClassifier(**{**QUICK, **arguments})
-
-
-def test_bad_data_spend_nothing():
-    model = PrivateNodeClassifier('node', **QUICK)
-    for name, value in (
-        ('train_mask', torch.zeros(60, dtype=torch.bool)),
-        ('train_mask', None),
-        ('y', torch.full((60,), -1)),
-        ('edge_index', graph().edge_index[:, ::3]),
-        ('edge_weight', torch.ones(graph().num_edges)),
-    ):
-        data = graph()
-        data[name] = value
-        with pytest.raises(ValueError, match='need'):
-            model.fit(data)
-        assert model.account is None
-    with pytest.raises(TypeError, match='pickled'):
-        pickle.dumps(model)
-    assert copy.deepcopy(model) is model
-
-
 def test_blank_rows_one_class_and_no_edges_are_fine():
     data = graph()
     data.x[:5] = math.nan
@@ -392,18 +264,6 @@ def test_blank_rows_one_class_and_no_edges_are_fine():
     for arguments in RELATIONS:
         model = PrivateNodeClassifier(**QUICK, **arguments).fit(data)
         assert bool(model.logits().isfinite().all())
-
-
-def test_sparse_features_are_those_of_dense_ones():
-    data = graph()
-    data.x = data.x * (torch.rand(60, 5) < 0.05)
-    other = data.clone()
-    other.x = data.x.to_sparse_csr()
-    made = [
-        PrivateNodeClassifier('node', **QUICK, seed=3).fit(each).logits()
-        for each in (data, other)
-    ]
-    assert torch.allclose(*made)
 
 
 def test_the_length_of_a_row_says_nothing():

@@ -1,9 +1,6 @@
 """Odd graphs, second accounts, copies: all that is released is paid."""
 
-import copy
-import io
 import math
-import pickle
 import warnings
 
 import pytest
@@ -91,36 +88,6 @@ def test_odd_graphs_are_like_any_other(data, arguments):
         assert model.report().epsilon == pytest.approx(8.0, rel=1e-9)
 
 
-def refused():
-    path = [(0, 1), (1, 2), (2, 3)]
-    whole = graph(path, 4)
-    twice = torch.cat([whole.edge_index, whole.edge_index[:, :2]], 1)
-    loop = torch.cat([whole.edge_index, torch.tensor([[2], [2]])], 1)
-    yield 'duplicate', graph(path, 4, edge_index=twice)
-    yield 'self-loops', graph(path, 4, edge_index=loop)
-    yield 'directed', graph(path, 4, edge_index=whole.edge_index[:, 1:])
-    yield 'classes', graph(path, 4, y=torch.tensor([0, -1, 1, 1]))
-    outside = whole.edge_index.clone()
-    outside[outside == 3] = 4
-    yield 'edge_index', graph(path, 4, edge_index=outside)
-
-
-@pytest.mark.parametrize('relation', ['edge', 'node'])
-@pytest.mark.parametrize(
-    ('said', 'data'), [pytest.param(*case, id=case[0]) for case in refused()]
-)
-def test_what_has_no_bound_is_refused_and_spends_nothing(
-    said, data, relation, tmp_path
-):
-    file = tmp_path / 'ledger'
-    model = PrivateNodeClassifier(relation, **QUICK, ledger=file)
-    with pytest.raises(ValueError, match=said):
-        model.fit(data)
-    assert not file.exists()
-    with pytest.raises(RuntimeError, match='fit data first'):
-        model.predict()
-
-
 class Silence:
     def cells(self, shape):
         return torch.zeros(shape, dtype=torch.int64)
@@ -179,47 +146,6 @@ def test_two_accounts_on_one_file(tmp_path):
     second(data)
     assert second.report().mu == pytest.approx(math.sqrt(2) * 0.5)
     second.account.close()
-
-
-def test_copies_and_pickles_after_a_release():
-    data = graph([(0, 1), (1, 2)], 4)
-    other = graph([(0, 1), (2, 3)], 4)
-    transform = PrivateAGP(epsilon=1.0, delta=1e-4)
-    model = PrivateNodeClassifier('node', **QUICK).fit(data)
-    rows = transform.released(data)[0]
-    for thing in (transform, model, transform.account, model.account):
-        for copied in (copy.copy(thing), copy.deepcopy([thing])[0]):
-            assert copied is thing
-        for save in (
-            pickle.dumps,
-            lambda value: torch.save(value, io.BytesIO()),
-        ):
-            with pytest.raises(TypeError, match='pickled'):
-                save(thing)
-    with pytest.raises(BudgetExceededError):
-        copy.deepcopy(transform)(other)
-    with pytest.raises(BudgetExceededError):
-        copy.deepcopy(model).fit(other)
-    # To forget the rows, or to change them, is no way to other noise.
-    transform.released(data)[0].zero_()
-    assert torch.equal(transform.released(data)[0], rows)
-    transform._kept.clear()
-    with pytest.raises(BudgetExceededError):
-        transform.released(data)
-
-
-def test_noise_is_never_drawn_twice_for_one_line():
-    # Columns come in blocks; the noise is one draw, and one line, of all.
-    drawn = []
-
-    class Source:
-        def cells(self, shape):
-            drawn.append(shape)
-            return torch.zeros(shape, dtype=torch.int64)
-
-    edges = CSRGraph.from_edge_index(torch.tensor([[0, 1], [1, 0]]), 2)
-    private_propagate(edges, torch.eye(2).repeat(1, 30), [1.0, 1.0], Source())
-    assert drawn == [(2, 60), (2, 60)]
 
 
 @pytest.mark.parametrize('relation', ['edge', 'node'])

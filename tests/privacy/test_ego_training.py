@@ -7,7 +7,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv
 
 from pyg_trust import privacy as dp
-from pyg_trust.loader import DisjointWalkLoader, EgoLoader
+from pyg_trust.loader import EgoLoader
 from pyg_trust.privacy import (
     FDPAccountant,
     GroupAccountant,
@@ -62,39 +62,6 @@ def train(model, optimizer, loader):
     return sizes
 
 
-class Scaled(torch.nn.Module):
-    """Multiplies rows by a number of the whole graph."""
-
-    def __init__(self):
-        super().__init__()
-        self.lin = torch.nn.Linear(5, 3)
-
-    def forward(self, x, by):
-        if isinstance(by, list):
-            by = torch.tensor(by)
-        return self.lin(x) * torch.as_tensor(by).mean()
-
-
-def everybody(form, values):
-    """Numbers of all nodes, but in no row per node."""
-    n = values.size(0)
-    return {
-        'one more row': torch.cat([values, values[:1]]),
-        'two halves': torch.cat([values, values]),
-        'by time': torch.stack([values, values, values]),
-        'one of all': values.unsqueeze(0),
-        'columns': torch.cat([values, values], 1).t().contiguous(),
-        'flat': values.reshape(-1),
-        'one each': values.view(n, -1)[:, 0].unsqueeze(0).contiguous(),
-    }[form]
-
-
-FORMS = (
-    *('one more row', 'two halves', 'by time', 'one of all', 'columns'),
-    *('flat', 'one each'),
-)
-
-
 LAWS = {
     'without_replacement': ('pld_group_wor', GroupAccountant),
     'poisson': ('pld_group', GroupPoissonAccountant),
@@ -144,21 +111,6 @@ def test_the_default_is_a_fraction_of_the_baseline():
         assert found[0] <= most * found[1]
 
 
-def test_noise_for_a_budget():
-    for kind in (GroupAccountant, GroupPoissonAccountant):
-        account = kind(1000, 7)
-        z = account.noise_multiplier_for(2.0, 1e-5, sample_rate=0.05, steps=40)
-        account.history = [(z, 0.05, 40)]
-        assert 0.99 * 2 <= account.get_epsilon(1e-5) <= 2
-        left = account.remaining_steps(
-            4.0, 1e-5, noise_multiplier=z, sample_rate=0.05
-        )
-        account.history = [(z, 0.05, 40 + left)]
-        assert account.get_epsilon(1e-5) <= 4
-        account.history = [(z, 0.05, 41 + left)]
-        assert account.get_epsilon(1e-5) > 4
-
-
 # What is refused: in the end nothing was spent ###############################
 
 
@@ -180,15 +132,6 @@ def test_ego_graphs_take_no_account_of_others(sampling, name):
         engine.get_epsilon(1e-5)
 
 
-@pytest.mark.parametrize('name', ['pld_group', 'pld_group_wor', 'rdp_fdp'])
-@pytest.mark.parametrize('sampling', LAWS)
-def test_disjoint_units_take_no_account_of_ego_graphs(name, sampling):
-    walks = DisjointWalkLoader(make_data(), 3, 2, sampling=sampling, seed=0)
-    engine, arguments = setup(name, data_loader=walks)
-    with pytest.raises(ValueError, match='for a DisjointWalkLoader'):
-        engine.make_private(**arguments)
-
-
 def test_an_account_of_the_users_own_is_refused_for_ego_graphs():
     @ACCOUNTANTS.register('mine')
     class Mine(GroupPoissonAccountant):
@@ -203,24 +146,6 @@ def test_an_account_of_the_users_own_is_refused_for_ego_graphs():
             engine.make_private(**arguments)
     finally:
         ACCOUNTANTS.remove('mine')
-
-
-def test_the_sampling_stays_that_of_the_account():
-    engine, arguments = setup()
-    engine.make_private(**arguments)
-    _, arguments = setup(sampling='poisson')
-    with pytest.raises(ValueError, match='sampling and relation'):
-        engine._account(arguments['data_loader'])
-
-
-def test_more_hops_are_not_paid_for_by_an_account_of_less():
-    # Of the same public data, so that the fingerprint is the same.
-    for name in (None, 'rdp_fdp'):
-        engine, arguments = setup(name)
-        engine.make_private(**arguments)
-        _, deeper = setup(hops=2)
-        with pytest.raises(ValueError, match='a row is in up to 3'):
-            engine._account(deeper['data_loader'])
 
 
 def test_a_release_beside_ego_graphs_is_refused():

@@ -1,22 +1,16 @@
 """Private recommendations: one release of users' lists, free afterwards."""
 
-import copy
 import math
-import pickle
 
 import numpy as np
 import pytest
 import torch
 from torch_geometric.data import HeteroData
 
-from pyg_trust import account, noise
-from pyg_trust.check import FAILS, HOLDS, check_report
-from pyg_trust.ledger import BudgetExceededError
+from pyg_trust import noise
 from pyg_trust.privacy import PrivateItemCounts, items
 from pyg_trust.privacy.gaussian import gaussian_epsilon
 from pyg_trust.privacy.item_scores import item_sums
-from pyg_trust.report import TrustReport
-from pyg_trust.transforms import PrivateAGP
 from pyg_trust.unlearning.similar import lists_of
 from pyg_trust.verify.release import grid
 
@@ -101,22 +95,6 @@ def test_the_noise_is_as_large_as_the_account_says(form):
     assert 0.95 < found < 1.05
 
 
-def test_recommending_is_free_and_repeats_to_the_bit():
-    model = fitted()
-    first = model.recommend(likes(), 4)
-    assert torch.equal(first, model.recommend(likes(), 4))
-    assert len(model.account.lines) == 1
-    # The same table, in another order.
-    order = torch.randperm(likes().size(1))
-    model.fit(likes()[:, order], USERS, ITEMS)
-    assert torch.equal(first, model.recommend(likes(), 4))
-    assert len(model.account.lines) == 1
-    with pytest.raises(BudgetExceededError):
-        model.fit(likes()[:, 1:], USERS, ITEMS)
-    assert torch.equal(first, model.recommend(likes(), 4))
-    assert (first < ITEMS).any()
-
-
 def test_empty_places_hold_the_number_of_items():
     model = fitted()
     everything = torch.stack([torch.zeros(ITEMS).long(), torch.arange(ITEMS)])
@@ -181,155 +159,11 @@ def test_bad_tables_are_refused_and_nothing_is_spent(edges, num_items, name):
     assert model.account is None
 
 
-def test_ratings_are_refused():
-    data = HeteroData()
-    data['user'].num_nodes, data['item'].num_nodes = USERS, ITEMS
-    data['user', 'likes', 'item'].edge_index = likes()
-    data['user', 'likes', 'item'].rating = torch.full((likes().size(1),), 3)
-    with pytest.raises(ValueError, match='ratings'):
-        PrivateItemCounts(**QUICK).fit(data)
-
-
-@pytest.mark.parametrize(
-    ('history', 'num_users', 'name'),
-    [
-        (torch.tensor([[0, 0], [1, 1]]), None, "'history'"),
-        (torch.tensor([[0], [ITEMS]]), None, "'history'"),
-        (torch.tensor([[3], [0]]), 3, "'history'"),
-        (torch.zeros(2, 0, dtype=torch.int64), None, "'num_users'"),
-        (torch.tensor([0, 1]), None, "'history'"),
-    ],
-)
-def test_bad_histories_are_refused(history, num_users, name):
-    with pytest.raises((TypeError, ValueError), match=name):
-        fitted().recommend(history, 2, num_users)
-
-
-@pytest.mark.parametrize(
-    'wrong', [[], [1, 1], [-1], 'ab', [0.5], [ITEMS], [[1, 2]]]
-)
-def test_bad_lists_of_items_are_refused(wrong):
-    with pytest.raises((TypeError, ValueError), match="'items'"):
-        fitted(items=wrong)
-
-
 def test_a_budget_without_noise_is_refused_and_nothing_is_spent():
     model = PrivateItemCounts(epsilon=1e9, delta=1e-3)
     with pytest.raises(ValueError, match="noise of 'epsilon'"):
         model.fit(likes(), 2**40, ITEMS)
     assert model.account is None
-
-
-def test_the_relation_is_of_tables_alone():
-    with pytest.raises(ValueError, match="'relation'"):
-        PrivateAGP(epsilon=1.0, delta=1e-3, relation='user')
-
-
-def test_a_release_is_on_the_ledger_before_its_noise(tmp_path, monkeypatch):
-    class Broken(noise.SecureNoise):
-        def cells(self, shape):
-            raise KeyboardInterrupt
-
-    ledger = tmp_path / 'users.ledger'
-    model = PrivateItemCounts(**QUICK, ledger=ledger)
-    with monkeypatch.context() as patched:
-        patched.setattr(noise, 'source', lambda *_: Broken())
-        with pytest.raises(KeyboardInterrupt):
-            model.fit(likes(), USERS, ITEMS)
-    model.close()
-    again = PrivateItemCounts(**QUICK, ledger=ledger)
-    assert again._open(USERS + ITEMS).lines == pytest.approx(model.mus)
-    with pytest.raises(BudgetExceededError):
-        again.fit(likes(), USERS, ITEMS)
-    with pytest.raises(RuntimeError, match='fit interactions first'):
-        again.recommend(likes())
-    again.close()
-    # An account of users is no account of anything else.
-    other = PrivateItemCounts(**QUICK, form='replace', ledger=ledger)
-    with pytest.raises(ValueError, match='ledger'):
-        other.fit(likes(), USERS, ITEMS)
-
-
-def test_the_same_table_on_two_accounts_is_warned_of():
-    account._RELEASED.clear()
-    first = fitted(3)
-    fitted(4)  # another table
-    with pytest.warns(UserWarning, match='released before'):
-        fitted(3)
-    assert first.account.mu == pytest.approx(first.limit)
-
-
-def test_the_report_is_checked_with_its_ledger(tmp_path):
-    ledger, path = tmp_path / 'users.ledger', tmp_path / 'trust.json'
-    for form, against in (('withdraw', 'a blank'), ('replace', 'any other')):
-        ledger = tmp_path / f'{form}.ledger'
-        model = fitted(form=form, ledger=ledger)
-        text = model.report().explain()
-        for part in (f"user's list of items, against {against}", '52 users'):
-            assert part in text
-        assert ('Against any other list' in text) == (form == 'withdraw')
-        TrustReport.of(model.report()).save(path)
-        model.close()
-        found = check_report(path, ledger=ledger)
-        assert {each.status for each in found} == {HOLDS}, found
-    seeded = fitted(8, seed=0)
-    assert str(seeded.report()).startswith('not private')
-    TrustReport.of(seeded.report()).save(path)
-    assert any(each.status == FAILS for each in check_report(path))
-
-
-@pytest.mark.parametrize('items', [None, [3, 8, 1]])
-def test_a_state_goes_on_and_spends_nothing(tmp_path, items):
-    model = fitted(items=items)
-    torch.save(model.state_dict(), tmp_path / 'items.pt')
-    state = torch.load(tmp_path / 'items.pt', weights_only=True)
-    other = PrivateItemCounts(**QUICK, items=items)
-    other.load_state_dict(state)
-    assert torch.equal(other.released, model.released)
-    best = other.recommend(likes(), 3)
-    assert torch.equal(best, model.recommend(likes(), 3))
-    assert other.account.lines == pytest.approx(model.account.lines)
-    with pytest.raises(BudgetExceededError):
-        other.fit(likes(1), USERS, ITEMS)
-    other.load_state_dict(state)
-    assert len(other.account.lines) == 1
-
-
-@pytest.mark.parametrize(
-    ('name', 'value'),
-    [
-        ('format', 3),
-        ('history', []),
-        ('history', [0.1]),
-        ('history', [0.9] * 9),
-        ('setting', {}),
-        ('num_users', 0),
-        ('num_items', 'a'),
-        ('num_items', ITEMS + 1),
-        ('released', torch.zeros(9).double()),
-        ('released', torch.full((78,), math.nan).double()),
-        ('released', torch.zeros(78)),
-        ('released', None),
-    ],
-)
-def test_a_damaged_state_is_refused_and_nothing_changes(name, value):
-    state = {**fitted().state_dict(), name: value}
-    other = PrivateItemCounts(**QUICK)
-    with pytest.raises((TypeError, ValueError), match="'state'"):
-        other.load_state_dict(state)
-    assert other.account is None
-    with pytest.raises(RuntimeError):
-        other.report()
-
-
-def test_a_model_is_not_copied_and_not_pickled():
-    model = PrivateItemCounts(**QUICK)
-    assert copy.deepcopy(model) is model
-    with pytest.raises(TypeError, match='state_dict'):
-        pickle.dumps(model)
-    assert repr(model) == (
-        "PrivateItemCounts(epsilon=4, delta=0.0001, form='withdraw')"
-    )
 
 
 def test_many_users_beat_the_most_popular_items():

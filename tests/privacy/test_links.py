@@ -1,9 +1,7 @@
 """Private links: one account for messages and examples, free scores."""
 
-import copy
 import json
 import math
-import pickle
 import sys
 from typing import ClassVar
 
@@ -12,16 +10,13 @@ import pytest
 import torch
 from auditing import reworded
 from torch_geometric.data import Data, HeteroData
-from torch_geometric.loader import LinkNeighborLoader
 from torch_geometric.transforms import RandomLinkSplit
 
 from pyg_trust import account, noise
-from pyg_trust.check import FAILS, HOLDS, check_report
+from pyg_trust.check import FAILS, check_report
 from pyg_trust.ledger import BudgetExceededError
 from pyg_trust.privacy import (
-    PrivacyEngine,
     PrivateLinkPredictor,
-    PrivateNodeClassifier,
     links,
 )
 from pyg_trust.privacy.gaussian import gaussian_epsilon
@@ -151,50 +146,6 @@ def test_without_noise_all_sums_are_exact(monkeypatch):
     assert (sent.norm(dim=1) <= 1).all()
 
 
-def test_one_edge_moves_rows_and_count_as_claimed(monkeypatch):
-    monkeypatch.setattr(noise, 'source', lambda *_: Silence(0))
-    data = graph()
-    full = PrivateLinkPredictor(**QUICK).fit(data)
-    less = Data(x=data.x, edge_index=pairs_without_one(data.edge_index))
-    other = PrivateLinkPredictor(**QUICK).fit(less)
-    moved = (full.released - other.released).norm()
-    assert 1.4 < moved <= math.sqrt(2)
-    # The same noise on the gradients: what the first step moves by.
-    assert 0.999 < full.num_edges - other.num_edges <= 1.000002
-
-
-def test_negatives_and_their_number_read_no_edge(monkeypatch):
-    seen = []
-    kept = links.public_pairs
-
-    def public_pairs(*args, **kwargs):
-        seen.append((args, kwargs))
-        return kept(*args, **kwargs)
-
-    monkeypatch.setattr(links, 'public_pairs', public_pairs)
-    for seed in (0, 1):
-        PrivateLinkPredictor(**QUICK, num_neg=100).fit(graph(seed=seed))
-    model = PrivateLinkPredictor(**QUICK).fit(graph(seed=2))
-    assert seen[0] == seen[1] == ((60, 100), {})
-    # By the noisy number of edges, which is released.
-    assert seen[2] == ((60, int(5 * model.num_edges)), {})
-
-
-def test_each_edge_is_an_example_once(monkeypatch):
-    kept, seen = links.private_pairs, []
-
-    def private_pairs(positives, *rest):
-        seen.append(int((positives[:, -1] != 0).sum()))
-        return kept(positives, *rest)
-
-    monkeypatch.setattr(links, 'private_pairs', private_pairs)
-    data = graph()
-    PrivateLinkPredictor(**QUICK).fit(data)
-    arcs = graph(directed=True)
-    PrivateLinkPredictor(**QUICK, directed=True).fit(arcs)
-    assert seen == [data.num_edges // 2, arcs.num_edges]
-
-
 @pytest.mark.parametrize('relation', ['edge', 'node'])
 def test_releases_are_all_that_is_read_of_edges(relation, monkeypatch):
     # If these are the same for two graphs, all is. A division by |E| is not.
@@ -295,87 +246,6 @@ def test_bad_data_are_refused_and_nothing_is_spent(data, name):
     model.fit(graph(12))
 
 
-@pytest.mark.parametrize(
-    ('arguments', 'name'),
-    [
-        ({'lr': 1e308}, "'lr'"),
-        ({'relation': 'node_incident'}, "'relation'.*degree"),
-        ({'relation': 'feature'}, "'relation'.*public"),
-        ({'relation': 'user'}, "'relation'"),
-        ({'num_neg': 1.5}, "'num_neg'"),
-        ({'num_neg': 2**40}, "'num_neg'.*268435456"),
-        ({'message_dim': 33}, "'message_dim'"),
-        ({'leave_out': 1}, "'leave_out'"),
-        ({'shares': (0.5, 0.5)}, "'shares'"),
-    ],
-)
-def test_bad_arguments_are_named(arguments, name):
-    with pytest.raises((TypeError, ValueError), match=name):
-        PrivateLinkPredictor(**arguments)
-
-
-def test_a_release_is_on_the_ledger_before_its_noise(tmp_path, monkeypatch):
-    class Broken(noise.SecureNoise):
-        left = 0
-
-        def cells(self, shape):
-            Broken.left -= 1
-            if Broken.left < 0:
-                raise KeyboardInterrupt
-            return super().cells(shape)
-
-    monkeypatch.setattr(noise, 'source', lambda *_: Broken())
-    for paid in range(3):
-        ledger = tmp_path / f'{paid}.ledger'
-        model = PrivateLinkPredictor(**QUICK, ledger=ledger)
-        Broken.left = paid
-        with pytest.raises(KeyboardInterrupt):
-            model.fit(graph())
-        model.close()
-        again = PrivateLinkPredictor(**QUICK, ledger=ledger)
-        lines = again._open(60).lines
-        assert lines == pytest.approx(model.mus[: paid + 1], rel=1e-12)
-        # What is left is not enough for another fit.
-        Broken.left = 9
-        with pytest.raises(BudgetExceededError):
-            again.fit(graph())
-        with pytest.raises(RuntimeError, match='fit data first'):
-            again.score(torch.zeros(2, 1, dtype=torch.int64))
-        again.close()
-
-
-def test_no_budget_goes_into_half_of_a_model(tmp_path):
-    ledger = tmp_path / 'edges.ledger'
-    model = PrivateLinkPredictor(
-        **QUICK, shares=(0.2, 0.3, 0.5), ledger=ledger
-    )
-    # Enough is left for the rows, and not for all.
-    model._open(60).spend(model.mus[0])
-    with pytest.raises(BudgetExceededError):
-        model.fit(graph())
-    assert len(model.account.lines) == 1
-
-
-def test_releases_of_one_ledger_are_one_account(tmp_path, monkeypatch):
-    # Messages here and examples there are never two budgets.
-    ledger = tmp_path / 'edges.ledger'
-    data = graph()
-    model = PrivateLinkPredictor(**QUICK, ledger=ledger).fit(data)
-    model.close()
-    data.y, data.train_mask = torch.arange(60) % 3, torch.arange(60) < 40
-    other = PrivateNodeClassifier(
-        'edge', epsilon=4.0, delta=1e-4, ledger=ledger, epochs=2
-    )
-    with pytest.raises(BudgetExceededError):
-        other.fit(data)
-    other.close()
-    monkeypatch.setattr(account, '_RELEASED', {})
-    first = PrivateLinkPredictor(**QUICK).fit(data)
-    with pytest.warns(UserWarning, match='released before'):
-        PrivateLinkPredictor(**QUICK).fit(data)
-    assert first.account.mu == pytest.approx(first.limit)
-
-
 def test_a_second_graph_needs_budget_and_counts_in_the_report(tmp_path):
     model = PrivateLinkPredictor(**QUICK)
     model.fit(graph())
@@ -387,29 +257,6 @@ def test_a_second_graph_needs_budget_and_counts_in_the_report(tmp_path):
     assert report.mu_parts[3] == pytest.approx(model.limit)
     assert report.mu == pytest.approx(model.limit * math.sqrt(2))
     assert report.epsilon > 4.0
-
-
-def test_the_report_is_checked_with_its_ledger(tmp_path):
-    ledger = tmp_path / 'edges.ledger'
-    model = PrivateLinkPredictor(**QUICK, ledger=ledger).fit(graph())
-    report = model.report()
-    text = report.explain()
-    for part in ('noisy number of edges', '5 noisy gradients', 'every score'):
-        assert part in text
-    assert 'sums' in text
-    assert 'count' in text
-    assert 'scorer' in text
-    assert 'held out' in text
-    assert 'as an example' in text
-    path = tmp_path / 'trust.json'
-    TrustReport.of(report).save(path)
-    model.close()
-    found = check_report(path, ledger=ledger)
-    assert {each.status for each in found} == {HOLDS}, found
-    seeded = PrivateLinkPredictor(**QUICK, seed=0).fit(graph(seed=8))
-    assert str(seeded.report()).startswith('not private')
-    TrustReport.of(seeded.report()).save(path)
-    assert any(each.status == FAILS for each in check_report(path))
 
 
 @pytest.mark.parametrize(
@@ -437,78 +284,6 @@ def test_no_report_claims_other_data_than_its_ledger(tmp_path, changes):
         path.write_text(json.dumps({**whole, 'digest': digest(whole)}))
         found = check_report(path, ledger=ledger)
         assert any(each.status == FAILS for each in found) == is_forged
-
-
-def test_a_state_goes_on_and_spends_nothing(tmp_path):
-    data, pairs = graph(), torch.randint(60, (2, 50))
-    model = PrivateLinkPredictor(**QUICK).fit(data)
-    torch.save(model.state_dict(), tmp_path / 'links.pt')
-    state = torch.load(tmp_path / 'links.pt', weights_only=True)
-    other = PrivateLinkPredictor(**QUICK)
-    other.load_state_dict(state)
-    assert torch.equal(other.score(pairs), model.score(pairs))
-    assert other.account.lines == pytest.approx(model.account.lines)
-    assert other.report().mu_parts == model.report().mu_parts
-    with pytest.raises(BudgetExceededError):
-        other.fit(graph(seed=1))
-    # Loading again pays nothing twice.
-    other.load_state_dict(state)
-    assert len(other.account.lines) == 3
-
-
-@pytest.mark.parametrize(
-    ('name', 'value'),
-    [
-        ('format', 3),
-        ('history', []),
-        ('history', [0.1, 0.1, 9.0]),
-        ('setting', {}),
-        ('count', 'a'),
-        ('negatives', 0),
-        ('rows', torch.zeros(60, 3).double()),
-        ('rows', torch.zeros(59, 6).double()),
-        ('weight', torch.zeros(20).double()),
-        ('weight', torch.full((21,), math.nan).double()),
-        ('mean', None),
-        ('x', torch.zeros(60, 6)),
-    ],
-)
-def test_a_damaged_state_is_refused_and_nothing_changes(name, value):
-    model = PrivateLinkPredictor(**QUICK).fit(graph())
-    state = {**model.state_dict(), name: value}
-    other = PrivateLinkPredictor(**QUICK)
-    with pytest.raises((TypeError, ValueError), match="'state'"):
-        other.load_state_dict(state)
-    assert other.account is None
-    with pytest.raises(RuntimeError):
-        other.score(torch.zeros(2, 1, dtype=torch.int64))
-
-
-def test_a_predictor_is_not_copied_and_not_pickled():
-    model = PrivateLinkPredictor(**QUICK)
-    assert copy.deepcopy(model) is model
-    with pytest.raises(TypeError, match='state_dict'):
-        pickle.dumps(model)
-    assert repr(model) == (
-        "PrivateLinkPredictor('edge', epsilon=4, delta=0.0001)"
-    )
-    with pytest.raises(RuntimeError, match='fit data first'):
-        model.report()
-
-
-def test_loaders_of_pairs_are_refused_by_name():
-    # Without a library of samplers there is none to be made.
-    loader = object.__new__(LinkNeighborLoader)
-    model = torch.nn.Linear(6, 2)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with pytest.raises(TypeError, match=r'of pairs.*LinkNeighborLoader'):
-        PrivacyEngine().make_private(
-            module=model,
-            optimizer=optimizer,
-            data_loader=loader,
-            noise_multiplier=1.0,
-            max_grad_norm=1.0,
-        )
 
 
 def test_a_budget_without_noise_is_refused_and_nothing_is_spent():

@@ -206,15 +206,6 @@ def test_sums_are_the_formula_and_owners_do_not_meet():
     assert (again[1] != positive[1]).any()
 
 
-def test_public_lists_are_of_others_and_read_no_graph():
-    pairs = public_lists(50, 4)
-    assert pairs[0].tolist() == [v for v in range(50) for _ in range(4)]
-    assert (pairs[0] != pairs[1]).all()
-    assert 0 <= pairs[1].min() <= pairs[1].max() < 50
-    assert torch.equal(pairs, public_lists(50, 4))
-    assert len(pairs[1].unique()) > 40
-
-
 @pytest.mark.parametrize('form', FORMS)
 def test_two_lines_are_all_of_the_budget(tmp_path, form):
     model = PrivateLinkPredictor('node', **QUICK, form=form).fit(graph())
@@ -306,25 +297,6 @@ def test_scores_read_no_edge_and_of_records_the_source_alone():
         plain.score(pairs, data.x)
 
 
-def test_a_checkpoint_is_of_its_relation():
-    data = graph()
-    model = PrivateLinkPredictor('node', **QUICK).fit(data)
-    state = model.state_dict()
-    again = PrivateLinkPredictor('node', **QUICK)
-    again.load_state_dict(state)
-    pairs = torch.randint(60, (2, 40))
-    assert torch.equal(again.score(pairs), model.score(pairs))
-    for changes in ({}, {'form': 'withdraw'}, {'message_dim': 8}):
-        relation = 'node' if changes else 'edge'
-        with pytest.raises(ValueError, match='state'):
-            PrivateLinkPredictor(relation, **QUICK, **changes).load_state_dict(
-                state
-            )
-    state['basis'] = state['basis'][:, :8]
-    with pytest.raises(ValueError, match="'state'"):
-        PrivateLinkPredictor('node', **QUICK).load_state_dict(state)
-
-
 def test_nobody_is_covered_and_nothing_changes():
     data = graph()
     model = PrivateLinkPredictor('node', **QUICK, forget_epsilon=100.0)
@@ -337,24 +309,6 @@ def test_nobody_is_covered_and_nothing_changes():
         with pytest.raises(ValueError, match="can't be covered by noise"):
             model.remove(request, data)
     assert len(model.removals.entries) == lines
-
-
-@pytest.mark.parametrize(
-    ('arguments', 'name'),
-    [
-        ({'form': 'either'}, "'form'"),
-        ({'shares': (0.5, 0.25, 0.25)}, "'shares' needs to be 2"),
-        ({'shares': 0.5}, "'shares'"),
-        ({'message_dim': 0}, "'message_dim'"),
-        ({'lr': 1e308}, "'lr'"),
-        ({'lr': 0.0}, "'lr'"),
-    ],
-)
-def test_bad_arguments_are_named(arguments, name):
-    with pytest.raises((TypeError, ValueError), match=name):
-        PrivateLinkPredictor('node', **arguments)
-    with pytest.raises(ValueError, match="'form' is for relations of nodes"):
-        PrivateLinkPredictor('edge', form='replace')
 
 
 @pytest.mark.parametrize('directed', [False, True])

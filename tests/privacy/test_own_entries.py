@@ -102,13 +102,6 @@ def test_who_inherits_from_a_proof_does_not_inherit_its_name(private):
         ACCOUNTANTS.register('liar')(lambda: None)
 
 
-@pytest.mark.parametrize('name', ['sampling', 'relation'])
-def test_an_accountant_is_refused_for_what_it_is_not_for(private, name):
-    setattr(half(), name, 'another')
-    with pytest.raises(ValueError, match=rf"'accountant'.*{name}.*'another'"):
-        private(engine={'accountant': 'mine'})
-
-
 @pytest.mark.parametrize('wrong', [float('nan'), -1.0, None, True, '3'])
 def test_an_epsilon_that_is_none_is_refused(wrong):
     half().epsilon_of = lambda self, history, delta: wrong
@@ -151,16 +144,6 @@ def test_a_checkpoint_goes_on_by_the_name_of_the_accountant(private):
     ACCOUNTANTS.remove('mine')
     with pytest.raises(ValueError, match=r"'accountant'.*pld_wor.*'mine'"):
         private(engine={'accountant': 'mine'})
-
-
-def test_a_ledger_is_of_one_accountant(private, tmp_path):
-    half()
-    path = tmp_path / 'ledger'
-    setup = private(engine={'accountant': 'mine', 'ledger': path})
-    setup.train()
-    setup.engine.close()
-    with pytest.raises(ValueError, match=r'another mechanism'):
-        private(engine={'accountant': 'pld_wor', 'ledger': path})
 
 
 # Noise #######################################################################

@@ -215,17 +215,6 @@ def test_batches_are_of_the_table_and_of_no_edge() -> None:
         assert torch.equal(batch.y, table.y[batch.n_id])
 
 
-def test_those_who_stay_are_drawn_by_position() -> None:
-    data = shop()
-    left = declared(data).without(data, [0, 3, 39])
-    unit = declared(left)
-    table = unit.table(featured(left, unit))
-    assert table.n_id.tolist()[-1] == 38
-    for batch in loader(featured(left, unit), unit):
-        assert torch.equal(batch.x, table.x[batch.n_id])
-        assert int(batch.n_id.max()) < 37
-
-
 def test_a_ledger_of_persons_is_of_no_rows(tmp_path) -> None:
     data = shop()
     unit = declared(data)
@@ -323,26 +312,6 @@ COUPLED = {
 def test_what_couples_persons_is_refused(case: str) -> None:
     with pytest.raises(ValueError, match=COUPLED[case]):
         loader(*coupled(case))
-
-
-def test_walks_between_persons_are_refused() -> None:
-    data = shop()
-    unit = declared(data)
-    with pytest.raises(ValueError, match="'walk_length' needs to be 0"):
-        loader(data, unit, walk_length=1)
-    with pytest.raises(TypeError, match='PrivacyUnit'):
-        loader(data, None)
-
-
-def test_features_of_persons_are_no_rows() -> None:
-    data = shop()
-    unit = declared(data)
-    row = Data(
-        **featured(data, unit)['user'].to_dict(),
-        edge_index=torch.empty((2, 0), dtype=torch.int64),
-    )
-    with pytest.raises(ValueError, match="'data_loader' needs 'unit'"):
-        trained(DisjointWalkLoader(row, 8, 0, num_steps=3, seed=0))
 
 
 def test_weights_cover_persons_and_no_features(monkeypatch) -> None:

@@ -1,4 +1,3 @@
-import copy
 import itertools
 import math
 
@@ -24,31 +23,7 @@ from pyg_trust.privacy import (
 )
 from pyg_trust.privacy.accounting import ORDERS, least_noise, rdp_epsilon
 from pyg_trust.privacy.mechanisms import rdp_fdp
-from pyg_trust.privacy.planning import search_epsilon
 from pyg_trust.privacy.selection import rdp_select
-
-
-@pytest.mark.parametrize('accountant', ['pld_wor', 'rdp_wor'])
-@pytest.mark.parametrize('epsilon', [1.0, 8.0])
-def test_a_proposal_keeps_its_budget_and_is_the_smallest(accountant, epsilon):
-    plan = propose(500, epsilon, 1e-5, steps=30, accountant=accountant)
-    one = plan.accountant()
-    assert len(one) == 30
-    assert one.mechanism() == accountant
-    assert 0.99 * epsilon <= one.get_epsilon(1e-5) <= epsilon
-    assert plan.epsilon == pytest.approx(one.get_epsilon(1e-5))
-
-    def noise(size):
-        found = one.noise_multiplier_for(
-            epsilon, 1e-5, sample_rate=size / 500, steps=30
-        )
-        return found / size
-
-    whole = noise(500)
-    assert plan.noise_per_step == pytest.approx(noise(plan.batch_size))
-    # Calibration is within a percent, so that is how exact this is.
-    assert plan.noise_per_step <= 1.1 * whole
-    assert noise(plan.batch_size - 25) > 1.08 * whole
 
 
 def test_a_proposal_is_what_the_engine_takes(private):
@@ -152,15 +127,6 @@ def test_a_search_for_noise_ends_at_the_least_and_where_none_is_enough():
     assert 5 <= found <= 5 * (1 + 1e-8)
     with pytest.raises(ValueError, match="can't be reached by it"):
         least_noise(lambda noise: 2.0, 1.0, 0.01, 'it')
-
-
-def test_several_terms_have_accounts_of_their_own():
-    with pytest.raises(ValueError, match="'accountant' can't be given"):
-        propose(100, 1.0, 1e-5, terms=3, accountant='rdp_wor')
-    with pytest.raises(ValueError, match="'sampling'"):
-        propose(100, 1.0, 1e-5, sampling='shuffle')
-    with pytest.raises(ValueError, match="'accountant'"):
-        propose(100, 1.0, 1e-5, accountant='pld_group')
 
 
 def run(private, seed=None, **arguments):
@@ -290,21 +256,6 @@ def test_runs_with_two_relations_have_no_promise_together():
         )
 
 
-def test_every_run_of_a_search_has_an_engine_of_its_own(private):
-    train, _ = run(private)
-    made = train(0.1)
-    # With this seed there are two runs.
-    with pytest.raises(ValueError, match='a new PrivacyEngine'):
-        search(
-            lambda _: made,
-            [0.1],
-            bound=bound_of(private),
-            delta=1e-3,
-            mean_runs=2.0,
-            seed=1,
-        )
-
-
 def test_a_run_that_spends_more_is_not_released(private):
     train, _ = run(private)
     with pytest.raises(BudgetExceededError, match='nothing is released'):
@@ -333,30 +284,6 @@ def test_a_seed_anywhere_is_confessed(private, whose):
     assert report.guarantee().promise.startswith(SEEDED)
 
 
-def test_bad_searches(private):
-    train, runs = run(private)
-    good = {
-        'train': train,
-        'candidates': [0.1],
-        'bound': bound_of(private),
-        'delta': 1e-3,
-        'mean_runs': 2.0,
-    }
-    for name, value in (
-        ('train', 3),
-        ('candidates', []),
-        ('bound', 1.0),
-        ('delta', 2.0),
-        ('mean_runs', 0.5),
-        ('shape', math.inf),
-        ('shape', -1.0),
-        ('seed', -1),
-    ):
-        with pytest.raises((TypeError, ValueError), match=name[:4]):
-            search(**{**good, name: value})
-    assert runs == []
-
-
 def test_moments_of_accountants():
     # Of everything that was counted, by sums of the closed forms.
     one = create_accountant('rdp_wor')
@@ -379,25 +306,6 @@ def test_moments_of_accountants():
     fdp = FDPAccountant(100, 10, 3)
     fdp.step(noise_multiplier=12.0, sample_rate=0.1)
     assert fdp.rdp(a) == pytest.approx(rdp_fdp(a, 100, 10, 3, 2.0))
-
-
-def test_a_search_of_one_run_costs_one_run():
-    one = propose(300, 2.0, 1e-5, steps=10).accountant()
-    alone = rdp_epsilon(ORDERS, one.rdp(ORDERS), 1e-5)
-    assert search_epsilon(one, 1e-5, 1.0) == pytest.approx(alone)
-    assert search_epsilon(one, 1e-5, 5.0) > alone
-
-
-def test_the_best_of_a_search_is_no_engine(private):
-    # A copy that trains on would not be on any account.
-    train, _ = run(private)
-    model, _ = search(
-        train, [0.1], bound=bound_of(private), delta=1e-3, mean_runs=1.0
-    )
-    assert not isinstance(model, PrivacyEngine)
-    out = model(torch.randn(2, 5), torch.tensor([[0], [1]]))
-    F.cross_entropy(out, torch.tensor([0, 1])).backward()
-    assert copy.deepcopy(model).first.bias.equal(model.first.bias)
 
 
 def test_a_private_gcn_learns_with_what_is_proposed(shared):

@@ -16,7 +16,6 @@ from pyg_trust.privacy.descent import (
     linear_logits,
     linear_sums,
     private_linear,
-    row_outputs,
     unit_rows,
     whole_rows,
 )
@@ -190,12 +189,3 @@ def test_noise_is_drawn_once_a_step_and_has_its_deviation():
         x, np.arange(4) % 2, 2, Loud(), 100.0, steps=1, max_grad_norm=0.5
     )
     assert (made < 0).all()
-
-
-def test_rows_are_worked_on_alone():
-    class Couples(nn.Module):
-        def forward(self, x):
-            return x - x.mean(0)
-
-    x = torch.randn(5, 3)
-    assert not row_outputs(Couples(), x).any()  # a mean of one row is it

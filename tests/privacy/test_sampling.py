@@ -171,7 +171,7 @@ def test_a_budget_by_coins_is_kept():
     assert engine.get_epsilon(1e-4) <= 2.0 < engine.get_epsilon(1e-4, 1)
     report = engine.report()
     assert report.sampling == 'poisson'
-    assert 'by a coin of its own' in report.explain()
+    assert 'Poisson sampling' in report.explain()
 
 
 # Whole graphs

@@ -12,7 +12,6 @@ from pyg_trust.noise import SeededNoise
 from pyg_trust.privacy import PrivateNodeClassifier, aggregation, row_models
 from pyg_trust.privacy.descent import linear_sums, unit_rows, whole_rows
 from pyg_trust.privacy.receivers import choose_receivers
-from pyg_trust.transforms import PrivateAGP
 
 QUICK = {'epsilon': 8.0, 'delta': 1e-4, 'steps': 5, 'num_classes': 3}
 n = 80
@@ -159,37 +158,6 @@ def test_a_list_that_is_withdrawn_moves_sums_by_one_at_any_degree():
     assert found == {True, False}
 
 
-@pytest.mark.usefixtures('quiet')
-def test_receivers_by_degree_would_not_be_paid_for(monkeypatch):
-    # A planted fault: who receives reads lists, so one record moves many.
-    data = graph(directed=True)
-    asked = {
-        'directed': True,
-        'form': 'withdraw',
-        'encoder': linear(),
-        'start_is_public': True,
-    }
-
-    def greedy(lists, _):
-        named = torch.bincount(lists.col, minlength=n)
-        return aggregation_lists(lists, named % 2 == 0)
-
-    def worst():
-        found = 0.0
-        whole = fitted(data, **asked)
-        for v in range(0, n, 4):
-            less = data.clone()
-            less.edge_index = data.edge_index[:, data.edge_index[0] != v]
-            made = fitted(less, **asked).released[0]
-            found = max(found, float((whole.released[0] - made).norm()))
-        return found
-
-    assert 0.99 < worst() <= 1
-    aggregation_lists = aggregation.received_lists
-    monkeypatch.setattr(aggregation, 'received_lists', greedy)
-    assert worst() > 1.5
-
-
 @pytest.mark.parametrize(
     ('arguments', 'train', 'all_receive'),
     [
@@ -230,26 +198,6 @@ def test_who_receives_by_default(arguments, train, all_receive):
         assert f'{expected:,} nodes receive sums' in said
         assert 'their own features alone' in said.replace('\n', ' ')
         assert any('weights of lists read' in s for s in report.assumptions)
-
-
-def test_a_transform_gives_sums_to_all():
-    data = graph()
-    transform = PrivateAGP(relation='node', mu=1.0, delta=1e-4)
-    transform(data)
-    assert transform.report().receivers == n
-
-
-def test_the_share_is_checked_before_anything_is_spent():
-    for arguments in (
-        {'train_receivers': 0.0},
-        {'train_receivers': 1.1},
-        {'train_receivers': math.nan},
-        {'train_receivers': 0.5, 'hops': 2},
-        {'train_receivers': 0.5, 'relation': 'edge'},
-        {'train_receivers': 0.5, 'relation': 'feature'},
-    ):
-        with pytest.raises(ValueError, match="'train_receivers'"):
-            PrivateNodeClassifier(**{**QUICK, **arguments})
 
 
 def test_a_share_so_small_that_nobody_trains_a_head_gives_the_start():

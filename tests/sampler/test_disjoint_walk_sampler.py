@@ -2,13 +2,12 @@ from itertools import pairwise
 
 import pytest
 import torch
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Data
 from torch_geometric.loader import NodeLoader
 from torch_geometric.sampler import BaseSampler, NodeSamplerInput
 from torch_geometric.utils import subgraph
 
 from pyg_trust.sampler import DisjointWalkSampler
-from pyg_trust.sampler.walks import DisjointWalks
 from pyg_trust.testing import make_graph
 
 
@@ -110,54 +109,3 @@ def test_sampling_refuses_what_is_no_root():
         assert out.node[: len(node)].equal(node)
         assert out.node.unique().numel() == out.node.numel()
         assert out.batch[: len(node)].equal(torch.arange(len(node)))
-
-
-def test_sample_walks_of_single_nodes():
-    sampler = DisjointWalkSampler(make_data('no_edges'), 1, seed=1)
-    walks = DisjointWalks(torch.tensor([0, 1]), torch.tensor([2]))
-    out = sampler.sample_walks(walks)
-    assert out.node.tolist() == [2]
-    assert out.row.numel() == out.col.numel() == 0
-
-
-def test_str():
-    sampler = DisjointWalkSampler(make_data(), 2, roots=torch.tensor([1]))
-    assert str(sampler) == (
-        'DisjointWalkSampler(walk_length=2, restarts=1, num_roots=1)'
-    )
-
-
-def test_bad_data():
-    data = make_data()
-    double = Data(
-        edge_index=torch.cat([data.edge_index, data.edge_index], 1),
-        num_nodes=40,
-    )
-    for bad, error, match in (
-        (HeteroData(), TypeError, "'data'"),
-        (data.edge_index, TypeError, "'data'"),
-        (Data(x=data.x), ValueError, 'edge_index'),
-        (double, ValueError, 'more than once'),
-        (
-            Data(edge_index=data.edge_index.to('meta'), num_nodes=40),
-            ValueError,
-            'CPU',
-        ),
-    ):
-        with pytest.raises(error, match=match):
-            DisjointWalkSampler(bad, 2)
-
-
-@pytest.mark.parametrize(
-    ('arguments', 'error'),
-    [
-        ({'walk_length': -1}, ValueError),
-        ({'restarts': 0}, ValueError),
-        ({'roots': torch.tensor([40])}, ValueError),
-        ({'roots': torch.zeros(40, dtype=torch.bool)}, ValueError),
-        ({'seed': -1}, ValueError),
-    ],
-)
-def test_bad_arguments(arguments, error):
-    with pytest.raises(error, match=next(iter(arguments))):
-        DisjointWalkSampler(make_data(), **{'walk_length': 2, **arguments})

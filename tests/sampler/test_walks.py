@@ -122,33 +122,6 @@ def test_law_at_a_hub(restarts):
     assert p_value(counts, law, 20_000) > 0.001
 
 
-@pytest.mark.parametrize('along', [True, False])
-def test_law_on_a_directed_graph(along):
-    graph = make_graph('directed')
-    ahead = {0: [1, 2], 1: [2], 2: [4], 3: [0, 4], 4: []}
-    behind = {0: [3], 1: [0], 2: [0, 1], 3: [], 4: [2, 3]}
-    law = exact_law(behind if along else ahead, range(5), 2, 1)
-    counts = Counter(
-        tuple(
-            map(
-                tuple,
-                as_lists(F.disjoint_walks(graph, 2, along=along, seed=seed)),
-            )
-        )
-        for seed in range(20_000)
-    )
-    # Few draws for many outcomes: put the rare ones together.
-    rare = {outcome for outcome, p in law.items() if 20_000 * p < 10}
-    pooled = Counter()
-    for outcome, p in law.items():
-        pooled['rare' if outcome in rare else outcome] += p
-    seen = Counter()
-    for outcome, count in counts.items():
-        assert outcome in law
-        seen['rare' if outcome in rare else outcome] += count
-    assert p_value(seen, pooled, 20_000) > 0.001
-
-
 @pytest.mark.parametrize(('length', 'restarts'), LENGTHS)
 @pytest.mark.parametrize('name', [*SMALL, 'directed'])
 def test_invariants_by_brute_force(name, length, restarts):
@@ -205,24 +178,6 @@ def test_weights_and_order_of_edges_do_not_matter():
     assert plain.ptr.equal(other.ptr)
 
 
-def test_seeds():
-    graph = make_graph('random')
-    torch.manual_seed(0)
-    first = F.disjoint_walks(graph, 2)
-    torch.manual_seed(0)
-    assert first.node.equal(F.disjoint_walks(graph, 2).node)
-    assert not first.node.equal(F.disjoint_walks(graph, 2).node)
-
-
-def test_select():
-    walks = F.disjoint_walks(make_graph('random'), 2, seed=0)
-    index = torch.tensor([4, 0, 4, 7])
-    subgraphs = as_lists(walks)
-    chosen = as_lists(walks.select(index))
-    assert chosen == [subgraphs[i] for i in index.tolist()]
-    assert as_lists(walks.select(index[:0])) == []
-
-
 def walks(*subgraphs):
     size = torch.tensor([0, *map(len, subgraphs)])
     node = torch.tensor(list(chain(*subgraphs)), dtype=torch.int64)
@@ -256,49 +211,3 @@ def test_check_refuses_what_breaks_privacy(bad, size, roots, match):
     roots = None if roots is None else torch.tensor(roots)
     with pytest.raises(ValueError, match=match):
         check_walks(bad, 4, size, roots=roots)
-
-
-def test_check_refuses_other_types():
-    good = walks([0, 1])
-    with pytest.raises(TypeError, match=r'walks[.]node'):
-        check_walks(good._replace(node=good.node.int()), 4)
-    with pytest.raises(TypeError, match=r'walks[.]ptr'):
-        check_walks(good._replace(ptr=[0, 2]), 4)
-
-
-@pytest.mark.parametrize(
-    ('arguments', 'error', 'match'),
-    [
-        ({'walk_length': -1}, ValueError, 'walk_length'),
-        ({'walk_length': 1.0}, TypeError, 'walk_length'),
-        ({'walk_length': True}, TypeError, 'walk_length'),
-        ({'walk_length': 2**31}, ValueError, 'walk_length'),
-        ({'restarts': 0}, ValueError, 'restarts'),
-        ({'restarts': '1'}, TypeError, 'restarts'),
-        ({'roots': torch.tensor([], dtype=torch.int64)}, ValueError, 'none'),
-        ({'roots': torch.zeros(40, dtype=torch.bool)}, ValueError, 'none'),
-        ({'roots': torch.ones(39, dtype=torch.bool)}, ValueError, '40'),
-        ({'roots': torch.tensor([0, 40])}, ValueError, '0 to 40'),
-        ({'roots': torch.tensor([-1])}, ValueError, '-1'),
-        ({'roots': torch.tensor([3, 4, 3])}, ValueError, '3 more than once'),
-        ({'roots': torch.tensor([[3, 4]])}, ValueError, 'dimension'),
-        ({'roots': torch.tensor([0.0])}, TypeError, 'roots'),
-        ({'roots': [0]}, TypeError, 'roots'),
-        ({'seed': -1}, ValueError, 'seed'),
-        ({'seed': 0.5}, TypeError, 'seed'),
-    ],
-)
-def test_bad_arguments(arguments, error, match):
-    arguments = {'walk_length': 2, **arguments}
-    with pytest.raises(error, match=match):
-        F.disjoint_walks(make_graph('random'), **arguments)
-
-
-def test_bad_graphs():
-    with pytest.raises(ValueError, match='parallel edges'):
-        F.disjoint_walks(make_graph('duplicate'), 1)
-    with pytest.raises(TypeError, match='CSRGraph'):
-        F.disjoint_walks(torch.zeros(2, 0, dtype=torch.int64), 1)
-    for number, error in ((0, ValueError), (2.0, TypeError)):
-        with pytest.raises(error, match='num_roots'):
-            min_subgraphs(number, 1)

@@ -1,8 +1,7 @@
 import pytest
 import torch
-import torch_geometric.transforms as T
 from scipy.stats import chi2
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Data
 
 from pyg_trust.testing import UNDIRECTED, make_graph
 from pyg_trust.transforms import BoundedDegree
@@ -72,23 +71,3 @@ def test_in_edges_alone_would_not_do():
     data = Data(edge_index=edge_index, num_nodes=10)
     assert receivers(BoundedDegree(3, seed=0)(data))[0] == 3
     assert receivers(BoundedDegree(3, along=False, seed=0)(data))[0] == 9
-
-
-def test_composes():
-    data = T.Compose([BoundedDegree(1, seed=0), T.AddSelfLoops()])(
-        data_of('path')
-    )
-    assert receivers(data).max() == 1
-    assert str(BoundedDegree(4)) == 'BoundedDegree(K=4)'
-
-
-def test_bad_arguments():
-    for K, error in ((0, ValueError), (-1, ValueError), (1.5, TypeError)):
-        with pytest.raises(error, match="'K'"):
-            BoundedDegree(K)
-    with pytest.raises(TypeError, match="'K'"):
-        BoundedDegree(True)
-    with pytest.raises(ValueError, match='edge_index'):
-        BoundedDegree(1)(Data(x=torch.ones(2, 1)))
-    with pytest.raises(TypeError, match='homogeneous'):
-        BoundedDegree(1).forward(HeteroData())

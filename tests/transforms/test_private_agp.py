@@ -4,31 +4,25 @@ import copy
 import hashlib
 import math
 import pickle
-import warnings
 
 import pytest
 import torch
-import torch_geometric.transforms as T
 from auditing import above
 from racing import paid_by_two
-from torch import nn
 from torch.nn.functional import cross_entropy
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import GCNConv
 
 from pyg_trust import account, noise
-from pyg_trust.agp.measures import sgc
 from pyg_trust.graph import CSRGraph
 from pyg_trust.ledger import BudgetExceededError
 from pyg_trust.loader import DisjointWalkLoader
 from pyg_trust.privacy import PrivacyEngine, PrivateNodeClassifier
 from pyg_trust.privacy.accounting import wor_epsilon
 from pyg_trust.privacy.gaussian import gaussian_epsilon, gaussian_mu_for
-from pyg_trust.privacy.poisson import poisson_epsilon
 from pyg_trust.privacy.propagation import messages
 from pyg_trust.report import fingerprint
 from pyg_trust.transforms import (
-    AGP,
     PrivateAGP,
     release_checks,
 )
@@ -144,23 +138,6 @@ def test_what_is_released_is_the_sum_and_noise_of_its_deviation():
         assert transform.report().mu == pytest.approx(2.0)
 
 
-def test_removing_an_edge_keeps_all_shapes():
-    data = path(3)
-    whole = PrivateAGP(2, mu=1.0, delta=1e-3)(data).x
-    data.edge_index = data.edge_index[:, [0, 2]]  # node 2 is isolated
-    assert PrivateAGP(2, mu=1.0, delta=1e-3)(data).x.shape == whole.shape
-    data.edge_index = data.edge_index[:, :0]
-    assert PrivateAGP(2, mu=1.0, delta=1e-3)(data).x.shape == whole.shape
-
-
-def test_rows_without_numbers_count_as_zero():
-    data = path()
-    data.x[3] = math.nan
-    data.x[5, 0] = math.inf
-    made = PrivateAGP(mu=1.0, delta=1e-3, cat=False)(data).x
-    assert bool(made.isfinite().all())
-
-
 @pytest.mark.parametrize('arguments', RELATIONS)
 def test_raw_rows_are_in_the_output_where_they_are_known(arguments):
     made = PrivateAGP(mu=1.0, delta=1e-3, **arguments)(path()).x
@@ -196,36 +173,6 @@ def test_what_can_not_be_accounted_for_spends_nothing(relation, case):
     assert transform.account is None
 
 
-def test_columns_that_were_propagated_are_refused():
-    edges = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
-    data = Data(x=torch.rand(3, 2), edge_index=edges)
-    transform = PrivateAGP(mu=1.0, delta=1e-3)
-    with pytest.raises(ValueError, match='own'):
-        transform(AGP('sgc')(data))
-    # Its own output, too: a release of a release would read edges again.
-    with pytest.raises(ValueError, match='own'):
-        transform(transform(data))
-
-
-@pytest.mark.parametrize(
-    ('arguments', 'said'),
-    [
-        ({'relation': 'node_incident'}, "'max_degree' is needed"),
-        ({'measure': sgc(2)}, "'measure' is for the relation 'feature'"),
-        ({'relation': 'feature', 'hops': 2}, "'hops'"),
-        ({'hops': 0}, "'hops'"),
-        ({'form': 'replace'}, "'form'"),
-        ({'delta': 1.0}, "'delta'"),
-        ({'epsilon': -1.0}, "'epsilon'"),
-        ({'mu': 50.0, 'epsilon': 1.0}, "'mu'"),
-        ({'ledger_head': 'a'}, "'ledger_head'"),
-    ],
-)
-def test_bad_arguments(arguments, said):
-    with pytest.raises(ValueError, match=said):
-        PrivateAGP(**{'mu': 1.0, 'delta': 1e-3, **arguments})
-
-
 def test_other_data_and_copies():
     transform = PrivateAGP(mu=1.0, delta=1e-3)
     with pytest.raises(TypeError, match='homogeneous'):
@@ -239,19 +186,6 @@ def test_other_data_and_copies():
     transform._owner += 1  # as a worker that was forked finds it
     with pytest.raises(RuntimeError, match='another process'):
         transform(path())
-
-
-def test_a_large_delta_warns():
-    with pytest.warns(UserWarning, match='not below 1 / 12'):
-        PrivateAGP(mu=1.0, delta=0.1)(path())
-
-
-def test_compose_and_a_seed():
-    torch.manual_seed(0)
-    transform = PrivateAGP(2, mu=1.0, delta=1e-3, cat=False, seed=1)
-    made = T.Compose([transform])(path()).x
-    assert torch.equal(made, torch.cat(transform.released(path()), 1).float())
-    assert transform.report().guarantee().promise.startswith('not private')
 
 
 def test_somebodys_record_changed_is_what_is_counted_by_default():
@@ -372,17 +306,6 @@ def test_walks_by_coins_and_a_release_have_one_account(tmp_path):
     again.close()
 
 
-def test_coins_below_one_and_a_release_are_composed():
-    engine, data, epoch, loader = trained(loader={'sampling': 'poisson'})
-    epoch()
-    PrivateAGP(relation='feature', mu=0.5, engine=engine)(data)
-    rate = loader.sample_rate_at(0)
-    found = engine.get_epsilon(1e-3)
-    assert found == poisson_epsilon([(8, rate, 3), (4, 1, 1)], 1e-3)
-    apart = poisson_epsilon([(8, rate, 3)], 1e-3) + gaussian_epsilon(0.5, 1e-3)
-    assert gaussian_epsilon(0.5, 1e-3) < found < apart
-
-
 @pytest.mark.parametrize('sampling', ['without_replacement', 'poisson'])
 def test_a_release_does_not_exceed_the_budget_of_training(sampling):
     engine, data, epoch, loader = trained(
@@ -398,15 +321,6 @@ def test_a_release_does_not_exceed_the_budget_of_training(sampling):
         PrivateAGP(relation='feature', mu=0.01, engine=engine)(data)
 
 
-def test_edges_and_walks_have_no_account_together():
-    engine, *_ = trained()
-    for relation in RELATIONS[:4]:
-        with pytest.raises(ValueError, match='two relations'):
-            PrivateAGP(mu=0.5, engine=engine, **relation)
-    with pytest.raises(TypeError, match='PrivacyEngine'):
-        PrivateAGP(relation='feature', mu=0.5, engine=nn.Linear(1, 1))
-
-
 def test_two_threads_have_one_account(monkeypatch):
     transform = PrivateAGP(relation='edge', epsilon=1.0, delta=1e-3)
 
@@ -417,15 +331,6 @@ def test_two_threads_have_one_account(monkeypatch):
 
     assert paid_by_two(monkeypatch, release) == 1
     assert transform.report().releases == 1
-
-
-def test_released_rows_are_copies():
-    # The same graph gets the same rows again, whoever wrote into them.
-    transform = PrivateAGP(relation='edge', epsilon=1.0, delta=1e-3)
-    first = transform(path()).x.clone()
-    for row in transform.released(path()):
-        row.zero_()
-    assert torch.equal(transform(path()).x, first)
 
 
 def test_a_cell_that_is_run_again_warns_of_what_it_spends(tmp_path):
@@ -446,25 +351,6 @@ def test_a_cell_that_is_run_again_warns_of_what_it_spends(tmp_path):
     with pytest.warns(UserWarning, match='released before') as seen:
         PrivateNodeClassifier('edge', 1.0, 1e-5, epochs=1).fit(data)
     assert seen[0].filename == __file__
-
-
-def test_releases_on_one_ledger_or_of_other_data_do_not_warn(tmp_path):
-    asked, ledger = {'mu': 0.1, 'delta': 1e-5}, tmp_path / 'ledger'
-    for _ in range(3):
-        transform = PrivateAGP(**asked, ledger=ledger)
-        transform(path())
-        assert transform.account is not None
-        transform.account.close()
-    assert len(transform.account.lines) == 3
-    # Neither another graph, nor another unit, nor what is no release.
-    other = path()
-    other.edge_index = other.edge_index[:, torch.arange(22) % 11 > 0]
-    with warnings.catch_warnings():
-        warnings.simplefilter('error')
-        PrivateAGP(**asked)(other)
-        PrivateAGP(relation='node', **asked)(path())
-    with pytest.warns(UserWarning, match='released before'):
-        PrivateAGP(relation='node', **asked)(other)
 
 
 def test_who_guesses_data_finds_no_digest_of_them():
