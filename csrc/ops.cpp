@@ -97,8 +97,9 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
   // pushes to, in ascending degree; row v of (pull_rowptr, pull_col) those
   // that v receives from. A level of a block is done exactly where pushing it
   // is expected to cost more than `pull_above` times as much. Also returns how
-  // many levels of each block were pushed. `deterministic`: on CUDA, sums are
-  // repeatable. Block k, of 64 bytes of columns, draws from (seed, first + k).
+  // many levels of each block were pushed. `only_pull` (CPU): ends at the first
+  // level that is pushed, with the number -1; of (rowptr, col) only the rows
+  // that costs are estimated from are read then. Block k, of 64 bytes of columns, draws from (seed, first + k).
   // scale: real [m], descending in every row; group_ptr: int64 [n + 1], of
   // group_end: int64; recv, send: real [n]; x: real [n, C]; eps: real [C];
   // ratio: float64 [L]; keep: float64 [L + 1]. Returns real [n, C] and int64,
@@ -107,16 +108,7 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
       "push(Tensor rowptr, Tensor col, Tensor? scale, Tensor group_ptr, "
       "Tensor group_end, Tensor pull_rowptr, Tensor pull_col, Tensor recv, "
       "Tensor send, Tensor x, Tensor eps, Tensor ratio, Tensor keep, int seed, "
-      "int first, float pull_above, bool deterministic) -> (Tensor, Tensor)");
-
-  // `push` as long as it pushes nothing: else the number of levels pushed is
-  // -1, and the result nothing. Of (rowptr, col) only the rows that costs are
-  // estimated from are read. CPU only.
-  m.def(
-      "pull(Tensor rowptr, Tensor col, Tensor? scale, Tensor group_ptr, "
-      "Tensor group_end, Tensor pull_rowptr, Tensor pull_col, Tensor recv, "
-      "Tensor send, Tensor x, Tensor eps, Tensor ratio, Tensor keep, "
-      "float pull_above) -> (Tensor, Tensor)");
+      "int first, float pull_above, bool only_pull) -> (Tensor, Tensor)");
 
   // `push` for sparse signals (CSR rows sig_ptr, sig_node, sig_value), each by
   // itself, with sparse rows (ptr, node, value) as the result: per row the
@@ -131,7 +123,7 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
       "Tensor group_ptr, Tensor group_end, Tensor send, Tensor sig_ptr, "
       "Tensor sig_node, Tensor sig_value, Tensor eps, Tensor prune, "
       "Tensor ratio, Tensor keep, int seed, int first, int top_k, "
-      "float threshold, bool deterministic) -> (Tensor, Tensor, Tensor)");
+      "float threshold) -> (Tensor, Tensor, Tensor)");
 
   // Node-disjoint subgraphs (ptr, node), one after the other, each from a root
   // (first) that is uniform among those of `roots` not yet in a subgraph:

@@ -38,8 +38,7 @@ struct DenseArguments {
   int64_t seed;
   int64_t first;
   double pull_above;
-  bool deterministic;
-  bool only_pull = false;  // CPU: whether it ends where something is pushed
+  bool only_pull;  // CPU: whether it ends where something is pushed
 };
 
 // The sparse signals of `push_sparse`.
@@ -56,7 +55,6 @@ struct SparseArguments {
   int64_t first;
   int64_t top_k;
   double threshold;
-  bool deterministic;
 };
 
 template <typename scalar_t>
@@ -93,36 +91,13 @@ struct PushOps {
                                          int64_t seed,
                                          int64_t first,
                                          double pull_above,
-                                         bool deterministic) {
+                                         bool only_pull) {
     return with_real(x, [&](auto zero) {
       return Device::push(
           view<decltype(zero)>(rowptr, col, scale, group_ptr, group_end),
           DenseArguments{pull_rowptr, pull_col, recv, send, x, eps,
                          Levels(ratio, keep), seed, first, pull_above,
-                         deterministic});
-    });
-  }
-
-  // CPU.
-  static std::tuple<Tensor, Tensor> pull(const Tensor& rowptr,
-                                         const Tensor& col,
-                                         const std::optional<Tensor>& scale,
-                                         const Tensor& group_ptr,
-                                         const Tensor& group_end,
-                                         const Tensor& pull_rowptr,
-                                         const Tensor& pull_col,
-                                         const Tensor& recv,
-                                         const Tensor& send,
-                                         const Tensor& x,
-                                         const Tensor& eps,
-                                         const Tensor& ratio,
-                                         const Tensor& keep,
-                                         double pull_above) {
-    return with_real(x, [&](auto zero) {
-      return Device::push(
-          view<decltype(zero)>(rowptr, col, scale, group_ptr, group_end),
-          DenseArguments{pull_rowptr, pull_col, recv, send, x, eps,
-                         Levels(ratio, keep), 0, 0, pull_above, true, true});
+                         only_pull});
     });
   }
 
@@ -143,14 +118,13 @@ struct PushOps {
       int64_t seed,
       int64_t first,
       int64_t top_k,
-      double threshold,
-      bool deterministic) {
+      double threshold) {
     return with_real(value, [&](auto zero) {
       return Device::push_sparse(
           view<decltype(zero)>(rowptr, col, scale, group_ptr, group_end),
           SparseArguments{col, send, ptr, node, value, eps, prune,
-                          Levels(ratio, keep), seed, first, top_k, threshold,
-                          deterministic});
+                          Levels(ratio, keep), seed, first, top_k,
+                          threshold});
     });
   }
 };

@@ -338,7 +338,6 @@ def push(
     seed: Natural,
     first: Natural = 0,
     pull_above: AtLeast0 = math.inf,
-    deterministic: bool = True,
 ) -> tuple[Tensor, Tensor]:
     r"""Estimate :math:`\sum_i w_i (R B S)^i x` by randomized pushes (AGP).
 
@@ -361,7 +360,7 @@ def push(
     return _ops.push(
         *(rowptr, col, scale, group_ptr, group_end, *receivers),
         *(recv, send, x, eps, ratio, keep),
-        *(seed, first, pull_above, deterministic),
+        *(seed, first, pull_above, False),
     )
 
 
@@ -388,9 +387,9 @@ def pull(
     On the CPU alone. Of the graph it needs the rows of :func:`cost_nodes`.
     """
     rowptr, col, group_ptr, group_end, scale = graph
-    z, pushed = _ops.pull(
+    z, pushed = _ops.push(
         *(rowptr, col, scale, group_ptr, group_end, *receivers),
-        *(recv, send, x, eps, ratio, keep, pull_above),
+        *(recv, send, x, eps, ratio, keep, 0, 0, pull_above, True),
     )
     return None if bool((pushed != 0).any()) else z
 
@@ -416,7 +415,6 @@ def push_sparse(
     first: Natural = 0,
     top_k: int = -1,
     threshold: AtLeast0 = 0.0,
-    deterministic: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
     r"""Run :func:`push` on sparse signals, with sparse results.
 
@@ -432,7 +430,7 @@ def push_sparse(
     return _ops.push_sparse(
         *(rowptr, col, scale, group_ptr, group_end, send),
         *(ptr, node, value, eps, prune, ratio, keep),
-        *(seed, first, top_k, threshold, deterministic),
+        *(seed, first, top_k, threshold),
     )
 
 

@@ -13,6 +13,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
@@ -501,8 +502,12 @@ class NodeIds:
                     f'{type(nodes).__name__})'
                 )
             nodes = [*nodes]
-            integers(name, nodes)
-            nodes = torch.tensor([int(v) for v in nodes], dtype=torch.int64)
+            if nodes and {*map(type, nodes)} <= {bool, np.bool_}:
+                nodes = torch.tensor([bool(v) for v in nodes])
+            else:
+                integers(name, nodes)
+                ids = [int(v) for v in nodes]
+                nodes = torch.tensor(ids, dtype=torch.int64)
         nodes = nodes.detach().cpu()
         if nodes.dtype == torch.bool:
             check_tensor(name, nodes, torch.bool, (num_rows,))
@@ -655,7 +660,7 @@ def skipping(
 class Removed:
     """Items that the lines of a ledger removed and did not add again.
 
-    A line costs what it names, however many came before.
+    A line costs as much as its items, however many lines came before.
     """
 
     def __init__(self) -> None:
@@ -778,16 +783,16 @@ def remove_from_data(data: Data, part: Part) -> Data:
     gone = torch.isin(there, torch.cat([*keys.values(), back]))
     if bool(gone.any()):
         out = out.edge_subgraph(~gone)
-        y = data.get('y')
-        if isinstance(y, Tensor) and y.numel() == 1:
-            # The graph's own label; with one edge it looks like that edge's.
-            out.y = y
     if part.features:
         _remove_features(out, rows['features'][:, 0], n)
     if part.nodes:
         keep = torch.ones(n, dtype=torch.bool)
         keep[rows['nodes'][:, 0]] = False
-        return out.subgraph(keep)
+        out = out.subgraph(keep)
+    y = data.get('y')
+    if isinstance(y, Tensor) and y.numel() == 1:
+        # The graph's own label; with one edge it looks like that edge's.
+        out.y = y
     return out
 
 

@@ -221,7 +221,7 @@ class Host {
 
 }  // namespace
 
-template <typename sum_t, typename scalar_t>
+template <typename scalar_t>
 void push(int order,
           const int64_t* rowptr,
           const int32_t* col,
@@ -244,7 +244,7 @@ void push(int order,
           double pull_above,
           scalar_t* z,
           int64_t* pushed) {
-  device::push<sum_t>([=] { return Host(order); },
+  device::push([=] { return Host(order); },
                       device::Dense<scalar_t>{
                           {rowptr, col, scale, group_ptr, group_end},
                           pull_rowptr,
@@ -267,7 +267,7 @@ void push(int order,
 }
 
 // Results go to node and value, one batch behind the other.
-template <typename sum_t, typename scalar_t>
+template <typename scalar_t>
 void push_sparse(int order,
                  const int64_t* rowptr,
                  const int32_t* col,
@@ -293,7 +293,7 @@ void push_sparse(int order,
                  int64_t* out_node,
                  scalar_t* out_value) {
   int64_t used = 0;
-  device::push_sparse<sum_t>(
+  device::push_sparse(
       [=] { return Host(order); },
       device::Sparse<scalar_t>{{rowptr, col, scale, group_ptr, group_end},
                                send,
@@ -393,7 +393,7 @@ void take_work(int64_t* out) {
   path = {};
 }
 
-#define PUSH(name, scalar_t, sum_t)                                           \
+#define PUSH(name, scalar_t)                                                  \
   void push_##name(int order, const int64_t* rowptr, const int32_t* col,      \
                    const scalar_t* scale, const int64_t* group_ptr,           \
                    const int64_t* group_end, const int64_t* pull_rowptr,      \
@@ -403,7 +403,7 @@ void take_work(int64_t* out) {
                    const double* ratio, const double* keep, int64_t levels,   \
                    int64_t seed, int64_t first, double pull_above,            \
                    scalar_t* z, int64_t* pushed) {                            \
-    pyg_trust::push<sum_t>(order, rowptr, col, scale, group_ptr, group_end,   \
+    pyg_trust::push(order,        rowptr, col, scale, group_ptr, group_end,   \
                            pull_rowptr, pull_col, recv, send, num_nodes, x,   \
                            columns, eps, ratio, keep, levels, seed, first,    \
                            pull_above, z, pushed);                            \
@@ -417,15 +417,13 @@ void take_work(int64_t* out) {
       const double* ratio, const double* keep, int64_t levels, int64_t seed,  \
       int64_t first, int64_t top_k, double threshold, int64_t* out_ptr,       \
       int64_t* out_node, scalar_t* out_value) {                               \
-    pyg_trust::push_sparse<sum_t>(                                            \
+    pyg_trust::push_sparse(                                                   \
         order, rowptr, col, scale, group_ptr, group_end, send, num_nodes,     \
         ptr, node, value, num_signals, eps, prune, ratio, keep, levels, seed, \
         first, top_k, threshold, out_ptr, out_node, out_value);               \
   }
-PUSH(float_fixed, float, int64_t)
-PUSH(float_atomic, float, float)
-PUSH(double_fixed, double, int64_t)
-PUSH(double_atomic, double, double)
+PUSH(float, float)
+PUSH(double, double)
 
 #define PARTS(name, scalar_t)                                                  \
   int name(const int64_t* rowptr, const int32_t* col, const scalar_t* scale,  \

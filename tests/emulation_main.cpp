@@ -66,31 +66,24 @@ int main() {
       for (size_t i = 0; i < x.size(); ++i)
         x[i] = static_cast<float>(i * 7919 % 1000) / 1000 - .4f;
       for (const double above : {1e9, .5, HUGE_VAL}) {
-        for (const bool fixed : {true, false}) {
-          const auto run = fixed ? push_float_fixed : push_float_atomic;
-          run(order, g.rowptr.data(), g.by_degree.data(), g.scale.data(),
-              g.group_ptr.data(), g.group_end.data(), g.rowptr.data(),
-              g.col.data(), g.power.data(), g.power.data(), n, x.data(),
-              columns, eps.data(), ratio.data(), keep.data(), levels, 7, 0,
-              above, z.data(), pushed.data());
-        }
+        push_float(order, g.rowptr.data(), g.by_degree.data(), g.scale.data(),
+          g.group_ptr.data(), g.group_end.data(), g.rowptr.data(),
+          g.col.data(), g.power.data(), g.power.data(), n, x.data(),
+          columns, eps.data(), ratio.data(), keep.data(), levels, 7, 0,
+          above, z.data(), pushed.data());
       }
     }
     const std::vector<int64_t> ptr{0, 2, 2, 3}, node{0, 5, 0};
     const std::vector<float> value{1, -2, 1}, eps(3, 1e-3f), none(3, 0.f);
     for (const int64_t top_k : {-1, 5}) {
-      for (const bool fixed : {true, false}) {
-        std::vector<int64_t> out_ptr(4), out_node(3 * n);
-        std::vector<float> out(3 * n);
-        const auto run =
-            fixed ? push_sparse_float_fixed : push_sparse_float_atomic;
-        run(order, g.rowptr.data(), g.by_degree.data(),
-            fixed ? g.scale.data() : nullptr, g.group_ptr.data(),
-            g.group_end.data(), g.power.data(), n, ptr.data(), node.data(),
-            value.data(), 3, eps.data(), none.data(), ratio.data(),
-            keep.data(), levels, 7, 0, top_k, 0., out_ptr.data(),
-            out_node.data(), out.data());
-      }
+      std::vector<int64_t> out_ptr(4), out_node(3 * n);
+      std::vector<float> out(3 * n);
+      push_sparse_float(order, g.rowptr.data(), g.by_degree.data(),
+          g.scale.data(), g.group_ptr.data(),
+          g.group_end.data(), g.power.data(), n, ptr.data(), node.data(),
+          value.data(), 3, eps.data(), none.data(), ratio.data(),
+          keep.data(), levels, 7, 0, top_k, 0., out_ptr.data(),
+          out_node.data(), out.data());
     }
     std::vector<int64_t> roots(n), out_ptr(n + 1), out_node(n), counts(3);
     std::iota(roots.begin(), roots.end(), 0);

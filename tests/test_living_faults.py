@@ -136,32 +136,33 @@ FAULTS = [
         '24 a write-ahead log',
         'erasure.store:_PRAGMAS',
         ('journal_mode = TRUNCATE', 'journal_mode = WAL'),
-        f'{DESK}::test_nothing_stays_in_the_file',
+        f'{DESK}::test_nothing_stays_in_the_file[5]',
     ),
     (
         '25 names that stay where a request is refused',
-        'erasure.desk:ErasureDesk._close_request',
+        'erasure.batches:Batches._close_request',
         (
             'self._sql(queries.CLOSE, status',
             "self._sql(queries.CLOSE.replace('= NULL', '= names') "
             "if status == 'cancelled' else queries.CLOSE, status",
         ),
-        f'{DESK}::test_nothing_stays_in_the_file',
+        f'{DESK}::test_nothing_stays_in_the_file[5]',
     ),
     (
         '26 a retry that removes twice',
-        'erasure.desk:ErasureDesk._perform',
+        'erasure.batches:Batches._perform',
         (
-            "how, is_done = '', place.ledger.refers_to(batch)",
-            "how, is_done = '', False",
+            'done = self._recorded(name, dict(self._sql(queries.TASKS, '
+            'batch)))',
+            'done = []',
         ),
-        'erasure/test_desk_three.py::test_a_stop_between_three_models_is_'
-        'continued',
+        'erasure/test_desk_three.py::test_a_stop_at_any_write_loses_no_'
+        'promise[2-0]',
     ),
     (
         '26 a retry that fails as what it names is gone',
-        'erasure.places:Place.left',
-        ('done | _directions(item) != done or self._has(item)', 'True'),
+        'erasure.places:Place.has_removed',
+        ('return all(', 'return False and all('),
         f'{DESK}::test_what_is_gone_is_done_and_what_never_was_is_refused',
     ),
     (
@@ -172,9 +173,9 @@ FAULTS = [
     ),
     (
         '28 names in what is published',
-        'erasure.desk:ErasureDesk._perform',
-        (r"re.sub(r'\d+', '#', str(error))", 'str(error)'),
-        f'{DESK}::test_what_is_gone_is_done_and_what_never_was_is_refused',
+        'erasure.batches:Batches._refuse',
+        (r"re.sub(r'\d+', '#', str(why))", 'str(why)'),
+        f'{DESK}::test_an_error_of_a_model_goes_with_its_request',
     ),
 ]
 CODE = """

@@ -154,20 +154,3 @@ def test_threads_do_not_matter(threads):
 def test_opcheck(name):
     op = torch.ops.pyg_trust.disjoint_walks.default
     torch.library.opcheck(op, arguments(name))
-
-
-@pytest.mark.parametrize(
-    ('which', 'value', 'error'),
-    [
-        (0, torch.zeros(3), TypeError),
-        (0, torch.zeros(3, 1, dtype=torch.int64), ValueError),
-        (1, torch.zeros(3, dtype=torch.int64), TypeError),
-        (2, torch.zeros(3, dtype=torch.int32), TypeError),
-        (2, torch.zeros(3, dtype=torch.int64, device='meta'), ValueError),
-    ],
-)
-def test_form_is_checked(which, value, error):
-    args = list(arguments())
-    args[which] = value
-    with pytest.raises(error, match=('rowptr', 'col', 'roots')[which]):
-        ops.disjoint_walks(*args)

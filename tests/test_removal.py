@@ -1,4 +1,5 @@
 import pickle
+import random as random_module
 
 import pytest
 import torch
@@ -73,112 +74,112 @@ def test_larger_things_contain_smaller_ones():
     assert both.graphs == [0, 1]
     three = RemovalRequest.batch([one, two, RemovalRequest(graphs=[0])])
     assert three.parts[0] == Part(whole=True)
+    # A direction of an edge is a part of it.
+    edge = RemovalRequest(edges=[(3, 4)])
+    for asked in ((3, 4), (4, 3)):
+        arc = RemovalRequest(edges=[asked], directed=True)
+        assert arc.parts[0] == Part(directed_edges=(asked,))
+        assert (arc | edge).parts == edge.parts
 
 
-@pytest.mark.parametrize(
-    ('change', 'error', 'match'),
-    [
-        ({}, ValueError, 'something'),
-        ({'nodes': {}}, ValueError, 'something'),
-        ({'nodes': {0: []}}, ValueError, 'something'),
-        ({'graphs': [-1]}, ValueError, "'graphs'"),
-        ({'nodes': [1.5]}, TypeError, "'nodes'"),
-        ({'nodes': [True]}, TypeError, "'nodes'"),
-        ({'nodes': torch.ones(2)}, TypeError, "'nodes'"),
-        ({'features': {'a': [1]}}, TypeError, "'features'"),
-        ({'edges': torch.ones(3, 2).long()}, ValueError, "'edges'"),
-        ({'edges': [(1, 2, 3)]}, ValueError, "'edges'"),
-        ({'edges': [(1, -2)]}, ValueError, "'edges'"),
-    ],
-)
-def test_bad_requests(change, error, match):
-    with pytest.raises(error, match=match):
-        RemovalRequest(**change)
+def drawn(source, data):
+    """A part of a request, of what is there and of what is not."""
+    ids = [*data.n_id.tolist(), 99]
+    pairs = [*edges(data), (ids[0], ids[-1]), (ids[1], ids[1])]
+
+    def some(items, most):
+        return tuple(
+            sorted(set(source.choices(items, k=source.randint(0, most))))
+        )
+
+    asked = {'nodes': some(ids, 2), 'features': some(ids, 2)}
+    request = RemovalRequest(
+        graphs=[9], **asked, edges=some(pairs, 2)
+    ) | RemovalRequest(edges={0: some(pairs, 1), 8: [(0, 1)]}, directed=True)
+    return request.parts.get(0, Part())
 
 
-def test_delete_removes_the_node():
-    data = diamond()
-    before = data.clone()
-    out = remove_from_data(data, Part(nodes=(1,)))
-    assert out.num_nodes == 3
-    assert out.n_id.tolist() == [0, 2, 3]
-    assert edges(out) == {(0, 2), (2, 0), (2, 3), (3, 2)}
-    assert out.edge_weight.tolist() == [2, 2, 4, 4]
-    assert torch.equal(out.x, before.x[[0, 2, 3]])
-    assert out.y.tolist() == [1]
-    # Names are kept: 2 and 3 are what they were.
-    out = remove_from_data(out, Part(nodes=(3,)))
-    assert out.n_id.tolist() == [0, 2]
-    assert edges(out) == {(0, 2), (2, 0)}
-    with pytest.raises(ValueError, match='node 3 is not there'):
-        remove_from_data(out, Part(nodes=(3,)))
-    # The caller's graph is what it was.
-    for key in ('x', 'edge_index', 'edge_weight', 'y'):
-        assert torch.equal(data[key], before[key])
-
-
-def test_features():
-    data = diamond()
-    out = remove_from_data(data, Part(features=(2,)))
-    assert out.num_nodes == 4
-    assert out.x.tolist() == [[1, 2], [3, 4], [0, 0], [7, 8]]
-    assert edges(out) == {tuple(e) for e in data.edge_index.t().tolist()}
-    with pytest.raises(ValueError, match='removed before'):
-        remove_from_data(out, Part(features=(2,)))
-    # The mark moves with its node.
-    out = remove_from_data(out, Part(nodes=(0,)))
-    with pytest.raises(ValueError, match='removed before'):
-        remove_from_data(out, Part(features=(2,)))
-    remove_from_data(out, Part(features=(3,)))
-    data.x = None
-    with pytest.raises(ValueError, match="no features 'x'"):
-        remove_from_data(data, Part(features=(2,)))
-
-
-def test_edges_of_undirected_and_directed_graphs():
-    out = remove_from_data(diamond(), Part(edges=((2, 1),)))
-    assert (1, 2) not in edges(out)
-    assert (2, 1) not in edges(out)
-    assert len(edges(out)) == 6
-    assert out.edge_weight.tolist() == [1, 1, 2, 2, 4, 4]
-    with pytest.raises(ValueError, match='edge 1 -> 2 is not there'):
-        remove_from_data(out, Part(edges=((1, 2),)))
-    directed = Data(
-        edge_index=torch.tensor([[0, 1, 1], [1, 0, 2]]), num_nodes=3
-    )
-    out = remove_from_data(directed, Part(directed_edges=((0, 1),)))
-    assert edges(out) == {(1, 0), (1, 2)}
-    with pytest.raises(ValueError, match='edge 2 -> 1 is not there'):
-        remove_from_data(directed, Part(directed_edges=((2, 1),)))
-
-
-@pytest.mark.parametrize('stray', [False, True])
-@pytest.mark.parametrize('weights', [[1.0, 1.0], [1.0, 2.0]])
-@pytest.mark.parametrize('asked', [(0, 1), (1, 0)])
-def test_both_directions_of_an_edge_go(asked, weights, stray):
-    # One directed edge elsewhere, or weights that differ between directions,
-    # make a graph directed: the named edge goes as a whole all the same.
-    pairs = [(0, 1), (1, 0), (2, 3), (3, 2), *([(4, 5)] if stray else [])]
+@pytest.mark.parametrize('seed', range(60))
+def test_a_removal_is_that_of_sets(seed):
+    # Of two removals, one after the other, with ids in a random order.
+    source, random = random_module.Random(seed), torch.Generator()
+    random.manual_seed(seed)
+    n = source.randint(3, 6)
+    there = (torch.rand(n, n, generator=random) < 0.4).nonzero().t()
+    if seed % 2:
+        there = torch.cat([there, there.flip(0)], 1).unique(dim=1)
     data = Data(
-        edge_index=torch.tensor(pairs).t(),
-        edge_weight=torch.tensor([*weights, 1.0, 1.0, 1.0][: len(pairs)]),
-        num_nodes=6,
+        x=torch.rand(n, 2, generator=random) + 1,
+        edge_index=there,
+        edge_weight=torch.rand(there.size(1), generator=random),
+        y=torch.tensor([1]),
+        n_id=torch.randperm(20, generator=random)[:n],
     )
-    request = RemovalRequest(edges=[asked])
-    out = remove_from_data(data, request.parts[0])
-    assert edges(out) == set(pairs[2:])
-    # What is there in one direction alone can be named by either.
-    if stray:
-        for edge in ((4, 5), (5, 4)):
-            part = RemovalRequest(edges=[edge]).parts[0]
-            assert (4, 5) not in edges(remove_from_data(data, part))
-    one = RemovalRequest(edges=[asked], directed=True)
-    assert edges(remove_from_data(data, one.parts[0])) == set(pairs) - {asked}
-    # Two requests of both kinds are one that does both.
-    both = RemovalRequest.batch([one, RemovalRequest(edges=[(2, 3)])])
-    left = edges(remove_from_data(data, both.parts[0]))
-    assert left == set(pairs) - {asked, (2, 3), (3, 2)}
-    assert (one | request).parts == request.parts
+    gone = set()
+    for _ in range(2):
+        before, part = data.clone(), drawn(source, data)
+        ids = data.n_id.tolist()
+        rows = dict(zip(ids, data.x.tolist(), strict=True))
+        weights = data.edge_weight.tolist()
+        held = [
+            (*map(ids.__getitem__, pair), w)
+            for pair, w in zip(
+                data.edge_index.t().tolist(), weights, strict=True
+            )
+        ]
+        pairs = {(u, v) for u, v, _ in held}
+        lacks = [('nodes', v) for v in part.nodes if v not in rows]
+        lacks += [('features', v) for v in part.features if v not in rows]
+        for kind in ('edges', 'directed_edges'):
+            for u, v in getattr(part, kind):
+                if not {u, v} <= rows.keys():
+                    lacks.append((kind, (u, v)))
+        if not lacks:
+            lacks = [
+                *(
+                    ('edges', e)
+                    for e in part.edges
+                    if not {e, e[::-1]} & pairs
+                ),
+                *(
+                    ('directed_edges', e)
+                    for e in part.directed_edges
+                    if e not in pairs
+                ),
+            ]
+        if not lacks and {*part.nodes} != {*rows}:
+            lacks = [('features', v) for v in part.features if v in gone]
+        if lacks:
+            with pytest.raises(NotThere) as error:
+                remove_from_data(data, part)
+            missing = {each[1:] for each in error.value.missing.items()}
+            assert missing == {*lacks}
+        elif {*part.nodes} == {*rows}:
+            with pytest.raises(ValueError, match='leave no node'):
+                remove_from_data(data, part)
+        else:
+            out = remove_from_data(data, part)
+            cut, left = {*part.arcs}, [v for v in ids if v not in part.nodes]
+            assert out.n_id.tolist() == left
+            assert [
+                (*out.n_id[pair].tolist(), w)
+                for pair, w in zip(
+                    out.edge_index.t(), out.edge_weight.tolist(), strict=True
+                )
+            ] == [
+                (u, v, w)
+                for u, v, w in held
+                if {u, v} <= {*left} and (u, v) not in cut
+            ]
+            assert out.x.tolist() == [
+                [0, 0] if v in part.features else rows[v] for v in left
+            ]
+            assert out.y.tolist() == [1]
+            gone |= {*part.features}
+            # The caller's graph is what it was.
+            for key in ('x', 'edge_index', 'edge_weight', 'y', 'n_id'):
+                assert torch.equal(data[key], before[key])
+            data = out
 
 
 def test_requests_are_read_back():
@@ -217,14 +218,6 @@ def test_names_may_be_a_list():
         remove_from_data(data, Part(nodes=(11,)))
 
 
-def test_everything_at_once():
-    part = Part(nodes=(3,), features=(0,), edges=((0, 1),))
-    out = remove_from_data(diamond(), part)
-    assert out.n_id.tolist() == [0, 1, 2]
-    assert edges(out) == {(0, 2), (2, 0), (1, 2), (2, 1)}
-    assert out.x.tolist() == [[0, 0], [3, 4], [5, 6]]
-
-
 def test_refusals():
     data = diamond()
     for part, match in (
@@ -237,6 +230,9 @@ def test_refusals():
             remove_from_data(data, part)
     with pytest.raises(ValueError, match="'edge_index'"):
         remove_from_data(Data(x=torch.ones(2, 1)), Part(nodes=(0,)))
+    data.x = None
+    with pytest.raises(ValueError, match="no features 'x'"):
+        remove_from_data(data, Part(features=(2,)))
 
 
 def test_what_is_missing_is_named_or_skipped():

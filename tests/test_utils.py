@@ -44,20 +44,6 @@ def test_local_cluster_from_many_seeds(data):
     assert torch.equal(again.nodes, local_cluster(graph, 110, eps=1e-5).nodes)
 
 
-@pytest.mark.parametrize(
-    ('error', 'match', 'seeds', 'kwargs'),
-    [
-        (ValueError, "'seeds'", 300, {}),
-        (TypeError, "'seeds'", torch.tensor([1.0]), {}),
-        (ValueError, "'method'", 1, {'method': 'push'}),
-        (ValueError, "'eps'", 1, {'eps': -1}),
-    ],
-)
-def test_local_cluster_refuses(data, error, match, seeds, kwargs):
-    with pytest.raises(error, match=match):
-        local_cluster(data, seeds, **kwargs)
-
-
 def test_columns_that_were_scaled_over_all_rows_get_a_warning():
     x = torch.randn(50, 6, dtype=torch.float64).exp()
     binary = (x > 1).double()

@@ -519,5 +519,4 @@ using Ops = PushOps<PushOnCpu>;
 
 STABLE_TORCH_LIBRARY_IMPL(pyg_trust, CPU, m) {
   m.impl("push", TORCH_BOX(&pyg_trust::Ops::push));
-  m.impl("pull", TORCH_BOX(&pyg_trust::Ops::pull));
 }

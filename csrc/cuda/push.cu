@@ -43,11 +43,7 @@ struct PushOnCuda {
                                       p.first,
                                       p.pull_above,
                                       pushed.mutable_data_ptr<int64_t>()};
-    const auto make = [&] { return cuda::Machine(p.x); };
-    if (p.deterministic)
-      device::push<int64_t>(make, all);
-    else
-      device::push<scalar_t>(make, all);
+    device::push([&] { return cuda::Machine(p.x); }, all);
     return {out, pushed};
   }
 
@@ -77,7 +73,6 @@ struct PushOnCuda {
                                        p.threshold};
     Tensor ptr = torch::stable::new_zeros(p.ptr, {num_signals + 1});
     std::vector<Tensor> nodes, values;
-    const auto make = [&] { return cuda::Machine(p.value); };
     const auto allocate = [&](int64_t count) {
       nodes.push_back(torch::stable::new_empty(p.node, {count}));
       values.push_back(torch::stable::new_empty(p.value, {count}));
@@ -85,12 +80,8 @@ struct PushOnCuda {
           nodes.back().mutable_data_ptr<int64_t>(),
           values.back().template mutable_data_ptr<scalar_t>()};
     };
-    if (p.deterministic)
-      device::push_sparse<int64_t>(make, all, ptr.mutable_data_ptr<int64_t>(),
-                                   allocate);
-    else
-      device::push_sparse<scalar_t>(make, all, ptr.mutable_data_ptr<int64_t>(),
-                                    allocate);
+    device::push_sparse([&] { return cuda::Machine(p.value); }, all,
+                        ptr.mutable_data_ptr<int64_t>(), allocate);
     if (nodes.size() == 1)
       return {ptr, nodes[0], values[0]};
 

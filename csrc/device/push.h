@@ -5,17 +5,13 @@
 // It samples what the CPU samples for the same seed, and does the same levels
 // exactly: what decides both is in csrc/push.h, once for all devices.
 //
-// Residues of the next level are summed in `sum_t`:
+// Residues of the next level are summed in fixed point, which adds exactly and
+// so in any order alike: repeatable, bit by bit, on every machine. Each signal
+// has, at every level, the unit 2^-60 * 2^ceil(log2 S), where S bounds all that
+// is sent together, so that no sum can overflow. The error of one addition is
+// at most half a unit, about 1e-18 S.
 //
-//   scalar_t   by atomic additions of floats, in whatever order they come: the
-//              last bits differ from run to run;
-//   int64_t    in fixed point, which adds exactly and so in any order alike:
-//              repeatable, bit by bit, on every machine. Each signal has, at
-//              every level, the unit 2^-60 * 2^ceil(log2 S), where S bounds
-//              all that is sent together, so that no sum can overflow. The
-//              error of one addition is at most half a unit, about 1e-18 S.
-//
-// The CPU adds in a third way. So residues agree up to rounding, and what is
+// The CPU adds floats in another order. So residues agree up to rounding, and what is
 // sampled is the same but where rounding decides: for a point that falls on the
 // border of two entries, an entry whose mass is exactly one quantum, a residue
 // that is exactly the least not to be pruned, or a cost that is exactly the
@@ -59,59 +55,29 @@ PYG_TRUST_HD inline Unit unit_for(double bound) {
   return {ldexp(1.0, shift), ldexp(1.0, -shift)};
 }
 
-// What sum_t takes and gives.
-template <typename scalar_t>
-PYG_TRUST_HD inline scalar_t residue(scalar_t sum, const Unit&) {
-  return sum;
-}
 template <typename scalar_t>
 PYG_TRUST_HD inline scalar_t residue(int64_t sum, const Unit& unit) {
   return static_cast<scalar_t>(static_cast<double>(sum) * unit.down);
 }
-
-template <typename scalar_t, typename sum_t>
-struct Sums;
-
+// A residue that is known as it is, and not summed.
 template <typename scalar_t>
-struct Sums<scalar_t, scalar_t> {
-  static constexpr bool kFixed = false;
-
-  // Only in what a machine runs.
-#ifdef __CUDACC__
-  __device__
-#endif
-  static void send(scalar_t* to, scalar_t value, scalar_t factor, const Unit&) {
-    add(to, static_cast<scalar_t>(value * factor));
-  }
-  // A residue that is known as it is.
-  PYG_TRUST_HD static scalar_t exact(scalar_t value) { return value; }
-  PYG_TRUST_HD static scalar_t known(scalar_t sum) { return sum; }
-};
-
+PYG_TRUST_HD inline int64_t exact(scalar_t value) {
+  return bits<int64_t>(static_cast<double>(value));
+}
 template <typename scalar_t>
-struct Sums<scalar_t, int64_t> {
-  static constexpr bool kFixed = true;
+PYG_TRUST_HD inline scalar_t known(int64_t sum) {
+  return static_cast<scalar_t>(bits<double>(sum));
+}
 
+// Only in what a machine runs.
 #ifdef __CUDACC__
-  __device__
+__device__
 #endif
-  static void send(int64_t* to,
-                   scalar_t value,
-                   scalar_t factor,
-                   const Unit& unit) {
-    if (unit.up == 0)
-      return;
-    const double amount =
-        static_cast<double>(value) * static_cast<double>(factor);
-    add(to, to_integer(amount * unit.up));
-  }
-  PYG_TRUST_HD static int64_t exact(scalar_t value) {
-    return bits<int64_t>(static_cast<double>(value));
-  }
-  PYG_TRUST_HD static scalar_t known(int64_t sum) {
-    return static_cast<scalar_t>(bits<double>(sum));
-  }
-};
+    inline void
+    send_to(int64_t* to, double value, double factor, const Unit& unit) {
+  if (unit.up != 0)
+    add(to, to_integer(value * factor * unit.up));
+}
 
 // All that a push of dense signals reads and writes; `ratio` and `keep` are on
 // the host.
@@ -146,9 +112,9 @@ PYG_TRUST_HD inline uint64_t push_key(uint64_t seed,
 }
 
 // Where push_row sends: to one column of the next level.
-template <typename scalar_t, typename sum_t>
+template <typename scalar_t>
 struct ToColumn {
-  sum_t* sums;  // of node 0
+  int64_t* sums;  // of node 0
   int64_t stride;
   scalar_t value;
   Unit unit;
@@ -157,7 +123,7 @@ struct ToColumn {
   __device__
 #endif
   void add(int64_t v, scalar_t factor) const {
-    Sums<scalar_t, sum_t>::send(sums + v * stride, value, factor, unit);
+    send_to(sums + v * stride, value, factor, unit);
   }
   PYG_TRUST_HD void prefetch(int64_t) const {}
 };
@@ -226,13 +192,12 @@ inline int64_t room_for_sums(int64_t count) {
 
 // The blocks [begin, end) of `width` columns, of which the last may have
 // fewer.
-template <int width, typename sum_t, typename scalar_t, typename Machine>
+template <int width, typename scalar_t, typename Machine>
 void push_blocks(Machine& machine,
                  const Dense<scalar_t>& p,
                  int64_t block_size,
                  int64_t begin,
                  int64_t end) {
-  using How = Sums<scalar_t, sum_t>;
   // Columns that one thread loads, and threads of a row of a block.
   constexpr int wide = 16 / sizeof(scalar_t) < width
                            ? 16 / static_cast<int>(sizeof(scalar_t))
@@ -246,7 +211,7 @@ void push_blocks(Machine& machine,
   const bool can_pull = p.pull_above < HUGE_VAL;
   const PushGraph<scalar_t> graph = p.graph;
 
-  auto* sums = machine.template make<sum_t>(n * stride);
+  auto* sums = machine.template make<int64_t>(n * stride);
   auto* value = machine.template make<scalar_t>(n * stride);  // residues
   auto* mass = machine.template make<scalar_t>(n * blocks);   // < 0: none
   auto* units = machine.template make<PushUnits>(n * blocks);
@@ -255,7 +220,7 @@ void push_blocks(Machine& machine,
   // Whether residues are ready (csrc/push.h), and so will be the next.
   auto* ready = machine.template make<int32_t>(blocks);
   auto* pulled = machine.template make<int32_t>(blocks);
-  auto* spread = machine.template make<double>(How::kFixed ? n : 0);
+  auto* spread = machine.template make<double>(n);
   // What is pushed, in parts: (node, block) and which part of it.
   const int64_t most_parts =
       n * blocks + blocks * (2 * (p.num_entries / kPushAtOnce) + 1);
@@ -285,11 +250,9 @@ void push_blocks(Machine& machine,
     if (c % width == 0)
       ready[c / width] = 1;
   });
-  if (How::kFixed) {
-    machine.run(n, 1, [=] PYG_TRUST_RUN(int64_t u, int64_t) {
-      spread[u] = push_spread(graph, u);
-    });
-  }
+  machine.run(n, 1, [=] PYG_TRUST_RUN(int64_t u, int64_t) {
+    spread[u] = push_spread(graph, u);
+  });
 
   const scalar_t* x = p.x;
   const scalar_t* send = p.send;
@@ -327,12 +290,12 @@ void push_blocks(Machine& machine,
             store_pack(kept, to, left, whole_z);
           } else {
             auto* from =
-                reinterpret_cast<Pack<sum_t, wide>*>(sums + u * stride + first);
-            const Pack<sum_t, wide> got = *from;
+                reinterpret_cast<Pack<int64_t, wide>*>(sums + u * stride + first);
+            const Pack<int64_t, wide> got = *from;
             bool some = false;
             for (int c = 0; c < wide; ++c) {
               row.at[c] = is_ready
-                              ? How::known(got.at[c])
+                              ? known<scalar_t>(got.at[c])
                               : residue<scalar_t>(got.at[c], unit[first + c]);
               some |= got.at[c] != 0;
             }
@@ -371,36 +334,33 @@ void push_blocks(Machine& machine,
     };
 
     // What all nodes send together, at most, and how many they are.
-    const Total<width>* all_sent = total;
-    if (How::kFixed || can_pull) {
-      machine.template run_parts<kTeam, Total<width>>(
-          pieces, blocks,
-          [=] PYG_TRUST_RUN(int64_t k, int64_t block, int64_t part) {
-            Total<width> sum{};
-            const int64_t left = n - k * kTogether;
-            const int64_t stop = left < kTogether ? left : kTogether;
-            for (int64_t i = part; i < stop; i += kTeam) {
-              PYG_TRUST_COUNT(adds, 1);
-              const int64_t u = k * kTogether + i;
-              const scalar_t m = mass[u * blocks + block];
-              sum.active += m >= 0 ? 1 : 0;
-              if (How::kFixed && m > 0) {
-                const double most = spread[u] + 1 / static_cast<double>(m);
-                for (int c = 0; c < width; ++c) {
-                  const double r = sent(u, block * width + c);
-                  sum.most[c] += (r < 0 ? -r : r) * most;
-                }
+    machine.template run_parts<kTeam, Total<width>>(
+        pieces, blocks,
+        [=] PYG_TRUST_RUN(int64_t k, int64_t block, int64_t part) {
+          Total<width> sum{};
+          const int64_t left = n - k * kTogether;
+          const int64_t stop = left < kTogether ? left : kTogether;
+          for (int64_t i = part; i < stop; i += kTeam) {
+            PYG_TRUST_COUNT(adds, 1);
+            const int64_t u = k * kTogether + i;
+            const scalar_t m = mass[u * blocks + block];
+            sum.active += m >= 0 ? 1 : 0;
+            if (m > 0) {
+              const double most = spread[u] + 1 / static_cast<double>(m);
+              for (int c = 0; c < width; ++c) {
+                const double r = sent(u, block * width + c);
+                sum.most[c] += (r < 0 ? -r : r) * most;
               }
             }
-            return sum;
-          },
-          [=] PYG_TRUST_RUN(int64_t k, int64_t block,
-                            const Total<width>& sum) {
-            total[k * blocks + block] = sum;
-          });
-      all_sent = sum_all(machine, total, pieces, blocks,
-                         total + pieces * blocks);
-    }
+          }
+          return sum;
+        },
+        [=] PYG_TRUST_RUN(int64_t k, int64_t block, const Total<width>& sum) {
+          total[k * blocks + block] = sum;
+        });
+    const Total<width>* all_sent =
+        sum_all(machine, static_cast<const Total<width>*>(total), pieces,
+                blocks, total + pieces * blocks);
     const Cost* all_cost = cost;
     if (can_pull) {
       machine.run(samples, blocks, [=] PYG_TRUST_RUN(int64_t s, int64_t b) {
@@ -414,8 +374,7 @@ void push_blocks(Machine& machine,
     machine.zero(num_parts, 1);
     machine.run(1, stride, [=] PYG_TRUST_RUN(int64_t, int64_t c) {
       const int64_t block = c / width;
-      if (How::kFixed)
-        unit[c] = unit_for(all_sent[block].most[c % width]);
+      unit[c] = unit_for(all_sent[block].most[c % width]);
       if (c % width != 0)
         return;
       bool pull = false;
@@ -467,7 +426,7 @@ void push_blocks(Machine& machine,
           PYG_TRUST_COUNT(adds, to - from);
           push_row(graph, u, mass[at],
                    push_key(seed, number + block, level, u),
-                   ToColumn<scalar_t, sum_t>{sums + c, stride, sent(u, c),
+                   ToColumn<scalar_t>{sums + c, stride, sent(u, c),
                                              unit[c]},
                    PushPart{from, to, all.sure});
         },
@@ -484,11 +443,11 @@ void push_blocks(Machine& machine,
           [=] PYG_TRUST_RUN(int64_t v, int64_t group, const Some& sum) {
             const scalar_t factor = recv[v] * ratio;
             const int64_t first = group * wide;
-            sum_t* to = sums + v * stride + first;
+            int64_t* to = sums + v * stride + first;
             scalar_t* out = z + v * columns + offset + first;
             for (int c = 0; c < wide; ++c) {
               const scalar_t received = sum.at[c] * factor;
-              to[c] = How::exact(send[v] * received);
+              to[c] = exact(send[v] * received);
               if (weight != 0 && offset + first + c < columns)
                 out[c] += weight * received;
             }
@@ -500,7 +459,7 @@ void push_blocks(Machine& machine,
 }
 
 // Estimates sum_i keep-weighted levels for all columns, block after block.
-template <typename sum_t, typename scalar_t, typename MakeMachine>
+template <typename scalar_t, typename MakeMachine>
 void push(const MakeMachine& make_machine, const Dense<scalar_t>& p) {
   constexpr int block = 64 / sizeof(scalar_t);
   constexpr int64_t kCells = int64_t{1} << 26;  // residues at a time
@@ -511,7 +470,7 @@ void push(const MakeMachine& make_machine, const Dense<scalar_t>& p) {
   together = together > 1 ? together : 1;
   for (int64_t begin = 0; begin < whole; begin += together) {
     auto machine = make_machine();
-    push_blocks<block, sum_t>(
+    push_blocks<block>(
         machine, p, block, begin,
         begin + together < whole ? begin + together : whole);
   }
@@ -519,11 +478,11 @@ void push(const MakeMachine& make_machine, const Dense<scalar_t>& p) {
     return;
   auto machine = make_machine();
   if (rest > 4)
-    push_blocks<block, sum_t>(machine, p, block, whole, whole + 1);
+    push_blocks<block>(machine, p, block, whole, whole + 1);
   else if (rest > 1)
-    push_blocks<4, sum_t>(machine, p, block, whole, whole + 1);
+    push_blocks<4>(machine, p, block, whole, whole + 1);
   else
-    push_blocks<1, sum_t>(machine, p, block, whole, whole + 1);
+    push_blocks<1>(machine, p, block, whole, whole + 1);
 }
 
 // All that a push of sparse signals reads and writes; `ratio` and `keep` are
@@ -560,9 +519,9 @@ template <typename scalar_t>
 using Allocate = std::function<Entries<scalar_t>(int64_t)>;
 
 // Where push_row sends: to the next residues of one signal, and its frontier.
-template <typename scalar_t, typename sum_t>
+template <typename scalar_t>
 struct ToSignal {
-  sum_t* sums;       // of node 0
+  int64_t* sums;     // of node 0
   uint32_t* listed;  // of node 0: whether it is in `list`
   int32_t* list;
   int64_t* count;
@@ -574,7 +533,7 @@ struct ToSignal {
   __device__
 #endif
   void add(int64_t v, scalar_t factor) const {
-    Sums<scalar_t, sum_t>::send(sums + v, value, factor, unit);
+    send_to(sums + v, value, factor, unit);
     if (raise(listed + v))
       list[next(count)] = static_cast<int32_t>(cell + v);
   }
@@ -611,17 +570,16 @@ void turn(Machine& machine,
 // is that of the pushes, but for the zeros of the first level. The
 // results, `count` entries in ascending order, go to out = allocate(count);
 // their number to row[k] for signal k.
-template <typename sum_t, typename scalar_t, typename Machine>
+template <typename scalar_t, typename Machine>
 void push_signals(Machine& machine,
                   const Sparse<scalar_t>& p,
                   int64_t begin,
                   int64_t end,
                   int64_t* row,
                   const Allocate<scalar_t>& allocate) {
-  using How = Sums<scalar_t, sum_t>;
   const int64_t n = p.num_nodes, signals = end - begin, cells = signals * n;
   const PushGraph<scalar_t> graph = p.graph;
-  auto* sums = machine.template make<sum_t>(cells);
+  auto* sums = machine.template make<int64_t>(cells);
   auto* reserve = machine.template make<scalar_t>(cells);
   auto* listed = machine.template make<uint32_t>(cells);
   auto* kept = machine.template make<uint8_t>(cells);  // in the result
@@ -681,22 +639,20 @@ void push_signals(Machine& machine,
     const double r = given[i];
     return r < 0 ? -r : r;
   };
-  if (How::kFixed) {
-    machine.run(nnz, 1, [=] PYG_TRUST_RUN(int64_t i, int64_t) {
-      if (i >= ptr[0] && i < ptr[signals])
-        largest(largest_bound + entry(i), bits<uint64_t>(size_of(i)));
-    });
-    machine.run(nnz, 1, [=] PYG_TRUST_RUN(int64_t i, int64_t) {
-      if (i >= ptr[0] && i < ptr[signals])
-        add_up(entry(i), size_of(i));
-    });
-  }
+  machine.run(nnz, 1, [=] PYG_TRUST_RUN(int64_t i, int64_t) {
+    if (i >= ptr[0] && i < ptr[signals])
+      largest(largest_bound + entry(i), bits<uint64_t>(size_of(i)));
+  });
+  machine.run(nnz, 1, [=] PYG_TRUST_RUN(int64_t i, int64_t) {
+    if (i >= ptr[0] && i < ptr[signals])
+      add_up(entry(i), size_of(i));
+  });
   turn(machine, signals, unit, largest_bound, sum_bound, counts);
   machine.run(nnz, 1, [=] PYG_TRUST_RUN(int64_t i, int64_t) {
     if (i < ptr[0] || i >= ptr[signals])
       return;
     const int64_t k = entry(i);
-    const ToSignal<scalar_t, sum_t> to{sums + k * n, listed + k * n, next_list,
+    const ToSignal<scalar_t> to{sums + k * n, listed + k * n, next_list,
                                        num_next,     k * n,          given[i],
                                        unit[k]};
     to.add(node[i], scalar_t(1));
@@ -744,28 +700,25 @@ void push_signals(Machine& machine,
           value[i] = r;
           mass[i] = m;
           units[i] = push_units(graph, u, m);
-          if (How::kFixed)
-            largest(largest_bound + k,
-                    bits<uint64_t>(static_cast<double>(std::abs(r)) *
-                                   (push_spread(graph, u) +
-                                    1 / static_cast<double>(m))));
+          largest(largest_bound + k,
+                  bits<uint64_t>(static_cast<double>(std::abs(r)) *
+                                 (push_spread(graph, u) +
+                                  1 / static_cast<double>(m))));
         },
         num_next);
     if (last)
       break;
-    if (How::kFixed) {
-      machine.run(
-          cells, 1,
-          [=] PYG_TRUST_RUN(int64_t i, int64_t) {
-            if (!(mass[i] > 0))
-              return;
-            const int64_t k = now[i] / n, u = now[i] % n;
-            const double r = value[i];
-            add_up(k, (r < 0 ? -r : r) * (push_spread(graph, u) +
-                                          1 / static_cast<double>(mass[i])));
-          },
-          num_next);
-    }
+    machine.run(
+        cells, 1,
+        [=] PYG_TRUST_RUN(int64_t i, int64_t) {
+          if (!(mass[i] > 0))
+            return;
+          const int64_t k = now[i] / n, u = now[i] % n;
+          const double r = value[i];
+          add_up(k, (r < 0 ? -r : r) * (push_spread(graph, u) +
+                                        1 / static_cast<double>(mass[i])));
+        },
+        num_next);
     turn(machine, signals, unit, largest_bound, sum_bound, counts);
     machine.run(
         cells, 1,
@@ -788,7 +741,7 @@ void push_signals(Machine& machine,
         return;
       const int64_t cell = now[i], k = cell / n, u = cell % n;
       push_row(graph, u, mass[i], push_key(seed, number + k, level, u),
-               ToSignal<scalar_t, sum_t>{sums + k * n, listed + k * n, later,
+               ToSignal<scalar_t>{sums + k * n, listed + k * n, later,
                                          num_next, k * n, value[i], unit[k]},
                PushPart{from, to, all.sure});
     };
@@ -866,7 +819,7 @@ void push_signals(Machine& machine,
 
 // All signals, as many at a time as have no more than kCells cells. `ptr`,
 // zeros for every signal and one more, becomes that of the results.
-template <typename sum_t, typename scalar_t, typename MakeMachine>
+template <typename scalar_t, typename MakeMachine>
 void push_sparse(const MakeMachine& make_machine,
                  const Sparse<scalar_t>& p,
                  int64_t* ptr,
@@ -876,7 +829,7 @@ void push_sparse(const MakeMachine& make_machine,
   together = together > 1 ? together : 1;
   for (int64_t begin = 0; begin < p.num_signals; begin += together) {
     auto machine = make_machine();
-    push_signals<sum_t>(machine, p, begin,
+    push_signals(machine, p, begin,
                         begin + together < p.num_signals ? begin + together
                                                          : p.num_signals,
                         ptr, allocate);

@@ -288,7 +288,10 @@ class CSRGraph(Views):
                 is not what was written.
         """
         tensors, known = _storage.load_rows(Path(folder), mmap, verify)
-        graph = cls._trusted(**tensors, **known)
+        parts = (tensors.get(k) for k in ('weight', 'perm'))
+        graph = cls._trusted(
+            tensors['rowptr'], tensors['col'], *parts, **known
+        )
         graph._cache['is_mapped'] = mmap
         return graph
 
@@ -318,29 +321,27 @@ class CSRGraph(Views):
                 "'adj' needs to be a sparse COO, CSR or CSC tensor "
                 f'(got {got})'
             )
-        n = graphs.check_square('adj', adj.shape)
-        if adj.layout == torch.sparse_coo:
-            row, col = adj._indices()
-            value = adj._values()
-        else:
-            ptr, other = (
-                (adj.crow_indices(), adj.col_indices())
-                if adj.layout == torch.sparse_csr
-                else (adj.ccol_indices(), adj.row_indices())
-            )
-            nodes = torch.arange(n, device=ptr.device)
-            major = nodes.repeat_interleave(ptr.diff())
-            row, col = (
-                (major, other)
-                if adj.layout == torch.sparse_csr
-                else (other, major)
-            )
-            value = adj.values()
-        pair = (col, row) if transposed else (row, col)
-        edge_index = torch.stack([index.long() for index in pair])
-        return cls.from_edge_index(
-            edge_index, n, building.weights_or_ones('adj', value, weighted)
-        )
+        return cls._of_matrix(adj, adj.shape, weighted, transposed)
+
+    @classmethod
+    def _of_matrix(
+        cls, adj: Any, shape: Any, weighted: bool | None, transposed: bool
+    ) -> 'CSRGraph':
+        # By default values are weights unless all are one.
+        n = graphs.check_square('adj', shape)
+        edge_index, value = building.entries(adj)
+        if transposed:
+            edge_index = edge_index.flip(0)
+        if value is not None and not weighted:
+            ones = value == 1
+            if bool(ones.all()):
+                value = None
+            elif weighted is not None:
+                raise ValueError(
+                    "'adj' needs to have only ones as values, as "
+                    f'weighted=False (got {float(value[~ones][0])})'
+                )
+        return cls.from_edge_index(edge_index, n, value)
 
     @classmethod
     def from_sparse_tensor(
@@ -358,12 +359,7 @@ class CSRGraph(Views):
             raise TypeError(
                 f"'adj' needs to be a SparseTensor (got {type(adj).__name__})"
             )
-        n = graphs.check_square('adj', adj.sizes())
-        row, col, value = adj.coo()
-        pair = (col, row) if transposed else (row, col)
-        if value is not None:
-            value = building.weights_or_ones('adj', value, weighted)
-        return cls.from_edge_index(torch.stack(pair), n, value)
+        return cls._of_matrix(adj, adj.sizes(), weighted, transposed)
 
     @classmethod
     def from_data(cls, data: Data, *, duplicates: str = 'raise') -> 'CSRGraph':
@@ -437,23 +433,14 @@ class CSRGraph(Views):
                 graph, num_nodes, edge_weight, duplicates=duplicates
             )
         elif isinstance(graph, Tensor):
-            converted = cls.from_torch_sparse(
-                graph,
-                weighted=not bool((building.sparse_values(graph) == 1).all()),
-                transposed=transposed,
-            )
+            converted = cls._of_matrix(graph, graph.shape, None, transposed)
         elif type(graph).__name__ == 'SparseTensor':
             if not WITH_TORCH_SPARSE:
                 raise ImportError(
                     "a SparseTensor needs 'torch-sparse': install it with "
                     "'pip install pyg_trust[sparse]'"
                 )
-            value = graph.storage.value()
-            converted = cls.from_sparse_tensor(
-                graph,
-                weighted=value is not None and not bool((value == 1).all()),
-                transposed=transposed,
-            )
+            converted = cls._of_matrix(graph, graph.sizes(), None, transposed)
         else:
             raise TypeError(
                 "'graph' needs to be a CSRGraph, Data, edge_index, "

@@ -1,9 +1,10 @@
 """Node-disjoint subgraphs by random walks, for private training."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch_geometric.data import Data
 
 from pyg_trust import ops, rng
 from pyg_trust._checks import (
@@ -165,6 +166,21 @@ def min_subgraphs(
     """
     size = max_size(walk_length, restarts)
     return -(-num_roots // size)
+
+
+def named_roots(input_nodes: Any, data: Any) -> Any:
+    """Check a loader's roots, so that errors have its argument's name.
+
+    Args:
+        input_nodes (Tensor, optional): as ``roots`` of :func:`root_index`.
+        data (Data): the graph.
+    """
+    if input_nodes is None or not isinstance(data, Data):
+        return input_nodes
+    where = getattr(input_nodes, 'device', 'cpu')
+    return root_index(
+        input_nodes, int(data.num_nodes or 0), where, 'input_nodes'
+    )
 
 
 def root_index(

@@ -50,6 +50,8 @@ from pyg_trust.scattering.wavelets import (
     wavelet_bank,
 )
 
+__all__ = ['scattering_transform']
+
 LOW_PASSES = ('mean', 'degree')
 METHODS = ('auto', 'dense', 'sparse')
 
@@ -58,56 +60,15 @@ METHODS = ('auto', 'dense', 'sparse')
 _SPARSE_NUMBERS = 2**22
 
 
-class ScatteringPath(NamedTuple):
-    """Path of one scattering coefficient: filters, feature and moment.
+class Order(NamedTuple):
+    """Settings of a transform: as in :func:`scattering_transform`."""
 
-    Args:
-        layer (int): how many filters were applied.
-        filters (tuple[int, ...]): which, the first one first.
-        feature (int): the column of the features.
-        moment (int): the power that was averaged.
-    """
-
-    layer: int
-    filters: tuple[int, ...]
-    feature: int
-    moment: int
-
-    @property
-    def name(self) -> str:
-        """Path as text, such as ``'U[0,2] x3 q1'``."""
-        filters = ','.join(map(str, self.filters))
-        return f'U[{filters}] x{self.feature} q{self.moment}'
-
-
-@validated
-def scattering_path(
-    index: int, num_features: Count, J: Count, Q: Count, L: Count
-) -> ScatteringPath:
-    """Return the path of a coefficient.
-
-    Args:
-        index (int): the position in the coefficient vector.
-        num_features (int): the number of features.
-        J (int): the number of filters.
-        Q (int): the number of moments.
-        L (int): the number of layers.
-
-    Raises:
-        ValueError: if there is no such coefficient.
-    """
-    size = num_paths(J, L) * num_features * Q
-    if not 0 <= index < size:
-        raise ValueError(f"'index' needs to be in [0, {size}) (got {index})")
-    node, rest = divmod(index, num_features * Q)
-    layer = 0
-    while node >= J**layer:
-        node -= J**layer
-        layer += 1
-    filters = tuple(
-        node // J ** (layer - 1 - depth) % J for depth in range(layer)
-    )
-    return ScatteringPath(layer, filters, rest // Q, rest % Q + 1)
+    wavelet: str
+    J: int
+    Q: int
+    L: int
+    low_pass: str
+    linear: bool
 
 
 @validated
@@ -177,13 +138,14 @@ def scattering_transform(
             f"'method' needs to be 'dense' for the bank {wavelet!r}, which "
             'is no polynomial of the walk'
         )
+    order = Order(wavelet, J, Q, L, low_pass, linear)
     batch = Batch.make(graph, x, ptr, wavelet)
     num_graphs, d, T = batch.num_graphs, x.size(1), num_paths(J, L)
     values = batch.value.new_empty((batch.pair_graph.numel(), T, Q))
     blocks = batch.blocks(wavelet, J, L, method)
     for block, dense in Bar(blocks, progress_bar, desc='scattering'):
         embed = _embed_dense if dense else _embed_sparse
-        out = embed(batch, block, wavelet, J, Q, L, low_pass, linear)
+        out = embed(batch, block, order)
         active = batch.active[block]
         slots = torch.arange(out.size(1), device=active.device)
         rows = ranges(batch.first[block], active)
@@ -216,18 +178,10 @@ def scattering_transform(
     )
 
 
-def _embed_dense(
-    batch: Batch,
-    block: Tensor,
-    wavelet: str,
-    J: int,
-    Q: int,
-    L: int,
-    low_pass: str,
-    linear: bool,
-) -> Tensor:
+def _embed_dense(batch: Batch, block: Tensor, order: Order) -> Tensor:
     # [B, active, T, Q]. Signals are rows, so that the children of all signals
     # of a layer, [B, signals, J, g], are the rows of the next layer.
+    wavelet, J, Q, L, low_pass, linear = order
     adj, signal = batch.dense(block)
     b, a, g = signal.shape
     weight, place = batch.low_pass(low_pass, block)
@@ -251,18 +205,10 @@ def _embed_dense(
     return torch.cat(out, dim=2)
 
 
-def _embed_sparse(
-    batch: Batch,
-    block: Tensor,
-    wavelet: str,
-    J: int,
-    Q: int,
-    L: int,
-    low_pass: str,
-    linear: bool,
-) -> Tensor:
+def _embed_sparse(batch: Batch, block: Tensor, order: Order) -> Tensor:
     # [B, active, T, Q]. Signals are columns; the filters of a layer stand
     # before the paths they continue, which is undone at the end.
+    wavelet, J, Q, L, low_pass, linear = order
     b, a = block.numel(), int(batch.active[block].max())
     weight, owner = batch.low_pass(low_pass, block)
     n = owner.numel()
@@ -313,8 +259,8 @@ def _embed_sparse(
                     layer_signal = layer_signal.abs_()
             moments = _moments(layer_signal, low, lambda y: members @ y, Q)
             moments = moments.view(b, *(J,) * layer, columns.size(1), Q)
-            order = (0, layer + 1, *range(layer, 0, -1), layer + 2)
-            moments = moments.permute(order)
+            axes = (0, layer + 1, *range(layer, 0, -1), layer + 2)
+            moments = moments.permute(axes)
             out.append(moments.reshape(b, columns.size(1), -1, Q))
         parts.append(torch.cat(out, dim=2))
     return torch.cat(parts, dim=1)

@@ -1,4 +1,4 @@
-r"""Banks of wavelets on graphs, and their frames.
+r"""Banks of wavelets on graphs.
 
 **Banks.** Write :math:`d` for the degrees, :math:`1/d = 0` at degree zero.
 
@@ -13,14 +13,6 @@ r"""Banks of wavelets on graphs, and their frames.
                      :func:`itersine`
 ``monic_cubic``      the same with :func:`monic_cubic`
 ==================== =====================================================
-
-**Frames.** :math:`\sum_j \lVert H_j x \rVert^2 \le B^2 \lVert x \rVert^2`
-with :math:`B = 1` for ``diffusion`` (the eigenvalues :math:`t` of :math:`P`
-are in :math:`[0, 1]`, the filters :math:`1 - t, t - t^2, \dots` are
-non-negative and sum to :math:`1 - t^{2^{J-1}} \le 1`, so their squares do
-too) and for ``itersine`` (with equality: a tight frame). The geometric banks
-have no such constant for all graphs: on a star of :math:`g` nodes :math:`B`
-grows as :math:`\sqrt{g}`. :func:`frame_bound` returns them.
 """
 
 import math
@@ -37,6 +29,8 @@ from pyg_trust._checks import (
     check_tensor,
     validated,
 )
+
+__all__ = ['itersine', 'lazy_walk', 'monic_cubic', 'wavelet_bank']
 
 # The spectrum of the normalized Laplacian is in [0, 2].
 LAMBDA_MAX = 2.0
@@ -68,7 +62,7 @@ def itersine(eigenvalue: Tensor, J: Annotated[int, Int(3)]) -> Tensor:
     Returns:
         Tensor: the kernels in a new last dimension of size :obj:`J`.
     """
-    check_floating('eigenvalue', eigenvalue)
+    check_tensor('eigenvalue', eigenvalue, None, eigenvalue.shape)
     s = (eigenvalue * ((J - 1) / (2 * LAMBDA_MAX))).unsqueeze(-1)
     j = torch.arange(1, J + 1, dtype=s.dtype, device=s.device)
     inside = (s >= j / 2 - 1) & (s <= j / 2)
@@ -104,7 +98,7 @@ def monic_cubic(eigenvalue: Tensor, J: Annotated[int, Int(3)]) -> Tensor:
         Tensor: the kernels in a new last dimension of size :obj:`J`, the
         low-pass first, then from high to low frequencies.
     """
-    check_floating('eigenvalue', eigenvalue)
+    check_tensor('eigenvalue', eigenvalue, None, eigenvalue.shape)
     low, high = 2 / LAMBDA_MAX, 2 * MONIC_CUBIC_RATIO / LAMBDA_MAX
     scales = torch.logspace(
         math.log10(low), math.log10(high), J - 1, dtype=torch.float64
@@ -124,40 +118,6 @@ def monic_cubic(eigenvalue: Tensor, J: Annotated[int, Int(3)]) -> Tensor:
     return torch.cat([lowest.unsqueeze(-1), bands], dim=-1)
 
 
-def frame_bound(wavelet: str, J: int) -> float:
-    r"""Return a constant :math:`B` that holds on every undirected graph.
-
-    .. math::
-        \sum_j \lVert H_j x \rVert^2 \le B^2 \lVert x \rVert^2
-
-    One for ``diffusion`` and ``itersine``. For ``monic_cubic`` the supremum
-    of :math:`\sqrt{\sum_j h_j(\lambda)^2}` over :math:`[0, 2]`, from above:
-    the largest value on a fine grid plus half a step times
-    :math:`\sqrt{\sum_j \max |h_j'|^2}`, which bounds the slope of the root.
-    Infinite for the geometric banks, which have none.
-
-    Args:
-        wavelet (str): the bank.
-        J (int): the number of filters.
-    """
-    check_integer('J', J, find_bank(wavelet).least)
-    if wavelet == 'monic_cubic':
-        return _monic_cubic_bound(J)
-    return 1.0 if wavelet in ('diffusion', 'itersine') else math.inf
-
-
-def _monic_cubic_bound(J: int) -> float:
-    grid = torch.linspace(0, LAMBDA_MAX, 2**18 + 1, dtype=torch.float64)
-    height = monic_cubic(grid, J).norm(dim=-1).max()
-    # |h'| <= 1 at scale 1, times the scale; |(e^{-u^4})'| <= 4 u^3 e^{-u^4}
-    # <= 1.6, times gamma < 1.2 and 1 / cut.
-    low, high = 2 / LAMBDA_MAX, 2 * MONIC_CUBIC_RATIO / LAMBDA_MAX
-    slopes = [low * (high / low) ** (j / (J - 2)) for j in range(J - 1)]
-    slopes.append(1.2 * 1.6 / (0.6 * LAMBDA_MAX / MONIC_CUBIC_RATIO))
-    step = float(grid[1] - grid[0])
-    return float(height) + step / 2 * math.hypot(*slopes)
-
-
 def lazy_walk(adj: Tensor, wavelet: str) -> Tensor:
     r"""Return the lazy walk :math:`P = \frac12 (I + D^{-a} A D^{-b})`.
 
@@ -170,7 +130,12 @@ def lazy_walk(adj: Tensor, wavelet: str) -> Tensor:
         wavelet (str): the bank.
     """
     a, b = find_bank(wavelet).exponents
-    check_square('adj', adj, 2)
+    check_tensor('adj', adj, None, adj.shape, finite=True)
+    if adj.dim() < 2 or adj.size(-1) != adj.size(-2):
+        raise ValueError(
+            "'adj' needs to have the shape [..., num_nodes, num_nodes] (got "
+            f'{list(adj.shape)})'
+        )
     scaled = adj
     for dim, power in ((-1, a), (-2, b)):
         if power:
@@ -211,14 +176,10 @@ def wavelet_bank(adj: Tensor, wavelet: str, J: int) -> Tensor:
 
 
 class Wavelet(NamedTuple):
-    r"""Bank of filters: :math:`I - P, P - P^2, P^2 - P^4, \dots`.
-
-    Of the lazy walk :math:`P = \frac12 (I + D^{-a} A D^{-b})`; or, with a
-    kernel, functions :math:`h_j` of the normalized Laplacian.
+    """Bank of filters of the lazy walk, or functions of the Laplacian.
 
     Args:
-        exponents (tuple[float, float]): :math:`a` and :math:`b`; any but a
-            half each suit directed graphs too.
+        exponents (tuple[float, float]): those of the degrees in the walk.
         kernel (callable, optional): ``kernel(eigenvalue, J)``: ``[..., J]``;
             by default powers of the walk. (default: :obj:`None`)
         least (int): the least number of filters. (default: :obj:`1`)
@@ -248,22 +209,3 @@ def find_bank(wavelet: str) -> Wavelet:
 def power_of(degree: Tensor, exponent: float) -> Tensor:
     """Raise degrees to a power, with 0 at degree zero."""
     return torch.where(degree > 0, degree.pow(exponent), 0)
-
-
-def check_square(name: str, value: Tensor, least: int) -> None:
-    """Refuse anything but finite square matrices."""
-    check_floating(name, value)
-    if value.dim() < least or value.size(-1) != value.size(-2):
-        raise ValueError(
-            f"'{name}' needs to have the shape "
-            f'[..., {"J, " if least == 3 else ""}num_nodes, num_nodes] '
-            f'(got {list(value.shape)})'
-        )
-    if not bool(value.isfinite().all()):
-        raise ValueError(f"'{name}' needs to be finite (got NaN or infinity)")
-
-
-def check_floating(name: str, value: Tensor) -> None:
-    """Refuse anything but a tensor of floating point."""
-    shape = getattr(value, 'shape', ())
-    check_tensor(name, value, None, shape)

@@ -10,16 +10,12 @@ from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
-from pyg_trust._checks import Count, check_integer, check_tensor, validated
+from pyg_trust._checks import Count, check_tensor, validated
 from pyg_trust._describe import described
 from pyg_trust.graph import CSRGraph, sparse_rows
-from pyg_trust.scattering.batch import num_paths
-from pyg_trust.scattering.transform import (
-    ScatteringPath,
-    check_order,
-    scattering_path,
-    scattering_transform,
-)
+from pyg_trust.scattering.transform import check_order, scattering_transform
+
+__all__ = ['GFT', 'GraphEmbedding', 'GraphScattering', 'graph_signal']
 
 
 @validated
@@ -28,7 +24,7 @@ class GraphEmbedding(BaseTransform):
 
     The features of a graph are ``data.x``, or the one-hot degree of its nodes
     if :obj:`max_degree` is given. Nothing is taken from any other graph (no
-    scaler, no largest degree), so that a graph's vector tells nothing about
+    scaler, no largest degree), so that a graph's vector reveals nothing about
     the others. That is what lets a removal touch one graph alone.
 
     Args:
@@ -145,14 +141,7 @@ class GraphScattering(GraphEmbedding):
     Applies :func:`~pyg_trust.scattering.scattering_transform`, whose module
     gives the formulas, to a :class:`~torch_geometric.data.Data` or
     :class:`~torch_geometric.data.Batch` and writes ``[num_graphs, T *
-    num_features * Q]`` to ``data.z``, in the order (path, feature, moment);
-    :meth:`path` tells what each coefficient is.
-
-    .. code-block:: python
-
-        transform = GraphScattering(J=5, Q=4, L=3)
-        data = transform(data)
-        transform.path(17, data.num_features).name  # 'U[0] x1 q2'
+    num_features * Q]`` to ``data.z``, in the order (path, feature, moment).
 
     Args:
         J (int): the number of filters of the bank.
@@ -205,41 +194,6 @@ class GraphScattering(GraphEmbedding):
         self.wavelet = wavelet
         self.low_pass = low_pass
         self.linear = linear
-
-    def num_coefficients(self, num_features: int | None = None) -> int:
-        """Length of a graph's vector.
-
-        Args:
-            num_features (int, optional): the number of features; not needed
-                with :obj:`max_degree`. (default: :obj:`None`)
-        """
-        width = self._width(num_features)
-        return num_paths(self.J, self.L) * width * self.Q
-
-    def path(
-        self, index: int, num_features: int | None = None
-    ) -> ScatteringPath:
-        """Return a coefficient's layer, filters, feature and moment.
-
-        Args:
-            index (int): the position of the coefficient.
-            num_features (int, optional): the number of features; not needed
-                with :obj:`max_degree`. (default: :obj:`None`)
-        """
-        width = self._width(num_features)
-        return scattering_path(index, width, self.J, self.Q, self.L)
-
-    def paths(self, num_features: int | None = None) -> list[ScatteringPath]:
-        """Return the paths of all coefficients, in order."""
-        size = self.num_coefficients(num_features)
-        return [self.path(i, num_features) for i in range(size)]
-
-    def _width(self, num_features: int | None) -> int:
-        if self.max_degree is not None:
-            return self.max_degree + 1
-        if num_features is None:
-            raise ValueError("'num_features' is needed without 'max_degree'")
-        return check_integer('num_features', num_features, 1)
 
     def _embed(
         self,

@@ -35,6 +35,7 @@ from pyg_trust.noise import SecureNoise, SeededNoise
 from pyg_trust.report import fingerprint_model
 from pyg_trust.unlearning import saved
 from pyg_trust.unlearning.heads import Residual
+from pyg_trust.unlearning.reports import NOT_CHECKED
 from pyg_trust.unlearning.saved import Saved
 from pyg_trust.unlearning.shifts import (
     gaussian_budget,
@@ -290,8 +291,11 @@ class CertifiedClassifier(Saved[M]):
             'epsilon': self._epsilon(spent),
             'epsilon_transcript': self._transcript(ledger),
             'delta': self.delta,
+            'target_epsilon': self.epsilon,
             'noise': self.noise,
             'release_std': self.release_std,
+            'lam': self.lam,
+            'residual_checked': NOT_CHECKED,
             'weights': fingerprint_model({'weight': model.weight}),
             'ledger_head': ledger.head,
         }

@@ -291,7 +291,7 @@ class LinkClassifier(NodeClassifier):
         epsilon (float): as of :class:`NodeClassifier`. (default: :obj:`1.0`)
         delta (float): as of :class:`NodeClassifier`. (default: :obj:`1e-4`)
         on_exceed (str): as of :class:`NodeClassifier`.
-            (default: :obj:`'refine'`)
+            (default: :obj:`'retrain'`)
         encoder (callable, optional): as of :class:`NodeClassifier`.
             (default: :obj:`None`)
         start_is_public (bool): as of :class:`NodeClassifier`.
@@ -318,6 +318,7 @@ class LinkClassifier(NodeClassifier):
     """
 
     _state = PairState
+    _made = LinkUnlearnReport
 
     @renamed(encoder_is_public='start_is_public')
     @validated
@@ -336,7 +337,7 @@ class LinkClassifier(NodeClassifier):
         release_std: float = 1e-4,
         epsilon: float = 1.0,
         delta: float = 1e-4,
-        on_exceed: str = 'refine',
+        on_exceed: str = 'retrain',
         encoder: Callable[..., Any] | None = None,
         start_is_public: bool = False,
         tol: float = 1e-8,
@@ -490,9 +491,6 @@ class LinkClassifier(NodeClassifier):
         for pairs with a removed node.
         """
         return probabilities(self.decision_function(edge_label_index))
-
-    def _report(self, **values: Any) -> LinkUnlearnReport:
-        return LinkUnlearnReport(**values)
 
     def _config(self) -> dict[str, Any]:
         assert self._settings.pairs is not None

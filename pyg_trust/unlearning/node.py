@@ -229,14 +229,12 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
         epsilon (float): positive, of a release. (default: :obj:`1.0`)
         delta (float): in :math:`(0, 1)`. (default: :obj:`1e-4`)
         on_exceed (str): what happens where 20 steps do not meet the budget:
-            :obj:`'refine'` solves exactly from where they got to, and from
-            zero if that fails; and, as a last resort, does what
-            :obj:`'retrain'` does: solves from zero, with features that are
-            made anew. :obj:`'raise'` raises
+            :obj:`'retrain'` (or :obj:`'refine'`) makes the features anew and
+            solves from zero, as a fit; :obj:`'raise'` raises
             :class:`~pyg_trust.ledger.BudgetExceededError`. Where rounding
             hides more than the budget, weights that were retrained are
             compared with those of a fit by this program, which they are.
-            (default: :obj:`'refine'`)
+            (default: :obj:`'retrain'`)
         features (str): :obj:`'exact'`, or :obj:`'push'` for the infinite
             series of :obj:`'appnp'`, :obj:`'ppr'` or :obj:`'single_target'`:
             features to a threshold, which steer the steps; the certificate
@@ -248,7 +246,7 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
             propagation, such as a network; or a factory, a callable without
             an argument, that draws one anew. (default: :obj:`None`)
         start_is_public (bool): your statement that the encoder never saw the
-            data; needed if one is handed in, and repeated in reports.
+            data; needed if one is passed, and repeated in reports.
             (default: :obj:`False`)
         tol (float): the residual of exact solves. (default: :obj:`1e-8`)
         max_pending (int): the most nodes and edges that may be added before a
@@ -277,6 +275,9 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
         (True, True)
     """
 
+    _state: type[NodeState] = NodeState
+    _made: type[NodeUnlearnReport] = NodeUnlearnReport
+
     @retired(head=(HEAD,))
     @renamed(encoder_is_public='start_is_public')
     @validated
@@ -292,7 +293,7 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
         release_std: float = 1e-4,
         epsilon: float = 1.0,
         delta: float = 1e-4,
-        on_exceed: str = 'refine',
+        on_exceed: str = 'retrain',
         features: Annotated[str, OneOf(FEATURES)] = 'exact',
         theta: float | None = None,
         encoder: Callable[..., Any] | None = None,
@@ -321,7 +322,7 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
             check_positive('theta', 1.0 if theta is None else theta)
             theta = 1e-6 if theta is None else float(theta)
         elif theta is not None:
-            raise ValueError("'theta' goes with features='push'")
+            raise ValueError("'theta' needs features='push'")
         else:
             check_measure(self.measure)
         self.bound = check_positive('bound', bound)
@@ -955,7 +956,7 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
     def _solved(self, data: NodeState) -> Refined:
         # Start from zero: on data built anew, weights are a function of the
         # remaining data.
-        W, goal = W_of(data), self._goal(data)
+        W, goal = data.Y.new_zeros(data.shape), self._goal(data)
         return refine(data.problem(goal), W, min(self.tol, goal), 100)
 
     def _goal(self, data: NodeState) -> float:
@@ -998,40 +999,35 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
         return change, problem, change.gradient or problem.gradient(model.W)
 
     def _step(self, model: Model, problem: Problem, start: Gradient) -> Step:
-        # Steps from the old weights; exact solves where these do not do.
-        data, goal, W = model.data, self._goal(model.data), model.W
-        iterations = 0
+        # Steps from the old weights; a fit where these do not do.
+        data, goal = model.data, self._goal(model.data)
 
-        def step(action: str, found: Refined) -> Step:
+        def paid(action: str, found: Refined) -> Step:
             bound = found.gradient.norm.upper
-            found = found._replace(iterations=iterations)
             return Step(action, found, bound, self._spent(data, bound))
 
         if start.norm.upper <= goal:
-            return step('hold', Refined(W, start, model.factor, 0))
-        given: dict[str, Any] = {'start': start, 'factor': model.factor}
-        found = refine(problem, W, goal, MAX_STEPS, **given)
-        iterations = found.iterations
-        made = step('step' if iterations == 1 else 'refine', found)
+            return paid('hold', Refined(model.W, start, model.factor, 0))
+        found = refine(
+            problem,
+            model.W,
+            goal,
+            MAX_STEPS,
+            start=start,
+            factor=model.factor,
+        )
+        made = paid('step' if found.iterations == 1 else 'refine', found)
         if made.spent <= self.budget:
             return made
         if self.on_exceed == 'raise':
-            other = " or on_exceed='refine'"
+            other = " or on_exceed='retrain'"
             raise self._exceeded(data, made.bound, other)
-        # From the present weights Newton's method may stall on a plateau.
-        starts = [found.W, W_of(data)] * (self.on_exceed == 'refine')
-        for origin in starts:
-            found = refine(problem, origin, min(self.tol, goal), 100)
-            iterations += found.iterations
-            made = step('refine', found)
-            if made.spent <= self.budget:
-                return made
         # Retrain as a fit does, on data built anew.
-        found = self._solved(data.rebuilt())
-        iterations += found.iterations
-        made = step('retrain', found)
+        again = self._solved(data.rebuilt())
+        steps = found.iterations + again.iterations
+        made = paid('retrain', again._replace(iterations=steps))
         if made.spent > self.budget:
-            measured, upper = found.gradient.norm
+            measured, upper = again.gradient.norm
             if measured > max(goal, upper - measured):
                 raise self._exceeded(data, made.bound)
             # Rounding hides more than the budget, and these weights are those
@@ -1075,7 +1071,7 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
             # data.
             paid = self._allowed(spent - self._grid(data.shape), data.mu)
             bound = max(bound, paid)
-        return new, self._report(
+        return new, self._made(
             action=action,
             request=request,
             rows_touched=change.rows,
@@ -1092,6 +1088,7 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
             distance_bound=bound / data.mu,
             iterations=iterations,
             secure=new.secure,
+            seeded=not new.secure,
             assumptions=self._assumptions() + SAME * (spent == 0),
             data=new.sealed,
             origin=provenance(
@@ -1102,9 +1099,6 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
             setting=data.settings.digest(self.release_std),
             **self._certificate(new, spent),
         )
-
-    def _report(self, **values: Any) -> NodeUnlearnReport:
-        return NodeUnlearnReport(**values)
 
     def _assumptions(self) -> tuple[str, ...]:
         made: tuple[str, ...] = (
@@ -1172,8 +1166,6 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
         return proved(found, most, spent, claimed)
 
     # States #################################################################
-
-    _state: type[NodeState] = NodeState
 
     def _config(self) -> dict[str, Any]:
         measure = {
@@ -1263,11 +1255,6 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
             )
         data.take(held)
         return made
-
-
-def W_of(data: NodeState) -> Tensor:
-    """Return weights of 0."""
-    return torch.zeros(data.shape, dtype=torch.float64)
 
 
 def _waiting(root: str, held: dict[str, Any]) -> str:

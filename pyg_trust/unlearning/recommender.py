@@ -10,7 +10,7 @@ After any sequence of removals every recommendation equals that of a new fit
 with the same arguments on what remains, bit for bit (in closed form on the
 same machine, with as many threads). So does every number in a file that
 :meth:`Recommender.save` writes, but for salts, tokens and the ledger, which
-names what was removed. Memory holds empty counts until
+lists what was removed. Memory holds empty counts until
 :meth:`Recommender.flush`.
 """
 
@@ -23,16 +23,12 @@ from torch import Tensor
 from torch_geometric.data import HeteroData
 from torch_geometric.typing import EdgeType
 
-from pyg_trust import rng
 from pyg_trust._checks import (
-    Count,
-    Fraction,
     check_choice,
     check_instance,
     check_integer,
     check_positive,
     check_tensor,
-    validated,
 )
 from pyg_trust.files.commit import (
     EditedInPlace,
@@ -79,11 +75,6 @@ __all__ = ['Recommender']
 
 METHODS = ('paths', 'closed_form')
 EXPONENTS = (0.6, 0.6, 0.3)
-# Default settings to try, around the best one of a sparse catalogue.
-SETTINGS = (
-    *(EXPONENTS, (0.5, 0.5, 0.5), (0.5, 0.5, 0.2), (0.6, 0.7, 0.25)),
-    *((0.7, 0.6, 0.3), (1.0, 1.0, 0.5), (1.0, 1.0, 0.75)),
-)
 # A removal that changes more than so much of all counts counts anew, and one
 # of more steps than so many for each item factors anew.
 RECOUNT = 1 / 8
@@ -260,73 +251,6 @@ class Recommender(Saved[_Held], EditedInPlace):
             held = held._replace(inverse=inverse)
         self._model = held.recorded('fit', {})
         return self
-
-    @classmethod
-    @validated
-    def choose(
-        cls,
-        interactions: Tensor | HeteroData,
-        num_users: int | None = None,
-        num_items: int | None = None,
-        *,
-        exponents: list[tuple[float, float, float]] | None = None,
-        share: Fraction = 0.1,
-        k: Count = 20,
-        edge_type: EdgeType | None = None,
-    ) -> 'Recommender':
-        """Choose exponents by the recall of held-out interactions.
-
-        A hash of its names alone decides whether an interaction is held out.
-        The choice is a setting made with data: it stays when the data go, as
-        each report says.
-
-        Args:
-            interactions (Tensor or HeteroData): as in :meth:`fit`.
-            num_users (int, optional): as in :meth:`fit`.
-                (default: :obj:`None`)
-            num_items (int, optional): as in :meth:`fit`.
-                (default: :obj:`None`)
-            exponents (list[tuple], optional): the settings to try, the first
-                of which wins a tie; by default seven, for sparse to dense
-                catalogues. (default: :obj:`None`)
-            share (float): the approximate share of interactions to hold out.
-                (default: :obj:`0.1`)
-            k (int): the number of recommended items that recall is computed
-                for. (default: :obj:`20`)
-            edge_type (tuple, optional): as in :meth:`fit`.
-                (default: :obj:`None`)
-
-        Returns:
-            Recommender: a recommender by paths with the best setting, not
-            fitted yet.
-        """
-        every = SETTINGS if exponents is None else exponents
-        check_instance('exponents', every, tuple, list)
-        tried = [cls(exponents=each) for each in every]
-        edges, num_users, num_items, _ = read_interactions(
-            interactions, num_users, num_items, edge_type
-        )
-        lists_of(edges, num_users, num_items)  # refuses before it hashes
-        keys = rng.derive_each(0, edges[0] * num_items + edges[1])
-        out = keys.double() < share * 2.0**63
-        if not tried or not out.any() or out.all():
-            raise ValueError(
-                "'exponents' needs a setting, and 'share' to divide the "
-                'interactions'
-            )
-        users, row = edges[0, out].unique(return_inverse=True)
-        truth, best, most = torch.stack([row, edges[1, out]]), tried[0], -1.0
-        size = row.bincount()
-        for model in tried:
-            top = model.fit(edges[:, ~out], num_users, num_items).recommend(
-                users, k
-            )
-            hits = (top[truth[0]] == truth[1, :, None]).any(1).double()
-            found = torch.zeros(len(users), dtype=torch.float64)
-            recall = float((found.index_add(0, row, hits) / size).mean())
-            if recall > most:
-                best, most = model, recall
-        return cls(exponents=best.exponents)
 
     @synchronized
     def recommend(self, users: Names, k: int = 10) -> Tensor:

@@ -7,112 +7,177 @@ from typing import Any
 from pyg_trust.report import Guarantee, Report
 from pyg_trust.report.base import Verifiable, stated
 from pyg_trust.report.charts import Chart, verified
+from pyg_trust.report.claimed import ClaimedReport, claimed
 from pyg_trust.verify.claims import outwards
+
+__all__ = [
+    'SAME',
+    'LinkUnlearnReport',
+    'NodeAdditionReport',
+    'NodePlan',
+    'NodeUnlearnReport',
+    'NodeVerifyReport',
+    'RecommenderPlan',
+    'RecommenderReport',
+    'RecommenderVerifyReport',
+    'RemovalReport',
+    'UnlearnReport',
+    'VerificationReport',
+    'VerifyReport',
+]
 
 SAME = (
     'rounding hides more than the budget: this release was retrained from '
     'what remains alone, and is compared with a fit by the same program on '
-    'it, in place of the exact solution; that it was may tell one bit of what '
-    'was removed',
+    'it, in place of the exact solution; that it was may reveal one bit of '
+    'what was removed',
 )
+NOT_CHECKED = 'not by the kernel'
 
 
-@dataclass(frozen=True, kw_only=True)
-class RemovalReport(Verifiable):
-    r"""Base of the reports of removals: their verification and claim.
+class RemovalReport(Verifiable, ClaimedReport):
+    """Base of the reports of certified removals.
 
     Keep reports as private as the data: residuals are functions of what was
     removed, and no part of the release.
-
-    Args:
-        action (str): ``'hold'`` (the weights already fit what remains),
-            ``'step'`` (one step), ``'refine'`` (solved from the old weights)
-            or ``'retrain'`` (solved from zero, on features made anew).
-        request (dict): the names of what was removed.
-        residual (float): the residual :math:`\lVert \nabla L(W, D')
-            \rVert_F` before the noise, as measured; 0 where the release is
-            compared with a fit by the same program.
-        bound (float): the amount that the budget pays for; see the subclass.
-        budget (float): the largest bound that is allowed.
-        distance_bound (float): a bound of the distance to exact retraining,
-            before the noise, in the Frobenius norm.
-        epsilon (float): the :math:`\epsilon` of this release, at :obj:`delta`.
-        epsilon_transcript (float): the :math:`\epsilon` of all releases since
-            the fit together, at :obj:`delta`; infinite with
-            ``noise='objective'``, which says nothing about more than one.
-        delta (float): as given to the classifier.
-        iterations (int): the number of Newton steps.
-        noise (str): ``'output'``, or ``'objective'`` of
-            :mod:`~pyg_trust.unlearning.published`.
-        release_std (float): the standard deviation of the noise.
-        assumptions (tuple[str, ...]): the assumptions of the certificate.
-        data (str): the root of the seals of the remaining data, as in the
-            ledger.
-        origin (dict): versions and settings.
-        weights (str): SHA-256 of the released weights, as a ``state_dict``
-            with the one entry ``weight``.
-        history (tuple[float, ...]): the bounds of the newest 64 releases since
-            the fit; with more, the first stands for all before it together.
-        ledger_head (str): a digest of all lines of the ledger up to this
-            removal.
-        skipped (dict): the items of the request that were not there, by
-            graph; with ``missing='skip'`` alone.
-        verification (VerificationReport, optional): the findings that
-            :meth:`verified` adds.
     """
 
-    action: str
-    request: dict[str, Any]
-    residual: float
-    bound: float
-    budget: float
-    distance_bound: float
-    epsilon: float
-    epsilon_transcript: float
-    delta: float
-    iterations: int
-    noise: str
-    release_std: float
-    assumptions: tuple[str, ...]
-    data: str
-    origin: dict[str, Any]
-    weights: str = ''
-    history: tuple[float, ...] = ()
-    ledger_head: str = ''
-    skipped: dict[str, Any] = field(default_factory=dict)
-    verification: 'VerificationReport | None' = None
+    verification: 'VerificationReport | None'
 
-    def _stated(
-        self,
-        what: str,
-        checked: list[str],
-        **values: Any,
-    ) -> Guarantee:
-        # The claim, with the fields that both kinds of classifiers share.
-        given = self.origin.get('arguments', {})
-        found = self.verification
-        proved = found is not None and found.proved
+    def guarantee(self) -> Guarantee:
+        """State how close the model is to one without the removed items."""
+        found, checked = self.verification, self._checked()
         if found is not None:
             checked = [*checked, found.summary()]
+        values = {**self.numbers(), 'request': self._asked()}
+        if found is not None and found.proved:
+            values['residual_checked'] = 'by the kernel, at verify()'
         return stated(
-            what,
-            {
-                **self.numbers(),
-                **values,
-                'lam': given.get('lam'),
-                'target_epsilon': given.get('epsilon'),
-                'residual_checked': (
-                    'by the kernel, at verify()'
-                    if proved
-                    else 'not by the kernel'
-                ),
-            },
+            self._procedure,
+            values,
             assumptions=self.assumptions,
             data=self.data,
             origin=self.origin,
             checked=tuple(checked),
             model=self.weights,
         )
+
+    def _asked(self) -> dict[str, Any]:
+        return {'0': self.request}
+
+    def _checked(self) -> list[str]:
+        raise NotImplementedError
+
+
+_RELEASE = {
+    'action': "'hold' (the weights already fit what remains), 'step' (one "
+    "step), 'refine' (more steps) or 'retrain' (solved from zero, on features "
+    'made anew)',
+    'iterations': 'the number of Newton steps',
+    'assumptions': 'the assumptions of the certificate',
+    'data': 'the root of the digests of the remaining data, as in the ledger',
+    'origin': 'versions and settings',
+    'weights': 'SHA-256 of the released weights, as a `state_dict` with the '
+    'one entry `weight`',
+    'skipped': 'the items of the request that were not there, by graph; with '
+    "`missing='skip'` alone",
+    'verification': 'the findings that `verified` adds',
+}
+_ROWS = {
+    'rows_touched': 'the number of feature rows that may have changed',
+    'train_rows_touched': 'the number of those rows that the model is trained '
+    'on',
+    'stale_rows': 'the number of stored rows that are out of date: 0, as rows '
+    'outside of the training set are computed on request',
+    'gradient_change': 'the residual before the first step',
+    'feature_error': 'a bound of what the error of the features adds to the '
+    'residual; 0 where they are exact',
+    'secure': 'whether the noise came from the operating system',
+    **_RELEASE,
+}
+
+
+@claimed('certified removal from a node classifier', **_ROWS)
+class NodeUnlearnReport(RemovalReport):
+    """The result of a removal, and the certificate of its release.
+
+    The bound is of the residual at exact features, with all that rounding can
+    hide, as it is paid for; 0 where the release was retrained and is compared
+    with a fit by the same program. The history is in units of the budget.
+    """
+
+    skipped = field(default_factory=dict)
+    verification = None
+    _of_what = 'training nodes'
+
+    @property
+    def _verification(self) -> type[Report]:
+        return NodeVerifyReport
+
+    @property
+    def pending(self) -> int:
+        """The number of additions that the weights do not include: 0."""
+        return 0
+
+    def _checked(self) -> list[str]:
+        measured = (
+            'the gradient residual before the noise was measured on the '
+            f'{self.num_train} {self._of_what} that remain: '
+            f'{self.residual:.3g}, which counts as {self.bound:.3g} of '
+            f'{self.budget:.3g}'
+        )
+        if self.bound == 0:
+            measured = 'the weights were retrained from what remains alone'
+        return [
+            f'{self.rows_touched} rows of features were computed again from '
+            'the graph that remains',
+            measured,
+        ]
+
+
+@claimed('certified removal from a link classifier', **_ROWS)
+class LinkUnlearnReport(NodeUnlearnReport):
+    """The result of a removal from a link classifier: training rows are pairs.
+
+    ``num_train`` is the number of pairs that remain, positive and negative.
+    """
+
+    skipped = field(default_factory=dict)
+    verification = None
+    _of_what = 'pairs'
+
+
+@claimed(
+    'certified removal',
+    accounting='the method that computed the bound',
+    graphs_embedded='the number of graphs that were embedded again',
+    empty_classes='classes without a training graph',
+    increments='of a method as published, bounds of the residual that the '
+    'step added: tight, and paper (Theorem 4.7)',
+    **_RELEASE,
+)
+class UnlearnReport(RemovalReport):
+    """The result of a removal, and the certificate of the model after it.
+
+    The bound is that of the shift over the noise; with objective perturbation
+    of the residual.
+    """
+
+    skipped = field(default_factory=dict)
+    verification = None
+
+    @property
+    def _verification(self) -> type[Report]:
+        return VerifyReport
+
+    def _asked(self) -> dict[str, Any]:
+        return dict(self.request)
+
+    def _checked(self) -> list[str]:
+        return [
+            f'the gradient residual before the noise: {self.residual:.3g}, '
+            f'measured on the {self.num_graphs} graphs that remain'
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,8 +196,7 @@ class VerificationReport(Report):
         noise_p_value (float): how likely Gaussian noise of the standard
             deviation :obj:`release_std` is as far from what it has to be as
             that on the released weights (chi-squared, two-sided); less than
-            1e-9 is not accepted. 1 with ``noise='objective'``, if what is
-            released are the weights.
+            1e-9 is not accepted.
         agreement (float): the share of the remaining items that the released
             weights and exact retraining classify alike.
         leftovers (tuple[str, ...]): the places that still hold, or could hold,
@@ -140,8 +204,8 @@ class VerificationReport(Report):
         weights (str): SHA-256 of the released weights.
         proved (bool): whether :mod:`pyg_trust.verify.removal` proves what the
             ledger has of this release, from what remains alone. It can't for
-            ``features='push'``, ``noise='objective'``, and a release that is
-            compared with a fit by the same program.
+            ``features='push'``, and a release that is compared with a fit by
+            the same program.
         proved_residual (float): the kernel's bound of the residual; infinite
             where there is no proof.
         proved_shift (float): the kernel's bound of the release's shift over
@@ -193,94 +257,57 @@ class VerificationReport(Report):
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodeUnlearnReport(RemovalReport):
-    r"""The result of a removal, and the certificate of its release.
-
-    The bound is of the residual at exact features, with all that rounding can
-    hide, as it is paid for; 0 where the release was retrained and is compared
-    with a fit by the same program. The history is in units of the budget.
+class NodeVerifyReport(VerificationReport):
+    r"""The findings of :meth:`NodeClassifier.verify`.
 
     Args:
-        rows_touched (int): the number of feature rows that may have changed.
-        train_rows_touched (int): the number of those rows that the model is
-            trained on.
-        stale_rows (int): the number of stored rows that are out of date: 0, as
-            rows outside of the training set are computed on request.
-        num_train (int): the number of training nodes that remain.
-        gradient_change (float): the residual before the first step.
-        feature_error (float): a bound of what the error of the features adds
-            to the residual; 0 where they are exact.
-        secure (bool): whether the noise came from the operating system.
-        setting (str): a digest of propagation, head, penalty and the noise's
-            standard deviation.
+        feature_error (float): the largest difference of the features from
+            those of a computation from scratch on what remains: 0, to the
+            bit, for exact features; for ``features='push'`` the Frobenius
+            norm of the error.
+        feature_error_bound (float): the largest error that is allowed.
+        frozen_factor (bool): whether the factored Hessian is older than the
+            last removal, which :meth:`NodeClassifier.flush` changes.
     """
 
-    rows_touched: int
-    train_rows_touched: int
-    stale_rows: int
-    num_train: int
-    gradient_change: float
     feature_error: float
-    secure: bool
-    setting: str = ''
+    feature_error_bound: float
+    frozen_factor: bool
 
     @property
-    def _verification(self) -> type[Report]:
-        return NodeVerifyReport
-
-    @property
-    def pending(self) -> int:
-        """The number of additions that the weights do not include: 0."""
-        return 0
-
-    def guarantee(self) -> Guarantee:
-        """State how close the release is to one without the removed items."""
-        return self._stated(
-            'certified removal from a node classifier',
-            self._measured('training nodes'),
-            request={'0': self.request},
-            seeded=not self.secure,
+    def _of(self) -> str:
+        return (
+            f'what remains alone: features off by {self.feature_error:.3g} '
+            f'(allowed {self.feature_error_bound:.3g}),'
         )
-
-    def _measured(self, rows: str) -> list[str]:
-        # The checks made.
-        measured = (
-            'the gradient residual before the noise was measured on the '
-            f'{self.num_train} {rows} that remain: {self.residual:.3g}, which '
-            f'counts as {self.bound:.3g} of {self.budget:.3g}'
-        )
-        if self.bound == 0:
-            measured = 'the weights were retrained from what remains alone'
-        return [
-            f'{self.rows_touched} rows of features were computed again from '
-            'the graph that remains',
-            measured,
-        ]
 
 
 @dataclass(frozen=True, kw_only=True)
-class LinkUnlearnReport(NodeUnlearnReport):
-    """The result of a removal from a link classifier: training rows are pairs.
+class VerifyReport(VerificationReport):
+    r"""The findings of :meth:`~.ScatteringClassifier.verify`.
 
-    All fields are those of :class:`NodeUnlearnReport`; ``num_train`` is the
-    number of pairs that remain, positive and negative.
+    Args:
+        seeded (bool): as in :class:`UnlearnReport`.
+        embedding_error (float): the largest difference of the cached
+            embeddings and their inner products from those recomputed from
+            the graphs that remain.
+        sealed (bool): whether the graphs are those that the ledger records.
     """
 
-    def guarantee(self) -> Guarantee:
-        """State how close the release is to one without the removed items."""
-        return self._stated(
-            'certified removal from a link classifier',
-            self._measured('pairs'),
-            request={'0': self.request},
-            seeded=not self.secure,
-        )
+    seeded: bool
+    embedding_error: float
+    sealed: bool
+
+    @property
+    def _of(self) -> str:
+        return 'the graphs that remain alone:'
 
 
 @dataclass(frozen=True)
 class NodeAdditionReport(Report):
     """The result of additions that wait for the next release.
 
-    It promises nothing: the released weights are unchanged.
+    It guarantees nothing: the released weights are unchanged.
 
     Args:
         pending (int): the number of nodes and edges that the released weights
@@ -323,98 +350,6 @@ class NodePlan(Report):
             },
             xlabel='rows',
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class NodeVerifyReport(VerificationReport):
-    r"""The findings of :meth:`NodeClassifier.verify`.
-
-    Args:
-        feature_error (float): the largest difference of the features from
-            those of a computation from scratch on what remains: 0, to the
-            bit, for exact features; for ``features='push'`` the Frobenius
-            norm of the error.
-        feature_error_bound (float): the largest error that is allowed.
-        frozen_factor (bool): whether the factored Hessian is older than the
-            last removal, which :meth:`NodeClassifier.flush` changes.
-    """
-
-    feature_error: float
-    feature_error_bound: float
-    frozen_factor: bool
-
-    @property
-    def _of(self) -> str:
-        return (
-            f'what remains alone: features off by {self.feature_error:.3g} '
-            f'(allowed {self.feature_error_bound:.3g}),'
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class UnlearnReport(RemovalReport):
-    r"""The result of a removal, and the certificate of the model after it.
-
-    The bound is that of the shift over the noise; with ``noise='objective'``
-    of the residual.
-
-    Args:
-        seeded (bool): whether the noise came from an explicit seed, and hides
-            nothing from anybody who knows or guesses the seed.
-        accounting (str): the method that computed the bound.
-        graphs_embedded (int): the number of graphs that were embedded again.
-        num_graphs (int): the number of training graphs that remain.
-        empty_classes (tuple[int, ...]): classes without a training graph.
-        releases (int): the number of releases since the fit.
-        increments (dict): with ``noise='objective'``, bounds of the residual
-            that the certified step added or would have added: ``tight``,
-            ``paper`` (Theorem 4.7), and the worst cases ``node`` (Theorem
-            4.4, Corollary 4.6) and ``feature`` (Theorem 4.3, Corollary 4.5);
-            those that the accounting computes and the request allows.
-    """
-
-    seeded: bool
-    accounting: str
-    graphs_embedded: int
-    num_graphs: int
-    empty_classes: tuple[int, ...]
-    releases: int
-    increments: dict[str, float]
-
-    @property
-    def _verification(self) -> type[Report]:
-        return VerifyReport
-
-    def guarantee(self) -> Guarantee:
-        """State how close the model is to one without the removed items."""
-        return self._stated(
-            'certified removal',
-            [
-                f'the gradient residual before the noise: {self.residual:.3g},'
-                f' measured on the {self.num_graphs} graphs that remain'
-            ],
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class VerifyReport(VerificationReport):
-    r"""The findings of :meth:`~.ScatteringClassifier.verify`.
-
-    Args:
-        seeded (bool): as in :class:`UnlearnReport`.
-        embedding_error (float): the largest difference of the cached
-            embeddings and their inner products from those recomputed from
-            the graphs that remain.
-        sealed (bool): whether the graphs match the seals in the ledger.
-    """
-
-    seeded: bool
-    embedding_error: float
-    sealed: bool
-
-    @property
-    def _of(self) -> str:
-        return 'the graphs that remain alone:'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -474,7 +409,7 @@ class RecommenderReport(Verifiable):
         origin (dict): versions and settings.
         column_distance (float, optional): in closed form 0: the distance of
             the weights to those of a fit. (default: :obj:`None`)
-        skipped (dict): as in :class:`RemovalReport`.
+        skipped (dict): as in :class:`NodeUnlearnReport`.
         verification (RecommenderVerifyReport, optional): the findings that
             :meth:`verified` adds.
     """

@@ -161,11 +161,11 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
             (default: :obj:`1.0`)
         delta (float): in :math:`(0, 1)`. (default: :obj:`1e-4`)
         on_exceed (str): what happens where so few graphs remain that
-            :obj:`tol` is too large for the budget: :obj:`'refine'` and
-            :obj:`'retrain'` embed and solve anew, as a fit does, to what the
+            :obj:`tol` is too large for the budget: :obj:`'retrain'` (or
+            :obj:`'refine'`) embeds and solves anew, as a fit does, to what the
             budget allows; :obj:`'raise'` raises
             :class:`~pyg_trust.ledger.BudgetExceededError`.
-            (default: :obj:`'refine'`)
+            (default: :obj:`'retrain'`)
         num_classes (int, optional): labels are in ``[0, num_classes)``, and a
             class may run empty, which reports say. By default classes are the
             labels of the training graphs, and a request that would empty one
@@ -213,7 +213,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         release_std: float = 1e-4,
         epsilon: float = 1.0,
         delta: float = 1e-4,
-        on_exceed: str = 'refine',
+        on_exceed: str = 'retrain',
         num_classes: Annotated[int, Int(2)] | None = None,
         tol: float = 1e-10,
         seed: int | None = None,
@@ -736,8 +736,8 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
                 f'the release would have a shift of {made.spent:.6g} times '
                 f'its noise, of {self.budget:.6g} allowed: with '
                 f"{model.num_items} graphs, 'tol' = {self.tol:g} is too large "
-                f"for 'release_std' = {self.release_std:g}; choose "
-                "on_exceed='refine', a smaller 'tol' or a larger 'release_std'"
+                f"for 'release_std' = {self.release_std:g}: choose a smaller "
+                "'tol', a larger 'release_std' or on_exceed='retrain'"
             )
         # Solve as a fit of the remaining graphs does, to a residual within
         # the budget.

@@ -283,31 +283,6 @@ def test_the_bound_is_met_where_the_spectrum_ends():
         assert off == pytest.approx(bound, rel=1e-6)
 
 
-def test_fewer_levels_save_levels():
-    heat = F.heat(5.0, tol=1e-6)
-    assert F.chebyshev(heat, 1e-6).levels <= 12 < heat.levels
-    slow = F.appnp(0.1, levels=100)
-    assert F.chebyshev(slow, 1e-3).levels <= 18
-
-
-@pytest.mark.parametrize(
-    ('name', 'measure', 'match'),
-    [
-        ('directed', F.ppr(0.2), "'tol' needs an undirected"),
-        ('random', Measure(0.5, 0.4, (0.5, 0.5)), r'a \+ b = 1'),
-        ('random', Measure(0.0, 0.0, (0.5, 0.5)), r'a \+ b = 1'),
-        ('random', Measure(0.5, 0.5, (0.5, 0.5), shrink=1.1), 'shrink'),
-    ],
-)
-def test_no_bound_no_result(name, measure, match):
-    graph = make_graph(name)
-    x = torch.rand(graph.num_nodes, 2)
-    with pytest.raises(ValueError, match=match):
-        F.propagate(graph, x, measure, tol=1e-3)
-    with pytest.raises(ValueError, match=r"'tol' needs eps=0"):
-        F.propagate(GRAPH, signal(40, 2), F.ppr(0.2), tol=1e-3, eps=1e-3)
-
-
 def test_directed_graphs_break_the_bound_that_is_refused_there():
     # Why: a directed cycle has its eigenvalues on the unit circle.
     n = 12
@@ -364,64 +339,6 @@ def test_rows_are_those_of_the_whole_bit_for_bit(name, half):
     assert torch.equal(
         F.propagate(graph, x, measure, half=half, rows=mask), z[mask]
     )
-
-
-def test_few_rows_of_a_path_need_few_rows():
-    # Far ends are never read: NaN there would show in what is.
-    nodes = torch.arange(999)
-    edges = torch.stack([nodes, nodes + 1])
-    graph = CSRGraph.from_edge_index(
-        torch.cat([edges, edges.flip(0)], 1), 1000
-    )
-    x = signal(1000, 3)
-    for tol in (0.0, 1e-2):
-        z = F.propagate(graph, x, F.heat(3.0), tol=tol)
-        rows = torch.tensor([500, 3, 999])
-        some = F.propagate(graph, x, F.heat(3.0), tol=tol, rows=rows)
-        assert torch.equal(some, z[rows])
-
-
-@pytest.mark.parametrize('count', [1, 2, 3, 4, 5, 6])
-def test_three_terms_of_a_directed_path_and_of_a_lone_node(count):
-    # u_2 of a row is of the row itself, which no other of a directed path
-    # leads to. A node without edges has p(0) x.
-    n = 30
-    edges = torch.stack([torch.arange(n - 2), torch.arange(1, n - 1)])
-    graph = CSRGraph.from_edge_index(edges, n)
-    random = torch.Generator().manual_seed(0)
-    x = torch.randn((n, 3), generator=random, dtype=torch.float64)
-    ends = torch.rand((2, n), generator=random, dtype=torch.float64) + 0.5
-    ends[:, n - 1] = 0
-    weights = torch.tensor([0.3, -0.2, 0.5, 0.1, 0.7, -0.4]).double()[:count]
-    args = graph.rowptr, graph.col.int(), x, *ends, weights
-    whole = ops.propagate(*args, three_term=True)
-    for rows in ([0], [29, 3], [12, 13, 14]):
-        rows = torch.tensor(rows)
-        some = ops.propagate(*args, three_term=True, rows=rows)
-        assert torch.equal(some, whole[rows])
-    # Clenshaw's sum is that of the polynomials.
-    P = torch.zeros((n, n), dtype=torch.float64)
-    P[edges[0], edges[1]] = 1
-    P = ends[0][:, None] * P * ends[1]
-    before, now = x, P @ x
-    total = torch.zeros_like(x)
-    for weight in weights:
-        total = total + weight * before
-        before, now = now, 2 * P @ now - before
-    torch.testing.assert_close(whole, total, rtol=1e-12, atol=1e-12)
-
-
-def test_rows_are_checked():
-    x = signal(40, 2)
-    for rows, error in (
-        (torch.tensor([40]), ValueError),
-        (torch.tensor([-1]), ValueError),
-        (torch.tensor([0.0]), TypeError),
-        (torch.tensor([[0, 1]]), ValueError),
-        (torch.ones(39, dtype=torch.bool), ValueError),
-    ):
-        with pytest.raises(error, match="'rows'"):
-            F.propagate(GRAPH, x, F.sgc(2), rows=rows)
 
 
 # Sparse signals ##############################################################
@@ -631,16 +548,3 @@ def test_rows_that_need_most_of_a_graph_have_its_bits(count, half, kind):
         wanted = F.propagate(graph, x, measure, **kwargs)
         z = F.propagate(graph, x, measure, rows=rows, **kwargs)
         assert torch.equal(z, wanted[rows])
-
-
-def test_needs_of_rows_cover_all_three_ways():
-    # What the test above relies on: shares of the entries.
-    graph = random_graph(3000, 24000)
-    ptr, col = graph.receivers()
-    shares = []
-    for count in COUNTS:
-        need = torch.zeros(3000, dtype=torch.bool)
-        for v in some_rows(count).tolist():
-            need[col[ptr[v] : ptr[v + 1]].long()] = True
-        shares.append(float(ptr.diff()[need].sum() / col.numel()))
-    assert shares[0] < 0.8 < shares[1] < 0.92 < shares[-1]

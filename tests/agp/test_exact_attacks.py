@@ -252,19 +252,6 @@ def test_weights_that_make_no_probabilities_are_refused(weight):
 # Words that are no flags, and promises #######################################
 
 
-@pytest.mark.parametrize('name', ['half', 'force_push'])
-@pytest.mark.parametrize('value', ['no', 1, None])
-def test_a_flag_is_a_bool(name, value):
-    with pytest.raises(TypeError, match=f"'{name}'"):
-        propagate(GRAPH, signal(6), appnp(0.1), **{name: value})
-
-
-@pytest.mark.parametrize('name', ['self_loops', 'undirected', 'along'])
-def test_a_flag_of_a_measure_is_a_bool(name):
-    with pytest.raises(TypeError, match=f"'{name}'"):
-        Measure(0.5, 0.5, (1.0,), **{name: 'no'})
-
-
 @pytest.mark.parametrize(
     ('transform', 'edge_index', 'extra', 'match'),
     [

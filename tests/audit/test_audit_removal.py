@@ -18,7 +18,7 @@ from pyg_trust.audit import (
     Subject,
     audit_removal,
 )
-from pyg_trust.audit.scores import holm, permutation_test
+from pyg_trust.audit.scores import permutation_test
 from pyg_trust.audit.statistics import told_apart
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import TrustReport
@@ -496,28 +496,6 @@ def test_p_of_worlds_is_uniform_and_finds_one_shard():
 # Statistics ##################################################################
 
 
-def test_a_permutation_test_against_all_permutations():
-    from itertools import combinations
-
-    one = torch.tensor([3.0, 5.0, 4.0])
-    two = torch.tensor([1.0, 2.0, 4.0, 0.0])
-    scores = torch.cat([one, two]).tolist()
-    gaps = []
-    for which in combinations(range(7), 3):
-        inside = sum(scores[i] for i in which)
-        gaps.append(inside / 3 - (sum(scores) - inside) / 4)
-    seen = 4.0 - 7 / 4
-    exactly = sum(g >= seen - 1e-9 for g in gaps) / len(gaps)
-    both = sum(abs(g) >= seen - 1e-9 for g in gaps) / len(gaps)
-    # Six standard deviations of 20,000 draws.
-    found = permutation_test(one, two, one_sided=True, draws=20000, seed=0)
-    assert abs(found - exactly) < 6 * (exactly / 20000) ** 0.5
-    found = permutation_test(one, two, draws=20000, seed=0)
-    assert abs(found - both) < 6 * (both / 20000) ** 0.5
-    # Ties count, so that equal samples reject nothing.
-    assert permutation_test(torch.ones(5), torch.ones(4), seed=0) == 1.0
-
-
 @pytest.mark.parametrize('draws', [1, 2, 3, 9])
 def test_a_permutation_test_is_valid_for_any_number_of_draws(draws):
     # Of exchangeable scores, a p value of at most a has at most that chance:
@@ -550,12 +528,6 @@ def test_a_direction_is_not_tested_on_the_runs_that_chose_it():
     assert told_apart(list(one), list(two))(0) < 0.05
 
 
-def test_holm_by_hand():
-    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-    assert holm([0.9, 0.8]) == [1.0, 1.0]
-    assert holm([]) == []
-
-
 # Attacks of users ############################################################
 
 
@@ -571,12 +543,6 @@ def attack():
     yield register
     for name in made:
         ATTACKS.remove(name)
-
-
-def test_no_attack_says_that_a_removal_passed(attack):
-    attack(lambda runs: [AuditRow('mine', '', '', 0.0, verdict='passed')])
-    with pytest.raises(ValueError, match="'verdict' needs to be one of"):
-        audit(exact(), ('mine',))
 
 
 def test_an_attack_without_a_verdict_or_a_p_value_is_refused(attack):

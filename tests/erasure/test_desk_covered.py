@@ -28,6 +28,12 @@ def desk_of(folder, model, clock=None, policy=ALL):
     return desk
 
 
+def reopened(folder):
+    again = PrivateNodeClassifier('node', 0.2, 1e-3, steps=2, num_classes=2)
+    again.load(folder / 'private.pt')
+    return again
+
+
 def written(desk, folder, number, model):
     report = desk.report(number)
     evidence, lines = folder / 'one.json', folder / 'lines.json'
@@ -55,9 +61,7 @@ def test_a_private_model_covers_and_the_evidence_is_proved_anew(tmp_path):
     found = check_erasure(path, lines)
     assert [f.status for f in found] == ['holds', 'holds']
     # The file is that of the model after it.
-    again = PrivateNodeClassifier('node', 0.2, 1e-3, steps=2, num_classes=2)
-    again.load(tmp_path / 'private.pt')
-    assert again.removals.head == model.removals.head
+    assert reopened(tmp_path).removals.head == model.removals.head
 
 
 def test_capacity_goes_to_the_oldest_and_ends_with_a_reason(tmp_path):
@@ -137,49 +141,13 @@ def test_a_restored_private_model_covers_again_once(tmp_path):
     desk.close()
     (tmp_path / 'private.pt').write_bytes(old)
 
-    def restored():
-        again = PrivateNodeClassifier(
-            'node', 0.2, 1e-3, steps=2, num_classes=2
-        )
-        again.load(tmp_path / 'private.pt')
-        return again
-
-    again = restored()
+    again = reopened(tmp_path)
     desk = desk_of(tmp_path, again, clock, policy)
     desk.run()
     desk.run()
     assert len(again.removals.entries) == 2
-    assert restored().removals.head == again.removals.head
+    assert reopened(tmp_path).removals.head == again.removals.head
     assert not again.released[0][7].any()
-
-
-def test_a_model_that_covered_before_the_desk_died_is_not_asked_again(
-    tmp_path, monkeypatch
-):
-    model = private()
-    desk = desk_of(tmp_path, model)
-    number = desk.add(nodes(7)).subject_request_id
-
-    def stop(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(ErasureDesk, '_end_task', stop)
-    with pytest.raises(KeyboardInterrupt):
-        desk.run()
-    monkeypatch.undo()
-    desk.close()
-    again = PrivateNodeClassifier('node', 0.2, 1e-3, steps=2, num_classes=2)
-    again.load(tmp_path / 'private.pt')
-    desk = desk_of(tmp_path, again)
-    desk.run()
-    assert desk.report(number).request_status == 'completed'
-    assert len(again.removals.entries) == 2
-
-
-def reopened(folder):
-    again = PrivateNodeClassifier('node', 0.2, 1e-3, steps=2, num_classes=2)
-    again.load(folder / 'private.pt')
-    return again
 
 
 def test_two_desks_cover_by_one_private_model(tmp_path):
@@ -323,7 +291,7 @@ def test_every_field_of_evidence_that_is_forged_is_found_or_listed(tmp_path):
 @pytest.mark.parametrize(
     ('words', 'change'),
     [
-        ('nobody', {'tasks': []}),
+        ('no model or recipient', {'tasks': []}),
         (
             'before it came',
             {

@@ -122,37 +122,6 @@ def test_a_person_whom_noise_can_not_cover_is_gone_from_the_others(tmp_path):
     assert desk.done(number, 'private').request_status == 'completed'
 
 
-@pytest.mark.parametrize('after', [False, True])
-@pytest.mark.parametrize('which', range(3))
-def test_a_stop_between_three_models_is_continued(
-    tmp_path, monkeypatch, which, after
-):
-    models = first(tmp_path)
-    models[0].save(tmp_path / 'scores.pt')
-    models[2].save(tmp_path / 'private.pt')
-    desk = desk_of(tmp_path, models)
-    number = desk.add(nodes(7)).subject_request_id
-    plain = type(models[which]).remove
-
-    def stopping(self, *args, **given):
-        if after:
-            plain(self, *args, **given)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(type(models[which]), 'remove', stopping)
-    with pytest.raises(KeyboardInterrupt):
-        desk.run()
-    monkeypatch.undo()
-    states = {t['name']: t['state'] for t in desk.report(number).tasks}
-    assert states[NAMES[which]] == 'in_progress'
-    assert [states[name] for name in NAMES[:which]] == ['done'] * which
-    desk.close()
-    desk = desk_of(tmp_path, loaded(tmp_path))
-    assert [r.subject_request_id for r in desk.run()] == [number]
-    # A folder has the removal at once, and the desk had its promise before.
-    check_gone(desk, tmp_path, number)
-
-
 @pytest.mark.parametrize('which', range(3))
 @pytest.mark.parametrize('write', range(4))
 def test_a_stop_at_any_write_loses_no_promise(

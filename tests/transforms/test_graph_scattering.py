@@ -22,7 +22,7 @@ def test_writes_a_vector_per_graph():
     transform = GraphScattering(J=3, Q=2, L=2)
     out = transform(data)
     assert 'z' not in data
-    assert out.z.shape == (1, transform.num_coefficients(2))
+    assert out.z.shape == (1, 16)
     assert out.z.dtype == torch.float32
     graph = CSRGraph.from_data(data)
     expected = scattering_transform(graph, data.x, J=3, Q=2, L=2)
@@ -64,7 +64,6 @@ def test_degrees_are_one_hot_of_a_fixed_width():
             CSRGraph.from_data(data), x, J=3, Q=2, L=3
         )
         torch.testing.assert_close(transform(data).z, expected)
-        assert transform.num_coefficients() == expected.size(1)
         transform.sparse = True
         z = transform(data).z
         assert z.layout == torch.sparse_csr
@@ -99,17 +98,6 @@ def test_one_feature_may_be_a_vector():
     expected = GraphScattering()(data).z
     data.x = data.x.view(-1)
     assert torch.equal(GraphScattering()(data).z, expected)
-
-
-def test_paths():
-    transform = GraphScattering(J=5, Q=4, L=3)
-    paths = transform.paths(3)
-    assert len(paths) == transform.num_coefficients(3) == 31 * 3 * 4
-    assert paths[17] == transform.path(17, 3)
-    assert transform.path(17, 3).name == 'U[0] x1 q2'
-    assert paths[-1].filters == (4, 4)
-    with pytest.raises(ValueError, match="'num_features'"):
-        transform.path(0)
 
 
 @pytest.mark.parametrize(

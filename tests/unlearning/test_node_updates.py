@@ -8,191 +8,20 @@ import pickle
 import pytest
 import torch
 from graphs import blocks
+from living import LAM, STD, assert_present, lived, make, pairs, rows, seen
 from states import same
 from torch_geometric.data import Data
 
 from pyg_trust.check import check_report
 from pyg_trust.removal import NotThere, RemovalRequest
 from pyg_trust.report import TrustReport, save_tensors
-from pyg_trust.unlearning import NodeClassifier, NodeUnlearnReport
-from pyg_trust.unlearning.node_rows import Edit, NodeState
+from pyg_trust.unlearning import NodeClassifier
+from pyg_trust.unlearning.node_rows import NodeState
 from pyg_trust.unlearning.reports import NodeAdditionReport
 from pyg_trust.unlearning.sums import Sums
 from pyg_trust.update import NewNodes, Update
 from pyg_trust.verify import removal
 from pyg_trust.verify.accounting import FAILS
-
-LAM, STD = 0.02, 1e-4
-
-
-def make(data=None, **kwargs):
-    fit = {'classes': kwargs.pop('classes', None)}
-    kwargs = {'lam': LAM, 'seed': 0, 'release_std': STD, **kwargs}
-    return NodeClassifier(**kwargs).fit(data or blocks(), **fit)
-
-
-def pairs(*edges):
-    return torch.tensor(edges, dtype=torch.int64).view(-1, 2).t()
-
-
-def rows(count, seed=0, d=6):
-    random = torch.Generator().manual_seed(seed)
-    return torch.randn(count, d, generator=random, dtype=torch.float64)
-
-
-def seen(model):
-    """All of a classifier that can be told apart, to the bit."""
-    data = model._model.data
-    held = {'rows': data.levels.rows(), 'Z': data.Z, 'names': data.names}
-    held |= {'place': data.place, 'Y': data.Y, 'square': data.square}
-    held |= {'gradient': model._model.gradient.value}
-    entries = [part.clone() for part in data.graph.entries()]
-    held |= {'entries': entries, 'waits': data.num_pending}
-    return {**model.state_dict(), **held}
-
-
-class World:
-    """What should be there, as sets and dictionaries."""
-
-    def __init__(self, data, seed):
-        self.random = torch.Generator().manual_seed(seed)
-        self.x = dict(enumerate(data.x.double()))
-        self.edges = {tuple(e) for e in data.edge_index.t().tolist()}
-        train = data.train_mask.nonzero().view(-1).tolist()
-        self.y = {v: int(data.y[v]) for v in train}
-        self.empty, self.names = set(), data.num_nodes
-
-    def below(self, high):
-        return int(torch.randint(high, (), generator=self.random))
-
-    def one(self, values):
-        values = sorted(values)
-        return values[self.below(len(values))]
-
-    def row(self):
-        return torch.randn(6, generator=self.random, dtype=torch.float64)
-
-    def spare(self):
-        """Training nodes whose class stays when they go."""
-        count = torch.tensor([*self.y.values()]).bincount(minlength=3)
-        return [v for v, y in self.y.items() if count[y] > 4]
-
-    def remove(self):
-        kind = self.one(('nodes', 'edges', 'features', 'labels'))
-        if kind == 'edges' and self.edges:
-            u, v = self.one(self.edges)
-            self.edges -= {(u, v), (v, u)}
-            return RemovalRequest(edges=[(u, v)])
-        if kind == 'labels':
-            v = self.one(self.spare())
-            del self.y[v]
-            return RemovalRequest(labels=[v])
-        if kind == 'features':
-            v = self.one({*self.x} - self.empty)
-            self.x[v] = torch.zeros(6, dtype=torch.float64)
-            self.empty.add(v)
-            return RemovalRequest(features=[v])
-        v = self.one({*self.x} - {*self.y} | {*self.spare()})
-        del self.x[v]
-        self.y.pop(v, None)
-        self.empty.discard(v)
-        self.edges = {e for e in self.edges if v not in e}
-        return RemovalRequest(nodes=[v])
-
-    def add(self):
-        new, y = [], []
-        for _ in range(self.below(3)):
-            new.append(self.row())
-            y.append(self.below(4) - 1)
-            self.x[self.names] = new[-1]
-            if y[-1] >= 0:
-                self.y[self.names] = y[-1]
-            self.names += 1
-        came = []
-        for _ in range(self.below(4)):
-            u, v = self.one(self.x), self.one(self.x)
-            if u != v and (u, v) not in self.edges:
-                came.append((u, v))
-                self.edges |= {(u, v), (v, u)}
-        nodes = NewNodes(torch.stack(new), torch.tensor(y)) if new else None
-        return {'nodes': nodes, 'edges': pairs(*came)}
-
-    def change(self):
-        v, w = self.one(self.x), self.one(self.spare() or self.y)
-        self.x[v] = self.row()
-        self.empty.discard(v)
-        self.y[w] = self.below(3)
-        x, y = self.x[v].view(1, -1), torch.tensor([self.y[w]])
-        return {
-            'features': (torch.tensor([v]), x),
-            'labels': (torch.tensor([w]), y),
-        }
-
-    def draw(self):
-        kind = self.below(5)
-        if kind < 2:
-            return self.remove()
-        return Update(**self.add(), **(self.change() if kind == 4 else {}))
-
-    def data(self):
-        """The present data with names from 0, in the order of the names."""
-        names = sorted(self.x)
-        place = {v: k for k, v in enumerate(names)}
-        edges = sorted((place[u], place[v]) for u, v in self.edges)
-        y = torch.tensor([self.y.get(v, 0) for v in names])
-        mask = torch.tensor([v in self.y for v in names])
-        x = torch.stack([self.x[v] for v in names])
-        made = Data(x=x, edge_index=pairs(*edges), y=y, train_mask=mask)
-        made.num_nodes = len(names)
-        return made
-
-
-def lived(count, seed=0, **kwargs):
-    """A classifier, its world, and a report for each update."""
-    data = blocks()
-    model, world = make(data, **kwargs), World(data, seed)
-    for _ in range(count):
-        yield model, world, model.update(world.draw())
-
-
-def assert_present(model, world):
-    names = sorted(world.x)
-    assert model.nodes.tolist() == names
-    edges = model.graph.to_edge_index()[0].t().tolist()
-    assert {tuple(e) for e in edges} == world.edges
-    model = copy.deepcopy(model)
-    if model.pending:
-        model.release()
-    held = model._model.data
-    fresh = make(world.data())._model.data
-    assert torch.equal(
-        held.levels.rows(torch.tensor(names)), fresh.levels.rows()
-    )
-    there = held.names >= 0
-    order = held.names[there].argsort()
-    assert torch.equal(held.Z[there][order], fresh.Z)
-    assert torch.equal(held.y[there][order], fresh.y)
-    assert torch.equal(held.Y[there][order], fresh.Y)
-
-
-def test_mixed_updates_end_at_a_fit_of_the_present_data():
-    releases = 1
-    for k, (model, world, report) in enumerate(lived(40)):
-        if isinstance(report, NodeUnlearnReport):
-            releases += 1
-            assert report.residual <= report.bound <= report.budget
-        assert model.pending == report.pending
-        assert len(model.ledger.entries) == releases
-        if k % 5 == 4:
-            found = model.verify()
-            assert found.ok, found
-            assert found.proved
-            assert_present(model, world)
-    exact = make(world.data(), tol=1e-12)._model.W
-    model.release() if model.pending else None
-    distance = float((model._model.W - exact).norm())
-    bound = model._bound(model._model)
-    assert distance <= bound / (LAM * len(world.y)) + 1e-10
 
 
 def test_no_residual_is_beyond_its_bound_in_a_thousand_updates():
@@ -211,24 +40,6 @@ def test_no_residual_is_beyond_its_bound_in_a_thousand_updates():
             assert_present(model, world)
     assert released > 400
     assert 0 < largest <= 1
-
-
-def test_series_by_pushes_live_too():
-    how = {'measure': 'appnp', 'alpha': 0.2, 'features': 'push'}
-    for k, (model, now, report) in enumerate(lived(30, theta=1e-3, **how)):
-        world = now
-        assert model.pending == report.pending
-        if k % 6 == 5:
-            assert model.verify().ok
-    names = sorted(world.x)
-    fresh = make(world.data(), theta=1e-3, **how)
-    exact = fresh._model.data.margins(
-        torch.eye(6).double(), torch.arange(len(names))
-    )
-    margins = model._model.data.margins(
-        torch.eye(6).double(), torch.tensor(names)
-    )
-    torch.testing.assert_close(margins, exact, rtol=0, atol=1e-10)
 
 
 # Planted faults ##############################################################
@@ -527,35 +338,6 @@ def test_files_tell_the_present_data_and_not_the_way_there():
     held, other = one._model.data, two._model.data
     assert torch.equal(held.Z, other.Z)
     assert torch.equal(one._model.W, two._model.W)
-
-
-@pytest.mark.parametrize('push', [False, True])
-def test_undone_updates_leave_nothing(push):
-    how = {'measure': 'appnp', 'alpha': 0.2, 'features': 'push'}
-    model = make(**(how | {'theta': 1e-3} if push else {}))
-    data = model._model.data
-    before, held = seen(model), data.to_dict()
-    edit = Edit(
-        RemovalRequest(nodes=[4], features=[9]).parts[0],
-        rows(40),
-        torch.arange(40) % 2,
-        edges=pairs(*((90 + k, k) for k in range(40) if k != 4)),
-        features=(torch.tensor([3]), rows(1)),
-        labels=(torch.tensor([3]), torch.tensor([1])),
-    )
-    for _ in range(2):
-        data.play(edit)
-        data.follow(model._model.W, model._model.gradient)
-        assert data.graph.num_nodes == 130
-        data.back()
-        assert same(data.to_dict(), held)
-        after = seen(model)
-        assert [k for k in before if not same(before[k], after[k])] == []
-        assert model.verify().ok
-    # And a fresh start has the same bits when it is done again.
-    model.update(Update(nodes=rows(2), edges=pairs((90, 91), (91, 2))))
-    model.release()
-    assert model.verify().ok
 
 
 # Refusals ####################################################################
