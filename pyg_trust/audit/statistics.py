@@ -35,6 +35,16 @@ from pyg_trust.audit.scores import permutation_test
 from pyg_trust.certificates.confidence import clopper_pearson
 from pyg_trust.report import provenance
 
+__all__ = [
+    'Trials',
+    'check_coins',
+    'empirical_epsilon',
+    'empirical_mu',
+    'mu_of',
+    'split_scores',
+    'told_apart',
+]
+
 _THRESHOLDS = 500
 
 

@@ -383,9 +383,9 @@ def audit_training(
     feature of its own. Its row is :math:`+e_i` or :math:`-e_i`, with
     probability 1/2 each, times a large number: two neighbours under
     replacement, as far apart as clipping lets them be. The model is linear and
-    its loss a sum of outputs, so the gradient is along :math:`e_i` whatever the weights are,
-    and the released gradients, added up, say of each canary what can be
-    known. Noise is independent across features, so canaries are independent
+    its loss a sum of outputs, so the gradient is along :math:`e_i` for any
+    weights, and the sum of the released gradients has all that can be known
+    of each canary. Noise is independent across features, so canaries are independent
     trials if all are drawn (:obj:`batch_size` left out); if not, draws are
     negatively associated, and counts vary less than independent ones would.
 
