@@ -385,9 +385,9 @@ def audit_training(
     replacement, as far apart as clipping lets them be. The model is linear and
     its loss a sum of outputs, so the gradient is along :math:`e_i` for any
     weights, and the sum of the released gradients has all that can be known
-    of each canary. Noise is independent across features, so canaries are independent
-    trials if all are drawn (:obj:`batch_size` left out); if not, draws are
-    negatively associated, and counts vary less than independent ones would.
+    of each canary. Noise is independent across features, so canaries are
+    independent trials if all are drawn (:obj:`batch_size` left out); if not,
+    draws are negatively associated, and counts vary less than independent ones would.
 
     Args:
         attach (callable): maps a model, an optimizer and a loader to an
