@@ -387,7 +387,8 @@ def audit_training(
     weights, and the sum of the released gradients has all that can be known
     of each canary. Noise is independent across features, so canaries are
     independent trials if all are drawn (:obj:`batch_size` left out); if not,
-    draws are negatively associated, and counts vary less than independent ones would.
+    draws are negatively associated, and counts vary less than independent ones
+    would.
 
     Args:
         attach (callable): maps a model, an optimizer and a loader to an
