@@ -1,4 +1,4 @@
-"""Batches drawn afresh at every step, of fixed size or by coins."""
+"""Batches drawn afresh at every step, of fixed size or by Poisson sampling."""
 
 import copy
 from abc import abstractmethod
@@ -28,14 +28,13 @@ Sampling = Annotated[str, OneOf(SAMPLINGS)]
 class StepBatches(Sampler[list[int]]):
     r"""Draws some of :math:`M` units at every step, without replacement.
 
-    :math:`m` of them, uniformly; or, where there is a :obj:`rate`, each by a
-    coin of its own, so that a batch may have any size, also none.
+    :math:`m` of them, uniformly; or, where there is a :obj:`rate`, each
+    independently, so that a batch may have any size, also none.
 
     Steps are counted through all epochs. The draw of a step depends on the
     seed and its number alone, or is that of ``choose``, where a private engine
-    has set it (:data:`Choice`).
-    Such a draw is kept until the step is spent (:meth:`forget`): whoever
-    begins an epoch anew is given the same batch, not another try.
+    has set it; then it is kept until the step is spent, so that whoever begins
+    an epoch anew is given the same batch.
 
     Args:
         batch_size (int): :math:`m`, which is constant, or the expected size.
@@ -105,7 +104,7 @@ class StepBatches(Sampler[list[int]]):
     def index(self, step: int) -> Tensor:
         """Draw the units of a step: int64, ``[batch_size]``.
 
-        By coins, their number is random.
+        By Poisson sampling, their number is random.
 
         Raises:
             ValueError: as :meth:`check_present`.
@@ -220,7 +219,8 @@ class StepLoader(NodeLoader):
             if name in kwargs:
                 raise TypeError(
                     f"'{name}' cannot be chosen: batches are drawn afresh at "
-                    'every step, uniformly without replacement or by coins'
+                    'every step, uniformly without replacement or by Poisson '
+                    'sampling'
                 )
         if 'collate_fn' in kwargs:
             raise TypeError(
@@ -259,22 +259,10 @@ class StepLoader(NodeLoader):
     def setting(self) -> dict[str, Any]:
         """Return the public arguments, by name; seeds are secret."""
 
-    def law(self) -> tuple[Any, ...]:
-        """Return what an account and a report take from this loader."""
-        batches = self.batch_sampler
-        return (
-            *(self.unit, self.relation, self.form, self.sampling, self.terms),
-            *(self.by_unit, self.resample_every, self.subgraphs_per_batch),
-            *(batches.batch_size, batches.rate, batches.count, batches.write),
-            self.transform,
-            repr(self.setting()),
-        )
-
     def public(self) -> tuple[Any, ...]:
         """Return the public part of the data, to tell data sets apart.
 
-        Nodes, edges, roots and what the features look like, not the features:
-        a hash of these in a file would tell two neighbouring graphs apart.
+        Nodes, edges, roots and what the features look like, not the features.
         """
         x = self.data.x
         shape = None if x is None else [list(x.shape), str(x.dtype)]
@@ -284,8 +272,8 @@ class StepLoader(NodeLoader):
     def fingerprint(self) -> str:
         """Digest the public part of the data.
 
-        Nodes, edges, roots and the shape of features, not their values: a
-        digest of these would tell two neighbouring graphs apart.
+        Nodes, edges, roots and the shape of features, not their values, which
+        would distinguish neighbouring graphs.
         """
         return fingerprint(*self.public())
 

@@ -172,59 +172,24 @@ class PrivacyEngine(Checkpoints):
                 break
         print(engine.report().explain())
 
-    **What a step does.** The loader draws :math:`m` of :math:`M` node-disjoint
-    subgraphs uniformly without replacement. The gradient of each is clipped
-    to :math:`C`, all are summed, and the optimizer gets
+    A step draws :math:`m` of :math:`M` node-disjoint subgraphs, clips the
+    gradient of each to :math:`C`, and hands the optimizer
 
     .. math::
         \tilde g = \frac{1}{m} \Big( \sum_i \min(1, C / \lVert g_i \rVert)
-        \, g_i + \mathcal{N}(0, \sigma^2 I) \Big), \quad
-        \sigma = z\, C = \lambda\, 2 C,
+        \, g_i + \mathcal{N}(0, z^2 C^2 I) \Big),
 
-    where a gradient that is not finite counts as zero. Replacing a node's row
-    changes the gradient of the one subgraph it is in, so the sum by at most
-    :math:`2C`. The noise is given as Opacus does, by :math:`z = \sigma / C`
-    (``noise_multiplier``); the paper's :math:`\lambda` is half of it
-    (:func:`pyg_trust.privacy.lam_to_opacus` converts).
+    with Opacus' noise multiplier :math:`z`. Protected are the features of
+    every node, each by itself, in the weights; *not* edges, which nodes there
+    are, and what the model predicts for a node with private neighbours.
+    :meth:`report` lists every assumption, and :doc:`/theory/private_training`
+    has the proofs.
 
-    **Who is protected.** The features of every node, each by itself, in the
-    weights. *Not* protected are edges, which nodes there are, and what the
-    model predicts for a node with private neighbours. :meth:`report` lists
-    every assumption.
-
-    **What is refused**, since it would break the guarantee: layers that mix
-    subgraphs or remember data; a model that fails a probe for this on random
-    features, or in which rows of subgraphs meet in a step; tensors that do not
-    come from the loader; edges between subgraphs; gradients from elsewhere; a
-    second forward or backward pass in a step; ``GradScaler``, autocast and
-    ``torch.compile``; a step beyond the budget.
-
-    **The loss** is a mean or a sum of one term per subgraph, of its outputs
-    and labels alone. This is assumed of a loop that computes it; with
-    ``criterion``, ``training.loss(batch)`` makes it so. Its value can be read
-    at any time, and is private.
-
-    **Order of events.** A step is on the account, and on the disk if there is
-    a ``ledger``, before its noise is drawn: a crash can waste a step of the
-    budget, never hide one. A batch that was drawn stays the batch of its step
-    until the step is spent.
-
-    **Several processes.** Where ``torch.distributed`` has several (call
-    ``init_process_group``, and hand in the plain model and not
-    ``DistributedDataParallel``), each makes the gradients of its part of every
-    batch. All draw the same batch by a key that the first drew from its
-    operating system; clipped sums are added up; the first pays for the step,
-    writes the ledger's line, adds the noise, *once*, and hands the noisy sums
-    to all, so that weights stay the same. The law of the batches, the noise
-    and the account are those of one process. The processes trust each other.
-    One that dies ends the step for all: it may then be on the account though
-    nobody has seen it, and is never the other way round.
-
-    **Randomness.** Noise and the choice of batches come from the operating
-    system (:class:`~pyg_trust.noise.SecureNoise`); nothing that seeds torch or
-    numpy decides them. With an explicit ``seed`` a run can be repeated, by
-    anyone who knows or guesses the seed, and is *not* private: its report
-    begins with ``pyg_trust.noise.SEEDED``.
+    A step is on the account, and on the disk if there is a ``ledger``, before
+    its noise is drawn. The loss is a mean or a sum of one term per subgraph;
+    its value can be read at any time, and is private. In several processes
+    (``init_process_group``; hand in the plain model) each makes the gradients
+    of its part of a batch, and the first adds the noise, once.
 
     Args:
         accountant (str, optional): :obj:`'pld_wor'` (tighter) or
@@ -232,26 +197,22 @@ class PrivacyEngine(Checkpoints):
             :obj:`'pld_poisson'` for a loader with ``sampling='poisson'``. For
             an :class:`~pyg_trust.loader.EgoLoader` :obj:`'pld_group_wor'` or
             :obj:`'rdp_fdp'` (the paper's) without replacement, and
-            :obj:`'pld_group'` by coins. By default the first that fits the
-            sampling. Opacus' names are taken, too: :obj:`'prv'` is the
-            default, and :obj:`'rdp'` is by Rényi DP without replacement. One
-            that was added to :obj:`pyg_trust.registries.ACCOUNTANTS` goes with
-            the sampling and relation that it names; reports then say whose it
-            is.
+            :obj:`'pld_group'` by Poisson sampling. By default the first that
+            fits. Opacus' :obj:`'prv'` is the default, :obj:`'rdp'` is by Rényi
+            DP. One of :obj:`pyg_trust.registries.ACCOUNTANTS` goes with the
+            sampling and relation that it states.
         seed (int, optional): of the noise and the batches, to repeat an
-            experiment; what comes out is not private. A process that goes on
-            from a checkpoint or a ledger draws other noise.
+            experiment; what comes out is not private, and the report begins
+            with that. By default both come from the operating system.
             (default: :obj:`None`)
         ledger (str or Path, optional): a file for the durable account
             (:class:`~pyg_trust.ledger.PrivacyLedger`). What it says was spent
             is spent. (default: :obj:`None`)
         ledger_head (str, optional): the ``ledger_head`` of an earlier report.
-            A ledger that does not go on from there, since lines were cut off
-            or an older copy was put in its place, is refused.
+            A ledger that does not go on from there is refused.
             (default: :obj:`None`)
-        noise (str): where the bits of noise and batches come from without a
-            seed: an entry of :obj:`pyg_trust.registries.NOISES`. Reports name
-            one that is not of this package. (default: :obj:`'system'`)
+        noise (str): the source of bits without a seed: an entry of
+            :obj:`pyg_trust.registries.NOISES`. (default: :obj:`'system'`)
 
     Raises:
         TypeError, ValueError: on a wrong argument.
@@ -275,13 +236,13 @@ class PrivacyEngine(Checkpoints):
         self._adaptive: AdaptiveNorm | None = None
 
     def __repr__(self) -> str:
-        told = [] if self._kind is None else [f'accountant={self._kind!r}']
+        said = [] if self._kind is None else [f'accountant={self._kind!r}']
         if self._ledger_path is not None:
-            told.append(f'ledger={str(self._ledger_path)!r}')
+            said.append(f'ledger={str(self._ledger_path)!r}')
         if self._seed is not None:
-            told.append('seed=...')
-        told.append('in use' if self._training is not None else 'not in use')
-        return f'{type(self).__name__}({", ".join(told)})'
+            said.append('seed=...')
+        said.append('in use' if self._training is not None else 'not in use')
+        return f'{type(self).__name__}({", ".join(said)})'
 
     @staticmethod
     def validate(
@@ -390,15 +351,14 @@ class PrivacyEngine(Checkpoints):
                 :class:`~pyg_trust.loader.DisjointWalkLoader` or, for whole
                 neighbourhoods, an :class:`~pyg_trust.loader.EgoLoader`. It is
                 taken over: iterate over the one returned.
-            noise_multiplier (float): :math:`\sigma / C`, as Opacus has it,
-                which is :math:`2\lambda`. With 0, gradients are clipped and
-                no noise is added, to debug a training: nothing is private
-                then, and the report says so first.
-            max_grad_norm (float or AdaptiveNorm): :math:`C`. It has to be
-                chosen without looking at private data
-                (:meth:`estimate_max_grad_norm` offers a private estimate). An
-                :class:`~pyg_trust.privacy.AdaptiveNorm` follows a quantile of
-                the norms, paid from the same account.
+            noise_multiplier (float): :math:`z = \sigma / C`, as in Opacus
+                (twice the paper's :math:`\lambda`). With 0, gradients are
+                clipped and no noise is added, to debug a training: nothing is
+                private then, and the report says so first.
+            max_grad_norm (float or AdaptiveNorm): :math:`C`, chosen without
+                looking at private data (:meth:`estimate_max_grad_norm`), or an
+                :class:`~pyg_trust.privacy.AdaptiveNorm` that follows a
+                quantile of the norms, paid from the same account.
             loss_reduction (str): whether the loss is the :obj:`'mean'` or the
                 :obj:`'sum'` of the terms of a batch. (default: :obj:`'mean'`)
             max_physical_batch_size (int, optional): the most subgraphs in
@@ -414,23 +374,19 @@ class PrivacyEngine(Checkpoints):
                 training; by default the model gets what its arguments are
                 named after (``batch``, ``edge_attr``, ...), ``x`` and
                 ``edge_index`` first.
-            criterion (callable, optional): ``criterion(output, target)``, the
-                loss, a mean of one term per row. It is tested before training
-                starts, and ``training.loss(batch)`` computes each unit's term
-                with it. (default: :obj:`None`)
+            criterion (callable, optional): ``criterion(output, target)``, a
+                mean of one term per row. It is tested before training, and
+                ``training.loss(batch)`` computes each unit's term with it.
+                (default: :obj:`None`)
             clipping (str): :obj:`'flat'`, gradients above :math:`C` are cut
                 to it, or :obj:`'automatic'`, every gradient is scaled to just
-                below it (:func:`pyg_trust.privacy.clip_factors`).
-                (default: :obj:`'flat'`)
+                below it. (default: :obj:`'flat'`)
             isolation (str): :obj:`'checked'` computes all units of a batch
-                together, and verifies whose each row is by sending the
-                gradient back twice (:mod:`pyg_trust.privacy.codes`): in the
-                first steps, whenever the model takes another course, and in
-                one of eight steps, drawn in secret. In some of these one unit
-                is run alone as well, and its outputs are compared.
-                :obj:`'construction'` runs every unit alone, by
-                :mod:`pyg_trust.privacy.exact.step`, which takes tens of times
-                as long. (default: :obj:`'checked'`)
+                together, and verifies whose each row is
+                (:mod:`pyg_trust.privacy.codes`) in the first steps, whenever
+                the model takes another course, and in one of eight steps,
+                drawn in secret. :obj:`'construction'` runs every unit alone,
+                tens of times as long. (default: :obj:`'checked'`)
 
         Returns:
             PrivateTraining: model, optimizer and loader.
@@ -624,7 +580,7 @@ class PrivacyEngine(Checkpoints):
         # lines.
         self._loader, self._noise_multiplier = data_loader, multiplier
         self._adaptive, self._key = adaptive, key
-        self._max_grad_norm, step.counts = norm, adaptive is not None
+        step.counts = adaptive is not None
         data_loader.batch_sampler.chunk_size = max_physical_batch_size
         step.hold()
         self._step, self._start = step, self.steps
@@ -728,8 +684,7 @@ class PrivacyEngine(Checkpoints):
     @property
     def max_grad_norm(self) -> float:
         """The clipping norm :math:`C` of the next step."""
-        self._attached()
-        return self._max_grad_norm
+        return self._training_step().max_grad_norm
 
     @property
     def loss_reduction(self) -> str:
@@ -796,7 +751,6 @@ class PrivacyEngine(Checkpoints):
 
     def _set_norm(self, norm: float) -> None:
         if self._adaptive is not None:
-            self._max_grad_norm = norm
             self._training_step().max_grad_norm = norm
 
     def _next_norm(self, norm: float, inside: int, found: int) -> float:
@@ -826,14 +780,12 @@ class PrivacyEngine(Checkpoints):
     ) -> float:
         r"""Estimate a clipping norm as a percentile of the gradients' norms.
 
-        The percentile itself is a function of private data and must not be
-        used. Say which of these holds:
+        The percentile itself is a function of private data. Say which of these
+        holds:
 
         - ``epsilon``: a private estimate
-          (:func:`pyg_trust.privacy.private_quantile`) that spends it, on
-          top of training; it is on the account before it is returned. The
-          model, the data and the loss are tested as :meth:`make_private` does:
-          a row that reaches the gradients of other units would move all norms.
+          (:func:`pyg_trust.privacy.private_quantile`), which is on the account
+          before it is returned.
         - ``public=True``: the loader has public data. Nothing is spent.
         - ``insist``: the percentile as it is, with a warning; the report then
           says that its :math:`\epsilon` leaves this release out.
@@ -873,10 +825,7 @@ class PrivacyEngine(Checkpoints):
         r"""Record a Gaussian release on the account, before it is made.
 
         It is on the account as a step at rate 1 of the noise multiplier
-        :math:`z = 2 / \mu`, which is the same mechanism, so steps and
-        releases have one :math:`\epsilon` and no sum of two. By coins as
-        well: at rate 1 the pair of 'replace' is :math:`\mathcal{N}(\pm 1,
-        z^2)` (:func:`pyg_trust.privacy.poisson_epsilon`).
+        :math:`z = 2 / \mu`, which is the same mechanism.
         :class:`~pyg_trust.transforms.PrivateAGP` calls it.
 
         Args:
@@ -991,19 +940,14 @@ class PrivacyEngine(Checkpoints):
         r"""Return the :math:`\epsilon` at which weights have forgotten items.
 
         Nothing is done to the weights: they are nearly as likely from the same
-        training, with the same public settings, on data in which the items are
-        blank (:mod:`pyg_trust.privacy.forgotten`). The items are
-        *features* of nodes under ``'replace-one-feature-row'`` (node, label
-        and edges stay), *graphs* of a :class:`~pyg_trust.loader.GraphLoader`
-        (under ``'replace'`` another graph has their place), and *persons* of a
+        training without the items (:mod:`pyg_trust.privacy.forgotten`). The
+        items are *features* of nodes under ``'replace-one-feature-row'``,
+        *graphs* of a :class:`~pyg_trust.loader.GraphLoader`, or *persons* of a
         :class:`~pyg_trust.unit.PrivacyUnit`. Delete their data yourself.
 
-        From then on the loader, which still holds them, is refused: by this
-        engine's next step, whose cost is not spent, and, with its copies and
-        pickles of later, by every other engine. To train on, make a new loader
-        of what remains, and a new engine. (Copies of before, and loaders that
-        are made of the old data, can't be told: delete them, too. Of several
-        processes, each has to call it.)
+        From then on the loader, which still holds them, is refused, with its
+        later copies and pickles. To train on, make a new loader of what
+        remains, and a new engine. (Of several processes, each has to call it.)
 
         Args:
             request (RemovalRequest): chosen without looking at the weights.
@@ -1037,7 +981,6 @@ class PrivacyEngine(Checkpoints):
                 budget. (default: :obj:`None`)
         """
         training = self._attached()
-        training.loader.check_law()
         model = training.model.module
         run = Run(
             loader=self._loader,

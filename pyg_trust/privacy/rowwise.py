@@ -19,6 +19,9 @@ import torch
 from torch import Tensor
 
 from pyg_trust import ops
+from pyg_trust.privacy.rules import tensors
+
+__all__ = ['call', 'is_plain', 'name_of']
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
@@ -26,40 +29,12 @@ Kwargs = dict[str, Any]
 _SHAPES: frozenset[Any] = frozenset([Tensor.dim, Tensor.size, Tensor.numel])
 
 
-def names(text: str) -> frozenset[str]:
-    """Split a text into a set of words."""
+def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-@cache
-def name_of(func: Any) -> str | None:
-    """Return a function's name; None if it has nothing to do with rows.
-
-    Args:
-        func (callable): a torch function.
-    """
-    name: str = getattr(func, '__name__', '')
-    of = getattr(getattr(func, '__self__', None), '__name__', '')
-    if name == '__get__':
-        return of if of in ('T', 'mT') else None
-    if name == '__set__':
-        return 'set_' if of == 'data' else None
-    return None if func in _SHAPES else name
-
-
-def tensors_of(args: Args, kwargs: Kwargs) -> list[Tensor]:
-    """List the tensors among arguments, in lists as well."""
-    found: list[Tensor] = []
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, Tensor):
-            found.append(value)
-        elif isinstance(value, list | tuple):
-            found += [item for item in value if isinstance(item, Tensor)]
-    return found
-
-
 # Rounded correctly, or no arithmetic at all: the same in every place.
-_CORRECT = names(
+_CORRECT = _names(
     """
     abs add sub mul div true_divide subtract multiply divide neg negative
     __add__ __sub__ __mul__ __truediv__ __radd__ __rsub__ __rmul__ __rdiv__
@@ -81,7 +56,7 @@ _CORRECT = names(
     """
 )
 # Sums over a row's own numbers, or in the order of a unit's own edges.
-_ORDERED = names(
+_ORDERED = _names(
     """
     sum mean prod norm vector_norm linalg_vector_norm normalize log_softmax
     logsumexp layer_norm cumsum scatter_add scatter_reduce index_add
@@ -89,7 +64,7 @@ _ORDERED = names(
     """
 )
 # Torch computes whole vectors and the remainder by different code.
-_PADDED = names(
+_PADDED = _names(
     """
     exp exp2 expm1 log log10 log1p log2 sin cos tan asin acos atan sinh cosh
     tanh erf erfc sigmoid gelu silu elu celu selu mish softplus logsigmoid
@@ -97,14 +72,40 @@ _PADDED = names(
     hardswish hardsigmoid softsign tanhshrink softshrink hardshrink atan2
     """
 )
-_PRODUCTS = names('linear matmul mm bmm __matmul__ addmm')
-#: The functions that are known to give a row the same bits in every batch.
-BIT_LOCAL = _CORRECT | _ORDERED | _PADDED | _PRODUCTS | {'softmax'}
-# Functions that are computed row by row here.
+_PRODUCTS = _names('linear matmul mm bmm __matmul__ addmm')
+# Functions that are computed row by row here, and all that are known to give
+# a row the same bits in every batch.
 _SPECIAL = _PADDED | _PRODUCTS | {'softmax'}
+_KNOWN = _CORRECT | _ORDERED | _SPECIAL
 _VECTORS = 64
 # torch gives a thread at least so many elements.
 _GRAIN = 2**15
+
+
+@cache
+def name_of(func: Any) -> str | None:
+    """Return a function's name; None if it has nothing to do with rows."""
+    name: str = getattr(func, '__name__', '')
+    of = getattr(getattr(func, '__self__', None), '__name__', '')
+    if name == '__get__':
+        return of if of in ('T', 'mT') else None
+    if name == '__set__':
+        return 'set_' if of == 'data' else None
+    return None if func in _SHAPES else name
+
+
+@cache
+def _kind(name: str) -> tuple[str, bool]:
+    # The name of a function, and whether it writes into its first argument.
+    inplace = name.endswith('_') and not name.endswith('__')
+    return name[:-1] if inplace else name, inplace
+
+
+@cache
+def is_plain(name: str) -> bool:
+    """Return whether a function, called as it is, works row by row."""
+    base, _ = _kind(name)
+    return base in _KNOWN and base not in _SPECIAL
 
 
 def call(
@@ -115,50 +116,57 @@ def call(
     Returns:
         tuple[Any, bool]: the result, and whether it is such a function.
     """
-    base, inplace, known, special = _kind(name)
+    base, inplace = _kind(name)
+    known = base in _KNOWN
     if kwargs and base in ('add', 'sub'):
         known &= kwargs.get('alpha', 1) in (1, -1)
-    if (known and not special) or not any(
-        t.is_floating_point() for t in tensors_of(args, kwargs)
-    ):
+    floats = any(t.is_floating_point() for t in tensors(args, kwargs))
+    if not floats or (known and base not in _SPECIAL):
         return func(*args, **kwargs), True
-    if base in _PRODUCTS and known and not inplace:
+    if base in _PRODUCTS and not inplace:
         found = _product(base, args, kwargs)
         if found is not None:
             return found, True
-    elif base in _PADDED and known:
+    elif base in _PADDED:
         return _padded(func, inplace, args, kwargs), True
     elif base == 'softmax':
         return _softmax(*args, **kwargs), True
     out = func(*args, **kwargs)
-    made = tensors_of((out,) if isinstance(out, Tensor) else (), {})
-    if isinstance(out, tuple | list):
-        made = tensors_of(tuple(out), {})
-    return out, not any(t.is_floating_point() for t in made)
+    return out, not any(t.is_floating_point() for t in tensors((out,), {}))
 
 
-@cache
-def _kind(name: str) -> tuple[str, bool, bool, bool]:
-    inplace = name.endswith('_') and not name.endswith('__')
-    base = name[:-1] if inplace else name
-    return base, inplace, base in BIT_LOCAL, base in _SPECIAL
+def _product(name: str, args: Args, kwargs: Kwargs) -> Tensor | None:
+    # Rows have to be on the left: rows on the right would be summed over. The
+    # right side is the same for all rows.
+    if name == 'linear':
+        x, weight, *rest = (*args, *kwargs.values())
+        if kwargs.keys() - {'bias', 'weight'} or not _is_plain(x):
+            return None
+        return _linear(x, weight, *rest)
+    more: Any = None
+    if name == 'addmm' and args:
+        more, *args = args  # type: ignore[assignment]
+    if kwargs or len(args) != 2 or args[0].dtype != args[1].dtype:
+        return None
+    x, weight = args
+    if not _is_plain(x) or not _is_plain(weight):
+        return None
+    if x.dim() >= 2 and weight.dim() in (1, 2):
+        out = _linear(x, weight.t() if weight.dim() == 2 else weight)
+    elif weight.dim() == 3 and x.dim() in (2, 3):
+        parts = x if x.dim() == 3 else x.unsqueeze(0)
+        count = max(len(parts), len(weight))
+        parts = parts.expand(count, *parts.shape[1:])
+        each = weight.expand(count, *weight.shape[1:])
+        made = [_linear(p, w.t()) for p, w in zip(parts, each, strict=True)]
+        out = torch.stack(made)
+    else:
+        return None
+    return out if more is None else more + out
 
 
-@cache
-def is_plain(name: str) -> bool:
-    """Return whether a function, called as it is, works row by row."""
-    _, _, known, special = _kind(name)
-    return known and not special
-
-
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Compute ``F.linear`` row by row.
-
-    Args:
-        x (Tensor): ``[*, K]``.
-        weight (Tensor): ``[num_columns, K]`` or ``[K]``.
-        bias (Tensor, optional): is added. (default: :obj:`None`)
-    """
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    # `F.linear` of rows, [*, K], and a weight [num_columns, K] or [K].
     wide = weight if weight.dim() == 2 else weight.unsqueeze(0)
     fits = bias is not None and bias.shape == weight.shape[:-1]
     rows = x if x.dim() == 2 else x.reshape(-1, x.size(-1))
@@ -169,30 +177,6 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return out if fits or bias is None else out + bias
 
 
-def product(x: Tensor, weight: Tensor) -> Tensor | None:
-    """Compute ``x @ weight`` row by row, of a vector, a matrix or a batch.
-
-    Args:
-        x (Tensor): ``[*, K]``.
-        weight (Tensor): ``[K]``, ``[K, num_columns]`` or a batch of these.
-
-    Returns:
-        Tensor, optional: None where another dimension is summed over.
-    """
-    if _is_plain(x) and _is_plain(weight) and x.dtype == weight.dtype:
-        if x.dim() >= 2 and weight.dim() in (1, 2):
-            return linear(x, weight.t() if weight.dim() == 2 else weight)
-        if weight.dim() == 3 and x.dim() in (2, 3):
-            parts = x if x.dim() == 3 else x.unsqueeze(0)
-            count = max(len(parts), len(weight))
-            parts = parts.expand(count, *parts.shape[1:])
-            every = weight.expand(count, *weight.shape[1:])
-            return torch.stack(
-                [linear(p, w.t()) for p, w in zip(parts, every, strict=True)]
-            )
-    return None
-
-
 def _is_plain(tensor: Tensor) -> bool:
     return (
         tensor.layout == torch.strided
@@ -201,30 +185,20 @@ def _is_plain(tensor: Tensor) -> bool:
     )
 
 
-def _product(name: str, args: Args, kwargs: Kwargs) -> Tensor | None:
-    # Rows have to be on the left: rows on the right would be summed over. The
-    # right side is the same for all rows.
-    if name == 'linear':
-        x, weight, *rest = (*args, *kwargs.values())
-        if kwargs.keys() - {'bias', 'weight'} or not _is_plain(x):
-            return None
-        return linear(x, weight, *rest)
-    if kwargs:
-        return None
-    if name == 'addmm':
-        found = product(args[1], args[2]) if len(args) == 3 else None
-        return None if found is None else args[0] + found
-    return product(args[0], args[1]) if len(args) == 2 else None
-
-
 def _padded(
     func: Callable[..., Any], inplace: bool, args: Args, kwargs: Kwargs
 ) -> Tensor:
-    # Pad to whole vectors in each thread.
-    tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
-    shape = torch.broadcast_shapes(*(t.shape for t in tensors))
+    # Pad to whole vectors in each of the threads that share the elements.
+    given = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
+    shape = torch.broadcast_shapes(*(t.shape for t in given))
     size = shape.numel()
-    room = _room(size)
+    room = -(-max(size, 1) // _VECTORS) * _VECTORS
+    while True:
+        threads = min(torch.get_num_threads(), -(-room // _GRAIN))
+        whole = _VECTORS * max(1, threads)
+        if room % whole == 0:
+            break
+        room = -(-room // whole) * whole
 
     def fill(value: Any) -> Any:
         if not isinstance(value, Tensor):
@@ -232,8 +206,7 @@ def _padded(
         flat = value.expand(shape).reshape(-1)
         return torch.cat([flat, flat.new_ones(room - size)])
 
-    filled = [fill(a) for a in args]
-    out = func(*filled, **{k: fill(v) for k, v in kwargs.items()})
+    out = func(*map(fill, args), **{k: fill(v) for k, v in kwargs.items()})
     out = out[:size].view(shape)
     return args[0].copy_(out) if inplace else out
 
@@ -250,14 +223,3 @@ def _softmax(
     shifted = x - x.detach().amax(dim, keepdim=True)
     power = _padded(torch.exp, False, (shifted,), {})
     return power / power.sum(dim, keepdim=True)
-
-
-def _room(size: int) -> int:
-    # A multiple of whole vectors for each of the threads that share it.
-    room = -(-max(size, 1) // _VECTORS) * _VECTORS
-    while True:
-        threads = min(torch.get_num_threads(), -(-room // _GRAIN))
-        whole = _VECTORS * max(1, threads)
-        if room % whole == 0:
-            return room
-        room = -(-room // whole) * whole

@@ -307,7 +307,6 @@ class PrivateLoader(Single):
         self._position, self._allowed = position, allowed
         self._group, self._begin = group, begin
         self._turn = 0
-        self._law = loader.law()
         batches = loader.batch_sampler
         batches.choose = choose
         batches.rank, batches.num_ranks = group.rank, group.size
@@ -334,7 +333,6 @@ class PrivateLoader(Single):
                 if self._group.size > 1:
                     self._begin()
                 iterator = iter(self.loader)
-            self.check_law()
             parts = batches.parts(step)
             total = sum(part.numel() for part in parts)
             for part in parts:
@@ -361,19 +359,6 @@ class PrivateLoader(Single):
     def end_epoch(self) -> None:
         """End the current epoch: the next batch begins a new one."""
         self._turn += 1
-
-    def check_law(self) -> None:
-        """Refuse a loader that draws other batches than it did at first.
-
-        Raises:
-            RuntimeError: if an attribute was changed.
-        """
-        if self.loader.law() != self._law:
-            raise RuntimeError(
-                'the private loader needs to draw as it did when it was made '
-                'private (its units, relation, sampling, transform or '
-                'arguments were changed): account and report are of that'
-            )
 
     def __len__(self) -> int:
         return len(self.loader.batch_sampler)

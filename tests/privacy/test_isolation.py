@@ -282,23 +282,6 @@ def test_steps_are_verified_at_first_and_now_and_then(monkeypatch):
     )
 
 
-def test_a_release_beside_the_training_is_no_step_to_check():
-    training = Training()
-    training.step()
-    training.engine.spend_gaussian(0.1)
-    assert training.report.isolation == 'sampled (1 of 1)'
-
-
-def test_arguments_that_went_warn_and_change_nothing():
-    for name in ('trust_loss', 'public', 'exact', 'method'):
-        with pytest.warns(DeprecationWarning, match=f"'{name}'.*leave it out"):
-            Training(**{name: True})
-    with pytest.warns(DeprecationWarning, match="now 'checked'"):
-        Training(isolation='followed')
-    with pytest.raises(ValueError, match="'isolation'"):
-        Training(isolation='alone')
-
-
 def test_a_loss_of_terms_is_that_of_the_criterion():
     for what in ('nodes', 'graphs'):
         for reduction in ('mean', 'sum'):
@@ -414,19 +397,6 @@ def test_which_steps_had_no_unit_is_not_in_the_report(isolation, monkeypatch):
     assert training.report.isolation == wanted[isolation]
 
 
-@pytest.mark.usefixtures('unproved')
-def test_which_steps_had_no_unit_is_not_told_of_models_without_checks():
-    class Noisy(Pooled):
-        def forward(self, x, edge_index, batch):
-            return super().forward(x + torch.rand_like(x), edge_index, batch)
-
-    loader = {'relation': 'add_remove', 'sampling': 'poisson'}
-    loader['sample_rate'] = 1e-9
-    training = Training('graphs', Noisy(), loader=loader)
-    training.step()
-    assert training.report.isolation == 'not'
-
-
 def test_on_which_units_a_model_does_not_run_is_not_in_the_report(
     monkeypatch,
 ):
@@ -445,3 +415,16 @@ def test_on_which_units_a_model_does_not_run_is_not_in_the_report(
         training.step()
         found.add(training.report.isolation)
     assert found == {'sampled (1 of 1)'}
+
+
+def test_arguments_that_went_warn():
+    for name in ('trust_loss', 'public', 'exact', 'method'):
+        with pytest.warns(DeprecationWarning, match=f"'{name}'.*leave it out"):
+            Training(**{name: True})
+    with pytest.warns(DeprecationWarning, match="now 'checked'"):
+        training = Training(isolation='followed')
+    training.step()
+    training.engine.spend_gaussian(0.1)
+    assert training.report.isolation == 'sampled (1 of 1)'
+    with pytest.raises(ValueError, match="'isolation'"):
+        Training(isolation='alone')

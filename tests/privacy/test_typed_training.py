@@ -356,31 +356,6 @@ def test_rows_with_ignored_labels_have_no_term(
     assert (batch[target].y >= 0).all()
 
 
-def test_a_loader_draws_as_when_it_was_made_private() -> None:
-    engine, (_, _, loader) = attach(ready(sage(), shop()))
-    changes: tuple[tuple[Any, str, Any], ...] = (
-        (loader.loader, 'relation', 'replace-one-graph'),
-        (loader.loader, 'unit', 'graphs'),
-        (loader.loader, 'terms', 0),
-        (loader.loader, 'form', 'withdraw'),
-        (loader.loader, 'sampling', 'poisson'),
-        (loader.loader, 'subgraphs_per_batch', 1),
-        (loader.loader, 'transform', lambda batch: batch),
-        (loader.loader.batch_sampler, 'batch_size', 6),
-        (loader.loader.batch_sampler, 'rate', lambda step: 1.0),
-        (loader.loader.batch_sampler, 'count', lambda step: 6),
-    )
-    for place, name, value in changes:
-        kept = getattr(place, name)
-        setattr(place, name, value)
-        for ask in (lambda: engine.report(1e-5), lambda: next(iter(loader))):
-            with pytest.raises(RuntimeError, match='draw as it did'):
-                ask()
-        setattr(place, name, kept)
-    next(iter(loader))
-    engine.report(1e-5)
-
-
 def test_contents_cost_what_rows_on_walks_cost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
