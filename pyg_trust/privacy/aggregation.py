@@ -231,7 +231,7 @@ class PrivateNodeClassifier(PrivateFit):
             relation != 'feature' and measure is not None
         ):
             raise ValueError(
-                "'hops' goes with the relations 'edge' and 'node', 'measure' "
+                "'hops' is for the relations 'edge' and 'node', 'measure' "
                 f"with 'feature' (got {relation!r}, hops={hops} and "
                 f'measure={measure})'
             )
