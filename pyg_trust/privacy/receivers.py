@@ -52,8 +52,8 @@ def choose_receivers(train: Tensor, share: Rate) -> Tensor:
 def received_lists(graph: CSRGraph, receivers: Tensor) -> CSRGraph:
     r"""Return each node's list :math:`L_v \cap R`, receivers alone.
 
-    Take :func:`~pyg_trust.privacy.propagation.energy_weights` of the result, in
-    :func:`~pyg_trust.privacy.private_propagate`.
+    Take :func:`~pyg_trust.privacy.propagation.energy_weights` of the result,
+    in :func:`~pyg_trust.privacy.private_propagate`.
 
     Args:
         graph (CSRGraph): rows are own lists; unweighted.
