@@ -48,8 +48,8 @@ class LedgerEntry(Report):
     Args:
         action (str): the action that is recorded.
         spent (float): a bound of the released model's residual.
-        request (dict): the names of what was removed.
-        data (str): the root of the :class:`Seals` of the remaining data.
+        request (dict): the ids of the removed items.
+        data (str): a salted digest of the remaining data.
         link (str): a hash of this line and all lines before it.
         reference (str): 32 hexadecimal digits for each request that a line
             carries out; '' without one. (default: :obj:`''`)
@@ -81,13 +81,12 @@ class RemovalLedger:
     hashed with all before it, and a state that does not continue the present
     lines is not loaded: the ledger can't be turned back.
 
-    **What a ledger still tells.** The names of what was removed stay in it, in
-    the order of the requests, and with them how many items there were: who
-    asked to be forgotten is data, so keep ledgers private. What the items
-    *held* can't be read or tested: digests of the data are salted
-    (:class:`Seals`), and the salts of what is gone are destroyed. Amounts are
-    functions of the data as well; who records them rounds them
-    (:func:`coarse`) or makes them constant.
+    **What a ledger reveals.** The ids of removed items stay in it, in the
+    order of the requests: who asked to be forgotten is data, so keep ledgers
+    private. What the items *held* can't be read or tested: digests of the data
+    are salted (:class:`~pyg_trust.files.seals.Seals`), and the salts of
+    earlier states are destroyed. Amounts depend on the data as well; they are
+    rounded (:func:`coarse`) or constant.
 
     An exact unlearner, whose models are retrained without what was removed,
     uses a budget of 0 and only ever records 0.
@@ -203,7 +202,7 @@ class RemovalLedger:
 
     @property
     def has_removals(self) -> bool:
-        """Whether any line names removed items."""
+        """Whether any line lists removed items."""
         return self._past.first_request < self._count
 
     def copy(self) -> 'RemovalLedger':
@@ -241,9 +240,9 @@ class RemovalLedger:
                 residual was measured in full, :obj:`'step'` for an update
                 that adds to the account.
             spent (float): the bound of the new model's residual.
-            request (dict, optional): the names of what was removed.
+            request (dict, optional): the ids of the removed items.
                 (default: :obj:`None`)
-            data (str): the root of the :class:`Seals` of the remaining data.
+            data (str): a salted digest of the remaining data.
                 (default: :obj:`''`)
             reference (str): 32 hexadecimal digits by which the line is found
                 again (:meth:`refers_to`); those of several requests one after
@@ -414,8 +413,8 @@ class PrivacyLedger:
     lines, or to put an older copy in the place of the file, takes back spent
     budget; and two copies can both be spent. :attr:`head` is a digest of all
     lines so far. Noted elsewhere (a report and a checkpoint hold it) and
-    handed in as :obj:`head`, it makes an older file be refused. What happens
-    to the file while it is open is noticed at the next line.
+    passed as :obj:`head`, it makes an older file be refused. What happens to
+    the file while it is open is noticed at the next line.
 
     The file is locked while it is open: two processes can't spend at once, and
     a fork of the one that opened it is refused. Threads take turns. It is

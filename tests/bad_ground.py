@@ -36,7 +36,6 @@ from bad_inputs import (
 from bad_table import FOLDER, NAMED, entry
 from torch_geometric.data import Data
 
-from pyg_trust import certificates as F
 from pyg_trust import (
     files,
     ops,
@@ -216,10 +215,6 @@ entry(
 )
 
 
-def threat_of(made: F.Perturbations) -> Any:
-    return made._threat
-
-
 def solver_arguments() -> dict[str, Any]:
     return {
         'reward': reward(),
@@ -230,7 +225,7 @@ def solver_arguments() -> dict[str, Any]:
 
 
 FOLLOW = number(0, 1, closed='low')
-THREAT = threat_of(perturbations())
+THREAT = perturbations().threat
 
 
 entry(

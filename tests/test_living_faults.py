@@ -157,7 +157,7 @@ FAULTS = [
             'done = []',
         ),
         'erasure/test_desk_three.py::test_a_stop_at_any_write_loses_no_'
-        'promise[3-1]',
+        'promise[2-0]',
     ),
     (
         '26 a retry that fails as what it names is gone',
@@ -175,7 +175,7 @@ FAULTS = [
         '28 names in what is published',
         'erasure.batches:Batches._refuse',
         (r"re.sub(r'\d+', '#', str(why))", 'str(why)'),
-        f'{DESK}::test_what_is_gone_is_done_and_what_never_was_is_refused',
+        f'{DESK}::test_an_error_of_a_model_goes_with_its_request',
     ),
 ]
 CODE = """

@@ -302,22 +302,22 @@ def opcheck_cases():
         yield (
             'push',
             (*graph, *sides, args['x'], eps, *levels),
-            (3, 0, 0.25, True),
+            (3, 0, 0.25, False),
         )
     sparse = sparse_arguments()
     names = ('send', 'ptr', 'node', 'value', 'eps', 'prune')
     yield (
         'push_sparse',
         (*layout, *(sparse[name] for name in names), *levels),
-        (3, 0, 5, 1e-3, True),
+        (3, 0, 5, 1e-3),
     )
     weights = torch.tensor([0.5, 0.5], dtype=torch.float64)
     for x, half in ((args['x'], False), (args['x'].float(), True)):
         scale = args['send'].to(x.dtype)
         yield (
             'propagate',
-            (layout[0], layout[1], x, scale, scale, weights),
-            (half, None, not half, None, None),
+            (*layout[:2], x, None, None, None, 3, scale, scale, weights),
+            (half, None, not half, None, False, False),
         )
 
 
@@ -349,7 +349,7 @@ def test_ops_compile():
             3,
             0,
             math.inf,
-            True,
+            False,
         )
         return out + 1
 

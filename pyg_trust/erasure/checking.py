@@ -82,7 +82,7 @@ def _of_dates(report: ErasureReport) -> list[str]:
     found = {
         f'its date is {due}': due != report.expected_completion_time,
         'it was complete before it came': end < fields.written(received),
-        'it names nobody who had to forget': not report.tasks,
+        'it lists no model or recipient': not report.tasks,
         'it was late, or says so falsely': (end > due) != report.overdue,
         'it is complete, or says so falsely': report.request_status
         != 'completed',
@@ -114,7 +114,7 @@ def _of_task(task: dict[str, Any], path: str | Path | None) -> Checks:
         yield UNPROVED, f'{name} is {mode!r}: stated by the evidence alone'
     if path is None:
         if mode not in STATED:
-            yield UNKNOWN, f'{name}: its ledger was not handed in'
+            yield UNKNOWN, f'{name}: its ledger was not passed'
         return
     read = chain.of_removals(Path(path).read_bytes())
     if read.broken:
@@ -137,6 +137,6 @@ def _of_task(task: dict[str, Any], path: str | Path | None) -> Checks:
     elif read.links.index(task['head']) < at[0]:
         wrong = 'has the removal after the head that is named'
     elif 'mu' in claim and read.bodies[at[0]]['spent'] != claim['mu']:
-        wrong = 'has paid another mu than the promise says'
+        wrong = 'has paid another mu than its guarantee says'
     text = wrong or 'has the removal, once'
     yield FAILS if wrong else HOLDS, f'the ledger of {name} {text}'

@@ -1,21 +1,9 @@
 """Desk for erasure requests: one durable file, over all models.
 
-A request waits in the desk until every model has forgotten what it names, in
-as few trainings as its date allows, and every recipient was told. The file
-survives the process, however it ends; the names and identities in it do not
-survive the completion of their request.
-
-**Once, however a process dies.** A model writes the references of requests
-(:func:`reference`) into the line of its own ledger that records their removal.
-What was not finished is looked up there, also by an older copy of the desk's
-file: with the line, the removal was done; without, it was not. No removal is
-lost or done twice. What the model promises is in the desk before the line is
-on disk.
-
-**What it is not.** A controller decides who may ask, which exceptions apply,
-and what to answer. The models' names stay in the models' ledgers
-(:class:`~pyg_trust.ledger.RemovalLedger`), as proof of what was forgotten: let
-:obj:`names` lead from people to numbers that mean nothing to anybody else.
+A model writes the references of requests (:func:`reference`) into the line of
+its own ledger that records their removal. What was not finished when a process
+died is looked up there, also by an older copy of the desk's file: no removal
+is lost or done twice.
 """
 
 import json
@@ -42,6 +30,8 @@ from pyg_trust.files import commit
 from pyg_trust.ledger import RemovalLedger
 from pyg_trust.removal import RemovalRequest
 
+__all__ = ['ErasureDesk']
+
 
 class ErasureDesk(Batches):
     r"""Queue of erasure requests over all models, in one durable file.
@@ -55,13 +45,19 @@ class ErasureDesk(Batches):
         desk.run()                  # every hour, by cron or systemd
         print(desk.status())
 
+    A request waits until every model has forgotten its items and every
+    recipient was notified. The file survives the process; the ids of items in
+    it are deleted when their request is complete. They stay in the ledgers of
+    the models (:class:`~pyg_trust.ledger.RemovalLedger`) as evidence: let
+    :obj:`names` translate from people to numbers without another meaning.
     Fields have the names of OpenDSR. Dates are those of the regulation, in the
-    controller's zone.
+    controller's zone. A controller decides who may ask, which exceptions
+    apply, and what to answer.
 
-    **Plans.** Models do not interact, so each has the cheapest plan of its
-    own. A removal that takes less than a second, or was never timed, is done
-    at once. The others wait for one another until the latest start that keeps
-    all dates, since a batch trains every touched part once.
+    A removal that takes less than a second, or was never timed, is done at
+    once. The others wait for one another until the latest start that keeps all
+    dates, since a batch trains every touched part once. Models do not
+    interact, so each has a plan of its own.
 
     Args:
         path (str or Path): the path of the file, created if it does not exist.
@@ -142,7 +138,7 @@ class ErasureDesk(Batches):
             save (str or Path, optional): the file of the model; left out for
                 a model with a folder of its own. (default: :obj:`None`)
             names (Callable, optional): translates a request from the desk's
-                names to the model's; returns :obj:`None` if the model holds
+                ids to the model's; returns :obj:`None` if the model holds
                 none of it. Keep the data it needs until the last backup is
                 deleted. (default: :obj:`None`)
             data (Callable, optional): for a private model, returns the graph
@@ -210,11 +206,10 @@ class ErasureDesk(Batches):
         """Store a request; it is on disk when the call returns.
 
         The same request a second time changes nothing, and gets the same
-        answer; once it is closed and its names are deleted, its id is refused.
+        answer; once it is closed and its items are deleted, its id is refused.
 
         Args:
-            request (RemovalRequest): the items to forget, in names of the
-                desk.
+            request (RemovalRequest): the items to forget, in ids of the desk.
             subject_request_id (str, optional): a UUID; by default a new one.
             regulation (str): the regulation that sets the term: ``'gdpr'``, a
                 month, or ``'ccpa'``, 45 days. (default: :obj:`'gdpr'`)
@@ -227,7 +222,7 @@ class ErasureDesk(Batches):
 
         Raises:
             ValueError: on another regulation, or content for the same id; the
-                id of a closed request, whose names are deleted; a time in the
+                id of a closed request, whose items are deleted; a time in the
                 future; or if nothing is registered.
         """
         number, now = fields.read_id(subject_request_id), self._now()
@@ -340,7 +335,7 @@ class ErasureDesk(Batches):
 
     @validated
     def cancel(self, subject_request_id: str, reason: str) -> ErasureReport:
-        """Refuse or withdraw a request, and delete its names.
+        """Refuse or cancel a request, and delete its items.
 
         What was forgotten already stays forgotten.
 
@@ -373,13 +368,13 @@ class ErasureDesk(Batches):
     def run(self, *, confirm: bool = False) -> tuple[ErasureReport, ...]:
         """Carry out the removals that are due; call it every hour.
 
-        Finishes interrupted batches, starts those that are due, and erases the
-        names of complete requests. If a model fails, the others go on.
+        Finishes interrupted batches, starts those that are due, and deletes
+        the items of complete requests. If a model fails, the others go on.
 
         Args:
             confirm (bool): whether to carry out batches beyond ``max_share``,
-                too: without, a warning names them, and
-                ``status().unconfirmed`` lists their requests.
+                too: without, there is a warning, and ``status().unconfirmed``
+                lists their requests.
                 (default: :obj:`False`)
 
         Returns:
@@ -416,7 +411,7 @@ class ErasureDesk(Batches):
 
     @validated
     def report(self, subject_request_id: str) -> ErasureReport:
-        """Report the evidence of a request's erasure, without names.
+        """Report the evidence of a request's erasure, without its items.
 
         Args:
             subject_request_id (str): the id of the request.

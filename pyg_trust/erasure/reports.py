@@ -19,7 +19,7 @@ class Policy:
             batches of other models, and at least this many hours.
             (default: :obj:`3.0`)
         backup_days (int): the number of days that backups of the models are
-            kept. The desk keeps the names of completed requests as long, as a
+            kept. The desk keeps the items of completed requests as long, as a
             restored model has to forget them again. (default: :obj:`0`)
         max_share (float): the largest share of a model's nodes or edges that a
             batch may name without being confirmed. (default: :obj:`0.05`)
@@ -103,7 +103,7 @@ class DeskStatus(Report):
 
 @dataclass(frozen=True)
 class ErasureReport(Report):
-    r"""Status of a request and evidence of its erasure, without names.
+    r"""Status of a request and evidence of its erasure, without its items.
 
     Args:
         subject_request_id (str): the id of the request.
@@ -126,7 +126,7 @@ class ErasureReport(Report):
             model's ``promise``, with :math:`\mu`, :math:`\epsilon` and
             :math:`\delta` if its noise covers it.
         backups_until (str, optional): the date until which the desk keeps the
-            names, because backups of models are kept.
+            items, because backups of models are kept.
     """
 
     subject_request_id: str

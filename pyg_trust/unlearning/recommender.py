@@ -10,7 +10,7 @@ After any sequence of removals every recommendation equals that of a new fit
 with the same arguments on what remains, bit for bit (in closed form on the
 same machine, with as many threads). So does every number in a file that
 :meth:`Recommender.save` writes, but for salts, tokens and the ledger, which
-names what was removed. Memory holds empty counts until
+lists what was removed. Memory holds empty counts until
 :meth:`Recommender.flush`.
 """
 

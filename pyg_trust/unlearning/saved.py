@@ -86,7 +86,7 @@ class Saved(Generic[M]):
 
     @property
     def ledger(self) -> RemovalLedger:
-        """A copy of the removal ledger, which names the removed items."""
+        """A copy of the removal ledger, which lists the removed items."""
         if self._model is None:
             return RemovalLedger(self.budget)
         return self._model.ledger.copy()

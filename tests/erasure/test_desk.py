@@ -125,7 +125,7 @@ def test_a_request_is_forgotten_told_and_erased(tmp_path):
             'not proved',
             "partner is 'by its owner': stated by the evidence alone",
         ),
-        ('not checked', 'scores: its ledger was not handed in'),
+        ('not checked', 'scores: its ledger was not passed'),
     ]
 
 
@@ -192,12 +192,14 @@ def test_paths_are_those_of_the_call(tmp_path, monkeypatch):
 def test_an_error_of_a_model_goes_with_its_request(tmp_path):
     class Failing(Slow):
         def remove(self, request, *, reference='', on_report=None):
-            raise ValueError('no row of Erika Mustermann')
+            raise ValueError('no row 987654 of Erika Mustermann')
 
     desk = opened(tmp_path)
     desk.register('scores', Failing(0.0))
     number = desk.add(nodes(3)).subject_request_id
     desk.run()
+    (task,) = desk.report(number).tasks
+    assert task['note'] == 'no row # of Erika Mustermann'
     assert b'Mustermann' in all_bytes(tmp_path)
     (task,) = desk.cancel(number, 'withdrawn').tasks
     assert task['note'] == ''

@@ -291,7 +291,7 @@ def test_every_field_of_evidence_that_is_forged_is_found_or_listed(tmp_path):
 @pytest.mark.parametrize(
     ('words', 'change'),
     [
-        ('nobody', {'tasks': []}),
+        ('no model or recipient', {'tasks': []}),
         (
             'before it came',
             {
