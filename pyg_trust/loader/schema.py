@@ -219,11 +219,6 @@ class Schema:
         several, and up to four of every other, and edges between some. Of
         eight in a row, one has no edge, and one no row of each other type.
         With ``by_row``, the loss reads half of up to four rows.
-
-        Args:
-            count (int): the number of subgraphs.
-            single (bool): whether the loss reads one row of each.
-                (default: :obj:`False`)
         """
         single |= not self.by_row
         generator = torch.Generator().manual_seed(_SEED)

@@ -111,7 +111,7 @@ class PrivateAGP(Releasing, BaseTransform):
             :obj:`mu`. (default: :obj:`None`)
         form (str, optional): ``'replace'`` (a record against any other:
             somebody's features or label, changed) or ``'withdraw'`` (against
-            a blank one: half the sensitivity, and no answer to what the
+            an empty one: half the sensitivity, and no answer to what the
             record says). By default ``'withdraw'`` for ``'node_incident'``,
             else ``'replace'``. (default: :obj:`None`)
         directed (bool): whether edges are arcs; the data have to be so, and
@@ -197,7 +197,7 @@ class PrivateAGP(Releasing, BaseTransform):
                 )
         if feature and self.hops != 1:
             raise ValueError(
-                "'hops' goes with sums: under 'feature', 'measure' has the "
+                "'hops' is for sums: under 'feature', 'measure' has the "
                 f'levels (got {self.hops})'
             )
         self.measure = measure if measure is not None else TWO_HOPS

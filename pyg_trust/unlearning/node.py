@@ -246,7 +246,7 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
             propagation, such as a network; or a factory, a callable without
             an argument, that draws one anew. (default: :obj:`None`)
         start_is_public (bool): your statement that the encoder never saw the
-            data; needed if one is handed in, and repeated in reports.
+            data; needed if one is passed, and repeated in reports.
             (default: :obj:`False`)
         tol (float): the residual of exact solves. (default: :obj:`1e-8`)
         max_pending (int): the most nodes and edges that may be added before a
@@ -322,7 +322,7 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
             check_positive('theta', 1.0 if theta is None else theta)
             theta = 1e-6 if theta is None else float(theta)
         elif theta is not None:
-            raise ValueError("'theta' goes with features='push'")
+            raise ValueError("'theta' needs features='push'")
         else:
             check_measure(self.measure)
         self.bound = check_positive('bound', bound)

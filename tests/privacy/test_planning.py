@@ -221,25 +221,6 @@ def of_graphs(relation):
     return engine, 0.0
 
 
-@pytest.mark.parametrize(
-    ('relation', 'said'),
-    [
-        ('replace', 'any one graph: its nodes, edges, features and label'),
-        ('add_remove', 'any one graph, and in whether it is there'),
-    ],
-)
-def test_a_search_over_graphs_does_not_speak_of_nodes(relation, said):
-    bound = PoissonAccountant(
-        'withdraw' if relation == 'add_remove' else 'replace'
-    )
-    bound.step(noise_multiplier=2.0, sample_rate=0.25)
-    _, report = search(
-        of_graphs, [relation], bound=bound, delta=1e-3, mean_runs=1.5
-    )
-    assert said in report.guarantee().promise
-    assert "node's" not in report.guarantee().promise
-
-
 def test_runs_with_two_relations_have_no_promise_together():
     relations = itertools.cycle(['replace', 'add_remove'])
     bound = PoissonAccountant()
