@@ -218,7 +218,7 @@ class Deployed:
 
         Raises:
             TypeError: if the model is not linear in PageRank.
-            ValueError: if the model computes something else than it says, or
+            ValueError: if the model computes something else than PageRank, or
                 the threat is about another graph.
         """
         layer = _layer_of(model)
@@ -422,7 +422,7 @@ def _check_scores(deployed: Deployed, scores: Tensor, graph: CSRGraph) -> None:
         node = int(off.nan_to_num(math.inf).amax(1).argmax())
         raise ValueError(
             "'model' needs to return the PageRank diffusion of its logits "
-            '(alpha, K, normalization and self-loops as it says), with no '
+            '(with its alpha, K, normalization and self-loops), with no '
             f'hook and nothing else on top: the scores of node {node} are '
             'others'
         )

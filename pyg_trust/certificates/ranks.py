@@ -193,7 +193,7 @@ def certify_ranks(
     a formula for all items at once. Each user is certified against the edges
     of all others: its own pairs do not flip for its ranks.
     **More flips** are bounded by :func:`certify_pagerank`, each competitor
-    with the whole budget: for small graphs. On real ones this says little,
+    with the whole budget: for small graphs. On real ones this proves little,
     and an item of which nothing is proved is *unknown*.
 
     .. code-block:: python

@@ -1,7 +1,7 @@
 r"""Bounds of few targets in large graphs, in a region around each.
 
-For one target of a large graph most rows say that nearly nothing arrives. Here
-a region around the target is cut out, found by local pushes, and the values of
+For one target of a large graph nearly nothing arrives at most rows. Here a
+region around the target is cut out, found by local pushes, and the values of
 the nodes outside are held at numbers that are at least the true ones: for the
 margin the local worst case without prices (flips outside are free), for
 PageRank a power of :math:`1 - \alpha` by the distance. The fixed point inside

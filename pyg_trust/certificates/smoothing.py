@@ -65,7 +65,7 @@ def check_noise(name: str, value: tuple[float, float]) -> tuple[float, float]:
     Args:
         name (str): the name of the argument.
         value (tuple[float, float]): :math:`p_+, p_- \ge 0` with :math:`p_+ +
-            p_- < 1`: at 1 a sample says nothing about the input.
+            p_- < 1`: at 1 a sample is independent of the input.
     """
     check_instance(name, value, tuple, list)
     if len(value) != 2:

@@ -271,8 +271,8 @@ def _local_budget(
     if strength is not None:
         if budget is not None:
             raise ValueError(
-                "'local_budget' and 'strength' are two ways to say the same: "
-                'give one of them'
+                "'local_budget' and 'strength' both set a budget: give "
+                'one of them'
             )
         return (graph.degree - 11 + check_integer('strength', strength)).clamp(
             min=0

@@ -36,7 +36,7 @@ TIES = ('any', 'first')
 #: How far logits may move with the batch, relative to how far apart they are.
 APART = 1e-4
 # How far rounding may move them, relative to the largest of a row, and the
-# share of rows in which it may turn a vote.
+# share of rows in which it may flip a vote.
 _ROUNDED, _TURNED = 2.0**-17, 0.01
 
 
@@ -45,8 +45,8 @@ class CertifiedVotes(NamedTuple):
 
     Args:
         predicted (Tensor): int64, ``[num]``: the class.
-        radius (Tensor): int64, ``[num]``: the most views that may say
-            anything else without another class; -1 for a tie.
+        radius (Tensor): int64, ``[num]``: the most views that may
+            change without another class; -1 for a tie.
         counts (Tensor): int64, ``[num, num_classes]``: the votes.
     """
 

@@ -8,7 +8,7 @@ classifier is solved again from where it was
 (:mod:`pyg_trust.unlearning.shifts` derives the guarantee).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -20,6 +20,7 @@ from torch_geometric.data import Data
 
 from pyg_trust import files
 from pyg_trust._checks import Int, check_integer, check_tensor, validated
+from pyg_trust._checks.starts import is_factory, start_of, tensors_of
 from pyg_trust._moved import retired
 from pyg_trust.files.commit import Lineage, editing, synchronized
 from pyg_trust.files.seals import Seals, content, sealed
@@ -32,7 +33,7 @@ from pyg_trust.removal import (
     requested,
     skipping,
 )
-from pyg_trust.report import provenance
+from pyg_trust.report import fingerprint_model, provenance
 from pyg_trust.transforms import GraphEmbedding
 from pyg_trust.unlearning.certified import (
     EXACT_NOISE,
@@ -173,6 +174,9 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         seed (int, optional): the seed of the noise. It makes the noise
             repeatable, and the result neither private nor certified; every
             report says so first. (default: :obj:`None`)
+        start_is_public (bool): your statement that a transform of your own
+            with weights never saw the data; needed unless a factory draws it
+            anew, as ``transform=lambda: Mine(...)``. (default: :obj:`False`)
 
     Raises:
         TypeError, ValueError: if an argument is out of range.
@@ -206,7 +210,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
     @validated
     def __init__(
         self,
-        transform: GraphEmbedding,
+        transform: GraphEmbedding | Callable[[], GraphEmbedding],
         *,
         lam: float = 1e-3,
         release_std: float = 1e-4,
@@ -216,7 +220,11 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         num_classes: Annotated[int, Int(2)] | None = None,
         tol: float = 1e-10,
         seed: int | None = None,
+        start_is_public: bool = False,
     ) -> None:
+        if is_factory(transform) or tensors_of(transform):
+            # A subclass may embed by a network.
+            transform = start_of('transform', transform, start_is_public)
         if not isinstance(transform, GraphEmbedding):
             raise TypeError(
                 "'transform' needs to be a GraphScattering "
@@ -619,7 +627,10 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         transform = {
             key: str(value) if isinstance(value, torch.dtype) else value
             for key, value in vars(self.transform).items()
+            if not isinstance(value, Tensor | torch.nn.Module)
         }
+        if weights := tensors_of(self.transform):
+            transform['weights'] = fingerprint_model(weights)
         return {
             **super()._config(),
             'transform': [type(self.transform).__name__, transform],
