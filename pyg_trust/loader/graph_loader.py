@@ -35,7 +35,7 @@ class GraphLoader(DrawnUnits):
     ``DataLoader``: nodes graph by graph, ``batch``, ``ptr``, ``num_graphs``,
     labels with a row per graph. A dataset's ``transform=`` is called at every
     access;
-    ``input_id`` tells which graphs they are, ``n_id`` numbers the nodes of
+    ``input_id`` holds which graphs they are, ``n_id`` numbers the nodes of
     all graphs, unless these have an ``n_id`` of their own, and
     ``batch_size`` is :math:`m`. The model needs to return one row per graph:
 
