@@ -40,6 +40,7 @@ from pyg_trust.unlearning.certified import (
     CertifiedClassifier,
     probabilities,
     proved,
+    recorded,
 )
 from pyg_trust.unlearning.heads import HEAD, Objective, Residual
 from pyg_trust.unlearning.newton import minimize
@@ -72,7 +73,7 @@ class Model(NamedTuple):
     # The solution, and the released weights.
     W: Tensor
     weight: Tensor
-    draws: int
+    releases: int
     lineage: Lineage
     ledger: RemovalLedger
 
@@ -93,17 +94,15 @@ class Model(NamedTuple):
             self.train.seals.root,
             str(self.train.classes),
             str(self.seed),
-            self.draws,
+            self.releases,
             self.weight,
         )
 
     @property
     def is_sealed(self) -> bool:
         """Whether the ledger's last line records this state."""
-        last = self.ledger.last
         # Lines of version 0.1 stand for the graphs alone.
-        known = (self.sealed, self.train.seals.root)
-        return last is None or last.data in known
+        return recorded(self.ledger, self.sealed, self.train.seals.root)
 
 
 class Solved(NamedTuple):
@@ -268,15 +267,11 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
                 if :obj:`release_std` is too small for :obj:`tol`.
         """
         train = self._keeper.keep(check_graphs(graphs), progress_bar)
-        draws, lineage = 0, Lineage()
-        if self._model is not None:
-            draws = self._model.draws
-            if not self._model.ledger.has_removals:
-                lineage = self._model.lineage
+        releases, lineage = self._begins()
         self._check_grid(train.Y.size(1))
         zero = train.Y.new_zeros((train.Z.size(1), train.Y.size(1)))
         ledger = RemovalLedger(self.budget)
-        given = self._seed, train, zero, zero, draws, lineage.next(), ledger
+        given = self._seed, train, zero, zero, releases, lineage, ledger
         made = self._solved(Model(*given), None, progress_bar)
         if made.spent > self.budget:
             least = self.release_std * made.spent / self.budget
@@ -656,7 +651,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
                 i: data.clone().to_dict() for i, data in graphs.items()
             },
             'W': model.weight.clone(),
-            'draws': model.draws,
+            'draws': model.releases,
         }
 
     def _rebuilt(
@@ -685,8 +680,8 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         )
         shape = (train.Z.size(1), train.Y.size(1))
         check_tensor('W of the state', W, torch.float64, shape, finite=True)
-        draws = check_integer('draws', state['draws'], 0)
-        given = seed, train, W.clone(), W.clone(), draws, lineage, ledger
+        count = check_integer('draws', state['draws'], 0)
+        given = seed, train, W.clone(), W.clone(), count, lineage, ledger
         model = Model(*given)
         if not model.is_sealed:
             return model
@@ -700,8 +695,8 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         model = made.model
         count, upper = model.num_items, made.residual.upper
         self._check_shift(count, model.W, upper, made.spent)
-        weight = self._release(model.W, model.draws)
-        return model._replace(weight=weight, draws=model.draws + 1)
+        weight = self._release(model.W, model.releases)
+        return model._replace(weight=weight, releases=model.releases + 1)
 
     def _solved(
         self,
