@@ -264,17 +264,6 @@ def register_release(
 
     The same data on two accounts are a budget that is spent twice: neither
     account knows of the other.
-
-    Args:
-        secret (list[str]): digests of what the release protects; two releases
-            share data if they share a digest.
-        unit (str): the unit of privacy; each unit has accounts of its own.
-        account (str): the name of the account.
-        mu (float): the :math:`\mu` of all entries of the account.
-
-    Returns:
-        float: the :math:`\mu` of all accounts of these data together, this
-        account included.
     """
     check_instance('secret', secret, list)
     for name, value in (('unit', unit), ('account', account)):

@@ -99,7 +99,7 @@ def check_same(
             graphs, models and functions are compared by their tensors,
             attributes and code.
         failed (Exception, optional): the error because of which this process
-            can't take part. It is raised here, and the others are told.
+            can't take part. It is raised here and, as text, by the others.
             (default: :obj:`None`)
 
     Raises:

@@ -107,10 +107,10 @@ class SecureNoise:
 
     Every bit comes from :func:`os.urandom`: there is no seed that could leak
     or be guessed, no state that a checkpoint could restore, and no draw that
-    tells of another. A Gaussian is drawn as the integer nearest to
+    reveals another. A Gaussian is drawn as the integer nearest to
     :math:`2^{32} Z`, exactly (:mod:`pyg_trust.verify.noise`): added to an
     integer on the grid of a release, it is the Gaussian mechanism to the last
-    bit, and there is no low bit that tells a sum (`Mironov 2012
+    bit, and there is no low bit that reveals a sum (`Mironov 2012
     <https://doi.org/10.1145/2382196.2382264>`_ reads them off floats).
 
     What it does *not* cover: the operating system's generator, the time that
@@ -212,15 +212,15 @@ def source(
 def coins(
     source: SecureNoise | SeededNoise, count: Natural, rate: Share
 ) -> np.ndarray:
-    r"""Throw :obj:`count` coins; return the positions of heads.
+    r"""Draw each of :obj:`count` items with a probability: Poisson sampling.
 
-    The coin of :class:`SecureNoise` has a probability of at most
-    :obj:`rate`, and :math:`2^{-53}` less at most.
+    With :class:`SecureNoise` the probability is at most :obj:`rate`, and
+    :math:`2^{-53}` less at most.
 
     Args:
         source (SecureNoise or SeededNoise): the source of the randomness.
-        count (int): the number of coins.
-        rate (float): the probability of heads, in :math:`[0, 1]`.
+        count (int): the number of items.
+        rate (float): the probability of each, in :math:`[0, 1]`.
 
     Returns:
         ndarray: int64, ascending.

@@ -13,6 +13,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
@@ -501,8 +502,12 @@ class NodeIds:
                     f'{type(nodes).__name__})'
                 )
             nodes = [*nodes]
-            integers(name, nodes)
-            nodes = torch.tensor([int(v) for v in nodes], dtype=torch.int64)
+            if nodes and {*map(type, nodes)} <= {bool, np.bool_}:
+                nodes = torch.tensor([bool(v) for v in nodes])
+            else:
+                integers(name, nodes)
+                ids = [int(v) for v in nodes]
+                nodes = torch.tensor(ids, dtype=torch.int64)
         nodes = nodes.detach().cpu()
         if nodes.dtype == torch.bool:
             check_tensor(name, nodes, torch.bool, (num_rows,))

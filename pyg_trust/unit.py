@@ -111,18 +111,17 @@ class PrivacyUnit:
             public rows that are public, too. (default: :obj:`()`)
         edge_owner (dict): by edge type, the owner of each edge, int64
             ``[num_edges]``, beside those of its ends. (default: :obj:`None`)
-        on_removal (dict): by joint node type, ``'drop'`` if a row goes with
-            any of its owners, ``'keep'`` if it goes with the last. By default
-            all are dropped. (default: :obj:`None`)
-        same (Tensor, optional): names of persons who are one person, int64,
+        on_removal (dict): by joint node type, ``'drop'`` if a row is
+            removed with any of its owners, ``'keep'`` if with the last. By
+            default all are dropped. (default: :obj:`None`)
+        same (Tensor, optional): ids of persons who are one person, int64,
             ``[2, k]``. (default: :obj:`None`)
 
     Raises:
-        TypeError: on other types.
-        ValueError: on a node type that is undeclared or declared twice, a row
-            without an owner or with two of :obj:`owned`, edges between public
-            rows that are not named, an end of an edge that is no row, or edge
-            types that are nearly mirrors.
+        TypeError, ValueError: on a node type that is undeclared or declared
+            twice, a row without an owner or with two of :obj:`owned`, edges
+            between public rows that are not named, or an end of an edge that
+            is no row.
     """
 
     def __init__(
@@ -169,11 +168,11 @@ class PrivacyUnit:
         #: By type that persons own, the matrix of rows by owners.
         self._of: dict[str, Matrix] = {}
         self._own(data, owns, shares)
-        self._edge_owner = self._owners_of_edges(dict(edge_owner or {}))
+        self.edge_owner = self._owners_of_edges(dict(edge_owner or {}))
         self.on_removal = self._removal(_by_type(on_removal))
         self.mirrors = self._mirrored()
         self._check_public_edges()
-        #: The names of persons, int64; their places where nothing names them.
+        #: The ids of persons, int64; their places if the graph has none.
         self.n_id = self._ids(data)
         self._close(data)
         declare(given, person)
@@ -192,8 +191,8 @@ class PrivacyUnit:
             self.n_id,
             *(ptr for ptr, _ in lists),
             *(who for _, who in lists),
-            *self._edge_owner.values(),
-            repr([*self._of, *self._edge_owner]),
+            *self.edge_owner.values(),
+            repr([*self._of, *self.edge_owner]),
         )
 
     # Who owns what #########################################################
@@ -203,22 +202,9 @@ class PrivacyUnit:
         """Number of persons; one with several names counts once."""
         return int(self._one.unique().numel())
 
-    @property
-    def edge_owner(self) -> dict[EdgeType, Tensor]:
-        """Owners of edges whose ends do not tell, int64, by edge type."""
-        return self._edge_owner
-
     @validated
     def owners(self, node_type: str) -> tuple[Tensor, Tensor]:
-        """Return the owners of all rows of a type.
-
-        Args:
-            node_type (str): the type.
-
-        Returns:
-            tuple[Tensor, Tensor]: the start of each row's owners, int64,
-            ``[num_rows + 1]``, and the owners, ascending in each row.
-        """
+        """Return where each row's owners start, and the owners, int64."""
         check_choice('node_type', node_type, self._of)
         of = self._of[node_type]
         ptr, who = of.indptr.astype(np.int64), of.indices.astype(np.int64)
@@ -226,11 +212,7 @@ class PrivacyUnit:
 
     @validated
     def rows(self, person: Natural) -> dict[str, Tensor]:
-        """Return the rows that a person owns, alone or jointly.
-
-        Args:
-            person (int): the name of the person.
-        """
+        """Return the rows that a person owns, alone or jointly."""
         one = self._mask(self._names([person], 'person'))
         return {
             t: torch.from_numpy((of @ one).nonzero()[0])
@@ -245,6 +227,8 @@ class PrivacyUnit:
     ) -> Tensor:
         """Return the pairs of persons that share a row or an edge.
 
+        They are int64, ``[2, k]``, the smaller id first, ascending.
+
         Args:
             along (Iterable): edge types that make pairs of the owners of
                 their ends, and metapaths, as lists of edge types, from rows
@@ -254,12 +238,6 @@ class PrivacyUnit:
                 persons who meet at a public row, that makes pairs. (default:
                 :obj:`16`)
 
-        Returns:
-            Tensor: int64, ``[2, k]``, the smaller name first, ascending.
-
-        Raises:
-            ValueError: on an edge type that is unknown, or of public rows, or
-                another metapath.
         """
         found = []
         for t in self.joint:
@@ -319,7 +297,7 @@ class PrivacyUnit:
         for e, receiver, sender, ends in path_steps(
             path, node_type, self._edges
         ):
-            if e in self._edge_owner:
+            if e in self.edge_owner:
                 return False
             if sender in self.public:
                 private = receiver not in self.public
@@ -338,11 +316,7 @@ class PrivacyUnit:
 
     @validated
     def has_one_row_each(self, node_type: str) -> bool:
-        """Return whether no two rows of a type have an owner in common.
-
-        Args:
-            node_type (str): the type; of a public one no row has an owner.
-        """
+        """Return whether no two rows of a type have an owner in common."""
         of = self._of.get(node_type)
         return of is not None and int(of.sum(0).max(initial=0)) <= 1
 
@@ -356,11 +330,6 @@ class PrivacyUnit:
 
         Args:
             data (HeteroData): the graph that was declared.
-
-        Raises:
-            ValueError: if the graph is another one, there is no table of
-                persons, a person has several rows in it, or rows hold data of
-                other persons.
         """
         self.check(data)
         data, t = _typed(data), self._table()
@@ -384,15 +353,7 @@ class PrivacyUnit:
         return out
 
     def names(self, persons: Iterable[int] | Tensor) -> list[int]:
-        """Return the names (``n_id``) of persons' rows in their table.
-
-        Args:
-            persons (Iterable[int] or Tensor): the persons, by their rows.
-
-        Raises:
-            ValueError: if there is no table of persons with one row each, or
-                a person is unknown.
-        """
+        """Return the ids (``n_id``) of persons' rows in their table."""
         self._table()
         return self.n_id[self._names(persons)].tolist()
 
@@ -406,7 +367,7 @@ class PrivacyUnit:
         those that nobody else used.
 
         Args:
-            persons (Iterable[int] or Tensor): the names of the persons.
+            persons (Iterable[int] or Tensor): the ids of the persons.
         """
         return self._cascade(self._names(persons), self.on_removal)
 
@@ -430,8 +391,8 @@ class PrivacyUnit:
             for t, ends in zip(edge_type[::2], index, strict=True):
                 if t in masks:
                     mask |= masks[t][ends]
-            if edge_type in self._edge_owner:
-                mask |= torch.isin(self._edge_owner[edge_type], gone)
+            if edge_type in self.edge_owner:
+                mask |= torch.isin(self.edge_owner[edge_type], gone)
             edges[edge_type] = mask.nonzero().view(-1)
         return Cascade(
             {t: found for t, found in rows.items() if found.numel()},
@@ -444,18 +405,17 @@ class PrivacyUnit:
     ) -> Data | HeteroData:
         """Return the graph that remains after the removal of persons.
 
-        ``n_id`` of each node type holds the original names of its rows. What
+        ``n_id`` of each node type holds the original ids of its rows. What
         changes is copied; :obj:`data` stays as it is. Attributes that name
         persons, as owners of edges may, hold the names before the removal.
 
         Args:
             data (Data or HeteroData): the graph that was declared.
-            persons (Iterable[int] or Tensor): the names of the persons.
+            persons (Iterable[int] or Tensor): the ids of the persons.
 
         Raises:
-            ValueError: if the graph is another one, a name is unknown, or an
-                attribute may hold rows or edges in another order, such as
-                ``edge_label_index``, or a tensor or list of the whole graph.
+            ValueError: also if an attribute may hold rows or edges in another
+                order, or a tensor or list of the whole graph.
         """
         self.check(data)
         return self._left(data, self.cascade(persons))
@@ -471,10 +431,7 @@ class PrivacyUnit:
 
         Args:
             data (Data or HeteroData): the graph that was declared.
-            persons (Iterable[int] or Tensor): the names of the persons.
-
-        Raises:
-            ValueError: as :meth:`without`.
+            persons (Iterable[int] or Tensor): the ids of the persons.
         """
         self.check(data)
         return self._inside(data, self._names(persons))
@@ -518,9 +475,9 @@ class PrivacyUnit:
             ]
             left_of.eliminate_zeros()
             made._of[t] = left_of
-        made._edge_owner = {
+        made.edge_owner = {
             e: place[who[_kept(who.numel(), gone.edges.get(e))]]
-            for e, who in self._edge_owner.items()
+            for e, who in self.edge_owner.items()
         }
         made._close(left)
         return left, made
@@ -535,9 +492,6 @@ class PrivacyUnit:
             node_type (str): their type; of a public one nobody has rows.
             one (Tensor): rows, int64 or a mask.
             other (Tensor): rows, int64 or a mask.
-
-        Raises:
-            ValueError: if a person has rows in both groups.
         """
         check_choice('node_type', node_type, self._sizes)
         size = self._sizes[node_type]
@@ -593,9 +547,6 @@ class PrivacyUnit:
         Returns:
             list[dict[str, Tensor]]: for each part, a mask of the rows of each
             type that persons own, bool, ``[num_rows]``.
-
-        Raises:
-            ValueError: if shares are not positive, or exceed 1 together.
         """
         if not isinstance(ratio, list | tuple):
             raise TypeError(
@@ -663,9 +614,6 @@ class PrivacyUnit:
         """Refuse another graph than the declared one.
 
         Sizes, edges and the persons' ``n_id`` have to be the same.
-
-        Args:
-            data (Data or HeteroData): the graph.
         """
         data = _typed(data)
         if self._digest(data) != self._print:
@@ -860,7 +808,7 @@ class PrivacyUnit:
     def _check_public_edges(self) -> None:
         for e in self.public_edges:
             self.known(e, 'public_edges')
-            if not {e[0], e[2]} <= set(self.public) or e in self._edge_owner:
+            if not {e[0], e[2]} <= set(self.public) or e in self.edge_owner:
                 raise ValueError(
                     "'public_edges' needs to hold edge types between public "
                     f'rows that nobody owns (got {e})'
@@ -869,7 +817,7 @@ class PrivacyUnit:
             if (
                 {e[0], e[2]} <= set(self.public)
                 and e not in self.public_edges
-                and e not in self._edge_owner
+                and e not in self.edge_owner
             ):
                 raise ValueError(
                     "'public_edges' or 'edge_owner' needs to hold every edge "

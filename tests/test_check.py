@@ -262,7 +262,7 @@ def test_what_no_promise_names_is_said(tmp_path, ledger):
     # What it names and nobody hands in.
     found = check_report(saved(tmp_path, privacy(ledger_head=head)))
     (text,) = [e.text for e in found if e.status != HOLDS]
-    assert text.endswith('ledger: it was not handed in (--ledger)')
+    assert text.endswith('ledger: it was not passed (--ledger)')
 
 
 @pytest.mark.parametrize(

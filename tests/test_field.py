@@ -13,12 +13,12 @@ import torch_geometric.nn as pyg
 import torch_geometric.transforms as T
 from torch import nn
 from torch.nn import functional as F
-from torch_geometric.data import Batch, Data, TemporalData
+from torch_geometric.data import Batch, Data, HeteroData, TemporalData
 from torch_geometric.utils import index_to_mask
 
 import pyg_trust.nn as ours
 from pyg_trust.loader import DisjointWalkLoader, GraphLoader
-from pyg_trust.privacy import PrivacyEngine
+from pyg_trust.privacy import PrivacyEngine, PrivateNodeClassifier
 from pyg_trust.transforms import (
     AGP,
     GDC,
@@ -142,6 +142,12 @@ def test_interactions_in_lists_and_items_after_users():
     for given in (pairs.int(), pairs.tolist(), pairs.numpy()):
         found = Recommender().fit(given, 3, 3).recommend(torch.arange(3), 2)
         assert str(found) == str(want)
+    typed = HeteroData()
+    typed['user'].num_nodes = typed['item'].num_nodes = 3
+    typed['user', 'likes', 'item'].edge_index = pairs
+    for given in (typed, T.ToSparseTensor(layout=torch.sparse_csr)(typed)):
+        found = Recommender().fit(given).recommend(torch.arange(3), 2)
+        assert str(found) == str(want)
     # One numbering for both, as of LightGCN.
     after = pairs + torch.tensor([[0], [3]])
     with pytest.raises(ValueError, match=r'edge_index\[1\] - num_users'):
@@ -149,6 +155,64 @@ def test_interactions_in_lists_and_items_after_users():
     again = torch.stack([after[0], after[1] - 3])
     found = Recommender().fit(again, 3, 3).recommend(torch.arange(3), 2)
     assert str(found) == str(want)
+
+
+def test_edges_of_every_graph_of_a_list_are_checked():
+    # One that names a node too many would read the next graph of a batch.
+    for edges, error in (
+        ([[0, 1], [1, 3]], ValueError),
+        ([[0, -1], [1, 0]], ValueError),
+        ([[0, 1]], ValueError),
+        ([[0.0, 1], [1, 0]], TypeError),
+    ):
+        held = graphs()
+        held[5].edge_index = torch.tensor(edges)
+        with pytest.raises(error, match=r"'data\[5\]\.edge_index"):
+            GraphLoader(held, 2)
+
+
+def test_private_classifiers_take_columns_lists_and_leaves():
+    # Without a seed of torch an MLP starts elsewhere; 'feature' has none.
+    def fitted(**changes):
+        given = data()
+        for name, value in changes.items():
+            given[name] = value
+        model = PrivateNodeClassifier(
+            'feature', epsilon=4.0, delta=1e-3, steps=2, seed=0
+        )
+        return model.fit(given).predict()
+
+    want = fitted()
+    for changes in (
+        {'y': Y.view(-1, 1)},
+        {'y': Y.int()},
+        {'train_mask': (torch.arange(N) < 20).view(-1, 1)},
+        {'train_mask': np.arange(N) < 20},
+        {'x': X.clone().requires_grad_()},
+        {'edge_index': PAIRS.int()},
+    ):
+        assert fitted(**changes).equal(want), changes
+    with pytest.raises(ValueError, match="choose a column, as 'train_mask"):
+        fitted(train_mask=torch.ones(N, 3).bool())
+    leaf = data()
+    leaf.x.requires_grad_()
+    model = PrivateNodeClassifier('edge', epsilon=4.0, delta=1e-3, epochs=2)
+    assert model.fit(leaf).predict().shape == (N,)
+
+
+def test_rows_by_masks_lists_and_arrays_in_the_words_of_the_user():
+    mask = torch.arange(N) < 20
+    for given in (mask, mask.numpy(), mask.tolist(), mask.view(-1, 1)):
+        model = NodeClassifier(lam=0.1, seed=0).fit(data(), given)
+        assert model.num_train == 20
+        loader = DisjointWalkLoader(data(), 4, 1, input_nodes=given)
+        assert loader.input_nodes.equal(torch.arange(20))
+    assert model.predict(mask.numpy()).equal(model.predict(torch.arange(20)))
+    for bad in ([-1, 2], [1, 1], [], mask[:3], [N]):
+        with pytest.raises(ValueError, match="'input_nodes' needs"):
+            DisjointWalkLoader(data(), 2, 1, input_nodes=bad)
+    joined = Batch.from_data_list(graphs())
+    assert next(iter(GraphLoader(joined, 2))).num_graphs == 2
 
 
 # Transforms ##################################################################

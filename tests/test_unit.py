@@ -179,26 +179,6 @@ def test_pairs_meet_at_public_rows(path: Any, seed: int) -> None:
     assert set(map(tuple, found)) == want | alone
 
 
-def test_other_metapaths_make_no_pairs() -> None:
-    _, unit = declared(database(0))
-    for path in (
-        [BUYS],
-        [OF, OF],
-        [IN, IN],
-        [LIKE, LIKE],
-        [BUYS, LIKE],
-    ):
-        with pytest.raises(ValueError, match="'along' needs metapaths"):
-            unit.pairs([path])
-    for path, match in (
-        ([BUYS, IN], "'path' needs steps that follow"),
-        ([('a', 'b', 'c')], "'along' needs to be one of the edge types"),
-        ((), "'along' needs to be one of the edge types"),
-    ):
-        with pytest.raises(ValueError, match=match):
-            unit.pairs([path])
-
-
 def test_sets_equal_the_oracle() -> None:
     file = ORACLE / 'ownership.json'
     if not file.exists():
@@ -361,16 +341,6 @@ def test_wrong_declarations_are_refused(
         PrivacyUnit(shop(), **{**SHOP, **change})
 
 
-@pytest.mark.parametrize('rows', [[0, 0, 1, 2, 3, 4, 5, 6], [0, 1]])
-def test_a_row_needs_one_owner(rows: list[int]) -> None:
-    data = shop()
-    by = torch.tensor([rows, [0] * len(rows)])
-    data['order', 'by', 'user'].edge_index = by
-    data['user', 'rev_by', 'order'].edge_index = by.flip(0)
-    with pytest.raises(ValueError, match="each row of 'order' one owner"):
-        PrivacyUnit(data, **SHOP)
-
-
 @pytest.mark.parametrize('bad', [-1, 10**6])
 @pytest.mark.parametrize('end', [0, 1])
 def test_a_foreign_key_names_a_row_that_exists(bad: int, end: int) -> None:
@@ -381,26 +351,6 @@ def test_a_foreign_key_names_a_row_that_exists(bad: int, end: int) -> None:
     named = f'the rows of .{("order", "user")[end]}'
     with pytest.raises(ValueError, match=named):
         PrivacyUnit(data, **SHOP)
-
-
-def test_near_mirrors_are_refused() -> None:
-    data = shop()
-    index = data['item', 'rev_has', 'order'].edge_index
-    data['item', 'rev_has', 'order'].edge_index = index[:, 1:]
-    with pytest.raises(ValueError, match='mirror each other in full'):
-        PrivacyUnit(data, **SHOP)
-
-
-def test_edges_between_public_rows_are_named() -> None:
-    data = shop()
-    data['item', 'like', 'item'].edge_index = torch.tensor([[0, 1], [1, 2]])
-    with pytest.raises(ValueError, match="'public_edges' or 'edge_owner'"):
-        PrivacyUnit(data, **SHOP)
-    like = ('item', 'like', 'item')
-    PrivacyUnit(data, **SHOP, public_edges=(like,))
-    owner = {like: torch.tensor([0, 3])}
-    unit = PrivacyUnit(data, **SHOP, edge_owner=owner)
-    assert unit.cascade([3]).edges[like].tolist() == [1]
 
 
 def test_without_leaves_the_graph_and_its_attributes() -> None:

@@ -20,6 +20,15 @@ from pyg_trust._checks import check_instance
 from pyg_trust.verify import arrays
 from pyg_trust.verify.arrays import named
 
+__all__ = [
+    'DATA_FIELDS',
+    'fingerprint',
+    'fingerprint_data',
+    'fingerprint_model',
+    'save_tensors',
+    'stored',
+]
+
 # Integers of the width of types that numpy lacks.
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

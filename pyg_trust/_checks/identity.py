@@ -40,6 +40,14 @@ from pyg_trust._checks import check_callable, check_instance
 from pyg_trust._checks.fingerprints import fingerprint, stored
 from pyg_trust.graph import CSRGraph
 
+__all__ = [
+    'SpeaksOf',
+    'check_process',
+    'fingerprint_any',
+    'identity',
+    'identity_on',
+]
+
 _LIBRARIES = 'numpy pyg_trust scipy torch torch_geometric torch_scatter '
 _LIBRARIES += 'torch_sparse'
 _HOOKS = tuple(

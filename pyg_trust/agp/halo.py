@@ -211,7 +211,7 @@ def propagate_halo(graph: HaloGraph, x: Tensor, measure: Measure) -> Tensor:
 
     Raises:
         ValueError: if the parts of all processes do not make an undirected
-            graph, which is told by sums of keyed hashes: an entry without
+            graph, which is checked by sums of keyed hashes: an entry without
             its reverse passes with a probability of about :math:`2^{-64}`; or
             if they disagree about the measure, the columns or the dtype.
         RuntimeError: on the others, if one process fails.

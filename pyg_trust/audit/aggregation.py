@@ -44,13 +44,13 @@ def audit_aggregation(
 ) -> PrivacyAudit:
     r"""Audit a release of noisy sums by worst-case canaries.
 
-    - ``'edge'``: disjoint pairs, a coin says whether the edge is there. The
+    - ``'edge'``: disjoint pairs, each with an edge with probability 1/2. The
       score is the log-likelihood ratio, up to constants: over hops
       :math:`\langle S_u, m_w \rangle + \langle S_w, m_u \rangle` with the
       messages of later hops from released rows.
     - ``'node'`` and ``'node_incident'``: sources with lists of
-      :obj:`list_size` nodes that are nobody else's, by a coin present or a
-      blank (or, to replace, of the opposite features). The score is
+      :obj:`list_size` nodes of their own, each with probability 1/2 there or
+      removed (or, to replace, of the opposite features). The score is
       :math:`\langle W_{\cdot v} m_v^\top, S_1 \rangle`. Edges are arcs: the
       release needs ``directed=True``.
     - ``'feature'``: pairs with their edge, one end of which is as above; of
@@ -72,13 +72,13 @@ def audit_aggregation(
             :obj:`False`)
         form (str, optional): for nodes, the pair that is planted:
             :obj:`'withdraw'` or :obj:`'replace'`. A record against a blank
-            tells half of what a record against its opposite does; so ask for
-            what is claimed. By default that of a
+            reveals half of what a record against its opposite does; so ask
+            for what is claimed. By default that of a
             :class:`~pyg_trust.transforms.PrivateAGP` of the relation.
         list_size (int): of ``'node'`` and ``'node_incident'``.
             (default: :obj:`1`)
         confidence (float): in :math:`(0, 1)`. (default: :obj:`0.95`)
-        seed (int, optional): the seed of coins and rows. (default:
+        seed (int, optional): the seed of all draws. (default:
             :obj:`None`)
 
     Example:

@@ -216,7 +216,7 @@ def _noisy_twins(runs: Runs) -> list[AuditRow]:
                 note=f'{runs.worlds} runs a side, as releases are noisy: half '
                 'of them find the direction'
                 if power
-                else 'releases before the removal can not be told apart '
+                else 'releases before the removal can not be distinguished '
                 'either',
             )
         )

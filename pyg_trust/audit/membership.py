@@ -55,7 +55,7 @@ class MembershipReport(Report):
         return Chart(
             'The attack does no better than chance'
             if chance
-            else f'The attack tells members: AUC {self.auc:.3f}',
+            else f'The attack finds members: AUC {self.auc:.3f}',
             bars={self.attack: self.auc},
             spans={self.attack: (self.low, self.high)},
             xlabel=f'AUC, with its {self.level:.0%} interval',
@@ -80,7 +80,7 @@ def membership_inference(
 
     Scores nodes by :math:`\log p_{u, y_u}` (:obj:`'loss'`: training fits
     what it has seen) or :math:`\max_c p_{uc}` (:obj:`'confidence'`) and
-    measures how well the score tells members from others
+    measures how well the score separates members from others
     (:func:`pyg_trust.audit.scores.auc_interval`).
 
     **A smoke test, no proof.** Run it on the nodes that were removed, against
@@ -97,7 +97,7 @@ def membership_inference(
         members (Tensor): nodes that were in the training, int64 or a mask.
         others (Tensor): nodes that never were, int64 or a mask.
         unit (PrivacyUnit, optional): the privacy unit, if nodes are rows of
-            persons, none of whom may be in both groups: whoever has rows in
+            persons, none of whom may be in both groups: a person with rows in
             training is a member with all others. (default: :obj:`None`)
         node_type (str, optional): the type of these rows, with a
             :obj:`unit`. (default: :obj:`None`)

@@ -2,7 +2,7 @@ r"""An audit of unlearning: tests that a removal could fail.
 
 **Two questions are kept apart.** *Has the model forgotten?* Twins, worlds,
 poison, bytes and membership ask that, and exact unlearning must not be
-rejected by them. *What do releases tell?* The pair of releases, before and
+rejected by them. *What do releases reveal?* The pair of releases, before and
 after, reveals a removal that was exact as well: it leaks by design.
 
 No test can show that something was forgotten. The verdicts are 'failed',
@@ -79,7 +79,7 @@ def audit_removal(
     ============== ================================================ =======
 
     *Twins* are certain: one difference is a proof of a trace, for this pair
-    and seed. First the control: the same data twice, which tells what a seed
+    and seed. First the control: the same data twice, which shows what a seed
     does not fix (wall times, random salts), and both twins *before* the
     removal, which have to differ, else the test has no power. It has none over
     what is not compared: the row says how much that is, and where features of

@@ -19,6 +19,13 @@ from pyg_trust._checks import (
     validated,
 )
 
+__all__ = [
+    'AUC',
+    'auc_interval',
+    'holm',
+    'permutation_test',
+]
+
 
 class AUC(NamedTuple):
     """Area under the ROC curve with its confidence interval.

@@ -1,7 +1,7 @@
 r"""Empirical lower bounds of epsilon: does the code do what the proof says?
 
-A claim :math:`(\epsilon, \delta)` says that no test can tell two neighbouring
-graphs apart better than with
+A claim :math:`(\epsilon, \delta)` says that no test can distinguish two
+neighbouring graphs better than with
 
 .. math::
     \mathrm{TPR} \le e^\epsilon\, \mathrm{FPR} + \delta.
@@ -34,6 +34,16 @@ from pyg_trust.audit.report import PrivacyAudit
 from pyg_trust.audit.scores import permutation_test
 from pyg_trust.certificates.confidence import clopper_pearson
 from pyg_trust.report import provenance
+
+__all__ = [
+    'Trials',
+    'check_coins',
+    'empirical_epsilon',
+    'empirical_mu',
+    'mu_of',
+    'split_scores',
+    'told_apart',
+]
 
 _THRESHOLDS = 500
 
@@ -254,8 +264,7 @@ def check_coins(coin: Tensor) -> None:
     if not 4 <= heads <= count - 4:
         raise ValueError(
             "'num_canaries' needs to be larger: four canaries of either kind "
-            f'are needed (got {heads} and {count - heads} by the coins of '
-            "this 'seed')"
+            f'are needed (got {heads} and {count - heads} from this seed)'
         )
 
 

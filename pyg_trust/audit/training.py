@@ -77,13 +77,13 @@ def audit_function(
     independent: Annotated[str, OneOf(('canaries', 'runs'))] = 'canaries',
     seed: int | None = None,
 ) -> PrivacyAudit:
-    r"""Audit a training function by how well its weights tell neighbours.
+    r"""Audit a training function by how well its weights reveal changes.
 
     Nodes are added to the graph, without edges, each with a feature (a column
-    of ``x``) that no other node has. A coin decides whether a canary's row is
-    ``scale`` or ``-scale`` there: neighbours under replacement, or zero, a
-    blank (``form='withdraw'``). What the weights of the feature tell of the
-    coin is learned from one half of the canaries (a linear discriminant, and
+    of ``x``) that no other node has. With probability 1/2 each, a canary's row
+    is ``scale`` or ``-scale`` there: neighbours under replacement, or zero
+    (``form='withdraw'``). What the weights of the feature reveal of this draw
+    is learned from one half of the canaries (a linear discriminant, and
     a threshold); errors are counted on the other half. With
     Clopper-Pearson bounds of both rates, *at once* and with the stated
     confidence, if trials are independent,
@@ -139,7 +139,7 @@ def audit_function(
         confidence (float): in :math:`(0, 1)`. (default: :obj:`0.95`)
         independent (str): the source of independent trials: :obj:`'canaries'`,
             or :obj:`'runs'` (at least 16). (default: :obj:`'canaries'`)
-        seed (int, optional): the seed of coins and splits. (default:
+        seed (int, optional): the seed of draws and splits. (default:
             :obj:`None`)
 
     Returns:
@@ -380,14 +380,15 @@ def audit_training(
     r"""Audit an engine, as configured, by worst-case canaries.
 
     Every canary is the centre of a star that is one subgraph, and has a
-    feature of its own. A coin decides whether its row is :math:`+e_i` or
-    :math:`-e_i`, times a large number: two neighbours under replacement, as
-    far apart as clipping lets them be. The model is linear and its loss a sum
-    of outputs, so the gradient is along :math:`e_i` whatever the weights are,
-    and the released gradients, added up, say of each canary what can be
-    known. Noise is independent across features, so canaries are independent
-    trials if all are drawn (:obj:`batch_size` left out); if not, draws are
-    negatively associated, and counts vary less than independent ones would.
+    feature of its own. Its row is :math:`+e_i` or :math:`-e_i`, with
+    probability 1/2 each, times a large number: two neighbours under
+    replacement, as far apart as clipping lets them be. The model is linear and
+    its loss a sum of outputs, so the gradient is along :math:`e_i` for any
+    weights, and the sum of the released gradients has all that can be known
+    of each canary. Noise is independent across features, so canaries are
+    independent trials if all are drawn (:obj:`batch_size` left out); if not,
+    draws are negatively associated, and counts vary less than independent ones
+    would.
 
     Args:
         attach (callable): maps a model, an optimizer and a loader to an
@@ -400,7 +401,7 @@ def audit_training(
         delta (float): at which to compare; a larger one takes fewer trials to
             see a fault. (default: :obj:`0.05`)
         confidence (float): in :math:`(0, 1)`. (default: :obj:`0.99`)
-        seed (int, optional): the seed of coins, loader and weights. (default:
+        seed (int, optional): the seed of draws, loader and weights. (default:
             :obj:`None`)
         progress_bar (bool, optional): by default in terminals, after 2 s.
 

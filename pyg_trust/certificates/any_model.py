@@ -112,7 +112,7 @@ def certify(
     r"""Certify the predictions of a model against a threat.
 
     A certificate is of the model as it is now: ``report.speaks_of(model)``
-    tells whether another one, or this one later, is the same by its tensors,
+    is true if another one, or this one later, is the same by its tensors,
     attributes and code (``pyg_trust._checks.identity``).
 
     The threat decides how:
@@ -127,7 +127,7 @@ def certify(
       nodes or graphs, with confidence, by smoothing, see
       :func:`certify_smoothed`; what is certified is the smoothed classifier,
       which :class:`SmoothedClassifier` deploys. Where a model has exact
-      certificates, these say more.
+      certificates, these certify more.
 
     For certain and any model, by votes over divided inputs: :class:`Divided`.
     Against poisoned training data:

@@ -148,12 +148,7 @@ def bounds_and_vectors(
 
 
 class EdgeShares(NamedTuple):
-    """Share of an edge's price that each direction pays.
-
-    Args:
-        removal (Tensor): of the edges, ``[num_columns, num_edges]``.
-        addition (Tensor): of the pairs, ``[num_columns, num_pairs]``.
-    """
+    """Share of an edge's price that each direction pays."""
 
     removal: Tensor
     addition: Tensor
@@ -234,20 +229,7 @@ def flip_gains(
     follow: float,
     normalization: str,
 ) -> Tensor:
-    """Return what each flip adds to the step at its source.
-
-    Args:
-        value (Tensor): V, ``[num_columns, num_nodes]``.
-        mean (Tensor): its mean over each row, likewise.
-        signal (Tensor): the signal, likewise.
-        size (Tensor): the sizes of rows, float64, of all columns or of each.
-        row (Tensor): int64, ``[num_flips]``: the sources.
-        col (Tensor): int64, ``[num_flips]``: the targets.
-        sign (Tensor or int): 1 for an edge that is added, -1 for one that is
-            removed.
-        follow (float): the probability to follow an edge.
-        normalization (str): ``'rw'`` or ``'sym'``.
-    """
+    """Return what each flip adds to the step at its source."""
     old = size[..., row]
     after = old + sign
     gain = sign * (value[:, col] - mean[:, row]) / after.clamp(min=1)
@@ -267,13 +249,6 @@ def flip_costs(
     shares: EdgeShares | None = None,
 ) -> dict[str, Any]:
     """Return the prices of flips at one multiplier per column.
-
-    Args:
-        perturbations (Perturbations): the admissible graphs.
-        upper (Tensor): upper bounds as in :func:`dual_bound`.
-        multiplier (Tensor): float64, ``[num_columns]``.
-        cost (str): as in :func:`dual_bound`.
-        shares (EdgeShares, optional): of undirected edges.
 
     Returns:
         dict[str, Tensor]: arguments of :func:`policy_iteration`.
@@ -633,15 +608,7 @@ def pagerank_of(
     start: Tensor | None,
     tol: Tensor,
 ) -> Tensor:
-    """Compute personalized PageRank of one node per column, in its graph.
-
-    Args:
-        policy (Policy): a graph per column.
-        nodes (Tensor): int64, ``[num_columns]``.
-        alpha (float): the teleport probability.
-        start (Tensor, optional): a guess.
-        tol (Tensor): the largest residual, by column.
-    """
+    """Compute personalized PageRank of one node per column, in its graph."""
     shape = nodes.numel(), policy.perturbations.num_nodes
     teleport = torch.zeros(shape, dtype=torch.float64)
     teleport[torch.arange(nodes.numel()), nodes] = alpha

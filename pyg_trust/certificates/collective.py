@@ -236,45 +236,9 @@ def certify_collective(
     if labels is not None:
         size = (int(data.num_nodes or 0),)
         check_tensor('labels', labels, torch.int64, size)
-    for kind, radius in budgets.items():
-        if radius != (0, 0) and kind not in report.noise.noisy:
-            raise ValueError(
-                f"'{kind}' need to have noise to be certified "
-                f'(got {report.noise})'
-            )
-    if report.task != 'nodes' or report.per != 'all':
-        raise ValueError(
-            "'report' needs to be of nodes, with confidence per='all' (got "
-            f'{report.task}, per {report.per!r})'
-        )
-    if report.noise.edges[0] > 0 or report.noise.directed:
-        raise ValueError(
-            "'report' needs to have noise that adds no edges, on undirected "
-            f'graphs: every node would see everything (got {report.noise})'
-        )
-    check_process()
-    if identity_on(model, [data]) != report.fingerprint:
-        raise ValueError(
-            "'model' and 'data' need to be those of the report (got other "
-            'weights, attributes or code, or another graph)'
-        )
-    called = report.provenance['arguments']
-    if called['transform'] is not None:
-        raise ValueError(
-            "'report' needs to be of a model without a 'transform', which "
-            f'may show every node everything (got {called["transform"]})'
-        )
-    if (called['forward'] is None) != (forward is None):
-        raise ValueError(
-            "'forward' needs to be that of the report: "
-            f'{called["forward"]} (got {forward})'
-        )
-    digest = identity(model, None, forward)
-    if digest != report.model_digest:
-        raise ValueError(
-            "'forward' needs to be that of the report, with the same code and "
-            f'what it refers to (got {forward})'
-        )
+    # Refuses budgets of kinds without noise.
+    report.certified(**budgets)
+    digest = _same_model(report, model, data, forward)
     # A layer may keep its graph since then.
     check_uncached(model)
     fields = _Fields(data, hops, degrees)
@@ -374,6 +338,44 @@ def certify_collective(
         proof=proof,
         witness_digest=found_digest,
     )
+
+
+def _same_model(
+    report: SmoothedCertificate,
+    model: Module,
+    data: Data,
+    forward: Callable[[Data], Tensor] | None,
+) -> str:
+    # The digest of the model, which has to be that of the report.
+    if report.task != 'nodes' or report.per != 'all':
+        raise ValueError(
+            "'report' needs to be of nodes, with confidence per='all' (got "
+            f'{report.task}, per {report.per!r})'
+        )
+    if report.noise.edges[0] > 0 or report.noise.directed:
+        raise ValueError(
+            "'report' needs to have noise that adds no edges, on undirected "
+            f'graphs: every node would see everything (got {report.noise})'
+        )
+    check_process()
+    if identity_on(model, [data]) != report.fingerprint:
+        raise ValueError(
+            "'model' and 'data' need to be those of the report (got other "
+            'weights, attributes or code, or another graph)'
+        )
+    called = report.provenance['arguments']
+    if called['transform'] is not None:
+        raise ValueError(
+            "'report' needs to be of a model without a 'transform', which "
+            f'may show every node everything (got {called["transform"]})'
+        )
+    digest = identity(model, None, forward)
+    if digest != report.model_digest:
+        raise ValueError(
+            f"'forward' needs to be that of the report, {called['forward']}, "
+            f'with the same code and what it refers to (got {forward})'
+        )
+    return digest
 
 
 def _witness(

@@ -17,11 +17,6 @@ from pyg_trust.verify.collective import Attack, Matrix, program, value
 def receptive_field(edge_index: Tensor, num_nodes: int, hops: int) -> Matrix:
     """Mark the nodes whose features reach each target in K rounds.
 
-    Args:
-        edge_index (Tensor): int64, ``[2, num_edges]``.
-        num_nodes (int): the number of nodes.
-        hops (int): the number of rounds, 0 for the node itself alone.
-
     Returns:
         scipy.sparse.csr_array: ``[num_nodes, num_nodes]``, ones.
     """
@@ -46,10 +41,6 @@ def edge_field(field: Matrix, edges: Tensor) -> Matrix:
     distance :math:`L` and :math:`L + 1` changes a degree within. For layers
     that are normalized at the target alone it is that of one round less.
 
-    Args:
-        field (scipy.sparse.csr_array): of :func:`receptive_field`.
-        edges (Tensor): int64, ``[2, num_items]``.
-
     Returns:
         scipy.sparse.csr_array: ``[num_nodes, num_items]``, ones.
     """
@@ -69,10 +60,6 @@ def edge_field(field: Matrix, edges: Tensor) -> Matrix:
 
 def frontier(certified: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the smallest budgets at which each target is not certified.
-
-    Args:
-        certified (numpy.ndarray): bool, ``[num_targets, R_1 + 1, ...]``, by
-            budget of each kind.
 
     Returns:
         tuple[numpy.ndarray, numpy.ndarray]: whose points they are,
@@ -101,9 +88,6 @@ def broken_bound(attack: Attack) -> tuple[float, np.ndarray]:
     node share what it sees, where the published relaxation counts it once for
     each. The solver's objective is not used: from its multipliers the kernel
     computes a bound, which holds whatever they are.
-
-    Args:
-        attack (Attack): the budget, the points of targets, and what they see.
 
     Returns:
         tuple[float, numpy.ndarray]: the bound (at most its floor, with 1e-6

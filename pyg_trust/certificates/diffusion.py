@@ -1,7 +1,7 @@
 """Personalized PageRank of a signal: one sparse linear system.
 
 :func:`diffuse` solves in float64, refuses to return a residual above a bound,
-and rounds once, so that a certificate can say how far it is from exact
+and rounds once, so that a certificate can bound how far it is from exact
 arithmetic: :func:`diffusion_error`.
 """
 

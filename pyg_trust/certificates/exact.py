@@ -117,25 +117,15 @@ def certify_pagerank(
         TypeError: on a wrong type or dtype, or a model of another kind.
         ValueError: on logits of a wrong shape or not finite, :obj:`alpha`
             outside :math:`(0, 1)`, targets out of range, a model that
-            computes something else than it says, data with another graph
+            computes something else than PageRank, data with another graph
             than the threat, or a method that does not fit.
     """
     if over_ranks:
-        perturbations = threat.perturbations
         check_same(
             {
                 'model': model,
                 'data': data,
-                'threat': [
-                    threat.graph.rowptr,
-                    threat.graph.col,
-                    perturbations.removable,
-                    perturbations.pairs,
-                    perturbations.all_pairs,
-                    threat.local_budget,
-                    threat.global_budget,
-                    threat.undirected,
-                ],
+                'threat': _parts(threat),
                 'alpha': alpha,
                 'targets': targets,
                 'reference': reference,
@@ -219,7 +209,9 @@ def _report(solver: Solver, predicted: Tensor, **fields: Any) -> Certificate:
         tolerance=float(solver.tolerance),
         roundoff=float(slack.max()) if slack.numel() else 0.0,
         fingerprint=fingerprint(
-            *subject(deployed, threat),
+            *(deployed.logits, deployed.alpha, deployed.K),
+            *(deployed.normalization, str(deployed.self_loops)),
+            *(deployed.kind, *_parts(threat)),
             solver.reference,
             solver.targets,
             perturbations.graph.num_edges,
@@ -244,15 +236,9 @@ def _report(solver: Solver, predicted: Tensor, **fields: Any) -> Certificate:
     )
 
 
-def subject(deployed: Deployed, threat: ThreatModel) -> tuple[Any, ...]:
-    """List everything that a certificate depends on, but for its targets."""
-    return (
-        deployed.logits,
-        deployed.alpha,
-        deployed.K,
-        deployed.normalization,
-        str(deployed.self_loops),
-        deployed.kind,
+def _parts(threat: ThreatModel) -> list[Any]:
+    # What a threat consists of.
+    return [
         threat.graph.rowptr,
         threat.graph.col,
         threat.perturbations.removable,
@@ -261,7 +247,7 @@ def subject(deployed: Deployed, threat: ThreatModel) -> tuple[Any, ...]:
         threat.local_budget,
         threat.global_budget,
         str(threat.undirected),
-    )
+    ]
 
 
 def _deployed(

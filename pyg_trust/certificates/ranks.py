@@ -193,7 +193,7 @@ def certify_ranks(
     a formula for all items at once. Each user is certified against the edges
     of all others: its own pairs do not flip for its ranks.
     **More flips** are bounded by :func:`certify_pagerank`, each competitor
-    with the whole budget: for small graphs. On real ones this says little,
+    with the whole budget: for small graphs. On real ones this proves little,
     and an item of which nothing is proved is *unknown*.
 
     .. code-block:: python
@@ -324,17 +324,6 @@ def single_edge_ranks(
     :mod:`pyg_trust.verify.ranks` has the formula and the bound of its error.
     A pair of a user itself does not flip for its ranks. Needs the dense
     inverse: about 40 bytes for each pair of nodes.
-
-    Args:
-        graph (CSRGraph): undirected, unweighted, without self-loops.
-        users (Tensor): int64, ``[num_users]``.
-        items (Tensor): int64, ``[num_items]``: all that are ranked, rising.
-        pairs (Tensor): int64, ``[2, num_pairs]``: the undirected pairs.
-        alpha (float): the teleport probability, in :math:`(0, 1)`.
-        k (int): the number of best items. (default: :obj:`10`)
-        tolerance (float): an item less than this below another one counts as
-            beside it. (default: :obj:`0.0`)
-        progress_bar (bool, optional): by default in terminals, after 2 s.
 
     Example:
         >>> path = torch.tensor([[0, 2, 1, 2, 1, 3], [2, 0, 2, 1, 3, 1]])

@@ -1,7 +1,7 @@
 r"""Bounds of few targets in large graphs, in a region around each.
 
-For one target of a large graph most rows say that nearly nothing arrives. Here
-a region around the target is cut out, found by local pushes, and the values of
+For one target of a large graph nearly nothing arrives at most rows. Here a
+region around the target is cut out, found by local pushes, and the values of
 the nodes outside are held at numbers that are at least the true ones: for the
 margin the local worst case without prices (flips outside are free), for
 PageRank a power of :math:`1 - \alpha` by the distance. The fixed point inside
@@ -35,12 +35,7 @@ _LEAST = 1e-12
 
 @validated
 class Region:
-    """Rows of a part of a graph, and the border that they lead to.
-
-    Args:
-        perturbations (Perturbations): the admissible graphs.
-        inside (Tensor): int64: the nodes of the region, distinct.
-    """
+    """Rows of a part of a graph, and the border that they lead to."""
 
     def __init__(self, perturbations: Perturbations, inside: Tensor) -> None:
         graph, n = perturbations.graph, perturbations.num_nodes
@@ -85,14 +80,7 @@ class Region:
     def signal(
         self, reward: Tensor, outside: Tensor, most: Tensor, alpha: float
     ) -> Tensor:
-        """Return the reward inside and the fixed values of the border.
-
-        Args:
-            reward (Tensor): ``[num_columns, num_inside]``.
-            outside (Tensor): ``[num_columns, num_border]``.
-            most (Tensor): ``[num_columns]``: of the stand-ins.
-            alpha (float): the teleport probability.
-        """
+        """Return the reward inside and the fixed values of the border."""
         held = torch.cat(
             [outside, most[:, None].expand(-1, self.spare)], dim=1
         )
@@ -142,12 +130,6 @@ class Region:
 
 def nearest(graph: CSRGraph, target: int, alpha: float, size: int) -> Tensor:
     """Return the nodes with the largest personalized PageRank, by pushes.
-
-    Args:
-        graph (CSRGraph): the graph.
-        target (int): where walks start.
-        alpha (float): the teleport probability.
-        size (int): the most nodes.
 
     Returns:
         Tensor: int64, at most :obj:`size` nodes, the target among them.

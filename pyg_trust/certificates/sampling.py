@@ -36,18 +36,7 @@ __all__ = ['Pipeline', 'Sampler', 'check_uncached', 'evaluating']
 
 
 class Pipeline(NamedTuple):
-    """Model with its transform, its call, and the format of its inputs.
-
-    Args:
-        model (Module): the model.
-        graphs (bool): whether the model classifies graphs instead of nodes.
-        transform (Callable, optional): the transform of every noisy copy.
-        forward (Callable, optional): maps a batch to logits.
-        sparse_x (bool): whether features are passed as a sparse matrix.
-        sparse_adj (bool): whether edges are passed as a transposed sparse
-            matrix.
-        pairs (int): the number of pairs to classify; 0 for nodes or graphs.
-    """
+    """Model with its transform, its call, and the format of its inputs."""
 
     model: Module
     graphs: bool = False
@@ -84,12 +73,7 @@ def check_uncached(model: Module) -> None:
 
 
 def fresh_copy(parts: Parts) -> Parts | None:
-    """Copy a value before any call changes it; None if that is impossible.
-
-    Args:
-        parts (tuple): a model and its callables; the copies share what these
-            share.
-    """
+    """Copy a value before any call changes it; None if that is impossible."""
     try:
         return copy.deepcopy(parts)
     except (RuntimeError, TypeError):
@@ -97,14 +81,7 @@ def fresh_copy(parts: Parts) -> Parts | None:
 
 
 class Sampler:
-    """Compute the logits of noisy copies of one graph.
-
-    Args:
-        pipeline (Pipeline): the model.
-        data (Data): the graph.
-        noise (BitFlips): the noise.
-        seed (int): the seed.
-    """
+    """Compute the logits of noisy copies of one graph."""
 
     def __init__(
         self,
@@ -128,14 +105,7 @@ class Sampler:
             self._fixed_x = _csr_of(x)
 
     def logits(self, first: int, count: int, plain: bool = False) -> Tensor:
-        """Compute the logits of some copies: ``[count, rows, num_classes]``.
-
-        Args:
-            first (int): the number of the first copy.
-            count (int): the number of copies.
-            plain (bool): whether to call the model without sparse matrices.
-                (default: :obj:`False`)
-        """
+        """Compute logits of copies: ``[count, rows, num_classes]``."""
         pipe = self.pipeline
         if pipe.transform is not None or pipe.forward is not None:
             out = self._general(first, count)
@@ -314,12 +284,6 @@ class Sampler:
     def check(self, fresh: Pipeline | None, together: int = 3) -> str:
         """Return why copies can't share a call of the model, or nothing.
 
-        Args:
-            fresh (Pipeline, optional): a copy of the pipeline that no call has
-                changed.
-            together (int): the number of copies that are tried.
-                (default: :obj:`3`)
-
         Raises:
             ValueError: if the model is random in evaluation mode, or keeps
                 what it was called with before.
@@ -411,17 +375,6 @@ class Sampler:
         """Count the votes of copies for each class: ``[rows, C + 1]``.
 
         The last column has the votes of outputs that are not finite.
-
-        Args:
-            first (int): the number of the first copy.
-            count (int): the number of copies.
-            batch_size (int): the number of copies per call of the model.
-            bar (Bar): the progress bar, which counts copies.
-            plain (bool): whether to call the model without sparse matrices.
-                (default: :obj:`False`)
-            place (tuple[int, int]): the number of a process, and the number of
-                processes that share the batches; a process without a batch
-                returns nothing. (default: :obj:`(0, 1)`)
 
         Raises:
             ValueError: if a copy has another output alone, and after all

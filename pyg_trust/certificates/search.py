@@ -35,15 +35,7 @@ _TOGETHER = 5
 
 
 class Margins(NamedTuple):
-    """Smallest margins of the reference class over each class, by search.
-
-    Args:
-        lower (Tensor): float64, ``[num_targets, num_classes]``: bounds from
-            below, roundoff included; infinite at the reference class.
-        upper (Tensor): bounds from above, likewise.
-        flips (list[list[Tensor]]): the directed edges to flip, ``[2,
-            num_flips]``, by target and class.
-    """
+    """Smallest margins of the reference class over each class, by search."""
 
     lower: Tensor
     upper: Tensor
@@ -51,13 +43,7 @@ class Margins(NamedTuple):
 
 
 def candidates(perturbations: Perturbations, undirected: bool) -> Tensor:
-    """List the flips that an attacker can choose from: ``[2, num_flips]``.
-
-    Args:
-        perturbations (Perturbations): the admissible graphs.
-        undirected (bool): whether a flip takes both directions; then each is
-            listed once, the smaller node first.
-    """
+    """List the flips that an attacker can choose from: ``[2, num_flips]``."""
     row, col, _ = perturbations.fragile(perturbations.active)
     if undirected:
         # Both ends need a budget.
@@ -88,12 +74,6 @@ def within(
     pairs: Tensor, budget: Tensor, undirected: bool, most: int | None = None
 ) -> Tensor:
     """Take flips in the given order, as far as the local budgets allow.
-
-    Args:
-        pairs (Tensor): int64, ``[2, num_flips]``, the most wanted first.
-        budget (Tensor): int64, ``[num_nodes]``.
-        undirected (bool): whether a flip takes from the budgets of both ends.
-        most (int, optional): the most flips in all. (default: :obj:`None`)
 
     Returns:
         Tensor: a mask of the flips that are taken.
@@ -129,11 +109,6 @@ def all_flips(
 ) -> Iterator[Tensor]:
     """Iterate over every admissible set of flips, the empty one first.
 
-    Args:
-        perturbations (Perturbations): the admissible graphs.
-        budget (int): the most flips.
-        undirected (bool): as in :func:`candidates`.
-
     Yields:
         Tensor: the directed edges to flip, ``[2, num_flips]``.
     """
@@ -162,18 +137,7 @@ def try_all(
     undirected: bool,
     progress_bar: bool | None = None,
 ) -> Margins:
-    r"""Find the worst case over every admissible graph, by brute force.
-
-    Args:
-        perturbations (Perturbations): the admissible graphs.
-        logits (Tensor): :math:`H`, float64, ``[num_nodes, num_classes]``.
-        targets (Tensor): int64, ``[num_targets]``.
-        reference (Tensor): int64, ``[num_targets]``: the class to defend.
-        budget (int): the most flips.
-        horizon (Horizon): how the model diffuses.
-        undirected (bool): whether a flip takes both directions.
-        progress_bar (bool, optional): by default in terminals, after 2 s.
-    """
+    r"""Find the worst case over every admissible graph, by brute force."""
     classes, signal = logits.size(1), logits.t().contiguous()
     here, alpha = torch.arange(targets.numel()), horizon.alpha
     lower = logits.new_full((targets.numel(), classes), math.inf)
@@ -230,14 +194,6 @@ def try_each(
     :math:`\eta_g`, the quotient :math:`Q` with the denominator :math:`M` is
     off by :math:`\Delta = (2 \eta_z + 2 \eta_g |Q|) / (M - 2 \eta_g)`, and the
     margin by :math:`(g_u + \eta_g) \Delta + \eta_g |Q| + 2 \eta_z`.
-
-    Args:
-        logits (Tensor): :math:`H`, ``[num_nodes, num_classes]``.
-        perturbations (Perturbations): the admissible graphs.
-        targets (Tensor): int64, ``[num_targets]``.
-        reference (Tensor): int64, ``[num_targets]``: the class to defend.
-        alpha (float): the teleport probability, in :math:`(0, 1)`.
-        progress_bar (bool, optional): by default in terminals, after 2 s.
     """
     follow = 1 - alpha
     graph, n = perturbations.graph, perturbations.num_nodes
@@ -353,19 +309,6 @@ def attacks(
     With all pairs addable only removals are tried in graphs of more than 1,500
     nodes.
 
-    Args:
-        perturbations (Perturbations): the graphs admissible by the local
-            budgets.
-        reward (Tensor): :math:`r`, float64, ``[num_columns, num_nodes]``.
-        targets (Tensor): int64, ``[num_columns]``: :math:`u`.
-        global_budget (int): :math:`B`.
-        alpha (float): the teleport probability, in :math:`(0, 1)`.
-        normalization (str): as in :class:`Horizon`. (default: :obj:`'rw'`)
-        undirected (bool): whether a flip takes both directions.
-            (default: :obj:`False`)
-        swaps (int): how often every flip is reconsidered. (default: :obj:`1`)
-        progress_bar (bool, optional): by default in terminals, after 2 s.
-
     Returns:
         list[Tensor]: per column the directed edges to flip, ``[2,
         num_flips]``.
@@ -416,17 +359,18 @@ class _Attack:
             directed(self.pairs[:, mask], self.undirected) for mask in chosen
         ]
 
-    def worth(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the worth of each flip, and whether it may be added.
+    def worth(self, chosen: Tensor, of: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the worth of each flip of some columns, and which are free.
 
         Keep the columns whose graph is better than the best one so far.
         """
+        reward, targets = self.reward[of], self.targets[of]
         policy = Policy.from_flips(self.perturbations, self.flips(chosen))
         alpha, follow = self.horizon.alpha, 1 - self.horizon.alpha
-        signal = self.horizon.scaled(policy, self.reward)
+        signal = self.horizon.scaled(policy, reward)
         value = policy_value(policy, signal, alpha, tol=1e-9).value
         sure = torch.full((len(chosen),), 1e-9, dtype=torch.float64)
-        reach = pagerank_of(policy, self.targets, alpha, None, sure)
+        reach = pagerank_of(policy, targets, alpha, None, sure)
         mean, size = (value - signal) / follow, policy.size.double()
         left = self.perturbations.budget - policy.flips
         worth, free = torch.zeros_like(chosen).double(), ~chosen
@@ -435,17 +379,17 @@ class _Attack:
         ways = [self.pairs, self.pairs.flip(0)][: 1 + self.undirected]
         for k, (row, col) in enumerate(ways):
             gain = flip_gains(
-                *(value, mean, self.reward, size, row, col),
+                *(value, mean, reward, size, row, col),
                 *(sign, follow, self.horizon.normalization),
             )
             if k > 0:
                 gain = gain.masked_fill(row == col, 0)
             worth += reach[:, row] * gain
             free &= left[:, row] > 0
-        now = value[torch.arange(len(chosen)), self.targets]
-        better = now > self.best
-        self.best = torch.where(better, now, self.best)
-        self.chosen = torch.where(better[:, None], chosen, self.chosen)
+        now = value[torch.arange(len(chosen)), targets]
+        better = now > self.best[of]
+        self.best[of[better]] = now[better]
+        self.chosen[of[better]] = chosen[better]
         return torch.where(chosen, -worth, worth), free
 
     def together(self, worth: Tensor, budget: int) -> Tensor:
@@ -475,27 +419,31 @@ class _Attack:
 
     def run(self, budget: int, swaps: int) -> None:
         """Take flips together, then one by one, then swap them."""
-        worth, free = self.worth(self.chosen)
+        every = live = torch.arange(len(self.best))
+        worth, _ = self.worth(self.chosen, every)
         if budget == 0 or worth.size(1) == 0:
             return
         for _ in range(_TOGETHER if budget > 1 else 0):
-            before, tried = self.chosen, self.together(worth, budget)
-            worth, _ = self.worth(tried)
-            if torch.equal(before, self.chosen):
+            before = self.best[live]
+            worth, _ = self.worth(self.together(worth, budget), live)
+            on = self.best[live] > before
+            live, worth = live[on], worth[on]
+            if live.numel() == 0:
                 break
-        tried = self.chosen
-        for _ in range(budget):
-            full = (tried.sum(1) >= budget)[:, None]
-            worth, free = self.worth(tried)
-            before, tried = tried, self.add(tried, worth, free & ~full)
-            if torch.equal(tried, before):
+        live, tried = every, self.chosen.clone()
+        for _ in range(budget + 1):
+            worth, free = self.worth(tried, live)
+            free &= (tried.sum(1) < budget)[:, None]
+            longer = self.add(tried, worth, free)
+            on = (longer != tried).any(1)
+            live, tried = live[on], longer[on]
+            if live.numel() == 0:
                 break
-        self.worth(tried)
         for _ in range(swaps if budget > 1 else 0):
             for k in range(budget):
                 # Remove the k-th flip of each column.
                 number = self.chosen.long().cumsum(1)
                 gone = self.chosen & (number == k + 1)
                 without = self.chosen & ~gone
-                worth, free = self.worth(without)
-                self.worth(self.add(without, worth, free & ~gone))
+                worth, free = self.worth(without, every)
+                self.worth(self.add(without, worth, free & ~gone), every)

@@ -135,7 +135,7 @@ def certify_smoothed(
         pairs (bool): whether the rows of :obj:`forward` are the pairs of
             ``data.edge_label_index``, to classify links: ``[copies *
             num_pairs, num_classes]``. A pair's own edge is a bit like others,
-            so that the certificate holds if it comes or goes, too.
+            so that the certificate holds if it is added or removed, too.
             (default: :obj:`False`)
         batch_size (int, optional): the number of copies per call of the model;
             by default as many as take about 256 MiB. (default: :obj:`None`)
@@ -147,7 +147,7 @@ def certify_smoothed(
             layers that take one; by default where the model gives the same
             outputs. (default: :obj:`None`)
         seed (int, optional): the seed of the copies: then nothing is
-            certified, and the report says so first. By default from the
+            certified, and the report states it first. By default from the
             operating system: nobody may know the noise beforehand.
         tolerance (float): the amount by which bounds of probabilities are
             lowered for rounding, besides the sampler's error.
@@ -468,7 +468,7 @@ def _looks(num_samples: Any, until: Any, threat: BitFlips) -> list[int]:
         )
     if until is None and len(looks) > 1:
         raise ValueError(
-            "'until' needs to say when to stop, with several 'num_samples'"
+            "'until' is needed with several 'num_samples': when to stop"
         )
     for kind, radius in (until or {}).items():
         check_choice('until', kind, KINDS)

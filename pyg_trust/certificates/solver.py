@@ -42,16 +42,7 @@ _PROVED = 2**22
 
 
 class Priced(NamedTuple):
-    """Multiplier that proves a bound under a global budget.
-
-    Args:
-        cost (str): the cost of a flip, by name.
-        multiplier (float): the multiplier lambda.
-        bound (float): the bound of the other class's score minus the
-            reference's.
-        upper (Tensor): float64, ``[num_nodes]``: upper bounds of PageRank or
-            visits.
-    """
+    """Multiplier that proves a bound under a global budget."""
 
     cost: str
     multiplier: float
@@ -60,17 +51,7 @@ class Priced(NamedTuple):
 
 
 class Solver:
-    """Bounds of every target's margins, with the attacks that were found.
-
-    Args:
-        deployed (Deployed): the model.
-        threat (ThreatModel): the attacker.
-        targets (Tensor): int64, ``[num_targets]``.
-        reference (Tensor): int64, ``[num_targets]``: the class to defend.
-        tolerance (float): the largest margin that counts as unknown.
-        over_ranks (bool): whether the processes of torchrun share the work.
-        progress_bar (bool, optional): by default in terminals, after 2 s.
-    """
+    """Bounds of every target's margins, with the attacks that were found."""
 
     sign_only = False
 

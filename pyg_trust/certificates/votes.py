@@ -58,7 +58,7 @@ class SmoothedCertificate(SpeaksOf, Report):
     It is about the *smoothed* classifier, the likeliest class of the model
     over noisy copies of its input, not about the model itself: predict with
     :obj:`predicted`, or with :class:`SmoothedClassifier`, which may abstain
-    where a class stays (:meth:`answered` tells where it does not).
+    where a class stays (:meth:`answered` is where it does not).
 
     Args:
         targets (Tensor): the nodes, graphs or pairs: int64, ``[num_targets]``.

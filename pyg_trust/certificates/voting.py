@@ -36,7 +36,7 @@ TIES = ('any', 'first')
 #: How far logits may move with the batch, relative to how far apart they are.
 APART = 1e-4
 # How far rounding may move them, relative to the largest of a row, and the
-# share of rows in which it may turn a vote.
+# share of rows in which it may flip a vote.
 _ROUNDED, _TURNED = 2.0**-17, 0.01
 
 
@@ -45,8 +45,8 @@ class CertifiedVotes(NamedTuple):
 
     Args:
         predicted (Tensor): int64, ``[num]``: the class.
-        radius (Tensor): int64, ``[num]``: the most views that may say
-            anything else without another class; -1 for a tie.
+        radius (Tensor): int64, ``[num]``: the most views that may
+            change without another class; -1 for a tie.
         counts (Tensor): int64, ``[num, num_classes]``: the votes.
     """
 
@@ -184,10 +184,6 @@ def strays(one: Tensor, two: Tensor) -> Tensor:
     of the usual distance between the first two. Thus huge numbers, which mask
     a class or fill a row, excuse no error elsewhere.
 
-    Args:
-        one (Tensor): logits, ``[num, num_classes]``.
-        two (Tensor): logits to compare, of the same shape.
-
     Returns:
         Tensor: bool, ``[num, num_classes]``.
     """
@@ -229,9 +225,6 @@ def tallies(*columns: Tensor) -> list[list[int]]:
 
     For reports of votes, so that a reader can count again.
 
-    Args:
-        *columns (Tensor): int64, ``[num]``.
-
     Returns:
         list: how many, then the row.
 
@@ -248,11 +241,6 @@ def tallies(*columns: Tensor) -> list[list[int]]:
 
 def survives_votes(votes: Tensor, num_classes: int, views: Tensor) -> Tensor:
     """Return the classes that survive any answers of given views.
-
-    Args:
-        votes (Tensor): int64, ``[num_views, num]``.
-        num_classes (int): the number of classes.
-        views (Tensor): int64, the corrupted views.
 
     Returns:
         Tensor: bool, ``[num]``: whether the class leads by more than these

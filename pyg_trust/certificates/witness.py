@@ -135,7 +135,7 @@ class Proved:
         Returns:
             str: ``'holds'``; ``'FAILS'`` if the witness is that of another
             certificate; ``'not proved'`` if there is none, or it proves less
-            than the certificate says.
+            than the certificate states.
 
         Raises:
             ValueError: if the witness is damaged.

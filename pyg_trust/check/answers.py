@@ -20,7 +20,7 @@ class Finding:
     Args:
         status (str): ``'holds'``, ``'FAILS'``, ``'not proved'`` (there is no
             witness, or none that is small enough) or ``'not checked'`` (it
-            was not handed in, or can't be run).
+            was not passed, or can't be run).
         text (str): the checked item.
     """
 

@@ -90,7 +90,7 @@ def _smoothed(c: Any) -> Checks:
         yield FAILS, f'more than {c.num_classes} other classes have votes'
     yield from _cells(c, rows)
     if not c.certified:
-        yield FAILS, 'nothing is said of any number of changes'
+        yield FAILS, 'no number of changes is certified'
     yield from _smoothed_counts(c, rows)
     yield (
         UNKNOWN,

@@ -109,7 +109,7 @@ def check_report(
     for at, (each, made) in enumerate(zip(stated, claims, strict=True), 1):
         verdicts = [*_leaks(each), *_run(_judge, made, each)]
         verdicts += [
-            (UNKNOWN, f'{name}: it was not handed in (--{name})')
+            (UNKNOWN, f'{name}: it was not passed (--{name})')
             for name, is_named in _named(each).items()
             if is_named and handed[name] is None
         ]
@@ -162,7 +162,7 @@ def _check_witnesses(
         if digest in held and made is not None:
             verdicts = _run(check_witness, made, each, held[digest][1])
         elif is_digest(digest):
-            text = 'witness: no file that was handed in has its digest'
+            text = 'witness: no file that was passed has its digest'
             verdicts = iter([(UNPROVED, text)])
         yield from _findings(number_, each, verdicts)
     for digest in held.keys() - named:

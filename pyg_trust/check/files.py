@@ -15,6 +15,15 @@ import safetensors
 
 from ..verify.arrays import Tensor, fingerprint, named
 
+__all__ = [
+    'fingerprint_data',
+    'fingerprint_model',
+    'left_over',
+    'num_nodes',
+    'read_graphs',
+    'read_tensors',
+]
+
 _DTYPES = {
     **{'F64': 'float64', 'F32': 'float32', 'F16': 'float16'},
     **{'BF16': 'bfloat16', 'BOOL': 'bool', 'U8': 'uint8'},

@@ -60,8 +60,8 @@ def check_removal(c: Any, each: Stated) -> Checks:
 
 
 def _shifts(c: Any) -> tuple[float, list[float]]:
-    # The largest shift over noise that the budget allows, and those of all
-    # releases; of nodes they are in shares, and the budget of gradients.
+    # The largest ratio of shift to noise that the budget allows, and those of
+    # all releases; of nodes they are in shares, and the budget of gradients.
     if c.procedure not in ROWS:
         return c.budget, c.history
     limit = c.budget / c.release_std / c.lam / c.num_train

@@ -20,7 +20,11 @@ from pyg_trust.loader.whole_units import (
     of_persons,
 )
 from pyg_trust.sampler import DisjointWalkSampler
-from pyg_trust.sampler.walks import DisjointWalks, min_subgraphs
+from pyg_trust.sampler.walks import (
+    DisjointWalks,
+    min_subgraphs,
+    named_roots,
+)
 from pyg_trust.unit import PrivacyUnit
 
 # The relation of persons.
@@ -186,6 +190,7 @@ class DisjointWalkLoader(WholeUnitLoader):
         check_rows(data)
         check_ids(data)
         data = with_edge_index(data)
+        input_nodes = named_roots(input_nodes, data)
         # The seed is resolved after all checks.
         sampler = DisjointWalkSampler(
             data, walk_length, restarts, input_nodes, along=along, seed=0

@@ -20,6 +20,8 @@ from pyg_trust._checks.states import check_state, reading
 from pyg_trust.removal import NodeIds, Nodes, RemovalRequest
 from pyg_trust.update import Update
 
+__all__ = ['EdgeStream']
+
 _NEEDED = 'src', 'dst', 't', 'removed'
 MOST = 2**63 - 1
 _TIMES = torch.int64, torch.float32, torch.float64
@@ -39,9 +41,8 @@ class EdgeStream:
     batch, if one of its events has :math:`T - w < t \le T`; without one it
     stays. An event with ``removed`` set, a bool attribute of the batch, takes
     the edge away, if it is still there. Updates leave out edges that went with
-    a node that was removed from the graph; :meth:`forget` tells the stream
-    that it did. Iterating again goes on where the last
-    iteration ended.
+    a node that was removed from the graph; call :meth:`forget` for such nodes.
+    Iterating again continues where the last iteration ended.
 
     Args:
         loader (TemporalData or iterable): batches of events, with ``src``,
@@ -51,9 +52,9 @@ class EdgeStream:
             (default: :obj:`False`)
         start (Tensor, optional): edges that are there already and stay until
             an event removes them: int64, ``[2, k]``. (default: :obj:`None`)
-        on_removed (str): the treatment of an event of a node that
-            :meth:`forget` was told of: :obj:`'raise'`, or :obj:`'skip'`, which
-            counts it in ``num_skipped``. (default: :obj:`'raise'`)
+        on_removed (str): the treatment of events of nodes that were passed to
+            :meth:`forget`: :obj:`'raise'`, or :obj:`'skip'`, which counts them
+            in ``num_skipped``. (default: :obj:`'raise'`)
         ignore_msg (bool): whether messages of events are left out; else they
             are refused, as edges have no features here.
             (default: :obj:`False`)

@@ -19,6 +19,7 @@ from pyg_trust.loader.step_batches import (
 from pyg_trust.loader.whole_units import check_ids, positions
 from pyg_trust.privacy.mechanisms import fdp_terms
 from pyg_trust.sampler.ego_sampler import EgoSampler
+from pyg_trust.sampler.walks import named_roots
 
 
 @validated
@@ -84,6 +85,7 @@ class EgoLoader(StepLoader):
         check_rows(data)
         check_ids(data)
         data = with_edge_index(data)
+        input_nodes = named_roots(input_nodes, data)
         sampler = EgoSampler(data, num_hops, input_nodes, along=along)
         found = sampler.max_receivers
         if found > max_degree:

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch_geometric.data import Batch, Data
 
 from pyg_trust._checks import Count, OneOf, Rate, check_instance, validated
+from pyg_trust._checks.graphs import check_edges
 from pyg_trust.graph.ragged import pointer
 from pyg_trust.loader.step_batches import WITHOUT_REPLACEMENT, Sampling
 from pyg_trust.loader.whole_units import RELATIONS, DrawnUnits
@@ -34,7 +35,7 @@ class GraphLoader(DrawnUnits):
     ``DataLoader``: nodes graph by graph, ``batch``, ``ptr``, ``num_graphs``,
     labels with a row per graph. A dataset's ``transform=`` is called at every
     access;
-    ``input_id`` tells which graphs they are, ``n_id`` numbers the nodes of
+    ``input_id`` holds which graphs they are, ``n_id`` numbers the nodes of
     all graphs, unless these have an ``n_id`` of their own, and
     ``batch_size`` is :math:`m`. The model needs to return one row per graph:
 
@@ -91,6 +92,8 @@ class GraphLoader(DrawnUnits):
         **kwargs: Any,
     ) -> None:
         self._set_law(sampling, relation, sample_rate)
+        if isinstance(data, Batch):
+            data = data.to_data_list()
         if isinstance(data, Data | str) or not hasattr(data, '__getitem__'):
             raise TypeError(
                 "'data' needs to be a sequence of torch_geometric.data.Data "
@@ -107,6 +110,7 @@ class GraphLoader(DrawnUnits):
                     f"'edge_index' (not so graph {number})"
                 )
             sizes.append(int(graph.num_nodes))
+            check_edges(f'data[{number}].edge_index', edges, sizes[-1])
         # Read again at every access, as a dataset may have a transform.
         self.graphs = data
         self._keys = {

@@ -23,7 +23,7 @@ RELATIONS = ('replace', 'add_remove')
 
 
 class WholeUnitLoader(StepLoader):
-    """Base of loaders of disjoint units, each of which comes whole."""
+    """Base of loaders of disjoint units, each loaded as a whole."""
 
     _sizes: tuple[Tensor, Tensor] | None = None
     _known: tuple[int, Tensor] | None = None
@@ -38,11 +38,7 @@ class WholeUnitLoader(StepLoader):
 
     @abstractmethod
     def _find_units(self, number: int) -> Tensor:
-        """Return the unit of every node, ``[num_nodes]``, or -1.
-
-        Args:
-            number (int): the number of the partition.
-        """
+        """Return the unit of every node, ``[num_nodes]``, or -1."""
 
     def _units(self, step: int) -> Tensor:
         number = self._number(step)
@@ -52,11 +48,7 @@ class WholeUnitLoader(StepLoader):
 
     @validated
     def num_subgraphs_at(self, step: Natural) -> int:
-        """Return the number of units, from which a step draws.
-
-        Args:
-            step (int): the step, counted from 0 through all epochs.
-        """
+        """Return the number of units, from which a step draws."""
         number = self._number(step)
         if number not in self._counts:
             self._counts[number] = self._count_units(number)
@@ -154,12 +146,7 @@ class WholeUnitLoader(StepLoader):
 
 
 def positions(ids: Any, node: Any) -> Any:
-    """Return where the user's ids of nodes are, -1 for those that are not.
-
-    Args:
-        ids (Tensor or None): ``data.n_id``, if the user has ids.
-        node (Any): ``batch.n_id``.
-    """
+    """Return where the user's ids of nodes are, -1 for those that are not."""
     if ids is None or not isinstance(node, Tensor) or node.dim() != 1:
         return node
     order = ids.to(node.device).sort()
@@ -170,7 +157,7 @@ def positions(ids: Any, node: Any) -> Any:
 
 
 def check_ids(data: Data) -> None:
-    """Refuse ids of nodes that do not tell them apart.
+    """Refuse ids of nodes that are not distinct.
 
     Raises:
         TypeError, ValueError: if ``data.n_id`` is there and holds no int64
@@ -263,11 +250,7 @@ class DrawnUnits(WholeUnitLoader):
 
     @validated
     def sample_rate_at(self, step: Natural) -> float:
-        """Return the public sampling rate of a step.
-
-        Args:
-            step (int): the step, counted from 0 through all epochs.
-        """
+        """Return the public sampling rate of a step."""
         if self._rate is not None:
             return float(self._rate)
         return super().sample_rate_at(step)
@@ -307,13 +290,7 @@ class DrawnUnits(WholeUnitLoader):
 def of_persons(
     declared: dict[str, Any], counted: bool = True
 ) -> tuple[str, ...]:
-    """Return the assumptions and limits of a guarantee in one person.
-
-    Args:
-        declared (dict): what the privacy unit declares; with ``along``, if
-            walks join persons.
-        counted (bool): whether the number of persons is public.
-    """
+    """Return the assumptions and limits of a guarantee in one person."""
     count = (
         '; how many persons there are, and who of them is a training row, are '
         'not'
@@ -345,8 +322,8 @@ def of_persons(
         unread += f'{declared["max_joint"]} persons ({declared["left_out"]})'
     return (
         what,
-        'the owners of all rows and edges are those that the privacy unit was '
-        'told, and one person has one name',
+        'the owners of all rows and edges are those that were declared, and '
+        'one person has one name',
         f'not used are edges {unread}',
         'the weights are private; the prediction for a person reads what that '
         f'person owns{read}',

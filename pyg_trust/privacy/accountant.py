@@ -165,10 +165,6 @@ class Accountant(IAccountant):
             noise_multiplier (float): Opacus' :math:`\sigma / C`.
             sample_rate (float): :math:`m / M`, with the actual :math:`M` of
                 this step's subgraphs.
-
-        Raises:
-            TypeError, ValueError: if a number is none or out of range; the
-                history is then as before.
         """
         line = self._line((noise_multiplier, sample_rate, 1))
         self.history = _merged([*self.history, line])
@@ -226,9 +222,7 @@ class Accountant(IAccountant):
             total = total + steps * self._rdp_of_step(a, noise, rate)
         return total
 
-    def _rdp_of_step(
-        self, orders: np.ndarray, noise_multiplier: float, sample_rate: float
-    ) -> np.ndarray:
+    def _rdp_of_step(self, a: np.ndarray, z: float, q: float) -> np.ndarray:
         raise TypeError(
             f'the accountant {self.mechanism()!r} gives no Rényi DP, which a '
             'choice among several runs needs'
@@ -307,12 +301,7 @@ class Accountant(IAccountant):
         return sum(steps for _, _, steps in self.history)
 
     def state_dict(self, destination: Any = None) -> Any:
-        """Return the history, with its mechanism, relation and sampling.
-
-        Args:
-            destination (dict, optional): the dictionary to write to. (default:
-                :obj:`None`)
-        """
+        """Return the history, with its mechanism, relation and sampling."""
         if destination is not None:
             check_instance('destination', destination, dict)
         state = super().state_dict(destination)
@@ -392,11 +381,8 @@ class WORAccountant(Accountant):
         """Compute epsilon by :func:`pyg_trust.privacy.wor_epsilon`."""
         return wor_epsilon(history, delta, self._method)
 
-    def _rdp_of_step(
-        self, orders: np.ndarray, noise_multiplier: float, sample_rate: float
-    ) -> np.ndarray:
-        lam = lam_from_opacus(noise_multiplier)
-        key = tuple(orders.tolist()), sample_rate, lam
+    def _rdp_of_step(self, a: np.ndarray, z: float, q: float) -> np.ndarray:
+        key = tuple(a.tolist()), q, lam_from_opacus(z)
         return np.minimum(_once(rdp_wor, *key), _once(rdp_wor_profile, *key))
 
 
@@ -444,11 +430,8 @@ class PoissonAccountant(Accountant):
         """Compute epsilon by :func:`pyg_trust.privacy.poisson_epsilon`."""
         return poisson_epsilon(history, delta, self.form)
 
-    def _rdp_of_step(
-        self, orders: np.ndarray, noise_multiplier: float, sample_rate: float
-    ) -> np.ndarray:
-        key = tuple(orders.tolist()), sample_rate, noise_multiplier
-        return _once(rdp_poisson, *key, self.form)
+    def _rdp_of_step(self, a: np.ndarray, z: float, q: float) -> np.ndarray:
+        return _once(rdp_poisson, tuple(a.tolist()), q, z, self.form)
 
 
 # Records in several units ####################################################
@@ -489,11 +472,9 @@ class GroupAccountant(Accountant):
         known = self.num_roots, self.occurrences
         return group_wor_epsilon(history, delta, *known)
 
-    def _rdp_of_step(
-        self, orders: np.ndarray, noise_multiplier: float, sample_rate: float
-    ) -> np.ndarray:
-        key = tuple(orders.tolist()), sample_rate, noise_multiplier
-        return _once(rdp_group_wor, *key, self.num_roots, self.occurrences)
+    def _rdp_of_step(self, a: np.ndarray, z: float, q: float) -> np.ndarray:
+        known = self.num_roots, self.occurrences
+        return _once(rdp_group_wor, tuple(a.tolist()), q, z, *known)
 
 
 @ACCOUNTANTS.builtin(GROUP)
@@ -521,11 +502,9 @@ class GroupPoissonAccountant(GroupAccountant):
         """Compute epsilon by :func:`pyg_trust.privacy.poisson_epsilon`."""
         return poisson_epsilon(history, delta, occurrences=self.occurrences)
 
-    def _rdp_of_step(
-        self, orders: np.ndarray, noise_multiplier: float, sample_rate: float
-    ) -> np.ndarray:
-        key = tuple(orders.tolist()), sample_rate, noise_multiplier
-        return _once(rdp_poisson, *key, 'replace', k=self.occurrences)
+    def _rdp_of_step(self, a: np.ndarray, z: float, q: float) -> np.ndarray:
+        key = tuple(a.tolist()), q, z, 'replace'
+        return _once(rdp_poisson, *key, k=self.occurrences)
 
 
 @validated
@@ -559,13 +538,9 @@ class FDPAccountant(Accountant):
                 f"'sample_rate' needs to be {rate} (got {sample_rate})"
             )
 
-    def _rdp_of_step(
-        self, orders: np.ndarray, noise_multiplier: float, sample_rate: float
-    ) -> np.ndarray:
+    def _rdp_of_step(self, a: np.ndarray, z: float, q: float) -> np.ndarray:
         known = self.num_nodes, self.batch_size, self.terms
-        return rdp_fdp(
-            orders, *known, lam_from_opacus(noise_multiplier / self.terms)
-        )
+        return rdp_fdp(a, *known, lam_from_opacus(z / self.terms))
 
     @validated
     def epsilon_of(self, history: History, delta: Fraction) -> float:
@@ -641,15 +616,7 @@ def _continues(longer: History, shorter: History) -> bool:
 def epsilon_over_time(
     accountant: Accountant, delta: float, points: int = 8
 ) -> tuple[float, ...]:
-    r"""Compute :math:`\epsilon` over time, from no step to all so far.
-
-    Args:
-        accountant (Accountant): the account; releases beside the steps count
-            from the first on.
-        delta (float): in :math:`(0, 1)`.
-        points (int): at how many numbers of steps, evenly spaced, at most as
-            many as there are. (default: :obj:`8`)
-    """
+    r"""Compute :math:`\epsilon` over time, from no step to all so far."""
     points = min(points, len(accountant))
     part = copy.copy(accountant)
     found = [0.0]

@@ -341,15 +341,9 @@ def least_noise(
     what: str,
     occurrences: int = 1,
 ) -> float:
-    r"""Search the least noise multiplier, up to a tolerance, within a budget.
+    r"""Search the least noise multiplier within a budget, up to a tolerance.
 
-    Args:
-        spent (callable): computes :math:`\epsilon` of a noise multiplier.
-        epsilon (float): the budget.
-        tol (float): the relative gap allowed below it.
-        what (str): the accountant, for the message.
-        occurrences (int): how many units a record is in at most.
-            (default: :obj:`1`)
+    ``what`` names the accountant in a message.
     """
     unit = 2 * occurrences
     # The cost of the noise at both ends of the bracket.

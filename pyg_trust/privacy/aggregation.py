@@ -16,6 +16,7 @@ from pyg_trust._checks import (
     Natural,
     Positive,
     Rate,
+    as_ids,
     check_instance,
     check_nodes,
     check_number,
@@ -181,7 +182,7 @@ class PrivateNodeClassifier(PrivateFit):
         True
     """
 
-    _entries = ('encoder', 'head', 'released', 'smoothed')
+    _entries = ('encoder', 'head', 'released', 'smoothed', 'rho')
     _arguments = (
         *('hops', 'smoothing', 'train_receivers'),
         *('steps', 'lr', 'epochs', 'num_classes'),
@@ -230,7 +231,7 @@ class PrivateNodeClassifier(PrivateFit):
             relation != 'feature' and measure is not None
         ):
             raise ValueError(
-                "'hops' goes with the relations 'edge' and 'node', 'measure' "
+                "'hops' is for the relations 'edge' and 'node', 'measure' "
                 f"with 'feature' (got {relation!r}, hops={hops} and "
                 f'measure={measure})'
             )
@@ -330,7 +331,7 @@ class PrivateNodeClassifier(PrivateFit):
     def _read(self, data: Data) -> Task:
         # Noise is drawn, and models are, on the CPU.
         graph = release_graph(data, self.relation).to('cpu')
-        x = check_own(data, 'x', self.relation).cpu()
+        x = check_own(data, 'x', self.relation).detach().cpu()
         nodes = self._labels(data, graph.num_nodes)
         masks = [m for m in (nodes.train, nodes.val) if m is not None]
         setting = (graph.rowptr, graph.col, nodes.y, *masks)
@@ -340,17 +341,19 @@ class PrivateNodeClassifier(PrivateFit):
     def _labels(self, data: Data, n: int) -> _Nodes:
         # Labels are read where they may be: elsewhere they become 0.
         for name in ('y', 'train_mask'):
-            if not isinstance(data.get(name), Tensor):
+            if data.get(name) is None:
                 raise ValueError(f"'data' needs to have a tensor '{name}'")
-        check_tensor('y', data.y, torch.int64, (n,))
-        check_tensor('train_mask', data.train_mask, torch.bool, (n,))
-        y, train, val = data.y.cpu(), data.train_mask.cpu(), None
+        y, train = as_ids('y', data.y), as_ids('train_mask', data.train_mask)
+        check_tensor('y', y, torch.int64, (n,))
+        check_tensor('train_mask', train, torch.bool, (n,))
+        y, train, val = y.cpu(), train.cpu(), None
         if not train.any():
             raise ValueError("'train_mask' needs to have a node (got none)")
         read = train
         if not self._private and data.get('val_mask') is not None:
-            check_tensor('val_mask', data.val_mask, torch.bool, (n,))
-            val = data.val_mask.cpu()
+            val = as_ids('val_mask', data.val_mask)
+            check_tensor('val_mask', val, torch.bool, (n,))
+            val = val.cpu()
             read = train | val
             val = val if bool(val.any()) else None
         classes = self.num_classes
@@ -596,10 +599,6 @@ class PrivateNodeClassifier(PrivateFit):
         mine = self._setting()
         for name in ('num_nodes', 'num_classes'):
             mine[name] = mine[name] or theirs.get(name)
-        # Older states have no 'train_receivers': all nodes received. Their
-        # noise may come from a seed.
-        before = None if mine['train_receivers'] is None else 1.0
-        theirs = {'train_receivers': before, 'seeded': True, **theirs}
         check_settings('setting', theirs, mine)
 
     def _unpack(self, state: dict[str, Any]) -> tuple[int, dict[str, Any]]:
@@ -622,8 +621,7 @@ class PrivateNodeClassifier(PrivateFit):
             for row in state[name]:
                 check_tensor('state', row, torch.float64, (n, classes))
             made[f'_{name}'] = [row.clone() for row in state[name]]
-        # Older states have no 'rho': their rows are not on a grid.
-        rho = check_number('state', state.get('rho', 0.0))
+        rho = check_number('state', state['rho'])
         if not 0 <= rho <= 0.01:
             raise ValueError(f"'state' needs a 'rho' in [0, .01] (got {rho})")
         head = like(state['head'], self.head)

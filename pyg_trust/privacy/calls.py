@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Data, HeteroData
 
 from pyg_trust.loader.schema import FlatBatch, Schema
+from pyg_trust.privacy.validation import check_edges
 
 __all__ = ['Call', 'Target', 'Units', 'arguments_of', 'find_call', 'marks_of']
 
@@ -34,9 +35,13 @@ class Units:
         batch (Data): a batch, as one graph.
         owner (Tensor): int64, ``[num_nodes]``, the unit of each node.
         count (int): how many units there are.
+
+    Raises:
+        ValueError: if an edge joins two units, or has no such node.
     """
 
     def __init__(self, batch: Data, owner: Tensor, count: int) -> None:
+        check_edges(batch, owner)
         # Writing into the batch that is handed out does not change these.
         self.owner, self.count = owner.clone(), count
         rows = torch.arange(count, device=owner.device)

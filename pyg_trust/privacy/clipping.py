@@ -17,24 +17,11 @@ per row first, which costs no memory. Functions of parameters alone (:math:`1 +
 \epsilon` in GIN) are treated as parameters, and their gradients are pulled
 back.
 
-**No float is added to another unit's.** What a unit adds are integers, a
-function of its own rows alone, whose length is bounded with every rounding in
-it (:mod:`pyg_trust.privacy.exact.clip` has the proof): sums do not depend on
-order, threads or company. The bounds of norms that they rest on:
-
-* rows: blocks of 256 squares in the rows' type, the rest in float64;
-* a Gram matrix: sums of :math:`p` and of :math:`q` products, up to 256 at a
-  time, :math:`n^2 \le` computed :math:`+ \gamma_{p + q + 16} T^2`, with
-  :math:`T = \sum_r \lvert \gamma_r \rvert \lvert a_r \rvert` and
-  :math:`\gamma_n = n u / (1 - n u)`;
-* where that is less than :math:`.01\, T^2`, as terms cancel, or is dearer: the
-  gradient itself, :math:`n \le` computed :math:`+ \gamma_{s + 8} T` of
-  :math:`s \le 256` rows at a time.
-
-Rows whose gradient is zero are left out: most of a batch are too far from a
-root to have any. Numbers of a unit are computed in matrices of a shape that
-follows from how many rows it has, never from other units: up to 8 rows their
-own, then the next power of two or three quarters of it, filled up with zeros.
+Sums are in integers, so that they do not depend on order, threads or company
+(:mod:`pyg_trust.privacy.exact.clip`). Numbers of a unit are computed in
+matrices of a shape that follows from how many rows it has, never from other
+units: up to 8 rows their own, then the next power of two or three quarters of
+it, filled up with zeros; :doc:`/theory/private_training` has the bounds.
 """
 
 import math

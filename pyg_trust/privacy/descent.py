@@ -112,17 +112,6 @@ def linear_sums(
     With logits :math:`x^\top W + b` and cross-entropy the gradient of a row
     is :math:`(x, 1) \otimes e`, :math:`e = p - y`, whose norm is
     :math:`\sqrt{1 + \|x\|^2}\, \|e\|`: no gradient is written out.
-
-    Args:
-        rows (ndarray or scipy.sparse.csr_array): the result of
-            :func:`whole_rows`.
-        error (ndarray): float64, ``[num_rows, num_classes]``.
-        max_grad_norm (float): :math:`C`.
-        std (float): the standard deviation of the noise.
-
-    Returns:
-        ndarray: integers, ``[num_columns + 1, num_classes]``: of :math:`W`,
-        and :math:`b` last; times the grid they are the sum.
     """
     C = max_grad_norm
     unit = 2.0**_BITS
@@ -164,23 +153,9 @@ def private_linear(
     max_grad_norm: Positive = 1.0,
     start: np.ndarray | None = None,
 ) -> np.ndarray:
-    r"""Train a linear model by :obj:`steps` noisy full-batch steps of Adam.
+    r"""Train a linear model by noisy full-batch steps of Adam.
 
-    Args:
-        x (ndarray or scipy.sparse.csr_array): float64,
-            ``[num_rows, num_columns]``: the training rows.
-        y (ndarray): int64, ``[num_rows]``.
-        num_classes (int): the number of classes, public.
-        noise (Noise): where noise comes from.
-        noise_multiplier (float): :math:`z`, of :func:`descent_noise`.
-        steps (int): :math:`T`. (default: :obj:`60`)
-        lr (float): Adam's. (default: :obj:`0.1`)
-        max_grad_norm (float): :math:`C`. (default: :obj:`1.0`)
-        start (ndarray, optional): the weights to begin with, which don't
-            depend on private data; by default zeros. (default: :obj:`None`)
-
-    Returns:
-        ndarray: float64, ``[num_columns + 1, num_classes]``.
+    It begins with the weights :obj:`start`, which are public, or zeros.
     """
     C, std = max_grad_norm, noise_multiplier * max_grad_norm
     shape = (x.shape[1] + 1, num_classes)
@@ -215,18 +190,7 @@ def clipped_sums(
     max_grad_norm: Positive,
     std: float,
 ) -> list[Tensor]:
-    """Sum the clipped gradients of cross-entropy, on the grid of a noise.
-
-    Args:
-        module (torch.nn.Module): the model.
-        x (Tensor): ``[num_rows, num_columns]``.
-        y (Tensor): int64, ``[num_rows]``.
-        max_grad_norm (float): the clipping norm.
-        std (float): the standard deviation of the noise.
-
-    Returns:
-        list[Tensor]: int64: times the grid they are the sums.
-    """
+    """Sum the clipped gradients of cross-entropy, on the grid of a noise."""
     learned = {k: p for k, p in module.named_parameters() if p.requires_grad}
 
     def objective(
@@ -271,19 +235,7 @@ def private_descent(
     lr: Positive = 0.1,
     max_grad_norm: Positive = 1.0,
 ) -> None:
-    r"""Train any model on single rows by noisy full-batch steps of Adam.
-
-    Args:
-        module (torch.nn.Module): the model, changed in place; its first
-            weights must not depend on private data.
-        x (Tensor): ``[num_rows, num_columns]``: the training rows.
-        y (Tensor): int64, ``[num_rows]``.
-        noise (Noise): where noise comes from.
-        noise_multiplier (float): :math:`z`, of :func:`descent_noise`.
-        steps (int): :math:`T`. (default: :obj:`60`)
-        lr (float): Adam's. (default: :obj:`0.1`)
-        max_grad_norm (float): :math:`C`. (default: :obj:`1.0`)
-    """
+    r"""Train any model on single rows by noisy full-batch steps of Adam."""
     C, std = max_grad_norm, noise_multiplier * max_grad_norm
     learned = [p for p in module.parameters() if p.requires_grad]
     optimizer = torch.optim.Adam(learned, lr=lr)

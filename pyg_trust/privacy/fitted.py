@@ -1,7 +1,7 @@
 """Base of models that are fitted to a private graph once.
 
 A fit of one data set is a few Gaussian releases on one account, whose shares
-of the budget are fixed before. What comes out is kept: it predicts without
+of the budget are fixed before. What was released is kept: it predicts without
 reading an edge, and is saved with the lines of the account that paid for it.
 """
 
@@ -266,13 +266,7 @@ def take(lines: list[float], mu: float) -> float:
 def check_shares(
     shares: Sequence[float] | None, default: tuple[float, ...], names: str
 ) -> tuple[float, ...]:
-    r"""Check the shares of :math:`\mu^2` that the releases of a fit have.
-
-    Args:
-        shares (sequence of float, optional): as given.
-        default (tuple): without any; one number a release.
-        names (str): the names of the releases, for the message.
-    """
+    r"""Check the shares of :math:`\mu^2` that the releases of a fit have."""
     size = len(default)
     if shares is None:
         return default

@@ -1,40 +1,8 @@
-r"""Bound the epsilon at which a private release has forgotten items.
+r"""Bound how far erased people or edges move what a release is made of.
 
-Let :math:`M` be a Gaussian release, :math:`K` data that were fixed *without
-looking at it*, and :math:`D - K` the data with the records of :math:`K` blank.
-Nothing has to be done to the weights: :math:`M(D)` and :math:`M(D - K)` can't
-be told apart better than :math:`\mathcal{N}(0, 1)` and :math:`\mathcal{N}(\mu,
-1)`, where :math:`\mu` is how far :math:`K` moves what is released, over the
-noise (group privacy; `Dong, Roth and Su 2022, Theorem 2.14
-<https://arxiv.org/abs/1905.02383>`_). The reference is the same mechanism with
-the same public settings: masks, steps, noise, number of nodes. :math:`k` units
-have :math:`k \mu`, which is more than :math:`k \epsilon`: one person at 1 is
-2.15 for two, and 14.4 for ten (:math:`\delta = 10^{-5}`).
-
-**A person is more than a record.** Under ``'node'`` a record holds a node's
-own list :math:`L_v`, but lists of others name it, too. Erased completely, it
-leaves them, and their weights change. Where rows of :math:`K` are deleted,
-sums move by at most
-
-.. math::
-    \kappa(K) = |K| \sqrt D + \sum_{w \notin K,\, 0 < j_w < d_w}
-    \sqrt{d_w - j_w} \left( c(d_w - j_w) - c(d_w) \right), \quad
-    c(d) = \min(1, \sqrt{D / d}),
-
-with :math:`d_w = |L_w|` and :math:`j_w = |L_w \cap K|`. *Proof:* the columns
-of :math:`K` have norms up to :math:`\sqrt D`; of each other list :math:`d_w -
-j_w` rows are left, whose weight rises from :math:`c(d_w)` to :math:`c(d_w -
-j_w)`; then the triangle inequality. For :math:`D = 1` a list adds :math:`1 -
-\sqrt{(d_w - j_w) / d_w}`. Rows of :math:`K` *have* to be deleted: kept, they
-show every list that named their node.
-
-:math:`1 - \sqrt{1 - x}` is convex, so the parts of single people on one graph
-do not add up to that of all. One after the other they do, each on the lists
-that the ones before have left, as :math:`1 - ab \le (1 - a) + (1 - b)`.
-
-**Edges** are less than their number: rows are moved by different ones. With
-:math:`j_r` of them at row :math:`r`, sums move by :math:`\sqrt{\sum_r j_r^2}`
-(attained where messages agree), and one edge by :math:`\sqrt 2`.
+A Gaussian release has forgotten :math:`K` at the :math:`\mu` by which its
+records move it; a person is more than a record, as other lists name it. Proofs
+are in :doc:`/theory/forgetting`.
 """
 
 import torch
@@ -48,6 +16,8 @@ from pyg_trust._checks import (
 )
 from pyg_trust.graph import CSRGraph
 from pyg_trust.verify import removal
+
+__all__ = ['edge_shift', 'node_shift']
 
 
 @validated

@@ -25,17 +25,7 @@ _FEW = 16
 
 @validated
 def item_sums(lists: Lists, num_items: Count, std: Positive) -> np.ndarray:
-    """Sum the triangles of all users on the grid of the noise, exactly.
-
-    Args:
-        lists (Lists): the result of
-            :func:`~pyg_trust.unlearning.similar.lists_of`.
-        num_items (int): :math:`k`, public.
-        std (float): the standard deviation of the noise.
-
-    Returns:
-        ndarray: int64, ``[k (k + 1) / 2]``: rows of the upper triangle.
-    """
+    """Sum the triangles of all users on the grid of the noise, exactly."""
     check_sum(len(lists.length), std)
     unit = (1 - MARGIN) / np.maximum(lists.length, 1)
     both, own = (
@@ -58,15 +48,7 @@ def item_sums(lists: Lists, num_items: Count, std: Positive) -> np.ndarray:
 
 @validated
 def item_matrix(triangle: np.ndarray, num_items: Count) -> np.ndarray:
-    """Convert a released triangle to the symmetric table.
-
-    Args:
-        triangle (ndarray): float64, ``[k (k + 1) / 2]``.
-        num_items (int): :math:`k`.
-
-    Returns:
-        ndarray: float64, ``[k, k]``.
-    """
+    """Convert a released triangle to the symmetric table."""
     if triangle.shape != (num_items * (num_items + 1) // 2,):
         raise ValueError(
             f"'triangle' needs the entries of {num_items} items (got the "
@@ -86,13 +68,6 @@ def positive_factor(matrix: np.ndarray, rank: Count) -> np.ndarray:
     r"""Return :math:`B` with :math:`B B^\top` the positive part of low rank.
 
     Of the largest eigenvalues; negative ones are noise and count as zero.
-
-    Args:
-        matrix (ndarray): float64, ``[k, k]``, symmetric.
-        rank (int): the most columns.
-
-    Returns:
-        ndarray: float64, ``[k, min(rank, k)]``.
     """
     from scipy.linalg import eigh
     from scipy.sparse.linalg import ArpackNoConvergence, eigsh

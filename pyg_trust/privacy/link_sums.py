@@ -111,22 +111,10 @@ def pair_features(
         \phi = \Big[ x_u x_w,\; m_u \tfrac{S_w}{N_w} + m_w \tfrac{S_u}{N_u},\;
         \tfrac{S_u}{N_u} \tfrac{S_w}{N_w},\; \tfrac{\langle S_u, S_w \rangle}
         {\sqrt{N_u N_w}},\; \log N_u N_w \Big], \quad
-        N^2 = \|S\|^2 + s^2 D + 10^{-3}
+        N^2 = \|S\|^2 + s^2 D + 10^{-3},
 
-    Args:
-        pairs (Tensor): int64, ``[2, num_pairs]``.
-        x (Tensor): float64, ``[num_nodes, d]``: public.
-        messages (Tensor): float64, ``[num_nodes, D]``: those that were sent.
-        rows (Tensor): float64, ``[num_nodes, D]``: :math:`S`, released, on
-            the grid of its noise.
-        std (float): :math:`s`.
-        left_out (str): the ends where the message of the pair's own edge is
-            left out: ``'both'``, ``'target'`` (of an arc) or neither.
-            (default: :obj:`''`)
-
-    Returns:
-        ndarray: float64, ``[num_blocks, d + 2 D + 2, BLOCK]``; pairs in their
-        order, zeros behind the last.
+    as ``[num_blocks, d + 2 D + 2, BLOCK]``. The message of the pair's own edge
+    is left out at both ends (``'both'``), at the ``'target'`` or nowhere.
     """
     h, m, S = x.numpy(), messages.numpy(), rows.numpy()
     d, D, count = h.shape[1], m.shape[1], pairs.size(1)
@@ -165,20 +153,8 @@ def owner_features(
         \tfrac{S_w}{N_w} \rangle,\; \log N_w \Big],
 
     the last standardised over all released rows, then as in
-    :func:`scaled_features`.
-
-    Args:
-        pairs (Tensor): int64, ``[2, num_pairs]``: sources and targets.
-        messages (Tensor): float64, ``[num_nodes, D]``: of the sources.
-        rows (Tensor): float64, ``[num_nodes, D]``: as in
-            :func:`pair_features`.
-        std (float): as there.
-        own (Tensor, optional): float64, ``[num_nodes, D]``: what the source
-            has added to the row of the target, on the grid: it is left out.
-            (default: :obj:`None`)
-
-    Returns:
-        ndarray: float64, ``[num_blocks, D + 3, BLOCK]``.
+    :func:`scaled_features`: ``[num_blocks, D + 3, BLOCK]``. What the source
+    has added to the target's row (``own``) is left out.
     """
     m, S = messages.numpy(), rows.numpy()
     D, count = rows.size(1), pairs.size(1)
@@ -271,17 +247,8 @@ def clipped_pair_sum(
 ) -> np.ndarray:
     r"""Sum clipped gradients :math:`-\phi / (1 + e^{w^\top \phi})` of edges.
 
-    One pair more or less moves the sum by at most :obj:`max_grad_norm`.
-
-    Args:
-        blocks (ndarray): float64, ``[num_blocks, num_columns, BLOCK]``: a
-            column of zeros adds nothing.
-        weight (ndarray): float64, ``[num_columns]``.
-        max_grad_norm (float): the clipping norm.
-        std (float): the standard deviation of the noise.
-
-    Returns:
-        ndarray: int64, ``[num_columns]``: times the grid it is the sum.
+    One pair more or less moves the sum by at most :obj:`max_grad_norm`. The
+    result, and that of :func:`clipped_owner_sum`, is in units of the grid.
     """
     C = max_grad_norm
     check_sum(blocks.shape[0] * BLOCK * C, std, 'max_grad_norm')
@@ -310,18 +277,6 @@ def private_pairs(
     r"""Train a linear scorer of pairs by noisy full-batch steps of Adam.
 
     Only the sum over edges reads one, and it is divided by a released number.
-
-    Args:
-        positives (ndarray): of :func:`scaled_features`: every edge once.
-        negatives (ndarray): the same, of public pairs.
-        count (float): the released number of edges; at least 1 is used.
-        num_neg (int): the number of public pairs.
-        cells (Tensor): int64, ``[steps, num_columns]``: the noise.
-        noise_multiplier (float): :math:`z`.
-        lr (float): Adam's.
-
-    Returns:
-        ndarray: float64, ``[num_columns]``.
     """
 
     def sums(w: np.ndarray) -> np.ndarray:
@@ -366,17 +321,8 @@ def owner_sums(
 ) -> np.ndarray:
     r"""Sum gradients of pairs by owner, in multiples of :math:`2^{-40}`.
 
-    A sum depends on the pairs of its owner alone, to the bit.
-
-    Args:
-        blocks (ndarray): of :func:`scaled_features`.
-        owner (ndarray): int64, ``[num_pairs]``.
-        sign (int): 1 for positive pairs, -1 for negative ones.
-        weight (ndarray): float64, ``[num_columns]``.
-        n (int): the number of owners.
-
-    Returns:
-        ndarray: int64, ``[n, num_columns]``.
+    Pairs are positive (``sign`` 1) or negative (-1). A sum depends on the
+    pairs of its owner alone, to the bit.
     """
     total = np.zeros((n, len(weight)), dtype=np.int64)
     whole = np.zeros(len(blocks) * BLOCK, dtype=np.int64)
@@ -401,18 +347,6 @@ def clipped_owner_sum(
 
     An owner with an empty list adds 0. A record that is withdrawn moves the
     sum by at most :obj:`max_grad_norm`, whatever its degree.
-
-    Args:
-        positive (ndarray): int64, ``[n, num_columns]``: of
-            :func:`owner_sums`, over own lists.
-        degree (ndarray): int64, ``[n]``: the lengths of the lists.
-        negative (ndarray): the same over public lists.
-        count (int): the length of a public list.
-        max_grad_norm (float): the clipping norm.
-        std (float): the standard deviation of the noise.
-
-    Returns:
-        ndarray: int64, ``[num_columns]``: times the grid it is the sum.
     """
     C = max_grad_norm
     check_sum(len(degree) * C, std, 'max_grad_norm')
@@ -434,18 +368,8 @@ def private_owners(
 ) -> np.ndarray:
     r"""Train a linear scorer of pairs by noisy steps, clipped by owner.
 
-    Args:
-        lists (tuple): blocks of :func:`scaled_features` of all own lists, and
-            the owner of each pair, int64.
-        degree (ndarray): int64, ``[n]``: the lengths of the lists.
-        negatives (tuple): the same of the public lists.
-        count (int): the length of a public list.
-        cells (Tensor): int64, ``[steps, num_columns]``: the noise.
-        noise_multiplier (float): :math:`z`.
-        lr (float): Adam's.
-
-    Returns:
-        ndarray: float64, ``[num_columns]``.
+    Lists are features of pairs and the owner of each; public ones have so many
+    pairs (``count``) of each owner.
     """
     n, z = len(degree), noise_multiplier
 

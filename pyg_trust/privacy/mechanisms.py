@@ -135,16 +135,8 @@ def lam_to_opacus(lam: float) -> float:
 def gaussian_profile(epsilon: Finite, lam: float) -> float:
     r"""Compute :math:`\delta(\epsilon)` of the Gaussian mechanism, exactly.
 
-    .. math::
-        \delta(\epsilon) = \Phi(\tfrac{\mu}{2} - \tfrac{\epsilon}{\mu})
-        - e^\epsilon\, \Phi(-\tfrac{\mu}{2} - \tfrac{\epsilon}{\mu}),
-        \quad \mu = 1 / \lambda
-
-    (`Balle and Wang 2018, Theorem 8 <https://arxiv.org/abs/1805.06530>`_).
-
-    Args:
-        epsilon (float): any finite number, also a negative one.
-        lam (float): the noise over the sensitivity.
+    For any finite :math:`\epsilon` (`Balle and Wang 2018, Theorem 8
+    <https://arxiv.org/abs/1805.06530>`_).
     """
     mu = 1 / check_lam(lam)
     high = scipy.special.log_ndtr(mu / 2 - epsilon / mu)
@@ -156,20 +148,8 @@ def gaussian_profile(epsilon: Finite, lam: float) -> float:
 def wor_profile(epsilon: Finite, q: Rate, lam: float) -> float:
     r"""Bound :math:`\delta(\epsilon)` of one step without replacement.
 
-    For :math:`\epsilon \ge 0` (`Balle, Barthe and Gaboardi 2018, Theorem 9
-    <https://arxiv.org/abs/1807.01647>`_)
-
-    .. math::
-        \delta'\left(\log(1 + q (e^\epsilon - 1))\right)
-        \le q\, \delta_{\mathrm{Gauss}}(\epsilon),
-
-    and for others :math:`\delta(\epsilon) = 1 - e^\epsilon + e^\epsilon
-    \delta(-\epsilon)`, as the relation is symmetric.
-
-    Args:
-        epsilon (float): any finite number.
-        q (float): the sampling rate :math:`m / M`.
-        lam (float): the noise over the sensitivity.
+    For any finite :math:`\epsilon` (`Balle, Barthe and Gaboardi 2018, Theorem
+    9 <https://arxiv.org/abs/1807.01647>`_); the relation is symmetric.
     """
     lam = check_lam(lam)
     if epsilon < 0:
@@ -185,14 +165,6 @@ def rdp_wor(orders: Orders, q: float, lam: float) -> np.ndarray:
     Those of the Gaussian mechanism, of a coupling of both draws, and of
     Theorem 27 of `Wang et al. 2019 <https://arxiv.org/abs/1808.00087>`_, which
     is interpolated between integers, as :math:`(a - 1) g(a)` is convex.
-
-    Args:
-        orders (sequence of float): the orders :math:`a > 1`.
-        q (float): the sampling rate :math:`m / M`.
-        lam (float): the noise over the sensitivity.
-
-    Returns:
-        ndarray: float64, ``[len(orders)]``.
     """
     a, q, lam = check_orders(orders), check_q(q), check_lam(lam)
     moment = a * (a - 1) / (2 * lam**2)
@@ -212,13 +184,7 @@ def rdp_wor(orders: Orders, q: float, lam: float) -> np.ndarray:
 def rdp_wor_profile(orders: Orders, q: Rate, lam: float) -> np.ndarray:
     r"""Compute Rényi DP of the distributions behind :func:`wor_profile`.
 
-    They dominate a step, so it is the least that the profile alone can give.
-    With :math:`\ell \sim \mathcal{N}(-\mu^2/2, \mu^2)` and :math:`y = 1 - q +
-    q e^\ell`,
-
-    .. math::
-        e^{(a-1) g(a)} - 1
-        = E\left[1_{\ell > 0} (y^a - 1)(1 - y^{1-a})\right].
+    It is the least that the profile alone can give, by quadrature.
     """
     a, mu = check_orders(orders), 1 / check_lam(lam)
     node, weight = np.polynomial.legendre.leggauss(16)
@@ -246,14 +212,9 @@ def rdp_wor_profile(orders: Orders, q: Rate, lam: float) -> np.ndarray:
 
 @validated
 def fdp_terms(K: Count, layers: Natural) -> int:
-    r"""Bound how many nodes' gradients one row reaches in a bounded graph.
+    r"""Return :math:`1 + K + \cdots + K^l`, for the largest degree :math:`K`.
 
-    .. math::
-        \mathrm{terms} = 1 + K + \cdots + K^l
-
-    Args:
-        K (int): the largest degree, which the graph must have been cut to.
-        layers (int): the number :math:`l` of message-passing layers.
+    So many roots read a row at most with :math:`l` layers.
     """
     return sum(K**level for level in range(layers + 1))
 
@@ -264,29 +225,9 @@ def rdp_fdp(
 ) -> np.ndarray:
     r"""Compute Rényi DP of a step of the FDP baseline.
 
-    `"Node-Level Differentially Private Graph Neural Networks"
-    <https://arxiv.org/abs/2111.15521>`_ (Daigavane et al. 2021):
-
-    .. math::
-        g(a) = \frac{1}{a-1} \log E_{\rho}
-        \exp\left(\frac{a (a-1) \rho^2}
-        {2 \lambda^2\, \mathrm{terms}^2}\right)
-
-    with the hypergeometric number :math:`\rho` of drawn nodes that read the
-    row. Opacus' noise multiplier is :math:`2\, \mathrm{terms}\, \lambda`.
-
-    Args:
-        orders (sequence of float): the orders :math:`a > 1`.
-        num_nodes (int): the number :math:`N` of training nodes.
-        m (int): the number of nodes drawn in each step.
-        terms (int): the result of :func:`fdp_terms`.
-        lam (float): the noise over the sensitivity, 2 terms C.
-
-    Returns:
-        ndarray: float64, ``[len(orders)]``.
-
-    Raises:
-        ValueError: also if :obj:`m` or :obj:`terms` is above :obj:`num_nodes`.
+    How many of the drawn nodes read the row is hypergeometric (`Daigavane et
+    al. 2021 <https://arxiv.org/abs/2111.15521>`_). Opacus' noise multiplier is
+    :math:`2\, \mathrm{terms}\, \lambda`.
     """
     a, lam = check_orders(orders), check_lam(lam)
     if max(m, terms) > num_nodes:

@@ -64,15 +64,6 @@ def connect(
     The masses under :math:`P` and :math:`Q` are kept, which interpolates the
     profile linearly in :math:`e^\epsilon`: a chord of a convex function lies
     above it (`Doroshenko et al. 2022 <https://arxiv.org/abs/2207.04380>`_).
-
-    Args:
-        edge (ndarray): float64, ``[n + 1]``: equidistant losses.
-        in_p (ndarray): float64, ``[n]``: masses of cells under :math:`P`.
-        in_q (ndarray): float64, ``[n]``: those under :math:`Q`.
-        width (float): the width of a cell.
-
-    Returns:
-        ndarray: float64, ``[n + 1]``: masses under :math:`P` at the losses.
     """
     lower = in_q * np.exp(edge[1:]) - in_p
     lower = np.clip(lower / math.expm1(width), 0, in_p)
@@ -89,15 +80,6 @@ def epsilon(
 
     Two parts in ten thousand of :obj:`delta` are left out, so that
     :mod:`pyg_trust.verify` can prove the result in integers.
-
-    Args:
-        phases (dict): the number of steps by parameters.
-        pair (callable): the masses of a step, of its two parameters and the
-            width of a cell; they are to dominate it.
-        delta (float): in :math:`(0, 1)`.
-        step (float): the width of a cell; a grid too large for memory is made
-            coarser, which only gives more.
-        widest (float): the largest loss of a step.
     """
     mass, low, step, infinite = compose(phases, pair, step, widest)
     delta *= 1 - _ROOM

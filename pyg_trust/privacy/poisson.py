@@ -245,7 +245,7 @@ def check_occurrences(occurrences: Any, form: str = 'replace') -> int:
     if k > 1 and form != 'replace':
         raise ValueError(
             f"'occurrences' needs to be 1 for {form!r}: a record that is "
-            f'blank still changes all {k} gradients (got {k})'
+            f'removed changes all {k} gradients (got {k})'
         )
     return k
 

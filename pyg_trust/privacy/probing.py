@@ -14,7 +14,6 @@ from pyg_trust.privacy.training import PrivateStep, with_gradients
 from pyg_trust.privacy.validation import (
     SEED,
     check_criterion,
-    check_edges,
     check_transform,
     features_of,
     in_training,
@@ -93,7 +92,6 @@ def try_call(
     Raises:
         ValueError: if the model fails a test.
     """
-    check_edges(batch, at.owner)
     generator = torch.Generator().manual_seed(SEED)
     made = randomised(batch, features_of(batch), generator)
     advice = whole_batch_norms(step.module)

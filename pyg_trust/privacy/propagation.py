@@ -253,7 +253,7 @@ def hop_sensitivity(
     elif relation == 'node_incident':
         raise ValueError(
             "'max_degree' is needed by the relation 'node_incident': the "
-            'most edges of a node that comes or goes'
+            'most edges of a node that is added or removed'
         )
     if num_classes is not None and relation not in ('node', 'feature'):
         raise ValueError(
@@ -417,10 +417,6 @@ def columns(graph: CSRGraph, measure: Measure) -> tuple[Tensor, Tensor]:
     r"""Compute norms :math:`\|\Pi e_v\|` of columns, and the diagonal.
 
     Unit vectors are propagated, :math:`O(N m L)`; sparse results stay sparse.
-
-    Args:
-        graph (CSRGraph): of at most :data:`MAX_COLUMNS` nodes.
-        measure (Measure): :math:`(a, b, w)`.
     """
     operator = _operator(graph, measure)
     n = graph.num_nodes

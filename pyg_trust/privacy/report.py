@@ -128,7 +128,7 @@ class PrivacyReport(ClaimedReport):
             f'The weights after each of {self.steps} steps, all together, are '
             f'({outwards(self.epsilon)}, {outwards(self.delta, 6)})-'
             f'differentially private{exact}: '
-            'whoever sees them can hardly tell one from any other of a '
+            'whoever sees them can hardly distinguish one from any other '
             f'{protected_unit(self.relation)}.',
             f'Neighbours are data that differ by "{self.relation}". '
             f'{self._draw()}, at a rate of {rates}; {self._clip()}; sums; and '

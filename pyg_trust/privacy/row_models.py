@@ -187,18 +187,7 @@ def train_privately(
     steps: int,
     lr: float,
 ) -> nn.Module:
-    """Train by full-batch private descent; what it spends is paid.
-
-    Args:
-        module (torch.nn.Module): the model, changed in place.
-        x (Tensor): the training rows.
-        y (Tensor): their labels.
-        classes (int): the number of classes.
-        source (Noise): where noise comes from.
-        noise_multiplier (float): the noise multiplier of each step.
-        steps (int): their number.
-        lr (float): Adam's.
-    """
+    """Train by full-batch private descent; what it spends is paid."""
     if not isinstance(module, LinearRows):
         rows = _readable(module, x)
         module.train()
@@ -236,18 +225,7 @@ def train_freely(
     lr: float,
     weight_decay: float,
 ) -> nn.Module:
-    """Train without noise; keep the best epoch on validation labels.
-
-    Args:
-        module (torch.nn.Module): the model, changed in place.
-        x (Tensor): all rows.
-        y (Tensor): all labels.
-        train (Tensor): bool: the rows that train.
-        val (Tensor, optional): bool: the rows that choose an epoch.
-        epochs (int): full-batch epochs.
-        lr (float): Adam's.
-        weight_decay (float): Adam's.
-    """
+    """Train without noise; keep the best epoch on validation labels."""
     rows = _readable(module, x)
     optimizer = torch.optim.Adam(
         module.parameters(), lr=lr, weight_decay=weight_decay

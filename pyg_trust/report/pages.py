@@ -25,7 +25,7 @@ _FOR = {
     'robustness': 'This is a promise to everybody whose prediction is counted '
     'as staying. Changes of the input within the stated limits do not change '
     'it.',
-    'accuracy': 'This is a promise to whoever uses the numbers. The stated '
+    'accuracy': 'This is a promise to the users of the numbers. The stated '
     'number bounds the error, or its standard deviation where it says so.',
     'measurement': 'This is a measurement, and no promise to anybody. What '
     'the tests did not look for, they can not find.',
@@ -222,7 +222,7 @@ def verdict(guarantees: Sequence[Guarantee]) -> str:
 
 def _promise(each: Guarantee, seen: set[str]) -> dict[str, Any]:
     limits = _once(each.not_covered, seen)
-    # A seeded guarantee is said to hold nothing.
+    # A seeded guarantee is not listed among assumptions.
     held = [text for text in each.assumptions if text != SEEDED]
     folded = [
         ('It holds if', _once(held, seen)),
@@ -272,7 +272,7 @@ def _todo(each: Guarantee) -> list[str]:
     if any(spent > each.budget[name] for name, spent in each.spent.items()):
         todo.append('Release nothing more: a budget is exceeded')
     if _foreign(each):
-        todo.append('Ask whoever registered it for a proof')
+        todo.append('Ask the person who registered it for a proof')
     if not each.checked:
         todo.append('Check it: no check was recorded with this promise')
     if each.kind == 'removal':

@@ -13,12 +13,6 @@ from pyg_trust._checks import (
     check_tensor,
     validated,
 )
-from pyg_trust._checks.graphs import (
-    MAKE_HOMOGENEOUS,
-    check_data,
-    with_edge_index,
-)
-from pyg_trust.graph import CSRGraph
 from pyg_trust.graph.ragged import pointer
 from pyg_trust.sampler._roots import RootSampler
 from pyg_trust.sampler.walks import (
@@ -38,7 +32,7 @@ class DisjointWalkSampler(RootSampler):
     independently of the others. Only the structure of :obj:`data` is read:
     neither features nor labels nor edge weights.
 
-    For transductive training hand in the whole graph and the training nodes
+    For transductive training pass the whole graph and the training nodes
     as :obj:`roots`; for inductive training, ``data.subgraph(train_mask)``.
 
     Args:
@@ -76,26 +70,16 @@ class DisjointWalkSampler(RootSampler):
         along: bool = True,
         seed: int | None = None,
     ) -> None:
-        check_data(data, MAKE_HOMOGENEOUS)
-        data = with_edge_index(data)
-        if data.get('edge_index') is None:
-            raise ValueError("'data' needs to have an 'edge_index'")
-        if data.num_nodes is None:
-            raise ValueError("'data' needs to know its 'num_nodes'")
-        device = data.edge_index.device
-        if not ops.has_kernel(device.type):
+        self.max_size = max_size(walk_length, restarts)
+        self._open(data, roots, along)
+        if not ops.has_kernel(self.graph.device.type):
             raise ValueError(
                 "'data' needs to have its 'edge_index' on the CPU or on a "
-                f'CUDA device that this build has kernels for (got {device})'
+                'CUDA device that this build has kernels for (got '
+                f'{self.graph.device})'
             )
-        self.max_size = max_size(walk_length, restarts)
-        self.roots = root_index(roots, data.num_nodes, device)
-        self.graph = CSRGraph.from_edge_index(
-            data.edge_index, data.num_nodes, perm=True
-        )
         self.walk_length = walk_length
         self.restarts = restarts
-        self.along = along
         self.seed = rng.resolve(seed)
         self._last: tuple[int, DisjointWalks] | None = None
 
@@ -152,32 +136,9 @@ class DisjointWalkSampler(RootSampler):
             node = torch.cat([walks.node[first], walks.node[~first]])
             batch = torch.cat([owner[first], owner[~first]])
 
-        # Every edge that leaves these nodes, and whether it stays with them.
-        start = self.graph.rowptr[node]
-        degree = self.graph.rowptr[node + 1] - start
-        offset = (start - degree.cumsum(0) + degree).repeat_interleave(degree)
-        edge = offset + self._count(offset.numel())
-        row = self._count(node.numel()).repeat_interleave(degree)
-        known, place = node.sort()
-        if bool((known.diff() == 0).any()):
+        if bool((node.sort().values.diff() == 0).any()):
             raise ValueError("'walks' needs to be disjoint")
-        other = self.graph.col32[edge].long()
-        position = torch.searchsorted(known, other).clamp_(max=len(known) - 1)
-        col = place[position]
-        inside = (known[position] == other) & (batch[row] == batch[col])
-        row, col, edge = row[inside], col[inside], edge[inside]
-        if contiguous:
-            order = col.argsort(stable=True)
-            row, col, edge = row[order], col[order], edge[order]
-        return SamplerOutput(
-            node=node,
-            row=row,
-            col=col,
-            edge=edge,
-            batch=batch,
-            num_sampled_nodes=[count, node.numel() - count],
-            metadata=(input_id, None),
-        )
+        return self._batched(node, batch, count, input_id, contiguous)
 
     @validated
     def sample_from_nodes(self, inputs: NodeSamplerInput) -> SamplerOutput:

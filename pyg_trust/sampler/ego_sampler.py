@@ -6,11 +6,9 @@ from torch_geometric.data import Data
 from torch_geometric.sampler import NodeSamplerInput, SamplerOutput
 
 from pyg_trust._checks import NodeIds, check_range, check_tensor, validated
-from pyg_trust._checks.graphs import check_data, with_edge_index
-from pyg_trust.graph import CSRGraph
 from pyg_trust.graph.ragged import ranges
 from pyg_trust.sampler._roots import RootSampler
-from pyg_trust.sampler.walks import max_size, root_index
+from pyg_trust.sampler.walks import max_size
 
 
 class EgoSampler(RootSampler):
@@ -18,7 +16,7 @@ class EgoSampler(RootSampler):
 
     The nodes from which messages reach the root in :obj:`num_hops` layers,
     and all edges between them; two roots share no node. Time and memory are
-    linear in what comes out.
+    linear in the result.
 
     Args:
         data (Data): the graph, with an ``edge_index`` without duplicates, on
@@ -41,30 +39,20 @@ class EgoSampler(RootSampler):
         *,
         along: bool = True,
     ) -> None:
-        check_data(data)
-        data = with_edge_index(data)
-        if data.get('edge_index') is None or data.num_nodes is None:
-            raise ValueError(
-                "'data' needs to have an 'edge_index' and know its 'num_nodes'"
-            )
-        if data.edge_index.device.type != 'cpu':
-            raise ValueError(
-                "'data' needs to have its 'edge_index' on the CPU "
-                f'(got {data.edge_index.device})'
-            )
         try:
             max_size(num_hops)
         except (TypeError, ValueError) as error:
             message = str(error).replace('walk_length', 'num_hops')
             raise type(error)(message) from None
-        self.roots = root_index(roots, data.num_nodes)
-        self.graph = CSRGraph.from_edge_index(
-            data.edge_index, data.num_nodes, perm=True
-        )
+        self._open(data, roots, along)
+        if self.graph.device.type != 'cpu':
+            raise ValueError(
+                "'data' needs to have its 'edge_index' on the CPU "
+                f'(got {self.graph.device})'
+            )
         if self.graph.has_duplicates:
             raise ValueError("'data' needs to be free of parallel edges")
         self.num_hops = num_hops
-        self.along = along
 
     @property
     def max_receivers(self) -> int:
@@ -98,25 +86,7 @@ class EgoSampler(RootSampler):
             keys = torch.cat([keys, front])
         rest = keys[count:].sort().values
         copies = torch.cat([first, rest])
-        node, owner = copies % n, copies // n
-
-        start = self.graph.rowptr[node]
-        degree = self.graph.rowptr[node + 1] - start
-        edge = ranges(start, degree)
-        row = torch.arange(node.numel()).repeat_interleave(degree)
-        other = owner[row] * n + self.graph.col32[edge]
-        known, place = copies.sort()
-        where = torch.searchsorted(known, other).clamp_(max=len(known) - 1)
-        inside = known[where] == other
-        return SamplerOutput(
-            node=node,
-            row=row[inside],
-            col=place[where][inside],
-            edge=edge[inside],
-            batch=owner,
-            num_sampled_nodes=[count, node.numel() - count],
-            metadata=(index, None),
-        )
+        return self._batched(copies % n, copies // n, count, index)
 
     @validated
     def sample_from_nodes(self, inputs: NodeSamplerInput) -> SamplerOutput:

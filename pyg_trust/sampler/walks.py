@@ -1,9 +1,10 @@
 """Node-disjoint subgraphs by random walks, for private training."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch_geometric.data import Data
 
 from pyg_trust import ops, rng
 from pyg_trust._checks import (
@@ -46,14 +47,7 @@ class DisjointWalks(NamedTuple):
 
     @validated
     def of_nodes(self, num_nodes: Count) -> Tensor:
-        """Return the subgraph of each node, int64, -1 of a node in none.
-
-        Args:
-            num_nodes (int): the number of nodes of the graph.
-
-        Raises:
-            ValueError: if it is less than the subgraphs need.
-        """
+        """Return the subgraph of each node, int64, -1 of a node in none."""
         check_range('num_nodes', self.node, num_nodes, 'the nodes')
         out = self.node.new_full((num_nodes,), -1)
         index = torch.arange(self.num_subgraphs, device=out.device)
@@ -84,51 +78,22 @@ def disjoint_walks(
 
     Algorithms 2 (:obj:`restarts=1`) and 3 of `"Training Differentially
     Private Graph Neural Networks with Random Walk Sampling"
-    <https://arxiv.org/abs/2301.00738>`_ (Ayle et al. 2023), with the slips of
-    the printed pseudo-code put right. While there are roots in no subgraph,
+    <https://arxiv.org/abs/2301.00738>`_ (Ayle et al. 2023). While there are
+    roots in no subgraph, one is drawn uniformly and opens a subgraph;
+    :math:`R` walks of :math:`L` steps go from it to neighbours that are in no
+    subgraph, uniformly, and take them in. A neighbour is a node that a node
+    receives messages from; weights play no part.
 
-    1. draw one, uniformly among them; it opens a subgraph;
-    2. :math:`R` times, walk from it: :math:`L` times, go on to a neighbour,
-       uniform among those in no subgraph, and take it into this one. A walk
-       stops early where there is none.
+    Every node is in at most one subgraph and every root in exactly one
+    (:func:`check_walks` makes sure); a subgraph has at most :math:`1 + RL`
+    nodes; and nothing else than :obj:`graph`, :obj:`roots` and the seed is
+    read. A graph or a root set that was made from features or labels voids the
+    guarantee. Time is :math:`O(n + m)` for any :math:`R` and :math:`L`.
 
-    On the CPU this sequential law holds exactly, up to the rounding of the
-    random numbers (a factor of :math:`1 \pm 2^{-22}` in the probability of a
-    single choice, or less). A neighbour is a node that a node receives
-    messages from, so that in an undirected graph all are; weights play no
-    part and self-loops cannot be walked.
-
-    Differential privacy rests on these properties:
-
-    - **Disjoint.** A node is claimed once, when it enters a subgraph, and
-      only unclaimed nodes enter: every node is in at most one subgraph, and
-      every root in exactly one. :func:`check_walks` makes sure before the
-      result is returned.
-    - **Bounded.** A subgraph has at most :math:`1 + RL` nodes, so there are
-      at least :func:`min_subgraphs` of them.
-    - **Independent of features and labels.** Nothing else than
-      :obj:`graph`, :obj:`roots` and the seed goes in. Whether they depend on
-      private data is for the caller to say: a graph or a root set that was
-      made from features or labels voids the guarantee. Edges and the
-      membership of nodes are *not* protected.
-
-    Time is :math:`O(n + m)` for any :math:`R` and :math:`L`, as every row is
-    scanned at most once; memory :math:`O(n)` beside the graph.
-
-    **On CUDA the law is another one**, as one root after the other would leave
-    the device idle. There the roots, in random order, go in rounds of about
-    :math:`n / (1 + RL)`: all of a round walk at the same time, past what is
-    claimed before it, and where some of them meet, the first of these in the
-    order keeps its nodes and the others walk again in the next round.
-    Disjoint, bounded, covering all roots and independent of features and
-    labels hold as above, and these are all that privacy rests on, together
-    with the number :math:`M` of subgraphs that really came out. But a root
-    that meets another one may walk past a node that the sequential order
-    would have left to it, or find one that it would have lost, so that sizes
-    and :math:`M` differ a little in law: on power-law graphs, for :math:`RL`
-    from 1 to 100, :math:`M` by at most 1.5 % and the share of any size by at
-    most 0.02, as measured. The same seed gives the same subgraphs on every
-    CUDA device, and others than on the CPU.
+    On CUDA many roots walk at the same time, and where some meet, the first of
+    them keeps its nodes. All of the above holds, but sizes and :math:`M`
+    differ a little in law (:math:`M` by at most 1.5 %, as measured), and a
+    seed gives other subgraphs than on the CPU.
 
     Args:
         graph (CSRGraph): the graph, without parallel edges.
@@ -137,7 +102,7 @@ def disjoint_walks(
             (default: :obj:`1`)
         roots (Tensor, optional): int64, ``[num_roots]``: the nodes to start
             from, in any order, or bool, ``[num_nodes]``. Walks may pass all
-            nodes; to keep them to some, hand in the graph of these alone. By
+            nodes; to keep them to some, pass the graph of these alone. By
             default, all nodes. (default: :obj:`None`)
         along (bool): whether messages travel along the edges, as PyG's do,
             or against them. (default: :obj:`True`)
@@ -173,16 +138,7 @@ def disjoint_walks(
 
 
 def max_size(walk_length: int, restarts: int = 1) -> int:
-    r"""Return the most nodes of a subgraph, :math:`1 + RL`.
-
-    Args:
-        walk_length (int): :math:`L`, at least 0.
-        restarts (int): :math:`R`, at least 1. (default: :obj:`1`)
-
-    Raises:
-        TypeError: if an argument is no integer.
-        ValueError: if an argument is too small, or the size too large.
-    """
+    r"""Return the most nodes of a subgraph, :math:`1 + RL`."""
     for name, value, least in (
         ('walk_length', walk_length, 0),
         ('restarts', restarts, 1),
@@ -199,24 +155,32 @@ def max_size(walk_length: int, restarts: int = 1) -> int:
 def min_subgraphs(
     num_roots: Count, walk_length: Natural, restarts: Count = 1
 ) -> int:
-    r"""Bound the number of subgraphs from below, to plan before sampling.
+    r"""Return :math:`\lceil N_{roots} / (1 + RL) \rceil`, to plan sampling.
 
-    .. math::
-        M_{\min} = \left\lceil \frac{N_{roots}}{1 + RL} \right\rceil
-
-    as every root is in a subgraph, and none holds more than :math:`1 + RL`.
-    The *roots* count, not the nodes of the graph.
+    There are at least so many subgraphs.
 
     Args:
         num_roots (int): the number of roots, at least 1.
         walk_length (int): :math:`L`.
         restarts (int): :math:`R`. (default: :obj:`1`)
-
-    Raises:
-        TypeError, ValueError: as :func:`max_size`, or if there is no root.
     """
     size = max_size(walk_length, restarts)
     return -(-num_roots // size)
+
+
+def named_roots(input_nodes: Any, data: Any) -> Any:
+    """Check a loader's roots, so that errors have its argument's name.
+
+    Args:
+        input_nodes (Tensor, optional): as ``roots`` of :func:`root_index`.
+        data (Data): the graph.
+    """
+    if input_nodes is None or not isinstance(data, Data):
+        return input_nodes
+    where = getattr(input_nodes, 'device', 'cpu')
+    return root_index(
+        input_nodes, int(data.num_nodes or 0), where, 'input_nodes'
+    )
 
 
 def root_index(
@@ -225,7 +189,7 @@ def root_index(
     device: torch.device | str = 'cpu',
     name: str = 'roots',
 ) -> Tensor:
-    """Convert roots of any form to distinct nodes of a graph.
+    """Return distinct nodes of a graph, in the order given.
 
     Args:
         roots (Tensor, optional): int64, ``[num_roots]``, or bool,
@@ -234,14 +198,6 @@ def root_index(
         device (torch.device or str): that of the graph.
             (default: :obj:`'cpu'`)
         name (str): the name of the argument. (default: :obj:`'roots'`)
-
-    Returns:
-        Tensor: int64, ``[num_roots]``, in the order given.
-
-    Raises:
-        TypeError: on a wrong dtype.
-        ValueError: on a wrong shape or device, or if there is no root, one is
-            out of range or repeated.
     """
     if roots is None:
         return torch.arange(num_nodes, device=device)

@@ -66,15 +66,7 @@ class Relation(NamedTuple):
         )
 
     def mu_edge(self, mu: float, others: float = 0.0) -> float | None:
-        r"""Return the :math:`\mu` of one edge, under a relation of nodes.
-
-        Args:
-            mu (float): the :math:`\mu` of the sums for a node.
-            others (float): the :math:`\mu` of other releases on the same
-                account, which may be gradients of pairs: an edge is an
-                example of each end, whose clipped gradient moves by two
-                clips. (default: :obj:`0.0`)
-        """
+        r"""Return the :math:`\mu` of one edge, under a relation of nodes."""
         if self.name != 'node' or self.max_degree not in (None, 1):
             return None
         moved, ends = (1.0, 1) if self.directed else (math.sqrt(2), 2)
@@ -294,7 +286,7 @@ class AggregationReport(ReleaseReport):
             )
         if self.epsilon_replace is not None:
             lines.append(
-                'That is against a blank record. Against any other record '
+                'That is against an empty record. Against any other record '
                 "(somebody's features or label, changed) epsilon is "
                 f'{outwards(self.epsilon_replace)}.'
             )
@@ -319,20 +311,7 @@ def make_report(
     mu_others: float = 0.0,
     **fields: Any,
 ) -> Any:
-    r"""Make the report; derive the fields that the relation determines.
-
-    Args:
-        relation (Relation): the neighbouring relation.
-        kind (type): the class of the report.
-        delta (float): :math:`\delta`.
-        mu_encoder (float): as in :class:`AggregationReport`.
-            (default: :obj:`0.0`)
-        mu_aggregation (float): as there. (default: :obj:`0.0`)
-        mu_head (float): as there. (default: :obj:`0.0`)
-        mu_others (float): the part of :obj:`mu_aggregation` that objects other
-            than the report's have spent. (default: :obj:`0.0`)
-        **fields (Any): further fields of :class:`AggregationReport`.
-    """
+    r"""Make the report; derive the fields that the relation determines."""
     curve: tuple[tuple[int, float], ...] = ()
     if relation.name == 'node_incident' and relation.max_degree is not None:
         D = relation.max_degree

@@ -20,6 +20,7 @@ from pyg_trust._checks import (
     validated,
 )
 from pyg_trust._checks.graphs import warn_of_delta
+from pyg_trust._describe import described
 from pyg_trust.account import (
     PaidNoise,
     ReleaseAccount,
@@ -111,7 +112,7 @@ class PrivateAGP(Releasing, BaseTransform):
             :obj:`mu`. (default: :obj:`None`)
         form (str, optional): ``'replace'`` (a record against any other:
             somebody's features or label, changed) or ``'withdraw'`` (against
-            a blank one: half the sensitivity, and no answer to what the
+            an empty one: half the sensitivity, and no answer to what the
             record says). By default ``'withdraw'`` for ``'node_incident'``,
             else ``'replace'``. (default: :obj:`None`)
         directed (bool): whether edges are arcs; the data have to be so, and
@@ -197,7 +198,7 @@ class PrivateAGP(Releasing, BaseTransform):
                 )
         if feature and self.hops != 1:
             raise ValueError(
-                "'hops' goes with sums: under 'feature', 'measure' has the "
+                "'hops' is for sums: under 'feature', 'measure' has the "
                 f'levels (got {self.hops})'
             )
         self.measure = measure if measure is not None else TWO_HOPS
@@ -407,8 +408,7 @@ class PrivateAGP(Releasing, BaseTransform):
             delta = self.engine.target_delta
         if delta is None:
             raise ValueError("'delta' needs to be given if there is no target")
-        delta = check_delta(delta)
-        engine = self.engine
+        delta, engine = check_delta(delta), self.engine
         if engine is None:
             spent = self._spent(delta)
         else:
@@ -438,28 +438,16 @@ class PrivateAGP(Releasing, BaseTransform):
         )
 
     def __repr__(self) -> str:
-        relation = self.relation
-        arguments: dict[str, Any] = {
-            'hops': self.hops,
-            'relation': relation.name,
-            'epsilon': self.epsilon,
-            'delta': self.delta,
-            'mu': self.mu if self.limit != self.mu else None,
-            'form': None
-            if self.relation.name == 'edge'
-            else self.relation.form,
-            'directed': self.relation.directed or None,
-            'max_degree': self.relation.max_degree,
-            'measure': f'{self.measure} of {self.measure.key}'
-            if self.relation.name == 'feature'
-            else None,
-            'cat': self.cat,
-            'attr': None if self.attr == 'x' else self.attr,
-            'seed': self.seed,
-        }
-        given = ', '.join(
-            f'{name}={value!r}'
-            for name, value in arguments.items()
-            if value is not None
+        known = self.relation
+        measure = f'{self.measure} of {self.measure.key}'
+        return described(
+            self,
+            relation=known.name,
+            mu=self.mu if self.limit != self.mu else None,
+            form=None if known.name == 'edge' else known.form,
+            directed=known.directed,
+            max_degree=known.max_degree,
+            measure=measure if known.name == 'feature' else None,
+            cat=self.cat,
+            **dict.fromkeys(('engine', 'ledger', 'ledger_head')),
         )
-        return f'{type(self).__name__}({given})'

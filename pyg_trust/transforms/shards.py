@@ -10,7 +10,7 @@ from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
 from pyg_trust import rng
-from pyg_trust._checks import Count, validated
+from pyg_trust._checks import Count, as_ids, validated
 from pyg_trust._describe import described
 from pyg_trust.nn.partitioner import partition_embedding
 from pyg_trust.unlearning import partition
@@ -198,7 +198,7 @@ def training_nodes(data: Data) -> Tensor:
     Raises:
         ValueError: if there is no such mask, or it has another shape.
     """
-    mask = _needed(data, 'train_mask')
+    mask = as_ids('train_mask', _needed(data, 'train_mask'))
     if mask.dtype != torch.bool or mask.shape != (data.num_nodes,):
         raise ValueError(
             f"'train_mask' needs to be bool, [{data.num_nodes}] "

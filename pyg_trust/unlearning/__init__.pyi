@@ -9,8 +9,6 @@ from .partition import hash_partition as hash_partition
 from .partition import metis_partition as metis_partition
 from .partition import random_partition as random_partition
 from .published import GINClassifier as GINClassifier
-from .published import feature_removal_bound as feature_removal_bound
-from .published import node_removal_bound as node_removal_bound
 from .published import removal_budget as removal_budget
 from .recommender import Recommender as Recommender
 from .reports import LinkUnlearnReport as LinkUnlearnReport
@@ -46,12 +44,10 @@ __all__ = [
     'VerifyReport',
     'bekm',
     'blpa',
-    'feature_removal_bound',
     'gaussian_budget',
     'hash_partition',
     'majority_vote',
     'metis_partition',
-    'node_removal_bound',
     'random_partition',
     'removal_budget',
 ]

@@ -45,7 +45,7 @@ def line_of(
         part (Part): all items that the updates removed, by row.
         changed (dict): of ``'features'`` and ``'labels'``, the rows of nodes
             that got others.
-        lost (dict): of the same, tells whether a node has none in the end.
+        lost (dict): of the same, returns whether a node has none in the end.
         present (callable): returns those of some edges that are there in the
             end, by direction.
         came (set[tuple[int, int]]): the edges that were added, by direction.

@@ -71,15 +71,10 @@ from pyg_trust.graph import CSRGraph
 from pyg_trust.ledger import BudgetExceededError, RemovalLedger, coarse
 from pyg_trust.removal import NotThere, RemovalRequest, remove_from_data
 from pyg_trust.report import fingerprint_model, provenance
-from pyg_trust.transforms import GraphEmbedding, GraphScattering
+from pyg_trust.transforms import GraphEmbedding
 from pyg_trust.transforms.graph_scattering import graph_signal
 from pyg_trust.unlearning.certified import ON_EXCEED, best
-from pyg_trust.unlearning.heads import (
-    GAMMA_2,
-    Objective,
-    curvatures,
-    hessian_solve,
-)
+from pyg_trust.unlearning.heads import GAMMA_2, Objective
 from pyg_trust.unlearning.newton import minimize
 from pyg_trust.unlearning.reports import NOT_CHECKED, UnlearnReport
 from pyg_trust.unlearning.rows import check_rows, max_row_norm, spectral_norm
@@ -95,8 +90,6 @@ from pyg_trust.verify.claims_removal import OBJECTIVE
 __all__ = [
     'GINClassifier',
     'PublishedScatteringClassifier',
-    'feature_removal_bound',
-    'node_removal_bound',
     'paper_bound',
     'removal_budget',
     'tight_bound',
@@ -181,76 +174,6 @@ def paper_bound(
     return scale * float(per_class.norm())
 
 
-@validated
-def node_removal_bound(
-    n: Count, lam: Positive, radius: NotNegative, num_graphs: Count = 1
-) -> float:
-    r"""Bound the residual a priori by Theorem 4.4 and Corollary 4.6.
-
-    .. math::
-        \frac{4 \gamma_2 m^2 C_1^2 F^3}{\lambda^2 n}, \quad C_1 = F,
-
-    per class, for the removal of nodes from :math:`m` graphs. *Proof.*
-    :math:`\lVert \Delta \rVert \le 2 m F`, :math:`\lVert p \rVert \le 2mF /
-    (\lambda n)`, and Theorem 4.7 with :math:`\lVert Z' \rVert \le \sqrt{n} F`.
-    The paper has :math:`C_1 = 1` beside :math:`F = \sqrt{L}`, though
-    :math:`C_1` bounds :math:`\lVert \nabla \ell \rVert = |\ell'| \lVert z
-    \rVert`. Far above any budget in practice: a diagnostic.
-
-    Args:
-        n (int): the number of training graphs, none of them removed whole.
-        lam (float): :math:`\lambda`.
-        radius (float): :math:`F`, a bound of the norms of all embeddings
-            before and after.
-        num_graphs (int): :math:`m`. (default: :obj:`1`)
-    """
-    scale = 4 * PAPER_GAMMA_2 * num_graphs**2
-    return scale * radius**5 / (lam**2 * n)
-
-
-@validated
-def feature_removal_bound(
-    n: Count,
-    num_nodes: Count,
-    lam: Positive,
-    radius: NotNegative,
-    stability: NotNegative,
-    noise_norm: NotNegative,
-    num_graphs: Count = 1,
-) -> float:
-    r"""Bound the residual a priori by Theorem 4.3 and Corollary 4.5.
-
-    .. math::
-        \frac{\gamma_2 m^2 F^3}{\lambda^2 n} \min\left\{ 4 F^2,\;
-        \frac{k^2 (\gamma_1 \omega F + C_2)^2 F_S^2}{g} \right\},
-        \quad \omega = \frac{nF + \lVert b \rVert}{\lambda n},
-
-    per class (:math:`\gamma_1 = \gamma_2 = \frac14`, :math:`C_2 = 1`), for one
-    node whose features are set to zero in each of :math:`m` graphs of at least
-    :math:`g` nodes. *Proof.* :math:`\Delta = \ell'(w^\top z) z - \ell'(w^\top
-    z') z'` per graph, so :math:`\lVert \Delta \rVert \le (\gamma_1 \lVert w
-    \rVert F + C_2) \lVert z - z' \rVert`; :math:`\lVert w \rVert \le \omega`
-    from :math:`\nabla L_b = 0` (the paper forgets :math:`b`); and
-    :math:`\lVert z - z' \rVert \le F_S \lVert x_v \rVert / \sqrt{g}`, the
-    stability of a scattering transform with :math:`Q = 1`, the mean as
-    low-pass and a bank of frame constant :math:`B`: :math:`F_S = \sqrt{\sum_l
-    B^{2l}}`. Then as in :func:`node_removal_bound`.
-
-    Args:
-        n (int): the number of training graphs.
-        num_nodes (int): :math:`g`.
-        lam (float): :math:`\lambda`.
-        radius (float): :math:`F`, as in :func:`node_removal_bound`.
-        stability (float): :math:`F_S \lVert x_v \rVert`.
-        noise_norm (float): :math:`\lVert b \rVert`.
-        num_graphs (int): :math:`m`. (default: :obj:`1`)
-    """
-    weight = (n * radius + noise_norm) / (lam * n)
-    change = (0.25 * weight * radius + 1) * stability
-    least = min(4 * radius**2, change**2 / num_nodes)
-    return PAPER_GAMMA_2 * num_graphs**2 * radius**3 * least / (lam**2 * n)
-
-
 def _check_step(Z: Tensor, P: Tensor, K: Tensor | None) -> None:
     check_rows(Z, K, finite=True)
     check_tensor('P', P, None, (Z.size(1), 'num_classes'), finite=True)
@@ -287,7 +210,7 @@ class PublishedScatteringClassifier:
         delta (float): in :math:`(0, 1)`. (default: :obj:`1e-4`)
         accounting (str): :obj:`'residual'` measures the residual;
             :obj:`'bound'` adds up :func:`tight_bound`; :obj:`'paper'` adds up
-            Theorem 4.7 with a valid :math:`F` and reports all bounds.
+            Theorem 4.7 with a valid :math:`F`, and reports both.
             (default: :obj:`'residual'`)
         on_exceed (str): where the budget does not allow a step,
             :obj:`'refine'` solves exactly with the stored :math:`b`,
@@ -372,15 +295,16 @@ class PublishedScatteringClassifier:
         spent, new = old.ledger.spent, old._replace(train=change.left)
         before, after = old.objective(self.lam), new.objective(self.lam)
         right = before.gradient(old.W).value - after.gradient(old.W).value
-        curvature = curvatures(after.Z @ old.W, after.Y)
-        P = hessian_solve(after.Z, curvature, after.mu, right, after.K)
+        P = after.factor(old.W).solve(right)
         new = new._replace(W=old.W + P, ledger=old.ledger.copy())
         measured, upper = after.gradient(new.W).norm
         action, line, iterations = 'step', 'measured', 1
         added: dict[str, float] = {}
         exact, cost = upper, coarse(upper)
         if self.accounting != 'residual':
-            added = self._increments(old, before, after, P, request)
+            added = {'tight': tight_bound(after.Z, P, after.K)}
+            if self.accounting == 'paper':
+                added['paper'] = paper_bound(after.Z, P, after.K)
             left = after.times(old.W, P) - right
             which = 'tight' if self.accounting == 'bound' else 'paper'
             # The parts of the step round too, as gradients do.
@@ -523,48 +447,6 @@ class PublishedScatteringClassifier:
         # tol if rounding hides more.
         upper = state.objective(self.lam).gradient(state.W).norm.upper
         return self.tol * max(1.0, coarse(upper / self.tol))
-
-    def _increments(
-        self,
-        old: _State,
-        was: Objective,
-        now: Objective,
-        P: Tensor,
-        request: RemovalRequest,
-    ) -> dict[str, float]:
-        # Bounds of the residual that a step adds.
-        made = {'tight': tight_bound(now.Z, P, now.K)}
-        if self.accounting == 'bound':
-            return made
-        made['paper'] = paper_bound(now.Z, P, now.K)
-        parts, transform = request.parts, self.transform
-        n, m = now.Z.size(0), len(parts)
-        if n < was.Z.size(0):
-            return made
-        # The worst cases are per class; together their Frobenius norm.
-        classes = math.sqrt(now.Y.size(1))
-        F = max(max_row_norm(was.Z), max_row_norm(now.Z))
-        made['node'] = classes * node_removal_bound(n, self.lam, F, m)
-        if (
-            isinstance(transform, GraphScattering)
-            and (transform.Q, transform.low_pass) == (1, 'mean')
-            # Of frame constant 1.
-            and transform.wavelet in ('diffusion', 'itersine')
-            and all(
-                len(part.features) == 1 and not (part.nodes or part.edges)
-                for part in parts.values()
-            )
-        ):
-            # The removed features are at most 1 each, and the present residual
-            # adds to what the noise does to the weights.
-            graphs = [old.train.graphs[i] for i in parts]
-            width, size = graphs[0].x.size(1), min(g.num_nodes for g in graphs)
-            stability = math.sqrt(transform.L * width)
-            spread = float(old.B.norm(dim=0).max()) + old.ledger.spent
-            made['feature'] = classes * feature_removal_bound(
-                n, size, self.lam, F, stability, spread, m
-            )
-        return made
 
 
 def _sum(one: float, two: float) -> float:

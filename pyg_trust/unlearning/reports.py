@@ -153,9 +153,7 @@ class LinkUnlearnReport(NodeUnlearnReport):
     graphs_embedded='the number of graphs that were embedded again',
     empty_classes='classes without a training graph',
     increments='of a method as published, bounds of the residual that the '
-    'certified step added or would have added: tight, paper (Theorem 4.7), '
-    'and the worst cases node (Theorem 4.4, Corollary 4.6) and feature '
-    '(Theorem 4.3, Corollary 4.5)',
+    'step added: tight, and paper (Theorem 4.7)',
     **_RELEASE,
 )
 class UnlearnReport(RemovalReport):

@@ -16,7 +16,7 @@ convex and :math:`\nabla L(W^*, D') = 0`,
     {\lambda n} \le \frac{\beta}{\lambda n} = \Delta .
 
 On the grid of a release rounding adds a little (:func:`grid_shift`), and no
-bit of it tells anything else.
+bit of it reveals anything else.
 
 So the release is that of retraining exactly, :math:`W^* + s\, \Xi`, shifted by
 at most :math:`\Delta`, and the two are :math:`(\varepsilon,

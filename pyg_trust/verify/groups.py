@@ -157,7 +157,7 @@ def judge_group(
         delta (float): claimed.
         k (int): units of a record, at most.
         m (int, optional): how many units a step draws without replacement,
-            out of ``m / q``; None for coins. (default: :obj:`None`)
+            out of ``m / q``; None for Poisson sampling. (default: :obj:`None`)
     """
     if not 1 <= k <= LARGEST:
         return a.NOT_PROVED

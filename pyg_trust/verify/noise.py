@@ -34,7 +34,7 @@ DIGEST = '2b5b74289685135e4cfba7d4cc6b2cf55d0c32326783ffb6bd52a782ad585fb5'
 
 
 def _is_below(m: int, v: int, known: int, b: int) -> bool | None:
-    """Compare :math:`|Z|` with :math:`m / 2^b`: None if v does not tell."""
+    """Compare :math:`|Z|` with :math:`m / 2^b`; None if v is too short."""
     bits = known + 17
     while True:
         low, high = tail(m, b, bits)
@@ -54,7 +54,7 @@ def magnitude(v: int, known: int, b: int = SHIFT) -> int | None:
     """Return the integer nearest to :math:`2^b |Z|`, by integers alone.
 
     Returns:
-        int: the cell, or None if these bits do not tell.
+        int: the cell, or None if these bits do not decide it.
     """
     # A starting point: the result does not depend on it.
     guess = -NormalDist().inv_cdf((v + 0.5) / 2 ** (known + 1))
@@ -83,7 +83,7 @@ def settle(word: int, more: Iterator[int]) -> int | None:
 
     Returns:
         int: the integer nearest to :math:`2^{32} Z`, or None if the stream
-        ended before its bits told.
+        ended before its bits decided.
     """
     sign, v, known = word >> 63, word & (2**63 - 1), 63
     while (found := magnitude(v, known)) is None:
@@ -239,7 +239,7 @@ def cells(source: Bytes, count: int) -> np.ndarray:
     """Draw independent cells: the integers nearest to :math:`2^{32} Z`.
 
     Words are read first, eight bytes a cell; then eight bytes at a time for
-    those whose bits do not tell yet, in their order.
+    those whose bits do not decide yet, in their order.
 
     Args:
         source (callable): maps a number to so many random bytes.
@@ -281,7 +281,7 @@ def cells(source: Bytes, count: int) -> np.ndarray:
         if found is None:
             raise ValueError(
                 "'source' returned bytes that are not random: "
-                f'{_MOST_WORDS + 1} words did not tell one number'
+                f'{_MOST_WORDS + 1} words did not decide one number'
             )
         out[i] = found
     return out

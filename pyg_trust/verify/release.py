@@ -55,7 +55,7 @@ def fits_float(size: float, std: float) -> bool:
     """Test whether float64 adds these integers exactly.
 
     By the public numbers of :func:`check_sum` alone, so that the way of a sum
-    tells nothing.
+    reveals nothing.
     """
     return size / grid(std) < 2**53 / 2
 

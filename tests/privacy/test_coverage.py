@@ -25,7 +25,7 @@ from pyg_trust.privacy import (
 from pyg_trust.privacy.forgotten import node_shift
 from pyg_trust.privacy.gaussian import gaussian_epsilon, gaussian_mu_for
 from pyg_trust.removal import RemovalRequest
-from pyg_trust.report import TrustReport
+from pyg_trust.report import TrustReport, save_tensors
 
 N = 30
 
@@ -471,11 +471,11 @@ def test_the_shift_of_links_is_recomputed_too(tmp_path):
 
 def test_without_the_lists_the_shift_is_not_checked(tmp_path):
     _, report = proved('node', tmp_path)
-    for data in (None, 'plain.pt'):
+    for data in (None, 'plain.safetensors'):
         if data is not None:
             edges = torch.tensor([[0, 1], [1, 0]])
             names = torch.tensor([0, 1])
-            torch.save({'edge_index': edges, 'n_id': names}, tmp_path / data)
+            save_tensors(tmp_path / data, {'edge_index': edges, 'n_id': names})
         checks = found(tmp_path, report, data=data)
         assert {f.status for f in checks} == {'holds', 'not checked'}
 

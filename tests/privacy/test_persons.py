@@ -240,57 +240,6 @@ def test_a_ledger_of_persons_is_of_no_rows(tmp_path) -> None:
         trained(loader(paths(none), less), ledger=tmp_path / 'ledger')
 
 
-def coupled(case: str) -> tuple[HeteroData, Any]:
-    """Data and unit in which rows hold what others own, by its name."""
-    data = shop()
-    unit = declared(data)
-    users = data['user']
-    if case == 'a path through others':
-        data = MetapathFeatures([[BY, BY, KNOWS]], 'user', unit=unit)(data)
-    elif case == 'a public row seen by others':
-        data = MetapathFeatures([[BY, HAS, HAS]], 'user', unit=unit)(data)
-    elif case == 'no unit':
-        data = MetapathFeatures(PATHS, 'user')(data)
-    elif case == 'marked by hand':
-        users.propagated = ('x',)
-    elif case == 'marked as a whole':
-        data.propagated = ('x',)
-    elif case == 'orders that may be of several':
-        unit = declared(data, owned=None, joint={'order': BY})
-        data = MetapathFeatures([[BY]], 'user', unit=unit)(data)
-    elif case == 'orders that were of one':
-        data = featured(data, unit)
-        unit = declared(data, owned=None, joint={'order': BY})
-    elif case == 'items made of orders':
-        out = MetapathFeatures([[HAS]], 'item')(data)
-        data = MetapathFeatures(PATHS, 'user', unit=unit)(out)
-    elif case == 'a unit that calls orders public':
-        other = PrivacyUnit(
-            data,
-            'user',
-            public=('item', 'order'),
-            public_edges=(IN, HAS),
-        )
-        data = featured(data, other)
-    elif case == 'both units':
-        other = declared(data, owned={'order': data[BY].edge_index[1].flip(0)})
-        data = featured(featured(data, other), unit)
-    elif case == 'two rows of a person':
-        unit = declared(data, same=torch.tensor([[1], [5]]))
-    elif case == 'no table':
-        unit = PrivacyUnit(
-            data,
-            num_persons=40,
-            owned={'user': torch.arange(40), 'order': data[BY].edge_index[1]},
-            public=('item',),
-            public_edges=(IN,),
-        )
-    elif case == 'another graph':
-        data[HAS].edge_index = data[HAS].edge_index.clone()
-        data[HAS].edge_index[1, 0] = (data[HAS].edge_index[1, 0] + 1) % 12
-    return data, unit
-
-
 COUPLED = {
     'a path through others': 'marked as propagated',
     'a public row seen by others': 'marked as propagated',
@@ -306,12 +255,6 @@ COUPLED = {
     'no table': 'one row each',
     'another graph': 'sizes or edges differ',
 }
-
-
-@pytest.mark.parametrize('case', COUPLED)
-def test_what_couples_persons_is_refused(case: str) -> None:
-    with pytest.raises(ValueError, match=COUPLED[case]):
-        loader(*coupled(case))
 
 
 def test_weights_cover_persons_and_no_features(monkeypatch) -> None:

@@ -82,28 +82,6 @@ def test_no_candidate_is_better_than_the_proposal(terms):
     assert 'NeighborLoader' in text
 
 
-def test_a_plan_for_passes_takes_fewer_steps_with_larger_batches():
-    plan = propose(2000, 16.0, 1e-5, passes=3)
-    assert plan.steps == math.ceil(3 * 2000 / plan.batch_size)
-    assert plan.accountant().get_epsilon(1e-5) <= 16
-    # By the noise of the mean of all steps: of any size it is no less.
-    laws = {'poisson': 'pld_poisson', 'without_replacement': 'pld_wor'}
-
-    def noise(law, size):
-        steps = math.ceil(3 * 2000 / size)
-        z = create_accountant(laws[law]).noise_multiplier_for(
-            16.0, 1e-5, sample_rate=size / 2000, steps=steps
-        )
-        return z / size / math.sqrt(steps)
-
-    whole = min(noise(law, 2000) for law in laws)
-    assert noise(plan.sampling, plan.batch_size) <= 1.1 * whole
-    below = plan.batch_size - 100
-    assert min(noise(law, below) for law in laws) > 1.08 * whole
-    with pytest.raises(ValueError, match="'passes'"):
-        propose(2000, 4.0, 1e-5, passes=0)
-
-
 @pytest.mark.parametrize('goal', [0.05, 1.0, 8.0])
 @pytest.mark.parametrize('power', [0.7, 1, 2.3])
 def test_a_search_for_noise_asks_a_dozen_times_at_most(goal, power):
@@ -219,25 +197,6 @@ def of_graphs(relation):
         F.cross_entropy(out, batch.y).backward()
         optimizer.step()
     return engine, 0.0
-
-
-@pytest.mark.parametrize(
-    ('relation', 'said'),
-    [
-        ('replace', 'any one graph: its nodes, edges, features and label'),
-        ('add_remove', 'any one graph, and in whether it is there'),
-    ],
-)
-def test_a_search_over_graphs_does_not_speak_of_nodes(relation, said):
-    bound = PoissonAccountant(
-        'withdraw' if relation == 'add_remove' else 'replace'
-    )
-    bound.step(noise_multiplier=2.0, sample_rate=0.25)
-    _, report = search(
-        of_graphs, [relation], bound=bound, delta=1e-3, mean_runs=1.5
-    )
-    assert said in report.guarantee().promise
-    assert "node's" not in report.guarantee().promise
 
 
 def test_runs_with_two_relations_have_no_promise_together():

@@ -658,8 +658,8 @@ def test_no_row_breaks_the_weights(private, value, kind):
         setup.loader.loader.data.x = x
 
         class NoNoise:
-            def normal(self, shape):
-                return torch.zeros(shape, dtype=torch.float64)
+            def cells(self, shape):
+                return torch.zeros(shape, dtype=torch.int64)
 
         setup.engine._noise = NoNoise()
         for batch in setup.loader:
@@ -868,3 +868,20 @@ def test_validate_with_a_loader_finds_what_make_private_refuses(private):
     )
     with pytest.raises(TypeError, match="'module' needs to be"):
         PrivacyEngine.validate(None)
+
+
+def test_an_edge_between_subgraphs_of_a_later_batch_is_refused(private):
+    # That the first batch has none says nothing of the others.
+    late = []
+
+    def transform(batch):
+        if late:
+            batch.edge_index = torch.tensor([[0], [1]])
+        return batch
+
+    setup = private(loader={'transform': transform, 'num_steps': 3})
+    setup.train(1)
+    late.append(True)
+    with pytest.raises(ValueError, match='an edge joins two of them'):
+        setup.train(1)
+    assert setup.engine.steps == 1

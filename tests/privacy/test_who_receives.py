@@ -8,7 +8,6 @@ import torch
 from torch import nn
 from torch_geometric.data import Data
 
-from pyg_trust.noise import SeededNoise
 from pyg_trust.privacy import PrivateNodeClassifier, aggregation, row_models
 from pyg_trust.privacy.descent import linear_sums, unit_rows, whole_rows
 from pyg_trust.privacy.receivers import choose_receivers
@@ -208,30 +207,6 @@ def test_a_share_so_small_that_nobody_trains_a_head_gives_the_start():
     assert model.report().epsilon == pytest.approx(8.0, rel=1e-9)
 
 
-def test_checkpoints_from_before_and_of_another_share():
-    data = graph()
-    state = fitted(data).state_dict()
-    fresh = PrivateNodeClassifier(**QUICK, seed=0)
-    fresh.load_state_dict(state)
-    assert fresh.report().receivers == int((~silent(data)).sum())
-    for share in (1.0, 0.3):
-        other = PrivateNodeClassifier(**QUICK, seed=0, train_receivers=share)
-        with pytest.raises(ValueError, match='other arguments'):
-            other.load_state_dict(state)
-    # Before it was an argument, all received.
-    old = fitted(data, train_receivers=1.0)
-    state = old.state_dict()
-    del state['setting']['train_receivers']
-    for share in (None, 1.0):
-        fresh = PrivateNodeClassifier(**QUICK, seed=0, train_receivers=share)
-        fresh.load_state_dict(state)
-        assert torch.equal(fresh.logits(data.x), old.logits())
-        assert fresh.report().receivers == n
-    other = PrivateNodeClassifier(**QUICK, seed=0, train_receivers=0.2)
-    with pytest.raises(ValueError, match='other arguments'):
-        other.load_state_dict(state)
-
-
 class Drawn:
     """Noise that is known, so that its factor can be seen."""
 
@@ -277,53 +252,3 @@ def test_a_record_moves_each_step_by_no_more_than_its_noise_says(
     sums = linear_sums(whole_rows(rows), error, C, z * C)
     noise = n * graded[0].numpy() - sums * z * C / 2**32
     assert np.allclose(noise, z * C, rtol=1e-9)
-
-
-def test_the_encoder_is_that_of_a_smaller_constant():
-    # Rows of norm 4 beside 1, clipped to 2, are rows of norm 1 beside 1/4,
-    # clipped to 1/2, with the same noise: by plain steps of Adam.
-    data, noise = graph(), SeededNoise(3)
-    made = aggregation.LinearRows(5, 3, True)
-    row_models.train_privately(made, data.x, data.y, 3, noise, 2.0, 20, 0.1)
-    rows = unit_rows(data.x)
-    rows = np.concatenate([rows, np.full((n, 1), 0.25)], 1)
-    weight, first, second = (np.zeros((6, 3)) for _ in range(3))
-    noise = SeededNoise(3)
-    for t in range(1, 21):
-        score = np.exp(rows @ weight)
-        error = score / score.sum(1, keepdims=True) - np.eye(3)[data.y]
-        each = rows[:, :, None] * error[:, None, :]
-        norms = np.sqrt(np.square(each).sum((1, 2)))
-        each *= np.minimum(1, 0.5 / norms)[:, None, None]
-        drawn = noise.normal((6, 3)).numpy()
-        total = (each.sum(0) + 2.0 * 0.5 * drawn) / n
-        first = 0.9 * first + 0.1 * total
-        second = 0.999 * second + 0.001 * total**2
-        root = np.sqrt(second / (1 - 0.999**t)) + 1e-8
-        weight -= 0.1 * first / (1 - 0.9**t) / root
-    found = made.weight.detach().numpy()
-    assert np.allclose(found[:-1], weight[:-1], atol=1e-4)
-    assert np.allclose(found[-1], 0.25 * weight[-1], atol=1e-4)
-
-
-@pytest.mark.usefixtures('quiet')
-@pytest.mark.parametrize(
-    'arguments', [{}, {'hops': 2}, {'relation': 'feature'}]
-)
-def test_heads_start_at_classes_of_neighbours_beside_their_own(arguments):
-    # Public weights: without training the answer is the posterior, and four
-    # times the mean of the rows.
-    data = graph()
-    encoder = linear()
-    model = fitted(data, encoder=encoder, start_is_public=True, **arguments)
-    own = encoder(data.x).detach().double().log_softmax(1)
-    blocks = [
-        row / (row.square().sum(1, keepdim=True) + 3 * std**2).sqrt()
-        for row, std in zip(model.released, model.noise_stds, strict=True)
-    ]
-    blocks += [
-        row / row.norm(dim=1, keepdim=True)
-        for row in model.state_dict()['smoothed']
-    ]
-    wanted = own + 4 * torch.stack(blocks).mean(0)
-    assert torch.allclose(model.logits(), wanted, atol=1e-5)

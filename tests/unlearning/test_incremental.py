@@ -108,36 +108,6 @@ def test_rows_after_a_request_are_those_of_dense_matrices(
     assert torch.equal(model.state.rows(), before)
 
 
-def test_parts_of_a_batch_commute_to_the_bit():
-    edge_index = random_graph(40, 60, 3)
-    x = torch.randn((40, 3), dtype=torch.float64)
-    edges = edge_index.t().tolist()
-    u, v = next(edge for edge in edges if 3 not in edge)
-    first, second, third = (Model(edge_index, x, sgc(2)) for _ in range(3))
-    first.remove([3], [(u, v)], [7])
-    second.remove([3])
-    second.remove(edges=[(v, u)])
-    second.remove(features=[7])
-    third.remove(features=[7])
-    third.remove(edges=[(u, v), (v, u)])
-    third.remove([3])
-    assert torch.equal(first.state.rows(), second.state.rows())
-    assert torch.equal(first.state.rows(), third.state.rows())
-
-
-def test_neighbours_of_a_changed_degree_change_at_the_first_level():
-    # 0 - 1, 0 - 2: without the edge 0 - 1 node 2 gets more of node 0.
-    edge_index = torch.tensor([[0, 1, 0, 2], [1, 0, 2, 0]])
-    x = torch.eye(3, dtype=torch.float64)
-    model = Model(edge_index, x, sgc(1))
-    before = model.state.rows()
-    touched = model.remove(edges=[(0, 1)])
-    after = model.state.rows()
-    assert before[2, 0] == pytest.approx(1 / math.sqrt(6))
-    assert after[2, 0] == pytest.approx(1 / 2)
-    assert touched is None or 2 in touched.tolist()
-
-
 @pytest.mark.parametrize('columns', [*range(1, 34), 47, 63, 64, 71])
 @pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
 def test_rows_of_every_width_are_those_of_dense_algebra(columns, dtype):
@@ -262,27 +232,6 @@ def test_edges_are_found(self_loops):
         graph.play([Step(cut=gone)])
         there -= set(map(tuple, gone.t().tolist()))
         edges = edges[:, 15:]
-
-
-def test_rows_that_were_removed_are_nowhere():
-    model = Model(random_graph(50, 80, 9), torch.randn(50, 3).double(), sgc(3))
-    model.remove([3, 8])
-    gone = torch.tensor([3, 8])
-    held = model.graph.arrays()
-    assert not held['x'][gone].any()
-    assert not held['sums'][:, gone].any()
-    assert not torch.isin(held['neighbours'], gone.int()).any()
-
-
-def test_rows_that_are_pulled_together_replace_the_old_ones():
-    # Many rows of a level are read by one pull, which is not to add to them.
-    n, x = 300, torch.randn(300, 3).double()
-    edges = random_graph(n, 900, 3)
-    live = Sums(CSRGraph.from_edge_index(edges, n), x, sgc(2))
-    live.play([Step(gone=torch.tensor([0]))])
-    left = CSRGraph.from_edge_index(edges[:, (edges != 0).all(0)], n)
-    x[0] = 0
-    assert torch.equal(live.rows()[1:], Sums(left, x, sgc(2)).rows()[1:])
 
 
 # Infinite series #############################################################
@@ -446,14 +395,6 @@ def test_pushes_of_every_width_are_those_of_dense_algebra(columns, signal):
     left[nodes], z[pushed] = before, estimate
     assert torch.equal(left, old_left)
     assert torch.equal(z, old_z)
-
-
-def test_an_edit_of_nothing_reads_nothing(monkeypatch):
-    x = torch.randn(60, 3).double()
-    model = Series(random_graph(60, 90, 12), x, 0.5, 0.2, 1.0)
-    monkeypatch.setattr(ops, 'push_rows', None)
-    touched = model.remove()
-    assert touched.numel() == 0
 
 
 def test_series_need_a_plus_b_one_and_an_undirected_graph():

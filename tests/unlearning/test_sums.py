@@ -16,7 +16,7 @@ from pyg_trust.agp.measures import Measure, sgc, single_target
 from pyg_trust.graph import CSRGraph
 from pyg_trust.transforms import PropagatedFeatures
 from pyg_trust.unlearning import sums as kept_in
-from pyg_trust.unlearning.sums import Step, Sums, limits, reads_of
+from pyg_trust.unlearning.sums import Step, Sums, limits
 from pyg_trust.verify import removal
 
 MEASURES = {
@@ -313,36 +313,6 @@ def test_a_hub_that_flaps_around_a_limit_is_summed_rightly(reads):
     assert torch.equal(state.rows(), fresh.rows())
 
 
-def test_a_rank_stays_while_the_number_is_little_less():
-    state = star(reads=0.5)
-    spoke = torch.stack([torch.zeros(39).long(), torch.arange(1, 40)])
-    seen = []
-    for v in range(39):
-        state.play([Step(cut=spoke[:, v : v + 1])])
-        seen.append((int(state.degree[0]), int(state._state[10][0])))
-    # The loop counts: rank 6 is from 32 receivers on, and goes below 24.
-    assert [d for d, r in seen if r == 6] == list(range(39, 23, -1))
-    assert [d for d, r in seen if r == 5] == list(range(23, 11, -1))
-    for v in range(39):
-        state.play([Step(edges=spoke[:, v : v + 1])])
-        degree = int(state.degree[0])
-        assert int(state._state[10][0]) == degree.bit_length()
-
-
-def test_sums_are_of_senders_within_the_limit_of_the_receiver():
-    world = World(12, 2, seed=8)
-    state = world.state(sgc(2), reads=0.3)
-    for _ in range(60):
-        state.play([world.event()])
-    kept = state._state[9][0]
-    whole = level_of(state, 0)
-    lacking = [v for v in range(world.names) if not kept[v].equal(whole[v])]
-    most = state._state[11][state._state[10].long()]
-    assert 2 <= len(lacking) < world.names
-    assert bool((most[lacking] < 127).all())
-    world.check(state, sgc(2))
-
-
 @pytest.mark.parametrize('reads', [0.0, 0.5, 1.0, 30.0])
 def test_limits_compare_how_often_two_ends_are_needed_by_hand(reads):
     degrees = [1] * 500 + [9] * 60 + [20] * 40 + [70] * 9 + [300] * 3 + [500]
@@ -356,49 +326,6 @@ def test_limits_compare_how_often_two_ends_are_needed_by_hand(reads):
         found.append(kept)
     assert limits(reads, mean).tolist() == found
     assert limits(math.inf, mean).tolist() == 64 * [127]
-
-
-def test_reads_are_as_many_as_the_budget_of_an_event_allows():
-    degrees = [1] * 5000 + [9] * 60 + [20] * 40 + [70] * 9 + [1300] * 3
-    degrees += [3000]
-    length = torch.tensor(degrees)
-    ends, n = sum(degrees), len(degrees)
-    groups = {}
-    for d in degrees:
-        groups.setdefault(d.bit_length(), []).append(d)
-
-    def rows(reads):
-        most, total = limits(reads, ends / n).tolist(), 0.0
-        for k, senders in groups.items():
-            often = len(senders) / n + sum(senders) / ends
-            each = sum(senders) / len(senders)
-            for low, receivers in groups.items():
-                met = min(each * sum(receivers) / ends, len(receivers))
-                total += often * met * (k <= most[low])
-        return total
-
-    reads = reads_of(length)
-    assert rows(reads) <= kept_in.WRITES < rows(2 * reads)
-    # Of few neighbours all are kept.
-    assert reads_of(torch.full((50,), 9)) == math.inf
-    assert reads_of(torch.empty(0, dtype=torch.int64)) == math.inf
-
-
-def test_limits_follow_the_graph_and_the_measure():
-    state = star(400)
-    assert state._now == reads_of(state.degree) == math.inf
-    ring = torch.arange(399).repeat(120)
-    next_ = (ring + torch.arange(1, 121).repeat_interleave(399)) % 399
-    state.play([Step(edges=1 + torch.stack([ring, next_]))])
-    assert state._now == reads_of(state.degree) < math.inf
-    most = limits(state._now, float(state.degree.double().mean()))
-    top = int(state.degree.max()).bit_length()
-    assert torch.equal(state._state[11], most.masked_fill(most >= top, 127))
-    # An edge is two rows of sums for b = 0, whatever is kept.
-    graph = CSRGraph.from_edge_index(state.edge_index(), 400)
-    walk = Sums(graph, state.x, Measure(1, 0, (0.0, 0.0, 1.0)))
-    assert walk._now == math.inf
-    assert torch.equal(state.rows(), Sums(graph, state.x, sgc(2)).rows())
 
 
 @pytest.mark.parametrize('reads', [0.1, 1.0, math.inf])
