@@ -1073,7 +1073,7 @@ class ShardedUnlearner:
             origin=self._origin(),
             by_hash=self._by_hash(new.data),
             weights=states.hash_of_shards(new),
-            data=new.ledger.last.data,
+            data=new.ledger.newest(1)[0].data,
             ledger_head=new.ledger.head,
             **self._costs(new, first),
         )
