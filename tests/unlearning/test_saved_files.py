@@ -20,8 +20,8 @@ from torch_geometric.data import Data
 from pyg_trust import files
 from pyg_trust.agp.measures import sgc
 from pyg_trust.check.checker import check_report
-from pyg_trust.graph import CSRGraph
 from pyg_trust.files.seals import sealed
+from pyg_trust.graph import CSRGraph
 from pyg_trust.ledger import BudgetExceededError, RemovalLedger
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import TrustReport
