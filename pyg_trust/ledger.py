@@ -456,14 +456,14 @@ class PrivacyLedger:
         self._lock, self._process = ObjectLock(), os.getpid()
         self._writing = False
         try:
-            if fcntl is not None:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self.close()
-            raise RuntimeError(
-                f'the ledger {self.path} is open in another process or engine'
-            ) from None
-        try:
+            try:
+                if fcntl is not None:
+                    fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise RuntimeError(
+                    f'the ledger {self.path} is open in another process or '
+                    'engine'
+                ) from None
             self._known = self._read()
             if head is not None and not self.has(head):
                 raise ValueError(

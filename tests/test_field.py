@@ -13,7 +13,7 @@ import torch_geometric.nn as pyg
 import torch_geometric.transforms as T
 from torch import nn
 from torch.nn import functional as F
-from torch_geometric.data import Batch, Data, TemporalData
+from torch_geometric.data import Batch, Data, HeteroData, TemporalData
 from torch_geometric.utils import index_to_mask
 
 import pyg_trust.nn as ours
@@ -141,6 +141,12 @@ def test_interactions_in_lists_and_items_after_users():
     want = Recommender().fit(pairs, 3, 3).recommend(torch.arange(3), 2)
     for given in (pairs.int(), pairs.tolist(), pairs.numpy()):
         found = Recommender().fit(given, 3, 3).recommend(torch.arange(3), 2)
+        assert str(found) == str(want)
+    typed = HeteroData()
+    typed['user'].num_nodes = typed['item'].num_nodes = 3
+    typed['user', 'likes', 'item'].edge_index = pairs
+    for given in (typed, T.ToSparseTensor(layout=torch.sparse_csr)(typed)):
+        found = Recommender().fit(given).recommend(torch.arange(3), 2)
         assert str(found) == str(want)
     # One numbering for both, as of LightGCN.
     after = pairs + torch.tensor([[0], [3]])

@@ -541,7 +541,7 @@ def test_walks_are_of_contents_alone() -> None:
                 'walk_length': 3,
                 'along': (KNOWS,),
             },
-            'number of claims',
+            'number of groups',
         ),
         ({'resample_every': 2}, "'resample_every' needs walks"),
         (
@@ -557,7 +557,7 @@ def test_walks_are_of_contents_alone() -> None:
                 'walk_length': 2,
                 'resample_every': 1,
             },
-            'at most 4, the number of claims that every partition is sure',
+            'at most 4, the number of groups that every partition is sure',
         ),
         ({'num_neighbors': {('a', 'b', 'c'): 1}}, "'num_neighbors'"),
         ({'num_neighbors': {HAS: -2}}, "'num_neighbors'"),
