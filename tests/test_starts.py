@@ -10,7 +10,12 @@ from torch_geometric.data import Data
 
 from pyg_trust.privacy import PrivateNodeClassifier
 from pyg_trust.removal import RemovalRequest
-from pyg_trust.unlearning import LinkClassifier, NodeClassifier
+from pyg_trust.transforms import GraphEmbedding
+from pyg_trust.unlearning import (
+    LinkClassifier,
+    NodeClassifier,
+    ScatteringClassifier,
+)
 
 PRIVATE = {'epsilon': 8.0, 'delta': 1e-3, 'steps': 2, 'seed': 0}
 
@@ -103,3 +108,30 @@ def test_models_with_a_factory_fit_remove_and_load(tmp_path):
         'node', **PRIVATE, encoder=lambda: nn.Linear(4, 2)
     )
     assert model.fit(ring()).predict().shape == (24,)
+
+
+class Embedding(GraphEmbedding):
+    """Sums of what a network makes of the rows."""
+
+    def __init__(self, net):
+        super().__init__(None, False, 'z', False, None)
+        self.net = net
+
+    def _embed(self, graph, x):
+        with torch.no_grad():
+            return self.net(x.float()).double().sum(0)[None]
+
+
+def test_a_transform_of_graphs_with_weights_starts_from_them(tmp_path):
+    net = trained()
+    for given in (Embedding(net), lambda: Embedding(net)):
+        with pytest.raises(ValueError, match=r"'transform'.*start_is_public"):
+            ScatteringClassifier(given)
+        ScatteringClassifier(given, start_is_public=True)
+    model = ScatteringClassifier(lambda: Embedding(nn.Linear(4, 2)))
+    assert isinstance(model.transform, Embedding)
+    # Of two networks of a class one fits a saved state.
+    one = model._config()
+    two = ScatteringClassifier(lambda: Embedding(nn.Linear(4, 2)))._config()
+    other = ScatteringClassifier(Embedding(net), start_is_public=True)
+    assert one == two != other._config()

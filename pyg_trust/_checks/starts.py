@@ -45,8 +45,8 @@ def start_of(name: str, given: Any, start_is_public: bool) -> Any:
             f"'{name}' needs start_is_public=True, your statement that it was "
             'not trained on these data: a trained model remembers the rows of '
             'people who ask for removal, or are protected. To draw its '
-            f'weights anew, give a factory: {name}=lambda: torch.nn.Linear('
-            'in_channels, out_channels)'
+            f'weights anew, give a factory: {name}=lambda: '
+            f'{type(given).__name__}(...)'
         )
     seed = torch.initial_seed()
     made, other = _made(given, seed), _made(given, seed ^ _OTHER)
@@ -95,9 +95,18 @@ def same_start(one: dict[str, Tensor], two: dict[str, Tensor]) -> str | None:
 
 
 def tensors_of(module: Any) -> dict[str, Tensor]:
-    """Return all tensors of a model: also those that are plain attributes."""
+    """Return all tensors of a model, or of an object with models in it.
+
+    Those that are plain attributes are among them.
+    """
     if not isinstance(module, nn.Module):
-        return {}
+        held = getattr(module, '__dict__', {})
+        parts = nn.ModuleDict()
+        for name, value in held.items():
+            if isinstance(value, nn.Module):
+                parts[name] = value
+        loose = {k: v for k, v in held.items() if isinstance(v, Tensor)}
+        return {**loose, **(tensors_of(parts) if len(parts) else {})}
     found = {**dict(module.named_buffers()), **module.state_dict()}
     for path, part in module.named_modules():
         for name, value in vars(part).items():

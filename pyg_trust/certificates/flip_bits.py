@@ -75,12 +75,7 @@ class BitFlips:
 
 
 class NoisyCopies:
-    """Numbered noisy copies of one graph.
-
-    Args:
-        data (Data): the graph, with its edges or features.
-        noise (BitFlips): the noise.
-    """
+    """Numbered noisy copies of one graph."""
 
     def __init__(self, data: Data, noise: BitFlips) -> None:
         self.data, self.noise = data, noise

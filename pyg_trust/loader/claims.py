@@ -1,6 +1,6 @@
-"""Subgraphs of persons: which rows and edges a claim of persons gets.
+"""Subgraphs of persons: which rows and edges a group of persons has.
 
-A *claim* is a set of persons. No person is in two claims, so that a change of
+A *group* is a set of persons. No person is in two groups, so that a change of
 what one person owns alone changes one subgraph, whatever it changes.
 """
 
@@ -135,22 +135,22 @@ class Ownership:
 def expand(
     ownership: Ownership, ptr: Tensor, persons: Tensor, hops: int
 ) -> TypedSubgraphs:
-    """Return the subgraphs of claims of persons.
+    """Return the subgraphs of groups of persons.
 
     A row that somebody owns is in a subgraph if and only if all of its owners
-    are in the claim. A public row is in it, as a copy of that subgraph's own,
-    if it is within :obj:`hops` steps of such a row, by edges of the claim and
+    are in the group. A public row is in it, as a copy of that subgraph's own,
+    if it is within :obj:`hops` steps of such a row, by edges of the group and
     public edges, or as many as ``num_neighbors`` lets a row bring in. An edge
-    is in it if both of its ends are, and all of its owners are in the claim.
+    is in it if both of its ends are, and all of its owners are in the group.
 
     Args:
         ownership (Ownership): who owns which rows and edges.
-        ptr (Tensor): int64, ``[num_claims + 1]``: the start of each claim.
-        persons (Tensor): int64: the persons, claim by claim, each in one.
+        ptr (Tensor): int64, ``[num_groups + 1]``: the start of each group.
+        persons (Tensor): int64: the persons, group by group, each in one.
         hops (int): how far public rows are from rows that somebody owns.
 
     Raises:
-        ValueError: if a person is in two claims.
+        ValueError: if a person is in two groups.
     """
     if persons.unique().numel() < persons.numel():
         raise ValueError(

@@ -110,22 +110,15 @@ class Schema:
         start = {}
         for k, t in enumerate(self.node_types):
             store = batch[t]
-            x, n_id, owner = (store.get(k) for k in ('x', 'n_id', 'batch'))
-            if (
-                not all(map(_is_rows, (x, n_id, owner)))
-                or x.shape != (len(n_id), self.widths[t])
-                or owner.shape != n_id.shape
-                or (x.dtype, n_id.dtype) != (self.dtype, torch.int64)
-                or owner.dtype != torch.int64
-            ):
-                self._refuse(t)
+            n = len(store.n_id) if _is_rows(store.get('n_id')) else -1
+            x = self._rows(t, store.get('x'), self.dtype, n, self.widths[t])
+            n_id = self._rows(t, store.get('n_id'), torch.int64, n)
+            owner = self._rows(t, store.get('batch'), torch.int64, n)
             start[t], first = first, first + len(x)
             kind = owner.new_full(owner.shape, k).int()
             if t == self.target and self.several:
-                mask = store.get('root_mask')
-                if not _is_rows(mask) or mask.shape != owner.shape:
-                    self._refuse(t)
-                kind[~mask.bool()] = len(self.node_types)
+                mask = self._rows(t, store.get('root_mask'), torch.bool, n)
+                kind[~mask] = len(self.node_types)
             room = max(self.widths.values()) - self.widths[t]
             for name, value in (
                 ('x', torch.nn.functional.pad(x, (0, room))),
@@ -135,16 +128,12 @@ class Schema:
             ):
                 parts.setdefault(name, []).append(value)
         for k, e in enumerate(self.edge_types):
-            edges = batch[e].get('edge_index')
-            if not _is_rows(edges) or edges.dtype != torch.int64:
+            edges = self._rows(e, batch[e].get('edge_index'), torch.int64, 2)
+            sizes = [len(batch[t].n_id) for t in e[::2]]
+            most = torch.tensor(sizes, device=edges.device)[:, None]
+            if not bool(((edges >= 0) & (edges < most)).all()):
                 self._refuse(e)
             ends = [edges[i] + start[t] for i, t in enumerate(e[::2])]
-            for end, t in zip(edges, e[::2], strict=True):
-                size = len(batch[t].n_id)
-                if edges.numel() and not 0 <= int(end.min()) <= int(
-                    end.max()
-                ) < max(size, 1):
-                    self._refuse(e)
             kind = torch.full(ends[0].shape, k, dtype=torch.int32)
             parts.setdefault('edge_type', []).append(kind)
             parts.setdefault('edge_index', []).append(torch.stack(ends))
@@ -268,6 +257,19 @@ class Schema:
             store.y = torch.zeros(store.batch_size, *rest, dtype=dtype)
         # Rows in the order that a transform returns them in.
         return self.flat(self.typed(self.flat(out)))
+
+    def _rows(
+        self, where: Any, value: Any, dtype: torch.dtype, n: int, *width: int
+    ) -> Tensor:
+        # A tensor of so many rows, of this type.
+        if (
+            not _is_rows(value)
+            or value.dtype != dtype
+            or len(value) != n
+            or (width and value.shape != (n, *width))
+        ):
+            self._refuse(where)
+        return value
 
     def _refuse(self, where: Any) -> None:
         raise ValueError(

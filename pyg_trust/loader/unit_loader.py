@@ -124,7 +124,7 @@ class UnitLoader(DrawnUnits):
         num_steps (int, optional): as of :class:`GraphLoader`.
             (default: :obj:`None`)
         resample_every (int, optional): the steps between two draws of the
-            claims, as of :class:`DisjointWalkLoader`; for walks of
+            groups, as of :class:`DisjointWalkLoader`; for walks of
             ``relation='contents'``. (default: :obj:`None`)
         sampling (str): as of :class:`GraphLoader`. (default:
             :obj:`'without_replacement'`)
@@ -187,7 +187,7 @@ class UnitLoader(DrawnUnits):
         if resample_every is not None and not walk_length:
             raise ValueError(
                 "'resample_every' needs walks between persons, of relation="
-                "'contents' and a 'walk_length' of at least 1: a claim of one "
+                "'contents' and a 'walk_length' of at least 1: a group of one "
                 f'person is always the same (got {resample_every})'
             )
         # Also refuses another graph, rows of several persons in their table,
@@ -267,7 +267,7 @@ class UnitLoader(DrawnUnits):
         self._most = len(rows)
         walks = None
         if shared:
-            self.relation, self.unit, self.noun = CONTENTS, WALKS, 'claim'
+            self.relation, self.unit, self.noun = CONTENTS, WALKS, 'group'
             self._law = {'walk_length': walk_length, 'restarts': restarts}
             both = torch.cat([self._pairs, self._pairs.flip(0)], 1)
             # Claims are those of a DisjointWalkLoader of this seed.
@@ -321,7 +321,7 @@ class UnitLoader(DrawnUnits):
         return self._claims(number).num_subgraphs
 
     def _find_units(self, number: int) -> Tensor:
-        # The claim that has all owners of each row of all tables, else -1.
+        # The group that has all owners of each row of all tables, else -1.
         owned, parts = self._ownership, []
         claim = self._claims(number).of_nodes(owned.num_names)
         for t in self.schema.node_types:
@@ -348,7 +348,7 @@ class UnitLoader(DrawnUnits):
         most = {'/'.join(e): k for e, k in self._capped.items()}
         known = super().setting()
         if self._law:
-            known['num_roots'] = known.pop('num_claims')
+            known['num_roots'] = known.pop('num_groups')
         return {
             **known,
             'hops': self._hops,
@@ -392,7 +392,7 @@ class UnitLoader(DrawnUnits):
             number = int(which[0])
             if bool((which != number).any()):
                 raise ValueError(
-                    "'index' needs to hold claims of one partition: a person "
+                    "'index' needs to hold groups of one partition: a person "
                     'is in one of each (got several)'
                 )
         claims = self._claims(number).select(index)

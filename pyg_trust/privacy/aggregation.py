@@ -182,7 +182,7 @@ class PrivateNodeClassifier(PrivateFit):
         True
     """
 
-    _entries = ('encoder', 'head', 'released', 'smoothed')
+    _entries = ('encoder', 'head', 'released', 'smoothed', 'rho')
     _arguments = (
         *('hops', 'smoothing', 'train_receivers'),
         *('steps', 'lr', 'epochs', 'num_classes'),
@@ -599,10 +599,6 @@ class PrivateNodeClassifier(PrivateFit):
         mine = self._setting()
         for name in ('num_nodes', 'num_classes'):
             mine[name] = mine[name] or theirs.get(name)
-        # Older states have no 'train_receivers': all nodes received. Their
-        # noise may come from a seed.
-        before = None if mine['train_receivers'] is None else 1.0
-        theirs = {'train_receivers': before, 'seeded': True, **theirs}
         check_settings('setting', theirs, mine)
 
     def _unpack(self, state: dict[str, Any]) -> tuple[int, dict[str, Any]]:
@@ -625,8 +621,7 @@ class PrivateNodeClassifier(PrivateFit):
             for row in state[name]:
                 check_tensor('state', row, torch.float64, (n, classes))
             made[f'_{name}'] = [row.clone() for row in state[name]]
-        # Older states have no 'rho': their rows are not on a grid.
-        rho = check_number('state', state.get('rho', 0.0))
+        rho = check_number('state', state['rho'])
         if not 0 <= rho <= 0.01:
             raise ValueError(f"'state' needs a 'rho' in [0, .01] (got {rho})")
         head = like(state['head'], self.head)

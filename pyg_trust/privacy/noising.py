@@ -8,13 +8,7 @@ from torch import Tensor
 from pyg_trust.privacy.exact import clip
 from pyg_trust.privacy.exact.step import release
 
-
-def cells_of(noise: Any, shape: tuple[int, ...]) -> Tensor:
-    """Draw noise as integers, in units of its grid."""
-    if hasattr(noise, 'cells'):
-        return noise.cells(shape)
-    # A source of the caller's own, for tests.
-    return (noise.normal(shape) * 2.0**32).round_().long()
+__all__ = ['noisy_count', 'noisy_sums']
 
 
 def noisy_sums(
@@ -38,7 +32,7 @@ def noisy_sums(
     # All at once: every draw checks the table of the noise.
     (made,) = release(
         [torch.cat([total.cpu().reshape(-1) for total in totals]).numpy()],
-        lambda count: cells_of(noise, (count,)).cpu().numpy(),
+        lambda count: noise.cells((count,)).cpu().numpy(),
         multiplier,
         norm,
     )
@@ -58,4 +52,4 @@ def noisy_count(count: float, noise: Any, std: float) -> float:
         std (float): its standard deviation, as the account counts it.
     """
     step, _ = clip.noise_grid(2 * std, 0.5, 1)
-    return (round(count / step) + int(cells_of(noise, (1,))[0])) * step
+    return (round(count / step) + int(noise.cells((1,))[0])) * step

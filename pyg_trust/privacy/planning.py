@@ -2,6 +2,7 @@
 
 import copy
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -53,6 +54,8 @@ LAWS = {
     'poisson': (POISSON, GROUP),
 }
 BEST = 'best'
+# A plan's noise, in that of all units in every batch.
+_SLACK = 1.1
 
 
 @dataclass(frozen=True)
@@ -159,27 +162,24 @@ def propose(
     delta: Fraction,
     *,
     steps: Count = 60,
-    slack: Positive = 0.1,
     accountant: str | None = None,
     sampling: Annotated[str, OneOf((*LAWS, BEST))] = BEST,
     terms: Count = 1,
-    passes: Positive | None = None,
 ) -> Proposal:
     r"""Propose batch size and noise for a budget, without looking at data.
 
     The noise on the mean gradient of a step falls with the batch size
     :math:`m`, steeply at first and hardly in the end. The smallest of twenty
-    batch sizes is taken whose noise is at most ``1 + slack`` times that of
-    :math:`m = M`. Both ways of sampling are tried, and the plan says which to
-    pass to the loader; a plan for Poisson sampling spends more if batches are
-    drawn without replacement.
+    batch sizes is taken whose noise is at most 1.1 times that of :math:`m =
+    M`. Both ways of sampling are tried, and the plan says which to pass to the
+    loader; a plan for Poisson sampling spends more if batches are drawn
+    without replacement.
 
     Args:
         num_subgraphs (int): :math:`M`, ``loader.num_subgraphs``.
         epsilon (float): the budget.
         delta (float): in :math:`(0, 1)`.
         steps (int): how many steps are planned. (default: :obj:`60`)
-        slack (float): as above. (default: :obj:`0.1`)
         accountant (str, optional): of disjoint units, such as
             :obj:`'rdp_wor'`; by default the tightest of each law that is
             tried. (default: :obj:`None`)
@@ -188,10 +188,6 @@ def propose(
             :obj:`accountant`, its own. (default: :obj:`'best'`)
         terms (int): how many units a row is in at most,
             ``EgoLoader.terms``. (default: :obj:`1`)
-        passes (float, optional): how many times all units are seen, instead
-            of :obj:`steps`: a larger batch then takes fewer steps, and plans
-            are compared by the noise :math:`z / (m \sqrt T)` of the mean of
-            all :math:`T` of them. (default: :obj:`None`)
 
     Raises:
         TypeError, ValueError: if a number is out of range, or no noise is
@@ -227,11 +223,6 @@ def propose(
         names = {(*LAWS,)[coins]: accountant}
     tried: dict[tuple[str, int], float] = {}
 
-    def count(size: int) -> int:
-        if passes is None:
-            return steps
-        return max(1, math.ceil(passes * num_subgraphs / size))
-
     def noise_of(law: str, size: int) -> float:
         if (law, size) not in tried:
             account = _account(names[law], num_subgraphs, terms)
@@ -239,27 +230,24 @@ def propose(
                 epsilon,
                 delta,
                 sample_rate=size / num_subgraphs,
-                steps=count(size),
+                steps=steps,
             )
-        return tried[law, size] / size / math.sqrt(count(size))
+        return tried[law, size] / size
 
     # Smallest first; the noise of the whole is the reference.
-    limit = (1 + slack) * min(noise_of(law, num_subgraphs) for law in names)
+    limit = _SLACK * min(noise_of(law, num_subgraphs) for law in names)
     sizes = sorted({math.ceil(num_subgraphs * k / 20) for k in range(1, 21)})
-    ends: list[int] = []
-    for law in names:
-        low, high = 0, len(sizes) - 1
-        while low < high:
-            middle = (low + high) // 2
-            if noise_of(law, sizes[middle]) <= limit:
-                high = middle
-            else:
-                low = middle + 1
-        ends.append(sizes[low])
-    size = min(ends)
+
+    def enough(law: str) -> int:
+        def fits(size: int) -> bool:
+            return noise_of(law, size) <= limit
+
+        return sizes[bisect_left(sizes[:-1], True, key=fits)]
+
+    size = min(map(enough, names))
     # The other law at this size, too: neither is worse than what is taken.
     law = min(names, key=lambda each: noise_of(each, size))
-    found, rate, steps = tried[law, size], size / num_subgraphs, count(size)
+    found, rate = tried[law, size], size / num_subgraphs
     account = _account(names[law], num_subgraphs, terms)
     account.history = [(found, rate, steps)]
     return Proposal(

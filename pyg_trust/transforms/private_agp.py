@@ -20,6 +20,7 @@ from pyg_trust._checks import (
     validated,
 )
 from pyg_trust._checks.graphs import warn_of_delta
+from pyg_trust._describe import described
 from pyg_trust.account import (
     PaidNoise,
     ReleaseAccount,
@@ -407,8 +408,7 @@ class PrivateAGP(Releasing, BaseTransform):
             delta = self.engine.target_delta
         if delta is None:
             raise ValueError("'delta' needs to be given if there is no target")
-        delta = check_delta(delta)
-        engine = self.engine
+        delta, engine = check_delta(delta), self.engine
         if engine is None:
             spent = self._spent(delta)
         else:
@@ -438,28 +438,16 @@ class PrivateAGP(Releasing, BaseTransform):
         )
 
     def __repr__(self) -> str:
-        relation = self.relation
-        arguments: dict[str, Any] = {
-            'hops': self.hops,
-            'relation': relation.name,
-            'epsilon': self.epsilon,
-            'delta': self.delta,
-            'mu': self.mu if self.limit != self.mu else None,
-            'form': None
-            if self.relation.name == 'edge'
-            else self.relation.form,
-            'directed': self.relation.directed or None,
-            'max_degree': self.relation.max_degree,
-            'measure': f'{self.measure} of {self.measure.key}'
-            if self.relation.name == 'feature'
-            else None,
-            'cat': self.cat,
-            'attr': None if self.attr == 'x' else self.attr,
-            'seed': self.seed,
-        }
-        given = ', '.join(
-            f'{name}={value!r}'
-            for name, value in arguments.items()
-            if value is not None
+        known = self.relation
+        measure = f'{self.measure} of {self.measure.key}'
+        return described(
+            self,
+            relation=known.name,
+            mu=self.mu if self.limit != self.mu else None,
+            form=None if known.name == 'edge' else known.form,
+            directed=known.directed,
+            max_degree=known.max_degree,
+            measure=measure if known.name == 'feature' else None,
+            cat=self.cat,
+            **dict.fromkeys(('engine', 'ledger', 'ledger_head')),
         )
-        return f'{type(self).__name__}({given})'

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from pyg_trust import noise, rng
 from pyg_trust._checks import OneOf, Positive, validated
-from pyg_trust.files.commit import synchronized
+from pyg_trust.files.commit import Lineage, synchronized
 from pyg_trust.ledger import RemovalLedger
 from pyg_trust.noise import SecureNoise, SeededNoise
 from pyg_trust.report import fingerprint_model
@@ -71,8 +71,18 @@ class Held(saved.Held, Protocol):
         """The class labels, in ascending order."""
 
     @property
+    def releases(self) -> int:
+        """The number of releases of this object, over all fits."""
+
+    @property
     def num_items(self) -> int:
         """The number of training items that remain."""
+
+
+def recorded(ledger: RemovalLedger, *digests: str) -> bool:
+    """Return whether a ledger's last line records one of some states."""
+    last = ledger.last
+    return last is not None and last.data in digests
 
 
 M = TypeVar('M', bound=Held)
@@ -186,6 +196,14 @@ class CertifiedClassifier(Saved[M]):
             'delta': self.delta,
             'tol': self.tol,
         }
+
+    def _begins(self) -> tuple[int, Lineage]:
+        # The releases so far, and the lineage of a fit.
+        model = self._model
+        if model is None:
+            return 0, Lineage().next()
+        gone = model.ledger.has_removals
+        return model.releases, (Lineage() if gone else model.lineage).next()
 
     @property
     def _seed(self) -> int | None:

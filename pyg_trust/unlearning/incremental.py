@@ -84,7 +84,7 @@ def bare(
         graph (CSRGraph): as in :class:`.Sums`.
         measure (Measure): its self-loops and its direction count.
         directed (bool): as in :class:`.Sums`. (default: :obj:`False`)
-        gone (Tensor, optional): int64: names that are there no more.
+        gone (Tensor, optional): int64: rows of removed nodes.
             (default: :obj:`None`)
     """
     return Sums(
@@ -164,7 +164,7 @@ class SeriesState:
 
     @property
     def num_nodes(self) -> int:
-        """The number of names, those of removed nodes included."""
+        """The number of rows, those of removed nodes included."""
         return self.graph.num_nodes
 
     @property
@@ -174,11 +174,11 @@ class SeriesState:
 
     @property
     def alive(self) -> Tensor:
-        """Mask of the present names: bool."""
+        """Mask of the present nodes: bool."""
         return self.graph.alive
 
     def edge_index(self) -> Tensor:
-        """The edges by name, without added self-loops: ``[2, m]``."""
+        """The edges by row, without added self-loops: ``[2, m]``."""
         return self.graph.edge_index()
 
     def play(

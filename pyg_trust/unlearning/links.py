@@ -2,7 +2,7 @@ r"""Link classifiers with certified removal.
 
 Features are propagated, :math:`z = \sum_i w_i P^i x`, and a regularised
 logistic head is trained on pairs, :math:`\phi = [c\, z_u \odot z_w, 1]`: every
-edge against pairs of names that never look at edges. All of
+edge against pairs of nodes that never depend on edges. All of
 :mod:`pyg_trust.unlearning.certified` holds with a pair for a training row. An
 edge that leaves takes its message and its example along; a node takes all
 pairs it is in.
@@ -257,7 +257,7 @@ class LinkClassifier(NodeClassifier):
     kernel proves nothing about pairs.
 
     **What it is fitted to.** Every edge is a message and a positive example.
-    Every name has some negative pairs, with names that a hash chooses, edges
+    Every node has some negative pairs, with nodes that a hash chooses, edges
     or not: they do not move if something else leaves.
 
     **What to keep secret:** as of a node classifier, and scores of pairs:
@@ -391,7 +391,7 @@ class LinkClassifier(NodeClassifier):
         Raises:
             TypeError, ValueError: on a graph that is weighted, directed, has
                 duplicate edges or no edge; features that are missing or not
-                finite; labels of pairs that are no edges; or fewer names than
+                finite; labels of pairs that are no edges; or fewer rows than
                 nodes.
         """
         graph = CSRGraph.from_data(data).to('cpu')

@@ -34,7 +34,7 @@ from pyg_trust._checks import (
 )
 from pyg_trust._checks.starts import start_of
 from pyg_trust._moved import renamed, retired
-from pyg_trust.agp.measures import Measure, make_measure, needs_graph
+from pyg_trust.agp.measures import Measure
 from pyg_trust.files.commit import (
     EditedInPlace,
     Lineage,
@@ -60,11 +60,19 @@ from pyg_trust.unlearning.certified import (
     CertifiedClassifier,
     probabilities,
     proved,
+    recorded,
 )
 from pyg_trust.unlearning.heads import HEAD, Factor, Gradient, Problem
 from pyg_trust.unlearning.lines import Arc, arcs_of, line_of
 from pyg_trust.unlearning.newton import Refined, refine
-from pyg_trust.unlearning.node_data import encode, read_classes, read_features
+from pyg_trust.unlearning.node_data import (
+    edits_of,
+    encode,
+    fixed_measure,
+    read_classes,
+    read_features,
+    whole,
+)
 from pyg_trust.unlearning.node_rows import (
     Change,
     Edit,
@@ -158,10 +166,8 @@ class Model(NamedTuple):
     @property
     def is_sealed(self) -> bool:
         """Whether the ledger's last line records this state."""
-        last = self.ledger.last
         # Lines of version 0.1 stand for the data alone.
-        known = (self.sealed, self.seals.root)
-        return last is not None and last.data in known
+        return recorded(self.ledger, self.sealed, self.seals.root)
 
 
 class Step(NamedTuple):
@@ -312,7 +318,7 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
             tol=tol,
             seed=seed,
         )
-        self.measure = _measure(measure, alpha, t, levels)
+        self.measure = fixed_measure(measure, alpha, t, levels)
         if features == 'push':
             if measure not in SERIES or levels is not None:
                 raise ValueError(
@@ -412,11 +418,7 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
 
     def _begun(self: C, state: NodeState) -> C:
         # The first release, with a new ledger.
-        releases, lineage = 0, Lineage()
-        if self._model is not None:
-            releases = self._model.releases
-            if not self._model.ledger.has_removals:
-                lineage = self._model.lineage
+        releases, lineage = self._begins()
         self._check_grid(state.Y.size(1))
         W, gradient, _, _ = self._solved(state)
         upper = gradient.norm.upper
@@ -429,7 +431,7 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
             state,
             ledger,
             Seals(state.blocks()),
-            lineage.next(),
+            lineage,
             W,
             self._release(W, releases),
             gradient,
@@ -656,7 +658,7 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
         )
 
         def remove(request: RemovalRequest) -> NodeUnlearnReport:
-            report = self._updated(_whole(request), True, reference)
+            report = self._updated(whole(request), True, reference)
             assert isinstance(report, NodeUnlearnReport)
             return report
 
@@ -682,7 +684,8 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
     ) -> NodeUnlearnReport | NodeAdditionReport:
         model = self._fitted
         model.ledger.check_reference(reference)
-        data, edits = model.data, self._edits(update)
+        data = model.data
+        edits = edits_of(data, update, self._encoded)
         try:
             self._editing = model
             edits = [self._play(data, edit) for edit in edits]
@@ -712,7 +715,8 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
         Costs the features of the update, and no step.
         """
         model = self._fitted
-        data, edits = model.data, self._edits(request)
+        data = model.data
+        edits = edits_of(data, request, self._encoded)
         try:
             self._editing = model
             for edit in edits:
@@ -881,75 +885,6 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
                 f'{x.layout}): x.to_dense()'
             )
         return x.double()
-
-    def _edits(self, update: Any) -> list[Edit]:
-        # Removals that follow one another are one: an edge of a node that
-        # goes may be named beside it.
-        edits: list[Edit] = []
-        removals: list[RemovalRequest] = []
-        given, data = Update.of(update), self._fitted.data
-        ids, count = data.ids, data.graph.num_nodes
-        if not given:
-            raise ValueError("'update' needs to hold an update (got none)")
-        for each in (*given, None):
-            if each is not None and each.remove and ids.n_id is None:
-                each.remove._check_positions()
-            asked = None if each is None else each.remove
-            if each is not None and each.missing == 'skip':
-                asked = None
-            if each is not None and asked and each.only_removes:
-                removals.append(asked)
-                continue
-            if removals:
-                whole = Update(remove=RemovalRequest.batch(removals))
-                edits.append(Edit(ids.part(whole.part)))
-                removals = []
-            if each is not None:
-                edit = self._edit(each, count)
-                count += 0 if edit.x is None else edit.x.size(0)
-                edits.append(edit)
-        return edits
-
-    def _edit(self, update: Update, count: int) -> Edit:
-        # Of a graph that has had so many nodes.
-        data, ids = self._fitted.data, self._fitted.data.ids
-        columns = data.levels.x.size(1)
-        if update.graphs or update.graph:
-            raise ValueError(
-                "'graphs' and 'graph' need a classifier of graphs"
-            )
-
-        def features(name: str, x: Tensor) -> Tensor:
-            x = self._encoded(x.cpu())
-            check_tensor(name, x, None, (x.size(0), columns), finite=True)
-            return x
-
-        def positions(name: str, y: Tensor) -> Tensor:
-            known = torch.tensor(data.classes)
-            other = y[(y >= 0) & ~torch.isin(y, known)]
-            if other.numel():
-                raise ValueError(
-                    f"'{name}' needs labels of 'classes', {data.classes} (got "
-                    f'{int(other[0])}): give those that may come to fit()'
-                )
-            return torch.where(y < 0, -1, torch.searchsorted(known, y))
-
-        edges = ids.rows(update.arcs(data.graph.undirected))
-        edit = Edit(ids.part(update.part), edges=edges, update=update)
-        new, changed, given = update.nodes, update.features, update.labels
-        if new is not None and new.x.size(0):
-            assert new.y is not None
-            assert new.train is not None
-            new.check_next(ids.next(count))
-            y = positions('nodes', torch.where(new.train, new.y, -1))
-            edit = edit._replace(x=features('nodes', new.x), y=y)
-        if changed is not None and changed[0].numel():
-            x = features('features', changed[1])
-            edit = edit._replace(features=(ids.rows(changed[0]), x))
-        if given is not None and given[0].numel():
-            y = positions('labels', given[1])
-            edit = edit._replace(labels=(ids.rows(given[0]), y))
-        return edit
 
     # Releases ###############################################################
 
@@ -1297,33 +1232,3 @@ def _line(model: Model, edits: Sequence[Edit]) -> dict[str, Any]:
         model.ledger.removed,
         ids=data.ids,
     )
-
-
-def _measure(
-    measure: str | Measure,
-    alpha: float | None,
-    t: float | None,
-    levels: int | None,
-) -> Measure:
-    if needs_graph(measure) or (
-        isinstance(measure, Measure)
-        and (measure.spectral_radius is not None or measure.shrink != 1)
-    ):
-        named = measure if isinstance(measure, str) else 'katz'
-        raise ValueError(
-            f"'measure' can't be {named}: its "
-            'weights depend on the graph (as those of katz on its spectral '
-            'radius), which a removal changes'
-        )
-    if measure == 'sgc' and levels is None:
-        levels = 2
-    return make_measure(measure, None, alpha=alpha, t=t, levels=levels)
-
-
-def _whole(request: RemovalRequest) -> Update:
-    if request.graphs != [0] or request.parts[0].whole:
-        raise ValueError(
-            "'request' needs to name nodes, edges, features or labels of "
-            f'graph 0, the only one (got graphs {request.graphs})'
-        )
-    return Update(remove=request)

@@ -1,4 +1,4 @@
-"""Readers of a user's data for node classifiers, with checks."""
+"""Readers of a user's data and updates for node classifiers."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,7 +12,21 @@ from pyg_trust._checks import (
     check_integer,
     check_tensor,
 )
-from pyg_trust.removal import NodeIds, Nodes
+from pyg_trust.agp.measures import Measure, make_measure, needs_graph
+from pyg_trust.removal import NodeIds, Nodes, RemovalRequest
+from pyg_trust.unlearning.node_rows import Edit, NodeState
+from pyg_trust.update import Update
+
+__all__ = [
+    'edits_of',
+    'encode',
+    'fixed_measure',
+    'read_classes',
+    'read_features',
+    'whole',
+]
+
+Encoded = Callable[[Tensor], Tensor]
 
 
 def read_features(data: Data) -> Tensor:
@@ -142,3 +156,113 @@ def encode(encoder: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
                 'rows that depend on the removed one'
             )
     return made
+
+
+def fixed_measure(
+    measure: str | Measure,
+    alpha: float | None,
+    t: float | None,
+    levels: int | None,
+) -> Measure:
+    """Return a measure whose weights do not depend on the graph."""
+    if needs_graph(measure) or (
+        isinstance(measure, Measure)
+        and (measure.spectral_radius is not None or measure.shrink != 1)
+    ):
+        named = measure if isinstance(measure, str) else 'katz'
+        raise ValueError(
+            f"'measure' can't be {named}: its "
+            'weights depend on the graph (as those of katz on its spectral '
+            'radius), which a removal changes'
+        )
+    if measure == 'sgc' and levels is None:
+        levels = 2
+    return make_measure(measure, None, alpha=alpha, t=t, levels=levels)
+
+
+def whole(request: RemovalRequest) -> Update:
+    """Return a removal from the only graph as an update."""
+    if request.graphs != [0] or request.parts[0].whole:
+        raise ValueError(
+            "'request' needs to name nodes, edges, features or labels of "
+            f'graph 0, the only one (got graphs {request.graphs})'
+        )
+    return Update(remove=request)
+
+
+def edits_of(data: NodeState, update: Any, encoded: Encoded) -> list[Edit]:
+    """Read updates of a graph, in rows.
+
+    Removals that follow one another become one: an edge of a node that is
+    removed may be named beside it.
+
+    Args:
+        data (NodeState): the state that they are for.
+        update (Update, RemovalRequest or list): what the user passed.
+        encoded (callable): encodes new features.
+    """
+    edits: list[Edit] = []
+    removals: list[RemovalRequest] = []
+    given = Update.of(update)
+    ids, count = data.ids, data.graph.num_nodes
+    if not given:
+        raise ValueError("'update' needs to hold an update (got none)")
+    for each in (*given, None):
+        if each is not None and each.remove and ids.n_id is None:
+            each.remove._check_positions()
+        asked = None if each is None else each.remove
+        if each is not None and each.missing == 'skip':
+            asked = None
+        if each is not None and asked and each.only_removes:
+            removals.append(asked)
+            continue
+        if removals:
+            whole = Update(remove=RemovalRequest.batch(removals))
+            edits.append(Edit(ids.part(whole.part)))
+            removals = []
+        if each is not None:
+            edit = _edit(data, each, count, encoded)
+            count += 0 if edit.x is None else edit.x.size(0)
+            edits.append(edit)
+    return edits
+
+
+def _edit(
+    data: NodeState, update: Update, count: int, encoded: Encoded
+) -> Edit:
+    # Of a graph that has had so many nodes.
+    ids, columns = data.ids, data.levels.x.size(1)
+    if update.graphs or update.graph:
+        raise ValueError("'graphs' and 'graph' need a classifier of graphs")
+
+    def features(name: str, x: Tensor) -> Tensor:
+        x = encoded(x.cpu())
+        check_tensor(name, x, None, (x.size(0), columns), finite=True)
+        return x
+
+    def positions(name: str, y: Tensor) -> Tensor:
+        known = torch.tensor(data.classes)
+        other = y[(y >= 0) & ~torch.isin(y, known)]
+        if other.numel():
+            raise ValueError(
+                f"'{name}' needs labels of 'classes', {data.classes} (got "
+                f'{int(other[0])}): give those that may come to fit()'
+            )
+        return torch.where(y < 0, -1, torch.searchsorted(known, y))
+
+    edges = ids.rows(update.arcs(data.graph.undirected))
+    edit = Edit(ids.part(update.part), edges=edges, update=update)
+    new, changed, given = update.nodes, update.features, update.labels
+    if new is not None and new.x.size(0):
+        assert new.y is not None
+        assert new.train is not None
+        new.check_next(ids.next(count))
+        y = positions('nodes', torch.where(new.train, new.y, -1))
+        edit = edit._replace(x=features('nodes', new.x), y=y)
+    if changed is not None and changed[0].numel():
+        x = features('features', changed[1])
+        edit = edit._replace(features=(ids.rows(changed[0]), x))
+    if given is not None and given[0].numel():
+        y = positions('labels', given[1])
+        edit = edit._replace(labels=(ids.rows(given[0]), y))
+    return edit

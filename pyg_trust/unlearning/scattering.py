@@ -8,7 +8,7 @@ classifier is solved again from where it was
 (:mod:`pyg_trust.unlearning.shifts` derives the guarantee).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -20,6 +20,7 @@ from torch_geometric.data import Data
 
 from pyg_trust import files
 from pyg_trust._checks import Int, check_integer, check_tensor, validated
+from pyg_trust._checks.starts import is_factory, start_of, tensors_of
 from pyg_trust._moved import retired
 from pyg_trust.files.commit import Lineage, editing, synchronized
 from pyg_trust.files.seals import Seals, content, sealed
@@ -32,13 +33,14 @@ from pyg_trust.removal import (
     requested,
     skipping,
 )
-from pyg_trust.report import provenance
+from pyg_trust.report import fingerprint_model, provenance
 from pyg_trust.transforms import GraphEmbedding
 from pyg_trust.unlearning.certified import (
     EXACT_NOISE,
     CertifiedClassifier,
     probabilities,
     proved,
+    recorded,
 )
 from pyg_trust.unlearning.heads import HEAD, Objective, Residual
 from pyg_trust.unlearning.newton import minimize
@@ -71,7 +73,7 @@ class Model(NamedTuple):
     # The solution, and the released weights.
     W: Tensor
     weight: Tensor
-    draws: int
+    releases: int
     lineage: Lineage
     ledger: RemovalLedger
 
@@ -92,17 +94,19 @@ class Model(NamedTuple):
             self.train.seals.root,
             str(self.train.classes),
             str(self.seed),
-            self.draws,
+            self.releases,
             self.weight,
         )
 
     @property
     def is_sealed(self) -> bool:
         """Whether the ledger's last line records this state."""
-        last = self.ledger.last
-        # Lines of version 0.1 stand for the graphs alone.
-        known = (self.sealed, self.train.seals.root)
-        return last is None or last.data in known
+        # Lines of version 0.1 stand for the graphs alone, or for a linear
+        # term of zeros as well.
+        root, zeros = self.train.seals.root, torch.zeros_like(self.weight)
+        held = str(self.train.classes), str(self.seed), self.releases
+        old = sealed(root, *held, zeros, self.weight)
+        return recorded(self.ledger, self.sealed, root, old)
 
 
 class Solved(NamedTuple):
@@ -174,6 +178,9 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         seed (int, optional): the seed of the noise. It makes the noise
             repeatable, and the result neither private nor certified; every
             report says so first. (default: :obj:`None`)
+        start_is_public (bool): your statement that a transform of your own
+            with weights never saw the data; needed unless a factory draws it
+            anew, as ``transform=lambda: Mine(...)``. (default: :obj:`False`)
 
     Raises:
         TypeError, ValueError: if an argument is out of range.
@@ -207,7 +214,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
     @validated
     def __init__(
         self,
-        transform: GraphEmbedding,
+        transform: GraphEmbedding | Callable[[], GraphEmbedding],
         *,
         lam: float = 1e-3,
         release_std: float = 1e-4,
@@ -217,7 +224,11 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         num_classes: Annotated[int, Int(2)] | None = None,
         tol: float = 1e-10,
         seed: int | None = None,
+        start_is_public: bool = False,
     ) -> None:
+        if is_factory(transform) or tensors_of(transform):
+            # A subclass may embed by a network.
+            transform = start_of('transform', transform, start_is_public)
         if not isinstance(transform, GraphEmbedding):
             raise TypeError(
                 "'transform' needs to be a GraphScattering "
@@ -260,15 +271,11 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
                 if :obj:`release_std` is too small for :obj:`tol`.
         """
         train = self._keeper.keep(check_graphs(graphs), progress_bar)
-        draws, lineage = 0, Lineage()
-        if self._model is not None:
-            draws = self._model.draws
-            if not self._model.ledger.has_removals:
-                lineage = self._model.lineage
+        releases, lineage = self._begins()
         self._check_grid(train.Y.size(1))
         zero = train.Y.new_zeros((train.Z.size(1), train.Y.size(1)))
         ledger = RemovalLedger(self.budget)
-        given = self._seed, train, zero, zero, draws, lineage.next(), ledger
+        given = self._seed, train, zero, zero, releases, lineage, ledger
         made = self._solved(Model(*given), None, progress_bar)
         if made.spent > self.budget:
             least = self.release_std * made.spent / self.budget
@@ -624,7 +631,10 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         transform = {
             key: str(value) if isinstance(value, torch.dtype) else value
             for key, value in vars(self.transform).items()
+            if not isinstance(value, Tensor | torch.nn.Module)
         }
+        if weights := tensors_of(self.transform):
+            transform['weights'] = fingerprint_model(weights)
         return {
             **super()._config(),
             'transform': [type(self.transform).__name__, transform],
@@ -645,7 +655,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
                 i: data.clone().to_dict() for i, data in graphs.items()
             },
             'W': model.weight.clone(),
-            'draws': model.draws,
+            'draws': model.releases,
         }
 
     def _rebuilt(
@@ -674,8 +684,8 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         )
         shape = (train.Z.size(1), train.Y.size(1))
         check_tensor('W of the state', W, torch.float64, shape, finite=True)
-        draws = check_integer('draws', state['draws'], 0)
-        given = seed, train, W.clone(), W.clone(), draws, lineage, ledger
+        count = check_integer('draws', state['draws'], 0)
+        given = seed, train, W.clone(), W.clone(), count, lineage, ledger
         model = Model(*given)
         if not model.is_sealed:
             return model
@@ -689,8 +699,8 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         model = made.model
         count, upper = model.num_items, made.residual.upper
         self._check_shift(count, model.W, upper, made.spent)
-        weight = self._release(model.W, model.draws)
-        return model._replace(weight=weight, draws=model.draws + 1)
+        weight = self._release(model.W, model.releases)
+        return model._replace(weight=weight, releases=model.releases + 1)
 
     def _solved(
         self,

@@ -48,7 +48,7 @@ and :math:`f = 40` it is about :math:`10^{-12} \sqrt{d_v}`.
 :math:`2^{62}`: an edit that gives a node more neighbours is refused. On a
 directed graph whose signals travel along the edges nothing ties :math:`n_v`
 to :math:`d_v`, and :math:`(\max n_v)^L 2^f B` has to stay below; or, for
-:math:`b = 1`, :math:`2 N 2^f B` with :math:`N` names, as :math:`\sum_v
+:math:`b = 1`, :math:`2 N 2^f B` with :math:`N` nodes, as :math:`\sum_v
 |S_i(v)| \le \sum_u d_u |q_i(u)|`, which grows by roundings alone.
 """
 
@@ -144,7 +144,7 @@ class Sums:
             (default: :obj:`None`)
         directed (bool): whether an edge may go in one direction alone, if
             none does now. (default: :obj:`False`)
-        gone (Tensor): int64: names that are there no more.
+        gone (Tensor): int64: rows of removed nodes.
 
     Raises:
         ValueError: if the measure does not fit, or the range does not do.
@@ -177,7 +177,7 @@ class Sums:
         flags[0, gone] = False
         flags[1] = own_loops(*listed)
         if measure.self_loops:
-            # Removed names have no loop.
+            # Removed nodes have no loop.
             has = flags[1] | ~flags[0]
             listed = with_loops(*listed, has, False)[:2]
         rows = _pooled(*listed)
@@ -211,7 +211,7 @@ class Sums:
 
     @property
     def num_nodes(self) -> int:
-        """The number of names, those of removed nodes included."""
+        """The number of rows, those of removed nodes included."""
         return self._state[_CLOCK].tolist()[_NAMES]
 
     @property
@@ -226,7 +226,7 @@ class Sums:
 
     @property
     def alive(self) -> Tensor:
-        """Mask of the present names: bool."""
+        """Mask of the present nodes: bool."""
         return self._state[_FLAGS][0, : self.num_nodes]
 
     @property
@@ -236,7 +236,7 @@ class Sums:
 
     @property
     def own_loop(self) -> Tensor:
-        """Bool: the names with a self-loop of their own."""
+        """Bool: the nodes with a self-loop of their own."""
         return self._state[_FLAGS][1, : self.num_nodes]
 
     @property
@@ -253,14 +253,6 @@ class Sums:
     def leaving(self) -> OpenRows:
         """Row :math:`v` lists where edges go from :math:`v`."""
         return self._open(_ROWS)
-
-    def arrays(self) -> dict[str, Tensor]:
-        """Return the stored arrays by name, with their spare room."""
-        names = 'neighbours', 'in-neighbours', 'x', 'sums'
-        places = _COL, _BACK + _COL, _X, _SUMS
-        return {
-            name: self._state[k] for name, k in zip(names, places, strict=True)
-        }
 
     def _most(self, names: int) -> float:
         # The degree at which a sum over `names` nodes may leave 62 bits.
@@ -293,7 +285,7 @@ class Sums:
         return 1.001 * float(entry.norm()) * math.sqrt(self.num_columns)
 
     def edge_index(self) -> Tensor:
-        """The edges by name, without added self-loops: ``[2, m]``."""
+        """The edges by row, without added self-loops: ``[2, m]``."""
         length, col = self.entries()
         row = torch.arange(self.num_nodes).repeat_interleave(length)
         edges = torch.stack([row, col.long()])
@@ -388,7 +380,7 @@ class Sums:
         """Compute rows of :math:`z`: ``[k, num_columns]``.
 
         Args:
-            nodes (Tensor, optional): int64; all names by default.
+            nodes (Tensor, optional): int64; all rows by default.
                 (default: :obj:`None`)
 
         Raises:
@@ -421,7 +413,7 @@ class Sums:
 
         Returns:
             tuple[Tensor, int]: int64, ascending: nodes whose degree,
-            neighbours or features changed; and the number of names before.
+            neighbours or features changed; and the number of rows before.
 
         Raises:
             ValueError: if something is not there, or is there already, or

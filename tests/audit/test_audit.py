@@ -5,10 +5,10 @@ import pytest
 import torch
 from scipy.stats import norm
 
+from pyg_trust import noise
 from pyg_trust.audit import audit_training, empirical_epsilon
 from pyg_trust.privacy import (
     PrivacyEngine,
-    noising,
 )
 from pyg_trust.privacy import training as steps
 from pyg_trust.privacy.exact import clip
@@ -95,8 +95,12 @@ def unchecked(monkeypatch):
 
 def half_the_noise(monkeypatch):
     # T2: lam given where 2 lam belongs.
-    cells = noising.cells_of
-    monkeypatch.setattr(noising, 'cells_of', lambda *args: cells(*args) // 2)
+    for source in (noise.SeededNoise, noise.SecureNoise):
+        monkeypatch.setattr(
+            source,
+            'cells',
+            lambda *args, cells=source.cells: cells(*args) // 2,
+        )
 
 
 def no_clipping(monkeypatch):

@@ -135,10 +135,13 @@ def private(
             loss_reduction='sum',
         )
         if share != 1.0:
-            normal = engine._noise.normal
-            engine._noise = type(
-                'Less', (), {'normal': lambda s, shape: share * normal(shape)}
-            )()
+            cells = engine._noise.cells
+
+            class Less:
+                def cells(self, shape):
+                    return (share * cells(shape).double()).round().long()
+
+            engine._noise = Less()
         with pytest.MonkeyPatch.context() as patch:
             if not clip:
                 # Nor is a unit run alone, which would end the training.

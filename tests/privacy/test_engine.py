@@ -25,8 +25,8 @@ from pyg_trust.transforms import AGP, BoundedDegree
 class NoNoise:
     secure = False
 
-    def normal(self, shape):
-        return torch.zeros(shape, dtype=torch.float64)
+    def cells(self, shape):
+        return torch.zeros(shape, dtype=torch.int64)
 
 
 def clipped_mean(net, batch, C):
@@ -240,7 +240,7 @@ def test_step_is_on_the_account_before_its_noise(private, tmp_path):
     seen = []
 
     class Noise:
-        def normal(self, shape):
+        def cells(self, shape):
             lines = (tmp_path / 'ledger').read_text().splitlines()
             seen.append((setup.engine.steps, len(lines)))
             raise KeyboardInterrupt

@@ -82,28 +82,6 @@ def test_no_candidate_is_better_than_the_proposal(terms):
     assert 'NeighborLoader' in text
 
 
-def test_a_plan_for_passes_takes_fewer_steps_with_larger_batches():
-    plan = propose(2000, 16.0, 1e-5, passes=3)
-    assert plan.steps == math.ceil(3 * 2000 / plan.batch_size)
-    assert plan.accountant().get_epsilon(1e-5) <= 16
-    # By the noise of the mean of all steps: of any size it is no less.
-    laws = {'poisson': 'pld_poisson', 'without_replacement': 'pld_wor'}
-
-    def noise(law, size):
-        steps = math.ceil(3 * 2000 / size)
-        z = create_accountant(laws[law]).noise_multiplier_for(
-            16.0, 1e-5, sample_rate=size / 2000, steps=steps
-        )
-        return z / size / math.sqrt(steps)
-
-    whole = min(noise(law, 2000) for law in laws)
-    assert noise(plan.sampling, plan.batch_size) <= 1.1 * whole
-    below = plan.batch_size - 100
-    assert min(noise(law, below) for law in laws) > 1.08 * whole
-    with pytest.raises(ValueError, match="'passes'"):
-        propose(2000, 4.0, 1e-5, passes=0)
-
-
 @pytest.mark.parametrize('goal', [0.05, 1.0, 8.0])
 @pytest.mark.parametrize('power', [0.7, 1, 2.3])
 def test_a_search_for_noise_asks_a_dozen_times_at_most(goal, power):

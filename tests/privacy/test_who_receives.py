@@ -207,30 +207,6 @@ def test_a_share_so_small_that_nobody_trains_a_head_gives_the_start():
     assert model.report().epsilon == pytest.approx(8.0, rel=1e-9)
 
 
-def test_checkpoints_from_before_and_of_another_share():
-    data = graph()
-    state = fitted(data).state_dict()
-    fresh = PrivateNodeClassifier(**QUICK, seed=0)
-    fresh.load_state_dict(state)
-    assert fresh.report().receivers == int((~silent(data)).sum())
-    for share in (1.0, 0.3):
-        other = PrivateNodeClassifier(**QUICK, seed=0, train_receivers=share)
-        with pytest.raises(ValueError, match='other arguments'):
-            other.load_state_dict(state)
-    # Before it was an argument, all received.
-    old = fitted(data, train_receivers=1.0)
-    state = old.state_dict()
-    del state['setting']['train_receivers']
-    for share in (None, 1.0):
-        fresh = PrivateNodeClassifier(**QUICK, seed=0, train_receivers=share)
-        fresh.load_state_dict(state)
-        assert torch.equal(fresh.logits(data.x), old.logits())
-        assert fresh.report().receivers == n
-    other = PrivateNodeClassifier(**QUICK, seed=0, train_receivers=0.2)
-    with pytest.raises(ValueError, match='other arguments'):
-        other.load_state_dict(state)
-
-
 class Drawn:
     """Noise that is known, so that its factor can be seen."""
 
