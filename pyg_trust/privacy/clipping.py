@@ -60,6 +60,8 @@ LINEAR, ROWS, TABLE, WHOLE = 'linear', 'rows', 'table', 'whole'
 _CHUNK = 2**22
 # Up to this many rows, rooms are exact.
 _EXACT = 8
+# The library's kernels, and the gradient and input that go together.
+_KERNELS, _PAIR = ops._ops, torch.zeros(1, 2, dtype=torch.int64)
 # A generous bound of what float64 loses in sums of a step.
 _UP = 1 + 2.0**-30
 
@@ -188,10 +190,10 @@ class _Use:
         # Whether the library has kernels for it.
         return is_native(self.grad)
 
-    def _given(self) -> ops.ClipUses:
+    def _given(self) -> Any:
+        # What the kernels read, which is not checked again.
         inners = [] if self.inner is None else [self.inner]
-        pairs = torch.zeros(1, 2, dtype=torch.int64)
-        return ops.ClipUses([self.grad], inners, self.rows, self.owner, pairs)
+        return [self.grad], inners, self.rows, self.owner, _PAIR
 
     def sizes(self, num_units: int) -> tuple[Tensor, Tensor, Tensor]:
         # Sums of `clip_sizes` by unit, the largest scaled entries, and the
@@ -200,7 +202,9 @@ class _Use:
             given = self.grad, self.inner, self.rows, self.owner, num_units
             found, weight, self.scale, total = row_sizes(*given)
         else:
-            *made, total = ops.clip_sizes(self._given(), num_units)
+            *made, total = _KERNELS.clip_sizes.default(
+                *self._given(), num_units
+            )
             (found,), weight, self.scale = made[0].unbind(1), *made[1:]
             total = total.sum(0)
         return found * _UP, weight, total
@@ -208,7 +212,9 @@ class _Use:
     def sums(self, each: Tensor) -> Tensor:
         # The sum of rows times a factor by unit, in integers.
         if self.native:
-            return ops.clip_sums(self._given(), self.scale, each)[0]
+            return _KERNELS.clip_sums.default(
+                *self._given(), self.scale, each, -1
+            )[0]
         given = self.grad, self.inner, self.rows, self.owner
         return row_sums(*given, self.scale, each)
 
@@ -260,7 +266,9 @@ class Book:
     ) -> tuple[Tensor, Tensor, _Layout]:
         # A row whose input is not finite counts, even with no gradient.
         if is_native(grad):
-            found = ops.clip_rows(grad, [] if inner is None else [inner])
+            found = _KERNELS.clip_rows.default(
+                grad, [] if inner is None else [inner]
+            )
         else:
             reach = grad.abs().sum(1)
             reach = reach if inner is None else reach + 0 * inner.sum(1)
