@@ -463,7 +463,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
             return self._updated(updates, reference, progress_bar)
 
         report, skipped = skipping(asked, missing, remove)
-        return replace(report, skipped=skipped) if skipped else report
+        return replace(report, skipped=skipped)  # type: ignore[call-arg]
 
     def _updated(
         self,
@@ -492,7 +492,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         ledger.record(
             'measured', spent, change.request, model.sealed, reference
         )
-        report = UnlearnReport(
+        report = UnlearnReport.of(
             action=made.action,
             request=change.request,
             seeded=model.seed is not None,
