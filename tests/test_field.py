@@ -114,10 +114,13 @@ def test_events_are_no_graph_and_the_message_says_what_is():
     ):
         with pytest.raises(TypeError, match='TemporalData') as error:
             take(events)
-        if 'HeteroData' not in str(error.value):
-            assert 'edge_index=torch.stack([data.src, data.dst])' in str(
-                error.value
-            )
+        said = str(error.value)
+        assert 'edge_index=torch.stack([data.src, data.dst])' in said or (
+            'HeteroData' in said
+        )
+        with pytest.raises(TypeError, match='got list') as error:
+            take([data()])
+        assert 'to_homogeneous' not in str(error.value)
     graph = Data(
         x=torch.rand(10, 3),
         edge_index=torch.stack([events.src, events.dst]),

@@ -332,7 +332,7 @@ class PublishedScatteringClassifier:
         root = change.left.seals.root
         new.ledger.record(line, cost, change.request, root)
         ledger, self._state = new.ledger, new
-        return UnlearnReport(
+        return UnlearnReport.of(
             action=action,
             request=change.request,
             residual=measured,
@@ -345,6 +345,8 @@ class PublishedScatteringClassifier:
             target_epsilon=self.epsilon,
             lam=self.lam,
             residual_checked=NOT_CHECKED,
+            skipped={},
+            verification=None,
             iterations=iterations,
             noise='objective',
             release_std=0.0,
