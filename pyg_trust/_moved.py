@@ -95,7 +95,6 @@ _MOVED: dict[str, dict[str, str]] = {
         'fdp_terms': 'privacy.mechanisms',
         'fuse': 'unlearning.aggregate',
         'gaussian_profile': 'privacy.mechanisms',
-        'hessian_solve': 'unlearning.heads',
         'info_nce': 'unlearning.aggregate',
         'itersine': 'scattering.wavelets',
         'lazy_walk': 'scattering.wavelets',

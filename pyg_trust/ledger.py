@@ -73,13 +73,11 @@ class LedgerEntry(Report):
 class RemovalLedger:
     r"""Append-only account of an unlearner.
 
-    What is spent is a bound of the gradient residual of the present model. It
-    starts at the *measured* residual of the first fit, and a step can only
-    raise it. Only a model whose residual was measured in full on the remaining
-    data (after a refinement or a retraining, or as it is) starts a new
-    account, again at its measured residual. Lines are never changed, each is
-    hashed with all before it, and a state that does not continue the present
-    lines is not loaded: the ledger can't be turned back.
+    What is spent is a bound of the gradient residual of the present model. A
+    step can only raise it. Only a model whose residual was measured in full on
+    the remaining data (after the fit, a refinement or a retraining, or as it
+    is) starts a new account. Each line is hashed with all before it, and a
+    state that does not continue the present lines is not loaded.
 
     **What a ledger reveals.** The ids of removed items stay in it, in the
     order of the requests: who asked to be forgotten is data, so keep ledgers
@@ -401,26 +399,22 @@ class PrivacyLedger:
     r"""Durable account of private training: an append-only file.
 
     A line is written, and forced to the disk, *before* the noisy gradient it
-    pays for is made. Whatever ends the process, what was released is in the
-    file; a crash can waste a step of the budget, never hide one. The first
-    line names the mechanism; each line holds a hash of itself and of all
-    before it. A last line without its end was being written when the process
-    died, so its step was never released, and it is cut off. Anything else
-    that does not fit is refused. If a write is interrupted, the file is read
-    again: what is in it is spent.
+    pays for is made: a crash can waste a step of the budget, never hide one.
+    The first line holds the mechanism; each line has a hash of itself and of
+    all before it. A last line without its end, of a process that died, is cut
+    off; anything else that does not fit is refused. After an interrupted write
+    the file is read again: what is in it is spent.
 
-    A file does not know what is missing at its end. To cut off whole
-    lines, or to put an older copy in the place of the file, takes back spent
-    budget; and two copies can both be spent. :attr:`head` is a digest of all
-    lines so far. Noted elsewhere (a report and a checkpoint hold it) and
-    passed as :obj:`head`, it makes an older file be refused. What happens to
-    the file while it is open is noticed at the next line.
+    A file does not know what is missing at its end: to cut off whole lines, or
+    to put an older copy in its place, takes back spent budget. :attr:`head` is
+    a digest of all lines so far; noted elsewhere (a report and a checkpoint
+    hold it) and passed as :obj:`head`, it makes an older file be refused. What
+    happens to the file while it is open is noticed at the next line.
 
-    The file is locked while it is open: two processes can't spend at once, and
-    a fork of the one that opened it is refused. Threads take turns. It is
-    closed with the last reference to the ledger.
-    It holds public numbers alone (steps, noise, rates), and can be read by
-    anyone who may know that training takes place.
+    The file is locked while the ledger is open, which is until its last
+    reference is gone: two processes can't spend at once, and a fork of the one
+    that opened it is refused. It holds public numbers alone (steps, noise,
+    rates), for anyone who may know that training takes place.
 
     Args:
         path (str or Path): the path of the file, created if it does not exist.
@@ -462,7 +456,14 @@ class PrivacyLedger:
         self._lock, self._process = ObjectLock(), os.getpid()
         self._writing = False
         try:
-            self._lock_file()
+            try:
+                if fcntl is not None:
+                    fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise RuntimeError(
+                    f'the ledger {self.path} is open in another process or '
+                    'engine'
+                ) from None
             self._known = self._read()
             if head is not None and not self.has(head):
                 raise ValueError(
@@ -542,16 +543,6 @@ class PrivacyLedger:
             if self._known is None:
                 self._known = self._read()
             return self._known
-
-    def _lock_file(self) -> None:
-        if fcntl is None:  # pragma: no cover
-            return
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise RuntimeError(
-                f'the ledger {self.path} is open in another process or engine'
-            ) from None
 
     def _read(self) -> '_Account':
         self._check_open()

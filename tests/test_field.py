@@ -13,7 +13,7 @@ import torch_geometric.nn as pyg
 import torch_geometric.transforms as T
 from torch import nn
 from torch.nn import functional as F
-from torch_geometric.data import Batch, Data, TemporalData
+from torch_geometric.data import Batch, Data, HeteroData, TemporalData
 from torch_geometric.utils import index_to_mask
 
 import pyg_trust.nn as ours
@@ -114,10 +114,13 @@ def test_events_are_no_graph_and_the_message_says_what_is():
     ):
         with pytest.raises(TypeError, match='TemporalData') as error:
             take(events)
-        if 'HeteroData' not in str(error.value):
-            assert 'edge_index=torch.stack([data.src, data.dst])' in str(
-                error.value
-            )
+        said = str(error.value)
+        assert 'edge_index=torch.stack([data.src, data.dst])' in said or (
+            'HeteroData' in said
+        )
+        with pytest.raises(TypeError, match='got list') as error:
+            take([data()])
+        assert 'to_homogeneous' not in str(error.value)
     graph = Data(
         x=torch.rand(10, 3),
         edge_index=torch.stack([events.src, events.dst]),
@@ -141,6 +144,12 @@ def test_interactions_in_lists_and_items_after_users():
     want = Recommender().fit(pairs, 3, 3).recommend(torch.arange(3), 2)
     for given in (pairs.int(), pairs.tolist(), pairs.numpy()):
         found = Recommender().fit(given, 3, 3).recommend(torch.arange(3), 2)
+        assert str(found) == str(want)
+    typed = HeteroData()
+    typed['user'].num_nodes = typed['item'].num_nodes = 3
+    typed['user', 'likes', 'item'].edge_index = pairs
+    for given in (typed, T.ToSparseTensor(layout=torch.sparse_csr)(typed)):
+        found = Recommender().fit(given).recommend(torch.arange(3), 2)
         assert str(found) == str(want)
     # One numbering for both, as of LightGCN.
     after = pairs + torch.tensor([[0], [3]])

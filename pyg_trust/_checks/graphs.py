@@ -189,6 +189,8 @@ def check_square(name: str, shape: Any) -> int:
 def check_data(data: Any, advice: str = '') -> None:
     """Refuse anything but a homogeneous PyG graph."""
     if not isinstance(data, Data):
+        if not isinstance(data, HeteroData):
+            advice = ''
         if isinstance(data, TemporalData):
             advice = (
                 ': a list of events has no features of nodes. Take '

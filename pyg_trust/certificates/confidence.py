@@ -17,6 +17,8 @@ from pyg_trust._checks import (
     validated,
 )
 
+__all__ = ['answering_probability', 'clopper_pearson', 'look_level']
+
 
 @validated
 def clopper_pearson(
@@ -83,10 +85,6 @@ def look_level(alpha: Fraction, look: Count) -> float:
 
     With bounds at these levels, samples may be added until the result pleases:
     all looks together are wrong with probability at most :math:`\alpha`.
-
-    Args:
-        alpha (float): the level of the whole.
-        look (int): :math:`j`, from 1.
     """
     return alpha * 6 / (math.pi * look) ** 2
 
@@ -109,13 +107,6 @@ def answering_probability(
         P[\mathrm{Bin}(m, p) \le m / 2] + P[\mathrm{Bin}(n, p) < k^*],
 
     :math:`k^*` the least count with such a bound. It falls in :math:`p`.
-
-    Args:
-        num_samples (int): :math:`n`.
-        num_selection (int): :math:`m`.
-        alpha (float): the level of the bound, in (0, 1).
-        failure (float): the largest chance that it fails, in (0, 1).
-        tolerance (float): see above. (default: :obj:`0.0`)
 
     Returns:
         float: the least such :math:`p`, rounded up; infinite if there is

@@ -49,19 +49,8 @@ _NOISE = (
 class Deployed:
     r"""Model that diffuses logits by personalized PageRank.
 
-    Args:
-        logits (Tensor): :math:`H`, float64, ``[num_nodes, num_classes]``.
-        alpha (float): the teleport probability.
-        K (int, optional): the number of steps, :obj:`None` for the limit.
-        normalization (str): :obj:`'rw'` or :obj:`'sym'`.
-        self_loops (bool): whether nodes without a self-loop get one.
-        dtype (torch.dtype, optional): the dtype that the model computes in;
-            :obj:`None` for exact arithmetic.
-        predicted (Tensor, optional): int64, ``[num_nodes]``: the classes that
-            the model returns in the clean graph.
-        name (str): the name of the model.
-        digest (str): the model's ``identity``.
-        undirected (bool): whether it is PageRank of undirected graphs alone.
+    ``dtype`` is that in which it computes, None for exact arithmetic, and
+    ``undirected`` whether it is PageRank of undirected graphs alone.
     """
 
     logits: Tensor
@@ -84,9 +73,6 @@ class Deployed:
         before is multiplied by :math:`a`: with K steps :math:`\gamma_{d+8} h
         \sum_{k<K} (a + \gamma_{d+8})^k` in all. In the limit, see
         :func:`~pyg_trust.certificates.diffusion_error`.
-
-        Args:
-            degree (int): the largest degree of an admissible graph.
         """
         top = self.logits.abs().amax(0)
         if self.dtype is None:
@@ -133,12 +119,7 @@ class Deployed:
         )
 
     def perturbations(self, threat: ThreatModel) -> Perturbations:
-        """Return the model's admissible graphs, with added self-loops fixed.
-
-        Args:
-            threat (ThreatModel): the attacker, who sees the graph without
-                these self-loops.
-        """
+        """Return the admissible graphs of the model, added loops fixed."""
         plain = threat.perturbations
         if (
             self.undirected
@@ -208,14 +189,6 @@ class Deployed:
     def of_model(cls, model: Any, data: Any, graph: CSRGraph) -> 'Deployed':
         """Describe a model and the data that it is applied to.
 
-        Args:
-            model (Module): PPNP, label or feature propagation; or a model
-                whose only layer of messages is an ``APPNP``, at its end.
-            data (Data): the graph, with :obj:`x` (or :obj:`y` and maybe
-                :obj:`train_mask`, for label propagation).
-            graph (CSRGraph): the graph of the threat, which has to be that of
-                the data.
-
         Raises:
             TypeError: if the model is not linear in PageRank.
             ValueError: if the model computes something else than PageRank, or
@@ -239,7 +212,7 @@ class Deployed:
                 "'data' and 'threat' need to have the same graph (got "
                 f'{converted} and {graph})'
             )
-        before = identity(model)
+        digest = identity(model)
         with evaluating(model):
             graph_of = data.get('edge_index', data.get('adj_t'))
             logits, scores = _run(model, layer, data, graph_of)
@@ -258,7 +231,7 @@ class Deployed:
             logits.dtype,
             scores.argmax(1).cpu(),
             type(model).__name__,
-            before,
+            digest,
             symmetric and (layer.K is None or layer is not model),
         )
         _check_scores(deployed, scores.cpu().double(), graph)
@@ -268,11 +241,6 @@ class Deployed:
                 'others when it was called with another graph)'
             )
         _check_scores(deployed, moved[1].cpu().double(), other)
-        if identity(model) != before:
-            raise ValueError(
-                "'model' needs to stay as it is when it is called (its "
-                'attributes changed in a call, and may change later calls)'
-            )
         return deployed
 
 

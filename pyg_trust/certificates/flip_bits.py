@@ -18,6 +18,8 @@ from pyg_trust.graph import CSRGraph
 from pyg_trust.graph.attributes import adjacencies, edge_attributes
 from pyg_trust.graph.ragged import pointer
 
+__all__ = ['BitFlips', 'FlipBits', 'NoisyCopies']
+
 # Parts of the seed.
 _EDGES, _FEATURES = 0, 1
 KINDS = ('edges', 'features')
@@ -75,12 +77,7 @@ class BitFlips:
 
 
 class NoisyCopies:
-    """Numbered noisy copies of one graph.
-
-    Args:
-        data (Data): the graph, with its edges or features.
-        noise (BitFlips): the noise.
-    """
+    """Numbered noisy copies of one graph."""
 
     def __init__(self, data: Data, noise: BitFlips) -> None:
         self.data, self.noise = data, noise

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import numpy as np
-import scipy.sparse
 import torch
 from torch import Tensor
 
@@ -18,6 +17,7 @@ from pyg_trust._checks import (
     validated,
 )
 from pyg_trust.certificates.certificate import Certificate
+from pyg_trust.certificates.collective_bounds import receptive_field
 from pyg_trust.certificates.divided import VoteCertificate
 from pyg_trust.certificates.votes import SmoothedCertificate
 from pyg_trust.graph import CSRGraph
@@ -48,17 +48,8 @@ def neighborhood_purity(
         Tensor: float64, ``[num_nodes]``; NaN without any neighbour.
     """
     check_tensor('labels', labels, torch.int64, (graph.num_nodes,))
-    n = graph.num_nodes
-    adj = scipy.sparse.csr_array(
-        (np.ones(graph.num_edges), graph.col.numpy(), graph.rowptr.numpy()),
-        shape=(n, n),
-    )
-    reach = adj
-    for _ in range(hops - 1):
-        reach = reach + reach @ adj
-        reach.data[:] = 1
-    reach = reach.tocoo()
-    row, col = reach.coords
+    n, edges = graph.num_nodes, torch.stack([graph.col, graph.row])
+    row, col = receptive_field(edges, n, hops).tocoo().coords
     proper = row != col
     row, col = row[proper], col[proper]
     same = (labels[row] == labels[col]).numpy()

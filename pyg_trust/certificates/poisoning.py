@@ -30,6 +30,8 @@ from pyg_trust.report.charts import Chart
 from pyg_trust.transforms.shards import Shards
 from pyg_trust.update import rows_of
 
+__all__ = ['PoisonCertificate', 'certify_shards']
+
 # The least gap between sums of probabilities that counts as one.
 _APART = 1e-5
 _SHOWN = (1, 2, 3, 5)
@@ -40,14 +42,14 @@ class PoisonCertificate(Report):
     r"""Predictions certified against poisoning of training nodes.
 
     Model :math:`i` is a function of the training nodes of shard :math:`i`
-    alone, and the shard of a node depends on its name alone: if :math:`k`
-    nodes are changed, at most :math:`k` models change (`Levine and Feizi
-    2021 <https://arxiv.org/abs/2006.14768>`_). The graph at inference, which
-    all models see, is taken to be out of reach.
+    alone, and the shard of a node depends on its id alone: if :math:`k` nodes
+    are changed, at most :math:`k` models change (`Levine and Feizi 2021
+    <https://arxiv.org/abs/2006.14768>`_). The graph at inference, which all
+    models see, is assumed to be clean.
     """
 
     targets: Tensor
-    """Names of the nodes: int64, ``[num_targets]``."""
+    """Ids of the nodes: int64, ``[num_targets]``."""
     predicted: Tensor
     """The class that the shards vote for: int64."""
     radius: Tensor
@@ -59,7 +61,7 @@ class PoisonCertificate(Report):
     """Of the votes: the last one is that of shards without training nodes."""
     aggregator: str
     n_id: Tensor
-    """The names of all nodes: int64, ``[num_nodes]``."""
+    """The ids of all nodes: int64, ``[num_nodes]``."""
     group: Tensor
     """The shard that a hash gives each of them, trained on or not."""
     data: str
@@ -107,27 +109,24 @@ class PoisonCertificate(Report):
     def survives(self, suspects: Any) -> Tensor:
         """Return a mask of targets whose class survives given poisoned nodes.
 
-        Only their *shards* matter; except by majority, only how many there
-        are.
+        Only their *shards* matter, and for means only how many these are.
 
         Args:
-            suspects (list[int] or Tensor): the names of the poisoned nodes.
+            suspects (list[int] or Tensor): the ids of the poisoned nodes.
 
         Returns:
             Tensor: bool, ``[num_targets]``.
 
         Raises:
-            ValueError: if a name is unknown.
+            ValueError: if an id is unknown.
         """
-        names = torch.tensor(integers('suspects', suspects))
-        shards = self.group[rows_of(self.n_id, names)].unique()
-        if self.aggregator == 'majority':
-            made = survives_votes(self.votes, self.num_classes, shards)
-            # If most models do not vote, another class may win.
-            made &= self.radius >= 0
-        else:
-            made = self.radius >= shards.numel()
-        return made
+        ids = torch.tensor(integers('suspects', suspects))
+        shards = self.group[rows_of(self.n_id, ids)].unique()
+        if self.aggregator != 'majority':
+            return self.radius >= shards.numel()
+        made = survives_votes(self.votes, self.num_classes, shards)
+        # If most models do not vote, another class may win.
+        return made & (self.radius >= 0)
 
     def collective(
         self, shards: int, *, max_sets: int = 20000
@@ -148,8 +147,7 @@ class PoisonCertificate(Report):
                 "'aggregator' needs to be 'majority' to count votes "
                 f'(got {self.aggregator!r})'
             )
-        # If most models do not vote, another class may win, and one vote may
-        # change it.
+        # If most models do not vote, one vote may change the class.
         voted = self.votes[:, self.radius >= 0]
         return collective_votes(
             voted, self.num_classes, shards, max_sets=max_sets
@@ -219,20 +217,20 @@ def certify_shards(
     """Certify the predictions of an unlearner from its parts.
 
     Args:
-        data (Data): the present graph, with ``n_id`` and ``shard``, as the
-            unlearner keeps it.
+        data (Data): the present graph, with ``n_id`` and ``shard``.
         outputs (Tensor): logits of all models on the whole graph.
         partition (Any): the partition that made the shards.
         aggregator (ShardAggregator): the aggregator of the models' outputs.
         num_classes (int, optional): the number of classes that the user fixed.
-        nodes (Any): the names of the targets; by default all nodes.
-        fingerprint (str): a fingerprint of models and data.
+        nodes (Any): the ids of the targets; by default all nodes.
+        fingerprint (str): that of models and data.
         provenance (dict): versions and settings.
-        weights (str): a SHA-256 of the weights of all shards.
+        weights (str): SHA-256 of the weights of all shards.
         assumptions (tuple[str, ...]): those of this run. (default: :obj:`()`)
 
     Raises:
-        ValueError: if the promise would not hold, see there.
+        ValueError: as :meth:`ShardedUnlearner.certify
+            <pyg_trust.unlearning.ShardedUnlearner.certify>`.
     """
     if not isinstance(partition, Shards) or not partition.exact:
         raise ValueError(
@@ -257,23 +255,23 @@ def certify_shards(
             "'num_classes' needs to be given to the unlearner for "
             'certificates: one new label would change all models (got None)'
         )
-    names = data.n_id
+    ids = data.n_id
     if nodes is not None:
-        names = torch.as_tensor(nodes).view(-1)
-        if names.numel():
-            integers('nodes', names)
-    if names.unique().numel() < max(names.numel(), 1):
+        ids = torch.as_tensor(nodes).view(-1)
+        if ids.numel():
+            integers('nodes', ids)
+    if ids.unique().numel() < max(ids.numel(), 1):
         raise ValueError(
-            "'nodes' needs to hold different names, at least one "
-            f'(got {names.tolist()[:5]})'
+            "'nodes' needs to hold different ids, at least one (got "
+            f'{ids.tolist()[:5]})'
         )
-    rows = rows_of(data.n_id, names)
+    rows = rows_of(data.n_id, ids)
     group = rng.derive_each(partition.seed, data.n_id) % partition.num_shards
     trained = data.shard >= 0
     if not torch.equal(group[trained], data.shard[trained]):
         raise ValueError(
-            "'partition' needs to be the hash of the names of all training "
-            'nodes (got another shard for some)'
+            "'partition' needs to be the hash of the ids of training nodes "
+            '(got another shard for some)'
         )
     if nodes is not None:
         outputs = outputs[:, rows]
@@ -300,7 +298,7 @@ def certify_shards(
     predicted = _deployed(aggregator, outputs, made.counts)
     sure = predicted == made.predicted
     return PoisonCertificate(
-        targets=names.clone(),
+        targets=ids.clone(),
         predicted=predicted,
         radius=torch.where(sure, made.radius, -1),
         votes=votes,
@@ -312,7 +310,7 @@ def certify_shards(
         provenance=provenance,
         weights=weights,
         checked=(
-            'the shard of every training node is the hash of its name, '
+            'the shard of every training node is the hash of its id, '
             'computed again',
         ),
         assumptions=assumptions,

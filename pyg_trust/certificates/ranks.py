@@ -325,17 +325,6 @@ def single_edge_ranks(
     A pair of a user itself does not flip for its ranks. Needs the dense
     inverse: about 40 bytes for each pair of nodes.
 
-    Args:
-        graph (CSRGraph): undirected, unweighted, without self-loops.
-        users (Tensor): int64, ``[num_users]``.
-        items (Tensor): int64, ``[num_items]``: all that are ranked, rising.
-        pairs (Tensor): int64, ``[2, num_pairs]``: the undirected pairs.
-        alpha (float): the teleport probability, in :math:`(0, 1)`.
-        k (int): the number of best items. (default: :obj:`10`)
-        tolerance (float): an item less than this below another one counts as
-            beside it. (default: :obj:`0.0`)
-        progress_bar (bool, optional): by default in terminals, after 2 s.
-
     Example:
         >>> path = torch.tensor([[0, 2, 1, 2, 1, 3], [2, 0, 2, 1, 3, 1]])
         >>> graph = CSRGraph.from_edge_index(path, num_nodes=5)

@@ -35,12 +35,7 @@ _LEAST = 1e-12
 
 @validated
 class Region:
-    """Rows of a part of a graph, and the border that they lead to.
-
-    Args:
-        perturbations (Perturbations): the admissible graphs.
-        inside (Tensor): int64: the nodes of the region, distinct.
-    """
+    """Rows of a part of a graph, and the border that they lead to."""
 
     def __init__(self, perturbations: Perturbations, inside: Tensor) -> None:
         graph, n = perturbations.graph, perturbations.num_nodes
@@ -85,14 +80,7 @@ class Region:
     def signal(
         self, reward: Tensor, outside: Tensor, most: Tensor, alpha: float
     ) -> Tensor:
-        """Return the reward inside and the fixed values of the border.
-
-        Args:
-            reward (Tensor): ``[num_columns, num_inside]``.
-            outside (Tensor): ``[num_columns, num_border]``.
-            most (Tensor): ``[num_columns]``: of the stand-ins.
-            alpha (float): the teleport probability.
-        """
+        """Return the reward inside and the fixed values of the border."""
         held = torch.cat(
             [outside, most[:, None].expand(-1, self.spare)], dim=1
         )
@@ -142,12 +130,6 @@ class Region:
 
 def nearest(graph: CSRGraph, target: int, alpha: float, size: int) -> Tensor:
     """Return the nodes with the largest personalized PageRank, by pushes.
-
-    Args:
-        graph (CSRGraph): the graph.
-        target (int): where walks start.
-        alpha (float): the teleport probability.
-        size (int): the most nodes.
 
     Returns:
         Tensor: int64, at most :obj:`size` nodes, the target among them.

@@ -60,13 +60,7 @@ class FlipRegions(NamedTuple):
 
 
 def check_noise(name: str, value: tuple[float, float]) -> tuple[float, float]:
-    r"""Refuse probabilities that are no noise; return floats.
-
-    Args:
-        name (str): the name of the argument.
-        value (tuple[float, float]): :math:`p_+, p_- \ge 0` with :math:`p_+ +
-            p_- < 1`: at 1 a sample is independent of the input.
-    """
+    r"""Refuse probabilities that are no noise; return floats."""
     check_instance(name, value, tuple, list)
     if len(value) != 2:
         raise ValueError(

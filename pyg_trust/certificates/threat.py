@@ -189,9 +189,6 @@ def spanning_tree(graph: CSRGraph) -> Tensor:
     (row, then column), a forest if the graph is not connected. The authors'
     code leaves ties to numpy's unstable sort, which moves certified ratios by
     up to 1.6 points from one version to another.
-
-    Args:
-        graph (CSRGraph): the graph; edge weights are ignored.
     """
     row, col = graph.row, graph.col
     key = torch.minimum(row, col) * graph.num_nodes + torch.maximum(row, col)

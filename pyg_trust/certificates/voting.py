@@ -184,10 +184,6 @@ def strays(one: Tensor, two: Tensor) -> Tensor:
     of the usual distance between the first two. Thus huge numbers, which mask
     a class or fill a row, excuse no error elsewhere.
 
-    Args:
-        one (Tensor): logits, ``[num, num_classes]``.
-        two (Tensor): logits to compare, of the same shape.
-
     Returns:
         Tensor: bool, ``[num, num_classes]``.
     """
@@ -229,9 +225,6 @@ def tallies(*columns: Tensor) -> list[list[int]]:
 
     For reports of votes, so that a reader can count again.
 
-    Args:
-        *columns (Tensor): int64, ``[num]``.
-
     Returns:
         list: how many, then the row.
 
@@ -248,11 +241,6 @@ def tallies(*columns: Tensor) -> list[list[int]]:
 
 def survives_votes(votes: Tensor, num_classes: int, views: Tensor) -> Tensor:
     """Return the classes that survive any answers of given views.
-
-    Args:
-        votes (Tensor): int64, ``[num_views, num]``.
-        num_classes (int): the number of classes.
-        views (Tensor): int64, the corrupted views.
 
     Returns:
         Tensor: bool, ``[num]``: whether the class leads by more than these

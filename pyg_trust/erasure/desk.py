@@ -28,7 +28,7 @@ from pyg_trust.erasure.reports import (
 from pyg_trust.erasure.store import Store
 from pyg_trust.files import commit
 from pyg_trust.ledger import RemovalLedger
-from pyg_trust.removal import RemovalRequest
+from pyg_trust.removal import RemovalRequest, requested
 
 __all__ = ['ErasureDesk']
 
@@ -195,7 +195,7 @@ class ErasureDesk(Batches):
     @validated
     def add(
         self,
-        request: RemovalRequest,
+        request: RemovalRequest | Any,
         *,
         subject_request_id: str | None = None,
         regulation: Annotated[str, OneOf(fields.PERIODS)] = 'gdpr',
@@ -209,7 +209,8 @@ class ErasureDesk(Batches):
         answer; once it is closed and its items are deleted, its id is refused.
 
         Args:
-            request (RemovalRequest): the items to forget, in ids of the desk.
+            request (RemovalRequest or list[int]): the items to forget, in ids
+                of the desk; a list is of nodes.
             subject_request_id (str, optional): a UUID; by default a new one.
             regulation (str): the regulation that sets the term: ``'gdpr'``, a
                 month, or ``'ccpa'``, 45 days. (default: :obj:`'gdpr'`)
@@ -225,6 +226,7 @@ class ErasureDesk(Batches):
                 id of a closed request, whose items are deleted; a time in the
                 future; or if nothing is registered.
         """
+        request = requested(request)
         number, now = fields.read_id(subject_request_id), self._now()
         came = now if received_time is None else received_time
         came = fields.read('received_time', came)

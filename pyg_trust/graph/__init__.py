@@ -288,9 +288,12 @@ class CSRGraph(Views):
                 is not what was written.
         """
         tensors, known = _storage.load_rows(Path(folder), mmap, verify)
-        parts = (tensors.get(k) for k in ('weight', 'perm'))
         graph = cls._trusted(
-            tensors['rowptr'], tensors['col'], *parts, **known
+            tensors['rowptr'],
+            tensors['col'],
+            tensors.get('weight'),
+            tensors.get('perm'),
+            **known,
         )
         graph._cache['is_mapped'] = mmap
         return graph

@@ -179,7 +179,7 @@ class PropagatedFeatures(EditedInPlace):
         check_tensor('x', x, dtype, shape, finite=True)
         if theta is not None and one_way:
             raise ValueError("'graph' needs to be undirected with 'theta'")
-        self._how = {'alpha': alpha, 'theta': theta}
+        self._how: dict[str, Any] = {'alpha': alpha, 'theta': theta}
         self._how |= {'bound': bound, 'bits': bits}
         self._begin(graph, x, measure, one_way, _NONE, ids)
 
@@ -195,13 +195,14 @@ class PropagatedFeatures(EditedInPlace):
         # From these arguments alone, independently of any earlier state.
         self._live: Sums | SeriesState
         if self._how['theta'] is None:
-            given = {'bound': self._how['bound'], 'bits': self._how['bits']}
-            given |= {'directed': directed, 'gone': gone}
-            self._graph = self._live = Sums(graph, x, measure, **given)
+            how = {name: self._how[name] for name in ('bound', 'bits')}
+            self._graph = self._live = Sums(
+                graph, x, measure, directed=directed, gone=gone, **how
+            )
         else:
             self._graph = bare(graph, measure, directed, gone)
-            how = self._how['alpha'], self._how['theta']
-            self._live = SeriesState(self._graph, x, measure, *how)
+            steps = self._how['alpha'], self._how['theta']
+            self._live = SeriesState(self._graph, x, measure, *steps)
         self._graph.ids = self._ids = ids
         self._lock = ObjectLock()
         # What takes an edit back that has not ended.

@@ -271,7 +271,7 @@ class CertifiedClassifier(Saved[M]):
 
     def _transcript(self, ledger: RemovalLedger) -> float:
         """Compute epsilon of all releases since the fit, as one shift."""
-        return shift_epsilon(removal.together(ledger.amounts()), self.delta)
+        return shift_epsilon(removal.together([*ledger.amounts()]), self.delta)
 
     def _check_shift(
         self, count: int, W: Tensor, beta: float, spent: float
@@ -314,6 +314,8 @@ class CertifiedClassifier(Saved[M]):
             'release_std': self.release_std,
             'lam': self.lam,
             'residual_checked': NOT_CHECKED,
+            'skipped': {},
+            'verification': None,
             'weights': fingerprint_model({'weight': model.weight}),
             'ledger_head': ledger.head,
         }

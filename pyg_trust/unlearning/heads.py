@@ -37,9 +37,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from pyg_trust._checks import Positive, check_tensor, validated
 from pyg_trust.ops import loss_gradient
-from pyg_trust.unlearning.rows import check_rows, gram, transposed_times
+from pyg_trust.unlearning.rows import transposed_times
 
 __all__ = [
     'GAMMA_1',
@@ -52,8 +51,6 @@ __all__ = [
     'Problem',
     'Residual',
     'curvatures',
-    'factor_curved',
-    'hessian_solve',
     'hidden',
     'slopes',
     'targets',
@@ -199,76 +196,6 @@ class Factor(NamedTuple):
         return self._replace(inverse=inverse.contiguous())
 
 
-def factor_curved(
-    Z: Tensor, curvature: Tensor, mu: float, K: Tensor | None = None
-) -> Factor:
-    r"""Factor :math:`Z^\top \operatorname{diag}(s_c) Z + \mu I` per output.
-
-    Args:
-        Z (Tensor): ``[n, d]``, dense or sparse CSR.
-        curvature (Tensor): :math:`s`, ``[n, num_outputs]``.
-        mu (float): :math:`\mu`.
-        K (Tensor, optional): :func:`~.rows.gram` of :obj:`Z`, to work with
-            :math:`n \times n` matrices. (default: :obj:`None`)
-    """
-    if K is not None:
-        root = curvature.sqrt()
-        hessian = root.t().unsqueeze(2) * K * root.t().unsqueeze(1)
-        rows: tuple[Tensor, Tensor] | None = (Z, root)
-    else:
-        dense, rows = Z if Z.layout == torch.strided else Z.to_dense(), None
-        hessian = torch.stack(
-            [
-                dense.t() @ (column.unsqueeze(1) * dense)
-                for column in curvature.t()
-            ]
-        )
-    hessian.diagonal(dim1=1, dim2=2).add_(mu)
-    return Factor(torch.linalg.cholesky(hessian), mu, rows=rows)
-
-
-@validated
-def hessian_solve(
-    Z: Tensor,
-    curvature: Tensor,
-    mu: Positive,
-    right: Tensor,
-    K: Tensor | None = None,
-) -> Tensor:
-    r"""Solve :math:`H_c p_c = r_c` for every class.
-
-    Here :math:`H_c = Z^\top \operatorname{diag}(s_c) Z + \mu I`. With fewer
-    rows than columns by Woodbury's identity,
-
-    .. math::
-        p = \frac{1}{\mu} \left[ r - Z^\top S (\mu I + S Z Z^\top S)^{-1} S Z
-        r \right], \quad S = \operatorname{diag}(\sqrt{s}),
-
-    else by Cholesky's decomposition of :math:`H`. Memory: :math:`C
-    \min(n, d)^2`.
-
-    Args:
-        Z (Tensor): float64, ``[n, d]``, dense or sparse CSR.
-        curvature (Tensor): :math:`s`, ``[n, C]``, non-negative.
-        mu (float): :math:`\mu > 0`.
-        right (Tensor): :math:`r`, ``[d, C]``.
-        K (Tensor, optional): :math:`Z Z^\top`, if known.
-            (default: :obj:`None`)
-
-    Returns:
-        Tensor: ``[d, C]``.
-    """
-    check_rows(Z, K)
-    n, d = Z.shape
-    check_tensor('curvature', curvature, None, (n, 'num_classes'))
-    check_tensor('right', right, None, (d, curvature.size(1)))
-    if n > d:
-        K = None
-    elif K is None:
-        K = gram(Z)
-    return factor_curved(Z, curvature, mu, K).solve(right)
-
-
 class Gradient(NamedTuple):
     """A gradient and its norm.
 
@@ -386,10 +313,23 @@ class Objective(NamedTuple):
         return transposed_times(self.Z, change) + self.mu * P
 
     def factor(self, W: Tensor) -> Factor:
-        """Factor the Hessian at :obj:`W`.
+        r"""Factor the Hessians :math:`Z^\top S_c^2 Z + \mu I` at :obj:`W`.
 
         Args:
             W (Tensor): ``[d, num_outputs]``.
         """
-        s = curvatures(self.Z @ W, self.Y)
-        return factor_curved(self.Z, s, self.mu, self.K)
+        Z, curvature = self.Z, curvatures(self.Z @ W, self.Y)
+        if self.K is not None:
+            root = curvature.sqrt()
+            hessian = root.t().unsqueeze(2) * self.K * root.t().unsqueeze(1)
+            rows: tuple[Tensor, Tensor] | None = (Z, root)
+        else:
+            dense, rows = (
+                Z if Z.layout == torch.strided else Z.to_dense(),
+                None,
+            )
+            hessian = torch.stack(
+                [dense.t() @ (s.unsqueeze(1) * dense) for s in curvature.t()]
+            )
+        hessian.diagonal(dim1=1, dim2=2).add_(self.mu)
+        return Factor(torch.linalg.cholesky(hessian), self.mu, rows=rows)

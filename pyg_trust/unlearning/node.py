@@ -663,7 +663,7 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
             return report
 
         report, skipped = skipping(asked, missing, remove)
-        return replace(report, skipped=skipped) if skipped else report
+        return replace(report, skipped=skipped)  # type: ignore[call-arg]
 
     @editing
     def release(self, *, reference: str = '') -> NodeUnlearnReport:
@@ -1006,7 +1006,7 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
             # data.
             paid = self._allowed(spent - self._grid(data.shape), data.mu)
             bound = max(bound, paid)
-        return new, self._made(
+        return new, self._made.of(
             action=action,
             request=request,
             rows_touched=change.rows,
@@ -1202,7 +1202,7 @@ def _line(model: Model, edits: Sequence[Edit]) -> dict[str, Any]:
     # The items for the ledger, after the edits.
     data, graph = model.data, model.data.graph
     kinds = 'nodes', 'edges', 'directed_edges', 'features', 'labels'
-    part = {
+    part: dict[str, Any] = {
         kind: tuple({v for e in edits for v in getattr(e.part, kind)})
         for kind in kinds
     }

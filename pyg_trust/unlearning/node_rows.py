@@ -193,7 +193,7 @@ class Moves(NamedTuple):
     """The training rows that an edit drops, adds and changes.
 
     Args:
-        count (int): the number of feature rows that may have changed.
+        rows (int): the number of feature rows that may have changed.
         dropped (Tensor): int64: positions of rows that go.
         keys (Tensor): int64: the nodes, or pairs, that come.
         y (Tensor): int64: positions of their classes.
@@ -201,7 +201,7 @@ class Moves(NamedTuple):
         relabelled (tuple[Tensor, Tensor]): positions, and new classes.
     """
 
-    count: int
+    rows: int
     dropped: Tensor
     keys: Tensor
     y: Tensor
@@ -451,7 +451,7 @@ class NodeState:
             self._relabel(rows, torch.cat([moves.relabelled[1], moves.y]))
         self._check_members(had)
         gradient = self._write(kept, dropped, goals, W, old, before)
-        return Change(moves.count, kept.numel(), gradient, sealed)
+        return Change(moves.rows, kept.numel(), gradient, sealed)
 
     def back(self) -> None:
         """Take all edits since :meth:`done` back; may be interrupted."""

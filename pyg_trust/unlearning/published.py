@@ -74,12 +74,7 @@ from pyg_trust.report import fingerprint_model, provenance
 from pyg_trust.transforms import GraphEmbedding
 from pyg_trust.transforms.graph_scattering import graph_signal
 from pyg_trust.unlearning.certified import ON_EXCEED, best
-from pyg_trust.unlearning.heads import (
-    GAMMA_2,
-    Objective,
-    curvatures,
-    hessian_solve,
-)
+from pyg_trust.unlearning.heads import GAMMA_2, Objective
 from pyg_trust.unlearning.newton import minimize
 from pyg_trust.unlearning.reports import NOT_CHECKED, UnlearnReport
 from pyg_trust.unlearning.rows import check_rows, max_row_norm, spectral_norm
@@ -300,8 +295,7 @@ class PublishedScatteringClassifier:
         spent, new = old.ledger.spent, old._replace(train=change.left)
         before, after = old.objective(self.lam), new.objective(self.lam)
         right = before.gradient(old.W).value - after.gradient(old.W).value
-        curvature = curvatures(after.Z @ old.W, after.Y)
-        P = hessian_solve(after.Z, curvature, after.mu, right, after.K)
+        P = after.factor(old.W).solve(right)
         new = new._replace(W=old.W + P, ledger=old.ledger.copy())
         measured, upper = after.gradient(new.W).norm
         action, line, iterations = 'step', 'measured', 1
@@ -338,7 +332,7 @@ class PublishedScatteringClassifier:
         root = change.left.seals.root
         new.ledger.record(line, cost, change.request, root)
         ledger, self._state = new.ledger, new
-        return UnlearnReport(
+        return UnlearnReport.of(
             action=action,
             request=change.request,
             residual=measured,
@@ -351,6 +345,8 @@ class PublishedScatteringClassifier:
             target_epsilon=self.epsilon,
             lam=self.lam,
             residual_checked=NOT_CHECKED,
+            skipped={},
+            verification=None,
             iterations=iterations,
             noise='objective',
             release_std=0.0,

@@ -10,7 +10,7 @@ from torch_geometric.data import HeteroData
 from torch_geometric.typing import EdgeType
 
 from pyg_trust._checks import check_instance, check_integer
-from pyg_trust._checks.graphs import plain_index
+from pyg_trust._checks.graphs import plain_index, with_edge_index
 from pyg_trust.removal import (
     NOT_THERE,
     Item,
@@ -112,6 +112,7 @@ def read_interactions(
     )
     n_id: list[Tensor | None] = [None, None]
     if isinstance(data, HeteroData):
+        data = with_edge_index(data)
         types = [edge_type] if edge_type is not None else data.edge_types
         if len(types) != 1 or types[0] not in data.edge_types:
             raise ValueError(

@@ -97,7 +97,7 @@ _ROWS = {
 }
 
 
-@claimed('certified removal from a node classifier', **_ROWS)
+@claimed('certified removal from a node classifier', None, **_ROWS)
 class NodeUnlearnReport(RemovalReport):
     """The result of a removal, and the certificate of its release.
 
@@ -106,8 +106,6 @@ class NodeUnlearnReport(RemovalReport):
     with a fit by the same program. The history is in units of the budget.
     """
 
-    skipped = field(default_factory=dict)
-    verification = None
     _of_what = 'training nodes'
 
     @property
@@ -135,20 +133,19 @@ class NodeUnlearnReport(RemovalReport):
         ]
 
 
-@claimed('certified removal from a link classifier', **_ROWS)
+@claimed('certified removal from a link classifier', None, **_ROWS)
 class LinkUnlearnReport(NodeUnlearnReport):
     """The result of a removal from a link classifier: training rows are pairs.
 
     ``num_train`` is the number of pairs that remain, positive and negative.
     """
 
-    skipped = field(default_factory=dict)
-    verification = None
     _of_what = 'pairs'
 
 
 @claimed(
     'certified removal',
+    None,
     accounting='the method that computed the bound',
     graphs_embedded='the number of graphs that were embedded again',
     empty_classes='classes without a training graph',
@@ -162,9 +159,6 @@ class UnlearnReport(RemovalReport):
     The bound is that of the shift over the noise; with objective perturbation
     of the residual.
     """
-
-    skipped = field(default_factory=dict)
-    verification = None
 
     @property
     def _verification(self) -> type[Report]:

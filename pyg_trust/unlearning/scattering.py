@@ -101,8 +101,12 @@ class Model(NamedTuple):
     @property
     def is_sealed(self) -> bool:
         """Whether the ledger's last line records this state."""
-        # Lines of version 0.1 stand for the graphs alone.
-        return recorded(self.ledger, self.sealed, self.train.seals.root)
+        # Lines of version 0.1 stand for the graphs alone, or for a linear
+        # term of zeros as well.
+        root, zeros = self.train.seals.root, torch.zeros_like(self.weight)
+        held = str(self.train.classes), str(self.seed), self.releases
+        old = sealed(root, *held, zeros, self.weight)
+        return recorded(self.ledger, self.sealed, root, old)
 
 
 class Solved(NamedTuple):
@@ -459,7 +463,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
             return self._updated(updates, reference, progress_bar)
 
         report, skipped = skipping(asked, missing, remove)
-        return replace(report, skipped=skipped) if skipped else report
+        return replace(report, skipped=skipped)  # type: ignore[call-arg]
 
     def _updated(
         self,
@@ -488,7 +492,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         ledger.record(
             'measured', spent, change.request, model.sealed, reference
         )
-        report = UnlearnReport(
+        report = UnlearnReport.of(
             action=made.action,
             request=change.request,
             seeded=model.seed is not None,

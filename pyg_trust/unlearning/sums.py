@@ -341,12 +341,9 @@ class Sums:
             back = self.has_edges(edges.flip(0))
             lost &= ~back
             both = torch.cat([edges[:, one], edges.flip(0)[:, back]], 1)
-        found = {'edges': edges[:, lost], 'directed_edges': arcs[:, ~there]}
         missing = Part(
-            **{
-                kind: tuple((u, v) for u, v in each.t().tolist())
-                for kind, each in found.items()
-            }
+            edges=_listed(edges[:, lost]),
+            directed_edges=_listed(arcs[:, ~there]),
         )
         return torch.cat([both, arcs[:, there]], 1).unique(dim=1), missing
 
@@ -621,6 +618,10 @@ def put_back(undo: Undo, keep: int = 0) -> None:
 def edges_of(pairs: Sequence[tuple[int, int]]) -> Tensor:
     """Return pairs as int64, ``[2, k]``."""
     return torch.tensor(pairs, dtype=torch.int64).view(-1, 2).t()
+
+
+def _listed(edges: Tensor) -> tuple[tuple[int, int], ...]:
+    return tuple((u, v) for u, v in edges.t().tolist())
 
 
 def check_directed(

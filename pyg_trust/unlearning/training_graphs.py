@@ -6,6 +6,7 @@ leaves the old ones as they are.
 
 import copy
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -413,6 +414,10 @@ def _rows_like(x: Tensor | None, name: str, given: Tensor) -> Tensor:
     return given
 
 
+def _lacks(items: set[int], item: int) -> bool:
+    return item not in items
+
+
 def _line(
     updates: Sequence[Update], graphs: dict[int, Data], past: Removed
 ) -> dict[str, Any]:
@@ -436,8 +441,8 @@ def _line(
         named = line_of(
             parts.get(i, Part()),
             {'features': changed},
-            {'features': lambda v, full=full: v not in full},
-            lambda some, arcs=arcs: arcs & {*some},
+            {'features': partial(_lacks, full)},
+            arcs.intersection,
             came,
             past,
             i,

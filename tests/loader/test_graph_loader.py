@@ -11,7 +11,6 @@ from torch_geometric.nn import GINConv, global_mean_pool
 
 from pyg_trust.loader import GraphLoader
 from pyg_trust.privacy import PrivacyEngine
-from pyg_trust.privacy.accountant import create_accountant
 
 
 def make_graph(number, nodes=None):
@@ -224,26 +223,6 @@ def test_one_graph_moves_the_sum_by_twice_the_norm(seed):
             graphs = [*GRAPHS[:seed], other, *GRAPHS[seed + 1 :]]
             largest = max(largest, float((total(graphs) - before).norm()))
     assert 0.1 < largest <= 2 * 0.1 * (1 + 1e-6)
-
-
-def test_account_is_that_of_a_replacement():
-    engine, _, training = attach(
-        target_epsilon=3.0, target_delta=1e-3, noise_multiplier=4.0
-    )
-    train(training)
-    account = create_accountant('pld_wor')
-    for _ in range(engine.steps):
-        account.step(noise_multiplier=4.0, sample_rate=6 / 24)
-    assert engine.steps == 4
-    assert engine.get_epsilon(1e-3) == account.get_epsilon(1e-3)
-    report = engine.report()
-    assert report.relation == 'replace-one-graph'
-    assert report.unit == 'whole graphs'
-    assert report.lam == 2.0
-    said = report.explain() + str(report.guarantee())
-    assert 'any one graph: its nodes, edges, features and label' in said
-    assert "node's features" not in said
-    assert 'who is a training node' not in said
 
 
 def test_what_is_private_of_a_graph_is_in_no_file(tmp_path):

@@ -99,30 +99,6 @@ def test_state_never_goes_back(history):
 
 
 @pytest.mark.parametrize(
-    ('change', 'match'),
-    [
-        ({'mechanism': 'rdp_wor'}, 'mechanism'),
-        ({'mechanism': 'rdp'}, 'mechanism'),
-        ({'relation': 'add-or-remove'}, 'relation'),
-        ({'sampling': 'poisson'}, 'sampling'),
-        ({'history': [(8.0, 1.4, 3)]}, 'sample_rate'),
-        ({'history': [(0.0, 0.4, 3)]}, 'noise_multiplier'),
-        ({'history': [(8.0, 0.4, -3)]}, 'steps'),
-        ({'history': [(8.0, 0.4, 3.5)]}, 'steps'),
-        ({'history': [(8.0, 0.4)]}, 'triples|unpack'),
-        ({'history': 7}, 'triples'),
-        ({'history': [None]}, 'triples'),
-    ],
-)
-def test_foreign_states(change, match):
-    accountant = spend(PLDAccountant(), 3)
-    state = {**accountant.state_dict(), **change}
-    with pytest.raises(ValueError, match=match):
-        accountant.load_state_dict(state)
-    assert accountant.history == [(8.0, 0.4, 3)]
-
-
-@pytest.mark.parametrize(
     ('step', 'error'),
     [
         ({'noise_multiplier': 0.0, 'sample_rate': 0.4}, ValueError),

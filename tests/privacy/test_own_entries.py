@@ -9,10 +9,8 @@ from pyg_trust.privacy import (
     Accountant,
     PLDAccountant,
     create_accountant,
-    propose,
 )
 from pyg_trust.privacy.accounting import wor_epsilon
-from pyg_trust.privacy.planning import search_epsilon
 from pyg_trust.registries import ACCOUNTANTS, NOISES
 from pyg_trust.report import TrustReport
 
@@ -112,21 +110,6 @@ def test_an_epsilon_that_is_none_is_refused(wrong):
         account.get_epsilon(1e-5)
     with pytest.raises(ValueError, match=r"'mine' needs to give an epsilon"):
         account.remaining_steps(1.0, 1e-5, **more)
-
-
-def test_budgets_and_plans_are_those_of_the_stranger():
-    half()
-    account = create_accountant('mine')
-    more = {'noise_multiplier': 8.0, 'sample_rate': 0.2}
-    left = account.remaining_steps(1.0, 1e-5, **more)
-    assert left == PLDAccountant().remaining_steps(2.0, 1e-5, **more)
-    plan = propose(100, 1.0, 1e-5, steps=10, accountant='mine')
-    again = propose(100, 2.0, 1e-5, steps=10, accountant='pld_wor')
-    assert plan.noise_multiplier == pytest.approx(again.noise_multiplier)
-    assert 0.99 <= plan.epsilon <= 1
-    account.step(**more)
-    with pytest.raises(TypeError, match=r"'mine' gives no R.nyi DP"):
-        search_epsilon(account, 1e-5, 3.0)
 
 
 def test_a_checkpoint_goes_on_by_the_name_of_the_accountant(private):

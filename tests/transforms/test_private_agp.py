@@ -188,18 +188,6 @@ def test_other_data_and_copies():
         transform(path())
 
 
-def test_somebodys_record_changed_is_what_is_counted_by_default():
-    # Features or a label that are replaced, which most people ask about.
-    for relation in ('node', 'feature'):
-        made = PrivateAGP(relation=relation, epsilon=8.0, delta=1e-5)
-        assert made.relation.form == 'replace'
-        assert PrivateNodeClassifier(relation).relation.form == 'replace'
-        # The distance of opposite messages, over the noise.
-        assert made.noise_stds[0] * made.mu == pytest.approx(2.0)
-    made = PrivateAGP(relation='node_incident', max_degree=3, mu=1, delta=1e-5)
-    assert made.relation.form == 'withdraw'
-
-
 def test_reports_of_blanks_say_what_replacing_costs():
     transform = PrivateAGP(
         relation='node', form='withdraw', epsilon=8.0, delta=1e-5

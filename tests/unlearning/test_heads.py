@@ -159,9 +159,6 @@ def test_gradient_and_hessian_are_derivatives_of_the_loss(classes, sparse):
     for K in (None, gram(objective.Z)):
         factor = objective._replace(K=K).factor(W)
         torch.testing.assert_close(factor.solve(hessian), P)
-    Y = objective.Y.clone()
-    curvature = torch.rand_like(Y)
-    assert H.hessian_solve(objective.Z, curvature, 0.3, P).shape == shape
 
 
 def test_gamma_2_is_the_lipschitz_constant_of_the_curvature():
@@ -374,22 +371,6 @@ def problem(n, d, num_outputs=1, seed=0, sparse=False, scale=1.0):
     return Z, Y, B
 
 
-@pytest.mark.parametrize('sparse', [False, True])
-@pytest.mark.parametrize('shape', [(6, 20), (20, 6)])
-def test_solve_inverts_the_hessian(shape, sparse):
-    # One by Woodbury's identity, one by Cholesky's decomposition.
-    Z, Y, _ = problem(*shape, 3, sparse=sparse)
-    curvature = (Y + 1.5) / 3
-    right = problem(shape[1], 3, 3)[0]
-    dense = Z.to_dense() if sparse else Z
-    P = H.hessian_solve(Z, curvature, 0.3, right)
-    for c in range(3):
-        hessian = dense.t() @ torch.diag(curvature[:, c]) @ dense
-        hessian += 0.3 * torch.eye(shape[1])
-        expected = torch.linalg.solve(hessian, right[:, c])
-        torch.testing.assert_close(P[:, c], expected)
-
-
 @pytest.mark.parametrize('shape', [(15, 40), (60, 5)])
 def test_minimize_from_anywhere(shape):
     Z, Y, B = problem(*shape, 2, scale=3.0)
@@ -418,9 +399,9 @@ def test_the_oracle_of_a_step_and_its_bounds(shared):
     np.testing.assert_allclose(W[:, 0], oracle['w_star'], **close)
     change = gradient(Z, y, W, b, lam) - gradient(Z2, y, W, b, lam)
     np.testing.assert_allclose(change[:, 0], oracle['delta_grad'], **close)
-    curvature = H.curvatures(Z2 @ W, y)
     for matrix in (Z2, Z2.to_sparse_csr()):
-        P = H.hessian_solve(matrix, curvature, lam * 60, change)
+        made = stated(matrix, y, b, lam)._replace(K=gram(matrix))
+        P = made.factor(W).solve(change)
         np.testing.assert_allclose(P[:, 0], oracle['newton_step'], **close)
         moved = W + P
         np.testing.assert_allclose(moved[:, 0], oracle['w_unlearned'], **close)

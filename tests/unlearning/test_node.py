@@ -30,7 +30,6 @@ from pyg_trust.unlearning import (
     Recommender,
     certified,
     node,
-    node_rows,
     sums,
 )
 from pyg_trust.unlearning import heads as H
@@ -235,35 +234,6 @@ def test_every_feature_may_go(kwargs):
 def followed(data, part, W, old):
     data.play(Edit(part))
     return data.follow(W, old)
-
-
-def test_nothing_follows_a_gradient_that_is_not_there(monkeypatch):
-    # Neither it nor the norm of the rows, until one is asked for.
-    part = RemovalRequest(nodes=[4], edges=[(7, 8)], labels=[9]).parts[0]
-    data, ring = blocks(n=120), torch.arange(120)
-    pairs = torch.stack([ring, (ring + 1) % 120])
-    data.edge_index = torch.cat([pairs, pairs.flip(0)], 1)
-    data.test_mask = None
-    model = NodeClassifier(lam=0.02, seed=0).fit(data, ring[:80])._model
-    held, before = model.data, model.data.square
-    for function in ('loss_change', '_norm'):
-        monkeypatch.setattr(node_rows, function, None)
-    assert followed(held, part, model.W, None).gradient is None
-    monkeypatch.undo()
-    size = held.problem(1.0).size
-    assert size == pytest.approx(float(held.Z.norm()), rel=1e-14)
-    assert size**2 != pytest.approx(before, rel=1e-6)
-    held.back()
-    assert held.square == before
-    assert followed(held, part, model.W, model.gradient).gradient is not None
-    assert size <= held.problem(1.0).size <= size * (1 + 1e-9)
-    # Of rows that are taken back no norm is left either.
-    held.back()
-    held.square = None
-    followed(held, part, model.W, model.gradient)
-    assert held.problem(1.0).size == pytest.approx(size, rel=1e-14)
-    held.back()
-    assert held.problem(1.0).size ** 2 == pytest.approx(before, rel=1e-14)
 
 
 def test_the_last_edge_a_leaf_an_isolated_node_and_a_hub():

@@ -19,9 +19,8 @@ from pyg_trust.unlearning import (
     GINClassifier,
     NodeClassifier,
     ScatteringClassifier,
-    published,
 )
-from pyg_trust.unlearning.heads import hessian_solve
+from pyg_trust.unlearning.heads import Factor
 from pyg_trust.unlearning.newton import minimize
 from pyg_trust.unlearning.published import (
     PublishedScatteringClassifier,
@@ -186,10 +185,10 @@ def test_bounds_are_ordered_and_reported():
 def test_a_step_that_is_not_solved_is_paid_for(accounting, monkeypatch):
     # The bounds are of exact steps: what a solver leaves comes on top. This
     # one leaves a tenth.
-    def solve(*args):
-        return 0.9 * hessian_solve(*args)
-
-    monkeypatch.setattr(published, 'hessian_solve', solve)
+    solve = Factor.solve
+    monkeypatch.setattr(
+        Factor, 'solve', lambda self, right: 0.9 * solve(self, right)
+    )
     graphs = random_graphs(36, 3)
     model = make(graphs, accounting=accounting, lam=1e-2, noise_std=100.0)
     for request in one_node_each(graphs)[:6]:

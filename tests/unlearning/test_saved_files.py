@@ -20,6 +20,7 @@ from torch_geometric.data import Data
 from pyg_trust import files
 from pyg_trust.agp.measures import sgc
 from pyg_trust.check.checker import check_report
+from pyg_trust.files.seals import sealed
 from pyg_trust.graph import CSRGraph
 from pyg_trust.ledger import BudgetExceededError, RemovalLedger
 from pyg_trust.removal import RemovalRequest
@@ -324,6 +325,15 @@ def test_seeds_and_draws_of_graphs_are_sealed():
         with pytest.raises(ValueError, match='ledger'):
             other.load_state_dict({**good, **change})
     other.load_state_dict(good)
+    assert other.verify().ok
+    # Lines of version 0.1 stand for a linear term of zeros as well.
+    ledger, weight = RemovalLedger(model.budget), good['W']
+    held = str(model._model.classes), str(3), good['draws']
+    root = model._model.train.seals.root
+    data = sealed(root, *held, torch.zeros_like(weight), weight)
+    ledger.record('fit', model.ledger.spent, data=data)
+    other = scattering()
+    other.load_state_dict({**good, 'ledger': ledger.state_dict()})
     assert other.verify().ok
 
 

@@ -205,16 +205,6 @@ def test_noise_too_small_for_the_solver_is_refused():
         make(release_std=1e-12).fit(graphs)
 
 
-def test_objective_perturbation_says_what_it_rests_on():
-    model = make(noise='objective').fit(protein_like())
-    report = model.remove(RemovalRequest(graphs=[3]))
-    said = 'Theorem 3 of Guo et al. (2020), which does not hold in general'
-    assert any(f'assumes {said}' in text for text in report.assumptions)
-    guarantee = report.guarantee()
-    assert 'which it does not in general' in guarantee.promise
-    assert math.isinf(report.epsilon_transcript)
-
-
 # What a saved state tells ###################################################
 
 

@@ -127,19 +127,6 @@ def test_only_touched_graphs_are_embedded(monkeypatch):
     assert seen == [2]
 
 
-def test_neighbours_forget_their_degree():
-    # The paper keeps degrees as first derived, and so the removed edges.
-    graphs = random_graphs(20, with_x=False)
-    hub = int(graphs[0].edge_index[0].bincount().argmax())
-    request = RemovalRequest(nodes={0: [hub]})
-    model = make(graphs, 12)
-    model.remove(request)
-    row = model.embeddings.to_dense()[0]
-    clean = model.transform.embed(without(graphs, request), torch.float64)[0]
-    assert float((row - clean).abs().max()) < 1e-12
-    assert model.verify().ok
-
-
 def test_a_removed_node_is_gone_as_in_a_second_program(shared):
     import numpy as np
 
@@ -164,49 +151,6 @@ def test_a_removed_node_is_gone_as_in_a_second_program(shared):
             expected = oracle[f'{name}/delete/J4Q3L3/{key}'].ravel()
             row = model.embeddings[0]
             np.testing.assert_allclose(row, expected, rtol=0, atol=1e-12)
-
-
-def test_batch_or_one_by_one():
-    graphs = random_graphs(24)
-    requests = one_node_each(graphs)[:8]
-    one, two = make(graphs), make(graphs)
-    for request in requests:
-        one.remove(request)
-    two.remove(RemovalRequest.batch(requests))
-    torch.testing.assert_close(
-        one.embeddings, two.embeddings, rtol=0, atol=1e-14
-    )
-    exact = [
-        minimize(m.embeddings, m._model.train.Y, 0 * m._model.W, 1e-3).W
-        for m in (one, two)
-    ]
-    torch.testing.assert_close(*exact, rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize('seed', range(6))
-def test_random_sequences_of_everything(seed):
-    source = random.Random(seed)
-    graphs = random_graphs(24, 2 + seed % 2, seed)
-    for data in graphs:
-        data.edge_weight = torch.ones(data.num_edges, dtype=torch.float64)
-    model = make(graphs, lam=1e-2)
-    for _ in range(15):
-        now = model.graphs
-        more = [i for i in now if (now[i].n_id >= 0).sum() > 1]
-        names = source.sample(more, 2)
-        nodes = [v for v in now[names[0]].n_id.tolist() if v >= 0]
-        wanted = {'nodes': {names[0]: source.sample(nodes, 1)}}
-        other = now[names[1]]
-        if other.num_edges > 0:
-            u, v = other.n_id[other.edge_index[:, 0]].tolist()
-            wanted['edges'] = {names[1]: [(u, v)]}
-        report = model.remove(RemovalRequest(**wanted))
-        assert report.bound <= report.budget
-    check = model.verify()
-    assert check.ok
-    # What is stored is what embedding the remaining graphs gives.
-    Z = model.transform.embed(list(model.graphs.values()), torch.float64)
-    torch.testing.assert_close(Z, model.embeddings, rtol=0, atol=1e-13)
 
 
 def test_removing_until_little_is_left():
@@ -458,18 +402,6 @@ def test_states_that_do_not_fit():
         model.load_state_dict(swapped)
     model.load_state_dict(state)
     assert model.verify().ok
-
-
-def test_ledger_reads_back_what_happened():
-    graphs = random_graphs(20)
-    model = make(graphs)
-    model.remove(RemovalRequest(nodes={3: [0, 2]}))
-    model.remove(RemovalRequest(graphs=[4]))
-    first, second, third = model.ledger.entries
-    assert first.action == 'fit'
-    assert second.request == {'3': {'nodes': [0, 2]}}
-    assert third.request == {'4': {'whole': True}}
-    assert len({first.data, second.data, third.data}) == 3
 
 
 @pytest.mark.parametrize('num_classes', [2, 3])

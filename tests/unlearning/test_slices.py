@@ -9,7 +9,6 @@ from sharded import (
     EVERY,
     SHARDS,
     TESTED,
-    TRAIN,
     learnt,
     make,
     make_data,
@@ -17,7 +16,7 @@ from sharded import (
 from states import same
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch_geometric.data import Data
-from torch_geometric.nn import GCN, GIN
+from torch_geometric.nn import GCN
 
 from pyg_trust import rng
 from pyg_trust.removal import RemovalRequest, remove_from_data
@@ -74,13 +73,11 @@ def test_any_removal_equals_training_through_all_stages(name):
 
 
 def test_buffers_go_through_the_stages():
-    def factory():
-        return GIN(CHANNELS, 8, 2, CLASSES, norm='batch_norm')
-
     # A BatchNorm over one node of a small slice has no variance.
     data, few = make_data(nodes=210), [(0.5, 2), (1, 2)]
+    factory = EVERY['GIN with BatchNorm']
     unlearner = sliced(factory, slices=few).fit(data)
-    unlearner.remove(RemovalRequest(nodes=[3, 9]))
+    unlearner.remove(nodes=[3, 9])
     anew = fresh(data, [3, 9], factory, slices=few)
     assert same(learnt(anew), learnt(unlearner))
 
@@ -112,20 +109,37 @@ def test_stages_are_what_a_loop_by_hand_makes():
 # What a removal starts from #################################################
 
 
-def test_earlier_stages_stay_and_later_ones_are_written_anew():
-    data = make_data()
+def test_earlier_stages_stay_and_later_ones_are_trained_anew(monkeypatch):
+    honest, epochs = models.fit, []
+
+    def counted(module, shard, recipe, ways):
+        epochs.append(recipe.epochs)
+        return honest(module, shard, recipe, ways)
+
+    monkeypatch.setattr(models, 'fit', counted)
     for stage in range(3):
-        unlearner = sliced().fit(data)
+        unlearner = sliced(aggregator='mean').fit(make_data())
         node = later(unlearner, stage)
         home = int(unlearner.data.shard[node])
         before = stages(unlearner)
         plan = unlearner.plan(RemovalRequest(nodes=[node]))
-        report = unlearner.remove(RemovalRequest(nodes=[node]))
+        epochs.clear()
+        report = unlearner.remove(nodes=[node])
+        assert epochs == [count for _, count in SLICES][stage:]
         assert plan.stages == report.stages == {home: stage}
+        assert plan.node_epochs == report.node_epochs
         for shard in range(SHARDS):
             for r in range(2):
                 kept = same([before[shard][r]], [stages(unlearner)[shard][r]])
                 assert kept == (shard != home or r < stage)
+    # That of the last one is all of the shard, two epochs; and all of all.
+    assert report.node_epochs == 2 * report.nodes
+    trained = unlearner.data.n_id[unlearner.data.shard >= 0]
+    number = numbers(trained)
+    every = unlearner.plan(RemovalRequest(nodes=[later(unlearner, 1)]))
+    assert every.full_node_epochs + SLICES[2][1] + SLICES[1][1] == sum(
+        int((number <= r).sum()) * count for r, (_, count) in enumerate(SLICES)
+    )
 
 
 def test_an_edge_belongs_to_its_later_end():
@@ -155,22 +169,6 @@ def test_a_slice_is_a_function_of_the_name():
     share = (whole == 0).double().mean()
     assert abs(float(share) - 0.4) < 5 * (0.4 * 0.6 / 1000) ** 0.5
     assert set(whole.tolist()) == {0, 1, 2}
-
-
-def test_only_later_stages_are_trained(monkeypatch):
-    unlearner = sliced(aggregator='mean').fit(make_data())
-    epochs = []
-    honest = models.fit
-
-    def counted(module, shard, recipe, ways):
-        epochs.append(recipe.epochs)
-        return honest(module, shard, recipe, ways)
-
-    monkeypatch.setattr(models, 'fit', counted)
-    unlearner.remove(RemovalRequest(nodes=[later(unlearner, 2)]))
-    assert epochs == [2]
-    unlearner.remove(RemovalRequest(nodes=[later(unlearner, 1)]))
-    assert epochs == [2, 1, 2]
 
 
 def test_a_stage_without_nodes_hands_on_what_it_got():
@@ -264,25 +262,6 @@ def test_processes_give_the_same_stages():
     )
     for (a, _), (b, _) in zip(one, two, strict=True):
         assert same(a, b)
-
-
-def test_plans_count_what_stages_train():
-    data = make_data()
-    unlearner = sliced().fit(data)
-    node = later(unlearner, 2)
-    request = RemovalRequest(nodes=[node])
-    plan, report = unlearner.plan(request), unlearner.remove(request)
-    assert plan.node_epochs == report.node_epochs == 2 * plan.nodes
-    number = numbers(unlearner.data.n_id[unlearner.data.shard >= 0])
-    full = sum(
-        int((number <= r).sum()) * epochs
-        for r, (_, epochs) in enumerate(SLICES)
-    )
-    assert plan.full_node_epochs == full
-    assert TRAIN > 0
-    # A request of the last slice is planned cheaper than one of the first.
-    first = unlearner.plan(RemovalRequest(nodes=[later(unlearner, 0)]))
-    assert first.stages != plan.stages
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,5 @@
+# Longer than 700 lines because one class has its guarantee, its arguments and
+# its errors in 350 lines of docstrings.
 r"""Exact unlearning by shards: SISA, GraphEraser and GraphRevoker.
 
 The training nodes are divided into shards, a model is trained on every shard
@@ -61,6 +63,8 @@ from pyg_trust.report import provenance
 from pyg_trust.transforms.shards import Shards
 from pyg_trust.unit import PrivacyUnit
 from pyg_trust.unlearning.partition import PARTITIONS, check_shards
+from pyg_trust.unlearning.shards import reports
+from pyg_trust.unlearning.shards import state as states
 from pyg_trust.unlearning.shards.building import _SLICE, Builder
 from pyg_trust.unlearning.shards.graph import (
     check_slices,
@@ -82,31 +86,12 @@ from pyg_trust.unlearning.shards.persons import (
     touched_by_persons,
 )
 from pyg_trust.unlearning.shards.reports import (
-    ASSUMPTIONS,
-    FROM_SEED,
-    PUBLIC_START,
     ShardPlan,
     ShardRemovalReport,
     ShardReport,
     ShardVerifyReport,
 )
-from pyg_trust.unlearning.shards.state import (
-    FORMAT,
-    Forgotten,
-    State,
-    described,
-    fits_partition,
-    from_files,
-    hash_of_shards,
-    packed,
-    plain_partition,
-    plain_settings,
-    plain_updates,
-    remembered,
-    to_files,
-    trace,
-    unpacked,
-)
+from pyg_trust.unlearning.shards.state import Forgotten, State, described
 from pyg_trust.unlearning.shards.updating import Change, played
 from pyg_trust.unlearning.shards.verifying import verified
 from pyg_trust.unlearning.store import ShardStore
@@ -178,17 +163,14 @@ class ShardedUnlearner:
     data and would never be removed: they are refused, unless
     ``start_is_public=True`` states that they come from public data alone.
 
-    **Ids.** Nodes keep the ids that :meth:`fit` saw, ``data.n_id`` if it is
-    there, else positions. New nodes get ids that were never used. Predictions
-    for the present graph keep the rows of the graph that was fitted, with new
-    nodes at the end: a node that was removed has the class -1 and NaN as
-    probabilities.
+    **Ids** are ``data.n_id`` if it is there, else positions; new nodes get ids
+    that were never used. Predictions keep the rows of the graph that was
+    fitted, with new nodes at the end: a node that was removed has the class -1
+    and NaN as probabilities.
 
     **Failures.** Whatever interrupts a removal leaves the old state or the
-    new one. With a :obj:`folder`, the same holds on the disk, and a removal
-    ends with the files that it replaces being deleted (:meth:`load` finishes
-    that for a process that was killed). Threads take turns. Of two processes
-    with one folder, the one that comes second is refused with a
+    new one, in memory and in the :obj:`folder`. Threads take turns. Of two
+    processes with one folder, the second is refused with a
     :class:`~pyg_trust.files.commit.StaleStateError` and can :meth:`load` and
     repeat its request.
 
@@ -294,8 +276,7 @@ class ShardedUnlearner:
         if isinstance(model_factory, Module):
             raise TypeError(
                 "'model_factory' needs to make a new model at every call, as "
-                f'lambda: {type(model_factory).__name__}(...) does (got a '
-                'model)'
+                f'lambda: {type(model_factory).__name__}(...) does'
             )
         check_callable('model_factory', model_factory)
         if not isinstance(aggregator, ShardAggregator):
@@ -393,11 +374,9 @@ class ShardedUnlearner:
     ) -> _Self:
         """Divide the training nodes into shards; train a model on each.
 
-        Keeps copies of what it needs: ``x``, ``edge_index``, ``edge_weight``
-        if it is there, ``y``, the masks and ``n_id``. A second call starts
-        over, with a new ledger. If anything was removed before, it may come
-        back with it: so the result can't be saved over an earlier state, and a
-        :obj:`folder` that holds one is not written over.
+        Keeps copies of ``x``, ``edge_index``, ``edge_weight``, ``y``, the
+        masks and ``n_id``. A second call starts over, with a new ledger, and
+        is not written over a :obj:`folder` that holds a state.
 
         Args:
             data (Data or HeteroData): the graph, with a ``train_mask``; labels
@@ -408,12 +387,10 @@ class ShardedUnlearner:
 
         Raises:
             TypeError, ValueError: if something is missing or malformed; if
-                there are fewer training nodes than shards (hash shards may be
-                empty), or the partition does not fit them; if models start
-                from weights that were passed in; if their outputs have the
-                wrong width, or they are no function of their data and seed; if
-                the folder holds a state; if ranks were given different data,
-                seeds or arguments, with :obj:`over_ranks`.
+                the partition does not fit the training nodes; if models start
+                from weights that were passed in, have outputs of the wrong
+                width, or are no function of their data and seed; if the folder
+                holds a state; if ranks were given different arguments.
         """
         builder, given = self._builder, self._given
         self._agree(
@@ -422,7 +399,7 @@ class ShardedUnlearner:
             seed=self._first_seed if self._first_seeded else None,
             model_factory=builder.factory,
             train=self.recipe.train,
-            partition=plain_partition(given),
+            partition=states.plain_partition(given),
             num_classes=self.num_classes,
             folder=None if self.folder is None else str(self.folder),
             arguments=[self._config(), builder.start_is_public],
@@ -733,11 +710,8 @@ class ShardedUnlearner:
     ) -> ShardRemovalReport:
         """Apply updates in order as one, all or none; retrain their shards.
 
-        Trains the touched shards and the aggregator again. If anything fails
-        or interrupts it, everything is as before. A new training node goes to
-        the shard that a keyed hash of its id gives; where the partition is
-        another, that is a hash with a key of its own, and the report counts
-        the nodes.
+        A new training node is put into the shard that a keyed hash of its id
+        gives; where the partition is another, the report counts these nodes.
 
         Args:
             update (Update, RemovalRequest or list): the removals, additions
@@ -758,7 +732,7 @@ class ShardedUnlearner:
         if self._builder.over_ranks:
             self._agree(
                 'update',
-                update=plain_updates(update),
+                update=states.plain_updates(update),
                 reference=reference,
                 shard=shard,
             )
@@ -783,7 +757,7 @@ class ShardedUnlearner:
             ValueError: without a partition, if the present one was given as
                 tensors; or as :meth:`fit`.
         """
-        self._agree('repartition', partition=plain_partition(partition))
+        self._agree('repartition', partition=states.plain_partition(partition))
         state = self._fitted
         given = state.partition
         if partition is not None:
@@ -809,9 +783,8 @@ class ShardedUnlearner:
     ) -> ShardVerifyReport:
         """Retrain shards and aggregator from scratch, and compare.
 
-        Weights need to be *equal*. Also looks for what should be gone: items
-        that the ledger lists as removed in the graph and the checkpoints, and
-        files in the folder that are not those of the present state.
+        Also looks for what should be gone: items that the ledger lists as
+        removed, and files that are not those of the present state.
 
         Args:
             shards (list[int], optional): the shards to retrain; by default
@@ -847,10 +820,9 @@ class ShardedUnlearner:
     def certify(self, nodes: Any = None) -> PoisonCertificate:
         r"""Certify the classes that poisoned training data can't change.
 
-        The votes are those of :meth:`predict`. Any nodes, inserted, deleted or
-        changed at will in the training data, leave a target's class as it is,
-        if their shards are no more than its radius. Changes of the graph at
-        inference are not covered.
+        Any nodes, inserted, deleted or changed at will in the training data,
+        leave a target's class as it is, if their shards are no more than its
+        radius. Changes of the graph at inference are not covered.
 
         Args:
             nodes (list[int] or Tensor, optional): the ids of the targets; by
@@ -875,8 +847,8 @@ class ShardedUnlearner:
             nodes=nodes,
             fingerprint=state.seals.root,
             provenance=self._origin(),
-            weights=hash_of_shards(state),
-            assumptions=self._assumed(state.data)[len(ASSUMPTIONS) :],
+            weights=states.hash_of_shards(state),
+            assumptions=self._assumed(state.data)[len(reports.ASSUMPTIONS) :],
         )
 
     # State ##################################################################
@@ -885,9 +857,8 @@ class ShardedUnlearner:
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of the complete state, one checkpoint per shard.
 
-        It contains the remaining data, their salts and the seed. Guard it
-        like the data, and destroy older states after a removal: they hold
-        what was removed.
+        It contains the remaining data, the salt and the seed. Guard it like
+        the data, and destroy older states: they hold what was removed.
         """
         # Copies: the caller can't change the state in force.
         return copy.deepcopy(self._packed(self._fitted))
@@ -924,7 +895,7 @@ class ShardedUnlearner:
                 another fit.
         """
         store = self._store(folder)
-        store.write(*to_files(self._packed(self._fitted)))
+        store.write(*states.to_files(self._packed(self._fitted)))
 
     @editing
     def load(
@@ -953,7 +924,7 @@ class ShardedUnlearner:
                 f"'folder' needs to hold a saved state, with a manifest (got "
                 f'{store.folder})'
             )
-        new = self._unpacked(from_files(*store.read()), progress_bar)
+        new = self._unpacked(states.from_files(*store.read()), progress_bar)
         if store.folder == self.folder:
             self._take(new)
             if os.access(store.folder, os.W_OK):
@@ -1054,7 +1025,7 @@ class ShardedUnlearner:
         return {
             **self.recipe.plain(),
             'num_shards': self.num_shards,
-            'aggregator': plain_settings(self._builder.aggregator),
+            'aggregator': states.plain_settings(self._builder.aggregator),
             'aggregator_nodes': self._builder.aggregator_nodes,
         }
 
@@ -1090,7 +1061,7 @@ class ShardedUnlearner:
         )
         exact, exactness = self._exactness(new)
         report = ShardRemovalReport(
-            secrets=FROM_SEED if new.seeded else FROM_SYSTEM,
+            secrets=reports.FROM_SEED if new.seeded else FROM_SYSTEM,
             request=change.request,
             empty=self._builder.empty(new.data),
             fraction=self._builder.estimate(new, new.data, first)[1],
@@ -1101,7 +1072,7 @@ class ShardedUnlearner:
             assumptions=self._assumed(new.data),
             origin=self._origin(),
             by_hash=self._by_hash(new.data),
-            weights=hash_of_shards(new),
+            weights=states.hash_of_shards(new),
             data=new.ledger.newest(1)[0].data,
             ledger_head=new.ledger.head,
             **self._costs(new, first),
@@ -1211,7 +1182,7 @@ class ShardedUnlearner:
         sizes = builder.sizes(state.data)
         exact, exactness = self._exactness(state)
         return ShardReport(
-            secrets=FROM_SEED if state.seeded else FROM_SYSTEM,
+            secrets=reports.FROM_SEED if state.seeded else FROM_SYSTEM,
             num_nodes=int(state.data.num_nodes or 0),
             num_train=int(sizes.sum()),
             shard_sizes=tuple(sizes.tolist()),
@@ -1231,8 +1202,8 @@ class ShardedUnlearner:
     def _assumed(self, data: Data) -> tuple[str, ...]:
         builder, persons = self._builder, data.get('persons')
         return (
-            *ASSUMPTIONS,
-            *(PUBLIC_START,) * builder.start_is_public,
+            *reports.ASSUMPTIONS,
+            *(reports.PUBLIC_START,) * builder.start_is_public,
             *(() if persons is None else persons.assumptions()),
             *unchecked(builder.aggregator),
         )
@@ -1299,30 +1270,33 @@ class ShardedUnlearner:
         self._check_untyped('be saved')
         given = state.partition
         if state.ledger.has_removals:
-            given = remembered(given)
+            given = states.remembered(given)
         return {
-            'format': FORMAT,
+            'format': states.FORMAT,
             'class': kind_of(self),
             'config': self._config(),
-            **packed(state, given),
+            **states.packed(state, given),
         }
 
     def _unpacked(self, plain: dict[str, Any], bar: bool | None) -> State:
         self._check_untyped('load a state')
         with reading():
-            check_state(plain, ('config',), (FORMAT,), self)
+            check_state(plain, ('config',), (states.FORMAT,), self)
             check_settings('config', plain['config'], self._config())
             present, given = self._state, self._given
-            if not fits_partition(plain['partition'], given) and present:
+            if (
+                not states.fits_partition(plain['partition'], given)
+                and present
+            ):
                 given = present.partition
-            if not fits_partition(plain['partition'], given):
+            if not states.fits_partition(plain['partition'], given):
                 raise ValueError(
                     "the state's partition is another one (got "
                     f'{plain["partition"]["name"]})'
                 )
             builder = self._builder
             before = present and present.lineage
-            state = unpacked(plain, given, builder.aggregator, before)
+            state = states.unpacked(plain, given, builder.aggregator, before)
             parts = builder.parts(state, range(self.num_shards))
             contents = builder.contents(state, parts)
             state = state._replace(seals=Seals.of(plain['salts'], contents))
@@ -1337,7 +1311,9 @@ class ShardedUnlearner:
                 raise ValueError(
                     f"the state is not that of 'model_factory': {error}"
                 ) from None
-            for one, two in zip(trace(outputs), plain['trace'], strict=True):
+            for one, two in zip(
+                states.trace(outputs), plain['trace'], strict=True
+            ):
                 if abs(one - two) > 1e-2 * abs(two):
                     raise ValueError(
                         "the state is not that of 'model_factory', whose "
@@ -1376,7 +1352,7 @@ class ShardedUnlearner:
             self._take(state)
             return
         store = ShardStore(self.folder)
-        parts, plain = to_files(self._packed(state))
+        parts, plain = states.to_files(self._packed(state))
         goes_on = present is not None and not (loaded or anew)
         try:
             first(lambda: store.write(parts, plain, goes_on=goes_on))
@@ -1389,8 +1365,10 @@ class ShardedUnlearner:
 
     def _take(self, state: State) -> None:
         if state.ledger.has_removals:
-            state = state._replace(partition=remembered(state.partition))
-            self._given = remembered(self._given)
+            state = state._replace(
+                partition=states.remembered(state.partition)
+            )
+            self._given = states.remembered(self._given)
             # It names removed persons.
             self._unit = None
         self._state = state
@@ -1404,7 +1382,7 @@ class ShardedUnlearner:
             f'{path}, which is not of the present state: load() deletes it'
             for path in store.strangers()
         ]
-        if not _in_force(store, to_files(self._packed(state))[1]):
+        if not _in_force(store, states.to_files(self._packed(state))[1]):
             found.append(f'the state in {self.folder}, which is another one')
         return found
 
