@@ -51,6 +51,7 @@ from torch_geometric.utils import degree, subgraph, to_undirected
 from pyg_trust.nn import make_aggregator
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.unlearning import ShardedUnlearner
+from pyg_trust.unlearning.shards.checks import find_shortcuts
 from pyg_trust.unlearning.shards.graph import kept_rows
 from pyg_trust.unlearning.shards.models import (
     Recipe,
@@ -155,8 +156,9 @@ def shard_of(seed: int, x: Tensor, y: Tensor, edge_index: Tensor) -> Shard:
 
 
 def trained(make: Callable[[], Module], parts: list[Shard]) -> list:
-    """Models with all shortcuts, as shards are trained."""
-    return train(make, parts, Recipe(), Shortcuts(True, True, True))
+    """Models with the shortcuts that leave them alone, as shards are."""
+    recipe = Recipe()
+    return train(make, parts, recipe, find_shortcuts(make, parts[0], recipe))
 
 
 def unlearner_of(

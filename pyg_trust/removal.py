@@ -36,6 +36,7 @@ __all__ = [
     'remove_from_data',
     'requested',
     'skipping',
+    'still_removed',
 ]
 
 MISSING = ('raise', 'skip')
@@ -708,6 +709,20 @@ class Removed:
             for kind, each in items.items()
             for item in each
         )
+
+
+def still_removed(
+    lines: Iterable[Mapping[str, Any]],
+) -> RemovalRequest | None:
+    """Return the items that requests removed and that were not added again.
+
+    Args:
+        lines (list[dict]): the requests of a ledger's lines, oldest first.
+    """
+    found = Removed()
+    for line in lines:
+        found.add(line)
+    return found.request()
 
 
 def _by_kind(part: Mapping[str, Any]) -> dict[str, set[Any]]:

@@ -77,7 +77,6 @@ entry(
         nn.SGConv(2, 3, eps=0.0),
         {'x': torch.ones(N, 2), 'edge_index': undirected()},
     ),
-    Row('directed', {'edge_index': undirected()[:, :7]}, "'graph'"),
     *WEIGHTED,
     names={**EDGE_GRAPH, 'x': "'(x|edge_index)'"},
     x=tensor(

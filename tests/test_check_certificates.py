@@ -157,7 +157,7 @@ LIES = [
     (SMOOTHED, row(0, 0, at=6), 'nothing is there that', FAILS),
     (SMOOTHED, row(100, at=0), 'votes of 1', FAILS),
     (SMOOTHED, row(9, at=1), 'samples have voted', FAILS),
-    (SMOOTHED, fields(certified={}, answered={}), 'nothing is said of', FAILS),
+    (SMOOTHED, fields(certified={}, answered={}), 'no number of', FAILS),
     (SMOOTHED, fields(certified={}), 'nothing is certif', FAILS),
     (SMOOTHED, fields(look=1), 'ended early has no', FAILS),
     (SMOOTHED, fields(look=2), 'of level', FAILS),

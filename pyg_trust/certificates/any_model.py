@@ -20,6 +20,8 @@ from pyg_trust.report.base import stated
 from pyg_trust.report.charts import Chart
 from pyg_trust.verify.promises import PROMISES
 
+__all__ = ['CERTIFICATES', 'UserCertificate', 'certifies', 'certify']
+
 Route = TypeVar('Route', bound=Callable[..., Report])
 
 #: The functions that certify, by the names of the classes of threats.

@@ -40,6 +40,8 @@ from pyg_trust.report.charts import Chart
 from pyg_trust.verify import collective as kernel
 from pyg_trust.verify.declare import SEEDED_COPIES
 
+__all__ = ['CollectiveCertificate', 'certify_collective']
+
 DEGREES = ('source', 'target')
 _PROBES = 20
 # Number of these probes that change many nodes at once, anywhere outside.

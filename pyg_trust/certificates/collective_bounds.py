@@ -13,6 +13,8 @@ from torch import Tensor
 from pyg_trust._checks import check_integer
 from pyg_trust.verify.collective import Attack, Matrix, program, value
 
+__all__ = ['broken_bound', 'edge_field', 'frontier', 'receptive_field']
+
 
 def receptive_field(edge_index: Tensor, num_nodes: int, hops: int) -> Matrix:
     """Mark the nodes whose features reach each target in K rounds.

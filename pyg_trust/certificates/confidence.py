@@ -17,6 +17,8 @@ from pyg_trust._checks import (
     validated,
 )
 
+__all__ = ['answering_probability', 'clopper_pearson', 'look_level']
+
 
 @validated
 def clopper_pearson(

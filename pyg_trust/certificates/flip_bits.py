@@ -18,6 +18,8 @@ from pyg_trust.graph import CSRGraph
 from pyg_trust.graph.attributes import adjacencies, edge_attributes
 from pyg_trust.graph.ragged import pointer
 
+__all__ = ['BitFlips', 'FlipBits', 'NoisyCopies']
+
 # Parts of the seed.
 _EDGES, _FEATURES = 0, 1
 KINDS = ('edges', 'features')

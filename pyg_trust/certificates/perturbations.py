@@ -68,8 +68,7 @@ class Perturbations:
         self.addable, self.all_pairs = addable, all_pairs
         n, row, col = graph.num_nodes, graph.row, graph.col
         key = _addable_keys(graph, addable, all_pairs)
-        #: Pairs that may be added, by source and target: ``[2, num_pairs]``.
-        self.pairs = torch.stack([key // n, key % n])
+        self._pairs = torch.stack([key // n, key % n])
         removals = row[removable].bincount(minlength=n)
         additions = self.pairs[0].bincount(minlength=n)
         if all_pairs:
@@ -99,6 +98,11 @@ class Perturbations:
     def num_nodes(self) -> int:
         """The number of nodes."""
         return self.graph.num_nodes
+
+    @property
+    def pairs(self) -> Tensor:
+        """The pairs that may be added, ascending: ``[2, num_pairs]``."""
+        return self._pairs
 
     @property
     def active(self) -> Tensor:

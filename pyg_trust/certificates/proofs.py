@@ -11,6 +11,8 @@ from pyg_trust.certificates.solver import Solver
 from pyg_trust.certificates.witness import MOST_BYTES, Witness
 from pyg_trust.graph.ragged import pointer
 
+__all__ = ['witness_of']
+
 # Costs of a flip, by their number in a witness.
 _COSTS = ('pagerank', 'visits')
 

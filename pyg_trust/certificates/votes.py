@@ -24,6 +24,8 @@ from pyg_trust.report.base import stated
 from pyg_trust.report.charts import Chart
 from pyg_trust.verify.declare import SEEDED_COPIES
 
+__all__ = ['SmoothedCertificate']
+
 _SHOWN = (1, 2, 5, 10)
 
 

@@ -12,6 +12,8 @@ from torch import Tensor
 from pyg_trust._checks import check_instance, validated
 from pyg_trust.verify import proofs
 
+__all__ = ['Proved', 'Witness']
+
 # A larger witness is left out of a certificate.
 MOST_BYTES = 64 * 2**20
 

@@ -15,7 +15,7 @@ from pyg_trust.files.commit import Lineage, StaleStateError
 from pyg_trust.ledger import BudgetExceededError, RemovalLedger
 from pyg_trust.removal import NotThere, RemovalRequest
 
-__all__ = ['Names', 'Place', 'Store', 'read']
+__all__ = ['Place', 'read']
 
 Names = Callable[[RemovalRequest], RemovalRequest | None]
 Store = Callable[[str], object]

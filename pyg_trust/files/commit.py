@@ -97,6 +97,11 @@ class Lineage:
         # The process that may extend the last run; who takes it has it.
         self._turn: list[int] = []
 
+    @property
+    def names(self) -> tuple[tuple[str, int], ...]:
+        """The :attr:`runs`, as version 0.1 called them."""
+        return self.runs
+
     @classmethod
     def of(cls, state: Any, present: 'Lineage | None' = None) -> 'Lineage':
         """Read the lineage of a saved state.

@@ -550,8 +550,10 @@ class PrivateNodeClassifier(PrivateFit):
         classes = self.logits(x).argmax(1).index_fill(0, self._erased(), -1)
         return classes if index is None else classes[index]
 
-    def _reported(self, shared: dict[str, Any], others: float) -> Any:
-        encoder, sums, head = self.mus
+    def _reported(
+        self, shared: dict[str, Any], own: list[float], others: list[float]
+    ) -> Any:
+        encoder, *sums, head = own if self._private else [0.0, *own, 0.0]
         receivers = shared['num_nodes']
         if self.relation.name == 'node':
             # Noise is never exactly zero: rows of zeros are of no receiver.
@@ -562,9 +564,9 @@ class PrivateNodeClassifier(PrivateFit):
             self.relation,
             **shared,
             mu_encoder=encoder,
-            mu_aggregation=math.hypot(sums, others),
+            mu_aggregation=math.hypot(*sums, *others),
             mu_head=head,
-            mu_others=others,
+            mu_others=math.hypot(*others),
             noise_stds=self.noise_stds,
             rho=self._rho,
             receivers=receivers,

@@ -27,7 +27,7 @@ it, filled up with zeros; :doc:`/theory/private_training` has the bounds.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import torch
@@ -60,6 +60,9 @@ LINEAR, ROWS, TABLE, WHOLE = 'linear', 'rows', 'table', 'whole'
 _CHUNK = 2**22
 # Up to this many rows, rooms are exact.
 _EXACT = 8
+_KERNELS = ops._ops
+# How many numbers a row may have in maps that are computed together.
+_TOGETHER = 2**10
 # A generous bound of what float64 loses in sums of a step.
 _UP = 1 + 2.0**-30
 
@@ -171,44 +174,81 @@ class _Layout:
             )
 
 
+class _Group:
+    # Rows of gradients, and of inputs of linear maps if there are any, that
+    # the library reads at once: those of the same units and widths.
+    def __init__(self, rows: Tensor, owner: Tensor) -> None:
+        self.rows, self.owner = rows, owner
+        self.grads: dict[Any, Tensor] = {}
+        self.inners: dict[Any, Tensor] = {}
+        self.pairs: list[tuple[int, int]] = []
+        self._sizes: Any = None
+        self._sums: Any = None, None
+
+    def add(self, grad: Tensor, inner: Tensor | None) -> tuple[int, int]:
+        # The place of the pair, and of the gradient.
+        pair = []
+        for known, value in ((self.grads, grad), (self.inners, inner)):
+            key = None
+            if value is not None:
+                key = value.data_ptr(), value.shape, value.stride()
+                known.setdefault(key, value)
+            pair.append([*known].index(key) if key else 0)
+        first, last = pair
+        if (first, last) not in self.pairs:
+            self.pairs.append((first, last))
+        return self.pairs.index((first, last)), first
+
+    def _given(self) -> Any:
+        # What the kernels read, which is not checked again.
+        pairs = torch.tensor(self.pairs)
+        known = [*self.grads.values()], [*self.inners.values()]
+        return *known, self.rows, self.owner, pairs
+
+    def sizes(self, num_units: int) -> Any:
+        if self._sizes is None:
+            given = self._given()
+            self._sizes = _KERNELS.clip_sizes.default(*given, num_units)
+        return self._sizes
+
+    def sums(self, each: Tensor) -> Tensor:
+        if self._sums[0] is not each:
+            given = *self._given(), self._sizes[2], each, -1
+            self._sums = each, _KERNELS.clip_sums.default(*given)
+        made: Tensor = self._sums[1]
+        return made
+
+
 @dataclass(eq=False)
 class _Use:
     # Rows of a gradient, and of the inputs of a linear map if it is one, that
-    # count; the powers of two of these inputs.
+    # count. The library computes them by groups, in which a use has a place;
+    # torch has the powers of two of its inputs.
     cluster: Cluster
     grad: Tensor
     inner: Tensor | None
     rows: Tensor
     owner: Tensor
     layout: _Layout
+    group: _Group | None = None
+    at: tuple[int, int] = (0, 0)
     scale: Any = None
-
-    @property
-    def native(self) -> bool:
-        # Whether the library has kernels for it.
-        return is_native(self.grad)
-
-    def _given(self) -> ops.ClipUses:
-        inners = [] if self.inner is None else [self.inner]
-        pairs = torch.zeros(1, 2, dtype=torch.int64)
-        return ops.ClipUses([self.grad], inners, self.rows, self.owner, pairs)
 
     def sizes(self, num_units: int) -> tuple[Tensor, Tensor, Tensor]:
         # Sums of `clip_sizes` by unit, the largest scaled entries, and the
         # sums of copies.
-        if not self.native:
+        if self.group is None:
             given = self.grad, self.inner, self.rows, self.owner, num_units
             found, weight, self.scale, total = row_sizes(*given)
-        else:
-            *made, total = ops.clip_sizes(self._given(), num_units)
-            (found,), weight, self.scale = made[0].unbind(1), *made[1:]
-            total = total.sum(0)
-        return found * _UP, weight, total
+            return found * _UP, weight, total
+        every, weight, _, totals = self.group.sizes(num_units)
+        total = totals if self.inner is not None else totals[self.at[1]]
+        return every[:, self.at[0]] * _UP, weight, total
 
     def sums(self, each: Tensor) -> Tensor:
         # The sum of rows times a factor by unit, in integers.
-        if self.native:
-            return ops.clip_sums(self._given(), self.scale, each)[0]
+        if self.group is not None:
+            return self.group.sums(each)[self.at[0]]
         given = self.grad, self.inner, self.rows, self.owner
         return row_sums(*given, self.scale, each)
 
@@ -227,6 +267,7 @@ class Book:
         self.made, self.num_units, self.scale = made, num_units, scale
         # By the owners of rows, which rows count, and where they lie.
         self._lives: dict[int, list[Any]] = {}
+        self._groups: dict[Any, list[_Group]] = {}
         # Gradients of all units, where they are few numbers.
         self._kept: tuple[Tensor, dict[int, Tensor]] | None = None
         self.bases: list[Base] = made.bases()
@@ -249,18 +290,37 @@ class Book:
     def _used(self, cluster: Cluster) -> list[_Use]:
         found = []
         for i, grad in enumerate(cluster.grads):
-            inner = cluster.inputs[i] if cluster.kind == LINEAR else None
+            # The kernels read rows one after another.
+            grad, inner = grad.contiguous(), None
+            if cluster.kind == LINEAR:
+                inner = cluster.inputs[i].contiguous()
             live = self._live(grad, inner, cluster.owners[i])
             if live[0].numel():
-                found.append(_Use(cluster, grad, inner, *live))
+                use = _Use(cluster, grad, inner, *live)
+                found.append(use)
+                if is_native(grad):
+                    use.group = self._group(use)
+                    use.at = use.group.add(grad, inner)
         return found
+
+    def _group(self, use: _Use) -> _Group:
+        width = 0 if use.inner is None else use.inner.size(1)
+        widths = use.grad.size(1), width
+        key = id(use.rows), use.grad.dtype, *widths
+        known = self._groups.setdefault(key, [])
+        most = max(1, _TOGETHER // max(1, sum(widths)))
+        if not known or len(known[-1].pairs) >= most:
+            known.append(_Group(use.rows, use.owner))
+        return known[-1]
 
     def _live(
         self, grad: Tensor, inner: Tensor | None, owner: Tensor
     ) -> tuple[Tensor, Tensor, _Layout]:
         # A row whose input is not finite counts, even with no gradient.
         if is_native(grad):
-            found = ops.clip_rows(grad, [] if inner is None else [inner])
+            found = _KERNELS.clip_rows.default(
+                grad, [] if inner is None else [inner]
+            )
         else:
             reach = grad.abs().sum(1)
             reach = reach if inner is None else reach + 0 * inner.sum(1)
@@ -269,7 +329,7 @@ class Book:
         for kept, live in known[1:]:
             if torch.equal(kept, found):
                 return live
-        rows, mine = found, owner
+        rows, mine = found, owner.contiguous()
         if len(found) < len(owner):
             mine = owner.index_select(0, found)
         layout = _Layout.of(mine, self.num_units)
@@ -331,10 +391,10 @@ class Book:
             for cluster in base.clusters:
                 parts[cluster] = same_part(total, base.base, cluster.weight)
             out[id(base.base)] = same_part(total, base.base, base.base)
-        for uses in self._uses:
-            for use in uses:
-                part = parts[use.cluster]
-                part += use.sums(factors / clip.grid(norm)).view(part.shape)
+        each = factors / clip.grid(norm)
+        for use in chain.from_iterable(self._uses):
+            part = parts[use.cluster]
+            part += use.sums(each).view(part.shape)
         if self._several:
             for chunk, grads in self._gradients():
                 for param, value in grads.items():

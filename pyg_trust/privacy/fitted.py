@@ -166,15 +166,16 @@ class Fitted(Releasing):
         assert self._account is not None
         delta = self.delta if delta is None else check_delta(delta)
         others = list(self._account.lines)
-        for mu in self._costs():
-            take(others, mu)
+        own = [take(others, mu) for mu in self._costs()]
         made = provenance(**self._setting())
-        return self._reported(
-            {**self._spent(delta), 'provenance': made}, math.hypot(*others)
-        )
+        shared = {**self._spent(delta), 'provenance': made}
+        return self._reported(shared, own, others)
 
-    def _reported(self, shared: dict[str, Any], others: float) -> Any:
-        # The report, of the fields of all fits and the mu of other releases.
+    def _reported(
+        self, shared: dict[str, Any], own: list[float], others: list[float]
+    ) -> Any:
+        # The report, of the fields of all fits, its own lines of the account
+        # and those of other releases.
         raise NotImplementedError
 
     @synchronized

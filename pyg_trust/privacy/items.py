@@ -295,7 +295,9 @@ class PrivateItemCounts(Fitted):
             best = torch.cat([self.items, torch.tensor([self._size[1]])])[best]
         return best
 
-    def _reported(self, shared: dict[str, Any], others: float) -> Any:
+    def _reported(
+        self, shared: dict[str, Any], own: list[float], others: list[float]
+    ) -> Any:
         return make_report(
             self.relation,
             ItemReport,

@@ -487,12 +487,14 @@ class PrivateLinkPredictor(PrivateFit):
 
         return scores
 
-    def _reported(self, shared: dict[str, Any], others: float) -> LinkReport:
+    def _reported(
+        self, shared: dict[str, Any], own: list[float], others: list[float]
+    ) -> LinkReport:
         row_std, *counts, z = self.noise_stds
         return LinkReport.of(
             **shared,
             **EXACT,
-            mu_others=others,
+            mu_others=math.hypot(*others),
             relation=self.relation.name,
             form=self.relation.form,
             directed=self.relation.directed,

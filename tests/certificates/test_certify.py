@@ -188,6 +188,7 @@ def test_the_report_holds_what_one_needs():
     assert f'({made.num_robust / 5:.1%})' in str(made)
     assert made.num_robust + made.num_broken + made.num_unknown == 5
     assert made.certified_ratio == made.num_robust / 5
+    assert made.certified_ratio() == made.certified_ratio
     labels = made.predicted.clone()
     assert made.certified_accuracy(labels) == made.certified_ratio
     labels[made.robust] = (labels[made.robust] + 1) % 3

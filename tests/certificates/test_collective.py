@@ -246,6 +246,7 @@ def test_more_stays_at_once_than_one_by_one():
     )
     assert right.counted <= 20
     assert right.guaranteed <= right.counted
+    assert right.certified_ratio() == right.ratio == right.guaranteed / 40
     few = certify_collective(
         *(report, model, data), hops=2, features=(1, 1), attackers=1
     )

@@ -261,6 +261,28 @@ def test_diffusion_has_the_right_gradient(normalization):
     )
 
 
+@pytest.mark.parametrize('alpha', [0.01, 0.3])
+@pytest.mark.parametrize('kind', ['weighted', 'parallel'])
+def test_diffusion_by_weights_is_that_of_the_inverse(kind, alpha):
+    adj, x = random_problem(9, 12, directed=True)
+    edges = adj.nonzero().t()
+    weight = torch.rand(edges.size(1), dtype=torch.float64) + 0.1
+    if kind == 'parallel':
+        edges, weight = edges.repeat(1, 2), None
+    graph = CSRGraph.from_edge_index(edges, 12, weight, duplicates='keep')
+    dense = adj.double()
+    if weight is not None:
+        dense[adj] = weight
+    step = dense / dense.sum(1, keepdim=True)
+    eye = torch.eye(12, dtype=torch.float64)
+    inverse = alpha * torch.linalg.inv(eye - (1 - alpha) * step)
+    x.requires_grad_()
+    z = diffuse(graph, x, alpha)
+    assert torch.allclose(z, inverse @ x, atol=1e-9)
+    z.sum().backward()
+    assert torch.allclose(x.grad, inverse.sum(0)[:, None].expand(12, 3))
+
+
 def test_diffusion_of_directed_weighted_and_dangling_graphs():
     edge_index = torch.tensor([[0, 0, 1], [1, 2, 2]])
     weight = torch.tensor([1.0, 3.0, 2.0], dtype=torch.float64)

@@ -165,6 +165,7 @@ def test_several_flips_cover_one():
     assert zero.worst_rank.tolist() == [[1, 2, 3]] * 2
     assert bool((zero.status == ROBUST).all())
     assert zero.verify() == 'holds'
+    assert one.certified_ratio() == one.num_kept / 6
 
 
 def test_a_users_own_edges_do_not_flip_for_its_ranks():

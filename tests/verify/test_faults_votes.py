@@ -190,7 +190,7 @@ FAULTS = {
     ),
     'the last region in full': (
         regions,
-        smoothing._min_probability,
+        smoothing.min_probability,
         'clean[:at].sum() + share * clean[at]',
         'clean[:at].sum()',
     ),
@@ -214,7 +214,7 @@ FAULTS = {
     ),
     'a majority of less than one half': (
         regions,
-        smoothing._min_probability,
+        smoothing.min_probability,
         'max(0.5 - before, 0.0)',
         'max(0.4 - before, 0.0)',
     ),
