@@ -128,6 +128,8 @@ class PrivateStep:
         #: How often weights, the optimizer's state and its settings were
         #: loaded or changed by the user.
         self.weights_loaded = self.states_loaded = self.settings_changed = 0
+        #: How a call of the model is tested (``probing.try_call``).
+        self.try_call: Callable[..., Any] = lambda *_: None
         self._probed: set[str] = set()
         #: Whether the model returns its rows by type.
         self.by_type = False
@@ -379,10 +381,7 @@ class PrivateStep:
 
     def probe(self, call: Call, batch: Data, at: Units) -> None:
         """Test a call of the model on made-up rows, before the first one."""
-        # Imported late, as it runs steps.
-        from pyg_trust.privacy.probing import try_call
-
-        self.checkable = try_call(self, call, batch, at) is not None
+        self.checkable = self.try_call(self, call, batch, at) is not None
         self._probed.add(call.key)
 
     def _alone(self, call: Call, batch: Data) -> Tensor:

@@ -249,19 +249,9 @@ class Builder:
         done: dict[int, list[Weights]] | None = None,
         **how: Any,
     ) -> tuple[dict[int, Checkpoint], dict[int, float]]:
-        """Train shards from their first stages on.
+        """Train shards from their first stages on, but for those done.
 
-        Args:
-            state (State): the state, with the earlier stages of its shards.
-            parts (dict): the result of :meth:`parts`.
-            first (dict): by shard, the first stage to train.
-            bar (bool, optional): as everywhere.
-            done (dict, optional): weights that are known. (default:
-                :obj:`None`)
-            **how (Any): arguments of :func:`train`.
-
-        Returns:
-            tuple: the models, and the seconds of each, by shard.
+        Returns the models, and the seconds of each, by shard.
         """
         done = done or {}
         kept = {
@@ -350,19 +340,7 @@ class Builder:
         done: dict[int, list[Weights]] | None = None,
         parts: dict[int, list[Data]] | None = None,
     ) -> State:
-        """Return the state in which shards are trained on its new graph.
-
-        Args:
-            state (State): the new graph, with what was trained before.
-            first (dict): by shard, the first stage to train.
-            action (str): that of the ledger's line.
-            bar (bool, optional): as everywhere.
-            request (dict, optional): the ids that the line records.
-            reference (str): that of the line.
-            started (float): when the change began.
-            done (dict, optional): weights that a fit knows already.
-            parts (dict, optional): the result of :meth:`parts`, if known.
-        """
+        """Return the state in which shards are trained on its new graph."""
         clock = [started, time.perf_counter()]
         parts = self.parts(state, first) if parts is None else parts
         checkpoints, taken = self.trained(

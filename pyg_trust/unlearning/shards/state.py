@@ -201,12 +201,7 @@ def trace(outputs: Tensor) -> list[float]:
 
 
 def packed(state: State, given: Any) -> dict[str, Any]:
-    """Return the entries of a state dictionary, but for class and settings.
-
-    Args:
-        state (State): the state.
-        given (Any): its partition, as it may be stored.
-    """
+    """Return the entries of a state dictionary, but for class and settings."""
     data = state.data.to_dict()
     if is_sparse(x := state.data.x):
         parts = x.crow_indices(), x.col_indices(), x.values()
@@ -240,14 +235,7 @@ def unpacked(
     aggregator: ShardAggregator,
     present: Lineage | None,
 ) -> State:
-    """Return the state of entries, without seals and outputs.
-
-    Args:
-        plain (dict): the result of :func:`packed`.
-        given (Any): the partition of the unlearner that loads it.
-        aggregator (ShardAggregator): one of its kind.
-        present (Lineage, optional): that of the state in force.
-    """
+    """Return the state of entries, without seals and outputs."""
     data = Data.from_dict(dict(plain['data']))
     if not isinstance(data.x, Tensor):
         ptr, index, value, shape = data.x

@@ -29,16 +29,7 @@ def verified(
     files: list[str],
     bar: bool | None,
 ) -> ShardVerifyReport:
-    """Train shards and the aggregator from scratch, and compare.
-
-    Args:
-        builder (Builder): how states are made.
-        state (State): the state to verify.
-        shards (list[int]): the shards to train.
-        trainer (str): the trainer to use.
-        files (list[str]): what the folder holds beside the state.
-        bar (bool, optional): as everywhere.
-    """
+    """Train shards and the aggregator from scratch, and compare."""
     parts = builder.parts(state, range(builder.num_shards))
     fresh, _ = builder.trained(
         state, parts, dict.fromkeys(shards, 0), bar, trainer=trainer
