@@ -18,7 +18,6 @@ from pyg_trust.check import FAILS, HOLDS, check_report
 from pyg_trust.report import Guarantee, TrustReport, save_tensors, schema
 from pyg_trust.report.claimed import ClaimedReport
 from pyg_trust.unlearning.reports import RemovalReport
-from pyg_trust.verify.promises import PROMISES
 
 SOURCES = sorted(Path(pyg_trust.__file__).parent.rglob('*.py'))
 NUMBER = r'(?<![\w.])[-+]?\d+(?:,\d{3})*(?:\.\d+)?(?:[eE][-+]?\d+)?(?![\w])'
@@ -39,17 +38,12 @@ def test_every_report_that_promises_something_is_among_these():
 
 def test_every_guarantee_of_the_package_is_a_claim():
     # Sentences have one home: a report hands in fields.
-    calls = {'Guarantee': [], 'stated': []}
     for path in SOURCES:
         for call in ast.walk(ast.parse(path.read_text())):
             if isinstance(call, ast.Call) and path.parent.name != 'report':
                 func = call.func
                 name = getattr(func, 'id', getattr(func, 'attr', ''))
-                if (name := name.lstrip('_')) in calls:
-                    calls[name].append(ast.unparse(call.args[0]))
-    assert not calls['Guarantee']
-    said = {ast.literal_eval(t) for t in calls['stated'] if "'" in t}
-    assert said == set(PROMISES)
+                assert name != 'Guarantee', (path, call.lineno)
 
 
 @pytest.fixture(scope='module')

@@ -10,11 +10,9 @@ is; ``backward()`` hands the gradient by its outputs to
 parameter, and clips. Only the sum of clipped gradients plus noise ever reaches
 ``p.grad``.
 
-Three things are assumed, and said in the report: (a) the outputs of a unit
-depend on that unit, on weights and on draws alone; (b) the loss is the mean or
-the sum of one term per unit, of its outputs and labels alone; (c) each column
-of a row was computed from that unit's data and public tables alone. The codes
-and a unit that is run alone check (a); :meth:`PrivateStep.loss` makes (b) so.
+Three things are assumed, and said in the report (:meth:`PrivateStep.notes`):
+of the model, of the loss, and of the columns. The codes and a unit that is run
+alone check the first; :meth:`PrivateStep.loss` makes the second so.
 """
 
 import copy
@@ -130,6 +128,8 @@ class PrivateStep:
         #: How often weights, the optimizer's state and its settings were
         #: loaded or changed by the user.
         self.weights_loaded = self.states_loaded = self.settings_changed = 0
+        #: How a call of the model is tested (``probing.try_call``).
+        self.try_call: Callable[..., Any] = lambda *_: None
         self._probed: set[str] = set()
         #: Whether the model returns its rows by type.
         self.by_type = False
@@ -196,15 +196,12 @@ class PrivateStep:
                 f'the loss is the {self.loss_reduction} of one term per unit, '
                 'of its outputs and labels alone'
             )
-        notes.append(
+        notes += [
             "each column of a row was computed from that unit's data and "
-            'public tables alone, also by a transform of the loader'
-        )
-        notes.append(
-            'layers, hooks, the state of the optimizer and the lists that '
-            'layers keep are those of this package and of the model as it was '
-            'given; nothing else writes private numbers into them'
-        )
+            'public tables alone, also by a transform of the loader',
+            'nothing but this package and the model, as it was given, writes '
+            'private numbers into layers, hooks or the optimizer',
+        ]
         if self.states_loaded:
             notes.append(
                 'the state of the optimizer was loaded from elsewhere '
@@ -266,11 +263,11 @@ class PrivateStep:
 
     def moved(self) -> str | None:
         """Return the name of a parameter that was changed, if there is one."""
+        if self._weights is None:
+            return None
         for name, p in self.module.named_parameters():
-            kept = (self._weights or {}).get(name)
-            if self._weights is not None and (
-                kept is None or not same(p.detach(), kept.to(p.device))
-            ):
+            kept = self._weights.get(name)
+            if kept is None or not same(p.detach(), kept.to(p.device)):
                 return name
         return None
 
@@ -325,8 +322,8 @@ class PrivateStep:
     @editing
     def forward(self, args: Any, kwargs: Any) -> Tensor:
         """Call the model and record how it uses its parameters."""
-        batch, at = self._batch, self._at if self._batch is not None else None
-        if self._stage != 'delivered' or batch is None or at is None:
+        batch = self._batch
+        if self._stage != 'delivered' or batch is None:
             raise RuntimeError(
                 'in training, the model needs to be called exactly once for '
                 'each batch of the private loader '
@@ -336,7 +333,7 @@ class PrivateStep:
                 }.get(self._stage, f'(got a second call){_ACCUMULATE}')
             )
         self._check_trained()
-        device = at.owner.device
+        at, device = self._at, self._at.owner.device
         check_autocast(device)
         given = self._shown, self._marks, at, args, kwargs
         call = self._call = Call(self.module, self.schema, *given)
@@ -384,10 +381,7 @@ class PrivateStep:
 
     def probe(self, call: Call, batch: Data, at: Units) -> None:
         """Test a call of the model on made-up rows, before the first one."""
-        # Imported late, as it runs steps.
-        from pyg_trust.privacy.probing import try_call
-
-        self.checkable = try_call(self, call, batch, at) is not None
+        self.checkable = self.try_call(self, call, batch, at) is not None
         self._probed.add(call.key)
 
     def _alone(self, call: Call, batch: Data) -> Tensor:
@@ -480,9 +474,8 @@ class PrivateStep:
             self._add(*self._construct(grad, rows, norm, automatic))
             return
         self._apart = False
-        found = self.units.attribute(
-            out, grad, rows, self._inputs, self._verifies
-        )
+        given = out, grad, rows, self._inputs, self._verifies
+        found = self.units.attribute(*given)
         clipped = clipped_sum(found, norm, automatic)
         if self._looks:
             self._look()
@@ -494,11 +487,10 @@ class PrivateStep:
 
     def _look(self) -> None:
         # Compare a unit's outputs with those of it alone.
-        assert self._call is not None
-        assert self._batch is not None
         unit = secrets.randbelow(self._at.count)
-        given = self._call, self._batch, self._at, [unit], self.by_unit
-        if agrees(*given) is False:
+        call, batch = self._call, self._batch
+        assert call is not None
+        if agrees(call, batch, self._at, [unit], self.by_unit) is False:
             self.disagrees = True
             raise RuntimeError(DISAGREES)
 

@@ -404,12 +404,14 @@ class PropagatedFeatures(EditedInPlace):
         updates = Update.of(update)
         self._settle()
         try:
-            changed = [_NONE, *map(self._updated, updates)]
+            changed = [*map(self._updated, updates)]
         except BaseException:
             self._settle()
             raise
         self._undo = []
-        return torch.cat(changed).unique().numel()
+        if len(changed) == 1:
+            return changed[0].numel()
+        return torch.cat([_NONE, *changed]).unique().numel()
 
     def _updated(self, update: Update) -> Tensor:
         # An update may leave out what is not there.

@@ -1,3 +1,5 @@
+# Longer than 700 lines because a state and the parts of its edits stand
+# together.
 """Data of a node classifier: graph, features and training rows.
 
 Graph and features are edited in place, with undo. What describes the training

@@ -1,3 +1,4 @@
+# Longer than 700 lines because its theory stands above it.
 r"""Propagated features of a changing graph, as exact sums of integers.
 
 With :math:`P = D^{-a} A D^{-b}` and :math:`z = \sum_{i=0}^L w_i P^i x`
@@ -331,21 +332,31 @@ class Sums:
         Raises:
             ValueError: on a directed edge of an undirected graph.
         """
-        edges, arcs = edges_of(part.edges), edges_of(part.directed_edges)
-        if arcs.numel() and self.undirected:
-            raise directs(*self.ids.of(arcs[:, 0]))
-        one, there = self.has_edges(edges), self.has_edges(arcs)
-        both = edges[:, one].sort(0).values
-        lost = ~one
+        if not part.edges and not part.directed_edges:
+            return _NO_EDGES, Part()
         if not self.undirected:
-            back = self.has_edges(edges.flip(0))
-            lost &= ~back
-            both = torch.cat([edges[:, one], edges.flip(0)[:, back]], 1)
+            return self._cut_arcs(part)
+        for arc in part.directed_edges:
+            raise directs(*self.ids.of(torch.tensor(arc)))
+        once = {(min(edge), max(edge)): edge for edge in part.edges}
+        edges = edges_of([*once])
+        there = self.has_edges(edges)
+        if bool(there.all()):
+            return edges, Part()
+        pairs = zip(once.values(), there.tolist(), strict=True)
+        lost = tuple(edge for edge, has in pairs if not has)
+        return edges[:, there], Part(edges=lost)
+
+    def _cut_arcs(self, part: Part) -> tuple[Tensor, Part]:
+        edges, arcs = edges_of(part.edges), edges_of(part.directed_edges)
+        one, there = self.has_edges(edges), self.has_edges(arcs)
+        back = self.has_edges(edges.flip(0))
+        cut = [edges[:, one], edges.flip(0)[:, back], arcs[:, there]]
         missing = Part(
-            edges=_listed(edges[:, lost]),
+            edges=_listed(edges[:, ~(one | back)]),
             directed_edges=_listed(arcs[:, ~there]),
         )
-        return torch.cat([both, arcs[:, there]], 1).unique(dim=1), missing
+        return torch.cat(cut, 1).unique(dim=1), missing
 
     def touched(self, changed: Tensor, features: Tensor) -> Tensor | None:
         r"""Find the rows of :math:`z` that an edit may have changed.
