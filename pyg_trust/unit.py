@@ -467,7 +467,7 @@ class PrivacyUnit:
             made.num_names, made.n_id = int(keep.sum()), self.n_id[keep]
             made._one = place[self._one[keep]]
         made._of = {}
-        others = scipy.sparse.diags_array(1 - self._mask(names))
+        others = scipy.sparse.diags_array(1.0 - self._mask(names))
         for t, of in self._of.items():
             rows = _kept(self._sizes[t], gone.rows.get(t)).numpy()
             left_of = scipy.sparse.csr_array(of @ others)[rows][

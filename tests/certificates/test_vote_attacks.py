@@ -265,7 +265,7 @@ def test_hooks_of_the_process_certify_no_shards():
 
 @pytest.mark.parametrize('nodes', [[3, 5, 3], []])
 def test_a_target_counts_once(nodes):
-    with pytest.raises(ValueError, match='different names, at least one'):
+    with pytest.raises(ValueError, match='different ids, at least one'):
         fitted('majority').certify(nodes)
 
 
