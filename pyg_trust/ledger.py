@@ -160,7 +160,7 @@ class RemovalLedger:
         return '' if self.last is None else self.last.link
 
     def has(self, head: str) -> bool:
-        """Tell whether the ledger has reached a given :attr:`head`.
+        """Return whether a given :attr:`head` is an entry of this ledger.
 
         An older copy of a state has not reached it.
         """
@@ -168,7 +168,7 @@ class RemovalLedger:
         return self._past.heads.get(head, self._count) < self._count
 
     def refers_to(self, reference: str) -> bool:
-        """Tell whether lines have a reference: its request was carried out."""
+        """Return whether lines have a reference, as of a finished request."""
         check_instance('reference', reference, str)
         found = self._past.batches
         return bool(reference) and all(
@@ -481,7 +481,7 @@ class PrivacyLedger:
         return self._account.links[-1]
 
     def has(self, head: str) -> bool:
-        """Tell whether the ledger has reached a given :attr:`head`."""
+        """Return whether a given :attr:`head` is an entry of this ledger."""
         check_instance('head', head, str)
         return head in self._account.links
 

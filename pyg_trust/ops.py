@@ -5,7 +5,7 @@
 The layout of what goes in and comes out of each op is in ``csrc/ops.cpp``,
 under the same name; the hints of arguments say it once more, and are checked:
 device, dtype and shape of every tensor. That indices are in range is the
-promise of :class:`~pyg_trust.graph.CSRGraph`, which makes them; what the
+guarantee of :class:`~pyg_trust.graph.CSRGraph`, which makes them; what the
 numbers mean is checked by their callers.
 
 All tensors of a call are on one device, the CPU or a CUDA GPU, and so is the
@@ -68,7 +68,7 @@ _ops = torch.ops.pyg_trust
 
 
 def has_kernel(device_type: str) -> bool:
-    """Tell whether this build has kernels for a type of device."""
+    """Return whether this build has kernels for a type of device."""
     check_instance('device_type', device_type, str)
     keys = {'cpu': 'CPU', 'cuda': 'CUDA'}
     return (
@@ -816,7 +816,7 @@ def push_rows(
     While :math:`\lVert R_v \rVert_2 > \theta \sqrt{d_v}`, with the length
     :math:`d_v` of row :math:`v`, at least 1: :math:`z_v \mathrel{+}= R_v`,
     :math:`R_u \mathrel{+}= c\, r_u s_v R_v` for the nodes :math:`u` of row
-    :math:`v`, and what :math:`R_v` was goes; first come, first served.
+    :math:`v`, and what :math:`R_v` was goes, in the order of a queue.
     """
     return _ops.push_rows.default(
         *(*rows, seeds, recv, send, theta, follow, z, residue, x),

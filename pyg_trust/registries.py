@@ -206,7 +206,7 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
         return None
 
     def is_own(self, name: str) -> bool:
-        """Tell whether an entry is the user's, not built in."""
+        """Return whether an entry is the user's, not built in."""
         return name not in self._entries or name in self._own
 
     def note(self, name: str) -> str:

@@ -370,7 +370,7 @@ def test_a_guarantee_is_complete(changes, match):
 
 
 def test_trust_report_refuses_what_promises_nothing():
-    with pytest.raises(TypeError, match='Inner promises nothing'):
+    with pytest.raises(TypeError, match='Inner guarantees nothing'):
         TrustReport.of(promise(), Inner(0.5))
     with pytest.raises(TypeError, match="'reports' needs to hold reports"):
         TrustReport.of({'promise': 'x'})
@@ -439,7 +439,7 @@ def test_a_seeded_report_is_a_promise_to_nobody():
         promise(promise=f'{SEEDED}; else private', assumptions=(SEEDED, 'x'))
     )
     page = report.to_html()
-    assert 'promises nothing to anybody' in page
+    assert 'guarantees nothing to anybody' in page
     assert 'This is a promise' not in page
     # It is not a condition under which anything holds.
     assert page.lower().count('explicit seed') == 1

@@ -501,7 +501,7 @@ def check_dtype(name: str, value: Any, dtype: Dtypes) -> None:
 
 
 def is_finite(value: Tensor) -> bool:
-    """Tell whether no entry is NaN or infinite.
+    """Return whether no entry is NaN or infinite.
 
     A finite sum, which is cheaper, suffices; it may overflow otherwise.
     """

@@ -30,7 +30,7 @@ SPARSE_LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
 
 
 def is_edge_index(graph: Any) -> bool:
-    """Tell whether a graph is a list of edges instead of a matrix."""
+    """Return whether a graph is a list of edges instead of a matrix."""
     return isinstance(graph, Tensor) and graph.layout not in SPARSE_LAYOUTS
 
 
@@ -247,7 +247,7 @@ def warn_user(message: str) -> None:
 
 
 def warn_of_delta(delta: float | None, count: int, what: str) -> None:
-    """Warn if a delta is so large that it promises nothing.
+    """Warn if a delta is so large that it guarantees nothing.
 
     Args:
         delta (float, optional): the delta of a guarantee.

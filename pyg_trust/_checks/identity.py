@@ -174,7 +174,7 @@ class SpeaksOf:
         transform: Callable[..., Any] | None = None,
         forward: Callable[..., Any] | None = None,
     ) -> bool:
-        """Tell whether a model is the certified one.
+        """Return whether a model is the certified one.
 
         By its tensors, attributes and code. Ask before deploying it. Files,
         clocks and attributes of modules that the code imports are not seen.

@@ -1,4 +1,4 @@
-"""What a training starts from: a model that is handed in, or a factory."""
+"""What a training starts from: a model that is passed, or a factory."""
 
 import inspect
 import random
@@ -30,7 +30,7 @@ def start_of(name: str, given: Any, start_is_public: bool) -> Any:
 
     Raises:
         TypeError: if it can't be called.
-        ValueError: if a model is handed in without the statement.
+        ValueError: if a model is passed without the statement.
     """
     if given is None:
         return None
@@ -62,7 +62,7 @@ def start_of(name: str, given: Any, start_is_public: bool) -> Any:
 
 
 def is_factory(given: Any) -> bool:
-    """Tell whether something can be called without arguments alone."""
+    """Return whether something can be called without arguments alone."""
     if isinstance(given, nn.Module) or not callable(given):
         return False
     try:

@@ -90,7 +90,7 @@ def plan(
 ) -> Plan:
     r"""Choose the quantum and the number of runs for a relative error.
 
-    Promise and arguments are those of :func:`eps_for`, for the median of
+    Guarantee and arguments are those of :func:`eps_for`, for the median of
     :math:`R` runs (:func:`propagate_median`). A run fails with probability
     :math:`p \propto \varepsilon` at most, and the median only if at least
     :math:`(R + 1)/2` runs do, whose probability is the regularized incomplete

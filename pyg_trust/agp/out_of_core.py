@@ -101,7 +101,7 @@ def plan_memory(
     edges has its transpose beside it, :math:`4 m + 8 n` more.
 
     The :math:`4 m` bytes of a mapped graph are left out where they leave no
-    room for a cache line of columns: they are then read from the disk once a
+    space for a cache line of columns: they are then read from the disk once a
     level, one after another, as the system keeps none of them. What the
     process held before (torch, the features in memory) comes on top.
 

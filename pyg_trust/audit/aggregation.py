@@ -71,7 +71,7 @@ def audit_aggregation(
         directed (bool): for ``'edge'``, whether edges are arcs. (default:
             :obj:`False`)
         form (str, optional): for nodes, the pair that is planted:
-            :obj:`'withdraw'` or :obj:`'replace'`. A record against a blank
+            :obj:`'withdraw'` or :obj:`'replace'`. A record against an empty
             reveals half of what a record against its opposite does; so ask
             for what is claimed. By default that of a
             :class:`~pyg_trust.transforms.PrivateAGP` of the relation.

@@ -85,9 +85,9 @@ def audit_removal(
     what is not compared: the row says how much that is, and where features of
     what was removed could be hidden in it (a part of as many bytes, or as many
     more than before the removal), that is its verdict. What differs is
-    run three times more on either side, so that a coin or a clock that agreed
-    in the control by chance is no trace: it would have to agree four times on
-    either side, and differ between them (a fair coin: one in 256).
+    run three times more on either side, so that a random bit or a clock that
+    agreed in the control by chance is no trace: it would have to agree four
+    times on either side, and differ between them (a random bit: one in 256).
 
     Where a subject says that its releases are :obj:`noisy`, no two runs agree
     to the bit, and twins and poison compare two samples of runs.
@@ -112,7 +112,7 @@ def audit_removal(
         request (RemovalRequest): nodes, features or edges of graph 0.
         tests (list[str], optional): the names of attacks; by default all that
             the request and the arguments allow. (default: :obj:`None`)
-        candidates (Tensor, optional): names of nodes outside of the training
+        candidates (Tensor, optional): ids of nodes outside of the training
             set, drawn by the rule by which the removed ones were.
             (default: :obj:`None`)
         worlds (int): the runs :math:`K` of each of the two worlds.

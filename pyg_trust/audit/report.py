@@ -98,7 +98,7 @@ class RemovalAudit(AuditReport):
     not_compared: tuple[str, ...]
 
     def guarantee(self) -> Guarantee:
-        """State the findings; an audit promises no complete forgetting."""
+        """State the findings; an audit guarantees no complete forgetting."""
         return stated(
             'audit of a removal',
             {

@@ -65,7 +65,7 @@ class Runs:
             its nodes, ``members`` those of them that were trained on,
             ``featureless`` all rows whose features go; ``left`` is the graph
             without them.
-        candidates (Tensor, optional): names of nodes that were never members;
+        candidates (Tensor, optional): ids of nodes that were never members;
             ``others`` are their rows.
         worlds (int): the runs of each of two samples.
         level (float): the confidence of intervals and verdicts.
@@ -163,7 +163,7 @@ class Runs:
         """Fit a fresh subject.
 
         Args:
-            data (Data): the training graph; a copy is handed over.
+            data (Data): the training graph; a copy is passed.
             *path (int): the seed's path; by default that of twins.
         """
         made = self.new_subject()

@@ -332,7 +332,7 @@ class Sampler:
         return plus * zeros + (1 - minus) * ones
 
     def agrees(self, sparse_x: bool, sparse_adj: bool) -> bool:
-        """Tell whether sparse and dense matrices give the same outputs."""
+        """Return whether sparse and dense matrices give the same outputs."""
         pipe = self.pipeline._replace(sparse_x=sparse_x, sparse_adj=sparse_adj)
         alone = [self.logits(s, 1, True)[0] for s in range(_TRIED)]
         try:
@@ -344,7 +344,7 @@ class Sampler:
         return not any(map(differ, alone, logits))
 
     def hides(self, kind: str) -> bool:
-        """Tell whether the noise changes no output, to the bit."""
+        """Return whether the noise changes no output, to the bit."""
         clean = self.data.clone()
         clean.num_nodes = self.copies.num_nodes
         expected, changed = self._called([clean]), 0

@@ -140,7 +140,7 @@ class Solver:
 
     @property
     def is_priced(self) -> bool:
-        """Tell whether both directions of an edge share one price."""
+        """Return whether both directions of an edge share one price."""
         return self.undirected and not self.perturbations.all_pairs
 
     @property

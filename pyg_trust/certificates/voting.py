@@ -207,7 +207,7 @@ def strays(one: Tensor, two: Tensor) -> Tensor:
 
 
 def differ(one: Tensor, two: Tensor) -> bool:
-    """Tell whether logits of two calls differ by more than rounding."""
+    """Return whether logits of two calls differ by more than rounding."""
     if one.shape != two.shape:
         return True
     if not one.numel():
@@ -244,7 +244,7 @@ def survives_votes(votes: Tensor, num_classes: int, views: Tensor) -> Tensor:
 
     Returns:
         Tensor: bool, ``[num]``: whether the class leads by more than these
-        views can give away; a tie counts as lost.
+        views can lose; a tie counts as lost.
     """
     _check_votes(votes, num_classes)
     check_tensor('views', views, torch.int64, ('num_corrupted',))

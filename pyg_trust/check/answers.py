@@ -34,7 +34,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Stated:
-    """Promise as stated in a JSON report.
+    """Guarantee as stated in a JSON report.
 
     The fields are those of :class:`pyg_trust.report.Guarantee`.
     """
@@ -55,7 +55,7 @@ class Stated:
 
 
 def read_report(path: str | Path) -> tuple[int, list[Stated]]:
-    """Read a report: the version of its layout, and its promises.
+    """Read a report: the version of its layout, and its guarantees.
 
     Raises:
         ValueError: if it is none, or was damaged.
@@ -66,7 +66,7 @@ def read_report(path: str | Path) -> tuple[int, list[Stated]]:
 
 
 def is_digest(value: Any) -> bool:
-    """Tell whether a field names a digest; a number of 64 digits does not."""
+    """Return whether a field names a digest; 64 digits alone do not."""
     return isinstance(value, str) and len(value) == 64
 
 

@@ -27,8 +27,8 @@ def check_epsilon(c: Any, each: Stated) -> Checks:
     """Prove or refute an epsilon from recorded steps.
 
     Args:
-        c (Claim): the claim of the promise.
-        each (Stated): the promise.
+        c (Claim): the claim of the guarantee.
+        each (Stated): the guarantee.
 
     Returns:
         iterator: a status and a text for every check.

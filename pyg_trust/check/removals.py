@@ -26,8 +26,8 @@ def check_removal(c: Any, each: Stated) -> Checks:
     """Prove the epsilons of a removal from its shifts.
 
     Args:
-        c (Claim): the claim of the promise.
-        each (Stated): the promise.
+        c (Claim): the claim of the guarantee.
+        each (Stated): the guarantee.
 
     Returns:
         iterator: a status and a text for every check.
@@ -103,7 +103,7 @@ def check_proof(
 
 
 def unbroken(chain: Chain) -> tuple[str, str]:
-    """Tell whether the ledger's hash chain is unbroken."""
+    """Return whether the ledger's hash chain is unbroken."""
     if chain.broken:
         return FAILS, f'ledger: line {chain.broken} was changed'
     return HOLDS, 'ledger: the chain of its lines is unbroken'

@@ -209,7 +209,7 @@ class Place:
         return max(nodes / max(1, held), edges / max(1, arcs))
 
     def has_removed(self, request: RemovalRequest) -> bool:
-        """Tell whether the ledger lists all items of a request as removed."""
+        """Return whether the ledger lists all items of a request."""
         gone = self.ledger.removed
 
         def is_gone(graph: int, kind: str, item: Any) -> bool:

@@ -79,7 +79,7 @@ class DeskStatus(Report):
         in_progress (int): the number of open requests of which a model has
             begun a batch.
         completed (int): the number of completed requests.
-        cancelled (int): the number of withdrawn or refused requests.
+        cancelled (int): the number of cancelled or refused requests.
     """
 
     overdue: tuple[str, ...]

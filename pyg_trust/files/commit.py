@@ -154,7 +154,7 @@ class Lineage:
         return made
 
     def continues(self, other: 'Lineage') -> bool:
-        """Tell whether another lineage equals this one or its beginning."""
+        """Return whether another lineage equals this one or its beginning."""
         check_instance('other', other, Lineage)
         *before, last = other.runs or [None]
         at = len(before)

@@ -133,7 +133,7 @@ def rows_of(
 
 @_on_cpu
 def is_symmetric(rowptr: Tensor, col: Tensor, weight: Tensor | None) -> bool:
-    """Tell whether every entry has a reverse of equal weight.
+    """Return whether every entry has a reverse of equal weight.
 
     8 bytes per node.
     """

@@ -67,7 +67,7 @@ def as_matrix(x: Any) -> Any:
 
 
 def is_on_disk_by_rows(matrix: Any) -> bool:
-    """Tell whether reading a block of columns touches the whole file."""
+    """Return whether reading a block of columns touches the whole file."""
     return _file_of(matrix) is not None and not matrix.flags.f_contiguous
 
 
@@ -392,7 +392,7 @@ class ColumnFile:
         self._mark('staged', 0, self.shape[1])
 
     def is_features(self, first: int, end: int) -> bool:
-        """Tell whether these columns still hold the input x."""
+        """Return whether these columns still hold the input x."""
         return self.staged and not any(
             first < other_end and other < end
             for other, other_end, _ in self._markers('over')

@@ -48,7 +48,7 @@ def changed(layer: MessagePassing, own: type, flow: str) -> str | None:
 
 
 def recording() -> bool:
-    """Tell whether torch records operations instead of running them."""
+    """Return whether torch records operations instead of running them."""
     return torch.jit.is_tracing() or torch.compiler.is_compiling()
 
 

@@ -99,11 +99,11 @@ class CoverageReport(Report):
         """State what the release is indistinguishable from.
 
         Raises:
-            ValueError: if it is a plan, which promises nothing.
+            ValueError: if it is a plan, which guarantees nothing.
         """
         if self.history[-1] != self.mu:
             raise ValueError(
-                'a plan promises nothing: the report of remove() does'
+                'a plan guarantees nothing: the report of remove() does'
             )
         return stated(
             'removal covered by privacy',

@@ -362,7 +362,7 @@ class PrivacyEngine(Checkpoints):
             loss_reduction (str): whether the loss is the :obj:`'mean'` or the
                 :obj:`'sum'` of the terms of a batch. (default: :obj:`'mean'`)
             max_physical_batch_size (int, optional): the most subgraphs in
-                memory at a time. A batch is then handed out in parts, with
+                memory at a time. A batch is then delivered in parts, with
                 one draw of noise and one step on the account for all; write
                 the loop as if each were a batch. (default: :obj:`None`)
             target_epsilon (float, optional): the budget: the loader ends

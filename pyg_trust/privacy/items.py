@@ -100,7 +100,7 @@ class PrivateItemCounts(Fitted):
     rank and the history that you pass.
 
     Protected is a user with all of their list, however long: it moves the
-    table by at most 1 if it is withdrawn, and by :math:`\sqrt 2` if another
+    table by at most 1 if it is removed, and by :math:`\sqrt 2` if another
     list takes its place. The table may be published. Scores of a user read
     their own list, so that they are for this user.
 

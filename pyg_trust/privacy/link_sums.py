@@ -345,7 +345,7 @@ def clipped_owner_sum(
 ) -> np.ndarray:
     r"""Sum mean gradients of lists, clipped once an owner.
 
-    An owner with an empty list adds 0. A record that is withdrawn moves the
+    An owner with an empty list adds 0. A record that is removed moves the
     sum by at most :obj:`max_grad_norm`, whatever its degree.
     """
     C = max_grad_norm

@@ -463,7 +463,7 @@ def scaled_propagate(
         S = \Pi\, \mathrm{diag}(\|\Pi e_v\|^{-1})\, m(X)
         + \mathcal{N}(0, s^2 I)
 
-    Under ``'feature'`` one row moves it by 2, or 1 if it is withdrawn. The
+    Under ``'feature'`` one row moves it by 2, or 1 if it is removed. The
     propagation is exact: an estimate of AGP has no bounded sensitivity.
 
     Args:

@@ -290,7 +290,7 @@ class PrivateStep:
     def deliver(
         self, batch: Data, owner: Tensor, count: int, total: int
     ) -> Any:
-        """Record a batch before it is handed out.
+        """Record a batch before it is delivered.
 
         Args:
             batch (Data): the batch, as one graph.

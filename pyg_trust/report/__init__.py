@@ -1,4 +1,4 @@
-"""Reports: promises of procedures, and the settings to run them again."""
+"""Reports: guarantees of procedures, and the settings to run them again."""
 
 from pyg_trust._checks.fingerprints import (
     DATA_FIELDS,

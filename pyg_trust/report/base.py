@@ -1,9 +1,9 @@
-"""Reports: promises of procedures, and the settings to run them again.
+"""Reports: guarantees of procedures, and the settings to run them again.
 
 A procedure returns a frozen dataclass that inherits from :class:`Report`. Its
 fields are plain (numbers, strings, booleans, tensors, and lists, tuples and
 dictionaries of these), so that it can be printed, stored as JSON and compared.
-What it promises is a :class:`Guarantee`, in the same words for all; a
+What it guarantees is a :class:`Guarantee`, in the same words for all; a
 :class:`TrustReport` puts those of a whole application on one page.
 """
 
@@ -99,9 +99,10 @@ class Report:
         """State the guarantee of this report, in the form of all reports.
 
         Raises:
-            TypeError: if this kind of report promises nothing by itself.
+            TypeError: if this kind of report guarantees nothing by itself.
         """
-        raise TypeError(f'a {type(self).__name__} promises nothing by itself')
+        kind = type(self).__name__
+        raise TypeError(f'a {kind} guarantees nothing by itself')
 
     def chart(self) -> Chart:
         """Return the chart of :meth:`plot`; by default, budgets or numbers."""
@@ -172,30 +173,30 @@ class Report:
 
 @dataclass(frozen=True)
 class Guarantee(Report):
-    """Promise of a procedure, with all that the promise depends on.
+    """Guarantee of a procedure, with all that it depends on.
 
     Numbers stand in fields, where a program finds them; the sentences are made
     from these.
 
     Args:
         procedure (str): the procedure that was run.
-        promise (str): the promise in one sentence; for a measurement, the
+        promise (str): the guarantee in one sentence; for a measurement, the
             finding.
-        assumptions (tuple[str, ...]): the assumptions of the promise.
+        assumptions (tuple[str, ...]): the assumptions of the guarantee.
         not_covered (tuple[str, ...]): properties that a reader could expect,
             but that are not promised.
         spent (dict[str, float]): the amount spent of each budget.
         budget (dict[str, float]): the total of each budget.
-        data (str): a fingerprint of the data that the promise is about.
+        data (str): a fingerprint of the data that the guarantee is about.
         origin (dict[str, Any]): versions and arguments, as :func:`provenance`.
-        kind (str): the kind of the promise, one of :data:`KINDS`.
-        values (dict[str, Any]): all numbers and settings of the promise, by
+        kind (str): the kind of the guarantee, one of :data:`KINDS`.
+        values (dict[str, Any]): all numbers and settings of the guarantee, by
             the field's name: ``epsilon``, ``delta``, ``mu``, ``sigma``,
             ``relation``, ``accountant``, counts, bounds.
         history (dict[str, list[float]]): the amounts spent over time, a list
             for each name in :obj:`spent`.
-        checked (tuple[str, ...]): the checks of the promise in this run.
-        model (str): a fingerprint of the weights that the promise is about.
+        checked (tuple[str, ...]): the checks of the guarantee in this run.
+        model (str): a fingerprint of the weights that the guarantee is about.
     """
 
     procedure: str

@@ -197,7 +197,7 @@ def _line(value: Any) -> str:
 
 
 def verdict(guarantees: Sequence[Guarantee]) -> str:
-    """Summarize all promises in one line."""
+    """Summarize all guarantees in one line."""
     over = [
         f'{number}. {name}'
         for number, each in enumerate(guarantees, 1)
@@ -291,7 +291,7 @@ def _odds_text(each: Guarantee) -> str:
         )
     if _seeded(each):
         return (
-            'This promises nothing to anybody: the noise that would protect '
+            'This guarantees nothing to anybody: the noise that would protect '
             'people can be computed again.'
         )
     numbers = all(isinstance(n, int | float) for n in (epsilon, delta))

@@ -1,4 +1,4 @@
-"""Trust reports: all promises of an application in one file."""
+"""Trust reports: all guarantees of an application in one file."""
 
 import dataclasses
 import datetime
@@ -31,7 +31,7 @@ def _now() -> str:
 
 @dataclass(frozen=True)
 class TrustReport(Report):
-    """All promises of an application, as one page and one file.
+    """All guarantees of an application, as one page and one file.
 
     Args:
         guarantees (tuple[Guarantee, ...]): as :meth:`of` collects them.
@@ -60,7 +60,7 @@ class TrustReport(Report):
             raise ValueError("'guarantees' can't be empty")
         if len(self.guarantees) > MOST_PROMISES:
             raise ValueError(
-                f"'guarantees' can hold at most {MOST_PROMISES} promises, so "
+                f"'guarantees' can hold at most {MOST_PROMISES} entries, so "
                 'that the report can be checked soon (got '
                 f'{len(self.guarantees)}): make several reports'
             )
@@ -89,7 +89,7 @@ class TrustReport(Report):
 
     @classmethod
     def of(cls, *reports: Report, **about: str) -> 'TrustReport':
-        """Collect the promises of reports.
+        """Collect the guarantees of reports.
 
         Args:
             *reports (Report): the reports that the procedures returned.
@@ -99,7 +99,7 @@ class TrustReport(Report):
                 is good for, such as its accuracy).
 
         Raises:
-            TypeError: if a value is no report, or promises nothing by itself.
+            TypeError: if a value is no report, or one without a guarantee.
             ValueError: if there are none.
         """
         if not reports:

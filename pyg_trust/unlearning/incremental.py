@@ -106,7 +106,7 @@ class SeriesState:
 
     on an undirected graph. :meth:`rows` are *not* a function of the present
     data: what is left below the threshold depends on what was there before.
-    Use :meth:`solve` for what is served and for what certifies. Memory:
+    Use :meth:`solve` for what is released and for what certifies. Memory:
     :math:`3 N d` numbers.
 
     Args:

@@ -327,7 +327,7 @@ def round_partition(score: Tensor, *, slack: float = 0.1) -> Tensor:
     r"""Round scores greedily to balanced shards, none of them empty.
 
     Pairs of a node and a shard are gone through from the largest score to the
-    smallest, and a node is put into the first shard that has room for it, up
+    smallest, and a node is put into the first shard that has space for it, up
     to the largest size of :func:`shard_limits`. Then every shard below the
     smallest size takes the nodes that lose least by moving, from shards above
     it. Memory: :math:`O(N S)`.
@@ -443,7 +443,7 @@ def blpa(
     2022.) Starts from :func:`random_partition`. In each round every node wants
     the shard of most of its neighbours: its own if that is among them, else
     one of them at random. Those that want another move in the order of how
-    many neighbours they have there, where there is room, or else wait until
+    many neighbours they have there, where there is space, or else wait until
     somebody leaves. It ends when nobody moves.
 
     Unlike in the public code a node without neighbours stays where it is, and

@@ -66,7 +66,7 @@ def _profile_above(epsilon: float, m: float) -> float:
 
 @validated
 def gaussian_budget(epsilon: Positive, delta: Fraction) -> float:
-    r"""Return the largest shift over noise that is certified for a release.
+    r"""Return the largest certified sensitivity-to-noise ratio of a release.
 
     The largest :math:`m` with
 

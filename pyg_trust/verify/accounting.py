@@ -59,7 +59,7 @@ def profile(
 
 
 def withdrawn(num: int, b: int, q: Fraction, z: Fraction) -> Point:
-    """Bracket F and its fall against a blank, at the epsilon ``num 2^-b``."""
+    """Bracket F and its fall against nobody, at epsilon ``num 2^-b``."""
     g, one = v.exp(num, b, B), (1 << B, 1 << B)
     w = v.plus(one, v.times(v.minus(g, one), 1 / q))
     if w[1] <= 0:

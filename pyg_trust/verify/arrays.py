@@ -82,7 +82,7 @@ def _flat(
 
 
 def divides(ptr: np.ndarray, rows: int, total: int) -> bool:
-    """Tell whether row i can be entries ``ptr[i]`` to ``ptr[i + 1]``.
+    """Return whether row i can be entries ``ptr[i]`` to ``ptr[i + 1]``.
 
     (Differences would wrap around, and hide entries beyond 2^63.)
 

@@ -172,7 +172,7 @@ class LinkRemoval(NodeRemoval):
 
 
 class GraphRemoval(_Certified):
-    """Claim of a removal of graphs: a shift over noise is bounded."""
+    """Claim of a removal of graphs: sensitivity over noise is bounded."""
 
     procedure = 'certified removal'
     num_graphs = given('count, of the training graphs that remain', NATURAL)

@@ -74,7 +74,7 @@ def tail_up(n: int, k: int, p: Fraction) -> Fraction:
 
 
 def proves(n: int, k: int, p: Number, level: Number) -> bool:
-    """Tell whether ``p`` is a lower bound at a level, for k of n samples."""
+    """Return whether ``p`` is a lower bound at a level, for k of n samples."""
     return tail_up(n, k, Fraction(p)) <= Fraction(level)
 
 
@@ -188,7 +188,7 @@ def stays(
     parts: Sequence[tuple[Fraction, Fraction]],
     tolerance: Number = 0,
 ) -> bool:
-    """Tell whether the class wins in every case that the bounds allow.
+    """Return whether the class wins in every case that the bounds allow.
 
     Args:
         bound (tuple): the result of :func:`bounds`.
@@ -216,7 +216,7 @@ def needed(n: int, level: Number, tolerance: Number) -> int:
 
 
 def answers(p: Fraction, n: int, k: int, m: int, failure: Number) -> bool:
-    """Tell whether a class of probability p lacks an answer rarely enough.
+    """Return whether a class of probability p lacks an answer rarely enough.
 
     Args:
         p (Fraction): a lower bound of the probability of the class.
@@ -258,7 +258,7 @@ class Answers:
     def holds(
         self, bound: Fraction, parts: Sequence[tuple[Fraction, Fraction]]
     ) -> bool:
-        """Tell whether a later run answers under every admissible change."""
+        """Return whether a later run answers under every admissible change."""
         left = least(bound - self.tolerance, parts) - self.tolerance
         if self.few < left < self.enough:
             if answers(left, *self.run):

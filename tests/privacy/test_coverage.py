@@ -200,7 +200,7 @@ def test_of_links_every_edge_is_a_message_an_example_and_a_count():
     data = ring()
     made = PrivateLinkPredictor(epsilon=0.2, delta=1e-3, steps=2).fit(data)
     one = made.plan(RemovalRequest(edges=[(0, 1)]), data)
-    with pytest.raises(ValueError, match='a plan promises nothing'):
+    with pytest.raises(ValueError, match='a plan guarantees nothing'):
         one.guarantee()
     assert one.mu == pytest.approx(made.limit)
     apart = made.remove(RemovalRequest(edges=[(0, 1), (10, 11)]), data)
