@@ -741,11 +741,12 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
         as by a :meth:`load`. It costs a fit.
         """
         model = self._fitted
-        data = model.data.rebuilt()
+        # Weights do not know the additions since the last release.
+        data = model.data.fitted()
         W, gradient, _, _ = self._solved(data)
         factor = data.problem(self._goal(data)).factor(W).kept()
         self._model = model._replace(
-            data=data,
+            data=model.data.rebuilt(),
             W=W,
             gradient=gradient,
             factor=factor,
