@@ -481,7 +481,7 @@ def flip_bits(
 
     Every 0 becomes 1 with probability :math:`p_+` and every 1 becomes 0 with
     :math:`p_-`, all independently: the exact product law, up to
-    :func:`pyg_trust.certificates.smoothing.sampling_slack`. Copy :math:`s`
+    ``sampling_slack`` of certificates/smoothing.py. Copy :math:`s`
     draws from the stream of ``(seed, first + s)``, whatever the batch and the
     number of threads. Time and memory are those of the ones that come out,
     :math:`O(m + p_+ N + n)` for each copy, not of the :math:`N` cells. On the

@@ -352,7 +352,9 @@ def plain_data() -> Data:
 
 
 DATA = data()
-DATA_NAMES = {'data': "'(data|edge_index|data.edge_index|num_nodes)'"}
+DATA_NAMES = {
+    'data': "'(data|edge_index|data.edge_index|num_nodes|input_nodes)'"
+}
 entry(
     'graph.CSRGraph.convert',
     lambda: {

@@ -411,7 +411,7 @@ def edge_indices(
     """int64, `[2, num_edges]`, of so many nodes, if entries are looked at."""
 
     def bad(value: Tensor) -> Iterator[Bad]:
-        yield 'a list', value.tolist()
+        yield 'a ragged list', [[0, 1], [1]]
         yield 'a string', 'edges'
         if not none:
             yield 'None', None

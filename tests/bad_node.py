@@ -585,7 +585,9 @@ entry(
         'num_items': "'(num_items|interactions)'",
     },
     interactions=either(
-        tensor(rows=False, low=0, high=3, dtypes=(torch.float32,)),
+        tensor(
+            rows=False, low=0, high=3, dtypes=(torch.float32,), numbers=True
+        ),
         values(3, None, 'a', HeteroData()),
     ),
     num_users=values(None, 'a', 0, -1, 1.5, 2),

@@ -220,13 +220,6 @@ PROCEDURES['ScatteringClassifier.remove'] = Procedure(
 
 
 NODES = RemovalRequest(nodes={3: [0], 5: [1]})
-PROCEDURES['ScatteringClassifier.remove, refined'] = Procedure(
-    # With so little noise, a step is never enough.
-    lambda folder: classifier(noise_std=1e-7).fit(dataset()),
-    lambda model, bar: without_root(model.remove(NODES, progress_bar=bar)),
-    classified,
-    shows=2,
-)
 CHORD = torch.tensor([[0], [2]])
 MORE = [NODES, Update(graphs=dataset()[:2]), Update(graph=4, edges=CHORD)]
 PROCEDURES['ScatteringClassifier.update'] = Procedure(

@@ -251,7 +251,7 @@ def flip_costs(
     """Return the prices of flips at one multiplier per column.
 
     Returns:
-        dict[str, Tensor]: arguments of :func:`policy_iteration`.
+        dict[str, Tensor]: arguments of :func:`.policy_iteration`.
     """
     price = multiplier[:, None] * _DOWN / upper
     if cost == 'visits':

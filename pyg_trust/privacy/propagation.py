@@ -474,7 +474,7 @@ def scaled_propagate(
         noise (Noise): where noise comes from.
         own (bool): whether a node's row holds its own message; without, the
             diagonal of :math:`\Pi` is left out. (default: :obj:`True`)
-        scales (tuple[Tensor, Tensor], optional): of :func:`columns`, where
+        scales (tuple[Tensor, Tensor], optional): of ``columns``, where
             they are known. (default: :obj:`None`)
         between (str): as of :func:`messages`. (default: :obj:`'normalize'`)
 

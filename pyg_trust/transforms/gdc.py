@@ -144,6 +144,7 @@ class GDC(MeasureTransform):
                 f"'normalization' needs to be one of {NORMALIZATIONS} "
                 f'(got {normalization!r})'
             )
+        assert isinstance(measure, str | Measure)
         super().__init__(
             measure,
             eps,

@@ -680,7 +680,7 @@ class NodeState:
         return torch.where(place >= 0, self.y[place], -1)
 
     def labels(self) -> Tensor:
-        """Return :meth:`fit`'s classes of all nodes: int64, -1 for others."""
+        """Return the classes of all nodes: int64, -1 for others."""
         return self._label(torch.arange(self.graph.num_nodes))
 
     def to_dict(self) -> dict[str, Any]:

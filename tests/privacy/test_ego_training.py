@@ -86,7 +86,7 @@ def test_the_account_is_by_the_loader(sampling):
     assert report.sensitivity == pytest.approx(2 * 3 * 0.3)
     if sampling == 'poisson':
         want = dp.poisson_epsilon([(6.0, 0.05, 10)], 1e-4, occurrences=3)
-        assert 'coin' in report.explain()
+        assert 'Poisson' in report.explain()
     else:
         want = dp.group_wor_epsilon([(6.0, 0.05, 10)], 1e-4, 60, 3)
     assert report.epsilon == pytest.approx(want, rel=1e-12)

@@ -309,9 +309,10 @@ def test_of_two_removals_in_one_another_none_is_lost(
         model = ShardedUnlearner(
             lambda: GCN(5, 4, 1, 3), num_shards=2, epochs=1, num_classes=3
         ).fit(network())
-        name = '_train'
+        name = 'trained'
+    owner = model if what == 'scattering' else model._builder
     other = RemovalRequest(nodes=[1])
-    inside = Signalled(monkeypatch, model, name, lambda: model.remove(other))
+    inside = Signalled(monkeypatch, owner, name, lambda: model.remove(other))
     model.remove(RemovalRequest(nodes=[2]))
     acknowledged = 1 + inside.said.count('done')
     assert len(model.ledger.entries) == 1 + acknowledged

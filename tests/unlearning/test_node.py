@@ -443,7 +443,7 @@ def test_releases_are_as_hard_to_tell_apart_as_promised(monkeypatch):
         axis = shift / shift.norm()
         mine, theirs = (
             certified.noised(
-                W.expand(size, *W.shape), model._source(0, number), std
+                W.expand(size, *W.shape), noise.source(number), std
             )
             .mul_(axis)
             .sum((1, 2))
