@@ -467,13 +467,16 @@ class PrivacyUnit:
             made.num_names, made.n_id = int(keep.sum()), self.n_id[keep]
             made._one = place[self._one[keep]]
         made._of = {}
-        others = scipy.sparse.diags_array(1.0 - self._mask(names))
+        others = scipy.sparse.diags_array(
+            1 - self._mask(names), dtype=np.int64
+        )
         for t, of in self._of.items():
             rows = _kept(self._sizes[t], gone.rows.get(t)).numpy()
             left_of = scipy.sparse.csr_array(of @ others)[rows][
                 :, keep.numpy()
             ]
             left_of.eliminate_zeros()
+            left_of.sort_indices()
             made._of[t] = left_of
         made.edge_owner = {
             e: place[who[_kept(who.numel(), gone.edges.get(e))]]

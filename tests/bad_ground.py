@@ -424,7 +424,7 @@ entry(
     names={'state': "state|'fit'"},
     state=values(3, None, 'state', {}, *STATE),
 )
-CONTENTS = values(3, None, 'a', [1], {0: 1}, {'a': 'b'}, {-1: 'a'})
+CONTENTS = values(3, 'a', [1], {0: 1}, {'a': 'b'}, {-1: 'a'})
 
 
 entry(

@@ -232,6 +232,7 @@ entry(
     lambda: {'measure': 'appnp', 'alpha': 0.2, 'top_k': 2},
     *MEASURE_ROWS,
     Row('dense', {'top_k': None}, "'top_k'"),
+    names={'measure': "'(measure|alpha)'"},
     top_k=integer(1),
     threshold=NOT_NEGATIVE,
     normalization=choice(none=True),

@@ -482,7 +482,14 @@ for name in ('decision_function', 'predict', 'predict_proba'):
         f'unlearning.LinkClassifier.{name}',
         lambda: (linked(), {'edge_label_index': undirected()}),
         edge_label_index=values(
-            *(3, None, 'a', [[0], [1]], torch.zeros(2, 2), torch.tensor([0])),
+            *(
+                3,
+                None,
+                'a',
+                [[0], [1, 2]],
+                torch.zeros(2, 2),
+                torch.tensor([0]),
+            ),
             *(torch.tensor([[0], [N]]), torch.tensor([[0], [-1]])),
         ),
     )

@@ -63,7 +63,12 @@ def plain_index(name: str, index: Any, dim: int = 2) -> Tensor:
     if isinstance(index, EdgeIndex):
         index = index.as_tensor()
     if isinstance(index, list | tuple | np.ndarray):
-        array = np.asarray(index)
+        try:
+            array = np.asarray(index)
+        except ValueError:
+            raise ValueError(
+                f"'{name}' needs rows of one length (got a ragged list)"
+            ) from None
         if array.dtype.kind in 'iu' or not array.size:
             index = torch.from_numpy(array.astype(np.int64))
     if isinstance(index, Tensor) and index.dtype == torch.int32:
