@@ -354,7 +354,7 @@ def test_releases_of_version_0_1_0_are_said_to_leak(tmp_path):
 def test_a_report_that_is_saved_can_be_checked(tmp_path):
     promises = [privacy()] * 101
     check_report(saved(tmp_path, *promises[:100]))
-    with pytest.raises(ValueError, match=r"'guarantees'.* 100 promises"):
+    with pytest.raises(ValueError, match=r"'guarantees'.* 100 entries"):
         TrustReport.of(*promises)
 
 

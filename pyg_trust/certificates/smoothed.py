@@ -470,6 +470,8 @@ def _looks(num_samples: Any, until: Any, threat: BitFlips) -> list[int]:
         raise ValueError(
             "'until' is needed with several 'num_samples': when to stop"
         )
+    if until is not None:
+        check_instance('until', until, dict)
     for kind, radius in (until or {}).items():
         check_choice('until', kind, KINDS)
         check_radius('until', radius)
