@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 from fractions import Fraction
 from pathlib import Path
 
@@ -667,3 +668,61 @@ def test_bounds_hold_for_numbers_of_every_size():
             for value, least in zip(bound, worst.tolist(), strict=True):
                 exact = Fraction(value) / Fraction(2) ** p / Fraction(scale)
                 assert exact >= Fraction(least) - Fraction(1, 10**12)
+
+
+@pytest.mark.parametrize('shared', [False, True])
+def test_a_flip_pays_no_more_than_its_share(monkeypatch, shared):
+    made, logits, _ = problem(1, True)
+    graphs = graphs_of(made)
+    r, kept = logits[:, 0].numpy(), []
+
+    def bound(*args):
+        kept.append(args[-1])
+        return [7] * 5, 3
+
+    monkeypatch.setattr(kernel, 'bound', bound)
+    reached = np.array([0.3, 1e-5, np.inf, 1 / 3, 2.0**-899])
+    part = None
+    if shared:
+        part = np.full(len(graphs.col) + graphs.pairs.shape[1], 0.3)
+    for price in (0.0, 0.7, 1e3):
+        found = kernel.bound_within(
+            *(graphs, kernel.Model(0.15), r, r, r, 2, price, reached, 4),
+            **({'shares': part} if shared else {'visits': True}),
+        )
+        assert found == Fraction(7, 8) + 4 * Fraction(price)
+        each = kept.pop()
+        assert each.visits == (not shared)
+        exact = [
+            Fraction(0)
+            if x == np.inf
+            else Fraction(0.15) * Fraction(price) / Fraction(x)
+            for x in reached.tolist()
+        ]
+        for paid, most in zip(each.row.tolist(), exact, strict=True):
+            assert paid <= most
+            assert paid >= most * (1 - Fraction(1, 10**12))
+        if not shared:
+            assert each.edge is None
+            continue
+        row = np.concatenate([kernel.rows(graphs), graphs.pairs[0]])
+        on = np.concatenate([graphs.removable, row[len(graphs.col) :] >= 0])
+        paid = np.concatenate([each.edge, each.pair])
+        assert len(each.edge) == len(graphs.col)
+        for i, x, there in zip(row, paid.tolist(), on, strict=True):
+            assert x <= exact[i] * Fraction(0.3)
+            if there:
+                least = exact[i] * Fraction(0.3)
+                assert x >= least * (1 - Fraction(1, 10**12))
+    model = kernel.Model(0.15)
+    kernel.bound_within(
+        graphs, model, r, r, r, 2, math.nextafter(2.0**100, 0), reached, 4
+    )
+    assert not kept.pop().visits
+    for price, bad in (
+        *((-1.0, reached), (np.inf, reached), (2.0**100, reached)),
+        (np.nan, reached),
+        *((1.0, np.append(reached[1:], x)) for x in (2.0**-900, 0, np.nan)),
+    ):
+        with pytest.raises(ValueError, match='price'):
+            kernel.bound_within(graphs, model, r, r, r, 2, price, bad, 4)

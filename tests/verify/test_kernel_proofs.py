@@ -601,3 +601,20 @@ def test_self_loops_are_claimed_where_every_row_has_one_that_stays(full):
     made['removable'] = (row == 0) & (col == 0)
     (text,) = proofs.differences(made, fields)
     assert text == 'self_loops is claimed, and there are rows without'
+
+
+def test_a_digest_is_of_names_kinds_shapes_and_values():
+    x = np.arange(4)
+    same = {'b': x, 'a': x[::2]}, {'a': x[::2].copy(), 'b': x}
+    assert len({proofs.digest(each) for each in same}) == 1
+    others = (
+        {'a': x},
+        {'c': x},
+        {'a': x[::-1]},
+        {'a': x.reshape(2, 2)},
+        {'a': x.astype(np.int32)},
+        {'a': x.astype(np.float64)},
+        {'a': x[:3]},
+        {'a': x, 'b': x},
+    )
+    assert len({proofs.digest(each) for each in others}) == len(others)

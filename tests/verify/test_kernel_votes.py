@@ -277,3 +277,14 @@ def test_a_table_has_rows_of_counts(rows):
     assert votes.table([[1, -1, 0]], 3, -1)
     with pytest.raises(ValueError, match="'tallies' needs"):
         votes.table(rows, 3)
+
+
+@pytest.mark.parametrize('off', [0.0, 2.0**-48, 2.0**-44, 1e-12, 1e-9, 1e-3])
+def test_a_proposal_that_is_too_high_is_lowered_by_16_times_that(
+    off, monkeypatch
+):
+    # Of one sample the bound is the level.
+    level, off = 0.25, off * (1 + 2.0**-6)
+    monkeypatch.setattr(votes, 'betaincinv', lambda *_: level * (1 + off))
+    lost = 1 - votes.lower_bound(1, 1, level) / Fraction(level)
+    assert 0 <= lost <= max(15 * off, 2.0**-44)
