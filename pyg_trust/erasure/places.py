@@ -13,6 +13,7 @@ from pyg_trust._checks import check_instance
 from pyg_trust.files import commit
 from pyg_trust.files.commit import Lineage, StaleStateError
 from pyg_trust.ledger import BudgetExceededError, RemovalLedger
+from pyg_trust.privacy.coverage import Coverage
 from pyg_trust.removal import NotThere, RemovalRequest
 
 __all__ = ['Place', 'read']
@@ -60,7 +61,7 @@ class Place:
                 f'it again and calls done() (got {type(model).__name__})'
             )
         self.model, self.save, self.names = model, save, names
-        self.covers, self.data = hasattr(model, 'max_units'), data
+        self.covers, self.data = isinstance(model, Coverage), data
         self.most = most
         if self.covers != (data is not None):
             raise ValueError(
