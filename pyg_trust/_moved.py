@@ -13,24 +13,24 @@ F = TypeVar('F', bound=Callable[..., Any])
 _MOVED: dict[str, dict[str, str]] = {
     'functional': {
         'Measure': 'agp',
-        'Perturbations': 'certificates',
+        'Perturbations': 'certificates.threat',
         'appnp': 'agp',
         'bekm': 'unlearning',
         'blpa': 'unlearning',
         'calibrate_poisson': 'privacy',
-        'certified': 'certificates',
+        'certified': 'certificates.smoothing',
         'certified_mean': 'certificates',
         'certified_votes': 'certificates',
         'chebyshev': 'agp',
         'class_messages': 'privacy',
         'clip_factors': 'privacy',
-        'clopper_pearson': 'certificates',
+        'clopper_pearson': 'certificates.smoothing',
         'collective_votes': 'certificates',
-        'diffuse': 'certificates',
-        'diffusion_error': 'certificates',
+        'diffuse': 'certificates.diffusion',
+        'diffusion_error': 'certificates.diffusion',
         'disjoint_walks': 'sampler.walks',
         'eps_for': 'agp',
-        'flip_regions': 'certificates',
+        'flip_regions': 'certificates.smoothing',
         'gaussian_budget': 'unlearning',
         'gaussian_epsilon': 'privacy',
         'gaussian_mu': 'privacy',
@@ -44,17 +44,17 @@ _MOVED: dict[str, dict[str, str]] = {
         'katz': 'agp',
         'lam_from_opacus': 'privacy',
         'lam_to_opacus': 'privacy',
-        'linear_program': 'certificates',
+        'linear_program': 'certificates.budget',
         'majority_vote': 'unlearning',
         'make_measure': 'agp',
         'messages': 'privacy',
         'metis_partition': 'unlearning',
-        'min_probability': 'certificates',
+        'min_probability': 'certificates.smoothing',
         'pagerank': 'agp',
-        'pagerank_bounds': 'certificates',
+        'pagerank_bounds': 'certificates.budget',
         'plan_memory': 'agp',
         'poisson_epsilon': 'privacy',
-        'policy_iteration': 'certificates',
+        'policy_iteration': 'certificates.policy',
         'ppr': 'agp',
         'private_propagate': 'privacy',
         'private_quantile': 'privacy',
@@ -65,7 +65,7 @@ _MOVED: dict[str, dict[str, str]] = {
         'random_partition': 'unlearning',
         'rdp_group_wor': 'privacy',
         'removal_budget': 'unlearning',
-        'robust_margins': 'certificates',
+        'robust_margins': 'certificates.policy',
         'scattering_transform': 'scattering',
         'sgc': 'agp',
         'single_target': 'agp',
@@ -74,8 +74,8 @@ _MOVED: dict[str, dict[str, str]] = {
         'variance_bound': 'agp',
         'wavelet_bank': 'scattering',
         'wor_epsilon': 'privacy',
-        'worst_case_margins': 'certificates',
-        'worst_case_probability': 'certificates',
+        'worst_case_margins': 'certificates.policy',
+        'worst_case_probability': 'certificates.smoothing',
         'AUC': 'audit.scores',
         'BudgetBound': 'certificates.budget',
         'DisjointWalks': 'sampler.walks',
@@ -83,14 +83,13 @@ _MOVED: dict[str, dict[str, str]] = {
         'PartitionLosses': 'unlearning.partition',
         'PartitionQuality': 'unlearning.partition',
         'Plan': 'agp.estimates',
-        'Policy': 'certificates.perturbations',
+        'Policy': 'certificates.threat',
         'SweepCut': 'agp.clustering',
         'WorstCase': 'certificates.policy',
         'attention': 'unlearning.aggregate',
         'auc_interval': 'audit.scores',
         'check_partition': 'unlearning.partition',
         'check_walks': 'sampler.walks',
-        'clip_budget': 'certificates.budget',
         'dual_bound': 'certificates.budget',
         'fdp_terms': 'privacy.mechanisms',
         'fuse': 'unlearning.aggregate',
@@ -205,7 +204,7 @@ def retired(**arguments: tuple[Any, ...] | None) -> Callable[[F], F]:
 
 
 def renamed(**arguments: str) -> Callable[[F], F]:
-    """Decorate a constructor to take arguments by their names of 0.1, too.
+    """Decorate a constructor or function to take names of 0.1, too.
 
     Args:
         **arguments (str): the new name, by the old one.
@@ -213,20 +212,29 @@ def renamed(**arguments: str) -> Callable[[F], F]:
 
     def decorate(init: F) -> F:
         @functools.wraps(init)
-        def accept(self: Any, *args: Any, **kwargs: Any) -> Any:
-            for old in [name for name in arguments if name in kwargs]:
-                new = arguments[old]
-                if new in kwargs:
-                    raise TypeError(f"'{old}' is '{new}' now: leave it out")
-                warnings.warn(
-                    f"'{old}' of {type(self).__name__} is '{new}' now, and "
-                    'goes with the next release',
-                    DeprecationWarning,
-                    stacklevel=2,
-                )
-                kwargs[new] = kwargs.pop(old)
-            return init(self, *args, **kwargs)
+        def accept(*args: Any, **kwargs: Any) -> Any:
+            return init(*args, **by_new_names(init, kwargs, arguments, 3))
 
+        accept.renamed = arguments  # type: ignore[attr-defined]
         return accept  # type: ignore[return-value]
 
     return decorate
+
+
+def by_new_names(
+    what: Any, given: dict[str, Any], arguments: dict[str, str], level: int
+) -> dict[str, Any]:
+    """Return what was given by new names; warn of each old one."""
+    place = what.__qualname__.removesuffix('.__init__')
+    for old in [name for name in arguments if name in given]:
+        new = arguments[old]
+        if new in given:
+            raise TypeError(f"'{old}' is '{new}' now: leave it out")
+        warnings.warn(
+            f"'{old}' of {place} is '{new}' now, and goes with the next "
+            'release',
+            DeprecationWarning,
+            stacklevel=level,
+        )
+        given[new] = given.pop(old)
+    return given

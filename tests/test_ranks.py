@@ -322,7 +322,7 @@ def test_certificates_have_the_bits_of_one_process(
     # Several blocks of columns of each kind.
     if 'n' not in arguments:
         monkeypatch.setattr('pyg_trust.certificates.solver._BLOCK', 4000)
-        monkeypatch.setattr('pyg_trust.certificates.perturbations._BLOCK', 100)
+        monkeypatch.setattr('pyg_trust.certificates.threat._BLOCK', 100)
     wanted = everything(exact(**arguments))
     assert len(set(wanted['status'])) > 1 or 'n' in arguments
     own, calls = distributed.own_items, []

@@ -29,9 +29,8 @@ from pyg_trust.certificates.diffusion import (
     diffuse,
     diffusion_error,
 )
-from pyg_trust.certificates.perturbations import Perturbations
 from pyg_trust.certificates.sampling import evaluating
-from pyg_trust.certificates.threat import ThreatModel
+from pyg_trust.certificates.threat import Perturbations, ThreatModel
 from pyg_trust.graph import CSRGraph, sparse_rows
 from pyg_trust.nn._messages import changed
 from pyg_trust.nn.agp_conv import APPNP

@@ -17,7 +17,7 @@ from pyg_trust._checks import (
     validated,
 )
 from pyg_trust.certificates.certificate import Certificate
-from pyg_trust.certificates.collective_bounds import receptive_field
+from pyg_trust.certificates.collective import receptive_field
 from pyg_trust.certificates.divided import VoteCertificate
 from pyg_trust.certificates.votes import SmoothedCertificate
 from pyg_trust.graph import CSRGraph

@@ -471,10 +471,9 @@ def _bounds(
             certificate = certify_pagerank(
                 *(logits, None, threat),
                 alpha=alpha,
-                targets=torch.tensor([user]),
+                nodes=torch.tensor([user]),
                 reference=torch.full((n,), c),
-                tolerance=tolerance,
-                progress_bar=progress_bar,
+                tol=tolerance,
             )
             beside = free[items] & (certificate.class_margins[0] <= tolerance)
             worst[i, place] = 1 + int(beside.sum())

@@ -8,14 +8,12 @@ from torch import Tensor
 
 from pyg_trust._progress import Bar
 from pyg_trust.certificates.budget import (
-    bounds_and_vectors,
-    clip_budget,
     dual_bound,
+    linear_program,
+    pagerank_bounds,
 )
 from pyg_trust.certificates.deployed import Deployed
-from pyg_trust.certificates.perturbations import Policy
 from pyg_trust.certificates.policy import Horizon, policy_iteration
-from pyg_trust.certificates.program import linear_program
 from pyg_trust.certificates.region import local_attack, local_bound
 from pyg_trust.certificates.search import (
     Margins,
@@ -27,7 +25,7 @@ from pyg_trust.certificates.search import (
     try_each,
     within,
 )
-from pyg_trust.certificates.threat import ThreatModel
+from pyg_trust.certificates.threat import Policy, ThreatModel
 from pyg_trust.certificates.witness import MOST_BYTES
 from pyg_trust.distributed import shared
 
@@ -63,7 +61,6 @@ class Solver:
         reference: Tensor,
         tolerance: float,
         over_ranks: bool,
-        progress_bar: bool | None,
     ) -> None:
         self.deployed, self.threat = deployed, threat
         self.logits, self.alpha = deployed.logits, deployed.alpha
@@ -71,12 +68,12 @@ class Solver:
             deployed.alpha, deployed.K, deployed.normalization
         )
         self.targets, self.reference = targets, reference
-        self.tolerance, self.bar = tolerance, progress_bar
-        self.over_ranks = over_ranks
+        self.tolerance, self.over_ranks = tolerance, over_ranks
         self.budget, self.undirected = threat.global_budget, threat.undirected
         self.perturbations = deployed.perturbations(threat)
         if self.budget is not None:
-            self.perturbations = clip_budget(self.perturbations, self.budget)
+            budget = self.perturbations.budget.clamp(max=self.budget)
+            self.perturbations = self.perturbations.with_budget(budget)
         error = deployed.error(int(self.perturbations.largest.max()))
         self.slack = error + error[reference][:, None]
         shape = (targets.numel(), self.logits.size(1))
@@ -302,7 +299,7 @@ class Solver:
             ]
             return value, self._reached(signal[block], flips), flips
 
-        with Bar(blocks, self.bar, desc='class pairs') as bar:
+        with Bar(blocks, desc='class pairs') as bar:
             for block, (value, upper, flips) in zip(
                 bar, shared(blocks, worst, self.over_ranks), strict=True
             ):
@@ -332,8 +329,7 @@ class Solver:
         targets, reference = self.targets[which], self.reference[which]
         if self._is_single(budget):
             found: Margins = try_each(
-                *(self.logits, moves, targets, reference, self.alpha),
-                progress_bar=self.bar,
+                self.logits, moves, targets, reference, self.alpha
             )
         else:
             flips = candidates(moves, self.undirected).size(1)
@@ -346,7 +342,7 @@ class Solver:
                 )
             found = try_all(
                 *(moves, self.logits, targets, reference, budget),
-                *(self.horizon, self.undirected, self.bar),
+                *(self.horizon, self.undirected),
             )
         self.lower[which] = torch.maximum(self.lower[which], found.lower)
         upper, against = found.upper.min(1)
@@ -398,18 +394,19 @@ class Solver:
             if which.numel() == 0:
                 return
             moves = self.perturbations
-            whole = 8 * moves.active.numel() * moves.num_nodes
-            upper, vectors = bounds_and_vectors(
+            vectors: list[Tensor] | None = None
+            if 8 * moves.active.numel() * moves.num_nodes <= MOST_BYTES:
+                vectors = []
+            upper = pagerank_bounds(
                 *(moves, self.targets[which], self.alpha),
                 cost=charged,
                 over_ranks=self.over_ranks,
-                progress_bar=self.bar,
-                keep=whole <= MOST_BYTES,
+                vectors=vectors,
             )
             # The checker rounds up as well, by so much at most.
             upper += 2.0**-39 / self.alpha
-            if vectors is not None:
-                self.vectors[charged] = vectors
+            if vectors:
+                self.vectors[charged] = torch.cat(vectors)
             programs = method == 'lp' and charged == 'visits'
             self._bound_columns(which, open_, upper, charged, programs)
 
@@ -434,7 +431,7 @@ class Solver:
         # Bound targets that reach few edges first.
         degree = self.perturbations.graph.degree[self.targets[which]]
         every_k = which[degree.argsort(stable=True)].tolist()
-        with Bar(every_k, self.bar, desc='regions') as bar:
+        with Bar(every_k, desc='regions') as bar:
             robust = 0
             for k, bounds in zip(
                 bar, shared(every_k, bounded, self.over_ranks), strict=True
@@ -468,7 +465,7 @@ class Solver:
             return k, against, place, *found
 
         total = int(open_[which].sum())
-        with Bar(None, self.bar, total=total, desc='targets, classes') as bar:
+        with Bar(None, total=total, desc='targets, classes') as bar:
             for columns in shared(parts, bounded, self.over_ranks):
                 k, against, place, bound, multiplier = columns
                 # The local worst case is a lower bound as well.
@@ -532,7 +529,6 @@ class Solver:
             normalization=self.horizon.normalization,
             undirected=self.undirected,
             swaps=swaps,
-            progress_bar=self.bar,
         )
         self.try_flips(k, signal, flips)
 
@@ -550,6 +546,6 @@ class Solver:
 
         each = range(which.numel())
         found = shared(each, attacked, self.over_ranks)
-        with Bar(found, self.bar, total=len(each), desc='attacks') as bar:
+        with Bar(found, total=len(each), desc='attacks') as bar:
             flips = list(bar)
         self.try_flips(which, signal, flips)

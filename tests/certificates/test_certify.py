@@ -150,9 +150,7 @@ def test_tolerance_widens_what_is_unknown():
     adj, logits, _, budget = problem(1, 'removals')
     threat = ThreatModel(csr(adj), local_budget=budget)
     made = certify(logits, threat)
-    wide = certify(
-        logits, threat, tolerance=float(made.margins.abs().median())
-    )
+    wide = certify(logits, threat, tol=float(made.margins.abs().median()))
     assert made.num_unknown == 0
     assert wide.num_unknown == 3
 
@@ -161,16 +159,16 @@ def test_targets_and_reference():
     adj, logits, _, budget = problem(2, 'both')
     threat = ThreatModel(csr(adj), 'both', local_budget=budget)
     everything = certify(logits, threat)
-    some = certify(logits, threat, targets=torch.tensor([3, 1]))
+    some = certify(logits, threat, nodes=torch.tensor([3, 1]))
     assert torch.equal(some.margins, everything.margins[[3, 1]])
     mask = torch.tensor([False, True, False, True, False])
-    masked = certify(logits, threat, targets=mask)
+    masked = certify(logits, threat, nodes=mask)
     assert masked.targets.tolist() == [1, 3]
     # A class that is not even predicted is broken as things are.
     reference = (everything.predicted + 1) % 3
     wrong = certify(logits, threat, reference=reference)
     assert wrong.num_broken == 5
-    none = certify(logits, threat, targets=torch.zeros(0).long())
+    none = certify(logits, threat, nodes=torch.zeros(0).long())
     assert none.targets.numel() == 0
 
 
@@ -428,7 +426,7 @@ def test_one_target_costs_the_pairs_of_its_class_alone(monkeypatch):
     adj, _, _, budget = problem(0, 'removals')
     logits = torch.randn((5, 7), dtype=torch.float64)
     threat = ThreatModel(csr(adj), local_budget=budget)
-    certify(logits, threat, targets=torch.tensor([3]))
+    certify(logits, threat, nodes=torch.tensor([3]))
     assert sum(columns) == 6
 
 

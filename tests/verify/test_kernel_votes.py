@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy.stats import beta
 
-from pyg_trust.certificates.confidence import clopper_pearson, look_level
+from pyg_trust.certificates.smoothing import clopper_pearson, look_level
 from pyg_trust.certificates.smoothing import flip_regions
 from pyg_trust.verify import votes
 
