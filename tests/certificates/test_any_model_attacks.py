@@ -382,9 +382,7 @@ def test_a_seed_is_in_the_first_line():
     data.x = torch.ones(12, 1)
     noise = BitFlips(features=(0.0, 0.3))
     seeded = certify(FromDegree(), data, noise, seed=0, **OPTIONS)
-    made = certify_collective(
-        seeded, FromDegree(), data, K=0, features=(0, 1)
-    )
+    made = certify_collective(seeded, FromDegree(), data, K=0, features=(0, 1))
     assert made.guarantee().promise.startswith(first)
     assert first not in str(secret)
     assert not secret.guarantee().promise.startswith(first)

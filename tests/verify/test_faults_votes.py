@@ -12,8 +12,12 @@ import torch
 from planting import planted
 
 from pyg_trust.certificates import smoothed, smoothing
-from pyg_trust.certificates.smoothing import clopper_pearson, look_level
-from pyg_trust.certificates.smoothing import certified, regions_at
+from pyg_trust.certificates.smoothing import (
+    certified,
+    clopper_pearson,
+    look_level,
+    regions_at,
+)
 from pyg_trust.certificates.voting import certified_votes
 from pyg_trust.verify import votes as kernel
 
