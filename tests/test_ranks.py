@@ -285,7 +285,7 @@ def test_smoothing_of_a_rank_that_dies_is_an_error(tmp_path, monkeypatch):
 def exact(n=40, undirected=False, **arguments):
     options = {
         name: arguments.pop(name)
-        for name in ('method', 'cost', 'sign_only', 'targets', 'over_ranks')
+        for name in ('method', 'cost', 'sign_only', 'nodes', 'over_ranks')
         if name in arguments
     }
     generator = torch.Generator().manual_seed(2)
@@ -313,7 +313,7 @@ def everything(report):
         {'global_budget': None},
         {'method': 'dual'},
         {'undirected': True, 'sign_only': True},
-        {'n': 3000, 'targets': torch.tensor([3, 14, 15]), 'method': 'dual'},
+        {'n': 3000, 'nodes': torch.tensor([3, 14, 15]), 'method': 'dual'},
     ],
 )
 def test_certificates_have_the_bits_of_one_process(
@@ -347,7 +347,7 @@ def test_certificates_refuse_ranks_that_disagree(tmp_path):
             ('threat', {'local_budget': 1 + rank}),
             ('threat', {'undirected': bool(rank)}),
             ('method', {'method': 'dual' if rank else 'auto'}),
-            ('targets', {'targets': torch.tensor([rank])}),
+            ('nodes', {'nodes': torch.tensor([rank])}),
         ):
             with pytest.raises(ValueError, match=f"'{name}' .*rank 1"):
                 exact(over_ranks=True, **wrong)

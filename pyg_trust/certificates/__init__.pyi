@@ -14,11 +14,9 @@ from .divided import VoteCertificate as VoteCertificate
 from .exact import certify_pagerank as certify_pagerank
 from .flip_bits import BitFlips as BitFlips
 from .losses import RobustLoss as RobustLoss
-from .plots import neighborhood_purity as neighborhood_purity
 from .plots import plot_certified_grid as plot_certified_grid
 from .plots import plot_certified_ratio as plot_certified_ratio
 from .plots import plot_certified_votes as plot_certified_votes
-from .plots import plot_purity as plot_purity
 from .ranks import RankCertificate as RankCertificate
 from .ranks import certify_ranks as certify_ranks
 from .smoothed import SmoothedClassifier as SmoothedClassifier
@@ -57,9 +55,7 @@ __all__ = [
     'certify_ranks',
     'certify_smoothed',
     'collective_votes',
-    'neighborhood_purity',
     'plot_certified_grid',
     'plot_certified_ratio',
     'plot_certified_votes',
-    'plot_purity',
 ]

@@ -34,20 +34,19 @@ _ROUTES: dict[type, tuple[str, Callable[..., Report]]] = {}
 def certifies(threat: type) -> Callable[[Route], Route]:
     """Register the function that certifies against a type of threat.
 
+    :func:`certify` then returns a :class:`UserCertificate`.
+
     .. code-block:: python
 
         @certifies(MyThreat)
         def certify_mine(model, data, threat, *, num_samples=10_000):
             ...
 
-    What :func:`certify` returns is then a :class:`UserCertificate`.
-
     Args:
         threat (type): the class of the threat; subclasses without a function
             of their own use it, too.
 
     Raises:
-        TypeError: if :obj:`threat` is no class.
         ValueError: if there is a certificate against threats of this name.
     """
     name = threat.__name__

@@ -60,24 +60,14 @@ class CollectiveCertificate(Proved, SpeaksOf, Report):
         bound (float): an upper bound of the number of predictions that can
             break together.
         edges (tuple[int, int]): the budget of edges: additions and deletions.
-        features (tuple[int, int]): the budget of feature entries: additions
-            and deletions.
+        features (tuple[int, int]): the budget of feature entries, likewise.
         local_budget (int, optional): the largest number of changes of a kind
             in one row of the features.
         attackers (int, optional): the largest number of nodes whose features
             change.
         hops (int): the number of message passing rounds.
-        degrees (str): the end of a message whose degree weights it,
-            ``'source'`` or ``'target'``.
+        degrees (str): the end of a message whose degree weights it.
         confidence (float): the confidence for all predictions at once.
-        fingerprint (str): a fingerprint of model and data.
-        model_digest (str): a digest of the model: tensors, attributes and
-            code.
-        provenance (dict): versions and arguments of the run.
-        weights (str): SHA-256 of the model's weights.
-        data (str): SHA-256 of the graph that was passed.
-        checked (tuple[str, ...]): the ways in which receptive fields were
-            probed.
         named (tuple[str, ...]): the assumptions on values that the report's
             noise did not change.
         seeded (bool): whether its copies came from an explicit seed: then

@@ -156,9 +156,7 @@ def certify_pagerank(
         )
     predicted = deployed.predicted
     if predicted is None:
-        predicted = diffuse_steps(
-            threat.graph, deployed.logits, deployed.alpha, None, 'rw'
-        ).argmax(1)
+        predicted = diffuse_steps(threat.graph, deployed).argmax(1)
     held = predicted
     if reference is not None:
         check_tensor('reference', reference, torch.int64, (threat.num_nodes,))

@@ -73,28 +73,17 @@ class SmoothedCertificate(SpeaksOf, Report):
             ``[1, 2]``, or ``[num_targets, 2]`` for graphs.
         noise (BitFlips): the noise.
         task (str): ``'nodes'``, ``'graphs'`` or ``'pairs'``.
-        num_samples (int): the number of copies that bound probabilities.
-        num_selection (int): the number of copies that chose the classes.
         look (int): at which look it ended, 0 if the number of samples was
             fixed.
         alpha (float): the level of each target's bounds together.
-        confidence (float): the confidence.
-        per (str): whether it is that of all targets or of each.
-        classes (str): whether bounds of all classes are used or of one.
-        tolerance (float): what is taken off :obj:`p_lower` and added to
-            :obj:`p_upper`.
-        seed (int): the seed of the copies.
+        tolerance (float): the amount that is taken off :obj:`p_lower` and
+            added to :obj:`p_upper`.
         note (str): how the model was called, if in a special way.
         advice (str): another certificate that fits the model better, if any.
-        fingerprint (str): SHA-256 of the model and of the data.
-        model_digest (str): SHA-256 of the model: tensors, attributes and code.
         num_abstained (int): the number of targets without a class.
-        provenance (dict): versions and arguments of the run.
-        weights (str): SHA-256 of the model's weights.
-        data (str): SHA-256 of the graphs that were passed.
         checked (tuple[str, ...]): how the model was tried out on this run.
-        named (tuple[str, ...]): what the noise did not change, and so has to
-            be unchanged by attacks.
+        named (tuple[str, ...]): values that the noise did not change, and
+            that an attack may therefore not change.
         seeded (bool): whether the copies came from an explicit seed: then
             nothing is certified.
     """
@@ -377,8 +366,7 @@ def certified_after(
     budget. The confidence stays, as no copy is drawn.
 
     Args:
-        certificate (SmoothedCertificate): the certificate of nodes, without a
-            transform.
+        certificate (SmoothedCertificate): the certificate of nodes.
         model (Module): the model, unchanged since the certificate.
         before (Data): the graph of the certificate.
         now (Data): the present graph, with the same nodes; only edges and
@@ -386,9 +374,6 @@ def certified_after(
         edges (tuple[int, int]): as in :meth:`~SmoothedCertificate.certified`,
             around the present graph. (default: :obj:`(0, 0)`)
         features (tuple[int, int]): likewise. (default: :obj:`(0, 0)`)
-
-    Returns:
-        Tensor: bool, ``[num_targets]``.
 
     Raises:
         ValueError: on another model or graph, or if something differs that
