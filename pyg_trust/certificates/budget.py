@@ -223,32 +223,17 @@ def dual_bound(
     .. math::
         \min_{\lambda \ge 0} \lambda B + \alpha V^{(\lambda)}_u
 
-    for pairs of a reward, ``[num_columns, num_nodes]``, and a target. The
-    bound holds whenever it stops, roundoff included.
-
-    Args:
-        perturbations (Perturbations): the graphs admissible by the local
-            budgets, best clipped to the global one.
-        reward (Tensor): :math:`r`, by column.
-        targets (Tensor): :math:`u`, by column.
-        upper (Tensor): :func:`pagerank_bounds` of the same :obj:`cost`.
-        global_budget (int): :math:`B`.
-        alpha (float): the teleport probability.
-        cost (str): the price of a flip.
-        sign_only (bool): stop as soon as the bound is negative, or it is clear
-            that the relaxation's optimum is not.
-        start (Tensor, optional): a guess of :math:`V^{(0)}`.
-        clean (Tensor, optional): a guess of :math:`\pi(u)^{\top} r` in the
-            clean graph. Neither guess can make the bound wrong.
-        K (int, optional): as in :class:`Horizon`.
-        normalization (str): as in :class:`Horizon`.
-        undirected (bool): whether :math:`B` counts undirected edges, each of
-            which has one price, shared by its two directions; for the cost
-            :obj:`'pagerank'`.
-        rounds (int): how often the shares are chosen anew.
-        tol (float): stop within this of the relaxation's optimum, relative to
-            the largest reward.
-        max_iter (int): the largest number of multipliers tried.
+    for pairs of a reward, ``[num_columns, num_nodes]``, and a target
+    :math:`u`, whatever it stops at, roundoff included. :obj:`upper` are
+    :func:`pagerank_bounds` of the same :obj:`cost`. With :obj:`sign_only` it
+    stops as soon as the bound is negative, or it is clear that the
+    relaxation's optimum is not; else within :obj:`tol` of that optimum,
+    relative to the largest reward, or after :obj:`max_iter` multipliers.
+    :obj:`start` guesses :math:`V^{(0)}`, :obj:`clean` guesses
+    :math:`\pi(u)^{\top} r` in the clean graph; neither can make the bound
+    wrong. With :obj:`undirected`, :math:`B` counts undirected edges, each of
+    which has one price, shared by its two directions (anew in each of
+    :obj:`rounds`); for the cost :obj:`'pagerank'`.
     """
     horizon = Horizon(alpha, K, normalization)
     mirror = Mirror.of(perturbations) if undirected else None

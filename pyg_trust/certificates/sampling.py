@@ -435,18 +435,9 @@ def _product(matrix: Tensor, weight: Tensor) -> Tensor:
 Product = Callable[[Tensor], Tensor]
 
 _QUESTIONS = (
-    'size',
-    'dim',
-    'numel',
-    'ndimension',
-    '__len__',
-    '__get__',
-    'is_floating_point',
-    'is_complex',
-    'get_device',
-    'stride',
-    'storage_offset',
-    'is_contiguous',
+    *('size', 'dim', 'numel', 'ndimension', '__len__', '__get__'),
+    *('is_floating_point', 'is_complex', 'get_device', 'stride'),
+    *('storage_offset', 'is_contiguous'),
 )
 _SAME = ('contiguous', 'clone', 'detach', 'requires_grad_', 'float', 'to')
 _DROPOUT = ('dropout', 'feature_dropout', 'alpha_dropout')
@@ -510,7 +501,8 @@ def _answer(name: str, one: Any, *rest: Any, **kwargs: Any) -> Any:
         return one if all(x == one.dtype for x in wanted) else None
     if name in _MATMUL and mine:
         return one.product(two.t())
-    if name in _MATMUL and yours and one.layout == torch.sparse_csr:
+    layout = getattr(one, 'layout', None)
+    if name in _MATMUL and yours and layout == torch.sparse_csr:
         if (rest[1] if len(rest) > 1 else 'sum') not in ('sum', 'mean'):
             return None
         return _linear(

@@ -48,10 +48,6 @@ def clopper_pearson(
     :math:`n - k`. Each is wrong with probability at most :math:`\alpha`,
     *provided that what is counted was chosen before*: pick the class on other
     samples. Rounded outwards.
-
-    Example:
-        >>> clopper_pearson(torch.tensor([0, 5, 10]), 10, 0.05)
-        tensor([0.0000, 0.2224, 0.7411], dtype=torch.float64)
     """
     k = counts.detach().cpu().numpy().astype(np.float64)
     if side == 'upper':
@@ -191,10 +187,6 @@ def flip_regions(
 
     Relative error at most about :math:`(r_a + r_d + 8) 2^{-52}`. Where
     :math:`p_+` or :math:`p_-` is 0, some have probability 0 in one input.
-
-    Example:
-        >>> flip_regions(0, 1, 0.0, 0.5).perturbed.tolist()
-        [0.0, 1.0]
     """
     if p_plus == p_minus == 0:
         if additions == deletions == 0:
@@ -237,12 +229,7 @@ def regions_at(
     noise: Sequence[tuple[float, float]],
     radius: Sequence[tuple[int, int]],
 ) -> FlipRegions:
-    """Return the joint regions of several kinds of bits at a radius.
-
-    Example:
-        >>> regions_at([(0.0, 0.5)], [(0, 1)]).clean.tolist()
-        [0.5, 0.5]
-    """
+    """Return the joint regions of several kinds of bits at a radius."""
     each = [(*r, *p) for r, p in zip(radius, noise, strict=True)]
     # Kinds that stay as they are add nothing.
     moved = [kind for kind in each if kind[0] or kind[1]] or each[:1]
@@ -276,12 +263,6 @@ def worst_case_probability(
 
     Both are attained. :math:`\rho` is convex and piecewise linear, and falls
     in every radius, so that a radius stands for the whole ball within it.
-
-    Example:
-        >>> p = torch.tensor([0.55, 0.9], dtype=torch.float64)
-        >>> rho = worst_case_probability(p, flip_regions(0, 1, 0.01, 0.6))
-        >>> [round(value, 12) for value in rho.tolist()]
-        [0.2575, 0.835]
     """
     values = p.numpy()
     # Start at the nearer end: where rho is steep, 1 - p is more precise than
@@ -302,10 +283,6 @@ def min_probability(regions: FlipRegions) -> float:
 
     A class with a larger probability is the likeliest one after the change,
     too, for any classifier.
-
-    Example:
-        >>> round(min_probability(flip_regions(1, 0, 0.01, 0.6)), 12)
-        0.825
     """
     clean, perturbed, _ = regions
     gained = np.cumsum(perturbed)
