@@ -674,9 +674,7 @@ class PrivacyUnit:
             )
         return ids.clone()
 
-    def _names(
-        self, persons: Persons, name: str = 'persons'
-    ) -> Tensor:
+    def _names(self, persons: Persons, name: str = 'persons') -> Tensor:
         listed = torch.tensor(integers(name, persons), dtype=torch.int64)
         check_range(name, listed, self.num_names, 'the persons')
         return self._one[listed]

@@ -15,7 +15,9 @@ ROOT = math.sqrt(2)
 
 def right(hops=1, **arguments):
     # Of a bound at 95 percent some seeds are above the truth: not these.
-    transform = PrivateAGP(hops, mu=2.0, delta=1e-6, seed=hops, **arguments)
+    transform = PrivateAGP(
+        hops, mu=2.0, delta=1e-6, insecure_seed=hops, **arguments
+    )
     return transform.released
 
 

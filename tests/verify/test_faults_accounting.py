@@ -208,7 +208,7 @@ def released(folder, name=''):
         mu=0.3,
         epsilon=3.0,
         delta=1e-3,
-        form=form,
+        neighboring=form,
         ledger=folder / 'run.ledger',
     )
     data = cycle(20)
