@@ -131,7 +131,7 @@ def train_private(
         args.batch_size,
         num_steps=args.steps,
         sampling='poisson',
-        relation='add_remove',
+        neighboring='add_remove',
         sample_rate=args.rate,
     )
     module = kind(graphs[0].num_features, args.hidden, 2)

@@ -518,8 +518,8 @@ class PrivacyUnit:
         """Divide the rows by persons, so that nobody is in two parts.
 
         Joint rows of persons in different parts, and public rows, are in
-        none. Walks of ``relation='contents'`` go through all parts: make such
-        a loader of a part alone, by :meth:`within`.
+        none. Walks of ``neighboring='contents'`` go through all parts: make
+        such a loader of a part alone, by :meth:`within`.
 
         Args:
             ratio (Sequence[float]): the share of persons in each part.

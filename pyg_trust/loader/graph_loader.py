@@ -9,6 +9,7 @@ from torch_geometric.data import Batch, Data
 
 from pyg_trust._checks import Count, OneOf, Rate, check_instance, validated
 from pyg_trust._checks.graphs import check_edges
+from pyg_trust._moved import renamed
 from pyg_trust.graph.ragged import pointer
 from pyg_trust.loader.step_batches import WITHOUT_REPLACEMENT, Sampling
 from pyg_trust.loader.whole_units import RELATIONS, DrawnUnits
@@ -27,8 +28,8 @@ class GraphLoader(DrawnUnits):
     sum by at most :math:`2C` at the rate :math:`q = m / M` of the larger
     collection. A report states :math:`M`, and so does a rate: keep both, if it
     is a secret who is there at all. With Poisson sampling and
-    ``relation='add_remove'`` the sum moves by :math:`C` alone. The number of
-    graphs is private there: pass a public :obj:`sample_rate` beside the
+    ``neighboring='add_remove'`` the sum moves by :math:`C` alone. The number
+    of graphs is private there: pass a public :obj:`sample_rate` beside the
     :obj:`batch_size` by which sums are divided.
 
     A batch is a :class:`~torch_geometric.data.Batch`, as of PyG's
@@ -56,11 +57,10 @@ class GraphLoader(DrawnUnits):
             with a :obj:`sample_rate`. (default: :obj:`None`)
         sampling (str): :obj:`'without_replacement'` or :obj:`'poisson'`.
             (default: :obj:`'without_replacement'`)
-        relation (str): which collections are neighbours: :obj:`'replace'` or
-            :obj:`'add_remove'`, with Poisson sampling alone.
-            (default: :obj:`'replace'`)
+        neighboring (str): :obj:`'replace'` or, with Poisson sampling alone,
+            :obj:`'add_remove'`. (default: :obj:`'replace'`)
         sample_rate (float, optional): :math:`q`, for
-            ``relation='add_remove'``. (default: :obj:`None`)
+            ``neighboring='add_remove'``. (default: :obj:`None`)
         seed (int, optional): the seed. (default: :obj:`None`)
         follow_batch (sequence of str, optional): as of PyG's ``DataLoader``:
             attributes that get a batch vector. (default: :obj:`None`)
@@ -77,6 +77,7 @@ class GraphLoader(DrawnUnits):
     unit = 'whole graphs'
     noun = 'graph'
 
+    @renamed(relation='neighboring')
     def __init__(
         self,
         data: Sequence[Data],
@@ -84,14 +85,14 @@ class GraphLoader(DrawnUnits):
         *,
         num_steps: Count | None = None,
         sampling: Sampling = WITHOUT_REPLACEMENT,
-        relation: Annotated[str, OneOf(RELATIONS)] = 'replace',
+        neighboring: Annotated[str, OneOf(RELATIONS)] = 'replace',
         sample_rate: Rate | None = None,
         seed: int | None = None,
         follow_batch: Sequence[str] | None = None,
         exclude_keys: Sequence[str] | None = None,
         **kwargs: Any,
     ) -> None:
-        self._set_law(sampling, relation, sample_rate)
+        self._set_law(sampling, neighboring, sample_rate)
         if isinstance(data, Batch):
             data = data.to_data_list()
         if isinstance(data, Data | str) or not hasattr(data, '__getitem__'):

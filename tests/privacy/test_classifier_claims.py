@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-from pyg_trust.agp.measures import Measure
 from pyg_trust.ledger import BudgetExceededError
 from pyg_trust.privacy import PrivateNodeClassifier
 from pyg_trust.privacy import propagation as private_propagation
@@ -54,22 +53,13 @@ def test_a_checkpoint_does_not_wash_the_seed_off(relation):
     assert not fresh.report().seeded
 
 
-@pytest.mark.parametrize('case', ['size', 'directions'])
-def test_graphs_that_a_measure_is_not_for_cost_nothing(
-    case, monkeypatch, tmp_path
-):
+def test_a_graph_that_is_too_large_costs_nothing(monkeypatch, tmp_path):
     # The encoder was paid for, then the graph refused.
-    arguments, data = {}, graph(directed=case == 'directions')
-    if case == 'size':
-        monkeypatch.setattr(private_propagation, 'MAX_COLUMNS', n - 1)
-    else:
-        arguments['measure'] = Measure(0.5, 0.5, (0.0, 1.0), undirected=True)
+    monkeypatch.setattr(private_propagation, 'MAX_COLUMNS', n - 1)
     ledger = tmp_path / 'ledger'
-    model = PrivateNodeClassifier(
-        'feature', **QUICK, **arguments, ledger=ledger
-    )
+    model = PrivateNodeClassifier('feature', **QUICK, ledger=ledger)
     with pytest.raises(ValueError, match="'graph'"):
-        model.fit(data)
+        model.fit(graph())
     assert model.account.lines == ()
     model.close()
     monkeypatch.undo()

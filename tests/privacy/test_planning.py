@@ -178,7 +178,7 @@ def of_graphs(relation):
         2,
         num_steps=1,
         sampling='poisson',
-        relation=relation,
+        neighboring=relation,
         sample_rate=0.25 if relation == 'add_remove' else None,
     )
     module = Pooled()
