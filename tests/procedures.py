@@ -500,7 +500,7 @@ class Private:
         self.optimizer = torch.optim.Adam(self.net.parameters(), lr=0.1)
         self.walks = DisjointWalkLoader(cycle(30), 4, 1, num_steps=3, seed=0)
         ledger = folder / 'ledger'
-        self.engine = PrivacyEngine(seed=0, ledger=ledger)
+        self.engine = PrivacyEngine(insecure_seed=0, ledger=ledger)
         self.private = None
 
     def make(self, **kwargs):
@@ -563,23 +563,10 @@ PROCEDURES['PrivacyEngine.make_private'] = Procedure(
     modes_are_kept,
     shows=-1,
 )
-PROCEDURES['PrivacyEngine.estimate_max_grad_norm'] = Procedure(
-    lambda folder: Private(folder, dropout=0.0),
-    lambda objects, bar: objects.engine.estimate_max_grad_norm(
-        module=objects.net,
-        data_loader=objects.walks,
-        criterion=torch.nn.functional.cross_entropy,
-        public=True,
-        progress_bar=bar,
-    ),
-    lambda objects: objects.state(),
-    # A seeded engine takes the seed of dropout's masks from torch's.
-    draws=True,
-)
 
 
 def attach(module, optimizer, loader):
-    engine = PrivacyEngine(seed=3)
+    engine = PrivacyEngine(insecure_seed=3)
     return engine, engine.make_private(
         module=module,
         optimizer=optimizer,

@@ -20,7 +20,7 @@ CANARIES = 1600
 
 def attach(lam=1.0, break_it=None, **arguments):
     def make(module, optimizer, loader):
-        engine = PrivacyEngine(**{'seed': 0, **arguments})
+        engine = PrivacyEngine(**{'insecure_seed': 0, **arguments})
         training = engine.make_private(
             module=module,
             optimizer=optimizer,

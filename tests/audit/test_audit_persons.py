@@ -97,7 +97,7 @@ def audit(
     model = ByOrder() if by_order else Summed()
     # The gradient of an order's row has its features once, the notes' all.
     weigh = {'user': 1, 'order': 1 if by_order else rows, 'note': rows}
-    engine = PrivacyEngine(seed=0)
+    engine = PrivacyEngine(insecure_seed=0)
     private, optimizer, loader = engine.make_private(
         module=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
