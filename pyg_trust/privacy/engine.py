@@ -247,8 +247,11 @@ class PrivacyEngine(Checkpoints):
                 _IsLoader(StepLoader).check('data_loader', data_loader)
                 engine = PrivacyEngine()
                 engine._check_free(module, optimizer, data_loader)
-                options = {'forward': forward, 'criterion': criterion}
-                engine._prepare(module, optimizer, data_loader, 1.0, **options)
+                engine._prepare(
+                    *(module, optimizer, data_loader, 1.0, None),
+                    forward=forward,
+                    criterion=criterion,
+                )
         except (TypeError, ValueError) as error:
             if strict:
                 raise
@@ -480,9 +483,9 @@ class PrivacyEngine(Checkpoints):
             target_delta=target_delta,
             **options,
         )
+        assert not isinstance(norm, AdaptiveNorm)
         norm = check_norm(
-            'max_grad_norm',
-            check_positive('max_grad_norm', norm),  # type: ignore[arg-type]
+            'max_grad_norm', check_positive('max_grad_norm', norm)
         )
         if (target_epsilon is None) != (target_delta is None):
             raise ValueError(
@@ -536,7 +539,7 @@ class PrivacyEngine(Checkpoints):
         optimizer: torch.optim.Optimizer,
         loader: StepLoader,
         norm: float,
-        delta: float | None = None,
+        delta: float | None,
         **options: Any,
     ) -> PrivateStep:
         # Refuse what can't be trained, before the account is opened.

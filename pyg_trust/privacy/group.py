@@ -129,7 +129,7 @@ class Group:
         """Refuse other models or arguments, which decide what is spent."""
         if self.size == 1:
             return
-        values = {
+        values: dict[str, Any] = {
             name: value if isinstance(value, NUMBERS) else repr(value)
             for name, value in given.items()
             if not callable(value)

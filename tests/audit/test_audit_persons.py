@@ -16,7 +16,7 @@ from pyg_trust.loader import UnitLoader
 from pyg_trust.privacy import PrivacyEngine, training
 from pyg_trust.privacy.exact import clip
 from pyg_trust.privacy.mechanisms import lam_to_opacus
-from pyg_trust.privacy.training import PrivateStep
+from pyg_trust.privacy import training
 from pyg_trust.unit import PrivacyUnit
 
 CANARIES, ROWS = 200, 4
@@ -170,7 +170,7 @@ def test_clipping_by_row_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         norms = torch.ones(CANARIES)
         return type('Sum', (), {'integers': integers, 'norms': norms})
 
-    monkeypatch.setattr(PrivateStep, '_look', lambda *_: None)
+    monkeypatch.setattr(training, 'agrees', lambda *_: None)
     report = audit(
         plant=lambda: monkeypatch.setattr(training, 'clipped_sum', by_row)
     )
