@@ -14,9 +14,9 @@ from pyg_trust.loader import DisjointWalkLoader
 from pyg_trust.privacy import (
     PoissonAccountant,
     PrivacyEngine,
+    training,
 )
 from pyg_trust.privacy.exact import clip as kernel
-from pyg_trust.privacy import training
 
 STEPS, MULTIPLIER = 4, 4.0
 # Four full batches of noise 4 C, replaced: 2 sqrt(4) / 4.

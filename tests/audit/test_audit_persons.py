@@ -16,7 +16,6 @@ from pyg_trust.loader import UnitLoader
 from pyg_trust.privacy import PrivacyEngine, training
 from pyg_trust.privacy.exact import clip
 from pyg_trust.privacy.mechanisms import lam_to_opacus
-from pyg_trust.privacy import training
 from pyg_trust.unit import PrivacyUnit
 
 CANARIES, ROWS = 200, 4
