@@ -41,15 +41,6 @@ def factored(lists: Lists, num_items: int, lam: float) -> Inverse:
 
     The bits depend on the interactions alone, on one machine with as many
     threads.
-
-    Args:
-        lists (Lists): the lists of users.
-        num_items (int): the number of items.
-        lam (float): the regularisation.
-
-    Raises:
-        ValueError: if the regularisation is so small, or so large, that
-            rounding hides the weights.
     """
     from scipy.linalg import LinAlgError, cholesky, lapack
 
@@ -65,24 +56,15 @@ def factored(lists: Lists, num_items: int, lam: float) -> Inverse:
             base = np.ascontiguousarray(half + np.tril(half, -1).T)
             return Inverse(base, rounding / lam)
     raise ValueError(
-        "'lam' needs to be another for these interactions: rounding hides all "
-        f'of the weights (got {lam})'
+        "'weight_decay' needs to be another for these interactions: rounding "
+        f'hides all of the weights (got {lam})'
     )
 
 
 def sure_scores(
     inverse: Inverse, lists: Lists, users: np.ndarray
 ) -> np.ndarray:
-    """Score all items for some users; 0 where rounding may hide the sign.
-
-    Args:
-        inverse (Inverse): of the lists.
-        lists (Lists): the lists.
-        users (np.ndarray): int64.
-
-    Returns:
-        np.ndarray: float64, ``[num, num_items]``, 0 for own items.
-    """
+    """Score all items for some users; 0 where rounding may hide the sign."""
     value = inverse.base.diagonal()
     made = np.zeros((len(users), len(value)))
     for row, user in zip(made, users, strict=True):

@@ -67,36 +67,20 @@ UNIT = torch.finfo(torch.float64).eps / 2
 
 
 def targets(y: Tensor, num_classes: int) -> Tensor:
-    """Encode classes as targets of the outputs: ``[n, num_outputs]``.
-
-    Args:
-        y (Tensor): int64, ``[n]``: classes, from 0; -1 for a row that does
-            not count, whose targets are 0.
-        num_classes (int): at least 2.
-    """
+    """Encode classes as targets of the outputs: ``[n, num_outputs]``."""
     first = 1 if num_classes == 2 else 0
     hot = y.unsqueeze(1) == torch.arange(first, num_classes)
     return torch.where(hot, 1.0, -1.0).double() * (y >= 0).unsqueeze(1)
 
 
 def slopes(margin: Tensor, Y: Tensor) -> Tensor:
-    """Differentiate the loss in the margins; 0 for rows of targets 0.
-
-    Args:
-        margin (Tensor): ``[n, num_outputs]``.
-        Y (Tensor): the result of :func:`targets`.
-    """
+    """Differentiate the loss in the margins; 0 for rows of targets 0."""
     other = -Y
     return torch.mul(other, margin).sigmoid_().mul_(other)
 
 
 def curvatures(margin: Tensor, Y: Tensor) -> Tensor:
-    """Differentiate the loss twice, for every output by itself.
-
-    Args:
-        margin (Tensor): ``[n, num_outputs]``.
-        Y (Tensor): the result of :func:`targets`.
-    """
+    """Differentiate the loss twice, for every output by itself."""
     p = torch.sigmoid(margin)
     return p * (1 - p) * Y.abs()
 
@@ -129,13 +113,6 @@ def hidden(
         u \left[ (n + 8) \lVert Z \rVert \lVert G \rVert + \gamma_1 (d + 8)
         \lVert Z \rVert^2 \lVert W \rVert + \sqrt{n} (8 \sqrt{C} + C) \lVert Z
         \rVert + 4\, \text{drift} \right] .
-
-    Args:
-        z (float): the norm of :math:`Z`.
-        g (float): the norm of the slopes.
-        w (float): the norm of :math:`W`.
-        sizes (tuple[int, int, int]): :math:`n`, :math:`d` and :math:`C`.
-        drift (float): the norm of what is added.
     """
     n, d, outputs = sizes
     slope = math.sqrt(n) * (8 * math.sqrt(outputs) + outputs)
@@ -249,23 +226,12 @@ class Objective(NamedTuple):
     K: Tensor | None = None
 
     def gradient(self, W: Tensor) -> Gradient:
-        r"""Compute :math:`\nabla L(W, D)` in one pass over the rows.
-
-        Args:
-            W (Tensor): ``[d, num_outputs]``.
-        """
+        r"""Compute :math:`\nabla L(W, D)` in one pass over the rows."""
         value, squares = self._loss(W, None)
         return self._measured(W, value, squares.tolist())
 
     def moved(self, W: Tensor, known: Gradient, columns: Tensor) -> Gradient:
-        r"""Update a gradient after few columns of the weights moved.
-
-        Args:
-            W (Tensor): ``[d, num_outputs]``.
-            known (Gradient): the result of :meth:`gradient`, at weights that
-                differ from :obj:`W` in some columns alone.
-            columns (Tensor): int64: these columns.
-        """
+        r"""Update a gradient after few columns of the weights moved."""
         value, squares = self._loss(W, columns)
         known_slopes = torch.tensor(known.slopes, dtype=torch.float64)
         known_slopes[columns] = squares
@@ -303,21 +269,12 @@ class Objective(NamedTuple):
         return Gradient(value, norm, tuple(sizes), tuple(squares))
 
     def times(self, W: Tensor, P: Tensor) -> Tensor:
-        """Multiply the Hessian at :obj:`W` by a matrix.
-
-        Args:
-            W (Tensor): ``[d, num_outputs]``.
-            P (Tensor): as :obj:`W`.
-        """
+        """Multiply the Hessian at :obj:`W` by a matrix."""
         change = curvatures(self.Z @ W, self.Y) * (self.Z @ P)
         return transposed_times(self.Z, change) + self.mu * P
 
     def factor(self, W: Tensor) -> Factor:
-        r"""Factor the Hessians :math:`Z^\top S_c^2 Z + \mu I` at :obj:`W`.
-
-        Args:
-            W (Tensor): ``[d, num_outputs]``.
-        """
+        r"""Factor the Hessians :math:`Z^\top S_c^2 Z + \mu I` at :obj:`W`."""
         Z, curvature = self.Z, curvatures(self.Z @ W, self.Y)
         if self.K is not None:
             root = curvature.sqrt()

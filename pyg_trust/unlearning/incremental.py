@@ -51,13 +51,6 @@ def degree_power(degree: Tensor, exponent: float) -> Tensor:
 
     Equal degrees get equal bits: vectorized powers may differ between the
     middle and the end of a tensor.
-
-    Args:
-        degree (Tensor): int64.
-        exponent (float): the exponent; 0 gives ones, at degree 0 too.
-
-    Returns:
-        Tensor: float64.
     """
     if exponent == 0:
         return torch.ones(degree.shape, dtype=torch.float64)
@@ -78,15 +71,7 @@ def bare(
     directed: bool = False,
     gone: Tensor | None = None,
 ) -> Sums:
-    """Make a graph that can be edited, with no features.
-
-    Args:
-        graph (CSRGraph): as in :class:`.Sums`.
-        measure (Measure): its self-loops and its direction count.
-        directed (bool): as in :class:`.Sums`. (default: :obj:`False`)
-        gone (Tensor, optional): int64: rows of removed nodes.
-            (default: :obj:`None`)
-    """
+    """Make a graph that can be edited, with no features."""
     return Sums(
         graph,
         torch.empty((graph.num_nodes, 0), dtype=torch.float64),
@@ -224,17 +209,7 @@ class SeriesState:
     def update(
         self, structure: Tensor, features: Tensor, x: Tensor | None = None
     ) -> Tensor:
-        """Recompute the residual where an edit changed it, and push.
-
-        Args:
-            structure (Tensor): int64: nodes whose degree or neighbours
-                changed.
-            features (Tensor): int64: nodes whose features changed.
-            x (Tensor, optional): these features; zeros by default.
-
-        Returns:
-            Tensor: int64: nodes whose estimate may have changed.
-        """
+        """Recompute the residual where an edit changed it, and push."""
         self._settle()
         nodes = features
         if structure.numel() + nodes.numel() == 0:
@@ -265,11 +240,7 @@ class SeriesState:
         self.x[features] = 0 if x is None else x
 
     def rows(self, nodes: Tensor | None = None) -> Tensor:
-        r"""Return rows of the estimate :math:`\hat z`: ``[k, num_columns]``.
-
-        Args:
-            nodes (Tensor, optional): int64; all by default.
-        """
+        r"""Return rows of the estimate: ``[k, num_columns]``."""
         return self.z.clone() if nodes is None else self.z[nodes]
 
     def solve(
@@ -281,12 +252,6 @@ class SeriesState:
         :math:`L` for which :math:`(1 - \alpha)^L` is at most :obj:`tail`. In
         the norm of :attr:`error_bound`, the error is at most :obj:`tail` times
         the signal.
-
-        Args:
-            signal (Tensor): float64, ``[num_nodes, num_columns]``.
-            tail (float): in :math:`(0, 1)`.
-            adjoint (bool): whether :math:`P` is transposed.
-                (default: :obj:`False`)
         """
         follow, graph = 1 - self.alpha, self.graph
         recv, send, rows = self.recv, self.send, graph.receiving
@@ -400,11 +365,7 @@ class ColumnProblem(NamedTuple):
     goal: float
 
     def gradient(self, W: Tensor) -> Gradient:
-        """Compute :meth:`.Objective.gradient` at exact features.
-
-        Args:
-            W (Tensor): ``[d, num_outputs]``.
-        """
+        """Compute :meth:`.Objective.gradient` at exact features."""
         state, grow = self.state, self.state.spread
         x, signal = state.x, state.x @ W
         size, most = float(x.norm()), math.sqrt(max(self.Y.numel(), 1))
@@ -429,11 +390,7 @@ class ColumnProblem(NamedTuple):
         return Gradient(value, Residual(measured, measured + missing))
 
     def factor(self, W: Tensor) -> Factor:
-        """Factor the Hessian at the estimated features.
-
-        Args:
-            W (Tensor): ``[d, num_outputs]``.
-        """
+        """Factor the Hessian at the estimated features."""
         Z = self.state.rows(self.train)
         return Objective(Z, self.Y, self.mu).factor(W)
 

@@ -86,11 +86,7 @@ class Settings(NamedTuple):
     pairs: Pairs | None = None
 
     def arrays(self, std: float) -> dict[str, np.ndarray]:
-        """Return the settings of the kernel's proof.
-
-        Args:
-            std (float): the standard deviation of a release's noise.
-        """
+        """Return the settings of the kernel's proof."""
         measure = self.measure
         return {
             'head': np.array(HEAD),
@@ -105,11 +101,7 @@ class Settings(NamedTuple):
         }
 
     def digest(self, std: float) -> str:
-        """Hash the settings of a proof, without data and weights.
-
-        Args:
-            std (float): as for :meth:`arrays`.
-        """
+        """Hash the settings of a proof, without data and weights."""
         made = removal.setting(self.arrays(std))
         return made if self.pairs is None else fingerprint(made, *self.pairs)
 
@@ -329,12 +321,7 @@ class NodeState:
         return ColumnProblem(self.levels, train, Y, self.mu, goal)
 
     def margins(self, weight: Tensor, nodes: Tensor) -> Tensor:
-        """Compute the margins of nodes at exact features.
-
-        Args:
-            weight (Tensor): ``[d, num_outputs]``.
-            nodes (Tensor): int64: present nodes.
-        """
+        """Compute the margins of nodes at exact features."""
         if isinstance(self.levels, Sums):
             return self.levels.rows(nodes) @ weight
         signal = self.levels.x @ weight
@@ -620,11 +607,7 @@ class NodeState:
         return self.graph.alive.nonzero().view(-1)
 
     def error(self, fitted: 'NodeState') -> tuple[float, float]:
-        """Compute the error of the features and a bound of it.
-
-        Args:
-            fitted (NodeState): the result of :meth:`fitted`.
-        """
+        """Compute the error of the features and a bound of it."""
         now = self.rebuilt() if self.num_pending else fitted
         if isinstance(now.levels, SeriesState):
             exact = now.levels.solve(now.levels.x, 1e-12)
@@ -646,10 +629,6 @@ class NodeState:
         """Hash the data of each block of ``BLOCK`` neighbouring rows.
 
         They have no salt: seal them.
-
-        Args:
-            nodes (Tensor, optional): int64: nodes whose blocks are hashed; by
-                default all. (default: :obj:`None`)
         """
         graph, n = self.graph, self.graph.num_nodes
         if nodes is None:

@@ -14,7 +14,6 @@ lists what was removed. Memory holds empty counts until
 :meth:`Recommender.flush`.
 """
 
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,6 +29,7 @@ from pyg_trust._checks import (
     check_positive,
     check_tensor,
 )
+from pyg_trust._moved import renamed
 from pyg_trust.files.commit import (
     EditedInPlace,
     Lineage,
@@ -38,7 +38,7 @@ from pyg_trust.files.commit import (
 )
 from pyg_trust.files.seals import Seals, sealed
 from pyg_trust.ledger import RemovalLedger
-from pyg_trust.removal import RemovalRequest, requested, skipping
+from pyg_trust.removal import RemovalRequest, requested
 from pyg_trust.report import provenance
 from pyg_trust.unlearning.closed_form import (
     Inverse,
@@ -159,7 +159,7 @@ class Recommender(Saved[_Held], EditedInPlace):
         cached (bool): whether to hold the counts, 12 bytes for each pair of
             items that share a user; otherwise rows are counted on request,
             with the same bits. (default: :obj:`True`)
-        lam (float): the regularisation :math:`\lambda > 0` of
+        weight_decay (float): :math:`\lambda > 0` of
             ``'closed_form'``; choose it without looking at the data that may
             leave. (default: :obj:`500.0`)
         max_items (int): the most items of ``'closed_form'``.
@@ -172,13 +172,14 @@ class Recommender(Saved[_Held], EditedInPlace):
 
     _formats = (FORMAT,)
 
+    @renamed(lam='weight_decay')
     def __init__(
         self,
         method: str = 'paths',
         *,
         exponents: tuple[float, float, float] = EXPONENTS,
         cached: bool = True,
-        lam: float = 500.0,
+        weight_decay: float = 500.0,
         max_items: int = 20_000,
     ) -> None:
         check_choice('method', method, METHODS)
@@ -193,9 +194,12 @@ class Recommender(Saved[_Held], EditedInPlace):
         b, c, d = [check('exponents', each) for each in exponents]
         self.exponents = (b, c, d)
         self.cached = cached
-        self.lam = check_positive('lam', lam)
+        self.weight_decay = check_positive('weight_decay', weight_decay)
         self.max_items = check_integer('max_items', max_items, 1)
-        alien = {'lam': lam != 500.0, 'max_items': max_items != 20_000}
+        alien = {
+            'weight_decay': weight_decay != 500.0,
+            'max_items': max_items != 20_000,
+        }
         if method == 'closed_form':
             other = self.exponents != EXPONENTS
             alien = {'exponents': other, 'cached': not cached}
@@ -247,7 +251,7 @@ class Recommender(Saved[_Held], EditedInPlace):
             lists, users, items, seals, ledger, Lineage(), ids
         )
         if self.method == 'closed_form':
-            inverse = factored(lists, num_items, self.lam)
+            inverse = factored(lists, num_items, self.weight_decay)
             held = held._replace(inverse=inverse)
         self._model = held.recorded('fit', {})
         return self
@@ -419,10 +423,9 @@ class Recommender(Saved[_Held], EditedInPlace):
         held = self._fitted
         named = users, items, interactions
         asked = self._asked(held, request, *named, persons)
-        report, skipped = skipping(
+        return self._skipping(
             asked, missing, lambda each: self._removed(each, reference)
         )
-        return replace(report, skipped=skipped) if skipped else report
 
     def _asked(
         self,
@@ -525,7 +528,7 @@ class Recommender(Saved[_Held], EditedInPlace):
                     f'{empty} empty counts of items that once shared a user'
                 )
         if held.inverse is not None:
-            again = factored(lists, size, self.lam).base
+            again = factored(lists, size, self.weight_decay).base
             equal, entries = (
                 np.array_equal(again, held.inverse.base),
                 again.size,
@@ -545,7 +548,7 @@ class Recommender(Saved[_Held], EditedInPlace):
     def __repr__(self) -> str:
         more = f'exponents={self.exponents}, cached={self.cached}'
         if self.method == 'closed_form':
-            more = f'lam={self.lam}'
+            more = f'weight_decay={self.weight_decay}'
         return f'{type(self).__name__}({self.method!r}, {more})'
 
     # Inside ##################################################################
@@ -559,7 +562,7 @@ class Recommender(Saved[_Held], EditedInPlace):
 
     def _config(self) -> dict[str, Any]:
         if self.method == 'closed_form':
-            return {'method': self.method, 'lam': self.lam}
+            return {'method': self.method, 'lam': self.weight_decay}
         return {'method': self.method, 'exponents': list(self.exponents)}
 
     @property
@@ -569,7 +572,7 @@ class Recommender(Saved[_Held], EditedInPlace):
     def _factored(self, held: _Held) -> _Held:
         # In closed form a removal leaves the factoring to the next answer.
         if self.method == 'closed_form' and held.inverse is None:
-            inverse = factored(held.lists, len(held.items), self.lam)
+            inverse = factored(held.lists, len(held.items), self.weight_decay)
             held = self._model = held._replace(inverse=inverse)
         return held
 

@@ -176,14 +176,7 @@ def read_interactions(
 def rows_there(
     name: str, values: Names, ids: NodeIds, there: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Convert ids to rows, and mark the rows that are there.
-
-    Args:
-        name (str): the name of the argument.
-        values (Tensor or Iterable): the ids, as the user passed them.
-        ids (NodeIds): the ids of the rows.
-        there (Tensor): bool, by row: whether it is present.
-    """
+    """Convert ids to rows, and mark the rows that are there."""
     rows = ids.rows_of(name, values, len(there))
     return rows, there[rows]
 
@@ -195,18 +188,7 @@ def read_change(
     ids: Ids,
     request: RemovalRequest,
 ) -> Change:
-    """Read a request for the whole graph; refuse one of missing items.
-
-    Args:
-        lists (Lists): the present lists.
-        users_there (Tensor): bool: the present users.
-        items_there (Tensor): bool: the present items.
-        ids (Ids): the ids of users and items.
-        request (RemovalRequest): the nodes and edges that go.
-
-    Raises:
-        NotThere: if some of them are not there.
-    """
+    """Read a request for the whole graph; refuse one of missing items."""
     part = request.parts.get(0, Part(whole=True))
     if request.graphs != [0] or part.whole or part.features or part.labels:
         raise ValueError(

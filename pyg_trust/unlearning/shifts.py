@@ -138,10 +138,6 @@ def largest_weights(outputs: Count, lam: Positive) -> float:
 
     :math:`\frac{\lambda n}{2} \lVert W^* \rVert^2 \le L(W^*) \le L(0)`, which
     is :math:`n \log 2` for every output.
-
-    Args:
-        outputs (int): the number of outputs.
-        lam (float): :math:`\lambda`.
     """
     return math.sqrt(2 * outputs * math.log(2) / lam) * (1 + 2**-40)
 
@@ -155,12 +151,6 @@ def grid_shift(count: Natural, size: NotNegative, std: Positive) -> float:
     :mod:`pyg_trust.verify.noise`: that of :math:`W` moved by at most
     :math:`\sqrt{p}\, g / 2 + 2 u \lVert W \rVert_F`
     (:mod:`pyg_trust.verify.release`).
-
-    Args:
-        count (int): the number :math:`p` of weights.
-        size (float): a bound of :math:`\lVert W \rVert_F`, as
-            :func:`largest_weights` gives it.
-        std (float): the standard deviation :math:`s` of the noise.
     """
     moved = math.sqrt(count) * 2**-33 + 2**-52 * size / std
     return moved * (1 + 2**-40)

@@ -67,11 +67,7 @@ class Lists(NamedTuple):
         return torch.from_numpy(np.stack([users, self.item]))
 
     def kept(self, mask: np.ndarray) -> 'Lists':
-        """Return the lists of some of the interactions.
-
-        Args:
-            mask (ndarray): bool, ``[num_interactions]``: which of them stay.
-        """
+        """Return the lists of some of the interactions."""
         gone = np.flatnonzero(~mask)
         start = self.start - np.searchsorted(gone, self.start)
         return Lists(start, np.delete(self.item, gone))
@@ -104,19 +100,7 @@ def joined(parts: list[np.ndarray]) -> np.ndarray:
 
 @validated
 def lists_of(interactions: Pairs, num_users: Count, num_items: Count) -> Lists:
-    """Sort interactions into the lists of users.
-
-    Args:
-        interactions (Tensor): int64, ``[2, num_interactions]``: users and
-            their items.
-        num_users (int): the number of users.
-        num_items (int): the number of items.
-
-    Raises:
-        ValueError: if an interaction is out of range or listed twice, an item
-            has more than ``MOST_USERS`` users, or pairs have no number of 63
-            bits.
-    """
+    """Sort interactions into the lists of users."""
     users, items = interactions
     check_range('interactions', users, num_users, 'the users', private=True)
     check_range('interactions', items, num_items, 'the items', private=True)
@@ -146,13 +130,6 @@ def fixed_weights(degree: Degrees, exponent: Exponent) -> Tensor:
 
     0 at degree 0. Equal degrees get equal weights.
 
-    Args:
-        degree (Tensor): int64, ``[num]``.
-        exponent (float): :math:`c`, in :math:`[0, 2]`.
-
-    Returns:
-        Tensor: float64, ``[num]``.
-
     Example:
         >>> fixed_weights(torch.tensor([0, 1, 4]), 0.5)
         tensor([0.0000, 1.0000, 0.5000], dtype=torch.float64)
@@ -167,11 +144,7 @@ def path_counts(
     exponent: float,
     items: np.ndarray | None = None,
 ) -> Sparse:
-    """Count paths between items: rows of :math:`G`, in full or some of them.
-
-    Returns:
-        scipy.sparse.csr_matrix: float64; only entries that are not zero.
-    """
+    """Count paths between items: all rows of :math:`G`, or some."""
     weights = fixed_weights(torch.from_numpy(lists.length), exponent)
     plain = lists.matrix(num_items)
     if items is not None:
@@ -182,15 +155,7 @@ def path_counts(
 
 
 def places(counts: Sparse, items: np.ndarray) -> np.ndarray:
-    """Find the entries of :math:`G` between all pairs of some items.
-
-    Args:
-        counts (scipy.sparse.csr_matrix): with these entries, sorted.
-        items (np.ndarray): int64, ascending.
-
-    Returns:
-        np.ndarray: int64, of ``counts.data``, row by row.
-    """
+    """Find the entries of :math:`G` between all pairs of some items."""
     start, column = counts.indptr, counts.indices
     wanted = items.astype(column.dtype)
     return joined(
@@ -204,11 +169,7 @@ def places(counts: Sparse, items: np.ndarray) -> np.ndarray:
 def downdate(
     counts: Sparse, rows: list[Row], exponent: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    r"""Subtract the removed entries of users from :math:`G`, exactly.
-
-    Returns:
-        tuple: entries of ``counts.data``, ascending, and their new values.
-    """
+    r"""Subtract the removed entries of users from :math:`G`, exactly."""
     sizes = [(len(items), int(stays.sum())) for _, items, stays in rows]
     degree = torch.tensor(sizes, dtype=torch.int64).view(-1)
     weights = fixed_weights(degree, exponent).view(-1, 2).tolist()
@@ -231,20 +192,7 @@ def path_scores(
     exponents: tuple[float, float, float],
     counts: Sparse | None = None,
 ) -> np.ndarray:
-    """Score all items for some users; the same bits with counts or without.
-
-    Args:
-        lists (Lists): the result of :func:`lists_of`.
-        users (np.ndarray): int64.
-        degree (Tensor): int64, ``[num_items]``: the users of each item.
-        exponents (tuple): :math:`b, c, d`.
-        counts (scipy.sparse.csr_matrix, optional): :math:`G`; by default its
-            rows are counted as needed. (default: :obj:`None`)
-
-    Returns:
-        np.ndarray: float64, ``[num, num_items]``; those of a user's own items
-        are scores, too.
-    """
+    """Score all items for some users; the same bits with counts or without."""
     from scipy.sparse import csr_matrix
 
     b, c, d = exponents
@@ -262,16 +210,7 @@ def path_scores(
 
 
 def best_items(scores: np.ndarray, k: int) -> np.ndarray:
-    """Choose the best items: by score, equal scores by ascending name.
-
-    Args:
-        scores (np.ndarray): float64, ``[num_users, num_items]``; what is not
-            positive is never chosen.
-        k (int): the number of items.
-
-    Returns:
-        np.ndarray: int64, ``[num_users, k]``; empty places hold ``num_items``.
-    """
+    """Choose the best items: by score, equal scores by ascending name."""
     best = np.full((len(scores), k), scores.shape[1])
     for row, score in zip(best, scores, strict=True):
         (item,) = (score > 0).nonzero()

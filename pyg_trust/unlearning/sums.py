@@ -300,11 +300,7 @@ class Sums:
         return length, col[ranges(start, length)]
 
     def has_edges(self, edges: Tensor) -> Tensor:
-        """Return which edges exist; self-loops of the measure do not count.
-
-        Args:
-            edges (Tensor): int64, ``[2, k]``.
-        """
+        """Return which edges exist; self-loops of the measure do not count."""
         n, own = self.num_nodes, self.own_loop.numpy()
         start, length, col = (part.numpy() for part in self.leaving)
 
@@ -319,19 +315,7 @@ class Sums:
         return torch.tensor(there, dtype=torch.bool)
 
     def cut(self, part: Part) -> tuple[Tensor, Part]:
-        """Find the edges that a removal names.
-
-        Args:
-            part (Part): edges, of which one direction suffices, and directed
-                edges, by row.
-
-        Returns:
-            tuple[Tensor, Part]: the edges to cut, each once; and those that
-            are not there.
-
-        Raises:
-            ValueError: on a directed edge of an undirected graph.
-        """
+        """Find the edges that a removal names."""
         if not part.edges and not part.directed_edges:
             return _NO_EDGES, Part()
         if not self.undirected:
@@ -359,15 +343,7 @@ class Sums:
         return torch.cat(cut, 1).unique(dim=1), missing
 
     def touched(self, changed: Tensor, features: Tensor) -> Tensor | None:
-        r"""Find the rows of :math:`z` that an edit may have changed.
-
-        Args:
-            changed (Tensor): int64: of :meth:`play`.
-            features (Tensor): int64: those of them whose features changed.
-
-        Returns:
-            Tensor, optional: int64, ascending; :obj:`None` for all of them.
-        """
+        r"""Find the rows of :math:`z` that an edit may have changed."""
         measure, length = self.measure, self.sending.length
         found = torch.zeros(self.num_nodes, dtype=torch.bool)
         if measure.weights[0]:
@@ -385,15 +361,7 @@ class Sums:
         return found.nonzero().view(-1)
 
     def rows(self, nodes: Tensor | None = None) -> Tensor:
-        """Compute rows of :math:`z`: ``[k, num_columns]``.
-
-        Args:
-            nodes (Tensor, optional): int64; all rows by default.
-                (default: :obj:`None`)
-
-        Raises:
-            ValueError: on a node that is not there.
-        """
+        """Compute rows of :math:`z`: ``[k, num_columns]``."""
         count, _, broken = self._state[_CLOCK].tolist()
         if broken:
             self._build()
@@ -412,21 +380,7 @@ class Sums:
     def play(
         self, steps: Sequence[Step], undo: Undo | None = None
     ) -> tuple[Tensor, int]:
-        """Play edits in their order, as one: all of it or nothing.
-
-        Args:
-            steps (list[Step]): the edits.
-            undo (list, optional): where to write what takes them back, by
-                :func:`put_back`. (default: :obj:`None`)
-
-        Returns:
-            tuple[Tensor, int]: int64, ascending: nodes whose degree,
-            neighbours or features changed; and the number of rows before.
-
-        Raises:
-            ValueError: if something is not there, or is there already, or
-                the range does not do.
-        """
+        """Play edits in their order, as one: all of it or nothing."""
         first, edits, broken = self._state[_CLOCK].tolist()
         if broken:
             self._build()
@@ -615,12 +569,7 @@ class Sums:
 
 
 def put_back(undo: Undo, keep: int = 0) -> None:
-    """Take edits back; if this is interrupted, call it again.
-
-    Args:
-        undo (list): what takes them back.
-        keep (int): the number of steps to leave. (default: :obj:`0`)
-    """
+    """Take edits back; if this is interrupted, call it again."""
     while len(undo) > keep:
         undo[-1]()
         undo.pop()
@@ -638,18 +587,7 @@ def _listed(edges: Tensor) -> tuple[tuple[int, int], ...]:
 def check_directed(
     directed: bool | None, measure: Measure, undirected: bool | None
 ) -> bool:
-    """Return whether edges of a graph that changes go in one direction.
-
-    Args:
-        directed (bool, optional): what the user says; by default an edge of
-            the graph does.
-        measure (Measure): the measure, which may need an undirected graph.
-        undirected (bool, optional): whether the present edges go both ways;
-            :obj:`None` if they are not known yet.
-
-    Raises:
-        TypeError, ValueError: if these do not fit together.
-    """
+    """Return whether edges of a graph that changes go in one direction."""
     if directed is not None:
         check_instance('directed', directed, bool)
     if directed and measure.undirected:
@@ -668,11 +606,7 @@ def check_directed(
 
 
 def check_measure(measure: Measure) -> None:
-    """Refuse measures that exact integer sums do not support.
-
-    Raises:
-        ValueError: if its weights depend on the graph, or :math:`a + b < 1`.
-    """
+    """Refuse measures that exact integer sums do not support."""
     if measure.shrink != 1 or measure.spectral_radius is not None:
         raise ValueError(
             f"'measure' {measure} depends on the spectral radius of the "
@@ -686,16 +620,7 @@ def check_measure(measure: Measure) -> None:
 
 
 def limits(reads: float, mean: float) -> Tensor:
-    """Return up to which rank a sender is kept, for each rank of a receiver.
-
-    Args:
-        reads (float): rows read for each event.
-        mean (float): the mean number of receivers.
-
-    Returns:
-        Tensor: int8, ``[64]``, ascending. The rank of a node is how many bits
-        its number of receivers has; 127 for all ranks.
-    """
+    """Return the highest rank of a sender that each receiver keeps."""
     if reads == math.inf:
         return torch.full((64,), _ALL, dtype=torch.int8)
     size = 0.75 * 2.0 ** torch.arange(64, dtype=torch.float64)
@@ -714,13 +639,6 @@ def reads_of(length: Tensor) -> float:
     rank :math:`k` has :math:`\min(d_k e_l, n_l)` neighbours of rank
     :math:`l`, :math:`d_k` being the mean degree, :math:`n_l` the number, and
     :math:`e_l` the share in all ends of nodes of a rank.
-
-    Args:
-        length (Tensor): int64, ``[num_nodes]``: the number of receivers of
-            each node.
-
-    Returns:
-        float: :math:`r`; infinity if all may be kept.
     """
     size = length.double()
     rank = torch.frexp(size)[1].long()
