@@ -1,19 +1,6 @@
-r"""Closed-form item weights (EASE), a function of what remains.
+"""Closed-form item weights (EASE), a function of what remains.
 
-With the interactions :math:`X` of users and items, :math:`A = X^\top X +
-\lambda I` and :math:`P = A^{-1}`, the weights are :math:`B = I - P
-\operatorname{diag}(1 / P_{jj})`, and a user's scores :math:`x B` (Steck 2019).
-
-A removal drops :math:`P`; the next answer factors :math:`A` anew, by the call
-that a fit makes. :math:`X^\top X` holds integers, which are exact in any
-order, so the weights have the bits of a fit on what remains, on one machine
-with as many threads.
-
-**Rounding.** The error of an entry of :math:`P` is of the size :math:`\delta =
-8 k u\, \kappa / \lambda`, for :math:`k` items, :math:`u = 2^{-53}` and
-:math:`\kappa = (\lambda + \lVert X^\top X \rVert_\infty) / \lambda` (Higham
-2002, chapter 14). Of a list of :math:`m` items a score below :math:`m \delta /
-P_{jj}` counts as zero, so that rounding recommends nothing.
+``docs/theory/exact_removal.rst`` has the formulas and the rounding.
 """
 
 from contextlib import suppress

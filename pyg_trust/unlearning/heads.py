@@ -1,34 +1,7 @@
-r"""Logistic heads of classifiers: objective, measured residual, Hessian.
+"""Logistic heads of classifiers: objective, measured residual, Hessian.
 
-With the rows :math:`z_i` of the training nodes, :math:`n` of them *now*, and
-targets :math:`y_{ic} = \pm 1`, one output for two classes and one per class
-for more,
-
-.. math::
-    L(W, D) = \sum_{i, c} \log(1 + e^{-y_{ic} w_c^\top z_i}) +
-    \frac{\lambda n}{2} \lVert W \rVert_F^2 + \langle B, W \rangle, \qquad
-    \nabla L = Z^\top G + \lambda n W + B .
-
-The slopes :math:`G = \partial \ell / \partial a` in the margins :math:`a =
-W^\top z` have the Lipschitz constant :math:`\gamma_1 = 1/4`, the curvatures
-:math:`\gamma_2 = 1/(6 \sqrt 3)`.
-
-**The certificate.** :math:`L` is :math:`\lambda n`-strongly convex, so for
-*any* :math:`W`
-
-.. math::
-    \lVert W - W^* \rVert_F \le \frac{\lVert \nabla L(W, D') \rVert_F}
-    {\lambda n'}, \qquad W^* = \arg\min L(\cdot, D'),
-
-by :math:`\langle \nabla L(W) - \nabla L(W^*), W - W^* \rangle \ge \lambda n'
-\lVert W - W^* \rVert^2` and :math:`\nabla L(W^*) = 0`. The residual is
-*measured* (``Objective.gradient``), with all that rounding can hide; how
-:math:`W` was found plays no part.
-
-**The step.** :math:`H p = -\nabla L(W, D')`, the *full* present gradient, so
-that what one step leaves is corrected by the next, and nothing adds up. Any
-:math:`p` may be used: :math:`H` may be the factored Hessian of an earlier
-time (``Factor``).
+``docs/theory/certified_removal.rst`` has the objective and the certificate
+that follows from its residual.
 """
 
 import math
@@ -52,6 +25,7 @@ __all__ = [
     'Residual',
     'curvatures',
     'hidden',
+    'norm',
     'slopes',
     'targets',
 ]
@@ -121,7 +95,8 @@ def hidden(
     )
 
 
-def _norm(matrix: Tensor) -> float:
+def norm(matrix: Tensor) -> float:
+    """Return the Frobenius norm of a dense or sparse CSR matrix."""
     held = matrix.values() if matrix.layout == torch.sparse_csr else matrix
     return float(torch.linalg.vector_norm(held))
 
@@ -254,19 +229,19 @@ class Objective(NamedTuple):
     def _measured(
         self, W: Tensor, value: Tensor, squares: list[float]
     ) -> Gradient:
-        weight = _norm(W)
-        drift = self.mu * weight + (0.0 if self.B is None else _norm(self.B))
+        weight = norm(W)
+        drift = self.mu * weight + (0.0 if self.B is None else norm(self.B))
         sizes = torch.linalg.vector_norm(value, dim=0).tolist()
         n, d = self.Z.shape
         if self.Z.layout == torch.sparse_csr:
             # Zeros that are not stored add no rounding.
             d = int(self.Z.crow_indices().diff().max())
-        size = _norm(self.Z) if self.size is None else self.size
+        size = norm(self.Z) if self.size is None else self.size
         slope = math.sqrt(math.fsum(squares))
         measured = math.hypot(*sizes)
         more = hidden(size, slope, weight, (n, d, W.size(1)), drift)
-        norm = Residual(measured, measured + more)
-        return Gradient(value, norm, tuple(sizes), tuple(squares))
+        total = Residual(measured, measured + more)
+        return Gradient(value, total, tuple(sizes), tuple(squares))
 
     def times(self, W: Tensor, P: Tensor) -> Tensor:
         """Multiply the Hessian at :obj:`W` by a matrix."""

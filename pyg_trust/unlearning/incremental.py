@@ -37,6 +37,7 @@ from pyg_trust.unlearning.heads import (
     Objective,
     Residual,
     hidden,
+    norm,
     slopes,
 )
 from pyg_trust.unlearning.sums import Step, Sums, Undo, put_back
@@ -379,7 +380,7 @@ class ColumnProblem(NamedTuple):
         spread = x.new_zeros(signal.shape)
         spread[self.train] = G
         value = x.t() @ state.solve(spread, tail, adjoint=True) + self.mu * W
-        measured, weight, slope = map(_norm, (value, W, G))
+        measured, weight, slope = map(norm, (value, W, G))
         # The rounding of a sum grows with the length of a row, on every level.
         levels = math.log(tail) / math.log1p(-min(state.alpha, 0.999)) + 1
         degree = int(state.graph.degree.max()) + 8
@@ -393,7 +394,3 @@ class ColumnProblem(NamedTuple):
         """Factor the Hessian at the estimated features."""
         Z = self.state.rows(self.train)
         return Objective(Z, self.Y, self.mu).factor(W)
-
-
-def _norm(matrix: Tensor) -> float:
-    return float(matrix.norm())

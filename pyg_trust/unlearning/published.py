@@ -1,43 +1,8 @@
-r"""Methods as published, to compare certified removal with.
+"""Methods as published, to compare certified removal with.
 
-**Objective perturbation.** :class:`PublishedScatteringClassifier` is the
-method of `"Unlearning Graph Classifiers with Limited Data Resources"
-<https://arxiv.org/abs/2211.03216>`_ (Pan et al. 2023; for nodes it is that of
-`Chien et al. 2022 <https://arxiv.org/abs/2206.09140>`_): a secret :math:`b
-\sim \mathcal{N}(0, \sigma^2)` is drawn at the fit, :math:`b^\top w` is added
-to the objective, and the approximate minimiser is released as it is while its
-residual is within a budget. `Guo et al. 2020
-<https://arxiv.org/abs/1911.03030>`_, Theorem 3: if :math:`\lVert \nabla
-L_b(W', D') \rVert_F` is at most :func:`removal_budget`, the release is
-:math:`(\varepsilon, \delta)`-indistinguishable from the exact minimiser. *It
-does not hold in general.* The release is the exact minimiser for the noise
-:math:`T(b) = b - u(b)`, whose residual :math:`u` depends on :math:`b`. The
-proof compares densities as if :math:`u` were fixed, and leaves out the
-Jacobian of :math:`T`: with one feature, two points of which one is removed,
-and :math:`(1, 10^{-4})`, one Newton step has :math:`\delta = 0.069`.
-
-**The update** (Pan et al., Algorithm 2): :math:`w' = w + p`, :math:`p = H^{-1}
-\Delta`, :math:`H = \nabla^2 L(w, D')`, :math:`\Delta = \nabla L(w, D) - \nabla
-L(w, D')`. For *any* :math:`p`,
-
-.. math::
-    \nabla L_b(w + p, D') = \nabla L_b(w, D) + (H p - \Delta) + R(p), \quad
-    R(p) = Z'^\top \left[ \int_0^1 (D_{w + tp} - D_w)\, dt \right] Z' p,
-
-where :math:`D_w = \operatorname{diag}(\ell''(w^\top z'_i))`. Entry :math:`i`
-of the bracket is at most :math:`\int_0^1 \gamma_2 t\, |z_i'^\top p|\, dt`, so
-
-.. math::
-    \lVert R(p) \rVert \le \frac{\gamma_2}{2} \lVert Z' \rVert_2 \lVert (Z'p)
-    \circ (Z'p) \rVert_2 ,
-
-which is :func:`tight_bound`. :math:`\gamma_2 = \frac{1}{6\sqrt3}` is the
-largest slope of :math:`\ell'' = \sigma(1 - \sigma)`; the paper uses
-:math:`\frac14`.
-
-linear-GST is another transform of the same classifier of graphs;
-unstructured removal (Guo et al. 2020) is its ``remove`` of
-:meth:`~pyg_trust.removal.RemovalRequest.whole_graphs`.
+Objective perturbation, whose certificate does not hold in general, and the
+bounds of its steps: ``docs/theory/certified_removal.rst`` derives them, and
+has a counterexample.
 """
 
 import math

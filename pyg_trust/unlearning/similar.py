@@ -1,26 +1,7 @@
-r"""Recommendations by paths of three steps, counted in fixed point.
+"""Recommendations by paths of three steps, counted in fixed point.
 
-User :math:`u` likes the items of row :math:`r_u` of :math:`R`. The score of an
-item sums over paths user, item, other user, item:
-
-.. math::
-    s_u = r_u D_I^{-b}\, G\, D_I^{-d}, \qquad G = R^\top W R, \qquad
-    W \approx D_U^{-c}
-
-with the degrees :math:`D_U` of users and :math:`D_I` of items. (:math:`b = c =
-d = 1/2` is the linear filter of GF-CF, other exponents are RP3-beta and the
-first round of LinkProp.) Nothing is trained.
-
-**Exact counts.** The weights :math:`W` are rounded to positive multiples of
-:math:`2^{-30}`, 1 at most. A sum or difference of fewer than :math:`2^{22}` of
-them is a multiple of :math:`2^{-30}` below :math:`2^{22}`, so float64 holds it
-exactly. Every entry of :math:`G` is such a sum, over the users of two items:
-it has the same bits in every order of users. What a user added can be taken
-off again, and leaves the bits of a count that never saw the user. An entry is
-zero if and only if no user has both items.
-
-**Exact scores.** Floating-point sums over a user's items follow the order of
-names. They read rows of :math:`G` and nothing else of other users.
+Sums of rounded weights are exact in any order, so that what a user added can
+be taken off again: ``docs/theory/exact_removal.rst`` has the formulas.
 """
 
 from typing import Annotated, Any, NamedTuple

@@ -1,56 +1,10 @@
 # Longer than 700 lines because its theory stands above it.
-r"""Propagated features of a changing graph, as exact sums of integers.
+"""Propagated features of a changing graph, as exact sums of integers.
 
-With :math:`P = D^{-a} A D^{-b}` and :math:`z = \sum_{i=0}^L w_i P^i x`
-(:mod:`.measures`), what nodes send is rounded to the grid :math:`2^{-f}`:
-
-.. math::
-    q_0(u) = \operatorname{rint}(2^f d_u^{-b} x_u), \quad
-    S_i(v) = \sum_{u \to v} q_i(u), \quad
-    q_{i+1}(v) = \operatorname{rint}(p_v S_i(v)), \quad
-    y_{i+1}(v) = d_v^{-a} 2^{-f} S_i(v),
-
-:math:`p_v = d_v^{-a} d_v^{-b}`, and :math:`z = w_0 x + \sum_i w_i y_i` in
-float64, in this order. Sums are int64.
-
-**From scratch.** Addition of integers is associative, so the sums do not
-depend on the order in which they were made. An edit sends the difference
-:math:`q_i' - q_i` of each node that changes to its neighbours, and the state
-*is* that of a fresh start on the present graph and features: to the bit,
-whatever the events, their batches, and the number of threads.
-
-**Work.** :math:`S_0, \ldots, S_{L-2}` are kept; the last level is computed
-when rows are read, so no row can be out of date. For :math:`L = 2` a sum is
-kept of some senders alone, and what the others send is added where it is read.
-What :math:`u` sends changes as often as its edges, and :math:`S_0(v)` is read
-as often as the rows of its receivers: with :math:`r` rows read for each
-event, :math:`d` the numbers of receivers and :math:`\bar d` their mean,
-:math:`u` is kept in :math:`S_0(v)` if
-
-.. math:: 1 + d_u / \bar d \le r (1 + d_v),
-
-both rounded to powers of two. For each pair of neighbours the rarer work is
-done, so no other choice makes edits as cheap for what it saves readers. It
-changes no bit.
-
-**Error.** For :math:`R = \max_v p_v n_v`, :math:`n_v` the number of terms of
-:math:`S(v)`, an error of :math:`q_i` by :math:`e_i` units of the grid makes
-one of :math:`q_{i+1}` by at most
-
-.. math:: e_{i+1} = R e_i + 1/2 + \text{rounding}, \quad e_0 = 1/2 +
-    \text{rounding},
-
-and :math:`|y_{i+1}(v) - \text{exact}| \le d_v^{-a} n_v 2^{-f} e_i`. Where
-:math:`n_v = d_v` and :math:`a + b \ge 1`, :math:`R \le 1`: with two levels
-and :math:`f = 40` it is about :math:`10^{-12} \sqrt{d_v}`.
-
-**Range.** Then :math:`|q_i| \le 2^f B` for features within the declared bound
-:math:`B`, and :math:`|S_i(v)| \le n_v 2^f B`, which has to stay below
-:math:`2^{62}`: an edit that gives a node more neighbours is refused. On a
-directed graph whose signals travel along the edges nothing ties :math:`n_v`
-to :math:`d_v`, and :math:`(\max n_v)^L 2^f B` has to stay below; or, for
-:math:`b = 1`, :math:`2 N 2^f B` with :math:`N` nodes, as :math:`\sum_v
-|S_i(v)| \le \sum_u d_u |q_i(u)|`, which grows by roundings alone.
+What nodes send is rounded to a grid, so that sums are integers and do not
+depend on the order of edits: the state is that of a fresh start on the present
+graph and features, to the bit. ``docs/theory/integer_sums.rst`` has the
+formulas, the bound of the error and the range.
 """
 
 import math
