@@ -65,8 +65,6 @@ class GraphEmbedding(BaseTransform):
         data: Data | Sequence[Data],
         dtype: torch.dtype | None = None,
         sparse: bool = False,
-        *,
-        progress_bar: bool | None = None,
     ) -> Tensor:
         """Return the vectors of a graph, a batch or a list of graphs.
 
@@ -76,7 +74,6 @@ class GraphEmbedding(BaseTransform):
                 that of the features. (default: :obj:`None`)
             sparse (bool): whether to return a sparse CSR matrix.
                 (default: :obj:`False`)
-            progress_bar (bool, optional): by default in terminals, after 2 s.
 
         Returns:
             Tensor: ``[num_graphs, num_coefficients]``.
@@ -103,7 +100,7 @@ class GraphEmbedding(BaseTransform):
                 data = Batch.from_data_list([_only(g, keys) for g in data])
         graph = CSRGraph.from_data(data)
         x = self.signal(data, graph, dtype)
-        return self._embed(graph, x, _ptr(data), sparse, progress_bar)
+        return self._embed(graph, x, _ptr(data), sparse)
 
     def signal(
         self,
@@ -123,12 +120,7 @@ class GraphEmbedding(BaseTransform):
         return graph_signal(data, graph, self.max_degree, self.clip, dtype)
 
     def _embed(
-        self,
-        graph: CSRGraph,
-        x: Tensor,
-        ptr: Tensor | None,
-        sparse: bool,
-        progress_bar: bool | None,
+        self, graph: CSRGraph, x: Tensor, ptr: Tensor | None, sparse: bool
     ) -> Tensor:
         raise NotImplementedError
 
@@ -195,12 +187,7 @@ class GraphScattering(GraphEmbedding):
         self.linear = linear
 
     def _embed(
-        self,
-        graph: CSRGraph,
-        x: Tensor,
-        ptr: Tensor | None,
-        sparse: bool,
-        progress_bar: bool | None,
+        self, graph: CSRGraph, x: Tensor, ptr: Tensor | None, sparse: bool
     ) -> Tensor:
         return scattering_transform(
             graph,
@@ -213,7 +200,6 @@ class GraphScattering(GraphEmbedding):
             low_pass=self.low_pass,
             linear=self.linear,
             sparse=sparse,
-            progress_bar=progress_bar,
         )
 
     def __repr__(self) -> str:

@@ -154,7 +154,7 @@ class CertifiedClassifier(Saved[M]):
     def _packed(self, model: M) -> dict[str, Any]:
         return {'classes': model.classes}
 
-    def _unpacked(self, state: dict[str, Any], progress_bar: bool | None) -> M:
+    def _unpacked(self, state: dict[str, Any]) -> M:
         config, mine = dict(state['config']), self._config()
         if 'feature_bound' in mine:
             # States of earlier versions have no bound; features beyond it are
@@ -162,7 +162,7 @@ class CertifiedClassifier(Saved[M]):
             config.setdefault('feature_bound', mine['feature_bound'])
         # States of 0.1 have it, without an effect.
         config.pop('noise_std', None)
-        model = super()._unpacked({**state, 'config': config}, progress_bar)
+        model = super()._unpacked({**state, 'config': config})
         if self._noise_p_value(model) < noise.LEAST_P_VALUE:
             raise ValueError(
                 'the released weights of the state do not match its ledger: '
@@ -254,6 +254,10 @@ class CertifiedClassifier(Saved[M]):
             self._known_epsilon = (spent, found)
         return self._known_epsilon[1]
 
+    def _transcript(self, ledger: RemovalLedger) -> float:
+        # All releases since the fit, as one shift.
+        return shift_epsilon(removal.together([*ledger.amounts()]), self.delta)
+
     def _check_shift(
         self, count: int, W: Tensor, beta: float, spent: float
     ) -> None:
@@ -270,11 +274,9 @@ class CertifiedClassifier(Saved[M]):
     def _certificate(self, model: M, spent: float) -> dict[str, Any]:
         """Return the fields of a report that all releases have."""
         ledger = model.ledger
-        # All releases since the fit, as one shift.
-        together = removal.together([*ledger.amounts()])
         return {
             'epsilon': self._epsilon(spent),
-            'epsilon_transcript': shift_epsilon(together, self.delta),
+            'epsilon_transcript': self._transcript(ledger),
             'delta': self.delta,
             'target_epsilon': self.epsilon,
             'noise': self.noise,

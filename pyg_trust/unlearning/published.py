@@ -207,35 +207,29 @@ class PublishedScatteringClassifier:
     def __repr__(self) -> str:
         return described(self)
 
-    def fit(
-        self, graphs: Sequence[Data], *, progress_bar: bool | None = None
-    ) -> 'PublishedScatteringClassifier':
+    def fit(self, graphs: Sequence[Data]) -> 'PublishedScatteringClassifier':
         """Embed and train.
 
         Args:
             graphs (list[Data]): the training graphs, each with a label ``y``.
-            progress_bar (bool, optional): by default in terminals, after 2 s.
         """
-        train = self._keeper.keep(check_graphs(graphs), progress_bar)
+        train = self._keeper.keep(check_graphs(graphs))
         draws = 0 if self._state is None else self._state.draws
         B = self._drawn((train.Z.size(1), train.Y.size(1)), draws)
         ledger = RemovalLedger(self.budget)
         state = _State(train, B, torch.zeros_like(B), ledger, draws + 1)
-        state = self._solved(state, None, progress_bar)[0]
+        state = self._solved(state, None)[0]
         if self.noise_std:
             spent = self._measured(state)
             ledger.record('fit', spent, data=train.seals.root)
         self._state = state
         return self
 
-    def remove(
-        self, request: RemovalRequest, *, progress_bar: bool | None = None
-    ) -> UnlearnReport:
+    def remove(self, request: RemovalRequest) -> UnlearnReport:
         """Remove the requested items by one step, or as ``on_exceed`` says.
 
         Args:
             request (RemovalRequest): graphs, or their nodes, edges, features.
-            progress_bar (bool, optional): by default in terminals, after 2 s.
         """
         check_instance('request', request, RemovalRequest)
         old, budget = self._fitted, self.budget
@@ -245,10 +239,7 @@ class PublishedScatteringClassifier:
                 '(got 0)'
             )
         change = self._keeper.changed(
-            old.train,
-            [Update(remove=request)],
-            old.ledger.removed,
-            progress_bar,
+            old.train, [Update(remove=request)], old.ledger.removed
         )
         spent, new = old.ledger.spent, old._replace(train=change.left)
         decay = self.weight_decay
@@ -285,7 +276,7 @@ class PublishedScatteringClassifier:
             if action == 'retrain':
                 B, start = self._drawn(new.B.shape, new.draws), None
                 new = new._replace(B=B, draws=new.draws + 1)
-            new, steps = self._solved(new, start, progress_bar)
+            new, steps = self._solved(new, start)
             iterations, cost = iterations + steps, self._measured(new)
             measured = new.objective(decay).gradient(new.W).norm.measured
         root = change.left.seals.root
@@ -329,14 +320,12 @@ class PublishedScatteringClassifier:
             increments=added,
         )
 
-    def decision_function(
-        self, graphs: Sequence[Data], *, progress_bar: bool | None = None
-    ) -> Tensor:
+    def decision_function(self, graphs: Sequence[Data]) -> Tensor:
         """Compute the margins of graphs: ``[num_graphs, num_outputs]``."""
         state = self._fitted
         like = next(iter(state.train.graphs.values()))
         listed = check_graphs(graphs, like)
-        return self._keeper.embed(listed, progress_bar) @ state.W
+        return self._keeper.embed(listed) @ state.W
 
     def predict(self, graphs: Sequence[Data]) -> Tensor:
         """Return the labels of graphs: int64, ``[num_graphs]``."""
@@ -388,7 +377,7 @@ class PublishedScatteringClassifier:
         return noise.source(part).normal(tuple(shape)) * self.noise_std
 
     def _solved(
-        self, state: _State, start: Tensor | None, bar: bool | None
+        self, state: _State, start: Tensor | None
     ) -> tuple[_State, int]:
         train = state.train
         found = minimize(
@@ -399,7 +388,6 @@ class PublishedScatteringClassifier:
             W=start,
             K=train.K,
             tol=self.tol / 2,
-            progress_bar=bar,
         )
         return state._replace(W=found.W), found.iterations
 
