@@ -134,7 +134,6 @@ class RemovalRequest:
             <pyg_trust.unit.PrivacyUnit.without>` removes them from the
             tables. (default: :obj:`()`)
         unit (PrivacyUnit, optional): the privacy unit of :obj:`persons`.
-            (default: :obj:`None`)
 
     Raises:
         TypeError: on something that is no integer.
@@ -374,7 +373,7 @@ class NodeIds:
 
     Args:
         n_id (Tensor, optional): int64, ``[num_nodes]``: distinct ids from 0
-            on; by default the positions. (default: :obj:`None`)
+            on; by default the positions.
         name (str): the argument that an error names.
             (default: :obj:`'data.n_id'`)
 

@@ -35,11 +35,10 @@ class NewNodes:
     Args:
         x (Tensor): features, ``[k, num_columns]``.
         y (Tensor, optional): labels, int64, ``[k]``; -1 is unknown.
-            (default: :obj:`None`)
         train (Tensor, optional): bool, ``[k]``: a mask of the nodes to train
-            on; by default those with a label. (default: :obj:`None`)
+            on; by default those with a label.
         n_id (Tensor, optional): ids, int64, ``[k]``, never used before; by
-            default the next ones. (default: :obj:`None`)
+            default the next ones.
 
     Raises:
         TypeError, ValueError: on other types or shapes, NaN or infinity, a
@@ -106,21 +105,19 @@ class Update:
 
     Args:
         nodes (NewNodes or Tensor, optional): new nodes, or their features
-            alone, ``[k, num_columns]``. (default: :obj:`None`)
+            alone, ``[k, num_columns]``.
         edges (Tensor or list, optional): edges to add, ``[2, k]``, or a list
             of pairs; in both directions, if not :obj:`directed`.
-            (default: :obj:`None`)
         features (tuple[Tensor, Tensor], optional): distinct nodes, int64, and
-            their new features. (default: :obj:`None`)
-        labels (tuple[Tensor, Tensor], optional): nodes, int64, each once,
-            and the labels that they are trained with from now on, int64; -1
-            takes a node out of the training. (default: :obj:`None`)
+            their new features.
+        labels (tuple[Tensor, Tensor], optional): nodes, int64, each once, and
+            the labels that they are trained with from now on, int64; -1 takes
+            a node out of the training.
         graphs (Sequence[Data]): whole graphs to add, for classifiers of
             graphs. (default: :obj:`()`)
         graph (int): the number of the graph of new nodes, edges, features and
             labels. (default: :obj:`0`)
         remove (RemovalRequest, optional): the items to remove.
-            (default: :obj:`None`)
         directed (bool): whether edges to add go in the given direction alone.
             (default: :obj:`False`)
         missing (str): what happens where an item of :obj:`remove` is not

@@ -30,7 +30,6 @@ class GraphEmbedding(BaseTransform):
         max_degree (int, optional): use one-hot degrees of the width
             :obj:`max_degree + 1` as features, degrees beyond it counted as
             :obj:`max_degree`. Choose it without looking at the data.
-            (default: :obj:`None`)
         clip (bool): whether to clip features to :math:`[-1, 1]`; otherwise
             features outside are an error. (default: :obj:`False`)
         attr (str): the attribute to write. (default: :obj:`'z'`)
@@ -71,7 +70,7 @@ class GraphEmbedding(BaseTransform):
         Args:
             data (Data, Batch or list[Data]): the graphs.
             dtype (torch.dtype, optional): the dtype of the vectors; by default
-                that of the features. (default: :obj:`None`)
+                that of the features.
             sparse (bool): whether to return a sparse CSR matrix.
                 (default: :obj:`False`)
 
@@ -113,9 +112,7 @@ class GraphEmbedding(BaseTransform):
         Args:
             data (Data): the graph or batch.
             graph (CSRGraph, optional): the graph as a :class:`CSRGraph`.
-                (default: :obj:`None`)
             dtype (torch.dtype, optional): as in :meth:`embed`.
-                (default: :obj:`None`)
         """
         return graph_signal(data, graph, self.max_degree, self.clip, dtype)
 
@@ -146,12 +143,11 @@ class GraphScattering(GraphEmbedding):
         linear (bool): whether to leave out the absolute value (linear-GST).
             (default: :obj:`False`)
         max_degree (int, optional): see :class:`GraphEmbedding`; without it
-            ``data.x`` is used. (default: :obj:`None`)
+            ``data.x`` is used.
         clip (bool): see :class:`GraphEmbedding`. (default: :obj:`False`)
         attr (str): the attribute to write. (default: :obj:`'z'`)
         sparse (bool): see :class:`GraphEmbedding`. (default: :obj:`False`)
         dtype (torch.dtype, optional): see :class:`GraphEmbedding`.
-            (default: :obj:`None`)
 
     Example:
         >>> data = Data(

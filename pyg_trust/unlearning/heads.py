@@ -113,9 +113,8 @@ class Factor(NamedTuple):
             \operatorname{diag}(\sqrt{s})`, of the curvatures :math:`s`.
         mu (float): of the Hessian.
         inverse (Tensor, optional): of the Hessians, which is faster to
-            multiply by again and again. (default: :obj:`None`)
-        rows (tuple[Tensor, Tensor], optional): :math:`Z` and
-            :math:`\sqrt{s}`. (default: :obj:`None`)
+            multiply by again and again.
+        rows (tuple[Tensor, Tensor], optional): :math:`Z` and :math:`\sqrt{s}`.
     """
 
     lower: Tensor
@@ -186,11 +185,9 @@ class Objective(NamedTuple):
         Y (Tensor): of :func:`targets`, 0 for these.
         mu (float): :math:`\lambda n`, of the rows that count.
         B (Tensor, optional): the linear term, ``[d, num_outputs]``.
-            (default: :obj:`None`)
         size (float, optional): the Frobenius norm of :obj:`Z`, if known.
-            (default: :obj:`None`)
         K (Tensor, optional): :func:`~.rows.gram` of :obj:`Z`, to factor
-            Hessians in :math:`n \times n` numbers. (default: :obj:`None`)
+            Hessians in :math:`n \times n` numbers.
     """
 
     Z: Tensor

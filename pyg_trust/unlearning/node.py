@@ -152,10 +152,9 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
             :obj:`'ppr'`, ... (:mod:`.measures`), not :obj:`'katz'`.
             (default: :obj:`'sgc'`)
         alpha (float, optional): the :math:`\alpha` of the measure, if it has
-            one. (default: :obj:`None`)
-        t (float, optional): as the measure takes it. (default: :obj:`None`)
+            one.
+        t (float, optional): as the measure takes it.
         K (int, optional): the number of hops of the measure, if it has one.
-            (default: :obj:`None`)
         bound (float): the largest magnitude that a feature may ever have; of
             ``features='exact'``. It is declared and not measured, so that no
             refusal reveals other rows. (default: :obj:`16.0`)
@@ -173,10 +172,9 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
             steps, while the certificate and the predictions come from exact
             solves of few columns. (default: :obj:`'exact'`)
         theta (float, optional): advanced: the threshold of pushes.
-            (default: :obj:`None`)
         encoder (callable, optional): maps features row by row before the
-            propagation, such as a network; or a factory, a callable without
-            an argument, that draws one anew. (default: :obj:`None`)
+            propagation, such as a network; or a factory, a callable without an
+            argument, that draws one anew.
         start_is_public (bool): your statement that the encoder never saw the
             data; needed if one is passed, and repeated in reports.
             (default: :obj:`False`)
@@ -184,11 +182,10 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
             (default: :obj:`1e-8`)
         max_pending (int): advanced: the most nodes and edges that may be
             added before a release. (default: :obj:`1_000`)
-        directed (bool, optional): advanced: whether edges that are added go
-            in one direction alone; by default whether an edge of the graph
-            does. (default: :obj:`None`)
+        directed (bool, optional): advanced: whether edges that are added go in
+            one direction alone; by default whether an edge of the graph does.
         seed (int, optional): the seed of the noise. It makes the noise
-            repeatable, and the release not private. (default: :obj:`None`)
+            repeatable, and the release not private.
 
     Raises:
         TypeError, ValueError: if an argument is out of range.
@@ -296,12 +293,11 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
         Args:
             data (Data): the graph, with ``x``, ``edge_index``, ``y`` and
                 ``train_mask``.
-            train_nodes (list[int] or Tensor, optional): the training nodes,
-                as positions in :obj:`data` or a mask, in place of
-                ``train_mask``. (default: :obj:`None`)
+            train_nodes (list[int] or Tensor, optional): the training nodes, as
+                positions in :obj:`data` or a mask, in place of ``train_mask``.
             classes (list[int], optional): the labels that exist or may come
                 later; by default those of the training nodes, none of which
-                may lose its last one. (default: :obj:`None`)
+                may lose its last one.
 
         Raises:
             TypeError, ValueError: on a graph that is weighted or has
@@ -384,7 +380,6 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
             nodes (list[int] or Tensor, optional): the ids of nodes, or a mask
                 of all nodes that ever were; by default all of them, in the
                 order of the fit and then as they came.
-                (default: :obj:`None`)
 
         Raises:
             NotThere: on a node that never was.
@@ -551,19 +546,16 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
             model.remove(RemovalRequest(persons=[12], unit=unit))
 
         Args:
-            request (RemovalRequest or list, optional): a request, or a list
-                of requests, which makes one release; or ids of nodes.
-                (default: :obj:`None`)
+            request (RemovalRequest or list, optional): a request, or a list of
+                requests, which makes one release; or ids of nodes.
             nodes (list[int] or Tensor, optional): the ids of nodes that go
-                with all their edges. (default: :obj:`None`)
+                with all their edges.
             edges (list[tuple] or Tensor, optional): edges, as pairs of ids.
-                (default: :obj:`None`)
             features (list[int] or Tensor, optional): nodes that lose their
-                features. (default: :obj:`None`)
+                features.
             labels (list[int] or Tensor, optional): nodes that leave the
-                training. (default: :obj:`None`)
+                training.
             persons (list[int], optional): needs a request with their unit.
-                (default: :obj:`None`)
             missing (str): :obj:`'raise'`, or :obj:`'skip'` to remove what is
                 there and list the rest in ``skipped`` of the report.
                 (default: :obj:`'raise'`)

@@ -94,7 +94,6 @@ def tight_bound(Z: Tensor, P: Tensor, K: Tensor | None = None) -> float:
         Z (Tensor): the remaining embeddings :math:`Z'`, ``[n, d]``.
         P (Tensor): the step, ``[d, C]``.
         K (Tensor, optional): ``rows.gram(Z)``, if known.
-            (default: :obj:`None`)
     """
     _check_step(Z, P, K)
     spread = float((Z @ P).square().norm())
@@ -121,7 +120,7 @@ def paper_bound(
     Args:
         Z (Tensor): as in :func:`tight_bound`.
         P (Tensor): as in :func:`tight_bound`.
-        K (Tensor, optional): as in :func:`tight_bound`. (default: :obj:`None`)
+        K (Tensor, optional): as in :func:`tight_bound`.
         radius (float, optional): :math:`F`; by default the largest row norm.
     """
     _check_step(Z, P, K)
@@ -174,9 +173,9 @@ class PublishedScatteringClassifier:
             :obj:`'retrain'` draws a fresh one, :obj:`'raise'` raises
             :class:`~pyg_trust.ledger.BudgetExceededError`.
             (default: :obj:`'refine'`)
-        num_classes (int, optional): as in that class. (default: :obj:`None`)
+        num_classes (int, optional): as in that class.
         tol (float): the residual of exact solves. (default: :obj:`1e-10`)
-        seed (int, optional): the seed of :math:`b`. (default: :obj:`None`)
+        seed (int, optional): the seed of :math:`b`.
     """
 
     @validated

@@ -33,14 +33,8 @@ Pairs = Tensor | Iterable[tuple[int, int]]
 class Change(NamedTuple):
     """Consequences of a request: who stays, and whose lists get shorter.
 
-    Args:
-        request (dict): the ids, by their kind.
-        named (dict): the same as nodes and edges of the whole graph.
-        users (Tensor): bool: the users that stay.
-        items (Tensor): bool: the items that stay.
-        keep (ndarray): bool: the interactions that stay, in order.
-        rows (list[Row]): the users whose lists get shorter, or who go.
-        recount (bool): whether to count anew.
+    ``request`` has ids by kind, ``named`` the same as nodes and edges of the
+    whole graph; ``keep`` marks the interactions that stay.
     """
 
     request: dict[str, Any]
@@ -60,13 +54,8 @@ class Change(NamedTuple):
 class Ids(NamedTuple):
     """Ids of users and items: ``n_id`` of their types, else positions.
 
-    In requests for nodes and edges of the whole graph an item has its id plus
-    :attr:`offset`, one more than the largest id of a user.
-
-    Args:
-        users (NodeIds): the ids of users.
-        items (NodeIds): the ids of items.
-        offset (int): as above; the number of users, if these have positions.
+    In requests for the whole graph an item has its id plus ``offset``, one
+    more than the largest id of a user.
     """
 
     users: NodeIds

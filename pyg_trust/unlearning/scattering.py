@@ -156,14 +156,14 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         num_classes (int, optional): labels are in ``[0, num_classes)``, and a
             class may run empty, which reports say. By default classes are the
             labels of the training graphs, and a request that would empty one
-            is refused. (default: :obj:`None`)
+            is refused.
         tol (float): advanced: the residual of exact solves. Where so few
             graphs remain that it is too large for the budget, a release is
             solved as a fit is, to what the budget allows.
             (default: :obj:`1e-10`)
         seed (int, optional): the seed of the noise. It makes the noise
             repeatable, and the result neither private nor certified; every
-            report says so first. (default: :obj:`None`)
+            report says so first.
         start_is_public (bool): your statement that a transform of your own
             with weights never saw the data; needed unless a factory draws it
             anew, as ``transform=lambda: Mine(...)``. (default: :obj:`False`)
@@ -383,17 +383,13 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         Args:
             request (RemovalRequest or list, optional): a request, or a list of
                 requests, which makes one release; or the ids of graphs.
-                (default: :obj:`None`)
             graphs (list[int] or Tensor, optional): whole graphs.
-                (default: :obj:`None`)
             nodes (dict, optional): by graph, the ids of nodes.
-                (default: :obj:`None`)
             edges (dict, optional): by graph, edges as pairs of ids.
-                (default: :obj:`None`)
             features (dict, optional): by graph, the ids of nodes that lose
-                their features. (default: :obj:`None`)
+                their features.
             persons (list[int], optional): refused, as a person is a row of a
-                table, and these are graphs. (default: :obj:`None`)
+                table, and these are graphs.
             missing (str): :obj:`'raise'`, or :obj:`'skip'` to remove what is
                 there and list the rest in ``skipped`` of the report.
                 (default: :obj:`'raise'`)

@@ -1,9 +1,10 @@
-"""Recommendations by paths of three steps, counted in fixed point.
+"""Recommendations by paths of three steps in fixed point, and in closed form.
 
 Sums of rounded weights are exact in any order, so that what a user added can
 be taken off again: ``docs/theory/exact_removal.rst`` has the formulas.
 """
 
+from contextlib import suppress
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -26,12 +27,10 @@ Sparse = Any
 
 
 class Lists(NamedTuple):
-    """Items of each user, as rows of a compressed sparse matrix."""
+    """Items of each user: where rows begin, and their ascending items."""
 
     start: np.ndarray
-    """int64, ``[num_users + 1]``: where rows begin."""
     item: np.ndarray
-    """int64, ``[num_interactions]``: the items, ascending in each row."""
 
     @property
     def length(self) -> np.ndarray:
@@ -65,13 +64,11 @@ class Lists(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Removal of items from one user's list."""
+    """A user, their items so far, ascending, and which of them stay."""
 
     user: int
     items: np.ndarray
-    """int64, ascending: the items so far."""
     stays: np.ndarray
-    """bool: which of them stay."""
 
 
 def joined(parts: list[np.ndarray]) -> np.ndarray:
@@ -201,3 +198,49 @@ def best_items(scores: np.ndarray, k: int) -> np.ndarray:
         item = item[np.argsort(-score[item], kind='stable')][:k]
         row[: len(item)] = item
     return best
+
+
+# Closed form #################################################################
+
+
+class Inverse(NamedTuple):
+    """The inverse matrix of the closed form, and the size of its rounding."""
+
+    base: np.ndarray
+    rounding: float
+
+
+def factored(lists: Lists, num_items: int, lam: float) -> Inverse:
+    """Invert by Cholesky's decomposition, with the bits of any other fit."""
+    from scipy.linalg import LinAlgError, cholesky, lapack
+
+    # Integers, so exact.
+    shifted = path_counts(lists, num_items, 0.0).toarray()
+    wide = lam + float(shifted.sum(1).max())
+    shifted.flat[:: num_items + 1] += lam
+    rounding = 8 * num_items * 2.0**-53 * wide / lam
+    if rounding < 1 and lam < 2.0**52:
+        with suppress(LinAlgError):
+            lower = cholesky(shifted, True, True, check_finite=False)
+            half = np.tril(lapack.dpotri(lower, lower=1)[0])
+            base = np.ascontiguousarray(half + np.tril(half, -1).T)
+            return Inverse(base, rounding / lam)
+    raise ValueError(
+        "'weight_decay' needs to be another for these interactions: rounding "
+        f'hides all of the weights (got {lam})'
+    )
+
+
+def sure_scores(
+    inverse: Inverse, lists: Lists, users: np.ndarray
+) -> np.ndarray:
+    """Score all items for some users; 0 where rounding may hide the sign."""
+    value = inverse.base.diagonal()
+    made = np.zeros((len(users), len(value)))
+    for row, user in zip(made, users, strict=True):
+        items = lists.of(user)
+        score = -inverse.base[items].sum(0) / value
+        least = len(items) * inverse.rounding / value
+        row[:] = np.where(score > least, score, 0.0)
+        row[items] = 0.0
+    return made

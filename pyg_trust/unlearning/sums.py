@@ -96,7 +96,6 @@ class Sums:
         reads (float, optional): :math:`r`; changes no bit. With infinity all
             are kept. By default :func:`reads_of` chooses it, again when all
             sums are made and when the lists of neighbours need more memory.
-            (default: :obj:`None`)
         directed (bool): whether an edge may go in one direction alone, if
             none does now. (default: :obj:`False`)
         gone (Tensor): int64: rows of removed nodes.

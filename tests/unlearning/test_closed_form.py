@@ -13,7 +13,7 @@ from pyg_trust.erasure import ErasureDesk
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import TrustReport
 from pyg_trust.unlearning import Recommender, recommender
-from pyg_trust.unlearning.closed_form import factored
+from pyg_trust.unlearning.similar import factored
 
 LAM = 3.0
 
