@@ -1,9 +1,7 @@
 """Removal requests and their application to a graph.
 
-One request object serves every unlearner: whole graphs, nodes, features and
-labels of nodes, and edges, of one graph or of many. Nodes are named by their
-ids: ``data.n_id`` if the data have it, else the positions at the fit
-(:class:`NodeIds`). Ids of removed nodes are not used again, and a second
+Nodes are named by their ids: ``data.n_id`` if the data have it, else the
+positions at the fit. Ids of removed nodes are not used again, and a second
 request for one raises :class:`NotThere`.
 """
 
@@ -25,18 +23,7 @@ from pyg_trust._checks import (
     check_tensor,
 )
 
-__all__ = [
-    'NodeIds',
-    'NotThere',
-    'Part',
-    'RemovalRequest',
-    'Removed',
-    'integers',
-    'pairs_of',
-    'remove_from_data',
-    'requested',
-    'skipping',
-]
+__all__ = ['NotThere', 'Part', 'RemovalRequest', 'remove_from_data']
 
 MISSING = ('raise', 'skip')
 NOT_THERE = ' is not there: it never was, or was removed before'
@@ -599,12 +586,6 @@ class Removed:
     def __init__(self) -> None:
         #: By graph and kind of item; edges by direction.
         self.parts: dict[int, dict[str, set[Any]]] = {}
-
-    def __repr__(self) -> str:
-        counts = {
-            g: {k: len(v) for k, v in p.items()} for g, p in self.parts.items()
-        }
-        return f'Removed({counts})'
 
     def add(self, line: Mapping[str, Any]) -> None:
         """Add the request of the next line."""

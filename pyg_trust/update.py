@@ -25,7 +25,7 @@ from pyg_trust.removal import (
     pairs_of,
 )
 
-__all__ = ['NewNodes', 'Update', 'directs', 'rows_of', 'with_edges']
+__all__ = ['NewNodes', 'Update']
 
 
 @dataclass(frozen=True, eq=False, repr=False)

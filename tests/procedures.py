@@ -652,7 +652,7 @@ PROCEDURES['NodeClassifier.fit'] = Procedure(
 )
 PROCEDURES['LinkClassifier.fit'] = Procedure(
     lambda folder: LinkClassifier(K=1, weight_decay=0.1, seed=0),
-    lambda model, bar: model.fit(cycle(40)) and None,
+    lambda model: model.fit(cycle(40)) and None,
     nodes_classified,
     is_honest,
     shows=-1,
@@ -669,7 +669,7 @@ PROCEDURES['LinkClassifier.remove'] = Procedure(
     lambda folder: LinkClassifier(K=1, weight_decay=0.1, seed=0).fit(
         cycle(40)
     ),
-    lambda model, bar: without_root(model.remove(FORGET)),
+    lambda model: without_root(model.remove(FORGET)),
     nodes_classified,
     is_honest,
     shows=-1,
