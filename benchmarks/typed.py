@@ -424,7 +424,7 @@ def forget(args: argparse.Namespace) -> None:
     ways: dict[str, Any] = {
         'certified': (
             *(0.1, unit, table, 3),
-            lambda: NodeClassifier('sgc', levels=0, seed=0),
+            lambda: NodeClassifier('sgc', K=0, seed=0),
         ),
         'shards': (
             *(0.25, of, graph, 1),

@@ -317,18 +317,12 @@ def graphs(count: int = 6) -> list[Data]:
 
 def classifier(**arguments: Any) -> Any:
     return unlearning.ScatteringClassifier(
-        scattering(), lam=0.1, seed=0, **arguments
+        scattering(), weight_decay=0.1, seed=0, **arguments
     )
 
 
 def fitted_classifier(**arguments: Any) -> Any:
     return classifier(**arguments).fit(graphs())
-
-
-def gin(**arguments: Any) -> Any:
-    return unlearning.GINClassifier(
-        hidden_channels=4, num_layers=1, epochs=1, seed=0, **arguments
-    )
 
 
 def classifier_state(**changes: Any) -> dict[str, Any]:
@@ -350,36 +344,6 @@ REQUESTS = (
 )
 ONE = torch.tensor([0]), torch.tensor([1])
 REQUEST_NAMES = {'request': "'request'|graph 99|node 99"}
-entry(
-    'unlearning.GINClassifier.fit',
-    lambda: (gin(), {'graphs': graphs()}),
-    LABEL_ROW,
-    names=GRAPH_NAMES,
-    graphs=values(3, None, 'a', [], [3], [*graphs(), None], [HeteroData()]),
-)
-entry(
-    'unlearning.GINClassifier.remove',
-    lambda: (
-        gin().fit(graphs()),
-        {'request': RemovalRequest(graphs=[1])},
-    ),
-    Row(
-        'everything',
-        {'request': RemovalRequest(graphs=list(range(6)))},
-        'no graph',
-    ),
-    names=REQUEST_NAMES,
-    request=either(*REQUESTS),
-)
-for name in ('predict', 'score'):
-    rows = (LABEL_ROW,) if name == 'score' else ()
-    entry(
-        f'unlearning.GINClassifier.{name}',
-        lambda: (gin().fit(graphs()), {'graphs': graphs()}),
-        *rows,
-        names=GRAPH_NAMES,
-        graphs=GRAPHS,
-    )
 for name in ('decision_function', 'predict', 'predict_proba', 'score'):
     rows = (LABEL_ROW,) if name == 'score' else ()
     entry(

@@ -459,7 +459,7 @@ class Pairs(Paths):
     """A classifier of links that forgets a node, again and again."""
 
     def model(self):
-        return LinkClassifier(levels=2, lam=0.05, seed=0, partners=2)
+        return LinkClassifier(K=2, weight_decay=0.05, seed=0, partners=2)
 
     def start(self):
         data = path(self.USERS, 1.0, 0)

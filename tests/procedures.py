@@ -32,7 +32,6 @@ from pyg_trust.privacy import PrivacyEngine
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.transforms import GraphScattering, Shards
 from pyg_trust.unlearning import (
-    GINClassifier,
     LinkClassifier,
     NodeClassifier,
     Recommender,
@@ -243,29 +242,6 @@ PROCEDURES['ScatteringClassifier.predict'] = Procedure(
     ),
     classified,
     shows=4,
-)
-
-
-def network(model):
-    if model._fitted is None:
-        return None
-    graphs, net = model._fitted
-    return {
-        'graphs': {i: data.to_dict() for i, data in graphs.items()},
-        'net': copy.deepcopy(net.state_dict()),
-        'training': net.training,
-    }
-
-
-PROCEDURES['GINClassifier.fit'] = Procedure(
-    lambda folder: GINClassifier(epochs=3, seed=0),
-    lambda model: model.fit(dataset()) and None,
-    network,
-)
-PROCEDURES['GINClassifier.remove'] = Procedure(
-    lambda folder: GINClassifier(epochs=3, seed=0).fit(dataset()),
-    lambda model: model.remove(WHOLE),
-    network,
 )
 
 
@@ -623,7 +599,7 @@ for name, prepare, run in (
 
 
 def node_classifier(**kwargs):
-    return NodeClassifier(lam=0.1, **{'seed': 0, **kwargs})
+    return NodeClassifier(weight_decay=0.1, **{'seed': 0, **kwargs})
 
 
 def nodes_classified(model):
@@ -663,7 +639,7 @@ PROCEDURES['NodeClassifier.fit'] = Procedure(
     shows=-1,
 )
 PROCEDURES['LinkClassifier.fit'] = Procedure(
-    lambda folder: LinkClassifier(levels=1, lam=0.1, seed=0),
+    lambda folder: LinkClassifier(K=1, weight_decay=0.1, seed=0),
     lambda model: model.fit(cycle(40)) and None,
     nodes_classified,
     is_honest,
@@ -678,7 +654,9 @@ PROCEDURES['NodeClassifier.remove'] = Procedure(
     shows=-1,
 )
 PROCEDURES['LinkClassifier.remove'] = Procedure(
-    lambda folder: LinkClassifier(levels=1, lam=0.1, seed=0).fit(cycle(40)),
+    lambda folder: LinkClassifier(K=1, weight_decay=0.1, seed=0).fit(
+        cycle(40)
+    ),
     lambda model: without_root(model.remove(FORGET)),
     nodes_classified,
     is_honest,
