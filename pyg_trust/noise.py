@@ -72,6 +72,9 @@ class SeededNoise:
     def __init__(self, seed: int | None = None) -> None:
         self._stream = rng.stream(rng.resolve(seed))
 
+    def __repr__(self) -> str:
+        return 'SeededNoise()'
+
     def random_bytes(self, count: int) -> bytes:
         """Draw a number of bytes from the seed's stream."""
         return self._stream.bytes(check_integer('count', count, 0))
@@ -117,6 +120,9 @@ class SecureNoise:
     def __init__(self, source: Bytes = os.urandom) -> None:
         check_callable('source', source)
         self._source = source
+
+    def __repr__(self) -> str:
+        return 'SecureNoise()'
 
     def random_bytes(self, count: int) -> bytes:
         """Draw a number of secret bytes."""
