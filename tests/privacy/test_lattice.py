@@ -90,7 +90,7 @@ def neighbours(relation):
 @pytest.mark.parametrize('relation', ['edge', 'node', 'feature'])
 def test_released_sums_do_not_tell_by_their_last_bits(relation):
     one, other = neighbours(relation)
-    asked = {'relation': relation, 'delta': 1e-5}
+    asked = {'adjacency': relation, 'delta': 1e-5}
     unit = PrivateAGP(mu=1.0, **asked).noise_stds[0]
 
     def release(graph):
