@@ -18,16 +18,16 @@ from pyg_trust.certificates.voting import (
     survives_votes,
     tallies,
 )
-from pyg_trust.nn.shard_aggregator import (
-    MajorityAggregator,
-    MeanAggregator,
-    ShardAggregator,
-)
 from pyg_trust.removal import integers
 from pyg_trust.report import Guarantee, Report
 from pyg_trust.report.base import stated
 from pyg_trust.report.charts import Chart
 from pyg_trust.transforms.shards import Shards
+from pyg_trust.unlearning.aggregate import (
+    MajorityAggregator,
+    MeanAggregator,
+    ShardAggregator,
+)
 from pyg_trust.update import rows_of
 
 __all__ = ['PoisonCertificate', 'certify_shards']

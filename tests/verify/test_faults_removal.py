@@ -296,7 +296,7 @@ def shards_refuse():
     builder, data = unlearner._builder, state.data
     key = builder.method(state.partition, state.seed).seed
     names = data.n_id[data.train_mask].tolist()
-    slicing = rng.derive(state.seed, building._SLICE)
+    slicing = rng.derive(state.seed, building.SLICE)
     division = kernel.divided(
         names, unlearner.num_shards, key, [0.5, 1.0], slicing
     )

@@ -12,14 +12,10 @@ data that may be removed.
 """
 
 import copy
-import multiprocessing
-import pickle
 import random
 import re
-import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -47,7 +43,6 @@ from pyg_trust.graph import quiet_sparse
 from pyg_trust.unlearning.shards.graph import is_sparse, kind_of, nonzeros
 
 __all__ = [
-    'TRAINERS',
     'Recipe',
     'Shard',
     'Shortcuts',
@@ -65,7 +60,6 @@ __all__ = [
     'train_one',
 ]
 
-TRAINERS = ('sequential', 'process')
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     'adam': torch.optim.Adam,
     'adamw': torch.optim.AdamW,
@@ -363,16 +357,10 @@ def train(
     recipe: Recipe,
     ways: Shortcuts,
     *,
-    trainer: str = 'sequential',
-    num_workers: int | None = None,
     over_ranks: bool = False,
     progress_bar: bool | None = None,
 ) -> list[tuple[list[Weights], float]]:
-    """Train one model per shard.
-
-    Returns:
-        list: for each shard, the states after its stages, and its seconds.
-    """
+    """Train one model per shard; return states by stage, and seconds."""
 
     def one(shard: Shard) -> tuple[list[Weights], float]:
         start = time.perf_counter()
@@ -382,67 +370,8 @@ def train(
 
     if over_ranks:
         return run_over_ranks(shards, one)
-    if trainer == 'sequential' or len(shards) < 2:
-        with Bar(shards, progress_bar, desc='shards') as bar:
-            return [one(shard) for shard in bar]
-    start = time.perf_counter()
-    # The largest first, so that the last to end is a small one.
-    order = sorted(range(len(shards)), key=lambda i: -shards[i].y.numel())
-    with single_thread():
-        jobs = {
-            i: (build(factory, shards[i]), shards[i], recipe, ways)
-            for i in order
-        }
-        states = _in_processes(jobs, num_workers, progress_bar)
-    share = (time.perf_counter() - start) / len(shards)
-    return [(states[i], share) for i in range(len(shards))]
-
-
-def _in_processes(
-    jobs: dict[int, tuple[Any, ...]],
-    num_workers: int | None,
-    progress_bar: bool | None,
-) -> dict[int, list[Weights]]:
-    if num_workers is None:
-        num_workers = max(multiprocessing.cpu_count() // 2, 1)
-    try:
-        packed = {i: pickle.dumps(job) for i, job in jobs.items()}
-    except (AttributeError, TypeError, pickle.PicklingError) as error:
-        raise ValueError(
-            "trainer='process' needs models and a 'train' that can be "
-            f'pickled, of classes at the top of a module (got {error})'
-        ) from None
-    others = set(multiprocessing.active_children())
-    # An interrupt is for the parent to handle: a terminal sends it to all.
-    with ProcessPoolExecutor(
-        min(num_workers, len(jobs)),
-        multiprocessing.get_context('spawn'),
-        signal.signal,
-        (signal.SIGINT, signal.SIG_IGN),
-    ) as pool:
-        try:
-            futures = {pool.submit(_work, job): i for i, job in packed.items()}
-            done = Bar(
-                as_completed(futures),
-                total=len(futures),
-                progress_bar=progress_bar,
-                desc='shards',
-            )
-            # Of this program's own processes, never of a file or a network.
-            return {futures[f]: pickle.loads(f.result()) for f in done}
-        except BaseException:
-            # The shards in progress are not waited for.
-            workers = set(multiprocessing.active_children()) - others
-            for process in workers:
-                process.terminate()
-            for process in workers:
-                process.join()
-            raise
-
-
-def _work(packed: bytes) -> bytes:
-    with single_thread():
-        return pickle.dumps(train_one(*pickle.loads(packed)))
+    with Bar(shards, progress_bar, desc='shards') as bar:
+        return [one(shard) for shard in bar]
 
 
 # Outputs #####################################################################

@@ -13,9 +13,9 @@ from pyg_trust.files.commit import Lineage
 from pyg_trust.files.seals import Seals, sealed
 from pyg_trust.graph import sparse_rows
 from pyg_trust.ledger import RemovalLedger
-from pyg_trust.nn.shard_aggregator import ShardAggregator
 from pyg_trust.report import fingerprint_model
 from pyg_trust.transforms.shards import Shards
+from pyg_trust.unlearning.aggregate import ShardAggregator
 from pyg_trust.unlearning.shards.graph import is_sparse
 from pyg_trust.unlearning.shards.models import Weights
 from pyg_trust.update import Update
