@@ -13,6 +13,8 @@ from pyg_trust.graph.ragged import pointer
 from pyg_trust.loader.step_batches import WITHOUT_REPLACEMENT, Sampling
 from pyg_trust.loader.whole_units import RELATIONS, DrawnUnits
 
+__all__ = ['GraphLoader']
+
 
 @validated
 class GraphLoader(DrawnUnits):

@@ -23,6 +23,15 @@ from pyg_trust.certificates.voting import strays
 from pyg_trust.graph.attributes import keep_edges, subgraph
 from pyg_trust.unit import PrivacyUnit
 
+__all__ = [
+    'DIVISIONS',
+    'Division',
+    'check_apart',
+    'check_named',
+    'incoming_view',
+    'names_of',
+]
+
 DIVISIONS = (
     *('edges', 'nodes', 'subgraphs', 'features', 'entries', 'grid'),
     'owners',

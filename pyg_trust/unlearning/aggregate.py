@@ -10,7 +10,8 @@ compare it with a plain model that is trained on them alone.
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -187,7 +188,8 @@ def reconstruction_loss(
 # Aggregators #################################################################
 
 
-class _Examples(NamedTuple):
+@dataclass(frozen=True)
+class _Examples:
     # Training data of an aggregator, as ShardAggregator.fit() takes them.
     outputs: Tensor
     y: Tensor
@@ -585,11 +587,13 @@ class _CutEdges:
 
 @AGGREGATORS.builtin('attentive')
 def _attentive(**kwargs: Any) -> ShardAggregator:
+    """Attentive fusion."""
     return AttentiveAggregator(**kwargs)
 
 
 @AGGREGATORS.builtin('contrastive')
 def _contrastive(**kwargs: Any) -> ShardAggregator:
+    """Attentive fusion with both losses."""
     weights = {'contra_weight': 1e-4, 'recon_weight': 1e-4}
     return AttentiveAggregator(**{**weights, **kwargs})
 

@@ -21,6 +21,7 @@ from pyg_trust.unlearning import ShardedUnlearner, certified, heads, node
 from pyg_trust.unlearning.newton import Refined
 from pyg_trust.unlearning.node_rows import NodeState
 from pyg_trust.unlearning.shards import building
+from pyg_trust.unlearning.shards import unlearner as unlearners
 from pyg_trust.unlearning.shards.building import Builder
 from pyg_trust.unlearning.sums import Sums
 from pyg_trust.verify import shards as kernel
@@ -247,8 +248,8 @@ def stages_too_late(found, *_):
 
 
 def one_less(found, *_):
-    after, first = found
-    return after, dict(list(first.items())[1:])
+    after, first, request = found
+    return after, dict(list(first.items())[1:]), request
 
 
 SEEN, AGAIN = 'items that it should not', 'again'
@@ -278,7 +279,7 @@ OF_SHARDS = {
         AGAIN,
     ),
     'a shard that is forgotten': (
-        wrapped(ShardedUnlearner, '_after', one_less),
+        wrapped(unlearners, 'applied', one_less),
         AGAIN,
     ),
 }

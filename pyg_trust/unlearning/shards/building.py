@@ -53,13 +53,16 @@ from pyg_trust.unlearning.shards.models import (
     single_thread,
     train,
 )
-from pyg_trust.unlearning.shards.state import Checkpoint, State, described
+from pyg_trust.unlearning.shards.state import (
+    AGGREGATOR_NODES,
+    Checkpoint,
+    State,
+    described,
+)
 
-__all__ = ['AGGREGATOR_NODES', 'SLICE', 'Builder', 'checked_partition']
+__all__ = ['SLICE', 'Builder', 'checked_partition']
 
 T = TypeVar('T')
-#: The most training nodes that an aggregator learns from.
-AGGREGATOR_NODES = 1000
 # Parts of the seed.
 _SHARD, _PARTITION, _AGGREGATOR, _SAMPLE, SLICE, _LATER = range(6)
 # A part of the seed of a shard, beside those of its training.

@@ -2,7 +2,6 @@ r"""Exact unlearning by shards: SISA, GraphEraser and GraphRevoker."""
 
 import copy
 import inspect
-import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -24,41 +23,29 @@ from pyg_trust._checks import (
     validated,
 )
 from pyg_trust._checks.starts import same_start, tensors_of
-from pyg_trust._checks.states import (
-    check_settings,
-    check_state,
-    kind_of,
-    reading,
-)
 from pyg_trust._moved import retired
 from pyg_trust.certificates.poisoning import (
     PoisonCertificate,
     certify_shards,
 )
-from pyg_trust.distributed import check_same
 from pyg_trust.files.commit import (
-    Lineage,
     ObjectLock,
     editing,
     synchronized,
 )
-from pyg_trust.files.seals import Seals
 from pyg_trust.ledger import RemovalLedger
 from pyg_trust.removal import RemovalRequest, requested, skipping
-from pyg_trust.report import provenance
 from pyg_trust.transforms.shards import Shards
 from pyg_trust.unit import PrivacyUnit
 from pyg_trust.unlearning.aggregate import (
     AGGREGATORS,
     ShardAggregator,
     make_aggregator,
-    unchecked,
 )
 from pyg_trust.unlearning.partition import check_shards
 from pyg_trust.unlearning.shards import reports
 from pyg_trust.unlearning.shards import state as states
 from pyg_trust.unlearning.shards.building import (
-    AGGREGATOR_NODES,
     Builder,
     checked_partition,
 )
@@ -78,19 +65,24 @@ from pyg_trust.unlearning.shards.reports import (
     ShardReport,
     ShardVerifyReport,
 )
-from pyg_trust.unlearning.shards.state import Forgotten, State, described
+from pyg_trust.unlearning.shards.state import (
+    AGGREGATOR_NODES,
+    Forgotten,
+    Kept,
+    State,
+    described,
+)
 from pyg_trust.unlearning.shards.updating import applied
 from pyg_trust.unlearning.shards.verifying import verified
 from pyg_trust.unlearning.store import ShardStore
 from pyg_trust.update import Update, rows_of
-from pyg_trust.verify.claims_removal import FROM_SYSTEM
 
 __all__ = ['ShardedUnlearner']
 
 _Self = TypeVar('_Self', bound='ShardedUnlearner')
 
 
-class ShardedUnlearner:
+class ShardedUnlearner(Kept):
     r"""Node classifier that forgets exactly by retraining shards.
 
     `SISA <https://arxiv.org/abs/1912.03817>`_ (Bourtoule et al. 2021),
@@ -815,136 +807,6 @@ class ShardedUnlearner:
             assumptions=self._assumed(state.data)[len(reports.ASSUMPTIONS) :],
         )
 
-    def _reported(self) -> ShardReport:
-        state = self._fitted
-        sizes = self._builder.sizes(state.data)
-        return ShardReport(
-            num_nodes=int(state.data.num_nodes or 0),
-            num_train=int(sizes.sum()),
-            shard_sizes=tuple(sizes.tolist()),
-            imbalance=float(sizes.max() / sizes.double().mean()),
-            partition=described(state.partition),
-            removals=sum(bool(e.request) for e in state.ledger.entries),
-            **self._of(state),
-        )
-
-    def _of(self, state: State) -> dict[str, Any]:
-        # What both reports state of a state.
-        builder, late = self._builder, state.data.get('by_hash')
-        by_hash = 0 if late is None else int(late.sum())
-        exact, exactness = reports.exactness(
-            builder.method(state.partition, state.seed),
-            state.fresh,
-            by_hash,
-            int((state.data.shard >= 0).sum()),
-            self._by_person,
-        )
-        if builder.start_is_public:
-            exactness += reports.OF_PUBLIC_START
-        return {
-            'secrets': reports.FROM_SEED if state.seeded else FROM_SYSTEM,
-            'empty': builder.empty(state.data),
-            'by_hash': by_hash,
-            'exact': exact,
-            'exactness': exactness,
-            'seconds': state.seconds,
-            'assumptions': self._assumed(state.data),
-            'origin': self._origin(),
-        }
-
-    def _assumed(self, data: Data) -> tuple[str, ...]:
-        builder, persons = self._builder, data.get('persons')
-        return (
-            *reports.ASSUMPTIONS,
-            *(reports.PUBLIC_START,) * builder.start_is_public,
-            *(() if persons is None else persons.assumptions()),
-            *unchecked(builder.aggregator),
-        )
-
-    def _origin(self) -> dict[str, Any]:
-        # Without the seed, which salts the hashes.
-        return provenance(
-            partition=described(self._given),
-            start_is_public=self._builder.start_is_public,
-            **self._config(),
-        )
-
-    # State ##################################################################
-
-    @synchronized
-    def state_dict(self) -> dict[str, Any]:
-        """Return a copy of the complete state, one checkpoint per shard.
-
-        It contains the remaining data, the salt and the seed. Guard it like
-        the data, and destroy older states: they hold what was removed.
-        """
-        return copy.deepcopy(self._packed(self._fitted))
-
-    @editing
-    def load_state_dict(
-        self, state: dict[str, Any], *, progress_bar: bool | None = None
-    ) -> None:
-        """Load a saved state.
-
-        Args:
-            state (dict): the :meth:`state_dict` of an unlearner with the same
-                arguments.
-            progress_bar (bool, optional): by default in terminals, after 2 s.
-
-        Raises:
-            ValueError: if the arguments differ, the state was changed, or its
-                ledger does not continue the present one.
-        """
-        self._commit(self._unpacked(state, progress_bar), loaded=True)
-
-    @synchronized
-    def save(self, folder: str | Path | None = None) -> None:
-        """Write the state to a folder atomically.
-
-        Args:
-            folder (str or Path, optional): the folder; by default that of the
-                class, where every state is written anyway.
-
-        Raises:
-            StaleStateError: if the folder was changed since this unlearner
-                read or wrote it.
-            ValueError: if there is no folder, or it holds the state of
-                another fit.
-        """
-        store = self._store(folder)
-        store.write(*states.to_files(self._packed(self._fitted)))
-
-    @editing
-    def load(
-        self: _Self,
-        folder: str | Path | None = None,
-        *,
-        progress_bar: bool | None = None,
-    ) -> _Self:
-        """Load the state that :meth:`save` wrote to a folder; return self.
-
-        If it is the object's own folder, files of other states are deleted: a
-        process may have been killed before it could.
-
-        Args:
-            folder (str or Path, optional): as in :meth:`save`.
-                (default: :obj:`None`)
-            progress_bar (bool, optional): by default in terminals, after 2 s.
-
-        Raises:
-            ValueError: if there is no state, a file is missing or was changed,
-                or as :meth:`load_state_dict`.
-        """
-        store = self._store(folder)
-        new = self._unpacked(states.from_files(*store.read()), progress_bar)
-        if store.folder == self.folder:
-            self._take(new)
-            if os.access(store.folder, os.W_OK):
-                store.purge()
-        else:
-            self._commit(new, loaded=True)
-        return self
-
     def __repr__(self) -> str:
         training = f'epochs={self.recipe.epochs}'
         if self.recipe.train is not None:
@@ -955,140 +817,6 @@ class ShardedUnlearner:
             f'aggregator={type(self._builder.aggregator).__name__}, '
             f'{training})'
         )
-
-    @property
-    def _fitted(self) -> State:
-        if self._state is None:
-            raise ValueError('the unlearner needs to be fitted first')
-        return self._state
-
-    def _check_untyped(self, what: str) -> None:
-        if self._by_person:
-            raise ValueError(
-                f"an unlearner with a 'unit' can't {what}: fit it to the "
-                "table of persons, 'unit.table(data)', without a unit"
-            )
-
-    def _config(self) -> dict[str, Any]:
-        return {
-            **self.recipe.plain(),
-            'num_shards': self.num_shards,
-            'aggregator': states.plain_settings(self._builder.aggregator),
-            'aggregator_nodes': AGGREGATOR_NODES,
-        }
-
-    def _agree(self, call: str, **given: Any) -> None:
-        # All processes do the same to the same state.
-        if self._builder.over_ranks:
-            before = None if self._state is None else self._state.lineage.runs
-            check_same({'call': call, **given, 'state': before})
-
-    def _packed(self, state: State) -> dict[str, Any]:
-        self._check_untyped('be saved')
-        given = state.partition
-        if state.ledger.has_removals:
-            given = states.remembered(given)
-        return {
-            'format': states.FORMAT,
-            'class': kind_of(self),
-            'config': self._config(),
-            **states.packed(state, given),
-        }
-
-    def _unpacked(self, plain: dict[str, Any], bar: bool | None) -> State:
-        self._check_untyped('load a state')
-        with reading():
-            check_state(plain, ('config',), (states.FORMAT,), self)
-            check_settings('config', plain['config'], self._config())
-            present, builder = self._state, self._builder
-            known = [self._given, *([present.partition] if present else [])]
-            given = [
-                p
-                for p in known
-                if states.fits_partition(plain['partition'], p)
-            ]
-            if not given:
-                raise ValueError(
-                    "the state's partition is another one (got "
-                    f'{plain["partition"]["name"]})'
-                )
-            before = present and present.lineage
-            state = states.unpacked(
-                plain, given[0], builder.aggregator, before
-            )
-            parts = builder.parts(state, range(self.num_shards))
-            contents = builder.contents(state, parts)
-            state = state._replace(seals=Seals.of(plain['salts'], contents))
-            if len(state.checkpoints) != len(parts) or not state.is_sealed:
-                raise ValueError(
-                    'the data, models or account of the state do not match '
-                    'its ledger: they were changed'
-                )
-            try:
-                outputs = builder.outputs(state, bar=bar)
-            except (KeyError, RuntimeError) as error:
-                raise ValueError(
-                    f"the state is not that of 'model_factory': {error}"
-                ) from None
-            for one, two in zip(
-                states.trace(outputs), plain['trace'], strict=True
-            ):
-                if abs(one - two) > 1e-2 * abs(two):
-                    raise ValueError(
-                        "the state is not that of 'model_factory', whose "
-                        'models give other outputs with the same weights: '
-                        'pass the function that the state was fitted with'
-                    )
-        return state._replace(outputs=outputs)
-
-    def _store(self, folder: str | Path | None) -> ShardStore:
-        folder = self.folder if folder is None else folder
-        if folder is None:
-            raise ValueError(
-                "'folder' needs to be given, here or to the class"
-            )
-        return ShardStore(folder)
-
-    def _commit(
-        self, state: State, *, loaded: bool = False, anew: bool = False
-    ) -> None:
-        # The one place where a new state takes the place of the old: on the
-        # disk by the switch of the manifest, in memory by one assignment.
-        present, first = self._state, self._builder.from_first
-        if not loaded:
-            before = Lineage()
-            if present is not None and not anew:
-                before = present.lineage
-            lineage, seconds, each = first(
-                lambda: (before.next(), state.seconds, state.shard_seconds)
-            )
-            state = state._replace(
-                lineage=lineage, seconds=seconds, shard_seconds=each
-            )
-        if self.folder is None:
-            self._take(state)
-            return
-        store = ShardStore(self.folder)
-        parts, plain = states.to_files(self._packed(state))
-        goes_on = present is not None and not (loaded or anew)
-        try:
-            first(lambda: store.write(parts, plain, goes_on=goes_on))
-            self._take(state)
-        except BaseException:
-            # After the switch there is no way back.
-            if store.holds(plain):
-                self._take(state)
-            raise
-
-    def _take(self, state: State) -> None:
-        if state.ledger.has_removals:
-            state = state._replace(
-                partition=states.remembered(state.partition)
-            )
-            self._given = states.remembered(self._given)
-            # It names removed persons.
-            self._unit = None
-        self._state = state
 
 
 _ARGUMENTS = tuple(inspect.signature(ShardedUnlearner).parameters)
