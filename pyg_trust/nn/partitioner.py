@@ -96,7 +96,6 @@ def learned_partition(
     max_epochs: Natural = 300,
     slack: Slack = 0.1,
     seed: int | None = None,
-    progress_bar: bool | None = None,
 ) -> Tensor:
     r"""Train GraphRevoker's partition and round it to balanced shards.
 
@@ -122,7 +121,6 @@ def learned_partition(
             :func:`pyg_trust.unlearning.partition.shard_limits`.
             (default: :obj:`0.1`)
         seed (int, optional): the seed. (default: :obj:`None`)
-        progress_bar (bool, optional): by default in terminals, after 2 s.
 
     Returns:
         Tensor: int64, ``[num_nodes]``.
@@ -140,7 +138,7 @@ def learned_partition(
     )
     num_classes = int(y.max()) + 1
     best, since = float('inf'), 0
-    for _ in Bar(range(max_epochs), progress_bar, desc='partition'):
+    for _ in Bar(range(max_epochs), desc='partition'):
         optimizer.zero_grad()
         losses = partition_losses(
             model(x, edge_index), edge_index, y, num_classes
@@ -166,7 +164,6 @@ def partition_embedding(
     y: Tensor,
     *,
     seed: int | None = None,
-    progress_bar: bool | None = None,
 ) -> Tensor:
     """Return logits of a GCN trained on the whole training graph, for BEKM.
 
@@ -178,7 +175,6 @@ def partition_embedding(
         edge_index (Tensor): int64, ``[2, num_edges]``: the training graph.
         y (Tensor): the classes of the training nodes, int64.
         seed (int, optional): the seed. (default: :obj:`None`)
-        progress_bar (bool, optional): by default in terminals, after 2 s.
     """
     _check_graph(x, edge_index, y)
     classes = int(y.max()) + 1
@@ -188,7 +184,7 @@ def partition_embedding(
         optimizer = torch.optim.Adam(
             model.parameters(), lr=0.01, weight_decay=5e-4
         )
-        for _ in Bar(range(100), progress_bar, desc='embedding'):
+        for _ in Bar(range(100), desc='embedding'):
             optimizer.zero_grad()
             F.cross_entropy(model(x, edge_index), y).backward()
             optimizer.step()

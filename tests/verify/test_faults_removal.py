@@ -17,7 +17,7 @@ from pyg_trust import rng
 from pyg_trust.check import FAILS, HOLDS, UNPROVED, check_report
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import TrustReport, save_tensors
-from pyg_trust.unlearning import ShardedUnlearner, certified, heads, node
+from pyg_trust.unlearning import certified, heads, node
 from pyg_trust.unlearning.newton import Refined
 from pyg_trust.unlearning.node_rows import NodeState
 from pyg_trust.unlearning.shards import building
@@ -243,8 +243,8 @@ def later(found, *_):
 
 
 def stages_too_late(found, *_):
-    after, first = found
-    return after, {shard: stage + 1 for shard, stage in first.items()}
+    after, first, request = found
+    return after, {shard: r + 1 for shard, r in first.items()}, request
 
 
 def one_less(found, *_):
@@ -275,7 +275,7 @@ OF_SHARDS = {
         SEEN,
     ),
     'a stage that begins too late': (
-        wrapped(ShardedUnlearner, '_after', stages_too_late),
+        wrapped(unlearners, 'applied', stages_too_late),
         AGAIN,
     ),
     'a shard that is forgotten': (

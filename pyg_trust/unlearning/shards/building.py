@@ -89,23 +89,21 @@ class Builder:
 
     # The partition ##########################################################
 
-    def method(self, given: Any, seed: int, bar: bool | None = None) -> Any:
+    def method(self, given: Any, seed: int) -> Any:
         """Return the transform of a method, and other partitions as given."""
         if not isinstance(given, str):
             return given
         seed = rng.derive(seed, _PARTITION)
-        return Shards(self.num_shards, given, seed=seed, progress_bar=bar)
+        return Shards(self.num_shards, given, seed=seed)
 
     def is_exact(self, given: Any, seed: int) -> bool:
         """Return whether a node's shard depends on its id alone."""
         method = self.method(given, seed)
         return isinstance(method, Shards) and method.exact
 
-    def divide(
-        self, data: Data, given: Any, seed: int, bar: bool | None
-    ) -> Tensor:
+    def divide(self, data: Data, given: Any, seed: int) -> Tensor:
         """Return the shard of every node, -1 outside of training."""
-        partition = self.method(given, seed, bar)
+        partition = self.method(given, seed)
         index = training_nodes(data)
         if isinstance(partition, Shards) and not partition.exact:
             light = without_features(data)
@@ -264,7 +262,6 @@ class Builder:
         state: State,
         parts: dict[int, list[Data]],
         first: dict[int, int],
-        bar: bool | None,
         *,
         done: dict[int, list[Weights]] | None = None,
         **how: Any,
@@ -286,7 +283,6 @@ class Builder:
             jobs,
             self.recipe,
             ways,
-            progress_bar=bar,
             **how,
         )
         states = dict(zip(todo, (found for found, _ in made), strict=True))
@@ -300,9 +296,7 @@ class Builder:
             zip(todo, (seconds for _, seconds in made), strict=True)
         )
 
-    def fresh(
-        self, state: State, given: Any, action: str, bar: bool | None
-    ) -> State:
+    def fresh(self, state: State, given: Any, action: str) -> State:
         """Return the state with everything from scratch, on its graph."""
         started = time.perf_counter()
         data = copy.copy(state.data)
@@ -310,7 +304,7 @@ class Builder:
         if not isinstance(given, Tensor):
             data = canonical(data)
         data.shard = self.from_first(
-            lambda: self.divide(data, given, state.seed, bar)
+            lambda: self.divide(data, given, state.seed)
         )
         data = canonical(data)
         if 'by_hash' in data:
@@ -343,7 +337,7 @@ class Builder:
         done = {} if self.over_ranks else {smallest: stages}
         first = dict.fromkeys(range(self.num_shards), 0)
         return self.updated(
-            state, first, action, bar, done=done, started=started, parts=parts
+            state, first, action, done=done, started=started, parts=parts
         )
 
     def updated(
@@ -351,7 +345,6 @@ class Builder:
         state: State,
         first: dict[int, int],
         action: str,
-        bar: bool | None,
         *,
         request: dict[str, Any] | None = None,
         reference: str = '',
@@ -366,7 +359,6 @@ class Builder:
             state,
             parts,
             first,
-            bar,
             done=done,
             over_ranks=self.over_ranks,
         )
@@ -384,11 +376,9 @@ class Builder:
             ledger=state.ledger.copy(),
         )
         clock.append(time.perf_counter())
-        outputs = self.outputs(state, bar=bar, over_ranks=self.over_ranks)
+        outputs = self.outputs(state, over_ranks=self.over_ranks)
         clock.append(time.perf_counter())
-        aggregator = self.from_first(
-            lambda: self.aggregate(state, outputs, bar)
-        )
+        aggregator = self.from_first(lambda: self.aggregate(state, outputs))
         clock.append(time.perf_counter())
         names = ('checks', 'shards', 'handling', 'inference', 'aggregator')
         spent = [b - a for a, b in itertools.pairwise(clock)]
@@ -409,7 +399,6 @@ class Builder:
         state: State,
         data: Data | None = None,
         *,
-        bar: bool | None = None,
         over_ranks: bool = False,
     ) -> Tensor:
         """Run every model on a graph: ``[num_shards, num_nodes, C]``."""
@@ -425,7 +414,6 @@ class Builder:
             state.num_classes,
             self._find_ways(shard),
             over_ranks=over_ranks,
-            progress_bar=bar,
         )
 
     def sample(self, state: State) -> Tensor:
@@ -440,9 +428,7 @@ class Builder:
         order = rng.derive_each(key, data.n_id[index]).argsort(stable=True)
         return index[order[:AGGREGATOR_NODES]].sort().values
 
-    def aggregate(
-        self, state: State, outputs: Tensor, bar: bool | None
-    ) -> ShardAggregator:
+    def aggregate(self, state: State, outputs: Tensor) -> ShardAggregator:
         """Train an aggregator on outputs."""
         data, aggregator = state.data, copy.deepcopy(self.aggregator)
         with single_thread(), torch.enable_grad():
@@ -453,7 +439,6 @@ class Builder:
                 data.edge_index,
                 data.shard,
                 seed=rng.derive(state.seed, _AGGREGATOR),
-                progress_bar=bar,
             ).eval()
 
     def contents(

@@ -358,7 +358,6 @@ def train(
     ways: Shortcuts,
     *,
     over_ranks: bool = False,
-    progress_bar: bool | None = None,
 ) -> list[tuple[list[Weights], float]]:
     """Train one model per shard; return states by stage, and seconds."""
 
@@ -370,7 +369,7 @@ def train(
 
     if over_ranks:
         return run_over_ranks(shards, one)
-    with Bar(shards, progress_bar, desc='shards') as bar:
+    with Bar(shards, desc='shards') as bar:
         return [one(shard) for shard in bar]
 
 
@@ -396,7 +395,6 @@ def evaluate_all(
     ways: Shortcuts,
     *,
     over_ranks: bool = False,
-    progress_bar: bool | None = None,
 ) -> Tensor:
     """Compute the logits of the models of all shards for all nodes of a graph.
 
@@ -426,7 +424,7 @@ def evaluate_all(
     if over_ranks:
         outputs = run_over_ranks(states, output)
     else:
-        with Bar(states, progress_bar, desc='inference') as bar:
+        with Bar(states, desc='inference') as bar:
             outputs = [output(state) for state in bar]
     held = (out.dtype for out, s in zip(outputs, states, strict=True) if s)
     dtype = next(held, torch.get_default_dtype())

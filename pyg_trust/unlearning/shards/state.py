@@ -168,7 +168,6 @@ def plain_partition(partition: Any) -> dict[str, Any]:
             key: value
             for key, value in sorted(vars(partition).items())
             if isinstance(value, str | int | float | dict | None)
-            and key != 'progress_bar'
         }
     elif isinstance(partition, Tensor):
         plain['shard'] = partition.tolist()
@@ -408,21 +407,18 @@ class Kept:
         return copy.deepcopy(self._packed(self._fitted))
 
     @editing
-    def load_state_dict(
-        self, state: dict[str, Any], *, progress_bar: bool | None = None
-    ) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a saved state.
 
         Args:
             state (dict): the :meth:`state_dict` of an unlearner with the same
                 arguments.
-            progress_bar (bool, optional): by default in terminals, after 2 s.
 
         Raises:
             ValueError: if the arguments differ, the state was changed, or its
                 ledger does not continue the present one.
         """
-        self._commit(self._unpacked(state, progress_bar), loaded=True)
+        self._commit(self._unpacked(state), loaded=True)
 
     @synchronized
     def save(self, folder: str | Path | None = None) -> None:
@@ -445,8 +441,6 @@ class Kept:
     def load(
         self: Self,
         folder: str | Path | None = None,
-        *,
-        progress_bar: bool | None = None,
     ) -> Self:
         """Load the state that :meth:`save` wrote to a folder; return self.
 
@@ -456,14 +450,13 @@ class Kept:
         Args:
             folder (str or Path, optional): as in :meth:`save`.
                 (default: :obj:`None`)
-            progress_bar (bool, optional): by default in terminals, after 2 s.
 
         Raises:
             ValueError: if there is no state, a file is missing or was changed,
                 or as :meth:`load_state_dict`.
         """
         store = self._store(folder)
-        new = self._unpacked(from_files(*store.read()), progress_bar)
+        new = self._unpacked(from_files(*store.read()))
         if store.folder == self.folder:
             self._take(new)
             if os.access(store.folder, os.W_OK):
@@ -484,7 +477,7 @@ class Kept:
             **packed(state, given),
         }
 
-    def _unpacked(self, plain: dict[str, Any], bar: bool | None) -> State:
+    def _unpacked(self, plain: dict[str, Any]) -> State:
         self._check_untyped('load a state')
         with reading():
             check_state(plain, ('config',), (FORMAT,), self)
@@ -508,7 +501,7 @@ class Kept:
                     'its ledger: they were changed'
                 )
             try:
-                outputs = builder.outputs(state, bar=bar)
+                outputs = builder.outputs(state)
             except (KeyError, RuntimeError) as error:
                 raise ValueError(
                     f"the state is not that of 'model_factory': {error}"

@@ -293,8 +293,6 @@ class ShardedUnlearner(Kept):
     def fit(
         self: _Self,
         data: Data | HeteroData,
-        *,
-        progress_bar: bool | None = None,
     ) -> _Self:
         """Divide the training nodes into shards; train a model on each.
 
@@ -307,7 +305,6 @@ class ShardedUnlearner(Kept):
                 of other nodes are ignored, except for the number of classes.
                 With a :obj:`unit`, its ``HeteroData``, with labels and mask of
                 the table of persons.
-            progress_bar (bool, optional): by default in terminals, after 2 s.
 
         Raises:
             TypeError, ValueError: if something is missing or malformed; if
@@ -367,7 +364,7 @@ class ShardedUnlearner(Kept):
             aggregator=builder.aggregator,
             ledger=RemovalLedger(0.0),
         )
-        new = builder.fresh(empty, given, 'fit', progress_bar)
+        new = builder.fresh(empty, given, 'fit')
         self._commit(new, anew=anew)
         return self
 
@@ -376,7 +373,6 @@ class ShardedUnlearner(Kept):
         data: Data | None = None,
         *,
         nodes: Any = None,
-        progress_bar: bool | None = None,
     ) -> Tensor:
         """Predict the classes of nodes: int64, ``[num_nodes]``.
 
@@ -386,11 +382,8 @@ class ShardedUnlearner(Kept):
                 since, -1 for those that were removed. (default: :obj:`None`)
             nodes (list[int] or Tensor, optional): ids of nodes of the present
                 graph. (default: :obj:`None`)
-            progress_bar (bool, optional): by default in terminals, after 2 s.
         """
-        probability = self.predict_proba(
-            data, nodes=nodes, progress_bar=progress_bar
-        )
+        probability = self.predict_proba(data, nodes=nodes)
         there = ~probability.isnan().any(1)
         return torch.where(there, probability.nan_to_num(0).argmax(1), -1)
 
@@ -400,7 +393,6 @@ class ShardedUnlearner(Kept):
         data: Data | None = None,
         *,
         nodes: Any = None,
-        progress_bar: bool | None = None,
     ) -> Tensor:
         """Predict the probabilities of classes: ``[num_nodes, num_classes]``.
 
@@ -420,7 +412,7 @@ class ShardedUnlearner(Kept):
         if data is not None:
             self._check_untyped('predict for another graph')
             other = other_graph(data, state.data)
-            outputs = self._builder.outputs(state, other, bar=progress_bar)
+            outputs = self._builder.outputs(state, other)
         with single_thread():
             probability = state.aggregator(outputs)
         if data is not None:
@@ -561,7 +553,6 @@ class ShardedUnlearner(Kept):
         missing: str = 'raise',
         reference: str = '',
         on_report: Callable[[ShardRemovalReport], Any] | None = None,
-        progress_bar: bool | None = None,
     ) -> ShardRemovalReport:
         """Remove the requested items; retrain their shards.
 
@@ -587,7 +578,6 @@ class ShardedUnlearner(Kept):
             on_report (Callable, optional): stores the report, before the
                 folder has the removal. If it raises, everything is as before.
                 (default: :obj:`None`)
-            progress_bar (bool, optional): by default in terminals, after 2 s.
 
         Raises:
             TypeError: on another request.
@@ -614,7 +604,7 @@ class ShardedUnlearner(Kept):
             )
 
         def apply(left: RemovalRequest) -> ShardRemovalReport:
-            return self._apply(left, None, reference, progress_bar, on_report)
+            return self._apply(left, None, reference, on_report)
 
         report, skipped = skipping(request, missing, apply)
         return replace(report, skipped=skipped) if skipped else report
@@ -626,7 +616,6 @@ class ShardedUnlearner(Kept):
         *,
         shard: Mapping[int, int] | str | None = None,
         reference: str = '',
-        progress_bar: bool | None = None,
     ) -> ShardRemovalReport:
         """Apply updates in order as one, all or none; retrain their shards.
 
@@ -640,7 +629,6 @@ class ShardedUnlearner(Kept):
                 node, by id, or :obj:`'hash'`; for a partition that was given
                 as tensors. (default: :obj:`None`)
             reference (str): as in :meth:`remove`. (default: :obj:`''`)
-            progress_bar (bool, optional): by default in terminals, after 2 s.
 
         Raises:
             TypeError: on anything else.
@@ -656,14 +644,13 @@ class ShardedUnlearner(Kept):
                 reference=reference,
                 shard=shard,
             )
-        return self._apply(update, shard, reference, progress_bar)
+        return self._apply(update, shard, reference)
 
     def _apply(
         self,
         update: Any,
         shard: Any,
         reference: str,
-        bar: bool | None,
         on_report: Callable[[ShardRemovalReport], Any] | None = None,
     ) -> ShardRemovalReport:
         state, builder = self._fitted, self._builder
@@ -676,7 +663,6 @@ class ShardedUnlearner(Kept):
             after,
             first,
             'retrain',
-            bar,
             request=request,
             reference=reference,
             started=started,
@@ -700,8 +686,6 @@ class ShardedUnlearner(Kept):
     def repartition(
         self,
         partition: str | Shards | Tensor | Sequence[Any] | None = None,
-        *,
-        progress_bar: bool | None = None,
     ) -> ShardReport:
         """Divide the remaining training nodes again, and train all shards.
 
@@ -709,7 +693,6 @@ class ShardedUnlearner(Kept):
 
         Args:
             partition (optional): as in the class; by default the same method.
-            progress_bar (bool, optional): by default in terminals, after 2 s.
 
         Raises:
             ValueError: without a partition, if the present one was given as
@@ -727,7 +710,7 @@ class ShardedUnlearner(Kept):
                 "'partition' needs to be given, as the present partition came "
                 'from no method that can be repeated'
             )
-        new = self._builder.fresh(state, given, 'retrain', progress_bar)
+        new = self._builder.fresh(state, given, 'retrain')
         self._commit(new)
         return self._reported()
 
@@ -737,8 +720,6 @@ class ShardedUnlearner(Kept):
     def verify(
         self,
         shards: Iterable[int] | None = None,
-        *,
-        progress_bar: bool | None = None,
     ) -> ShardVerifyReport:
         """Retrain shards and aggregator from scratch, and compare.
 
@@ -748,7 +729,6 @@ class ShardedUnlearner(Kept):
         Args:
             shards (list[int], optional): the shards to retrain; by default
                 all. (default: :obj:`None`)
-            progress_bar (bool, optional): by default in terminals, after 2 s.
         """
         state = self._fitted
         shards = range(self.num_shards) if shards is None else shards
@@ -765,7 +745,7 @@ class ShardedUnlearner(Kept):
             ]
             if not store.holds(states.to_files(self._packed(state))[1]):
                 left.append(f'the state in {self.folder}, which is another')
-        return verified(self._builder, state, which, left, progress_bar)
+        return verified(self._builder, state, which, left)
 
     @synchronized
     def report(self) -> ShardReport:

@@ -26,11 +26,10 @@ def verified(
     state: State,
     shards: Sequence[int],
     files: list[str],
-    bar: bool | None,
 ) -> ShardVerifyReport:
     """Train shards and the aggregator from scratch, and compare."""
     parts = builder.parts(state, range(builder.num_shards))
-    fresh, _ = builder.trained(state, parts, dict.fromkeys(shards, 0), bar)
+    fresh, _ = builder.trained(state, parts, dict.fromkeys(shards, 0))
     differing = tuple(
         shard
         for shard, made in fresh.items()
@@ -40,8 +39,8 @@ def verified(
         torch.equal(made.n_id, parts[shard][-1].n_id)
         for shard, made in enumerate(state.checkpoints)
     )
-    outputs = builder.outputs(state, bar=bar)
-    aggregator = builder.aggregate(state, outputs, bar)
+    outputs = builder.outputs(state)
+    aggregator = builder.aggregate(state, outputs)
     leftovers = [
         *_leftovers(state),
         *files,
