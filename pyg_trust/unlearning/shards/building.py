@@ -17,10 +17,15 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_trust import rng
+from pyg_trust._checks.starts import same_start, tensors_of
 from pyg_trust.distributed import from_first
 from pyg_trust.files.seals import Seals, content
 from pyg_trust.transforms.shards import Shards, training_nodes
-from pyg_trust.unlearning.aggregate import ShardAggregator
+from pyg_trust.unlearning.aggregate import (
+    AGGREGATORS,
+    ShardAggregator,
+    make_aggregator,
+)
 from pyg_trust.unlearning.partition import (
     PARTITIONS,
     check_partition,
@@ -60,7 +65,7 @@ from pyg_trust.unlearning.shards.state import (
     described,
 )
 
-__all__ = ['SLICE', 'Builder', 'checked_partition']
+__all__ = ['SLICE', 'Builder', 'checked_aggregator', 'checked_partition']
 
 T = TypeVar('T')
 # Parts of the seed.
@@ -495,3 +500,21 @@ def checked_partition(given: Any, num_shards: int, by_person: bool) -> Any:
             f"'partition' needs to make {num_shards} shards (got {count})"
         )
     return given
+
+
+def checked_aggregator(
+    given: str | ShardAggregator, start_is_public: bool
+) -> ShardAggregator:
+    """Make or copy an aggregator; refuse one that has learnt something."""
+    if not isinstance(given, ShardAggregator):
+        AGGREGATORS.find('aggregator', given)
+    made = copy.deepcopy(make_aggregator(given))
+    held = tensors_of(made)
+    found = None if start_is_public else same_start(held, held)
+    if found is not None:
+        raise ValueError(
+            f"'aggregator' has {found!r} already, which may come from data "
+            'that are removed: pass one that was not fitted, or state that it '
+            'is public, ShardedUnlearner(..., start_is_public=True)'
+        )
+    return made

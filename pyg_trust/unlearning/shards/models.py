@@ -32,6 +32,7 @@ from torch_geometric.utils import to_torch_csr_tensor
 
 from pyg_trust import rng
 from pyg_trust._checks import (
+    check_callable,
     check_choice,
     check_integer,
     check_non_negative,
@@ -40,7 +41,12 @@ from pyg_trust._checks import (
 from pyg_trust._progress import Bar
 from pyg_trust.distributed import run_over_ranks
 from pyg_trust.graph import quiet_sparse
-from pyg_trust.unlearning.shards.graph import is_sparse, kind_of, nonzeros
+from pyg_trust.unlearning.shards.graph import (
+    check_slices,
+    is_sparse,
+    kind_of,
+    nonzeros,
+)
 
 __all__ = [
     'Recipe',
@@ -99,6 +105,42 @@ class Recipe:
         check_positive('lr', self.lr)
         check_non_negative('weight_decay', self.weight_decay)
         check_choice('optimizer', self.optimizer, OPTIMIZERS)
+
+    @classmethod
+    def of(
+        cls,
+        epochs: int | None,
+        lr: float,
+        weight_decay: float,
+        optimizer: str,
+        slices: Any,
+        train: Callable[..., Any] | None,
+    ) -> 'Recipe':
+        """Check the arguments of an unlearner."""
+        stages = () if slices is None else check_slices(slices)
+        total = sum(count for _, count in stages) if stages else 100
+        if epochs is not None and stages and epochs != total:
+            raise ValueError(
+                "'epochs' needs to be the sum of those of 'slices', or to be "
+                f'left out (got {epochs}, and {total})'
+            )
+        epochs = total if epochs is None else epochs
+        made = cls(epochs, lr, weight_decay, optimizer, stages, train)
+        if train is not None:
+            check_callable('train', train)
+            for name in (
+                'slices',
+                'epochs',
+                'lr',
+                'weight_decay',
+                'optimizer',
+            ):
+                if getattr(made, name) != getattr(cls(), name):
+                    raise ValueError(
+                        f"'{name}' can't be used with 'train', which trains "
+                        'as it is written: leave one of them out'
+                    )
+        return made
 
     def plain(self) -> dict[str, Any]:
         """Return the settings as plain values, a function by its name."""

@@ -554,6 +554,19 @@ class Kept:
                 self._take(state)
             raise
 
+    def _files_left(self, state: State) -> list[str]:
+        # What the folder holds beside the present state.
+        if self.folder is None:
+            return []
+        store = ShardStore(self.folder)
+        left = [
+            f'{path}, which is not of the present state: load() deletes it'
+            for path in store.strangers()
+        ]
+        if not store.holds(to_files(self._packed(state))[1]):
+            left.append(f'the state in {self.folder}, which is another')
+        return left
+
     def _take(self, state: State) -> None:
         if state.ledger.has_removals:
             state = state._replace(partition=remembered(state.partition))

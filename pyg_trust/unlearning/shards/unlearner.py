@@ -22,7 +22,6 @@ from pyg_trust._checks import (
     check_tensor,
     validated,
 )
-from pyg_trust._checks.starts import same_start, tensors_of
 from pyg_trust._moved import retired
 from pyg_trust.certificates.poisoning import (
     PoisonCertificate,
@@ -38,19 +37,17 @@ from pyg_trust.removal import RemovalRequest, requested, skipping
 from pyg_trust.transforms.shards import Shards
 from pyg_trust.unit import PrivacyUnit
 from pyg_trust.unlearning.aggregate import (
-    AGGREGATORS,
     ShardAggregator,
-    make_aggregator,
 )
 from pyg_trust.unlearning.partition import check_shards
 from pyg_trust.unlearning.shards import reports
 from pyg_trust.unlearning.shards import state as states
 from pyg_trust.unlearning.shards.building import (
     Builder,
+    checked_aggregator,
     checked_partition,
 )
 from pyg_trust.unlearning.shards.graph import (
-    check_slices,
     copied,
     count_classes,
     id_tensor,
@@ -217,33 +214,15 @@ class ShardedUnlearner(Kept):
                 f'lambda: {type(model_factory).__name__}(...) does'
             )
         check_callable('model_factory', model_factory)
-        if not isinstance(aggregator, ShardAggregator):
-            AGGREGATORS.find('aggregator', aggregator)
         check_shards(num_shards, num_shards)
         for name in ('slices', 'over_ranks', 'folder'):
             if unit is not None and self._params[name] not in (None, False):
                 raise ValueError(
                     f"'{name}' can't be used with a 'unit': leave it out"
                 )
-        stages = () if slices is None else check_slices(slices)
-        total = sum(count for _, count in stages) if stages else 100
-        if epochs is not None and stages and epochs != total:
-            raise ValueError(
-                "'epochs' needs to be the sum of those of 'slices', or to be "
-                f'left out (got {epochs}, and {total})'
-            )
-        epochs = total if epochs is None else epochs
-        self.recipe = Recipe(
-            epochs, lr, weight_decay, optimizer, stages, train
+        self.recipe = Recipe.of(
+            epochs, lr, weight_decay, optimizer, slices, train
         )
-        if train is not None:
-            check_callable('train', train)
-            for name in ('slices', *_STEPS):
-                if getattr(self.recipe, name) != getattr(Recipe(), name):
-                    raise ValueError(
-                        f"'{name}' can't be used with 'train', which trains "
-                        'as it is written: leave one of them out'
-                    )
         self._unit, self._by_person = unit, unit is not None
         self.num_shards, self.num_classes = num_shards, num_classes
         # Absolute: independent of the working directory.
@@ -253,32 +232,17 @@ class ShardedUnlearner(Kept):
         self._given = checked_partition(partition, num_shards, self._by_person)
         self._first_seed = rng.resolve_secret(seed)
         self._first_seeded = seed is not None
-        made = copy.deepcopy(make_aggregator(aggregator))
-        held = tensors_of(made)
-        found = None if start_is_public else same_start(held, held)
-        if found is not None:
-            raise ValueError(
-                f"'aggregator' has {found!r} already, which may come from "
-                'data that are removed: pass one that was not fitted, or '
-                'state that it is public, ShardedUnlearner(..., '
-                'start_is_public=True)'
-            )
         self._builder = Builder(
             model_factory,
             num_shards,
             self.recipe,
-            made,
+            checked_aggregator(aggregator, start_is_public),
             start_is_public,
             over_ranks,
         )
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """Return the arguments of this unlearner, by name.
-
-        Args:
-            deep (bool): as in scikit-learn; there is nothing deeper.
-                (default: :obj:`True`)
-        """
+        """Return the arguments of this unlearner, by name."""
         given = {'partition': self._given, 'unit': self._unit}
         return {**self._params, **given}
 
@@ -290,10 +254,7 @@ class ShardedUnlearner(Kept):
     # Training and prediction ################################################
 
     @editing
-    def fit(
-        self: _Self,
-        data: Data | HeteroData,
-    ) -> _Self:
+    def fit(self: _Self, data: Data | HeteroData) -> _Self:
         """Divide the training nodes into shards; train a model on each.
 
         Keeps copies of ``x``, ``edge_index``, ``edge_weight``, ``y``, the
@@ -307,11 +268,9 @@ class ShardedUnlearner(Kept):
                 the table of persons.
 
         Raises:
-            TypeError, ValueError: if something is missing or malformed; if
-                the partition does not fit the training nodes; if models start
-                from weights that were passed in, have outputs of the wrong
-                width, or are no function of their data and seed; if the folder
-                holds a state; if ranks were given different arguments.
+            TypeError, ValueError: if the data, the partition or the models do
+                not fit, the folder holds a state, or ranks were given
+                different arguments.
         """
         builder, given = self._builder, self._given
         self._agree(
@@ -332,11 +291,8 @@ class ShardedUnlearner(Kept):
             )
         before = self._state
         anew = before is None or before.ledger.has_removals
-        if (
-            anew
-            and self.folder is not None
-            and ShardStore(self.folder).manifest() is not None
-        ):
+        folder = self.folder
+        if anew and folder and ShardStore(folder).manifest() is not None:
             raise ValueError(
                 f"'folder' {self.folder} holds a state, whose removals a fit "
                 'would undo: load it, or take another folder'
@@ -364,15 +320,11 @@ class ShardedUnlearner(Kept):
             aggregator=builder.aggregator,
             ledger=RemovalLedger(0.0),
         )
-        new = builder.fresh(empty, given, 'fit')
-        self._commit(new, anew=anew)
+        self._commit(builder.fresh(empty, given, 'fit'), anew=anew)
         return self
 
     def predict(
-        self,
-        data: Data | None = None,
-        *,
-        nodes: Any = None,
+        self, data: Data | None = None, *, nodes: Any = None
     ) -> Tensor:
         """Predict the classes of nodes: int64, ``[num_nodes]``.
 
@@ -389,18 +341,11 @@ class ShardedUnlearner(Kept):
 
     @torch.no_grad()
     def predict_proba(
-        self,
-        data: Data | None = None,
-        *,
-        nodes: Any = None,
+        self, data: Data | None = None, *, nodes: Any = None
     ) -> Tensor:
         """Predict the probabilities of classes: ``[num_nodes, num_classes]``.
 
-        Takes the arguments of :meth:`predict`; NaN for nodes that were
-        removed.
-
-        Raises:
-            ValueError: if a node is not there, or both arguments are given.
+        Takes the arguments of :meth:`predict`; NaN for removed nodes.
         """
         state = self._fitted
         if data is not None and nodes is not None:
@@ -434,10 +379,6 @@ class ShardedUnlearner(Kept):
                 those of the ``test_mask``. (default: :obj:`None`)
             y (list[int] or Tensor, optional): their classes; by default the
                 labels in the graph that was fitted. (default: :obj:`None`)
-
-        Raises:
-            ValueError: if a node is not there or has no label, or none is
-                given and the graph has no ``test_mask``.
         """
         data, rows = self._fitted.data, self._fitted.rows
         if nodes is None and data.get('test_mask') is None:
@@ -481,17 +422,8 @@ class ShardedUnlearner(Kept):
 
     @property
     def outputs(self) -> Tensor:
-        """The logits of every model for the nodes in :attr:`n_id`.
-
-        A copy, ``[num_shards, num_nodes, num_classes]``.
-        """
+        """The logits, ``[num_shards, num_nodes, num_classes]``, a copy."""
         return self._fitted.outputs.clone()
-
-    @property
-    def aggregator_n_id(self) -> Tensor:
-        """The ids of the nodes that the aggregator is trained on."""
-        state = self._fitted
-        return state.data.n_id[self._builder.sample(state)]
 
     @property
     def ledger(self) -> RemovalLedger:
@@ -499,11 +431,7 @@ class ShardedUnlearner(Kept):
         return self._fitted.ledger.copy()
 
     def shard_state(self, shard: int) -> dict[str, Tensor]:
-        """Copy the ``state_dict`` of a shard's model.
-
-        Args:
-            shard (int): the number of the shard.
-        """
+        """Copy the ``state_dict`` of the model of a shard, by its number."""
         check_integer('shard', shard, 0, self.num_shards - 1)
         weights = self._fitted.checkpoints[shard].weights
         return {name: value.clone() for name, value in weights.items()}
@@ -519,10 +447,7 @@ class ShardedUnlearner(Kept):
     ) -> ShardPlan:
         """Estimate the shards and the cost of an update; change nothing.
 
-        Args:
-            update (Update, RemovalRequest or list): as in :meth:`update`.
-            shard (dict or str, optional): as in :meth:`update`.
-                (default: :obj:`None`)
+        Takes the arguments of :meth:`update`.
         """
         state, builder = self._fitted, self._builder
         after, first, request = applied(
@@ -578,10 +503,6 @@ class ShardedUnlearner(Kept):
             on_report (Callable, optional): stores the report, before the
                 folder has the removal. If it raises, everything is as before.
                 (default: :obj:`None`)
-
-        Raises:
-            TypeError: on another request.
-            ValueError: as :meth:`update`.
         """
         if persons is not None and self._by_person and request is None:
             unit = self._fitted.data.persons.unit
@@ -631,11 +552,9 @@ class ShardedUnlearner(Kept):
             reference (str): as in :meth:`remove`. (default: :obj:`''`)
 
         Raises:
-            TypeError: on anything else.
             ValueError: if something is not there, is there already, or was
                 there before; if no training node would be left, or none of a
-                class without :obj:`num_classes`, or one of a new class; if a
-                graph has edge weights, which new edges lack.
+                class without :obj:`num_classes`, or one of a new class.
         """
         if self._builder.over_ranks:
             self._agree(
@@ -684,19 +603,15 @@ class ShardedUnlearner(Kept):
 
     @editing
     def repartition(
-        self,
-        partition: str | Shards | Tensor | Sequence[Any] | None = None,
+        self, partition: str | Shards | Tensor | Sequence[Any] | None = None
     ) -> ShardReport:
         """Divide the remaining training nodes again, and train all shards.
 
         The result equals a fit on the remaining data.
 
         Args:
-            partition (optional): as in the class; by default the same method.
-
-        Raises:
-            ValueError: without a partition, if the present one was given as
-                tensors; or as :meth:`fit`.
+            partition (optional): as in the class; by default the same method,
+                but for one that was given as tensors.
         """
         self._agree('repartition', partition=states.plain_partition(partition))
         state = self._fitted
@@ -717,10 +632,7 @@ class ShardedUnlearner(Kept):
     # What can be checked ####################################################
 
     @synchronized
-    def verify(
-        self,
-        shards: Iterable[int] | None = None,
-    ) -> ShardVerifyReport:
+    def verify(self, shards: Iterable[int] | None = None) -> ShardVerifyReport:
         """Retrain shards and aggregator from scratch, and compare.
 
         Also looks for what should be gone: items that the ledger lists as
@@ -736,16 +648,7 @@ class ShardedUnlearner(Kept):
         which = tuple(shards)
         for shard in which:
             check_integer('shards', shard, 0, self.num_shards - 1)
-        left: list[str] = []
-        if self.folder is not None:
-            store = ShardStore(self.folder)
-            left += [
-                f'{path}, which is not of the present state: load() deletes it'
-                for path in store.strangers()
-            ]
-            if not store.holds(states.to_files(self._packed(state))[1]):
-                left.append(f'the state in {self.folder}, which is another')
-        return verified(self._builder, state, which, left)
+        return verified(self._builder, state, which, self._files_left(state))
 
     @synchronized
     def report(self) -> ShardReport:
@@ -756,21 +659,15 @@ class ShardedUnlearner(Kept):
     def certify(self, nodes: Any = None) -> PoisonCertificate:
         r"""Certify the classes that poisoned training data can't change.
 
-        Any nodes, inserted, deleted or changed at will in the training data,
-        leave a target's class as it is, if their shards are no more than its
-        radius. Changes of the graph at inference are not covered.
+        Training nodes inserted, deleted or changed at will leave a target's
+        class as it is, if their shards are no more than its radius. Changes of
+        the graph at inference are not covered. The partition has to be
+        :obj:`'hash'`, the aggregator :obj:`'mean'` or :obj:`'majority'`, and
+        :obj:`num_classes` given.
 
         Args:
             nodes (list[int] or Tensor, optional): the ids of the targets; by
                 default all nodes. (default: :obj:`None`)
-
-        Returns:
-            PoisonCertificate: classes, votes and radii.
-
-        Raises:
-            ValueError: if the partition is not :obj:`'hash'`, the aggregator
-                is a fitted one, :obj:`num_classes` was not given, or an id is
-                unknown.
         """
         self._check_untyped('certify against poisoning')
         state = self._fitted
@@ -800,4 +697,3 @@ class ShardedUnlearner(Kept):
 
 
 _ARGUMENTS = tuple(inspect.signature(ShardedUnlearner).parameters)
-_STEPS = ('epochs', 'lr', 'weight_decay', 'optimizer')
