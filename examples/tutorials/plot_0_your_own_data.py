@@ -150,14 +150,14 @@ print(labels[certificate.predicted[who]], words[int(status)])
 # remain, and ``verified`` adds the outcome to the report.
 from pyg_trust.unlearning import NodeClassifier
 
-forgetful = NodeClassifier('sgc', levels=2).fit(data)
+forgetful = NodeClassifier('sgc', K=2).fit(data)
 removal = forgetful.remove(nodes=[row['p17'], row['p230']])
 removal = removal.verified(forgetful.verify())
 print(f'verified: {removal.verification.ok}, epsilon {removal.epsilon:.4f}')
 
 # %%
-# This epsilon says how well the released weights can be told from those of a
-# model that was trained without these two people: 0 is not at all.
+# This epsilon bounds how well anybody can distinguish the released weights from
+# those of a model that was trained without these two people: 0 is not at all.
 #
 # Delete their rows from your files, too. The private model has not forgotten
 # them: train it again without them, with a new ledger, or retire it.
