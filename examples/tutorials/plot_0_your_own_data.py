@@ -156,8 +156,9 @@ removal = removal.verified(forgetful.verify())
 print(f'verified: {removal.verification.ok}, epsilon {removal.epsilon:.4f}')
 
 # %%
-# This epsilon bounds how well anybody can distinguish the released weights from
-# those of a model that was trained without these two people: 0 is not at all.
+# This epsilon bounds how well anybody can distinguish the released weights
+# from those of a model that was trained without these two people: 0 is not at
+# all.
 #
 # Delete their rows from your files, too. The private model has not forgotten
 # them: train it again without them, with a new ledger, or retire it.
