@@ -243,11 +243,6 @@ class PrivacyAudit(AuditReport):
         """The probability that all bounds hold: ``level``."""
         return self.level
 
-    @property
-    def false_negative_rate(self) -> float:
-        """Measured false negative rate of the attack."""
-        return 1 - self.true_positive_rate
-
     def chart(self) -> Chart:
         """Draw the measured lower bound, beside the claim."""
         name, low, claim = 'epsilon', self.epsilon_lower, self.epsilon_claimed

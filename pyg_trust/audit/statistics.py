@@ -1,22 +1,9 @@
-r"""Empirical lower bounds of epsilon: does the code do what the proof says?
+"""Empirical lower bounds of epsilon and mu, from scores of two neighbours.
 
-A claim :math:`(\epsilon, \delta)` says that no test can distinguish two
-neighbouring graphs better than with
-
-.. math::
-    \mathrm{TPR} \le e^\epsilon\, \mathrm{FPR} + \delta.
-
-So a test that does gives a lower bound of the true :math:`\epsilon`; with
-Clopper-Pearson intervals of both rates it holds with a stated confidence
-(`Jagielski et al. 2020 <https://arxiv.org/abs/2006.07709>`_). A bound above
-the claim disproves it, with that confidence. A bound below proves nothing: it
-is a test, no proof.
-
-Of a release that is :math:`\mu`-Gaussian differentially private no test has
-error rates below
-
-.. math::
-    \Phi^{-1}(1 - \mathrm{FPR}) - \Phi^{-1}(\mathrm{FNR}) \le \mu.
+Of a release that is (epsilon, delta) private no test has a true positive rate
+above ``e^epsilon FPR + delta``: one that has disproves the claim, with the
+confidence of its Clopper-Pearson intervals (`Jagielski et al. 2020
+<https://arxiv.org/abs/2006.07709>`_). A bound below proves nothing.
 """
 
 import math

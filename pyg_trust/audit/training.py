@@ -79,14 +79,12 @@ def audit_function(
 ) -> PrivacyAudit:
     r"""Audit a training function by how well its weights reveal changes.
 
-    Nodes are added to the graph, without edges, each with a feature (a column
-    of ``x``) that no other node has. With probability 1/2 each, a canary's row
-    is ``scale`` or ``-scale`` there: neighbours under replacement, or zero
-    (``form='withdraw'``). What the weights of the feature reveal of this draw
-    is learned from one half of the canaries (a linear discriminant, and
-    a threshold); errors are counted on the other half. With
-    Clopper-Pearson bounds of both rates, *at once* and with the stated
-    confidence, if trials are independent,
+    Nodes are added to the graph, without edges, each with a feature of its
+    own. With probability 1/2 each, a canary's row is ``scale`` or ``-scale``
+    there (``form='withdraw'``: or zero). A linear discriminant learns from one
+    half of the canaries what the weights of the feature reveal of that draw;
+    errors are counted on the other half. With Clopper-Pearson bounds of both
+    rates, at the stated confidence,
 
     .. math::
         \mu \ge -\Phi^{-1}(\overline{\mathrm{FPR}})
@@ -94,60 +92,33 @@ def audit_function(
         \epsilon(\delta) \ge \log \frac{\underline{\mathrm{TPR}} - \delta}
         {\overline{\mathrm{FPR}}}.
 
-    A bound above the claim disproves it, with this confidence: of sound
-    functions one in twenty is accused at .95. A bound below proves nothing,
-    and least where nothing of a canary reaches what is released; if that is
-    the same for every canary, a warning says so. The bound is the sharper
-    the more of a canary's gradient is in its own feature, and the better the
-    noise is seen: of a linear model on full batches, which returns its weights
-    before training as well, half the noise is found out. Large models and
-    momentum blur it.
-
-    **Trials are independent** if, given everything else, what the weights of
-    one feature say depends on the noise of these weights alone, as it does
-    if noise is independent by coordinates. A function that now and then
-    releases all of its canaries, or draws noise once for many features, is
-    not like that: then a bound is above the truth more often than stated.
-    With ``independent='runs'`` nothing is assumed of what happens within a
-    run. Half of the runs choose the threshold, and of each other run one
-    canary is counted, so that hundreds of :obj:`runs` are needed. Both ways
-    a run may know nothing of those before. A function that draws the same
-    noise every time (from a seed of its own) has no finite :math:`\mu`; what
-    is found of it says nothing about fresh noise.
+    A bound above the claim disproves it. A bound below proves nothing; of a
+    linear model that returns its weights before training as well, it is the
+    sharpest. **Trials are independent** if noise is independent by
+    coordinates. Of a function that now and then releases all canaries, ask
+    for ``independent='runs'`` and hundreds of :obj:`runs`: half of them choose
+    the threshold, and of each other run one canary is counted.
 
     Args:
         train (callable): maps a graph to what it releases: a model, its
-            ``state_dict``, or a list of these (before and after, say). It has
-            to take ``data.num_features`` as the width of its input and train
-            on ``data.train_mask``.
-        data (Data): a graph with ``x``, ``y`` (int64, one number per node)
-            and, best, ``train_mask``. It is not changed.
-        claim (float or callable, optional): :math:`\epsilon` at
-            :obj:`delta`, or a function of :math:`\delta` as
-            :meth:`~pyg_trust.privacy.PrivacyEngine.get_epsilon`, which is
-            compared at many. (default: :obj:`None`)
-        claim_mu (float, optional): :math:`\mu` of Gaussian differential
-            privacy. (default: :obj:`None`)
+            ``state_dict``, or a list of these. It has to take
+            ``data.num_features`` as the width of its input.
+        data (Data): a graph with ``x``, ``y`` and, best, ``train_mask``.
+        claim (float or callable, optional): :math:`\epsilon` at :obj:`delta`,
+            or a function of :math:`\delta`, which is compared at many.
+        claim_mu (float, optional): :math:`\mu` of Gaussian privacy.
         delta (float): in :math:`(0, 1)`. (default: :obj:`1e-5`)
-        form (str): :obj:`'replace'` or :obj:`'withdraw'`. (default:
-            :obj:`'replace'`)
+        form (str): :obj:`'replace'` or :obj:`'withdraw'`.
         num_canaries (int): the trials of a run, at least 16.
-            (default: :obj:`1000`)
         scale (float): how large a canary's row is. (default: :obj:`100.0`)
         label (int): the label of canaries. (default: :obj:`0`)
         runs (int): how often to train. (default: :obj:`1`)
         confidence (float): in :math:`(0, 1)`. (default: :obj:`0.95`)
-        independent (str): the source of independent trials: :obj:`'canaries'`,
-            or :obj:`'runs'` (at least 16). (default: :obj:`'canaries'`)
-        seed (int, optional): the seed of draws and splits. (default:
-            :obj:`None`)
+        independent (str): :obj:`'canaries'`, or :obj:`'runs'` (at least 16).
+        seed (int, optional): the seed of draws and splits.
 
     Returns:
         PrivacyAudit: the bounds, beside the claim.
-
-    Raises:
-        TypeError, ValueError: on wrong arguments, or if nothing that is
-            released has a dimension of the number of features.
     """
     _check_graph(data)
     by_run = independent == 'runs'
@@ -379,16 +350,12 @@ def audit_training(
 ) -> PrivacyAudit:
     r"""Audit an engine, as configured, by worst-case canaries.
 
-    Every canary is the centre of a star that is one subgraph, and has a
-    feature of its own. Its row is :math:`+e_i` or :math:`-e_i`, with
-    probability 1/2 each, times a large number: two neighbours under
-    replacement, as far apart as clipping lets them be. The model is linear and
-    its loss a sum of outputs, so the gradient is along :math:`e_i` for any
-    weights, and the sum of the released gradients has all that can be known
-    of each canary. Noise is independent across features, so canaries are
-    independent trials if all are drawn (:obj:`batch_size` left out); if not,
-    draws are negatively associated, and counts vary less than independent ones
-    would.
+    Every canary is the centre of a star that is one subgraph, with a feature
+    of its own: :math:`+e_i` or :math:`-e_i`, with probability 1/2 each, times
+    a large number. The model is linear and its loss a sum of outputs, so the
+    gradient is along :math:`e_i` for any weights: neighbours under replacement
+    are as far apart as clipping lets them be. Noise is independent across
+    features, so canaries are independent trials if all are drawn.
 
     Args:
         attach (callable): maps a model, an optimizer and a loader to an
@@ -401,8 +368,7 @@ def audit_training(
         delta (float): at which to compare; a larger one takes fewer trials to
             see a fault. (default: :obj:`0.05`)
         confidence (float): in :math:`(0, 1)`. (default: :obj:`0.99`)
-        seed (int, optional): the seed of draws, loader and weights. (default:
-            :obj:`None`)
+        seed (int, optional): the seed of draws, loader and weights.
         progress_bar (bool, optional): by default in terminals, after 2 s.
 
     Returns:

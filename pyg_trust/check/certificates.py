@@ -43,10 +43,6 @@ Change = tuple[int, int, float, float]
 def check_certificate(c: Any, each: Stated) -> Checks:
     """Check that a certificate follows from its votes.
 
-    Args:
-        c (Claim): the claim of the guarantee.
-        each (Stated): the guarantee.
-
     Returns:
         iterator: a status and a text for every check.
     """

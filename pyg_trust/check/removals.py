@@ -25,10 +25,6 @@ COVERED = 'removal covered by privacy'
 def check_removal(c: Any, each: Stated) -> Checks:
     """Prove the epsilons of a removal from its shifts.
 
-    Args:
-        c (Claim): the claim of the guarantee.
-        each (Stated): the guarantee.
-
     Returns:
         iterator: a status and a text for every check.
     """

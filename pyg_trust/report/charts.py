@@ -92,11 +92,6 @@ def axes(ax: Any, height: float = 3.2) -> Any:
 def draw(chart: Chart, ax: Any = None) -> Any:
     """Draw a chart.
 
-    Args:
-        chart (Chart): the chart to draw.
-        ax (matplotlib.axes.Axes, optional): the axes to draw on; by default
-            those of a new figure. (default: :obj:`None`)
-
     Returns:
         matplotlib.axes.Axes: the axes with the chart.
     """

@@ -161,11 +161,11 @@ class TrustReport(Report):
 
     def to_html(self) -> str:
         """Make a self-contained HTML page for people, with figures."""
-        return pages.html(self)
+        return pages.trust(self)
 
     def to_markdown(self) -> str:
         """Make a section for a model card, in Markdown."""
-        return pages.markdown(self)
+        return pages.trust(self, 'trust.md')
 
     def _repr_html_(self) -> str:
         # Its styles are for a page of its own.
