@@ -3,7 +3,7 @@
 import functools
 import importlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 F = TypeVar('F', bound=Callable[..., Any])
@@ -95,26 +95,17 @@ def moved(
     return find
 
 
-def retired(**arguments: tuple[Any, ...] | None) -> Callable[[F], F]:
-    """Decorate a constructor to drop arguments of 0.1, with a warning.
-
-    Args:
-        **arguments (tuple, optional): by argument, the values that ask for
-            what the constructor does anyway; :obj:`None` if all do.
-    """
-
+def _warned(
+    names: Iterable[str], change: Callable[[str, dict[str, Any]], str]
+) -> Callable[[F], F]:
+    # Decorate a constructor to change old arguments, with a warning for each.
     def decorate(init: F) -> F:
         @functools.wraps(init)
         def accept(self: Any, *args: Any, **kwargs: Any) -> Any:
-            for name in [name for name in arguments if name in kwargs]:
-                value, known = kwargs.pop(name), arguments[name]
-                if known is not None and value not in list(known):
-                    raise ValueError(
-                        f"'{name}' needs to be one of {known} (got {value!r})"
-                    )
+            for name in [name for name in names if name in kwargs]:
+                said = change(name, kwargs)
                 warnings.warn(
-                    f"'{name}' of {type(self).__name__} goes with the next "
-                    'release: leave it out',
+                    f"'{name}' of {type(self).__name__} {said}",
                     DeprecationWarning,
                     stacklevel=2,
                 )
@@ -123,6 +114,25 @@ def retired(**arguments: tuple[Any, ...] | None) -> Callable[[F], F]:
         return accept  # type: ignore[return-value]
 
     return decorate
+
+
+def retired(**arguments: tuple[Any, ...] | None) -> Callable[[F], F]:
+    """Decorate a constructor to drop arguments of 0.1, with a warning.
+
+    Args:
+        **arguments (tuple, optional): by argument, the values that ask for
+            what the constructor does anyway; :obj:`None` if all do.
+    """
+
+    def change(name: str, kwargs: dict[str, Any]) -> str:
+        value, known = kwargs.pop(name), arguments[name]
+        if known is not None and value not in list(known):
+            raise ValueError(
+                f"'{name}' needs to be one of {known} (got {value!r})"
+            )
+        return 'goes with the next release: leave it out'
+
+    return _warned(arguments, change)
 
 
 def renamed(**arguments: str) -> Callable[[F], F]:
@@ -132,22 +142,11 @@ def renamed(**arguments: str) -> Callable[[F], F]:
         **arguments (str): the new name, by the old one.
     """
 
-    def decorate(init: F) -> F:
-        @functools.wraps(init)
-        def accept(self: Any, *args: Any, **kwargs: Any) -> Any:
-            for old in [name for name in arguments if name in kwargs]:
-                new = arguments[old]
-                if new in kwargs:
-                    raise TypeError(f"'{old}' is '{new}' now: leave it out")
-                warnings.warn(
-                    f"'{old}' of {type(self).__name__} is '{new}' now, and "
-                    'goes with the next release',
-                    DeprecationWarning,
-                    stacklevel=2,
-                )
-                kwargs[new] = kwargs.pop(old)
-            return init(self, *args, **kwargs)
+    def change(name: str, kwargs: dict[str, Any]) -> str:
+        new = arguments[name]
+        if new in kwargs:
+            raise TypeError(f"'{name}' is '{new}' now: leave it out")
+        kwargs[new] = kwargs.pop(name)
+        return f"is '{new}' now, and goes with the next release"
 
-        return accept  # type: ignore[return-value]
-
-    return decorate
+    return _warned(arguments, change)

@@ -300,16 +300,13 @@ def _of_canaries(released: Any, data: Data, value: Tensor) -> np.ndarray:
             f"{first + count}, 'data.num_features' (got none): a first layer "
             'that reads all features has one'
         )
-    return _finite(torch.cat(found, 1).numpy())
-
-
-def _finite(found: np.ndarray) -> np.ndarray:
+    flat = torch.cat(found, 1).numpy()
     # Bounded by 1. Whether a number is NaN or infinite is a signal, too.
-    signs = (np.isnan(found), np.isposinf(found), np.isneginf(found))
-    held = np.where(np.isfinite(found), found, 0.0)
-    size = np.abs(held).max(initial=0.0)
+    signs = (np.isnan(flat), np.isposinf(flat), np.isneginf(flat))
+    held = np.where(np.isfinite(flat), flat, 0.0)
+    held /= np.abs(held).max(initial=0.0) or 1.0
     odd = [sign.astype(np.float64) for sign in signs if sign.any()]
-    return np.concatenate([held / size if size else held, *odd], 1)
+    return np.concatenate([held, *odd], 1)
 
 
 @validated
