@@ -424,6 +424,11 @@ class NodeIds:
         self.n_id = n_id.clone()
         self._known, self._next = n_id.numel(), int(self._sorted[-1]) + 1
 
+    def __repr__(self) -> str:
+        if self.n_id is None:
+            return 'NodeIds()'
+        return f'NodeIds(n_id=[{self._known}])'
+
     @classmethod
     def of_data(cls, data: Any, name: str = 'data') -> 'NodeIds':
         """Read the ids of a graph or of the nodes of one type.
@@ -667,6 +672,12 @@ class Removed:
     def __init__(self) -> None:
         #: By graph and kind of item; edges by direction.
         self.parts: dict[int, dict[str, set[Any]]] = {}
+
+    def __repr__(self) -> str:
+        counts = {
+            g: {k: len(v) for k, v in p.items()} for g, p in self.parts.items()
+        }
+        return f'Removed({counts})'
 
     def add(self, line: Mapping[str, Any]) -> None:
         """Add the request of the next line.

@@ -52,6 +52,9 @@ class NewNodes:
     train: Tensor | None = None
     n_id: Tensor | None = None
 
+    def __repr__(self) -> str:
+        return f'NewNodes(x={[*self.x.shape]}, train={self.num_train})'
+
     def __post_init__(self) -> None:
         check_tensor('x', self.x, None, ('k', 'columns'), finite=True)
         k = self.x.size(0)

@@ -776,7 +776,6 @@ class PrivacyEngine(Checkpoints):
         public: Annotated[bool, Is(bool)] = False,
         insist: bool = False,
         forward: Forward | None = None,
-        progress_bar: bool | None = None,
     ) -> float:
         r"""Estimate a clipping norm as a percentile of the gradients' norms.
 
@@ -805,7 +804,6 @@ class PrivacyEngine(Checkpoints):
             insist (bool): as above. (default: :obj:`False`)
             forward (callable, optional): as in :meth:`make_private`.
                 (default: :obj:`None`)
-            progress_bar (bool, optional): by default in terminals, after 2 s.
 
         Raises:
             ValueError: unless exactly one of the three is given, if a number
@@ -815,7 +813,7 @@ class PrivacyEngine(Checkpoints):
         """
         return estimated_norm(
             *(self, module, data_loader, criterion, percentile, epsilon),
-            *(bounds, public, insist, forward, progress_bar),
+            *(bounds, public, insist, forward),
         )
 
     @validated

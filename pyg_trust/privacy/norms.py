@@ -160,7 +160,6 @@ def estimated_norm(
     public: bool,
     insist: bool,
     forward: Forward | None,
-    progress_bar: bool | None = None,
 ) -> float:
     """Estimate a norm: :meth:`PrivacyEngine.estimate_max_grad_norm`."""
     if (epsilon is not None) + public + insist != 1:
@@ -201,9 +200,7 @@ def estimated_norm(
         engine._open(loader)
         engine._check_left(f"'epsilon' = {epsilon:g}", pure=epsilon)
     secret = not engine.seeded
-    norms = gradient_norms(
-        module, loader, criterion, forward, secret, progress_bar
-    )
+    norms = gradient_norms(module, loader, criterion, forward, secret)
     if epsilon is not None:
         if engine._ledger is not None:
             engine._ledger.record_pure(epsilon)
@@ -233,7 +230,6 @@ def gradient_norms(
     criterion: Criterion,
     forward: Forward | None,
     secret: bool = True,
-    progress_bar: bool | None = None,
 ) -> np.ndarray:
     """Compute each unit's gradient norm, on the loader's first partition.
 
@@ -247,13 +243,12 @@ def gradient_norms(
         secret (bool): whether masks of dropout are secret: where the sizes of
             units are private, one shifts the masks of all after it.
             (default: :obj:`True`)
-        progress_bar (bool, optional): by default in terminals, after 2 s.
     """
     device = next(module.parameters()).device
     found: list[Tensor] = []
     step = PrivateStep(module, loader, 1.0, lambda *_: [])
     parts = torch.arange(loader.num_subgraphs).split(_PROBED)
-    for index in Bar(parts, progress_bar, desc='norms'):
+    for index in Bar(parts, desc='norms'):
         batch = loader(loader.batch_sampler.write(0, index))
         owner, count = loader.check_batch(batch, 0, index.numel())
         batch, owner = loader.flat(batch).to(device), owner.to(device)

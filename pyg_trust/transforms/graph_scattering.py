@@ -66,8 +66,6 @@ class GraphEmbedding(BaseTransform):
         data: Data | Sequence[Data],
         dtype: torch.dtype | None = None,
         sparse: bool = False,
-        *,
-        progress_bar: bool | None = None,
     ) -> Tensor:
         """Return the vectors of a graph, a batch or a list of graphs.
 
@@ -77,7 +75,6 @@ class GraphEmbedding(BaseTransform):
                 that of the features. (default: :obj:`None`)
             sparse (bool): whether to return a sparse CSR matrix.
                 (default: :obj:`False`)
-            progress_bar (bool, optional): by default in terminals, after 2 s.
 
         Returns:
             Tensor: ``[num_graphs, num_coefficients]``.
@@ -104,7 +101,7 @@ class GraphEmbedding(BaseTransform):
                 data = Batch.from_data_list([_only(g, keys) for g in data])
         graph = CSRGraph.from_data(data)
         x = self.signal(data, graph, dtype)
-        return self._embed(graph, x, _ptr(data), sparse, progress_bar)
+        return self._embed(graph, x, _ptr(data), sparse)
 
     def signal(
         self,
@@ -124,12 +121,7 @@ class GraphEmbedding(BaseTransform):
         return graph_signal(data, graph, self.max_degree, self.clip, dtype)
 
     def _embed(
-        self,
-        graph: CSRGraph,
-        x: Tensor,
-        ptr: Tensor | None,
-        sparse: bool,
-        progress_bar: bool | None,
+        self, graph: CSRGraph, x: Tensor, ptr: Tensor | None, sparse: bool
     ) -> Tensor:
         raise NotImplementedError
 
@@ -196,12 +188,7 @@ class GraphScattering(GraphEmbedding):
         self.linear = linear
 
     def _embed(
-        self,
-        graph: CSRGraph,
-        x: Tensor,
-        ptr: Tensor | None,
-        sparse: bool,
-        progress_bar: bool | None,
+        self, graph: CSRGraph, x: Tensor, ptr: Tensor | None, sparse: bool
     ) -> Tensor:
         return scattering_transform(
             graph,
@@ -214,7 +201,6 @@ class GraphScattering(GraphEmbedding):
             low_pass=self.low_pass,
             linear=self.linear,
             sparse=sparse,
-            progress_bar=progress_bar,
         )
 
     def __repr__(self) -> str:
@@ -266,12 +252,7 @@ class GFT(GraphEmbedding):
         self.num_bands = num_bands
 
     def _embed(
-        self,
-        graph: CSRGraph,
-        x: Tensor,
-        ptr: Tensor | None,
-        sparse: bool,
-        progress_bar: bool | None,
+        self, graph: CSRGraph, x: Tensor, ptr: Tensor | None, sparse: bool
     ) -> Tensor:
         if not graph.is_undirected:
             raise ValueError(

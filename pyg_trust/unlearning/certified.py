@@ -170,7 +170,7 @@ class CertifiedClassifier(Saved[M]):
     def _packed(self, model: M) -> dict[str, Any]:
         return {'classes': model.classes}
 
-    def _unpacked(self, state: dict[str, Any], progress_bar: bool | None) -> M:
+    def _unpacked(self, state: dict[str, Any]) -> M:
         config, mine = dict(state['config']), self._config()
         if 'feature_bound' in mine:
             # States of earlier versions have no bound; features beyond it are
@@ -178,7 +178,7 @@ class CertifiedClassifier(Saved[M]):
             config.setdefault('feature_bound', mine['feature_bound'])
         # States of 0.1 have it, without an effect.
         config.pop('noise_std', None)
-        model = super()._unpacked({**state, 'config': config}, progress_bar)
+        model = super()._unpacked({**state, 'config': config})
         if self._noise_p_value(model) < noise.LEAST_P_VALUE:
             raise ValueError(
                 'the released weights of the state do not match its ledger: '

@@ -196,7 +196,6 @@ def minimize(
     K: Tensor | None = None,
     tol: Positive = 1e-10,
     max_iter: Natural = 100,
-    progress_bar: bool | None = None,
 ) -> Solution:
     r"""Minimise an objective by Newton's method, to a residual of :obj:`tol`.
 
@@ -220,7 +219,6 @@ def minimize(
         tol (float): the residual to reach; or the bound of rounding errors,
             if that is larger. (default: :obj:`1e-10`)
         max_iter (int): the most Newton steps. (default: :obj:`100`)
-        progress_bar (bool, optional): by default in terminals, after 2 s.
 
     Raises:
         RuntimeError: if neither is reached.
@@ -241,7 +239,7 @@ def minimize(
         K = gram(Z)
     objective = Objective(Z, Y, lam * n, B, K=K)
     W = torch.zeros_like(B) if W is None else W
-    with Bar(progress_bar=progress_bar, desc='Newton') as bar:
+    with Bar(desc='Newton') as bar:
         W, gradient, _, iteration = _steps(
             objective, W, tol, max_iter, strict=False, bar=bar
         )

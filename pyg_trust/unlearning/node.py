@@ -1129,16 +1129,14 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
             return getattr(encoder, '__qualname__', name)
         return f'{name} {fingerprint_model(encoder.state_dict())}'
 
-    def _unpacked(
-        self, state: dict[str, Any], progress_bar: bool | None
-    ) -> Model:
+    def _unpacked(self, state: dict[str, Any]) -> Model:
         config = dict(state['config'])
         if self.encoder is not None and config.get('encoder') == (
             type(self.encoder).__name__
         ):
             # States of 0.1 hold the class alone.
             config['encoder'] = self._encoder_digest()
-        return super()._unpacked({**state, 'config': config}, progress_bar)
+        return super()._unpacked({**state, 'config': config})
 
     def _packed(self, model: Model) -> dict[str, Any]:
         data = model.data.to_dict()
@@ -1154,11 +1152,7 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
         }
 
     def _rebuilt(
-        self,
-        state: dict[str, Any],
-        ledger: RemovalLedger,
-        lineage: Lineage,
-        progress_bar: bool | None,
+        self, state: dict[str, Any], ledger: RemovalLedger, lineage: Lineage
     ) -> Model:
         held, weight = state['data'], state['weight']
         classes = tuple(state['classes'])

@@ -249,35 +249,29 @@ class PublishedScatteringClassifier:
     def __repr__(self) -> str:
         return described(self)
 
-    def fit(
-        self, graphs: Sequence[Data], *, progress_bar: bool | None = None
-    ) -> 'PublishedScatteringClassifier':
+    def fit(self, graphs: Sequence[Data]) -> 'PublishedScatteringClassifier':
         """Embed and train.
 
         Args:
             graphs (list[Data]): the training graphs, each with a label ``y``.
-            progress_bar (bool, optional): by default in terminals, after 2 s.
         """
-        train = self._keeper.keep(check_graphs(graphs), progress_bar)
+        train = self._keeper.keep(check_graphs(graphs))
         draws = 0 if self._state is None else self._state.draws
         B = self._drawn((train.Z.size(1), train.Y.size(1)), draws)
         ledger = RemovalLedger(self.budget)
         state = _State(train, B, torch.zeros_like(B), ledger, draws + 1)
-        state = self._solved(state, None, progress_bar)[0]
+        state = self._solved(state, None)[0]
         if self.noise_std:
             spent = self._measured(state)
             ledger.record('fit', spent, data=train.seals.root)
         self._state = state
         return self
 
-    def remove(
-        self, request: RemovalRequest, *, progress_bar: bool | None = None
-    ) -> UnlearnReport:
+    def remove(self, request: RemovalRequest) -> UnlearnReport:
         """Remove the requested items by one step, or as ``on_exceed`` says.
 
         Args:
             request (RemovalRequest): graphs, or their nodes, edges, features.
-            progress_bar (bool, optional): by default in terminals, after 2 s.
         """
         check_instance('request', request, RemovalRequest)
         old, budget = self._fitted, self.budget
@@ -287,10 +281,7 @@ class PublishedScatteringClassifier:
                 '(got 0)'
             )
         change = self._keeper.changed(
-            old.train,
-            [Update(remove=request)],
-            old.ledger.removed,
-            progress_bar,
+            old.train, [Update(remove=request)], old.ledger.removed
         )
         spent, new = old.ledger.spent, old._replace(train=change.left)
         before, after = old.objective(self.lam), new.objective(self.lam)
@@ -326,7 +317,7 @@ class PublishedScatteringClassifier:
             if action == 'retrain':
                 B, start = self._drawn(new.B.shape, new.draws), None
                 new = new._replace(B=B, draws=new.draws + 1)
-            new, steps = self._solved(new, start, progress_bar)
+            new, steps = self._solved(new, start)
             iterations, cost = iterations + steps, self._measured(new)
             measured = new.objective(self.lam).gradient(new.W).norm.measured
         root = change.left.seals.root
@@ -370,14 +361,12 @@ class PublishedScatteringClassifier:
             increments=added,
         )
 
-    def decision_function(
-        self, graphs: Sequence[Data], *, progress_bar: bool | None = None
-    ) -> Tensor:
+    def decision_function(self, graphs: Sequence[Data]) -> Tensor:
         """Compute the margins of graphs: ``[num_graphs, num_outputs]``."""
         state = self._fitted
         like = next(iter(state.train.graphs.values()))
         listed = check_graphs(graphs, like)
-        return self._keeper.embed(listed, progress_bar) @ state.W
+        return self._keeper.embed(listed) @ state.W
 
     def predict(self, graphs: Sequence[Data]) -> Tensor:
         """Return the labels of graphs: int64, ``[num_graphs]``."""
@@ -429,7 +418,7 @@ class PublishedScatteringClassifier:
         return noise.source(part).normal(tuple(shape)) * self.noise_std
 
     def _solved(
-        self, state: _State, start: Tensor | None, bar: bool | None
+        self, state: _State, start: Tensor | None
     ) -> tuple[_State, int]:
         train = state.train
         found = minimize(
@@ -440,7 +429,6 @@ class PublishedScatteringClassifier:
             W=start,
             K=train.K,
             tol=self.tol / 2,
-            progress_bar=bar,
         )
         return state._replace(W=found.W), found.iterations
 
@@ -501,28 +489,22 @@ class GINClassifier:
     def __repr__(self) -> str:
         return described(self)
 
-    def fit(
-        self, graphs: Sequence[Data], *, progress_bar: bool | None = None
-    ) -> 'GINClassifier':
+    def fit(self, graphs: Sequence[Data]) -> 'GINClassifier':
         """Train the network from scratch.
 
         Args:
             graphs (list[Data]): the training graphs, labelled 0, 1, ...
-            progress_bar (bool, optional): by default in terminals, after 2 s.
         """
         graphs = [data.clone() for data in check_graphs(graphs)]
-        self._train(dict(enumerate(graphs)), progress_bar)
+        self._train(dict(enumerate(graphs)))
         return self
 
-    def remove(
-        self, request: RemovalRequest, *, progress_bar: bool | None = None
-    ) -> None:
+    def remove(self, request: RemovalRequest) -> None:
         """Delete the requested items and train the network from scratch.
 
         Args:
             request (RemovalRequest): the items to forget, by the names that
                 :meth:`fit` saw.
-            progress_bar (bool, optional): by default in terminals, after 2 s.
         """
         check_instance('request', request, RemovalRequest)
         graphs = {} if self._fitted is None else dict(self._fitted[0])
@@ -535,7 +517,7 @@ class GINClassifier:
                 graphs[i] = remove_from_data(graphs[i], part)
         if not graphs:
             raise ValueError('the request would leave no graph to train on')
-        self._train(graphs, progress_bar)
+        self._train(graphs)
 
     def predict(self, graphs: Sequence[Data]) -> Tensor:
         """Return the labels of graphs: int64, ``[num_graphs]``."""
@@ -572,9 +554,7 @@ class GINClassifier:
     ) -> Tensor:
         return net['head'](global_mean_pool(net['gin'](x, edge_index), batch))
 
-    def _train(
-        self, graphs: dict[int, Data], progress_bar: bool | None
-    ) -> None:
+    def _train(self, graphs: dict[int, Data]) -> None:
         listed = list(graphs.values())
         inputs, y = self._batch(listed), graph_labels(listed)
         width, hidden = inputs[0].size(1), self.hidden_channels
@@ -585,7 +565,7 @@ class GINClassifier:
         net = torch.nn.ModuleDict({'gin': gin, 'head': head})
         optimizer = torch.optim.Adam(net.parameters(), lr=self.lr)
         net.train()
-        for _ in Bar(range(self.epochs), progress_bar, desc='epochs'):
+        for _ in Bar(range(self.epochs), desc='epochs'):
             optimizer.zero_grad()
             logits = self._logits(net, *inputs)
             torch.nn.functional.cross_entropy(logits, y).backward()

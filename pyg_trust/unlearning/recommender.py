@@ -584,11 +584,7 @@ class Recommender(Saved[_Held], EditedInPlace):
         }
 
     def _rebuilt(
-        self,
-        state: dict[str, Any],
-        ledger: RemovalLedger,
-        lineage: Lineage,
-        progress_bar: bool | None,
+        self, state: dict[str, Any], ledger: RemovalLedger, lineage: Lineage
     ) -> _Held:
         users, items = state['users'], state['items']
         for each in (users, items):

@@ -170,15 +170,13 @@ class Saved(Generic[M]):
 
     # Inside #################################################################
 
-    def _load(
-        self, state: dict[str, Any], progress_bar: bool | None = None
-    ) -> None:
+    def _load(self, state: dict[str, Any]) -> None:
         check_instance('state', state, dict)
         check_state(state, ('config',), self._formats, self)
         with reading():
-            self._model = self._unpacked(state, progress_bar)
+            self._model = self._unpacked(state)
 
-    def _unpacked(self, state: dict[str, Any], progress_bar: bool | None) -> M:
+    def _unpacked(self, state: dict[str, Any]) -> M:
         check_settings('config', state['config'], self._config())
         # Two branches may have equal ledgers: each has made releases of its
         # own, and neither counts those of the other.
@@ -186,7 +184,7 @@ class Saved(Generic[M]):
         lineage = Lineage.of(state, present)
         ledger = self.ledger
         ledger.load_state_dict(state['ledger'])
-        model = self._rebuilt(state, ledger, lineage, progress_bar)
+        model = self._rebuilt(state, ledger, lineage)
         if not model.is_sealed:
             raise ValueError(
                 'the data or weights of the state do not match its ledger: '
@@ -201,11 +199,7 @@ class Saved(Generic[M]):
         raise NotImplementedError
 
     def _rebuilt(
-        self,
-        state: dict[str, Any],
-        ledger: RemovalLedger,
-        lineage: Lineage,
-        progress_bar: bool | None,
+        self, state: dict[str, Any], ledger: RemovalLedger, lineage: Lineage
     ) -> M:
         raise NotImplementedError
 

@@ -252,9 +252,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
     # Training and prediction ################################################
 
     @editing
-    def fit(
-        self, graphs: Sequence[Data], *, progress_bar: bool | None = None
-    ) -> 'ScatteringClassifier':
+    def fit(self, graphs: Sequence[Data]) -> 'ScatteringClassifier':
         """Embed, fit and release.
 
         The ids of graphs are their positions, those of nodes the ``n_id`` of
@@ -265,20 +263,19 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
 
         Args:
             graphs (list[Data]): the training graphs, each with a label ``y``.
-            progress_bar (bool, optional): by default in terminals, after 2 s.
 
         Raises:
             TypeError, ValueError: on graphs that can't be embedded, labels
                 that are missing or no integers, or fewer than two classes; or
                 if :obj:`release_std` is too small for :obj:`tol`.
         """
-        train = self._keeper.keep(check_graphs(graphs), progress_bar)
+        train = self._keeper.keep(check_graphs(graphs))
         releases, lineage = self._begins()
         self._check_grid(train.Y.size(1))
         zero = train.Y.new_zeros((train.Z.size(1), train.Y.size(1)))
         ledger = RemovalLedger(self.budget)
         given = self._seed, train, zero, zero, releases, lineage, ledger
-        made = self._solved(Model(*given), None, progress_bar)
+        made = self._solved(Model(*given), None)
         if made.spent > self.budget:
             least = self.release_std * made.spent / self.budget
             raise ValueError(
@@ -291,61 +288,43 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         self._model = model
         return self
 
-    def decision_function(
-        self,
-        graphs: Data | Sequence[Data],
-        *,
-        progress_bar: bool | None = None,
-    ) -> Tensor:
+    def decision_function(self, graphs: Data | Sequence[Data]) -> Tensor:
         """Compute the margins of graphs: ``[num_graphs]``, or one per class.
 
         Args:
             graphs (Data, Batch or list[Data]): the graphs.
-            progress_bar (bool, optional): by default in terminals, after 2 s.
         """
         model = self._fitted
         like = next(iter(model.train.graphs.values()))
         listed = check_graphs(graphs, like)
-        Z = self._keeper.embed(listed, progress_bar=progress_bar)
+        Z = self._keeper.embed(listed)
         margin = Z @ model.weight
         return margin.view(-1) if len(self.classes) == 2 else margin
 
-    def predict(
-        self,
-        graphs: Data | Sequence[Data],
-        *,
-        progress_bar: bool | None = None,
-    ) -> Tensor:
+    def predict(self, graphs: Data | Sequence[Data]) -> Tensor:
         """Return the labels of graphs: int64, ``[num_graphs]``.
 
         Takes the arguments of :meth:`decision_function`.
         """
-        margin = self.decision_function(graphs, progress_bar=progress_bar)
+        margin = self.decision_function(graphs)
         return self._labels(margin)
 
-    def predict_proba(
-        self,
-        graphs: Data | Sequence[Data],
-        *,
-        progress_bar: bool | None = None,
-    ) -> Tensor:
+    def predict_proba(self, graphs: Data | Sequence[Data]) -> Tensor:
         """Predict class probabilities: ``[num_graphs, num_classes]``.
 
         The logistic function of the margins, for more than two classes scaled
         to sum to one. Takes the arguments of :meth:`decision_function`.
         """
-        margin = self.decision_function(graphs, progress_bar=progress_bar)
+        margin = self.decision_function(graphs)
         return probabilities(margin)
 
-    def score(
-        self, graphs: Sequence[Data], *, progress_bar: bool | None = None
-    ) -> float:
+    def score(self, graphs: Sequence[Data]) -> float:
         """Return the share of graphs that are classified as their ``y``.
 
         Takes the arguments of :meth:`decision_function`.
         """
         y = graph_labels(graphs)
-        found = self.predict(graphs, progress_bar=progress_bar)
+        found = self.predict(graphs)
         return float((found == y).double().mean())
 
     @property
@@ -375,7 +354,6 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         update: Update | RemovalRequest | Sequence[Any],
         *,
         reference: str = '',
-        progress_bar: bool | None = None,
     ) -> UnlearnReport:
         r"""Apply removals, additions and changes, and release new weights.
 
@@ -393,7 +371,6 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
                 graph of its nodes, edges and features.
             reference (str): the id of the batch of requests, 32 hexadecimal
                 digits, for the ledger. (default: :obj:`''`)
-            progress_bar (bool, optional): by default in terminals, after 2 s.
 
         Raises:
             TypeError: on anything else.
@@ -402,7 +379,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
             BudgetExceededError: with ``on_exceed='raise'``, if so few graphs
                 remain that :obj:`tol` is too large.
         """
-        return self._updated(Update.of(update), reference, progress_bar)
+        return self._updated(Update.of(update), reference)
 
     @editing
     def remove(
@@ -416,7 +393,6 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         persons: Nodes | None = None,
         missing: str = 'raise',
         reference: str = '',
-        progress_bar: bool | None = None,
     ) -> UnlearnReport:
         r"""Remove the requested items and release new weights.
 
@@ -442,7 +418,6 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
                 there and list the rest in ``skipped`` of the report.
                 (default: :obj:`'raise'`)
             reference (str): as in :meth:`update`. (default: :obj:`''`)
-            progress_bar (bool, optional): by default in terminals, after 2 s.
 
         Raises:
             NotThere: if something is not there, or with ``missing='skip'`` if
@@ -462,16 +437,13 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
 
         def remove(request: RemovalRequest) -> UnlearnReport:
             updates = Update.of(request)
-            return self._updated(updates, reference, progress_bar)
+            return self._updated(updates, reference)
 
         report, skipped = skipping(asked, missing, remove)
         return replace(report, skipped=skipped)  # type: ignore[call-arg]
 
     def _updated(
-        self,
-        updates: Sequence[Update],
-        reference: str,
-        progress_bar: bool | None,
+        self, updates: Sequence[Update], reference: str
     ) -> UnlearnReport:
         old = self._fitted
         old.ledger.check_reference(reference)
@@ -483,11 +455,9 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
                 'graphs: name the graphs or nodes that a person has, as '
                 'remove(graphs=[3])'
             )
-        change = self._keeper.changed(
-            old.train, updates, old.ledger.removed, progress_bar
-        )
+        change = self._keeper.changed(old.train, updates, old.ledger.removed)
         left = old._replace(train=change.left)
-        made = self._followed(left, progress_bar)
+        made = self._followed(left)
         ledger, spent = old.ledger.copy(), made.spent
         model = self._released(made)._replace(ledger=ledger)
         # The action depends on the removed data: no line names it.
@@ -532,28 +502,23 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         return report
 
     @synchronized
-    def verify(self, *, progress_bar: bool | None = None) -> VerifyReport:
+    def verify(self) -> VerifyReport:
         """Check the classifier against the remaining data.
 
         Embeds every remaining graph again, measures the residual, solves
         exactly and compares; tests whether the released weights are that far
         from the solution as their noise should make them; and checks that the
         graphs are those that the ledger records.
-
-        Args:
-            progress_bar (bool, optional): by default in terminals, after 2 s.
         """
         model, train = self._fitted, self._fitted.train
-        fresh = self._keeper.embed(
-            list(train.graphs.values()), progress_bar=progress_bar
-        )
+        fresh = self._keeper.embed(list(train.graphs.values()))
         error = _largest(fresh, train.Z)
         if train.K is not None:
             error = max(error, float((gram(fresh) - train.K).abs().max()))
         again = model._replace(train=train._replace(Z=fresh, K=None))
         residual = self._residual(again)
         measured, upper = residual
-        exact = self._solved(again, None, progress_bar)
+        exact = self._solved(again, None)
         # The solution to compare with is not exact: it has a residual, too.
         own = Residual(0.0, max(exact.residual.upper, self.tol))
         found = self._compared(
@@ -589,34 +554,28 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
     # State ##################################################################
 
     @editing
-    def load_state_dict(
-        self, state: dict[str, Any], *, progress_bar: bool | None = None
-    ) -> 'ScatteringClassifier':
+    def load_state_dict(self, state: dict[str, Any]) -> 'ScatteringClassifier':
         """Load a saved state; return the model.
 
         Args:
             state (dict): the :meth:`state_dict` of a classifier with the same
                 arguments.
-            progress_bar (bool, optional): by default in terminals, after 2 s.
 
         Raises:
             ValueError: if the arguments differ, the parts do not fit
                 together, or the state does not continue the present one.
         """
-        self._load(state, progress_bar)
+        self._load(state)
         return self
 
-    def load(
-        self, path: str | Path, *, progress_bar: bool | None = None
-    ) -> 'ScatteringClassifier':
+    def load(self, path: str | Path) -> 'ScatteringClassifier':
         """Load the state that :meth:`save` has written; return the model.
 
         Args:
             path (str or Path): the path of the file.
-            progress_bar (bool, optional): by default in terminals, after 2 s.
         """
         state = files.load(path)
-        return self.load_state_dict(state, progress_bar=progress_bar)
+        return self.load_state_dict(state)
 
     def __repr__(self) -> str:
         return (
@@ -661,11 +620,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         }
 
     def _rebuilt(
-        self,
-        state: dict[str, Any],
-        ledger: RemovalLedger,
-        lineage: Lineage,
-        progress_bar: bool | None,
+        self, state: dict[str, Any], ledger: RemovalLedger, lineage: Lineage
     ) -> Model:
         graphs = {
             i: Data.from_dict(dict(data)).clone()
@@ -681,9 +636,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
             )
         contents = {i: content(data) for i, data in graphs.items()}
         seals, classes = Seals.of(state['salts'], contents), state['classes']
-        train = self._keeper.design(
-            graphs, tuple(classes), seals, progress_bar
-        )
+        train = self._keeper.design(graphs, tuple(classes), seals)
         shape = (train.Z.size(1), train.Y.size(1))
         check_tensor('W of the state', W, torch.float64, shape, finite=True)
         count = check_integer('draws', state['draws'], 0)
@@ -692,7 +645,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         if not model.is_sealed:
             return model
         # Start from zero: weights are a function of the remaining graphs.
-        return self._solved(model, None, progress_bar).model
+        return self._solved(model, None).model
 
     # Solving ################################################################
 
@@ -705,11 +658,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         return model._replace(weight=weight, releases=model.releases + 1)
 
     def _solved(
-        self,
-        model: Model,
-        start: Tensor | None,
-        progress_bar: bool | None,
-        tol: float | None = None,
+        self, model: Model, start: Tensor | None, tol: float | None = None
     ) -> Solved:
         # Solve to a residual below tol.
         train, tol = model.train, self.tol if tol is None else tol
@@ -722,7 +671,6 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
             K=train.K,
             # Rounding included, it is then below tol.
             tol=tol / 2,
-            progress_bar=progress_bar,
         )
         model = model._replace(W=found.W)
         residual = self._residual(model)
@@ -738,9 +686,9 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         train, mu = model.train, self.lam * model.num_items
         return Objective(train.Z, train.Y, mu).gradient(model.W).norm
 
-    def _followed(self, model: Model, progress_bar: bool | None) -> Solved:
+    def _followed(self, model: Model) -> Solved:
         # Solve for the remaining graphs, from the old weights.
-        made = self._solved(model, model.W, progress_bar)
+        made = self._solved(model, model.W)
         if made.spent <= self.budget:
             return made
         if self.on_exceed == 'raise':
@@ -754,15 +702,10 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         # Solve as a fit of the remaining graphs does, to a residual within
         # the budget.
         left = model.train
-        anew = self._keeper.design(
-            left.graphs, left.classes, left.seals, progress_bar
-        )
+        anew = self._keeper.design(left.graphs, left.classes, left.seals)
         most = self._allowed(self.budget, self.lam * model.num_items)
         again = self._solved(
-            made.model._replace(train=anew),
-            None,
-            progress_bar,
-            min(self.tol, most / 4),
+            made.model._replace(train=anew), None, min(self.tol, most / 4)
         )
         # Where rounding hides more than the budget, these weights are those
         # of a fit of the remaining graphs.
