@@ -22,7 +22,7 @@ GRAPHS = 'certified removal'
 COVERED = 'removal covered by privacy'
 
 
-def check_removal(c: Any, each: Stated) -> Checks:
+def check_removal(c: Any) -> Checks:
     """Prove the epsilons of a removal from its shifts.
 
     Returns:

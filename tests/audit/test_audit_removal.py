@@ -64,7 +64,7 @@ class Faulty(ShardedSubject):
         """What is derived from the checkpoints, honestly."""
         builder = self.unlearner._builder
         outputs = builder.outputs(new)
-        aggregator = builder.aggregate(new, outputs, False)
+        aggregator = builder.aggregate(new, outputs)
         return new._replace(outputs=outputs, aggregator=aggregator)
 
 
