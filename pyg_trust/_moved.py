@@ -3,7 +3,7 @@
 import functools
 import importlib
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 F = TypeVar('F', bound=Callable[..., Any])
@@ -95,27 +95,6 @@ def moved(
     return find
 
 
-def _warned(
-    names: Iterable[str], change: Callable[[str, dict[str, Any]], str]
-) -> Callable[[F], F]:
-    # Decorate a constructor to change old arguments, with a warning for each.
-    def decorate(init: F) -> F:
-        @functools.wraps(init)
-        def accept(self: Any, *args: Any, **kwargs: Any) -> Any:
-            for name in [name for name in names if name in kwargs]:
-                said = change(name, kwargs)
-                warnings.warn(
-                    f"'{name}' of {type(self).__name__} {said}",
-                    DeprecationWarning,
-                    stacklevel=2,
-                )
-            return init(self, *args, **kwargs)
-
-        return accept  # type: ignore[return-value]
-
-    return decorate
-
-
 def retired(**arguments: tuple[Any, ...] | None) -> Callable[[F], F]:
     """Decorate a constructor to drop arguments of 0.1, with a warning.
 
@@ -123,16 +102,7 @@ def retired(**arguments: tuple[Any, ...] | None) -> Callable[[F], F]:
         **arguments (tuple, optional): by argument, the values that ask for
             what the constructor does anyway; :obj:`None` if all do.
     """
-
-    def change(name: str, kwargs: dict[str, Any]) -> str:
-        value, known = kwargs.pop(name), arguments[name]
-        if known is not None and value not in list(known):
-            raise ValueError(
-                f"'{name}' needs to be one of {known} (got {value!r})"
-            )
-        return 'goes with the next release: leave it out'
-
-    return _warned(arguments, change)
+    return _adapted(arguments, {})
 
 
 def renamed(**arguments: str) -> Callable[[F], F]:
@@ -141,12 +111,46 @@ def renamed(**arguments: str) -> Callable[[F], F]:
     Args:
         **arguments (str): the new name, by the old one.
     """
+    return _adapted({}, arguments)
 
-    def change(name: str, kwargs: dict[str, Any]) -> str:
-        new = arguments[name]
-        if new in kwargs:
-            raise TypeError(f"'{name}' is '{new}' now: leave it out")
-        kwargs[new] = kwargs.pop(name)
-        return f"is '{new}' now, and goes with the next release"
 
-    return _warned(arguments, change)
+def _adapted(
+    gone: dict[str, tuple[Any, ...] | None], names: dict[str, str]
+) -> Callable[[F], F]:
+    def decorate(init: Any) -> Any:
+        @functools.wraps(init)
+        def accept(self: Any, *args: Any, **kwargs: Any) -> Any:
+            said, kind = [], type(self).__name__
+            for name in [name for name in kwargs if name in gone]:
+                value, known = kwargs.pop(name), gone[name]
+                if known is not None and value not in list(known):
+                    raise ValueError(
+                        f"'{name}' needs to be one of {known} (got {value!r})"
+                    )
+                said.append(
+                    f"'{name}' of {kind} goes with the next release: leave it "
+                    'out'
+                )
+            for old in [name for name in kwargs if name in names]:
+                new = names[old]
+                if new in kwargs:
+                    raise TypeError(f"'{old}' is '{new}' now: leave it out")
+                kwargs[new] = kwargs.pop(old)
+                said.append(
+                    f"'{old}' of {kind} is '{new}' now, and goes with the "
+                    'next release'
+                )
+            for text in said:
+                warnings.warn(text, DeprecationWarning, accept.level)
+            return init(self, *args, **kwargs)
+
+        # The caller's frame, and for those who look arguments up the new
+        # names, '' for none.
+        accept.level = 2
+        if hasattr(init, 'level'):
+            init.level += 1
+        given = {**dict.fromkeys(gone, ''), **names}
+        accept.new = {**getattr(init, 'new', {}), **given}
+        return accept
+
+    return decorate

@@ -124,7 +124,7 @@ print(f'{certificate.certified_ratio():.0%} of the predictions are certain')
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.unlearning import NodeClassifier
 
-forgetful = NodeClassifier('sgc', levels=2).fit(data)
+forgetful = NodeClassifier('sgc', K=2).fit(data)
 removal = forgetful.remove(RemovalRequest(nodes=[row['p17'], row['p230']]))
 removal = removal.verified(forgetful.verify())
 print(removal.guarantee().promise)

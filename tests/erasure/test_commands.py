@@ -76,7 +76,7 @@ def test_from_a_request_to_its_evidence(said, tmp_path):
     for text in re.findall('<li>(.*?)</li>', page):
         assert page.count(text) == 1
     assert page.split('<details>')[0].count('<li>') == 3
-    model = NodeClassifier(lam=0.1, seed=0)
+    model = NodeClassifier(weight_decay=0.1, seed=0)
     model.load('scores.pt')
     assert 3 not in model.nodes
     # What it wrote can be checked; what the evidence alone states, it says.
