@@ -15,6 +15,8 @@ from pyg_trust.audit.statistics import check_coins, empirical_mu
 from pyg_trust.privacy.propagation import RELATIONS
 from pyg_trust.transforms.aggregation_report import make_relation
 
+__all__ = ['audit_aggregation']
+
 # Rows are longer than messages may be: a release has to normalise them.
 _LENGTH = 3.0
 _COLUMNS = 16

@@ -19,6 +19,8 @@ from pyg_trust.report import Report, provenance
 from pyg_trust.report.charts import Chart
 from pyg_trust.unit import PrivacyUnit
 
+__all__ = ['MembershipReport', 'membership_inference']
+
 ATTACKS = ('loss', 'confidence')
 
 

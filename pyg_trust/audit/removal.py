@@ -30,6 +30,8 @@ from pyg_trust.audit.subjects import Subject
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import provenance
 
+__all__ = ['audit_removal']
+
 
 @validated
 def audit_removal(
@@ -63,13 +65,11 @@ def audit_removal(
 
     One difference of *twins* is a proof of a trace, for this pair and seed.
     What differs between two equal runs (wall times, random salts) is not
-    compared, and the row says how much it is: if removed features could be
-    hidden there, its verdict is 'no power'. Releases that a subject calls
-    :obj:`noisy` are compared as two samples of runs. *Worlds* (as in `LiRA
-    <https://arxiv.org/abs/2112.03570>`_) scores a run by the mean logit of the
-    removed nodes' classes; exact unlearning gives a uniform p. The verdicts
-    are 'failed', 'not rejected', 'leaks by design' and 'no power', never
-    'passed': no test can show that something was forgotten.
+    compared: if removed features could be hidden there, the verdict is 'no
+    power'. *Worlds* (as in `LiRA <https://arxiv.org/abs/2112.03570>`_) scores
+    a run by the mean logit of the removed nodes' classes; exact unlearning
+    gives a uniform p. No test can show that something was forgotten, so that
+    no verdict is 'passed'.
 
     Args:
         make (Callable): makes a fresh subject (:class:`Subject`).

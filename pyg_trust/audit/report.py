@@ -7,6 +7,14 @@ from pyg_trust.report import Guarantee, Report
 from pyg_trust.report.base import stated
 from pyg_trust.report.charts import Chart
 
+__all__ = [
+    'AuditReport',
+    'AuditRow',
+    'PrivacyAudit',
+    'RemovalAudit',
+    'VERDICTS',
+]
+
 FAILED, KEPT = 'failed', 'not rejected'
 LEAKS, POWERLESS = 'leaks by design', 'no power'
 #: No test can show that nothing leaks, so there is no other verdict.

@@ -13,6 +13,8 @@ from pyg_trust.audit.releases import opened
 from pyg_trust.audit.subjects import Released, Subject
 from pyg_trust.removal import RemovalRequest, remove_from_data
 
+__all__ = ['NEEDS', 'NoisyRun', 'Run', 'Runs', 'numbers']
+
 #: Conditions of an attack: training nodes are removed; at least two of them,
 #: beside candidates; features are removed; releases are without noise.
 NEEDS = ('members', 'candidates', 'features', 'exact')

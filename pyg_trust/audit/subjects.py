@@ -16,6 +16,14 @@ from pyg_trust.unlearning.node import NodeClassifier
 from pyg_trust.unlearning.scattering import ScatteringClassifier
 from pyg_trust.unlearning.shards import ShardedUnlearner
 
+__all__ = [
+    'NodeSubject',
+    'RetrainSubject',
+    'ScatteringSubject',
+    'ShardedSubject',
+    'Subject',
+]
+
 _Model = TypeVar(
     '_Model', NodeClassifier, ScatteringClassifier, ShardedUnlearner
 )

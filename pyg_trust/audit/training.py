@@ -46,6 +46,8 @@ from pyg_trust.privacy.poisson import FORMS
 from pyg_trust.privacy.wrappers import PrivateTraining
 from pyg_trust.report import provenance
 
+__all__ = ['audit_function', 'audit_training', 'canary_graph']
+
 Attach = Callable[
     [nn.Module, torch.optim.Optimizer, DisjointWalkLoader],
     tuple[PrivacyEngine, PrivateTraining],
@@ -92,12 +94,10 @@ def audit_function(
         \epsilon(\delta) \ge \log \frac{\underline{\mathrm{TPR}} - \delta}
         {\overline{\mathrm{FPR}}}.
 
-    A bound above the claim disproves it. A bound below proves nothing; of a
-    linear model that returns its weights before training as well, it is the
-    sharpest. **Trials are independent** if noise is independent by
-    coordinates. Of a function that now and then releases all canaries, ask
-    for ``independent='runs'`` and hundreds of :obj:`runs`: half of them choose
-    the threshold, and of each other run one canary is counted.
+    A bound above the claim disproves it; a bound below proves nothing. **Trials
+    are independent** if noise is independent by coordinates. Of a function
+    that now and then releases all canaries, ask for ``independent='runs'`` and
+    hundreds of :obj:`runs`: of half of them one canary each is counted.
 
     Args:
         train (callable): maps a graph to what it releases: a model, its

@@ -9,6 +9,8 @@ from typing import Any
 from ..verify.claims import visible
 from ..verify.promises import read
 
+__all__ = ['Finding', 'Stated', 'is_digest', 'read_report', 'requests']
+
 HOLDS, FAILS = 'holds', 'FAILS'
 UNPROVED, UNKNOWN = 'not proved', 'not checked'
 Checks = Iterator[tuple[str, str]]

@@ -29,6 +29,8 @@ from .answers import (
     is_digest,
 )
 
+__all__ = ['check_certificate', 'check_witness']
+
 # Seconds of sums over votes (squares of samples, and as much for each), of
 # rows for each number of changes, and of patterns of flipped bits.
 _SUMS, _SUM, _ROWS, _PATTERNS = 10**12, 2 * 10**8, 10**6, 2 * 10**6

@@ -51,6 +51,8 @@ from .files import (
     read_graphs,
 )
 
+__all__ = ['check_report']
+
 T = TypeVar('T')
 #: Versions whose noise does not protect what it should (CHANGELOG).
 LEAKING = ('0.1.0',)

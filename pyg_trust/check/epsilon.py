@@ -11,6 +11,8 @@ from ..verify.claims_privacy import AWAY, PROTECTS
 from ..verify.groups import judge_group
 from .answers import HOLDS, UNKNOWN, UNPROVED, Checks, Stated
 
+__all__ = ['account', 'check_epsilon', 'fewer', 'proved', 'together']
+
 Lines = list[tuple[float, float, int]]
 
 #: Different steps that are composed one by one; numbers of persons, too.

@@ -17,6 +17,8 @@ from ..verify.declare import alike
 from .answers import FAILS, HOLDS, UNKNOWN, UNPROVED, Checks, Stated, requests
 from .epsilon import together
 
+__all__ = ['check_ledger', 'check_proof', 'check_removal', 'unbroken']
+
 NODES = ROWS[0]
 GRAPHS = 'certified removal'
 COVERED = 'removal covered by privacy'

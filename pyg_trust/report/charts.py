@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+__all__ = ['Chart', 'axes', 'draw', 'verified']
+
 BLUE, RED, GREY = '#1f6feb', '#cf222e', '#57606a'
 _COLOURS = (BLUE, '#bf8700', '#1a7f37', '#8250df', '#57606a')
 _MOST = 30

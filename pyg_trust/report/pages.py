@@ -14,6 +14,8 @@ from pyg_trust.registries import UNCHECKED
 from pyg_trust.report.base import Guarantee, plain
 from pyg_trust.verify.claims import outwards, visible
 
+__all__ = ['erasure', 'trust', 'verdict', 'versions']
+
 # By kind of promise: whom it is for, and what it says.
 _FOR = {
     'privacy': 'This is a promise to every person whose record is in the '

@@ -18,6 +18,8 @@ from pyg_trust.verify.claims import MOST_PROMISES, digest, finite, visible
 from pyg_trust.verify.promises import ABOUT, LAYOUT, read
 from pyg_trust.verify.promises import schema as schema
 
+__all__ = ['SCHEMA_VERSION', 'TrustReport', 'schema']
+
 #: The version of the JSON's layout; :func:`schema` describes it.
 SCHEMA_VERSION = LAYOUT
 FORMATS = ('.json', '.html', '.md')
