@@ -43,8 +43,8 @@ def audit_aggregation(
     proves nothing. Rows have norm 3: a release that does not normalise them is
     found out.
 
-    - ``'edge'``: disjoint pairs, each with an edge with probability 1/2, told
-      by the log-likelihood ratio over all hops.
+    - ``'edge'``: disjoint pairs, each with an edge with probability 1/2,
+      scored by the log-likelihood ratio over all hops.
     - ``'node'`` and ``'node_incident'``: sources with lists of
       :obj:`list_size` nodes of their own, each there or not (or of the
       opposite features). Edges are arcs: ``directed=True``.

@@ -8,11 +8,11 @@ from pyg_trust.report.base import stated
 from pyg_trust.report.charts import Chart
 
 __all__ = [
+    'VERDICTS',
     'AuditReport',
     'AuditRow',
     'PrivacyAudit',
     'RemovalAudit',
-    'VERDICTS',
 ]
 
 FAILED, KEPT = 'failed', 'not rejected'

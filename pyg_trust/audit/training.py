@@ -94,10 +94,11 @@ def audit_function(
         \epsilon(\delta) \ge \log \frac{\underline{\mathrm{TPR}} - \delta}
         {\overline{\mathrm{FPR}}}.
 
-    A bound above the claim disproves it; a bound below proves nothing. **Trials
-    are independent** if noise is independent by coordinates. Of a function
-    that now and then releases all canaries, ask for ``independent='runs'`` and
-    hundreds of :obj:`runs`: of half of them one canary each is counted.
+    A bound above the claim disproves it; a bound below proves nothing. Trials
+    are independent of each other if noise is independent by coordinates. For a
+    function that now and then releases all canaries, take
+    ``independent='runs'`` and hundreds of :obj:`runs`: of half of them one
+    canary each is counted.
 
     Args:
         train (callable): maps a graph to what it releases: a model, its

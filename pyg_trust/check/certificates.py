@@ -134,7 +134,7 @@ def _smoothed_counts(c: Any, rows: list[list[int]]) -> Checks:
     for name in set(c.answered) - set(c.certified):
         yield FAILS, f'{name}: they are answered, and nothing is certified'
     if c.answered and c.look:
-        yield FAILS, 'a run that ended early has no answers to promise'
+        yield FAILS, 'a run that ended early guarantees no answers'
     known: dict[tuple[int, int], tuple[Fraction, Fraction]] = {}
     pairs, patterns = {(row[1], row[2]) for row in rows}, 0
     if (

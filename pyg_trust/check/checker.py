@@ -230,7 +230,7 @@ def _run(check: Callable[..., Checks], *of: Any) -> Checks:
 
 def _judge(c: Any, each: Stated) -> Checks:
     if each.procedure not in PROMISES:
-        yield UNKNOWN, 'no promise of pyg_trust has this name'
+        yield UNKNOWN, 'no guarantee of pyg_trust has this name'
     elif c is None:
         claim(each.procedure, each.values)  # raises and says why
     else:
@@ -248,7 +248,7 @@ def _judge(c: Any, each: Stated) -> Checks:
     if c.vouched:
         yield (
             UNKNOWN,
-            f'it is no promise of pyg_trust: {c.vouched} vouches for it',
+            f'it is no guarantee of pyg_trust: {c.vouched} vouches for it',
         )
         return
     if c.kind == 'privacy':
@@ -406,7 +406,7 @@ def _check_model(c: Any, each: Stated, digest: str) -> Checks:
         yield (
             HOLDS if alike else FAILS,
             f'model: the weights are {"" if alike else "not "}those that the '
-            'promise is about',
+            'guarantee is about',
         )
 
 
@@ -427,7 +427,7 @@ def _check_data(
         yield (
             HOLDS if alike else FAILS,
             f'data: the graphs are {"" if alike else "not "}those that the '
-            'promise is about',
+            'guarantee is about',
         )
     if each.kind != 'removal' or 'request' not in each.values:
         return

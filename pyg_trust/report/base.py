@@ -31,8 +31,8 @@ from pyg_trust.verify.promises import GUARANTEE, claim
 from pyg_trust.verify.promises import KINDS as KINDS
 
 __all__ = [
-    'Guarantee',
     'KINDS',
+    'Guarantee',
     'Report',
     'Verifiable',
     'plain',

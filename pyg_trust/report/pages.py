@@ -18,21 +18,21 @@ __all__ = ['erasure', 'trust', 'verdict', 'versions']
 
 # By kind of promise: whom it is for, and what it says.
 _FOR = {
-    'privacy': 'This is a promise to every person whose record is in the '
+    'privacy': 'This is a guarantee for every person whose record is in the '
     'data. The stated numbers bound how much of what depends on that one '
     'record can be learnt from what was released.',
-    'removal': 'This is a promise to everybody who asked to be forgotten. The '
-    'numbers say how close what is in use now is to what would be in use if '
-    'their data had not been there.',
-    'robustness': 'This is a promise to everybody whose prediction is counted '
-    'as staying. Changes of the input within the stated limits do not change '
-    'it.',
-    'accuracy': 'This is a promise to the users of the numbers. The stated '
+    'removal': 'This is a guarantee for everybody who asked to be forgotten. '
+    'The numbers say how close what is in use now is to what would be in use '
+    'if their data had not been there.',
+    'robustness': 'This is a guarantee for everybody whose prediction is '
+    'counted as staying. Changes of the input within the stated limits do not '
+    'change it.',
+    'accuracy': 'This is a guarantee for the users of the numbers. The stated '
     'number bounds the error, or its standard deviation where it says so.',
-    'measurement': 'This is a measurement, and no promise to anybody. What '
+    'measurement': 'This is a measurement, and no guarantee for anybody. What '
     'the tests did not look for, they can not find.',
-    'other': 'This is a property of the procedure, on which other promises '
-    'rest.',
+    'other': 'This is a property of the procedure, on which other '
+    'guarantees rest.',
 }
 # Epsilon and delta, as what they bound.
 _ODDS = {
@@ -181,7 +181,10 @@ def verdict(guarantees: Sequence[Guarantee]) -> str:
     ]
     void = sum(map(_seeded, guarantees))
     measured = sum(each.kind == 'measurement' for each in guarantees)
-    numbers = {'promise': len(guarantees) - measured, 'measurement': measured}
+    numbers = {
+        'guarantee': len(guarantees) - measured,
+        'measurement': measured,
+    }
     what = ' and '.join(
         f'{number} {name}' + 's' * (number > 1)
         for name, number in numbers.items()
@@ -249,7 +252,7 @@ def _todo(each: Guarantee) -> list[str]:
     if _foreign(each):
         todo.append('Ask the person who registered it for a proof')
     if not each.checked:
-        todo.append('Check it: no check was recorded with this promise')
+        todo.append('Check it: no check was recorded with this guarantee')
     if each.kind == 'removal':
         todo.append('Keep report and ledger private: they name what went')
     return todo or ['Nothing']

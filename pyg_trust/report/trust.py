@@ -48,7 +48,7 @@ class TrustReport(Report):
         ... )
         >>> print(report)
         1. sampling
-           promised: no node is in two subgraphs
+           guaranteed: no node is in two subgraphs
     """
 
     guarantees: tuple[Guarantee, ...]
@@ -232,7 +232,7 @@ def _paragraph(number: int, guarantee: Guarantee) -> list[str]:
         )
 
     measured = guarantee.kind == 'measurement'
-    say('measured:' if measured else 'promised:', guarantee.promise)
+    say('measured:' if measured else 'guaranteed:', guarantee.promise)
     for title, texts in (
         ('it holds if', guarantee.assumptions),
         ('it does not cover', guarantee.not_covered),
