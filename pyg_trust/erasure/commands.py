@@ -15,6 +15,8 @@ from pyg_trust.erasure.desk import ErasureDesk
 from pyg_trust.erasure.reports import ErasureReport, Policy
 from pyg_trust.removal import RemovalRequest
 
+__all__ = ['run']
+
 _KINDS = ('nodes', 'features', 'labels', 'graphs', 'edges')
 
 

@@ -7,6 +7,8 @@ from pyg_trust._checks import Int, Number, validated
 from pyg_trust.report import Report, pages
 from pyg_trust.report.charts import Chart
 
+__all__ = ['DeskPlan', 'DeskStatus', 'ErasureReport', 'Policy']
+
 
 @validated
 @dataclass(frozen=True)
