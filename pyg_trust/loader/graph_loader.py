@@ -29,8 +29,8 @@ class GraphLoader(DrawnUnits):
     Without replacement a graph that is replaced, added or removed moves the
     sum by at most :math:`2C` at the rate :math:`q = m / M`. A report states
     :math:`M`: keep it private if it is a secret who is there at all. With
-    Poisson sampling and ``neighboring='add_remove'`` the sum moves by :math:`C`
-    alone, and the number of graphs is private: pass a public
+    Poisson sampling and ``neighboring='add_remove'`` the sum moves by
+    :math:`C` alone, and the number of graphs is private: pass a public
     :obj:`sample_rate` beside the :obj:`batch_size` by which sums are divided.
 
     A batch is a :class:`~torch_geometric.data.Batch`, as of PyG's
