@@ -47,7 +47,7 @@ UNCHECKED = 'not checked by this package'
 _HOMES = {
     'ACCOUNTANTS': 'privacy.accountant',
     'ATTACKS': 'audit.attacks',
-    'AGGREGATORS': 'nn.shard_aggregator',
+    'AGGREGATORS': 'unlearning.aggregate',
     'CERTIFICATES': 'certificates.any_model',
     'MEASURES': 'agp.measures',
     'NOISES': 'noise',

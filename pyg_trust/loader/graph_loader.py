@@ -13,31 +13,29 @@ from pyg_trust.graph.ragged import pointer
 from pyg_trust.loader.step_batches import WITHOUT_REPLACEMENT, Sampling
 from pyg_trust.loader.whole_units import RELATIONS, DrawnUnits
 
+__all__ = ['GraphLoader']
+
 
 @validated
 class GraphLoader(DrawnUnits):
     r"""Loads batches of whole graphs, for private graph classification.
 
     Every step draws :math:`m` of the :math:`M` graphs uniformly without
-    replacement, or each by itself with ``sampling='poisson'``. Protected is a
-    graph: its nodes, edges, features and label. The gradient of each is
+    replacement, or each by itself with ``sampling='poisson'``. A graph is
+    protected with its nodes, edges, features and label: its gradient is
     clipped to :math:`C`.
 
     Without replacement a graph that is replaced, added or removed moves the
-    sum by at most :math:`2C` at the rate :math:`q = m / M` of the larger
-    collection. A report states :math:`M`, and so does a rate: keep both, if it
-    is a secret who is there at all. With Poisson sampling and
-    ``relation='add_remove'`` the sum moves by :math:`C` alone. The number of
-    graphs is private there: pass a public :obj:`sample_rate` beside the
-    :obj:`batch_size` by which sums are divided.
+    sum by at most :math:`2C` at the rate :math:`q = m / M`. A report states
+    :math:`M`: keep it private if it is a secret who is there at all. With
+    Poisson sampling and ``relation='add_remove'`` the sum moves by :math:`C`
+    alone, and the number of graphs is private: pass a public
+    :obj:`sample_rate` beside the :obj:`batch_size` by which sums are divided.
 
     A batch is a :class:`~torch_geometric.data.Batch`, as of PyG's
-    ``DataLoader``: nodes graph by graph, ``batch``, ``ptr``, ``num_graphs``,
-    labels with a row per graph. A dataset's ``transform=`` is called at every
-    access;
-    ``input_id`` holds which graphs they are, ``n_id`` numbers the nodes of
-    all graphs, unless these have an ``n_id`` of their own, and
-    ``batch_size`` is :math:`m`. The model needs to return one row per graph:
+    ``DataLoader``, with ``input_id``, the positions of its graphs, and
+    ``n_id``, which numbers the nodes of all graphs unless these have an
+    ``n_id`` of their own. The model needs to return one row per graph:
 
     .. code-block:: python
 

@@ -330,7 +330,7 @@ def test_a_file_whose_units_were_changed_is_refused(tmp_path):
             fresh.load_state_dict({**state, key: value})
         assert fresh.account is None
     fresh.load_state_dict({**state, 'held': [0, 0.0]})
-    with pytest.raises(ValueError, match='these are others'):
+    with pytest.raises(ValueError, match='edges of the release'):
         fresh.remove(nodes(4), data)
 
 
