@@ -65,8 +65,8 @@ from pyg_trust.certificates import (
     certify,
     certify_collective,
 )
-from pyg_trust.certificates.smoothing import clopper_pearson
 from pyg_trust.certificates.sampling import Pipeline, Sampler, evaluating
+from pyg_trust.certificates.smoothing import clopper_pearson
 from pyg_trust.transforms import FlipBits
 from pyg_trust.unlearning import ShardedUnlearner
 

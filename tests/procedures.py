@@ -30,7 +30,6 @@ from pyg_trust.privacy import PrivacyEngine
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.transforms import GraphScattering, Shards
 from pyg_trust.unlearning import (
-    GINClassifier,
     LinkClassifier,
     NodeClassifier,
     Recommender,
@@ -228,29 +227,6 @@ PROCEDURES['ScatteringClassifier.predict'] = Procedure(
 )
 
 
-def network(model):
-    if model._fitted is None:
-        return None
-    graphs, net = model._fitted
-    return {
-        'graphs': {i: data.to_dict() for i, data in graphs.items()},
-        'net': copy.deepcopy(net.state_dict()),
-        'training': net.training,
-    }
-
-
-PROCEDURES['GINClassifier.fit'] = Procedure(
-    lambda folder: GINClassifier(epochs=3, seed=0),
-    lambda model: model.fit(dataset()) and None,
-    network,
-)
-PROCEDURES['GINClassifier.remove'] = Procedure(
-    lambda folder: GINClassifier(epochs=3, seed=0).fit(dataset()),
-    lambda model: model.remove(WHOLE),
-    network,
-)
-
-
 # Shards #####################################################################
 
 
@@ -396,7 +372,7 @@ PROCEDURES['learned_partition'] = partition(
     learned_partition, 'x', 'edge_index', 'y', max_epochs=4
 )
 PROCEDURES['partition_embedding'] = partition(
-    partition_embedding, 'x', 'edge_index', 'y', epochs=4
+    partition_embedding, 'x', 'edge_index', 'y'
 )
 PROCEDURES['Shards'] = Procedure(
     lambda folder: cycle(20),
@@ -457,7 +433,7 @@ class Private:
         self.optimizer = torch.optim.Adam(self.net.parameters(), lr=0.1)
         self.walks = DisjointWalkLoader(cycle(30), 4, 1, num_steps=3, seed=0)
         ledger = folder / 'ledger'
-        self.engine = PrivacyEngine(seed=0, ledger=ledger)
+        self.engine = PrivacyEngine(insecure_seed=0, ledger=ledger)
         self.private = None
 
     def make(self, **kwargs):
@@ -520,22 +496,10 @@ PROCEDURES['PrivacyEngine.make_private'] = Procedure(
     modes_are_kept,
     shows=-1,
 )
-PROCEDURES['PrivacyEngine.estimate_max_grad_norm'] = Procedure(
-    lambda folder: Private(folder, dropout=0.0),
-    lambda objects: objects.engine.estimate_max_grad_norm(
-        module=objects.net,
-        data_loader=objects.walks,
-        criterion=torch.nn.functional.cross_entropy,
-        public=True,
-    ),
-    lambda objects: objects.state(),
-    # A seeded engine takes the seed of dropout's masks from torch's.
-    draws=True,
-)
 
 
 def attach(module, optimizer, loader):
-    engine = PrivacyEngine(seed=3)
+    engine = PrivacyEngine(insecure_seed=3)
     return engine, engine.make_private(
         module=module,
         optimizer=optimizer,
@@ -617,7 +581,7 @@ for name, prepare, run in (
 
 
 def node_classifier(**kwargs):
-    return NodeClassifier(lam=0.1, **{'seed': 0, **kwargs})
+    return NodeClassifier(weight_decay=0.1, **{'seed': 0, **kwargs})
 
 
 def nodes_classified(model):
@@ -657,7 +621,7 @@ PROCEDURES['NodeClassifier.fit'] = Procedure(
     shows=-1,
 )
 PROCEDURES['LinkClassifier.fit'] = Procedure(
-    lambda folder: LinkClassifier(levels=1, lam=0.1, seed=0),
+    lambda folder: LinkClassifier(K=1, weight_decay=0.1, seed=0),
     lambda model: model.fit(cycle(40)) and None,
     nodes_classified,
     is_honest,
@@ -672,7 +636,9 @@ PROCEDURES['NodeClassifier.remove'] = Procedure(
     shows=-1,
 )
 PROCEDURES['LinkClassifier.remove'] = Procedure(
-    lambda folder: LinkClassifier(levels=1, lam=0.1, seed=0).fit(cycle(40)),
+    lambda folder: LinkClassifier(K=1, weight_decay=0.1, seed=0).fit(
+        cycle(40)
+    ),
     lambda model: without_root(model.remove(FORGET)),
     nodes_classified,
     is_honest,

@@ -111,7 +111,7 @@ def test_other_data_are_not_those_of_the_report(handed):
         assert statuses(found, what) == {FAILS}
         assert command(folder, folder / name) == 1
     # Another graph altogether: all of it.
-    other = NodeClassifier('appnp', alpha=0.2, lam=0.1)
+    other = NodeClassifier('appnp', alpha=0.2, weight_decay=0.1)
     other = other.fit(data)
     other.remove(RemovalRequest(nodes=[70]))
     other.save_for_check(folder / 'other.npz')
@@ -205,7 +205,7 @@ def test_each_epsilon_is_of_its_shift(history, bound, last):
             **{'history': history, 'bound': bound},
         }
         made = promised(NODES, **{**OF_NODES, **values})
-        checks = removals.check_removal(*made)
+        checks = removals.check_removal(made[0])
         assert ''.join(status[0] for status, _ in checks) == wanted
     # A part of a removal that noise covers is of its mu and its budget.
     for off, wanted in ((1, 'hh'), (1 - 1e-6, 'FF')):
@@ -214,14 +214,16 @@ def test_each_epsilon_is_of_its_shift(history, bound, last):
             **{'delta': 1e-5, 'epsilon': gaussian_epsilon(0.5, 1e-5) * off},
             'target_epsilon': gaussian_epsilon(2.0, 1e-5) * off,
         }
-        checks = removals.check_removal(*promised('CoverageReport', **values))
+        checks = removals.check_removal(
+            promised('CoverageReport', **values)[0]
+        )
         assert ''.join(status[0] for status, _ in checks) == wanted
     # Of graphs one has to measure, too; of others all.
     for name in (GRAPHS, 'ShardRemovalReport'):
-        *_, last = removals.check_removal(*promised(name))
+        *_, last = removals.check_removal(promised(name)[0])
         assert last[0] == UNKNOWN
     ((status, said),) = removals.check_removal(
-        *promised('UnlearnReport, objective')
+        promised('UnlearnReport, objective')[0]
     )
     assert (status, 'a theorem' in said) == (UNPROVED, True)
 
@@ -307,7 +309,9 @@ def many_graphs(count):
             y=torch.tensor([k % 2]),
         )
         graphs.append(graph)
-    model = ScatteringClassifier(GraphScattering(J=2, Q=1, L=2), lam=0.05)
+    model = ScatteringClassifier(
+        GraphScattering(J=2, Q=1, L=2), weight_decay=0.05
+    )
     return model.fit(graphs), [RemovalRequest(graphs=[k]) for k in range(70)]
 
 
@@ -452,7 +456,7 @@ def test_work_without_end_is_not_begun(handed, monkeypatch):
 def test_what_the_kernel_has_no_theorem_for_is_said(handed, tmp_path):
     *_, data = handed
     kwargs = {'measure': 'appnp', 'alpha': 0.2, 'features': 'push'}
-    model = NodeClassifier(lam=0.1, **kwargs).fit(data)
+    model = NodeClassifier(weight_decay=0.1, **kwargs).fit(data)
     report = model.remove(RemovalRequest(nodes=[3]))
     found = model.verify()
     assert found.ok

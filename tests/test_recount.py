@@ -158,7 +158,7 @@ def test_a_release_beside_the_steps_is_not_called_a_lie(tmp_path):
 
 
 def test_sums_over_neighbours_are_proved_from_mu(tmp_path):
-    transform = PrivateAGP(relation='edge', epsilon=2.0, delta=1e-5)
+    transform = PrivateAGP(adjacency='edge', epsilon=2.0, delta=1e-5)
     transform(graph())
     path = tmp_path / 'trust.json'
     TrustReport.of(transform.report()).save(path)
@@ -179,7 +179,7 @@ def test_two_packages_agree_on_one_release(mu):
 
 
 def forgotten():
-    model = NodeClassifier(lam=0.1, release_std=1e-3, epsilon=3.0)
+    model = NodeClassifier(weight_decay=0.1, release_std=1e-3, epsilon=3.0)
     model.fit(cycle(16))
     return model, model.remove(RemovalRequest(nodes=[3]))
 

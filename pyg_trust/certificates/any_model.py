@@ -156,7 +156,7 @@ def certify(
     if threat is None and isinstance(model, Tensor):
         data, threat = None, data
     name, route = _route(threat)
-    options = by_new_names(certify, options, getattr(route, 'renamed', {}), 3)
+    by_new_names(options, route, 3)
     known = [
         option
         for option, parameter in inspect.signature(route).parameters.items()

@@ -61,8 +61,7 @@ def refine(
         tol (float): the residual to reach.
         max_iter (int): the most steps.
         start (Gradient, optional): the gradient at :obj:`W`, if known.
-            (default: :obj:`None`)
-        factor (Factor, optional): to begin with. (default: :obj:`None`)
+        factor (Factor, optional): to begin with.
     """
     W, gradient, last, iteration = _steps(
         problem, W, tol, max_iter, start, factor
@@ -215,7 +214,6 @@ def minimize(
         lam (float): :math:`\lambda > 0`.
         W (Tensor, optional): where to start; by default zero.
         K (Tensor, optional): :math:`Z Z^\top`, if known.
-            (default: :obj:`None`)
         tol (float): the residual to reach; or the bound of rounding errors,
             if that is larger. (default: :obj:`1e-10`)
         max_iter (int): the most Newton steps. (default: :obj:`100`)

@@ -2,6 +2,8 @@
 
 import contextlib
 import inspect
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -17,6 +19,7 @@ from pyg_trust._checks.states import (
 from pyg_trust.files import commit
 from pyg_trust.files.commit import Lineage, ObjectLock, editing, synchronized
 from pyg_trust.ledger import RemovalLedger
+from pyg_trust.removal import RemovalRequest, skipping
 
 __all__ = ['FORMAT', 'Held', 'Saved']
 
@@ -62,7 +65,9 @@ class Saved(Generic[M]):
 
     def __new__(cls: type[S], *args: Any, **kwargs: Any) -> S:
         """Keep the arguments as they came, for :meth:`get_params`."""
-        made = super().__new__(cls)
+        made, new = super().__new__(cls), getattr(cls.__init__, 'new', {})
+        kwargs = {new.get(name, name): kwargs[name] for name in kwargs}
+        kwargs.pop('', None)
         with contextlib.suppress(TypeError):
             given = inspect.signature(cls).bind_partial(*args, **kwargs)
             given.apply_defaults()
@@ -191,6 +196,16 @@ class Saved(Generic[M]):
                 'they were changed'
             )
         return model
+
+    def _skipping(
+        self,
+        asked: RemovalRequest,
+        missing: str,
+        remove: Callable[[RemovalRequest], Any],
+    ) -> Any:
+        # Remove a request, or what of it is there; return the report.
+        report, skipped = skipping(asked, missing, remove)
+        return replace(report, skipped=skipped)
 
     def _config(self) -> dict[str, Any]:
         raise NotImplementedError

@@ -439,7 +439,7 @@ def test_bounds_cover_as_often_as_they_say():
             confidence=1 - alpha,
             per='node',
             classes='one',
-            targets=torch.tensor([0]),
+            nodes=torch.tensor([0]),
             seed=seed,
         )
         p = 0.6 if int(made.votes[0, 0]) == 60 - int(made.votes[0, 1]) else 0
