@@ -254,7 +254,7 @@ def pairs(args: argparse.Namespace) -> None:
         h = principal_rows(data.x, 48 if large else 256)
         train.x = h / h.norm(dim=1, keepdim=True).clamp(min=1e-12)
         model = LinkClassifier(
-            levels=1 if large else 2, partners=13 if large else 4, tol=1e-6
+            K=1 if large else 2, partners=13 if large else 4, tol=1e-6
         )
         start = time.process_time()
         model.fit(train)

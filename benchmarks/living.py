@@ -186,7 +186,7 @@ def run_updates(nodes: int, edges: int, columns: int) -> None:
         y=torch.randint(0, 5, (nodes,)),
         train_mask=torch.arange(nodes) % 10 == 0,
     )
-    model = NodeClassifier('sgc', levels=2, max_pending=10**9).fit(data)
+    model = NodeClassifier('sgc', K=2, max_pending=10**9).fit(data)
     _, join = edges_to_play(keys_of(pairs, nodes), nodes, 20_000)
     at = 0
 

@@ -118,8 +118,8 @@ def std_for(residual: float, num_train: int, lam: float = LAM) -> float:
 def classifier(data: Data, residual: float = 1e-6, **kwargs: Any) -> Any:
     """A fitted one, whose steps reach a residual."""
     count = int(data.train_mask.sum())
-    kwargs = {'measure': 'sgc', 'lam': LAM, 'seed': 0, **kwargs}
-    std = std_for(residual, count, kwargs['lam'])
+    kwargs = {'measure': 'sgc', 'weight_decay': LAM, 'seed': 0, **kwargs}
+    std = std_for(residual, count, kwargs['weight_decay'])
     return NodeClassifier(release_std=std, **kwargs).fit(data)
 
 
@@ -338,7 +338,12 @@ def push(args: argparse.Namespace) -> None:
     data = load(args.root, 'facebook', 64)
     alpha, theta = 0.2, 1e-5
     model = NodeClassifier(
-        'appnp', alpha=alpha, features='push', theta=theta, lam=LAM, seed=0
+        'appnp',
+        alpha=alpha,
+        features='push',
+        theta=theta,
+        weight_decay=LAM,
+        seed=0,
     )
     held: Any = model.fit(data)._model
     W, held = held.W, held.data
@@ -416,7 +421,7 @@ def large(args: argparse.Namespace) -> None:
     train[torch.randperm(n, generator=random)[: n // 10]] = True
     data = Data(x=x, edge_index=edges, y=y, train_mask=train)
     for levels in args.levels:
-        model = classifier(data, levels=levels)
+        model = classifier(data, K=levels)
         degree = int(model._model.data.graph.degree.max())
         peer = Peer(model)
         rows, _ = timed(partial(propagate, peer.graph, peer.x, peer.measure))

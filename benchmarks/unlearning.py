@@ -76,9 +76,11 @@ def speed(name: str, graphs: list, inverse: bool) -> list[dict]:
     train, _ = split(graphs, 0)
     rows = []
     model = PublishedScatteringClassifier(
-        GraphScattering(**options), lam=lam, seed=0
+        GraphScattering(**options), weight_decay=lam, seed=0
     ).fit(train)
-    released = ScatteringClassifier(GraphScattering(**options), lam=lam)
+    released = ScatteringClassifier(
+        GraphScattering(**options), weight_decay=lam
+    )
     released.fit(train)
     anew: list[float] = []
     step: list[float] = []
@@ -187,7 +189,7 @@ def soundness(
         train, _ = split(graphs, fold)
         model = PublishedScatteringClassifier(
             GraphScattering(**options),
-            lam=lam,
+            weight_decay=lam,
             accounting=accounting,
             seed=fold,
         ).fit(train)

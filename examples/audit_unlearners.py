@@ -188,7 +188,7 @@ def certified() -> Subject:
     """Certified removal from a node classifier."""
     return NodeSubject(
         lambda seed: NodeClassifier(
-            levels=2, lam=0.05, release_std=1e-4, seed=seed
+            K=2, weight_decay=0.05, release_std=1e-4, seed=seed
         )
     )
 

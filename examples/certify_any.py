@@ -121,7 +121,6 @@ def smoothing(data: Data, args: argparse.Namespace) -> list[Report]:
                 num_samples=args.samples,
                 sparse_x=kind != 'GAT' or 'features' not in noise.noisy,
                 sparse_adj=kind != 'GAT',
-                progress_bar=args.progress_bar,
             )
             accuracy = (report.predicted == data.y).double().mean()
             one, five = (
@@ -152,7 +151,6 @@ def collective(data: Data, args: argparse.Namespace) -> list[Report]:
         num_samples=args.samples,
         sparse_x=True,
         sparse_adj=True,
-        progress_bar=args.progress_bar,
     )
     budgets = (1, 2, 5, 10, 15, 20)
     made = [
@@ -307,7 +305,6 @@ def main() -> None:
     parser.add_argument('--epochs', type=int, default=200)
     parser.add_argument('--seed', type=int, default=0)
     parser.add_argument('--out', type=Path, default=Path('figures'))
-    parser.add_argument('--progress-bar', action='store_true')
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     seed_everything(args.seed)

@@ -185,7 +185,9 @@ def train_private(
     """Until the budget is spent; accuracies on the way and the report."""
     adam = torch.optim.Adam(model.parameters(), lr=args.lr)
     # With a seed it can be repeated, and is not private: the report says so.
-    engine = PrivacyEngine(accountant, seed=seed if args.repeatable else None)
+    engine = PrivacyEngine(
+        accountant, insecure_seed=seed if args.repeatable else None
+    )
     private, optimizer, batches = engine.make_private(
         module=model,
         optimizer=adam,

@@ -157,7 +157,9 @@ class Account:
 
 def sequence(args: argparse.Namespace, data: Data) -> dict[str, list[float]]:
     """Cost, accuracy and retrainings over a sequence of requests."""
-    model = NodeClassifier('sgc', lam=LAM, release_std=args.release_std)
+    model = NodeClassifier(
+        'sgc', weight_decay=LAM, release_std=args.release_std
+    )
     model.fit(data)
     random = torch.Generator().manual_seed(args.seed)
     train = data.train_mask.nonzero().view(-1)
@@ -230,7 +232,9 @@ def poisoned(args: argparse.Namespace, data: Data) -> list[float]:
     scores = []
     test = data.test_mask
     for graph in (data, dirty):
-        model = NodeClassifier('sgc', lam=LAM, release_std=args.release_std)
+        model = NodeClassifier(
+            'sgc', weight_decay=LAM, release_std=args.release_std
+        )
         scores.append(model.fit(graph).score(test, data.y))
     report = model.remove(RemovalRequest(edges=wrong))
     scores.append(model.score(test, data.y))

@@ -166,7 +166,6 @@ def main() -> None:
         half=args.half,
         memory=args.memory,
         over_ranks=over_ranks,
-        progress_bar=True,
     )
     seconds = time.perf_counter() - start
     used = time.process_time() - used

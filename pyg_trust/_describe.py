@@ -23,7 +23,7 @@ def described(made: Any, *first: str, **values: Any) -> str:
     # How a progress is shown changes no result.
     parameters = inspect.signature(type(made).__init__).parameters
     for name, p in list(parameters.items())[1:]:
-        if name in (*first, 'progress_bar') or 'VAR' in p.kind.name:
+        if name in first or 'VAR' in p.kind.name:
             continue
         value = values.pop(name, getattr(made, name, p.default))
         if value is not p.default and text(value) != text(p.default):

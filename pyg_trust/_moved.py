@@ -181,27 +181,7 @@ def retired(**arguments: tuple[Any, ...] | None) -> Callable[[F], F]:
         **arguments (tuple, optional): by argument, the values that ask for
             what the constructor does anyway; :obj:`None` if all do.
     """
-
-    def decorate(init: F) -> F:
-        @functools.wraps(init)
-        def accept(self: Any, *args: Any, **kwargs: Any) -> Any:
-            for name in [name for name in arguments if name in kwargs]:
-                value, known = kwargs.pop(name), arguments[name]
-                if known is not None and value not in list(known):
-                    raise ValueError(
-                        f"'{name}' needs to be one of {known} (got {value!r})"
-                    )
-                warnings.warn(
-                    f"'{name}' of {type(self).__name__} goes with the next "
-                    'release: leave it out',
-                    DeprecationWarning,
-                    stacklevel=2,
-                )
-            return init(self, *args, **kwargs)
-
-        return accept  # type: ignore[return-value]
-
-    return decorate
+    return _adapted(arguments, {})
 
 
 def renamed(**arguments: str) -> Callable[[F], F]:
@@ -210,23 +190,46 @@ def renamed(**arguments: str) -> Callable[[F], F]:
     Args:
         **arguments (str): the new name, by the old one.
     """
+    return _adapted({}, arguments)
 
-    def decorate(init: F) -> F:
+
+def _adapted(
+    gone: dict[str, tuple[Any, ...] | None], names: dict[str, str]
+) -> Callable[[F], F]:
+    def decorate(init: Any) -> Any:
         @functools.wraps(init)
         def accept(self: Any, *args: Any, **kwargs: Any) -> Any:
-            for old in [name for name in arguments if name in kwargs]:
-                new = arguments[old]
+            said, kind = [], type(self).__name__
+            for name in [name for name in kwargs if name in gone]:
+                value, known = kwargs.pop(name), gone[name]
+                if known is not None and value not in list(known):
+                    raise ValueError(
+                        f"'{name}' needs to be one of {known} (got {value!r})"
+                    )
+                said.append(
+                    f"'{name}' of {kind} goes with the next release: leave it "
+                    'out'
+                )
+            for old in [name for name in kwargs if name in names]:
+                new = names[old]
                 if new in kwargs:
                     raise TypeError(f"'{old}' is '{new}' now: leave it out")
-                warnings.warn(
-                    f"'{old}' of {type(self).__name__} is '{new}' now, and "
-                    'goes with the next release',
-                    DeprecationWarning,
-                    stacklevel=2,
-                )
                 kwargs[new] = kwargs.pop(old)
+                said.append(
+                    f"'{old}' of {kind} is '{new}' now, and goes with the "
+                    'next release'
+                )
+            for text in said:
+                warnings.warn(text, DeprecationWarning, accept.level)
             return init(self, *args, **kwargs)
 
-        return accept  # type: ignore[return-value]
+        # The caller's frame, and for those who look arguments up the new
+        # names, '' for none.
+        accept.level = 2
+        if hasattr(init, 'level'):
+            init.level += 1
+        given = {**dict.fromkeys(gone, ''), **names}
+        accept.new = {**getattr(init, 'new', {}), **given}
+        return accept
 
     return decorate

@@ -1,9 +1,7 @@
 """Removal requests and their application to a graph.
 
-One request object serves every unlearner: whole graphs, nodes, features and
-labels of nodes, and edges, of one graph or of many. Nodes are named by their
-ids: ``data.n_id`` if the data have it, else the positions at the fit
-(:class:`NodeIds`). Ids of removed nodes are not used again, and a second
+Nodes are named by their ids: ``data.n_id`` if the data have it, else the
+positions at the fit. Ids of removed nodes are not used again, and a second
 request for one raises :class:`NotThere`.
 """
 
@@ -25,19 +23,7 @@ from pyg_trust._checks import (
     check_tensor,
 )
 
-__all__ = [
-    'NodeIds',
-    'NotThere',
-    'Part',
-    'RemovalRequest',
-    'Removed',
-    'integers',
-    'pairs_of',
-    'remove_from_data',
-    'requested',
-    'skipping',
-    'still_removed',
-]
+__all__ = ['NotThere', 'Part', 'RemovalRequest', 'remove_from_data']
 
 MISSING = ('raise', 'skip')
 NOT_THERE = ' is not there: it never was, or was removed before'
@@ -135,7 +121,6 @@ class RemovalRequest:
             <pyg_trust.unit.PrivacyUnit.without>` removes them from the
             tables. (default: :obj:`()`)
         unit (PrivacyUnit, optional): the privacy unit of :obj:`persons`.
-            (default: :obj:`None`)
 
     Raises:
         TypeError: on something that is no integer.
@@ -268,12 +253,7 @@ class RemovalRequest:
 
     @classmethod
     def from_dict(cls, named: Mapping[str, Any]) -> 'RemovalRequest':
-        """Convert the result of :meth:`to_dict` back to a request.
-
-        Args:
-            named (dict): the part of the request for each graph, by the
-                graph's number.
-        """
+        """Convert the result of :meth:`to_dict` back to a request."""
         check_instance('named', named, Mapping)
         items: list[Item] = []
         for graph, part in named.items():
@@ -323,11 +303,7 @@ class RemovalRequest:
         return cls._made(given) if given else None
 
     def without(self, other: 'RemovalRequest') -> 'RemovalRequest | None':
-        """Return the items that another request lacks; :obj:`None` if none.
-
-        Args:
-            other (RemovalRequest): the items to leave out.
-        """
+        """Return the items that another request lacks; :obj:`None` if none."""
         gone = {*other.items()}
         return self.of_items(each for each in self.items() if each not in gone)
 
@@ -384,7 +360,7 @@ class NodeIds:
 
     Args:
         n_id (Tensor, optional): int64, ``[num_nodes]``: distinct ids from 0
-            on; by default the positions. (default: :obj:`None`)
+            on; by default the positions.
         name (str): the argument that an error names.
             (default: :obj:`'data.n_id'`)
 
@@ -424,14 +400,14 @@ class NodeIds:
         self.n_id = n_id.clone()
         self._known, self._next = n_id.numel(), int(self._sorted[-1]) + 1
 
+    def __repr__(self) -> str:
+        if self.n_id is None:
+            return 'NodeIds()'
+        return f'NodeIds(n_id=[{self._known}])'
+
     @classmethod
     def of_data(cls, data: Any, name: str = 'data') -> 'NodeIds':
-        """Read the ids of a graph or of the nodes of one type.
-
-        Args:
-            data (Data or NodeStorage): the nodes.
-            name (str): the name of the argument. (default: :obj:`'data'`)
-        """
+        """Read the ids of a graph or of the nodes of one type."""
         n_id, name = data.get('n_id'), f'{name}.n_id'
         if n_id is None:
             return cls()
@@ -444,20 +420,11 @@ class NodeIds:
         return cls(n_id, name)
 
     def next(self, count: int) -> int:
-        """Return the id of the next row.
-
-        Args:
-            count (int): the number of rows.
-        """
+        """Return the id of the next row."""
         return self._next + count - self._known
 
     def of(self, rows: Tensor) -> Tensor:
-        """Return the ids of rows.
-
-        Args:
-            rows (Tensor): int64: rows; ``-1 - id`` stands for an id without
-                one, as :meth:`rows` returns it.
-        """
+        """Return the ids of rows."""
         later = rows + (self._next - self._known)
         if self.n_id is not None:
             given = self.n_id[rows.clamp(0, self._known - 1)]
@@ -468,9 +435,6 @@ class NodeIds:
         """Return the rows of ids, and ``-1 - id`` where there is none.
 
         Rows beyond the number of rows are those of ids that may come.
-
-        Args:
-            ids (Tensor): int64.
         """
         later = ids + (self._known - self._next)
         if self.n_id is None:
@@ -482,18 +446,7 @@ class NodeIds:
         return torch.where(ids >= self._next, later, known)
 
     def rows_of(self, name: str, nodes: Nodes | None, num_rows: int) -> Tensor:
-        """Read an argument that names nodes: rows, int64.
-
-        Args:
-            name (str): the name of the argument.
-            nodes (list[int] or Tensor, optional): ids, a mask of all rows, or
-                :obj:`None` for all rows.
-            num_rows (int): the number of rows.
-
-        Raises:
-            TypeError, ValueError: on anything else.
-            NotThere: on an id without a row.
-        """
+        """Read an argument that names nodes: rows, int64."""
         if nodes is None:
             return torch.arange(num_rows)
         if not isinstance(nodes, Tensor):
@@ -536,11 +489,7 @@ class NodeIds:
         return RemovalRequest.from_dict({'0': found})
 
     def line(self, named: Mapping[str, Any]) -> dict[str, Any]:
-        """Convert the rows in a line of a ledger to ids.
-
-        Args:
-            named (dict): rows and pairs of rows, by their kind.
-        """
+        """Convert the rows in a line of a ledger to ids."""
         if self.n_id is None:
             return dict(named)
         return {
@@ -567,21 +516,7 @@ class NodeIds:
 def requested(
     request: Any, first: str = 'nodes', kind: str = '', **named: Any
 ) -> RemovalRequest:
-    """Build the request of a call of ``remove``.
-
-    Args:
-        request (RemovalRequest, list or Tensor, optional): a request, a list
-            of requests, or ids of what :obj:`first` names.
-        first (str): the argument for ids without a name.
-            (default: :obj:`'nodes'`)
-        kind (str): the kind of these ids, by default :obj:`first`.
-            (default: :obj:`''`)
-        **named (Any): the ids by kind, as :class:`RemovalRequest` takes them;
-            :obj:`None` where the caller gave none.
-
-    Raises:
-        TypeError, ValueError: on another request, or on both or none.
-    """
+    """Build the request of a call of ``remove``."""
     kind = kind or first
     given = {key: value for key, value in named.items() if value is not None}
     if request is not None and given:
@@ -625,23 +560,7 @@ def skipping(
     missing: str,
     remove: Callable[[RemovalRequest], R],
 ) -> tuple[R, dict[str, Any]]:
-    """Remove what is there.
-
-    Args:
-        request (RemovalRequest): the items.
-        missing (str): :obj:`'skip'` leaves out what is not there;
-            :obj:`'raise'` raises :class:`NotThere`.
-        remove (callable): removes a request, and raises :class:`NotThere`
-            before it changes anything.
-
-    Returns:
-        tuple: the result of :obj:`remove`, and the items that were left out,
-        by graph.
-
-    Raises:
-        NotThere: if nothing of the request is there, or with ``'raise'`` if
-            something is not.
-    """
+    """Remove what is there."""
     check_choice('missing', missing, MISSING)
     left: RemovalRequest = request
     skipped: RemovalRequest | None = None
@@ -669,12 +588,7 @@ class Removed:
         self.parts: dict[int, dict[str, set[Any]]] = {}
 
     def add(self, line: Mapping[str, Any]) -> None:
-        """Add the request of the next line.
-
-        Args:
-            line (dict): the request, with what has come ``'again'`` in an
-                entry of a part.
-        """
+        """Add the request of the next line."""
         check_instance('line', line, Mapping)
         # Requests of node classifiers are of one graph.
         parts = line if all(map(str.isdigit, line)) else {'0': line}
@@ -709,20 +623,6 @@ class Removed:
             for kind, each in items.items()
             for item in each
         )
-
-
-def still_removed(
-    lines: Iterable[Mapping[str, Any]],
-) -> RemovalRequest | None:
-    """Return the items that requests removed and that were not added again.
-
-    Args:
-        lines (list[dict]): the requests of a ledger's lines, oldest first.
-    """
-    found = Removed()
-    for line in lines:
-        found.add(line)
-    return found.request()
 
 
 def _by_kind(part: Mapping[str, Any]) -> dict[str, set[Any]]:
@@ -839,12 +739,7 @@ def _raise_missing(part: Part, lacking: Mapping[str, Tensor]) -> None:
 
 
 def integers(name: str, values: Nodes) -> tuple[int, ...]:
-    """Convert ids to distinct integers, ascending.
-
-    Args:
-        name (str): the name of the argument.
-        values (Tensor or Iterable[int]): ids, or a boolean mask.
-    """
+    """Convert ids to distinct integers, ascending."""
     if isinstance(values, Tensor):
         if values.dtype == torch.bool:
             values = values.nonzero().view(-1)
@@ -881,12 +776,7 @@ def integers(name: str, values: Nodes) -> tuple[int, ...]:
 
 
 def pairs_of(name: str, values: Edges) -> tuple[tuple[int, int], ...]:
-    """Convert edges to distinct pairs of integers, ascending.
-
-    Args:
-        name (str): the name of the argument.
-        values (Tensor or Iterable): pairs, or a tensor ``[2, num_edges]``.
-    """
+    """Convert edges to distinct pairs of integers, ascending."""
     if isinstance(values, Tensor):
         if values.dim() != 2 or values.size(0) != 2:
             raise ValueError(

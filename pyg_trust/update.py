@@ -25,7 +25,7 @@ from pyg_trust.removal import (
     pairs_of,
 )
 
-__all__ = ['NewNodes', 'Update', 'directs', 'rows_of', 'with_edges']
+__all__ = ['NewNodes', 'Update']
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -35,11 +35,10 @@ class NewNodes:
     Args:
         x (Tensor): features, ``[k, num_columns]``.
         y (Tensor, optional): labels, int64, ``[k]``; -1 is unknown.
-            (default: :obj:`None`)
         train (Tensor, optional): bool, ``[k]``: a mask of the nodes to train
-            on; by default those with a label. (default: :obj:`None`)
+            on; by default those with a label.
         n_id (Tensor, optional): ids, int64, ``[k]``, never used before; by
-            default the next ones. (default: :obj:`None`)
+            default the next ones.
 
     Raises:
         TypeError, ValueError: on other types or shapes, NaN or infinity, a
@@ -51,6 +50,9 @@ class NewNodes:
     y: Tensor | None = None
     train: Tensor | None = None
     n_id: Tensor | None = None
+
+    def __repr__(self) -> str:
+        return f'NewNodes(x={[*self.x.shape]}, train={self.num_train})'
 
     def __post_init__(self) -> None:
         check_tensor('x', self.x, None, ('k', 'columns'), finite=True)
@@ -79,11 +81,7 @@ class NewNodes:
         return self.y is not None and bool((self.y >= 0).any())
 
     def check_next(self, first: int) -> None:
-        """Check that new ids follow the used ones.
-
-        Args:
-            first (int): the first id that was never used.
-        """
+        """Check that new ids follow the used ones."""
         expected = list(range(first, first + self.x.size(0)))
         if self.n_id is not None and self.n_id.tolist() != expected:
             raise ValueError(
@@ -110,21 +108,19 @@ class Update:
 
     Args:
         nodes (NewNodes or Tensor, optional): new nodes, or their features
-            alone, ``[k, num_columns]``. (default: :obj:`None`)
+            alone, ``[k, num_columns]``.
         edges (Tensor or list, optional): edges to add, ``[2, k]``, or a list
             of pairs; in both directions, if not :obj:`directed`.
-            (default: :obj:`None`)
         features (tuple[Tensor, Tensor], optional): distinct nodes, int64, and
-            their new features. (default: :obj:`None`)
-        labels (tuple[Tensor, Tensor], optional): nodes, int64, each once,
-            and the labels that they are trained with from now on, int64; -1
-            takes a node out of the training. (default: :obj:`None`)
+            their new features.
+        labels (tuple[Tensor, Tensor], optional): nodes, int64, each once, and
+            the labels that they are trained with from now on, int64; -1 takes
+            a node out of the training.
         graphs (Sequence[Data]): whole graphs to add, for classifiers of
             graphs. (default: :obj:`()`)
         graph (int): the number of the graph of new nodes, edges, features and
             labels. (default: :obj:`0`)
         remove (RemovalRequest, optional): the items to remove.
-            (default: :obj:`None`)
         directed (bool): whether edges to add go in the given direction alone.
             (default: :obj:`False`)
         missing (str): what happens where an item of :obj:`remove` is not
@@ -211,15 +207,7 @@ class Update:
 
     @classmethod
     def of(cls, update: Any) -> tuple['Update', ...]:
-        """Convert an update, a removal request, or a list of them.
-
-        Args:
-            update (Update, RemovalRequest or list): the updates or requests,
-                in order.
-
-        Raises:
-            TypeError: on anything else.
-        """
+        """Convert an update, a removal request, or a list of them."""
         if isinstance(update, cls | RemovalRequest):
             update = [update]
         check_instance('update', update, Sequence)
@@ -233,11 +221,7 @@ class Update:
 
     @property
     def part(self) -> Part:
-        """The items to remove from the only graph.
-
-        Raises:
-            ValueError: if a whole graph goes, or a part of another one.
-        """
+        """The items to remove from the only graph."""
         if self.remove is None:
             return Part()
         if self.remove.graphs != [0] or self.remove.parts[0].whole:
@@ -248,11 +232,7 @@ class Update:
         return self.remove.parts[0]
 
     def without(self, missing: RemovalRequest) -> 'Update | None':
-        """Leave out what is not there; :obj:`None` if this may not be done.
-
-        Args:
-            missing (RemovalRequest): what is not there.
-        """
+        """Leave out what is not there; :obj:`None` if this may not be done."""
         if self.remove is None or self.missing == 'raise':
             return None
         left = self.remove.without(missing)
@@ -274,15 +254,7 @@ class Update:
         return not (self.edits or self.graphs)
 
     def arcs(self, undirected: bool) -> Tensor:
-        """Return the directions of the added edges: int64, ``[2, k]``.
-
-        Args:
-            undirected (bool): whether one direction of an edge stands for
-                both.
-
-        Raises:
-            ValueError: if an undirected graph would become directed.
-        """
+        """Return the directions of the added edges: int64, ``[2, k]``."""
         check_instance('undirected', undirected, bool)
         edges = self.edges
         if undirected and self.directed and edges.numel():
@@ -351,15 +323,7 @@ def directs(u: int, v: int) -> ValueError:
 
 
 def rows_of(n_id: Tensor, names: Tensor) -> Tensor:
-    """Find the rows of node ids in the present graph.
-
-    Args:
-        n_id (Tensor): int64: the ids of the rows.
-        names (Tensor): int64: the ids to find.
-
-    Raises:
-        NotThere: on an id that is not there.
-    """
+    """Find the rows of node ids in the present graph."""
     order = n_id.argsort()
     place = torch.searchsorted(n_id[order], names)
     rows = order[place.clamp(max=n_id.numel() - 1)]
@@ -370,16 +334,7 @@ def rows_of(n_id: Tensor, names: Tensor) -> Tensor:
 
 
 def with_edges(data: Data, update: Update) -> Data:
-    """Return the graph with the edges of an update at its end.
-
-    Args:
-        data (Data): the graph, with ``n_id``; it stays unchanged.
-        update (Update): the update.
-
-    Raises:
-        ValueError: on an edge that is there or without an end, or on a graph
-            with weights.
-    """
+    """Return the graph with the edges of an update at its end."""
     arcs = update.arcs(False)
     if not arcs.numel():
         return data

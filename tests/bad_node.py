@@ -197,7 +197,7 @@ def nodes_data() -> Data:
 
 
 def classifier(**arguments: Any) -> Any:
-    return unlearning.NodeClassifier(lam=0.1, seed=0, **arguments)
+    return unlearning.NodeClassifier(weight_decay=0.1, seed=0, **arguments)
 
 
 def fitted() -> Any:
@@ -221,7 +221,7 @@ def state(**changes: Any) -> dict[str, Any]:
 
 entry(
     'unlearning.NodeClassifier',
-    lambda: {'measure': 'appnp', 'alpha': 0.2, 'levels': 2},
+    lambda: {'measure': 'appnp', 'alpha': 0.2, 'K': 2},
     Row('katz', {'measure': 'katz', 'alpha': None}, "'measure'"),
     Row(
         'an encoder of these data',
@@ -235,11 +235,10 @@ entry(
     measure=instance(),
     alpha=SHARE,
     t=values('a', [1.0], 0.5),
-    levels=integer(0, none=True),
-    lam=POSITIVE,
+    K=integer(0, none=True),
+    weight_decay=POSITIVE,
     release_std=POSITIVE,
     epsilon=POSITIVE,
-    on_exceed=choice(),
     features=choice(),
     theta=values(0.5, 'a'),
     encoder=values(3, 'a', [1]),
@@ -354,7 +353,7 @@ def links_data() -> Data:
 
 
 def links() -> Any:
-    return unlearning.LinkClassifier(lam=0.1, levels=1, seed=0)
+    return unlearning.LinkClassifier(weight_decay=0.1, K=1, seed=0)
 
 
 def linked() -> Any:
@@ -369,7 +368,7 @@ def linked_file() -> Path:
 
 entry(
     'unlearning.LinkClassifier',
-    lambda: {'measure': 'appnp', 'alpha': 0.2, 'levels': 2},
+    lambda: {'measure': 'appnp', 'alpha': 0.2, 'K': 2},
     Row('katz', {'measure': 'katz', 'alpha': None}, "'measure'"),
     Row(
         'an encoder of these data',
@@ -380,14 +379,13 @@ entry(
     measure=instance(),
     alpha=SHARE,
     t=values('a', [1.0], 0.5),
-    levels=integer(0, none=True),
+    K=integer(0, none=True),
     scale=POSITIVE,
     partners=integer(1),
     pair_seed=integer(0),
-    lam=POSITIVE,
+    weight_decay=POSITIVE,
     release_std=POSITIVE,
     epsilon=POSITIVE,
-    on_exceed=choice(),
     encoder=values(3, 'a', [1]),
     start_is_public=values(3, None, 'a'),
     tol=POSITIVE,
@@ -489,7 +487,7 @@ entry(
         *((float('nan'), 0, 0), ('a', 0, 0), (0, 0, 0, 0)),
     ),
     cached=values(3, None, 'a'),
-    lam=number(0),
+    weight_decay=number(0),
     max_items=integer(1),
 )
 entry(

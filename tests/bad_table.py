@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from bad_inputs import (
-    FLAG,
     SEED,
     Kind,
     Row,
@@ -38,7 +37,6 @@ NAMED: dict[str, Kind] = {
     'graph': instance(),
     'measure': instance(),
     'seed': SEED,
-    'progress_bar': FLAG,
     'alpha': number(0, 1),
     'delta': number(0, 1),
     'levels': integer(0, none=True),

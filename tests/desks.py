@@ -36,7 +36,7 @@ def graph(n=24, seed=0):
 
 
 def fitted(n=24, seed=0, **kwargs):
-    return NodeClassifier(lam=0.1, seed=seed, **kwargs).fit(graph(n))
+    return NodeClassifier(weight_decay=0.1, seed=seed, **kwargs).fit(graph(n))
 
 
 def sharded(folder):

@@ -10,8 +10,8 @@ from pyg_trust.unlearning import NodeClassifier
 SETTINGS = {
     'two classes': {},
     'appnp': {'measure': 'appnp', 'alpha': 0.2},
-    'heat': {'measure': 'heat', 't': 2.0, 'levels': 3},
-    'against': {'measure': 'single_target', 'alpha': 0.3, 'levels': 3},
+    'heat': {'measure': 'heat', 't': 2.0, 'K': 3},
+    'against': {'measure': 'single_target', 'alpha': 0.3, 'K': 3},
     'receivers': {'measure': Measure(0.5, 1, (0.5, 0.2, 0.3), True)},
 }
 
@@ -30,7 +30,11 @@ def forgotten(name, release_std=1e-3, n=150):
         y=torch.arange(n) % classes,
         train_mask=torch.rand(n, generator=generator) < 0.6,
     )
-    kwargs = {'lam': 0.1, 'release_std': release_std, **SETTINGS[name]}
+    kwargs = {
+        'weight_decay': 0.1,
+        'release_std': release_std,
+        **SETTINGS[name],
+    }
     model = NodeClassifier(**kwargs).fit(data)
     train = data.train_mask.nonzero().view(-1).tolist()
     edges = pairs[:, pairs[0] != pairs[1]].t().tolist()

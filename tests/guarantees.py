@@ -228,7 +228,7 @@ def shards(folder):
 
 def pairs_forgotten(folder):
     left = cycle(40)
-    model = LinkClassifier(levels=1, lam=0.1, seed=0).fit(left)
+    model = LinkClassifier(K=1, weight_decay=0.1, seed=0).fit(left)
     model.remove(RemovalRequest(nodes=[20]))
     report = model.remove(RemovalRequest(nodes=[3], edges=[(21, 22)]))
     for part in ({'nodes': [20]}, {'nodes': [3], 'edges': [(21, 22)]}):

@@ -15,7 +15,7 @@ LAM, STD = 0.02, 1e-4
 
 def make(data=None, **kwargs):
     fit = {'classes': kwargs.pop('classes', None)}
-    kwargs = {'lam': LAM, 'seed': 0, 'release_std': STD, **kwargs}
+    kwargs = {'weight_decay': LAM, 'seed': 0, 'release_std': STD, **kwargs}
     return NodeClassifier(**kwargs).fit(data or blocks(), **fit)
 
 

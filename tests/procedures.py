@@ -32,7 +32,6 @@ from pyg_trust.privacy import PrivacyEngine
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.transforms import GraphScattering, Shards
 from pyg_trust.unlearning import (
-    GINClassifier,
     LinkClassifier,
     NodeClassifier,
     Recommender,
@@ -50,7 +49,7 @@ class Procedure:
 
     Args:
         prepare (callable): makes the objects, given a folder.
-        run (callable): runs it on them, given whether to show progress.
+        run (callable): runs it on them.
         state (callable): all that can be seen of them.
         check (callable): what has to hold at any time.
         shows (int): the number of its progress bars, -1 if it has none by
@@ -115,14 +114,8 @@ def logits():
 
 
 def certificate(budget, method, shows, targets=None):
-    def run(objects, progress_bar):
-        return certify(
-            logits(),
-            objects,
-            targets=targets,
-            method=method,
-            progress_bar=progress_bar,
-        )
+    def run(objects):
+        return certify(logits(), objects, targets=targets, method=method)
 
     return Procedure(lambda folder: threat(budget), run, shows=shows)
 
@@ -131,32 +124,17 @@ PROCEDURES['certify, local'] = certificate(None, 'dual', 1)
 PROCEDURES['certify, dual'] = certificate(2, 'dual', 7)
 PROCEDURES['certify, lp'] = certificate(2, 'lp', 4, torch.tensor([4]))
 # With the bounds that its witness proves.
-PROCEDURES['certify, exact'] = certificate(1, 'exact', 4)
+PROCEDURES['certify, exact'] = certificate(1, 'exact', 5)
 
 
-def bounds(objects, progress_bar):
+def bounds(objects):
     perturbations = objects.perturbations
     targets, reward = torch.tensor([0, 3]), logits().double().t()[:2]
-    upper = pagerank_bounds(
-        perturbations, targets, 0.15, progress_bar=progress_bar
-    )
+    upper = pagerank_bounds(perturbations, targets, 0.15)
     found = dual_bound(
-        perturbations,
-        reward.contiguous(),
-        targets,
-        upper,
-        2,
-        0.15,
-        progress_bar=progress_bar,
+        perturbations, reward.contiguous(), targets, upper, 2, 0.15
     )
-    flips = attacks(
-        perturbations,
-        reward.contiguous(),
-        targets,
-        2,
-        0.15,
-        progress_bar=progress_bar,
-    )
+    flips = attacks(perturbations, reward.contiguous(), targets, 2, 0.15)
     return found.bound, flips
 
 
@@ -196,14 +174,14 @@ def is_certified(model):
 
 PROCEDURES['ScatteringClassifier.fit'] = Procedure(
     lambda folder: classifier(),
-    lambda model, bar: model.fit(dataset(), progress_bar=bar) and None,
+    lambda model: model.fit(dataset()) and None,
     classified,
     is_certified,
     shows=3,
 )
 PROCEDURES['ScatteringClassifier.fit, again'] = Procedure(
     lambda folder: classifier().fit(dataset()),
-    lambda model, bar: model.fit(dataset(), progress_bar=bar) and None,
+    lambda model: model.fit(dataset()) and None,
     classified,
     is_certified,
     shows=3,
@@ -211,7 +189,7 @@ PROCEDURES['ScatteringClassifier.fit, again'] = Procedure(
 WHOLE = RemovalRequest(graphs=[3, 5])
 PROCEDURES['ScatteringClassifier.remove'] = Procedure(
     lambda folder: classifier().fit(dataset()),
-    lambda model, bar: without_root(model.remove(WHOLE, progress_bar=bar)),
+    lambda model: without_root(model.remove(WHOLE)),
     classified,
     is_certified,
     # Whole graphs are not embedded again.
@@ -224,14 +202,14 @@ CHORD = torch.tensor([[0], [2]])
 MORE = [NODES, Update(graphs=dataset()[:2]), Update(graph=4, edges=CHORD)]
 PROCEDURES['ScatteringClassifier.update'] = Procedure(
     lambda folder: classifier().fit(dataset()),
-    lambda model, bar: without_root(model.update(MORE, progress_bar=bar)),
+    lambda model: without_root(model.update(MORE)),
     classified,
     lambda model: model.verify().ok or pytest.fail('verify()'),
     shows=2,
 )
 PROCEDURES['ScatteringClassifier.verify'] = Procedure(
     lambda folder: classifier().fit(dataset()),
-    lambda model, bar: model.verify(progress_bar=bar),
+    lambda model: model.verify(),
     classified,
     is_certified,
     shows=2,
@@ -249,46 +227,21 @@ def with_later(folder):
 
 PROCEDURES['ScatteringClassifier.load_state_dict'] = Procedure(
     with_later,
-    lambda model, bar: (
-        model.load_state_dict(model.later, progress_bar=bar) and None
-    ),
+    lambda model: model.load_state_dict(model.later) and None,
     classified,
     is_certified,
     shows=2,
 )
 PROCEDURES['ScatteringClassifier.predict'] = Procedure(
     lambda folder: classifier().fit(dataset()),
-    lambda model, bar: (
-        model.decision_function(dataset(), progress_bar=bar),
-        model.predict(dataset(), progress_bar=bar),
-        model.predict_proba(dataset(), progress_bar=bar),
-        model.score(dataset(), progress_bar=bar),
+    lambda model: (
+        model.decision_function(dataset()),
+        model.predict(dataset()),
+        model.predict_proba(dataset()),
+        model.score(dataset()),
     ),
     classified,
     shows=4,
-)
-
-
-def network(model):
-    if model._fitted is None:
-        return None
-    graphs, net = model._fitted
-    return {
-        'graphs': {i: data.to_dict() for i, data in graphs.items()},
-        'net': copy.deepcopy(net.state_dict()),
-        'training': net.training,
-    }
-
-
-PROCEDURES['GINClassifier.fit'] = Procedure(
-    lambda folder: GINClassifier(epochs=3, seed=0),
-    lambda model, bar: model.fit(dataset(), progress_bar=bar) and None,
-    network,
-)
-PROCEDURES['GINClassifier.remove'] = Procedure(
-    lambda folder: GINClassifier(epochs=3, seed=0).fit(dataset()),
-    lambda model, bar: model.remove(WHOLE, progress_bar=bar),
-    network,
 )
 
 
@@ -333,36 +286,36 @@ def is_exact(model):
 
 PROCEDURES['ShardedUnlearner.fit'] = Procedure(
     lambda folder: unlearner(folder / 'state'),
-    lambda model, bar: model.fit(cycle(40), progress_bar=bar) and None,
+    lambda model: model.fit(cycle(40)) and None,
     sharded,
     is_exact,
     shows=3,
 )
 PROCEDURES['ShardedUnlearner.remove'] = Procedure(
     lambda folder: unlearner().fit(cycle(40)),
-    lambda model, bar: untimed(model.remove(NAMED, progress_bar=bar)),
+    lambda model: untimed(model.remove(NAMED)),
     sharded,
     is_exact,
     shows=3,
 )
 PROCEDURES['ShardedUnlearner.repartition'] = Procedure(
     lambda folder: unlearner(partition='blpa').fit(cycle(40)),
-    lambda model, bar: untimed(model.repartition(progress_bar=bar)),
+    lambda model: untimed(model.repartition()),
     sharded,
     is_exact,
     shows=4,
 )
 PROCEDURES['ShardedUnlearner.verify'] = Procedure(
     lambda folder: unlearner().fit(cycle(40)),
-    lambda model, bar: model.verify(progress_bar=bar),
+    lambda model: model.verify(),
     sharded,
     shows=3,
 )
 PROCEDURES['ShardedUnlearner.predict'] = Procedure(
     lambda folder: unlearner().fit(cycle(40)),
-    lambda model, bar: (
-        model.predict(cycle(20), progress_bar=bar),
-        model.predict_proba(cycle(20), progress_bar=bar),
+    lambda model: (
+        model.predict(cycle(20)),
+        model.predict_proba(cycle(20)),
     ),
     sharded,
     shows=2,
@@ -388,7 +341,7 @@ def reloaded(folder):
 
 PROCEDURES['ShardedUnlearner.load'] = Procedure(
     reloaded,
-    lambda model, bar: model.load(model.later, progress_bar=bar) and None,
+    lambda model: model.load(model.later) and None,
     sharded,
     is_exact,
 )
@@ -403,8 +356,8 @@ def fitted(name, **kwargs):
         made = make_aggregator(name, epochs=2, **kwargs)
         return made.fit(outputs, y, index, seed=1)
 
-    def run(made, progress_bar):
-        made.fit(outputs, y, index, seed=2, progress_bar=progress_bar)
+    def run(made):
+        made.fit(outputs, y, index, seed=2)
         return made(outputs)
 
     def state(made):
@@ -418,12 +371,11 @@ PROCEDURES['LBAggregator.fit'] = fitted('lbaggr')
 
 
 def partition(function, *names, **kwargs):
-    def run(data, progress_bar):
+    def run(data):
         return function(
             *(getattr(data, name) for name in names),
             *(() if function is partition_embedding else (3,)),
             seed=0,
-            progress_bar=progress_bar,
             **kwargs,
         )
 
@@ -442,7 +394,7 @@ PROCEDURES['partition_embedding'] = partition(
 )
 PROCEDURES['Shards'] = Procedure(
     lambda folder: cycle(20),
-    lambda data, bar: Shards(3, 'blpa', seed=0, progress_bar=bar)(data).shard,
+    lambda data: Shards(3, 'blpa', seed=0)(data).shard,
     lambda data: data.to_dict(),
 )
 
@@ -450,7 +402,7 @@ PROCEDURES['Shards'] = Procedure(
 # Propagation and embeddings #################################################
 
 
-def median(graph, progress_bar):
+def median(graph):
     return propagate_median(
         graph,
         torch.eye(20),
@@ -458,7 +410,6 @@ def median(graph, progress_bar):
         plan(0.1, levels=5, failure=1e-3),
         seed=0,
         force_push=True,
-        progress_bar=progress_bar,
     )
 
 
@@ -467,7 +418,7 @@ PROCEDURES['propagate_median'] = Procedure(
 )
 PROCEDURES['GraphScattering.embed'] = Procedure(
     lambda folder: GraphScattering(J=2, Q=2, L=2, max_degree=4),
-    lambda t, bar: t.embed(dataset(), sparse=True, progress_bar=bar),
+    lambda t: t.embed(dataset(), sparse=True),
     lambda transform: dict(vars(transform)),
 )
 
@@ -500,7 +451,7 @@ class Private:
         self.optimizer = torch.optim.Adam(self.net.parameters(), lr=0.1)
         self.walks = DisjointWalkLoader(cycle(30), 4, 1, num_steps=3, seed=0)
         ledger = folder / 'ledger'
-        self.engine = PrivacyEngine(seed=0, ledger=ledger)
+        self.engine = PrivacyEngine(insecure_seed=0, ledger=ledger)
         self.private = None
 
     def make(self, **kwargs):
@@ -548,7 +499,7 @@ class Private:
         return steps
 
 
-def engine_made(objects, progress_bar):
+def engine_made(objects):
     objects.make()
 
 
@@ -563,23 +514,10 @@ PROCEDURES['PrivacyEngine.make_private'] = Procedure(
     modes_are_kept,
     shows=-1,
 )
-PROCEDURES['PrivacyEngine.estimate_max_grad_norm'] = Procedure(
-    lambda folder: Private(folder, dropout=0.0),
-    lambda objects, bar: objects.engine.estimate_max_grad_norm(
-        module=objects.net,
-        data_loader=objects.walks,
-        criterion=torch.nn.functional.cross_entropy,
-        public=True,
-        progress_bar=bar,
-    ),
-    lambda objects: objects.state(),
-    # A seeded engine takes the seed of dropout's masks from torch's.
-    draws=True,
-)
 
 
 def attach(module, optimizer, loader):
-    engine = PrivacyEngine(seed=3)
+    engine = PrivacyEngine(insecure_seed=3)
     return engine, engine.make_private(
         module=module,
         optimizer=optimizer,
@@ -592,9 +530,7 @@ def attach(module, optimizer, loader):
 
 PROCEDURES['audit_training'] = Procedure(
     lambda folder: None,
-    lambda objects, bar: audit_training(
-        attach, num_canaries=30, seed=0, progress_bar=bar
-    ),
+    lambda objects: audit_training(attach, num_canaries=30, seed=0),
     draws=True,
 )
 
@@ -634,24 +570,24 @@ for name, prepare, run in (
     (
         'fit',
         lambda folder: Recommender(),
-        lambda model, bar: model.fit(liked(), 30, 20) and None,
+        lambda model: model.fit(liked(), 30, 20) and None,
     ),
     (
         'remove',
         lambda folder: Recommender().fit(liked(), 30, 20),
-        lambda model, bar: without_root(
+        lambda model: without_root(
             model.remove(users=[3], interactions=[liked()[:, 0].tolist()])
         ),
     ),
     (
         'remove, closed form',
         lambda folder: Recommender('closed_form').fit(liked(), 30, 20),
-        lambda model, bar: without_root(model.remove(users=[3])),
+        lambda model: without_root(model.remove(users=[3])),
     ),
     (
         'flush',
         lambda folder: Recommender().fit(liked(), 30, 20),
-        lambda model, bar: model.flush() and None,
+        lambda model: model.flush() and None,
     ),
 ):
     PROCEDURES[f'Recommender.{name}'] = Procedure(
@@ -663,7 +599,7 @@ for name, prepare, run in (
 
 
 def node_classifier(**kwargs):
-    return NodeClassifier(lam=0.1, **{'seed': 0, **kwargs})
+    return NodeClassifier(weight_decay=0.1, **{'seed': 0, **kwargs})
 
 
 def nodes_classified(model):
@@ -697,14 +633,14 @@ def is_honest(model):
 
 PROCEDURES['NodeClassifier.fit'] = Procedure(
     lambda folder: node_classifier(),
-    lambda model, bar: model.fit(cycle(40)) and None,
+    lambda model: model.fit(cycle(40)) and None,
     nodes_classified,
     is_honest,
     shows=-1,
 )
 PROCEDURES['LinkClassifier.fit'] = Procedure(
-    lambda folder: LinkClassifier(levels=1, lam=0.1, seed=0),
-    lambda model, bar: model.fit(cycle(40)) and None,
+    lambda folder: LinkClassifier(K=1, weight_decay=0.1, seed=0),
+    lambda model: model.fit(cycle(40)) and None,
     nodes_classified,
     is_honest,
     shows=-1,
@@ -712,14 +648,16 @@ PROCEDURES['LinkClassifier.fit'] = Procedure(
 FORGET = RemovalRequest(nodes=[3, 9], edges=[(20, 21)], features=[1])
 PROCEDURES['NodeClassifier.remove'] = Procedure(
     lambda folder: node_classifier().fit(cycle(40)),
-    lambda model, bar: without_root(model.remove(FORGET)),
+    lambda model: without_root(model.remove(FORGET)),
     nodes_classified,
     is_honest,
     shows=-1,
 )
 PROCEDURES['LinkClassifier.remove'] = Procedure(
-    lambda folder: LinkClassifier(levels=1, lam=0.1, seed=0).fit(cycle(40)),
-    lambda model, bar: without_root(model.remove(FORGET)),
+    lambda folder: LinkClassifier(K=1, weight_decay=0.1, seed=0).fit(
+        cycle(40)
+    ),
+    lambda model: without_root(model.remove(FORGET)),
     nodes_classified,
     is_honest,
     shows=-1,
@@ -733,28 +671,28 @@ COMING = Update(
 WAITING = Update(nodes=torch.eye(5)[:2], edges=torch.tensor([[40], [2]]))
 PROCEDURES['NodeClassifier.update'] = Procedure(
     lambda folder: node_classifier().fit(cycle(40)),
-    lambda model, bar: without_root(model.update([FORGET, COMING])),
+    lambda model: without_root(model.update([FORGET, COMING])),
     nodes_classified,
     is_honest,
     shows=-1,
 )
 PROCEDURES['NodeClassifier.update, of additions'] = Procedure(
     lambda folder: node_classifier().fit(cycle(40)),
-    lambda model, bar: model.update(WAITING),
+    lambda model: model.update(WAITING),
     nodes_classified,
     is_honest,
     shows=-1,
 )
 PROCEDURES['NodeClassifier.plan'] = Procedure(
     lambda folder: node_classifier().fit(cycle(40)),
-    lambda model, bar: model.plan(FORGET),
+    lambda model: model.plan(FORGET),
     nodes_classified,
     is_honest,
     shows=-1,
 )
 PROCEDURES['NodeClassifier.flush'] = Procedure(
     lambda folder: node_classifier().fit(cycle(40)),
-    lambda model, bar: model.flush() and None,
+    lambda model: model.flush() and None,
     nodes_classified,
     is_honest,
     shows=-1,

@@ -22,7 +22,7 @@ from pyg_trust._progress import Bar
 def test_public_classes_print_one_line():
     # Audits' subjects are handed to functions.
     plain = {'Subject', 'ShardedSubject', 'Runs'}
-    for package in pyg_trust._PACKAGES:
+    for package in pyg_trust._MODULES:
         module = importlib.import_module(f'pyg_trust.{package}')
         for name in getattr(module, '__all__', []):
             cls = getattr(module, name)
@@ -129,7 +129,7 @@ def test_procedures_say_nothing_and_show_progress_on_request(
     try:
         with warnings.catch_warnings():
             warnings.simplefilter('error')
-            procedure.run(objects, False)
+            procedure.run(objects)
     finally:
         torch.set_warn_always(always)
     assert capfd.readouterr() == ('', '')
@@ -143,7 +143,8 @@ def test_procedures_say_nothing_and_show_progress_on_request(
             shown.append(kwargs['desc'])
 
     monkeypatch.setattr(tqdm, '__init__', noted)
-    procedure.run(objects, True)
+    with pyg_trust.progress():
+        procedure.run(objects)
     out, err = capfd.readouterr()
     assert out == ''
     assert bool(err) == (procedure.shows > 0)
@@ -151,29 +152,16 @@ def test_procedures_say_nothing_and_show_progress_on_request(
     assert all(shown)  # each is named
 
 
-def test_bars_are_for_terminals_by_default_and_last():
-    found = 0
+def test_nobody_passes_progress_on():
+    # One place says it for all: pyg_trust.progress.
     for name in modules():
         for member in vars(importlib.import_module(name)).values():
-            public = getattr(member, '__module__', None) == name
             for function in (
                 vars(member).values() if inspect.isclass(member) else [member]
             ):
-                if not (public and inspect.isfunction(function)):
-                    continue
-                parameters = inspect.signature(function).parameters
-                bar = parameters.get('progress_bar')
-                private = '._' in f'{name}.{function.__qualname__}'
-                if bar is None or private or function.__name__[0] == '_':
-                    continue
-                found += 1
-                last = [
-                    p for p in parameters.values() if p.kind != p.VAR_KEYWORD
-                ]
-                # None shows one in a terminal, after two seconds.
-                assert last[-1] is bar, function
-                assert bar.default is None, function
-    assert found > 30
+                if inspect.isfunction(function):
+                    taken = function.__code__.co_varnames
+                    assert 'progress_bar' not in taken, function
 
 
 def test_a_hidden_bar_takes_no_lock(monkeypatch):

@@ -281,7 +281,7 @@ def test_what_is_no_path_is_refused_by_its_name(tmp_path, name, value):
 
 def removed_reports():
     data = cycle(16)
-    node = NodeClassifier(lam=0.1).fit(data)
+    node = NodeClassifier(weight_decay=0.1).fit(data)
     shards = ShardedUnlearner(
         lambda: torch_geometric.nn.GCN(5, 4, 1, 2), num_shards=2, epochs=1
     ).fit(data)

@@ -111,7 +111,7 @@ def test_other_data_are_not_those_of_the_report(handed):
         assert statuses(found, what) == {FAILS}
         assert command(folder, folder / name) == 1
     # Another graph altogether: all of it.
-    other = NodeClassifier('appnp', alpha=0.2, lam=0.1)
+    other = NodeClassifier('appnp', alpha=0.2, weight_decay=0.1)
     other = other.fit(data)
     other.remove(RemovalRequest(nodes=[70]))
     other.save_for_check(folder / 'other.npz')
@@ -307,7 +307,9 @@ def many_graphs(count):
             y=torch.tensor([k % 2]),
         )
         graphs.append(graph)
-    model = ScatteringClassifier(GraphScattering(J=2, Q=1, L=2), lam=0.05)
+    model = ScatteringClassifier(
+        GraphScattering(J=2, Q=1, L=2), weight_decay=0.05
+    )
     return model.fit(graphs), [RemovalRequest(graphs=[k]) for k in range(70)]
 
 
@@ -452,7 +454,7 @@ def test_work_without_end_is_not_begun(handed, monkeypatch):
 def test_what_the_kernel_has_no_theorem_for_is_said(handed, tmp_path):
     *_, data = handed
     kwargs = {'measure': 'appnp', 'alpha': 0.2, 'features': 'push'}
-    model = NodeClassifier(lam=0.1, **kwargs).fit(data)
+    model = NodeClassifier(weight_decay=0.1, **kwargs).fit(data)
     report = model.remove(RemovalRequest(nodes=[3]))
     found = model.verify()
     assert found.ok

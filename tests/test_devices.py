@@ -318,7 +318,7 @@ def test_private_training(device):
             for name, parameter in list(layer.named_parameters(recurse=False)):
                 value = parameter.detach().to(data.x.device)
                 setattr(layer, name, torch.nn.Parameter(value))
-        engine = PrivacyEngine(seed=0)
+        engine = PrivacyEngine(insecure_seed=0)
         private, optimizer, batches = engine.make_private(
             module=model,
             optimizer=torch.optim.SGD(model.parameters(), lr=0.1),

@@ -80,8 +80,8 @@ def test_labels_in_a_column_and_splits_by_ids():
     # OGB: y of [num_nodes, 1], and a dict of ids.
     given, train = data(), torch.arange(20)
     given.y = given.y.view(-1, 1)
-    plain = NodeClassifier(lam=0.1, seed=0).fit(data(), train)
-    model = NodeClassifier(lam=0.1, seed=0).fit(given, train)
+    plain = NodeClassifier(weight_decay=0.1, seed=0).fit(data(), train)
+    model = NodeClassifier(weight_decay=0.1, seed=0).fit(given, train)
     assert model.predict().equal(plain.predict())
     rest = torch.arange(20, N)
     assert model.score(rest, given.y) == plain.score(rest, Y)
@@ -133,8 +133,8 @@ def test_events_are_no_graph_and_the_message_says_what_is():
 def test_edges_of_a_matrix_of_torch_are_all_there():
     # `num_edges` of such a graph was 0.
     given = T.ToSparseTensor(layout=torch.sparse_csr)(data())
-    model = NodeClassifier(lam=0.1, seed=0).fit(given)
-    plain = NodeClassifier(lam=0.1, seed=0).fit(data())
+    model = NodeClassifier(weight_decay=0.1, seed=0).fit(given)
+    plain = NodeClassifier(weight_decay=0.1, seed=0).fit(data())
     assert model.graph.num_edges == plain.graph.num_edges == PAIRS.size(1)
     assert model.predict().equal(plain.predict())
 
@@ -206,7 +206,7 @@ def test_private_classifiers_take_columns_lists_and_leaves():
 def test_rows_by_masks_lists_and_arrays_in_the_words_of_the_user():
     mask = torch.arange(N) < 20
     for given in (mask, mask.numpy(), mask.tolist(), mask.view(-1, 1)):
-        model = NodeClassifier(lam=0.1, seed=0).fit(data(), given)
+        model = NodeClassifier(weight_decay=0.1, seed=0).fit(data(), given)
         assert model.num_train == 20
         loader = DisjointWalkLoader(data(), 4, 1, input_nodes=given)
         assert loader.input_nodes.equal(torch.arange(20))

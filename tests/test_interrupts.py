@@ -128,22 +128,22 @@ def test_old_state_or_new_one_and_the_same_result_then(
     objects = prepare()
     old = copy.deepcopy(procedure.state(objects))
     # What is kept for the next time is there from now on.
-    procedure.run(prepare(), False)
+    procedure.run(prepare())
     before = surroundings()
     with Interrupt(0) as all_of_it:
-        result = procedure.run(objects, False)
+        result = procedure.run(objects)
     may = ['random'] if procedure.draws else []
     assert changed(before, surroundings()) in ([], may)
     new = copy.deepcopy(procedure.state(objects))
     # The first run that is watched takes a few steps more than the others.
     again = prepare()
     with Interrupt(0) as all_of_it:
-        procedure.run(again, False)
+        procedure.run(again)
 
     objects, tried, raised = prepare(), points(all_of_it.points), 0
     for at in tried:
         with Interrupt(at) as one:
-            procedure.run(objects, False)
+            procedure.run(objects)
         raised += one.points == at
         assert changed(before, surroundings()) in ([], may)
         state = procedure.state(objects)
@@ -154,7 +154,7 @@ def test_old_state_or_new_one_and_the_same_result_then(
             objects = prepare()
     assert raised > len(tried) // 2
     procedure.check(objects)
-    assert same(procedure.run(objects, False), result)
+    assert same(procedure.run(objects), result)
     assert same(procedure.state(objects), new)
     procedure.check(objects)
 
@@ -177,7 +177,8 @@ def test_bars_are_closed(name, tmp_path, capfd):
 
     try:
         sys.setprofile(while_one_is_open)
-        procedure.run(objects, True)
+        with pyg_trust.progress():
+            procedure.run(objects)
     except KeyboardInterrupt as error:
         # The traceback, which keeps the frames, is there.
         opened.append(error)
@@ -439,7 +440,7 @@ folder = Path(sys.argv[3])
 objects = procedure.prepare(folder / '0')
 old = procedure.state(objects)
 start = time.perf_counter()
-procedure.run(objects, False)
+procedure.run(objects)
 took = time.perf_counter() - start
 new = procedure.state(objects)
 caught = 0
@@ -452,7 +453,7 @@ for trial in range(1, 11):
     )
     try:
         timer.start()
-        procedure.run(objects, False)
+        procedure.run(objects)
         # It comes now at the latest.
         timer.join()
         time.sleep(60)

@@ -179,7 +179,7 @@ def test_two_packages_agree_on_one_release(mu):
 
 
 def forgotten():
-    model = NodeClassifier(lam=0.1, release_std=1e-3, epsilon=3.0)
+    model = NodeClassifier(weight_decay=0.1, release_std=1e-3, epsilon=3.0)
     model.fit(cycle(16))
     return model, model.remove(RemovalRequest(nodes=[3]))
 

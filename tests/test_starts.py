@@ -53,8 +53,8 @@ class Scaled(nn.Module):
 
 def makers():
     for where in (
-        partial(NodeClassifier, lam=0.1),
-        partial(LinkClassifier, lam=0.1),
+        partial(NodeClassifier, weight_decay=0.1),
+        partial(LinkClassifier, weight_decay=0.1),
     ):
         yield where, 'encoder', 4
     for name, size in (('encoder', 4), ('head', 4)):
@@ -95,7 +95,9 @@ def test_a_factory_needs_no_statement_unless_it_hands_in_what_it_loads(
 
 def test_models_with_a_factory_fit_remove_and_load(tmp_path):
     def make():
-        return NodeClassifier(lam=0.1, seed=0, encoder=lambda: nn.Linear(4, 3))
+        return NodeClassifier(
+            weight_decay=0.1, seed=0, encoder=lambda: nn.Linear(4, 3)
+        )
 
     model = make().fit(ring())
     report = model.remove(RemovalRequest(nodes=[3]))

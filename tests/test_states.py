@@ -12,11 +12,13 @@ from pyg_trust.unlearning import NodeClassifier, ScatteringClassifier
 
 KINDS = {
     'nodes': (
-        lambda: NodeClassifier(lam=0.02),
+        lambda: NodeClassifier(weight_decay=0.02),
         lambda model: model.fit(blocks(n=30)),
     ),
     'graphs': (
-        lambda: ScatteringClassifier(GraphScattering(2, 1, 2), lam=0.02),
+        lambda: ScatteringClassifier(
+            GraphScattering(2, 1, 2), weight_decay=0.02
+        ),
         lambda model: model.fit(random_graphs(10)),
     ),
 }

@@ -24,7 +24,7 @@ torch.manual_seed(0)
 data = social_network(seed=0)
 model = PPNP(torch.nn.Linear(data.num_features, 10), alpha=0.15)
 threat = ThreatModel(data, 'removals', fixed='none', local_budget=1)
-forgetful = NodeClassifier('sgc', levels=2).fit(data)
+forgetful = NodeClassifier('sgc', K=2).fit(data)
 report = TrustReport.of(
     certify(model, data, threat),
     forgetful.remove(RemovalRequest(nodes=[7])),

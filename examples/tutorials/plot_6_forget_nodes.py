@@ -22,7 +22,7 @@ from pyg_trust.unlearning import NodeClassifier
 
 data = social_network(seed=0)
 test = (~data.train_mask).nonzero().view(-1)
-model = NodeClassifier('sgc', levels=2, lam=1e-3, epsilon=1.0, delta=1e-4)
+model = NodeClassifier('sgc', K=2, weight_decay=1e-3, epsilon=1.0, delta=1e-4)
 start = time.perf_counter()
 model.fit(data)
 seconds = {'fit': time.perf_counter() - start}

@@ -88,7 +88,7 @@ from pyg_trust.unlearning import LinkClassifier
 
 network = train.clone()
 network.x = F.normalize(network.x)  # each row by itself
-friends = LinkClassifier('sgc', levels=2).fit(network)
+friends = LinkClassifier('sgc', K=2).fit(network)
 scores = friends.decision_function(test.edge_label_index)
 print(f'AUC {roc_auc_score(test.edge_label, scores):.3f}')
 u, v = network.edge_index[:, 0].tolist()

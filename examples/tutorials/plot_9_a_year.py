@@ -29,7 +29,7 @@ from pyg_trust.update import NewNodes, Update
 
 everybody, FIRST, WEEKS, DAY = social_network(seed=0), 1_500, 52, 86_400
 data = everybody.subgraph(torch.arange(FIRST))
-model = NodeClassifier('sgc', levels=2, lam=1e-3, max_pending=200)
+model = NodeClassifier('sgc', K=2, weight_decay=1e-3, max_pending=200)
 model.fit(data, classes=range(10))
 later = (~data.train_mask).nonzero().view(-1)
 print(f'accuracy {model.score(later, data.y):.3f}')

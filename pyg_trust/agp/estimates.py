@@ -137,7 +137,6 @@ def propagate_median(
     *,
     seed: int | None = None,
     force_push: bool = False,
-    progress_bar: bool | None = None,
 ) -> Tensor:
     r"""Compute the entrywise median of independent estimates.
 
@@ -153,7 +152,6 @@ def propagate_median(
             (default: :obj:`None`)
         force_push (bool): as in :func:`~pyg_trust.agp.propagate`.
             (default: :obj:`False`)
-        progress_bar (bool, optional): by default in terminals, after 2 s.
 
     Raises:
         TypeError, ValueError: as :func:`~pyg_trust.agp.propagate`.
@@ -167,7 +165,7 @@ def propagate_median(
         )
     seed = rng.resolve(seed)
     runs, numbers = [], range(plan.repetitions)
-    for run in Bar(numbers, progress_bar, desc='runs'):
+    for run in Bar(numbers, desc='runs'):
         z = propagate(
             graph,
             x.detach(),

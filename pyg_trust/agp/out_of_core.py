@@ -28,7 +28,7 @@ from pyg_trust._checks import (
     declared,
     validated,
 )
-from pyg_trust._progress import Bar
+from pyg_trust._progress import Bar, progress
 from pyg_trust.agp.checks import How, check_how, prepare_exact
 from pyg_trust.agp.measures import Measure
 from pyg_trust.agp.propagation import (
@@ -207,7 +207,6 @@ def propagate_to(
     columns: int | str = 'auto',
     memory: int | str | None = None,
     over_ranks: bool = False,
-    progress_bar: bool | None = None,
 ) -> Tensor:
     r"""Write :math:`z = \sum_i w_i (D^{-a} A D^{-b})^i x` to a file.
 
@@ -249,8 +248,6 @@ def propagate_to(
             is free, by the processes of this machine. (default: :obj:`None`)
         over_ranks (bool): whether the columns are divided over the processes
             of torch.distributed. (default: :obj:`False`)
-        progress_bar (bool, optional): whether to show one, of columns; by
-            default in a terminal, after two seconds. (default: :obj:`None`)
 
     Returns:
         Tensor: :math:`z`, mapped from the file.
@@ -262,7 +259,6 @@ def propagate_to(
         RuntimeError: on the others, if one process fails.
     """
     check_instance('over_ranks', over_ranks, bool)
-    check_instance('progress_bar', progress_bar, bool, type(None))
     rank, size = distributed.rank_and_size() if over_ranks else (0, 1)
 
     # A wrong argument in one process stops all of them.
@@ -275,7 +271,7 @@ def propagate_to(
     # A process that waited continues from the blocks that the other finished.
     lock = exclusive(job.path) if rank == 0 else contextlib.nullcontext()
     with lock:
-        return _in_blocks(job, rank, size, progress_bar)
+        return _in_blocks(job, rank, size)
 
 
 class _Job(NamedTuple):
@@ -419,9 +415,7 @@ def _torch(dtype: np.dtype) -> torch.dtype:
     return torch.float64 if dtype == np.float64 else torch.float32
 
 
-def _in_blocks(
-    job: _Job, rank: int, size: int, progress_bar: bool | None
-) -> Tensor:
+def _in_blocks(job: _Job, rank: int, size: int) -> Tensor:
     c = job.matrix.shape[1]
     # One process inspects the file and broadcasts the blocks to compute.
     token = secrets.token_hex(8) if size > 1 else None
@@ -435,12 +429,9 @@ def _in_blocks(
         distributed.from_first(file.mark_staged, size, after=True)
     blocks = list(_blocks(missing, _share(missing, job.plan.columns, size)))
     own = blocks[rank::size]
-    bar = Bar(
-        total=c,
-        initial=c - sum(end - first for first, end in blocks),
-        progress_bar=progress_bar if rank == 0 else False,
-        desc='columns',
-    )
+    before = c - sum(end - first for first, end in blocks)
+    with progress(False if rank else None):
+        bar = Bar(total=c, initial=before, desc='columns')
     failed = None
     widest = max((end - first for first, end in own), default=0)
     room = np.empty(file.shape[0] * widest, job.dtype)

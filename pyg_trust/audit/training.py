@@ -375,7 +375,6 @@ def audit_training(
     delta: Fraction = 0.05,
     confidence: Fraction = 0.99,
     seed: int | None = None,
-    progress_bar: bool | None = None,
 ) -> PrivacyAudit:
     r"""Audit an engine, as configured, by worst-case canaries.
 
@@ -403,7 +402,6 @@ def audit_training(
         confidence (float): in :math:`(0, 1)`. (default: :obj:`0.99`)
         seed (int, optional): the seed of draws, loader and weights. (default:
             :obj:`None`)
-        progress_bar (bool, optional): by default in terminals, after 2 s.
 
     Returns:
         PrivacyAudit: the bound, beside the engine's claim.
@@ -432,7 +430,7 @@ def audit_training(
     engine, (model, private, batches) = attach(module, optimizer, loader)
     before = engine.steps
     score = torch.zeros(num_canaries, dtype=torch.float64)
-    for batch in Bar(batches, progress_bar, desc='steps'):
+    for batch in Bar(batches, desc='steps'):
         private.zero_grad()
         model(batch.x, batch.edge_index).sum().backward()
         private.step()

@@ -78,7 +78,6 @@ def pagerank_bounds(
     cost: Cost = 'pagerank',
     tol: Positive = 1e-9,
     over_ranks: bool = False,
-    progress_bar: bool | None = None,
 ) -> Tensor:
     r"""Bound PageRank from above over all admissible graphs.
 
@@ -95,14 +94,12 @@ def pagerank_bounds(
         tol (float): how far they are rounded up. (default: :obj:`1e-9`)
         over_ranks (bool): whether the processes of torchrun share the rows.
             (default: :obj:`False`)
-        progress_bar (bool, optional): by default in terminals, after 2 s.
 
     Returns:
         Tensor: float64, ``[num_targets, num_nodes]``.
     """
     return bounds_and_vectors(
-        *(perturbations, targets, alpha, cost, tol, over_ranks),
-        progress_bar=progress_bar,
+        *(perturbations, targets, alpha, cost, tol, over_ranks)
     )[0]
 
 
@@ -114,7 +111,6 @@ def bounds_and_vectors(
     tol: float = 1e-9,
     over_ranks: bool = False,
     keep: bool = False,
-    progress_bar: bool | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Return :func:`pagerank_bounds`, and with :obj:`keep` at all nodes."""
     active, n = perturbations.active, perturbations.num_nodes
@@ -137,7 +133,7 @@ def bounds_and_vectors(
         bound = alpha * (optimum.value + optimum.high[:, None])
         return bound[:, targets], bound if keep else bound[:0]
 
-    with Bar(blocks, progress_bar, desc='PageRank') as bar:
+    with Bar(blocks, desc='PageRank') as bar:
         for block, (bound, whole) in zip(
             bar, shared(blocks, bounded, over_ranks), strict=True
         ):
@@ -306,7 +302,6 @@ def dual_bound(
     rounds: Count = 4,
     tol: Positive = 1e-9,
     max_iter: Count = 60,
-    progress_bar: bool | None = None,
 ) -> BudgetBound:
     r"""Bound :math:`\max_{\tilde G} \pi_{\tilde G}(u)^\top r` from above.
 
@@ -343,7 +338,6 @@ def dual_bound(
             the largest reward. (default: :obj:`1e-9`)
         max_iter (int): the largest number of multipliers tried.
             (default: :obj:`60`)
-        progress_bar (bool, optional): by default in terminals, after 2 s.
 
     Returns:
         BudgetBound: the bounds, in the order of the columns.
@@ -361,7 +355,7 @@ def dual_bound(
         numbers += 4 * prices // perturbations.num_nodes
     blocks = list(perturbations.column_blocks(count, numbers))
     found = []
-    for block in Bar(blocks, progress_bar, desc='bounds'):
+    for block in Bar(blocks, desc='bounds'):
         search = _DualSearch(
             perturbations,
             *(reward[block], targets[block], upper[block]),

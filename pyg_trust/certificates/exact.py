@@ -56,7 +56,6 @@ def certify_pagerank(
     sign_only: bool = False,
     tolerance: NotNegative = 1e-9,
     over_ranks: bool = False,
-    progress_bar: bool | None = None,
 ) -> Certificate:
     r"""Certify predictions :math:`\arg\max_c (\Pi H)_{v, c}` of a model.
 
@@ -108,7 +107,6 @@ def certify_pagerank(
             All of them call it with the same arguments, and get the
             certificate of one process. Attacks and exhaustive search are done
             by each, but in regions. (default: :obj:`False`)
-        progress_bar (bool, optional): by default in terminals, after 2 s.
 
     Returns:
         Certificate: bounds, status and witnesses.
@@ -155,7 +153,7 @@ def certify_pagerank(
         held = reference.cpu()
     solver = Solver(
         *(deployed, threat, nodes, held[nodes]),
-        *(tolerance, over_ranks, progress_bar),
+        *(tolerance, over_ranks),
     )
     used = solver.solve(method, cost, sign_only)
     return _report(

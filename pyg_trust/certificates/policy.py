@@ -381,7 +381,6 @@ def worst_case_margins(
     *,
     start: Tensor | None = None,
     tol: NotNegative = 1e-12,
-    progress_bar: bool | None = None,
 ) -> WorstCase:
     r"""Compute the exact worst-case margins under local budgets.
 
@@ -401,7 +400,6 @@ def worst_case_margins(
         start (Tensor, optional): :obj:`margins` of a similar problem.
             (default: :obj:`None`)
         tol (float): as in :func:`policy_iteration`. (default: :obj:`1e-12`)
-        progress_bar (bool, optional): by default in terminals, after 2 s.
 
     Returns:
         WorstCase: margins, their bounds, and the graphs that attain them.
@@ -428,7 +426,7 @@ def worst_case_margins(
     lower, upper = margins.clone(), margins.clone()
     policies = []
     blocks = list(perturbations.column_blocks(first.numel()))
-    for block in Bar(blocks, progress_bar, desc='class pairs'):
+    for block in Bar(blocks, desc='class pairs'):
         optimum = policy_iteration(
             *(perturbations, reward[block], alpha),
             start=guess[block],

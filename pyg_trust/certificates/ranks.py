@@ -180,7 +180,6 @@ def certify_ranks(
     k: Count = 10,
     items: Tensor | None = None,
     tolerance: NotNegative = 1e-9,
-    progress_bar: bool | None = None,
 ) -> RankCertificate:
     r"""Certify how far a user's best items can fall in a PageRank ranking.
 
@@ -219,7 +218,6 @@ def certify_ranks(
             nodes. (default: :obj:`None`)
         tolerance (float): two items with scores closer than this count as
             tied. (default: :obj:`1e-9`)
-        progress_bar (bool, optional): by default in terminals, after 2 s.
 
     Returns:
         RankCertificate: worst ranks, and the flips that reach them.
@@ -242,7 +240,7 @@ def certify_ranks(
     ranked = _ranked(converted, items, pairs)
     ranks = single_edge_ranks(
         *(converted, who, ranked, pairs),
-        *(alpha, k, tolerance, progress_bar),
+        *(alpha, k, tolerance),
     )
     worst, single = ranks.worst, budget <= 1
     arrays = {
@@ -258,7 +256,7 @@ def certify_ranks(
         proof, digest = None, 'none: bounds for several flips have none'
         worst = _bounds(
             *(converted, who, ranked, pairs, budget, ranks.items),
-            *(alpha, tolerance, progress_bar),
+            *(alpha, tolerance),
         ).maximum(ranks.worst)
     status = torch.full_like(worst, UNKNOWN, dtype=torch.int8)
     status[worst <= k] = ROBUST
@@ -315,7 +313,6 @@ def single_edge_ranks(
     alpha: float,
     k: int = 10,
     tolerance: float = 0.0,
-    progress_bar: bool | None = None,
 ) -> _Ranks:
     r"""Compute the worst ranks of users' best items under one flipped edge.
 
@@ -370,7 +367,7 @@ def single_edge_ranks(
 
     gap = gap_of(attained)
     ends = pairs.t().tolist()
-    for number, (v, j) in enumerate(Bar(ends, progress_bar, desc='flips')):
+    for number, (v, j) in enumerate(Bar(ends, desc='flips')):
         gone = bool(adjacency[v, j])
         y, part, errors = kernel.flip(made, u, col, [v, j], gone)
         spread = np.abs(y) @ np.ptp(part, axis=1) + 3 * errors
@@ -452,7 +449,6 @@ def _bounds(
     best: Tensor,
     alpha: float,
     tolerance: float,
-    progress_bar: bool | None,
 ) -> Tensor:
     # An item that no margin keeps below counts as above.
     n, worst = graph.num_nodes, torch.zeros_like(best)
@@ -474,7 +470,6 @@ def _bounds(
                 targets=torch.tensor([user]),
                 reference=torch.full((n,), c),
                 tolerance=tolerance,
-                progress_bar=progress_bar,
             )
             beside = free[items] & (certificate.class_margins[0] <= tolerance)
             worst[i, place] = 1 + int(beside.sum())

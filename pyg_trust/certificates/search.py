@@ -135,7 +135,6 @@ def try_all(
     budget: int,
     horizon: Horizon,
     undirected: bool,
-    progress_bar: bool | None = None,
 ) -> Margins:
     r"""Find the worst case over every admissible graph, by brute force."""
     classes, signal = logits.size(1), logits.t().contiguous()
@@ -145,7 +144,7 @@ def try_all(
     flips = [[targets.new_zeros((2, 0))] * classes for _ in targets]
     size = max(1, 2**22 // (perturbations.num_nodes * classes))
     sets = all_flips(perturbations, budget, undirected)
-    with Bar(progress_bar=progress_bar, desc='graphs') as bar:
+    with Bar(desc='graphs') as bar:
         while some := list(itertools.islice(sets, size)):
             policy = Policy.from_flips(
                 perturbations, [x for x in some for _ in range(classes)]
@@ -176,8 +175,6 @@ def try_each(
     targets: Targets,
     reference: Annotated[Tensor, Array(torch.int64, 'num_targets')],
     alpha: Fraction,
-    *,
-    progress_bar: bool | None = None,
 ) -> Margins:
     r"""Find the worst case over at most one directed flip, exactly.
 
@@ -216,7 +213,7 @@ def try_each(
     # With all pairs fragile, a number per node, column and pair of classes.
     active = perturbations.active.numel()
     blocks = list(perturbations.column_blocks(active, 4 * classes))
-    for block in Bar(blocks, progress_bar, desc='flips'):
+    for block in Bar(blocks, desc='flips'):
         rows = perturbations.active[block]
         unit = torch.zeros((rows.numel(), n), dtype=torch.float64)
         unit[torch.arange(rows.numel()), rows] = 1
@@ -297,7 +294,6 @@ def attacks(
     normalization: str = 'rw',
     undirected: bool = False,
     swaps: Natural = 1,
-    progress_bar: bool | None = None,
 ) -> list[Tensor]:
     r"""Search for attacks by the worth of single flips.
 
@@ -320,7 +316,7 @@ def attacks(
     found: list[Tensor] = []
     numbers = 2 + 4 * pairs.size(1) // used.num_nodes
     blocks = list(perturbations.column_blocks(targets.numel(), numbers))
-    for block in Bar(blocks, progress_bar, desc='attacks'):
+    for block in Bar(blocks, desc='attacks'):
         search = _Attack(
             *(perturbations, pairs, reward[block], targets[block]),
             Horizon(alpha, None, normalization),

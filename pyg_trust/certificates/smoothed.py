@@ -81,7 +81,6 @@ def certify_smoothed(
     seed: int | None = None,
     tolerance: NotNegative = 1e-9,
     over_ranks: bool = False,
-    progress_bar: bool | None = None,
 ) -> SmoothedCertificate:
     r"""Certify the smoothed version of any classifier, with confidence.
 
@@ -155,7 +154,6 @@ def certify_smoothed(
         over_ranks (bool): whether the processes of torchrun share the
             batches of copies. All of them call it with the same arguments,
             and get the certificate of one process. (default: :obj:`False`)
-        progress_bar (bool, optional): by default in terminals, after 2 s.
 
     Returns:
         SmoothedCertificate: classes, bounds and votes.
@@ -169,7 +167,7 @@ def certify_smoothed(
     """
     if over_ranks:
         given = dict(locals())
-        del given['over_ranks'], given['progress_bar']
+        del given['over_ranks']
         check_same(given)
     check_instance('threat', threat, BitFlips)
     looks = _looks(num_samples, until, threat)
@@ -211,7 +209,7 @@ def certify_smoothed(
         rows = None if task == 'graphs' else index
         copies = num_selection + looks[-1]
         total = copies * (len(graphs) if task == 'graphs' else 1)
-        with Bar(total=total, desc='copies', progress_bar=progress_bar) as bar:
+        with Bar(total=total, desc='copies') as bar:
             chosen = run.votes(0, num_selection, rows, bar).argmax(1)
             certificate: SmoothedCertificate | None = None
             done, votes = 0, torch.zeros(0)

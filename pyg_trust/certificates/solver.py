@@ -63,7 +63,6 @@ class Solver:
         reference: Tensor,
         tolerance: float,
         over_ranks: bool,
-        progress_bar: bool | None,
     ) -> None:
         self.deployed, self.threat = deployed, threat
         self.logits, self.alpha = deployed.logits, deployed.alpha
@@ -71,7 +70,7 @@ class Solver:
             deployed.alpha, deployed.K, deployed.normalization
         )
         self.targets, self.reference = targets, reference
-        self.tolerance, self.bar = tolerance, progress_bar
+        self.tolerance = tolerance
         self.over_ranks = over_ranks
         self.budget, self.undirected = threat.global_budget, threat.undirected
         self.perturbations = deployed.perturbations(threat)
@@ -302,7 +301,7 @@ class Solver:
             ]
             return value, self._reached(signal[block], flips), flips
 
-        with Bar(blocks, self.bar, desc='class pairs') as bar:
+        with Bar(blocks, desc='class pairs') as bar:
             for block, (value, upper, flips) in zip(
                 bar, shared(blocks, worst, self.over_ranks), strict=True
             ):
@@ -332,8 +331,7 @@ class Solver:
         targets, reference = self.targets[which], self.reference[which]
         if self._is_single(budget):
             found: Margins = try_each(
-                *(self.logits, moves, targets, reference, self.alpha),
-                progress_bar=self.bar,
+                *(self.logits, moves, targets, reference, self.alpha)
             )
         else:
             flips = candidates(moves, self.undirected).size(1)
@@ -346,7 +344,7 @@ class Solver:
                 )
             found = try_all(
                 *(moves, self.logits, targets, reference, budget),
-                *(self.horizon, self.undirected, self.bar),
+                *(self.horizon, self.undirected),
             )
         self.lower[which] = torch.maximum(self.lower[which], found.lower)
         upper, against = found.upper.min(1)
@@ -403,7 +401,6 @@ class Solver:
                 *(moves, self.targets[which], self.alpha),
                 cost=charged,
                 over_ranks=self.over_ranks,
-                progress_bar=self.bar,
                 keep=whole <= MOST_BYTES,
             )
             # The checker rounds up as well, by so much at most.
@@ -434,7 +431,7 @@ class Solver:
         # Bound targets that reach few edges first.
         degree = self.perturbations.graph.degree[self.targets[which]]
         every_k = which[degree.argsort(stable=True)].tolist()
-        with Bar(every_k, self.bar, desc='regions') as bar:
+        with Bar(every_k, desc='regions') as bar:
             robust = 0
             for k, bounds in zip(
                 bar, shared(every_k, bounded, self.over_ranks), strict=True
@@ -468,7 +465,7 @@ class Solver:
             return k, against, place, *found
 
         total = int(open_[which].sum())
-        with Bar(None, self.bar, total=total, desc='targets, classes') as bar:
+        with Bar(None, total=total, desc='targets, classes') as bar:
             for columns in shared(parts, bounded, self.over_ranks):
                 k, against, place, bound, multiplier = columns
                 # The local worst case is a lower bound as well.
@@ -532,7 +529,6 @@ class Solver:
             normalization=self.horizon.normalization,
             undirected=self.undirected,
             swaps=swaps,
-            progress_bar=self.bar,
         )
         self.try_flips(k, signal, flips)
 
@@ -550,6 +546,6 @@ class Solver:
 
         each = range(which.numel())
         found = shared(each, attacked, self.over_ranks)
-        with Bar(found, self.bar, total=len(each), desc='attacks') as bar:
+        with Bar(found, total=len(each), desc='attacks') as bar:
             flips = list(bar)
         self.try_flips(which, signal, flips)

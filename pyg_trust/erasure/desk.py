@@ -108,6 +108,9 @@ class ErasureDesk(Batches):
         (text,) = self._one(queries.SETTING, 'policy')
         self.policy = Policy(**json.loads(text))
 
+    def __repr__(self) -> str:
+        return f"ErasureDesk('{self.path.name}', zone='{self.zone}')"
+
     def close(self) -> None:
         """Close the file."""
         self._store.close()

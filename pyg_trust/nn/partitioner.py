@@ -105,7 +105,6 @@ def learned_partition(
     tol: NotNegative = 1e-3,
     slack: Slack = 0.1,
     seed: int | None = None,
-    progress_bar: bool | None = None,
 ) -> Tensor:
     r"""Train GraphRevoker's partition and round it to balanced shards.
 
@@ -137,7 +136,6 @@ def learned_partition(
             :func:`pyg_trust.unlearning.partition.shard_limits`.
             (default: :obj:`0.1`)
         seed (int, optional): the seed. (default: :obj:`None`)
-        progress_bar (bool, optional): by default in terminals, after 2 s.
 
     Returns:
         Tensor: int64, ``[num_nodes]``.
@@ -155,7 +153,7 @@ def learned_partition(
     )
     num_classes = int(y.max()) + 1
     best, since = float('inf'), 0
-    for _ in Bar(range(max_epochs), progress_bar, desc='partition'):
+    for _ in Bar(range(max_epochs), desc='partition'):
         optimizer.zero_grad()
         losses = partition_losses(
             model(x, edge_index), edge_index, y, num_classes
@@ -185,7 +183,6 @@ def partition_embedding(
     weight_decay: NotNegative = 5e-4,
     epochs: Natural = 100,
     seed: int | None = None,
-    progress_bar: bool | None = None,
 ) -> Tensor:
     """Return logits of a GCN trained on the whole training graph, for BEKM.
 
@@ -201,7 +198,6 @@ def partition_embedding(
         weight_decay (float): its weight decay. (default: :obj:`5e-4`)
         epochs (int): the number of epochs. (default: :obj:`100`)
         seed (int, optional): the seed. (default: :obj:`None`)
-        progress_bar (bool, optional): by default in terminals, after 2 s.
     """
     _check_graph(x, edge_index, y)
     classes = int(y.max()) + 1
@@ -211,7 +207,7 @@ def partition_embedding(
         optimizer = torch.optim.Adam(
             model.parameters(), lr=lr, weight_decay=weight_decay
         )
-        for _ in Bar(range(epochs), progress_bar, desc='embedding'):
+        for _ in Bar(range(epochs), desc='embedding'):
             optimizer.zero_grad()
             F.cross_entropy(model(x, edge_index), y).backward()
             optimizer.step()

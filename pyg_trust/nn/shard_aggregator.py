@@ -86,7 +86,6 @@ class ShardAggregator(torch.nn.Module):
         *,
         num_classes: int | None = None,
         seed: int | None = None,
-        progress_bar: bool | None = None,
     ) -> 'ShardAggregator':
         r"""Train from scratch; the same seed gives the same aggregator.
 
@@ -104,7 +103,6 @@ class ShardAggregator(torch.nn.Module):
                 hidden features and no logits (attentive fusions with a
                 head only). (default: :obj:`None`)
             seed (int, optional): the seed. (default: :obj:`None`)
-            progress_bar (bool, optional): by default in terminals, after 2 s.
 
         Raises:
             TypeError: if a tensor has the wrong dtype.
@@ -123,13 +121,11 @@ class ShardAggregator(torch.nn.Module):
         # On a copy, so that an interruption changes nothing.
         learner = copy.deepcopy(self)
         with torch.enable_grad():
-            learner._learn(examples, rng.resolve(seed), progress_bar)
+            learner._learn(examples, rng.resolve(seed))
         self.__dict__ = learner.__dict__
         return self
 
-    def _learn(
-        self, examples: _Examples, seed: int, progress_bar: bool | None
-    ) -> None:
+    def _learn(self, examples: _Examples, seed: int) -> None:
         pass
 
     def forward(self, outputs: Tensor) -> Tensor:
@@ -199,9 +195,7 @@ class LBAggregator(ShardAggregator):
         self.weight: Tensor | None
         self.register_buffer('weight', None)
 
-    def _learn(
-        self, examples: _Examples, seed: int, progress_bar: bool | None
-    ) -> None:
+    def _learn(self, examples: _Examples, seed: int) -> None:
         index = examples.index
         logits, y = examples.outputs[:, index], examples.y[index]
         shards = logits.size(0)
@@ -217,7 +211,7 @@ class LBAggregator(ShardAggregator):
 
         everyone = torch.arange(index.numel(), device=index.device)
         best, kept = float('inf'), weight.detach().clone()
-        for _ in Bar(range(self.epochs), progress_bar, desc='aggregator'):
+        for _ in Bar(range(self.epochs), desc='aggregator'):
             order = torch.randperm(index.numel(), generator=generator)
             for nodes in order.to(index.device).split(self.batch_size):
                 optimizer.zero_grad()
@@ -324,9 +318,7 @@ class AttentiveAggregator(ShardAggregator):
         self.vector = uniform(hidden, hidden)
         self.head = torch.nn.Linear(hidden, classes)
 
-    def _learn(
-        self, examples: _Examples, seed: int, progress_bar: bool | None
-    ) -> None:
+    def _learn(self, examples: _Examples, seed: int) -> None:
         outputs, y, index = examples.outputs, examples.y, examples.index
         pairs = None
         if self.recon_weight > 0:
@@ -346,7 +338,7 @@ class AttentiveAggregator(ShardAggregator):
         )
         order_of = rng.generator(rng.derive(seed, _ORDER))
         draws = rng.generator(rng.derive(seed, _STEP))
-        for _ in Bar(range(self.epochs), progress_bar, desc='aggregator'):
+        for _ in Bar(range(self.epochs), desc='aggregator'):
             order = torch.randperm(index.numel(), generator=order_of)
             for nodes in index[order.to(index.device)].split(self.batch_size):
                 optimizer.zero_grad()

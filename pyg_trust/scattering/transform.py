@@ -85,7 +85,6 @@ def scattering_transform(
     linear: bool = False,
     sparse: bool = False,
     method: Annotated[str, OneOf(METHODS)] = 'auto',
-    progress_bar: bool | None = None,
 ) -> Tensor:
     r"""Compute the scattering coefficients of every graph of a batch.
 
@@ -121,7 +120,6 @@ def scattering_transform(
             (default: :obj:`False`)
         method (str): :obj:`'auto'`, :obj:`'dense'` or :obj:`'sparse'`.
             (default: :obj:`'auto'`)
-        progress_bar (bool, optional): by default in terminals, after 2 s.
 
     Returns:
         Tensor: ``[num_graphs, T * num_features * Q]``, of the dtype of
@@ -143,7 +141,7 @@ def scattering_transform(
     num_graphs, d, T = batch.num_graphs, x.size(1), num_paths(J, L)
     values = batch.value.new_empty((batch.pair_graph.numel(), T, Q))
     blocks = batch.blocks(wavelet, J, L, method)
-    for block, dense in Bar(blocks, progress_bar, desc='scattering'):
+    for block, dense in Bar(blocks, desc='scattering'):
         embed = _embed_dense if dense else _embed_sparse
         out = embed(batch, block, order)
         active = batch.active[block]

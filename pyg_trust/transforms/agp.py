@@ -147,7 +147,6 @@ class AGP(MeasureTransform):
             (default: :obj:`None`)
         over_ranks (bool): whether the processes of torchrun share the
             columns, if :obj:`out` is a file. (default: :obj:`False`)
-        progress_bar (bool, optional): by default in terminals, after 2 s.
 
     Raises:
         TypeError, ValueError: as :func:`pyg_trust.agp.propagate`,
@@ -183,7 +182,6 @@ class AGP(MeasureTransform):
         columns: int | str = 'auto',
         memory: int | str | None = None,
         over_ranks: bool = False,
-        progress_bar: bool | None = None,
     ) -> None:
         super().__init__(
             measure,
@@ -209,7 +207,6 @@ class AGP(MeasureTransform):
         self.columns = columns
         self.memory = None if memory is None else parse_memory(memory)
         self.over_ranks = over_ranks
-        self.progress_bar = progress_bar
         self.force_push = force_push
         self.half = half
         self.level_tol = level_tol
@@ -257,7 +254,6 @@ class AGP(MeasureTransform):
             columns=self.columns,
             memory=self.memory,
             over_ranks=self.over_ranks,
-            progress_bar=self.progress_bar,
         )
         data[self.attr] = z
         mark(data, self.attr)

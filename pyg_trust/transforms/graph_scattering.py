@@ -1,7 +1,6 @@
 """Graph scattering as a transform, and the base of such embeddings."""
 
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from pyg_trust._describe import described
 from pyg_trust.graph import CSRGraph, sparse_rows
 from pyg_trust.scattering.transform import check_order, scattering_transform
 
-__all__ = ['GFT', 'GraphEmbedding', 'GraphScattering', 'graph_signal']
+__all__ = ['GraphEmbedding', 'GraphScattering', 'graph_signal']
 
 
 @validated
@@ -31,7 +30,6 @@ class GraphEmbedding(BaseTransform):
         max_degree (int, optional): use one-hot degrees of the width
             :obj:`max_degree + 1` as features, degrees beyond it counted as
             :obj:`max_degree`. Choose it without looking at the data.
-            (default: :obj:`None`)
         clip (bool): whether to clip features to :math:`[-1, 1]`; otherwise
             features outside are an error. (default: :obj:`False`)
         attr (str): the attribute to write. (default: :obj:`'z'`)
@@ -43,11 +41,11 @@ class GraphEmbedding(BaseTransform):
 
     def __init__(
         self,
-        max_degree: Count | None,
-        clip: bool,
-        attr: str,
-        sparse: bool,
-        dtype: torch.dtype | None,
+        max_degree: Count | None = None,
+        clip: bool = False,
+        attr: str = 'z',
+        sparse: bool = False,
+        dtype: torch.dtype | None = None,
     ) -> None:
         _check_dtype(dtype)
         self.max_degree = max_degree
@@ -66,18 +64,15 @@ class GraphEmbedding(BaseTransform):
         data: Data | Sequence[Data],
         dtype: torch.dtype | None = None,
         sparse: bool = False,
-        *,
-        progress_bar: bool | None = None,
     ) -> Tensor:
         """Return the vectors of a graph, a batch or a list of graphs.
 
         Args:
             data (Data, Batch or list[Data]): the graphs.
             dtype (torch.dtype, optional): the dtype of the vectors; by default
-                that of the features. (default: :obj:`None`)
+                that of the features.
             sparse (bool): whether to return a sparse CSR matrix.
                 (default: :obj:`False`)
-            progress_bar (bool, optional): by default in terminals, after 2 s.
 
         Returns:
             Tensor: ``[num_graphs, num_coefficients]``.
@@ -104,7 +99,7 @@ class GraphEmbedding(BaseTransform):
                 data = Batch.from_data_list([_only(g, keys) for g in data])
         graph = CSRGraph.from_data(data)
         x = self.signal(data, graph, dtype)
-        return self._embed(graph, x, _ptr(data), sparse, progress_bar)
+        return self._embed(graph, x, _ptr(data), sparse)
 
     def signal(
         self,
@@ -117,19 +112,12 @@ class GraphEmbedding(BaseTransform):
         Args:
             data (Data): the graph or batch.
             graph (CSRGraph, optional): the graph as a :class:`CSRGraph`.
-                (default: :obj:`None`)
             dtype (torch.dtype, optional): as in :meth:`embed`.
-                (default: :obj:`None`)
         """
         return graph_signal(data, graph, self.max_degree, self.clip, dtype)
 
     def _embed(
-        self,
-        graph: CSRGraph,
-        x: Tensor,
-        ptr: Tensor | None,
-        sparse: bool,
-        progress_bar: bool | None,
+        self, graph: CSRGraph, x: Tensor, ptr: Tensor | None, sparse: bool
     ) -> Tensor:
         raise NotImplementedError
 
@@ -155,12 +143,11 @@ class GraphScattering(GraphEmbedding):
         linear (bool): whether to leave out the absolute value (linear-GST).
             (default: :obj:`False`)
         max_degree (int, optional): see :class:`GraphEmbedding`; without it
-            ``data.x`` is used. (default: :obj:`None`)
+            ``data.x`` is used.
         clip (bool): see :class:`GraphEmbedding`. (default: :obj:`False`)
         attr (str): the attribute to write. (default: :obj:`'z'`)
         sparse (bool): see :class:`GraphEmbedding`. (default: :obj:`False`)
         dtype (torch.dtype, optional): see :class:`GraphEmbedding`.
-            (default: :obj:`None`)
 
     Example:
         >>> data = Data(
@@ -196,12 +183,7 @@ class GraphScattering(GraphEmbedding):
         self.linear = linear
 
     def _embed(
-        self,
-        graph: CSRGraph,
-        x: Tensor,
-        ptr: Tensor | None,
-        sparse: bool,
-        progress_bar: bool | None,
+        self, graph: CSRGraph, x: Tensor, ptr: Tensor | None, sparse: bool
     ) -> Tensor:
         return scattering_transform(
             graph,
@@ -214,96 +196,7 @@ class GraphScattering(GraphEmbedding):
             low_pass=self.low_pass,
             linear=self.linear,
             sparse=sparse,
-            progress_bar=progress_bar,
         )
-
-    def __repr__(self) -> str:
-        return described(self)
-
-
-@functional_transform('graph_fourier')
-class GFT(GraphEmbedding):
-    r"""Graph Fourier embedding (functional name: :obj:`graph_fourier`).
-
-    The baseline of `Pan et al. <https://arxiv.org/abs/2211.10627>`_. With the
-    eigenvectors :math:`V` of the normalized Laplacian of a graph of :math:`g`
-    nodes and :math:`\hat{X} = V^\top X` it writes
-
-    .. math::
-        z_f = \frac1g \sum_k \hat{X}_{kf}
-        \quad \text{or} \quad
-        z_{b, f} = \frac1g \sum_{k : \lambda_k \in \text{band } b}
-        \hat{X}_{kf}^2,
-
-    the second if :obj:`num_bands` is given. The first depends on the signs of
-    the eigenvectors, each of which sums to at least zero here, and on their
-    basis where an eigenvalue is repeated. The second depends on neither.
-
-    Args:
-        num_bands (int, optional): the number of equal parts of :math:`[0, 2]`
-            whose energy is written. (default: :obj:`None`)
-        max_degree (int, optional): see :class:`GraphEmbedding`.
-            (default: :obj:`None`)
-        clip (bool): see :class:`GraphEmbedding`. (default: :obj:`False`)
-        attr (str): the attribute to write. (default: :obj:`'z'`)
-        dtype (torch.dtype, optional): see :class:`GraphEmbedding`.
-            (default: :obj:`None`)
-
-    Raises:
-        ValueError: if a graph is directed.
-    """
-
-    def __init__(
-        self,
-        num_bands: Count | None = None,
-        *,
-        max_degree: Count | None = None,
-        clip: bool = False,
-        attr: str = 'z',
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(max_degree, clip, attr, False, dtype)
-        self.num_bands = num_bands
-
-    def _embed(
-        self,
-        graph: CSRGraph,
-        x: Tensor,
-        ptr: Tensor | None,
-        sparse: bool,
-        progress_bar: bool | None,
-    ) -> Tensor:
-        if not graph.is_undirected:
-            raise ValueError(
-                "'data' needs to be undirected for the graph Fourier "
-                'embedding: apply torch_geometric.transforms.ToUndirected()'
-            )
-        x = x if x.layout == torch.strided else x.to_dense()
-        row, col = graph.to_edge_index()[0]
-        ends = [0, x.size(0)] if ptr is None else ptr.tolist()
-        rows = []
-        for start, end in pairwise(ends):
-            inside = slice(int(graph.rowptr[start]), int(graph.rowptr[end]))
-            adj = x.new_zeros((end - start, end - start))
-            adj[row[inside] - start, col[inside] - start] = 1
-            scale = adj.sum(1).pow(-0.5).nan_to_num(posinf=0)
-            lonely = torch.diag((scale == 0).to(x.dtype))
-            walk = scale[:, None] * adj * scale + lonely
-            values, vectors = torch.linalg.eigh(
-                torch.eye(len(adj)).to(x) - walk
-            )
-            signal = vectors.t() @ x[start:end]
-            if self.num_bands is None:
-                sign = torch.where(vectors.sum(0) < 0, -1.0, 1.0).to(x.dtype)
-                rows.append(sign @ signal / len(adj))
-                continue
-            band = (values * self.num_bands / 2).long()
-            band = band.clamp(0, self.num_bands - 1)
-            energy = x.new_zeros((self.num_bands, x.size(1)))
-            energy.index_add_(0, band, signal.square() / len(adj))
-            rows.append(energy.view(-1))
-        z = torch.stack(rows)
-        return z.to_sparse_csr() if sparse else z
 
     def __repr__(self) -> str:
         return described(self)

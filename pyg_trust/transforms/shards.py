@@ -56,7 +56,6 @@ class Shards(BaseTransform):
         embedding (str, optional): the attribute that :obj:`'bekm'` clusters;
             by default the logits of a GCN that is trained for it
             (:func:`pyg_trust.nn.partition_embedding`). (default: :obj:`None`)
-        progress_bar (bool, optional): by default in terminals, after 2 s.
         **kwargs (optional): further arguments of the function of the method
             (:obj:`slack`, :obj:`max_rounds`, :obj:`sem_weight`, ...), as
             :func:`~pyg_trust.unlearning.metis_partition`,
@@ -78,16 +77,14 @@ class Shards(BaseTransform):
         *,
         seed: int | None = None,
         embedding: str | None = None,
-        progress_bar: bool | None = None,
         **kwargs: Any,
     ) -> None:
         takes, named = _arguments(method)
-        known = [name for name in named if name != 'progress_bar']
         for name in kwargs:
-            if name not in known:
+            if name not in named:
                 raise ValueError(
                     f"method '{method}' takes no '{name}' (it takes "
-                    f'{", ".join(known)})'
+                    f'{", ".join(named)})'
                 )
         if embedding is not None and 'embedding' not in takes:
             raise ValueError(f"method '{method}' takes no 'embedding'")
@@ -96,9 +93,8 @@ class Shards(BaseTransform):
         self.method = method
         self.seed = rng.resolve_secret(seed)
         self.embedding = embedding
-        self.progress_bar = progress_bar
         self.kwargs = kwargs
-        if 'seed' in known:
+        if 'seed' in named:
             self.kwargs = {**kwargs, 'seed': self.seed}
 
     @property
@@ -126,10 +122,8 @@ class Shards(BaseTransform):
                 f"'data' needs to be a Data object (got {type(data).__name__})"
             )
         index = training_nodes(data)
-        names, named = _arguments(self.method)
+        names, _ = _arguments(self.method)
         kwargs = {**self.kwargs}
-        if 'progress_bar' in named:
-            kwargs['progress_bar'] = self.progress_bar
         partition.check_shards(index.numel(), self.num_shards)
         given = self._given(data, index, {*names})
         function = PARTITIONS.find('method', self.method)
@@ -165,7 +159,6 @@ class Shards(BaseTransform):
                 given['edge_index'],
                 given['y'],
                 seed=rng.derive(self.seed, 0),
-                progress_bar=self.progress_bar,
             )
         elif self.embedding is not None:
             given['embedding'] = _needed(data, self.embedding)[index]

@@ -8,7 +8,6 @@ from .partition import blpa as blpa
 from .partition import hash_partition as hash_partition
 from .partition import metis_partition as metis_partition
 from .partition import random_partition as random_partition
-from .published import GINClassifier as GINClassifier
 from .published import removal_budget as removal_budget
 from .recommender import Recommender as Recommender
 from .reports import LinkUnlearnReport as LinkUnlearnReport
@@ -26,7 +25,6 @@ from .shifts import gaussian_budget as gaussian_budget
 from .store import ShardStore as ShardStore
 
 __all__ = [
-    'GINClassifier',
     'LinkClassifier',
     'LinkUnlearnReport',
     'NodeClassifier',

@@ -22,13 +22,13 @@ it is not written over (:class:`~pyg_trust.files.commit.StaleStateError`).
 """
 
 from collections.abc import Callable
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from pyg_trust import noise, rng
-from pyg_trust._checks import OneOf, Positive, validated
+from pyg_trust._checks import Positive, validated
 from pyg_trust.files.commit import Lineage, synchronized
 from pyg_trust.ledger import RemovalLedger
 from pyg_trust.noise import SecureNoise, SeededNoise
@@ -47,8 +47,7 @@ from pyg_trust.verify import release, removal
 
 __all__ = ['CertifiedClassifier', 'Held', 'noised']
 
-ON_EXCEED = ('refine', 'retrain', 'raise')
-#: The first assumption of every release.
+#: An assumption of every release.
 EXACT_NOISE = (
     'the noise is exact, as integers on the grid of the release, whose '
     'rounding is paid for'
@@ -93,15 +92,7 @@ class CertifiedClassifier(Saved[M]):
 
     A subclass keeps features and weights in ``_model``.
 
-    Args:
-        lam (float): the regularisation :math:`\lambda`.
-        release_std (float): the standard deviation of the noise.
-        epsilon (float): the largest :math:`\epsilon` that a release may have.
-        delta (float): the :math:`\delta` of a release, in :math:`(0, 1)`.
-        on_exceed (str): what to do if the budget is exceeded, one of
-            ``ON_EXCEED``.
-        tol (float): the residual of exact solves.
-        seed (int, optional): the seed of the noise.
+    Its arguments are those of its subclasses.
     """
 
     noise = 'output'
@@ -110,18 +101,15 @@ class CertifiedClassifier(Saved[M]):
     def __init__(
         self,
         *,
-        lam: Positive,
+        weight_decay: Positive,
         release_std: Positive,
         epsilon: float,
         delta: float,
-        on_exceed: Annotated[str, OneOf(ON_EXCEED)],
         tol: Positive,
         seed: int | None,
     ) -> None:
-        self.lam = lam
-        self.tol = tol
+        self.weight_decay, self.tol = weight_decay, tol
         self.release_std = release_std
-        self.on_exceed = on_exceed
         self.budget = gaussian_budget(epsilon, delta)
         self.epsilon = float(epsilon)
         self.delta = float(delta)
@@ -137,11 +125,7 @@ class CertifiedClassifier(Saved[M]):
 
     @property
     def classes_(self) -> Tensor:
-        """The class labels, in ascending order: int64, ``[num_classes]``.
-
-        Raises:
-            ValueError: before the first fit.
-        """
+        """The class labels, in ascending order: int64, ``[num_classes]``."""
         return torch.tensor(self._fitted.classes)
 
     @property
@@ -170,7 +154,7 @@ class CertifiedClassifier(Saved[M]):
     def _packed(self, model: M) -> dict[str, Any]:
         return {'classes': model.classes}
 
-    def _unpacked(self, state: dict[str, Any], progress_bar: bool | None) -> M:
+    def _unpacked(self, state: dict[str, Any]) -> M:
         config, mine = dict(state['config']), self._config()
         if 'feature_bound' in mine:
             # States of earlier versions have no bound; features beyond it are
@@ -178,7 +162,7 @@ class CertifiedClassifier(Saved[M]):
             config.setdefault('feature_bound', mine['feature_bound'])
         # States of 0.1 have it, without an effect.
         config.pop('noise_std', None)
-        model = super()._unpacked({**state, 'config': config}, progress_bar)
+        model = super()._unpacked({**state, 'config': config})
         if self._noise_p_value(model) < noise.LEAST_P_VALUE:
             raise ValueError(
                 'the released weights of the state do not match its ledger: '
@@ -189,7 +173,7 @@ class CertifiedClassifier(Saved[M]):
     def _config(self) -> dict[str, Any]:
         """Return the settings that a saved state has to agree with."""
         return {
-            'lam': self.lam,
+            'lam': self.weight_decay,
             'noise': self.noise,
             'release_std': self.release_std,
             'epsilon': self.epsilon,
@@ -251,7 +235,7 @@ class CertifiedClassifier(Saved[M]):
         The first term bounds exact training; others are at most the second
         away from it.
         """
-        size = largest_weights(outputs, self.lam)
+        size = largest_weights(outputs, self.weight_decay)
         return size + self.budget * self.release_std
 
     def _check_grid(self, outputs: int) -> None:
@@ -261,7 +245,8 @@ class CertifiedClassifier(Saved[M]):
 
     def _bound(self, model: M) -> float:
         """Return the bound of the residual that the ledger stands for."""
-        return self._allowed(model.ledger.spent, self.lam * model.num_items)
+        mu = self.weight_decay * model.num_items
+        return self._allowed(model.ledger.spent, mu)
 
     def _epsilon(self, spent: float) -> float:
         if spent != self._known_epsilon[0]:
@@ -270,25 +255,14 @@ class CertifiedClassifier(Saved[M]):
         return self._known_epsilon[1]
 
     def _transcript(self, ledger: RemovalLedger) -> float:
-        """Compute epsilon of all releases since the fit, as one shift."""
+        # All releases since the fit, as one shift.
         return shift_epsilon(removal.together([*ledger.amounts()]), self.delta)
 
     def _check_shift(
         self, count: int, W: Tensor, beta: float, spent: float
     ) -> None:
-        """Check that a release is paid for, as the kernel counts.
-
-        Args:
-            count (int): the training items that remain.
-            W (Tensor): the weights before the noise.
-            beta (float): a bound of their residual.
-            spent (float): the amount on the account; 0 where the release is
-                compared with a fit by this program.
-
-        Raises:
-            RuntimeError: if less is paid than the release costs.
-        """
-        given = count, self.lam, W.numpy(), self.release_std
+        """Check that a release is paid for, as the kernel counts."""
+        given = count, self.weight_decay, W.numpy(), self.release_std
         shift = removal.shift(beta, *given)
         if spent and not shift <= spent <= self.budget:
             raise RuntimeError(
@@ -298,12 +272,7 @@ class CertifiedClassifier(Saved[M]):
             )
 
     def _certificate(self, model: M, spent: float) -> dict[str, Any]:
-        """Return the fields of a report that all releases have.
-
-        Args:
-            model (Held): the model after the release.
-            spent (float): the amount on the account.
-        """
+        """Return the fields of a report that all releases have."""
         ledger = model.ledger
         return {
             'epsilon': self._epsilon(spent),
@@ -312,7 +281,7 @@ class CertifiedClassifier(Saved[M]):
             'target_epsilon': self.epsilon,
             'noise': self.noise,
             'release_std': self.release_std,
-            'lam': self.lam,
+            'lam': self.weight_decay,
             'residual_checked': NOT_CHECKED,
             'skipped': {},
             'verification': None,
@@ -327,21 +296,13 @@ class CertifiedClassifier(Saved[M]):
         residuals: tuple[Residual, Residual],
         margins: Callable[[Tensor], Tensor],
     ) -> dict[str, Any]:
-        """Compare a model with exact retraining: fields of a report.
-
-        Args:
-            model (Held): the model.
-            exact (Tensor): the weights of exact retraining.
-            residuals (tuple[Residual, Residual]): of the model's weights
-                before the noise, and of the exact ones, both measured anew.
-            margins (callable): maps weights to the margins of what remains.
-        """
+        """Compare a model with exact retraining: fields of a report."""
         upper = sum(residual.upper for residual in residuals)
         alike = best(margins(exact)) == best(margins(model.weight))
         return {
             'bound': self._bound(model),
             'distance_to_retrain': float((exact - model.W).norm()),
-            'distance_bound': upper / (self.lam * model.num_items),
+            'distance_bound': upper / (self.weight_decay * model.num_items),
             'noise_p_value': self._noise_p_value(model),
             'agreement': float(alike.double().mean()),
             'weights': fingerprint_model({'weight': model.weight}),
@@ -349,13 +310,7 @@ class CertifiedClassifier(Saved[M]):
 
 
 def noised(W: Tensor, source: SecureNoise | SeededNoise, std: float) -> Tensor:
-    """Round weights to the grid of the noise, and add noise to them.
-
-    Args:
-        W (Tensor): the weights before noise is added.
-        source (SecureNoise or SeededNoise): the source of the noise.
-        std (float): the standard deviation of the noise.
-    """
+    """Round weights to the grid of the noise, and add noise to them."""
     k = release.rounded(W.contiguous().numpy(), std)
     cells = source.cells(tuple(W.shape)).numpy()
     return torch.from_numpy(release.released(k, cells, std))
@@ -364,19 +319,7 @@ def noised(W: Tensor, source: SecureNoise | SeededNoise, std: float) -> Tensor:
 def proved(
     found: removal.Proof, most: float, spent: float, claimed: bool
 ) -> dict[str, Any]:
-    """Convert a proof of the kernel to the fields of a report.
-
-    Args:
-        found (Proof): the kernel's proof.
-        most (float): the largest residual that is claimed.
-        spent (float): the shift that the budget pays for.
-        claimed (bool): whether the residual was measured to be within its
-            bound.
-
-    Raises:
-        RuntimeError: if that bound was :obj:`claimed`, and the kernel refutes
-            it. Where rounding alone is in the way, nothing is proved.
-    """
+    """Convert a proof of the kernel to the fields of a report."""
     if claimed and found.residual.least > most:
         raise RuntimeError(
             f'the kernel finds a residual above {found.residual.least:.6g}, '

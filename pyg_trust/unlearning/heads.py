@@ -1,34 +1,7 @@
-r"""Logistic heads of classifiers: objective, measured residual, Hessian.
+"""Logistic heads of classifiers: objective, measured residual, Hessian.
 
-With the rows :math:`z_i` of the training nodes, :math:`n` of them *now*, and
-targets :math:`y_{ic} = \pm 1`, one output for two classes and one per class
-for more,
-
-.. math::
-    L(W, D) = \sum_{i, c} \log(1 + e^{-y_{ic} w_c^\top z_i}) +
-    \frac{\lambda n}{2} \lVert W \rVert_F^2 + \langle B, W \rangle, \qquad
-    \nabla L = Z^\top G + \lambda n W + B .
-
-The slopes :math:`G = \partial \ell / \partial a` in the margins :math:`a =
-W^\top z` have the Lipschitz constant :math:`\gamma_1 = 1/4`, the curvatures
-:math:`\gamma_2 = 1/(6 \sqrt 3)`.
-
-**The certificate.** :math:`L` is :math:`\lambda n`-strongly convex, so for
-*any* :math:`W`
-
-.. math::
-    \lVert W - W^* \rVert_F \le \frac{\lVert \nabla L(W, D') \rVert_F}
-    {\lambda n'}, \qquad W^* = \arg\min L(\cdot, D'),
-
-by :math:`\langle \nabla L(W) - \nabla L(W^*), W - W^* \rangle \ge \lambda n'
-\lVert W - W^* \rVert^2` and :math:`\nabla L(W^*) = 0`. The residual is
-*measured* (``Objective.gradient``), with all that rounding can hide; how
-:math:`W` was found plays no part.
-
-**The step.** :math:`H p = -\nabla L(W, D')`, the *full* present gradient, so
-that what one step leaves is corrected by the next, and nothing adds up. Any
-:math:`p` may be used: :math:`H` may be the factored Hessian of an earlier
-time (``Factor``).
+``docs/theory/certified_removal.rst`` has the objective and the certificate
+that follows from its residual.
 """
 
 import math
@@ -52,6 +25,7 @@ __all__ = [
     'Residual',
     'curvatures',
     'hidden',
+    'norm',
     'slopes',
     'targets',
 ]
@@ -67,36 +41,20 @@ UNIT = torch.finfo(torch.float64).eps / 2
 
 
 def targets(y: Tensor, num_classes: int) -> Tensor:
-    """Encode classes as targets of the outputs: ``[n, num_outputs]``.
-
-    Args:
-        y (Tensor): int64, ``[n]``: classes, from 0; -1 for a row that does
-            not count, whose targets are 0.
-        num_classes (int): at least 2.
-    """
+    """Encode classes as targets of the outputs: ``[n, num_outputs]``."""
     first = 1 if num_classes == 2 else 0
     hot = y.unsqueeze(1) == torch.arange(first, num_classes)
     return torch.where(hot, 1.0, -1.0).double() * (y >= 0).unsqueeze(1)
 
 
 def slopes(margin: Tensor, Y: Tensor) -> Tensor:
-    """Differentiate the loss in the margins; 0 for rows of targets 0.
-
-    Args:
-        margin (Tensor): ``[n, num_outputs]``.
-        Y (Tensor): the result of :func:`targets`.
-    """
+    """Differentiate the loss in the margins; 0 for rows of targets 0."""
     other = -Y
     return torch.mul(other, margin).sigmoid_().mul_(other)
 
 
 def curvatures(margin: Tensor, Y: Tensor) -> Tensor:
-    """Differentiate the loss twice, for every output by itself.
-
-    Args:
-        margin (Tensor): ``[n, num_outputs]``.
-        Y (Tensor): the result of :func:`targets`.
-    """
+    """Differentiate the loss twice, for every output by itself."""
     p = torch.sigmoid(margin)
     return p * (1 - p) * Y.abs()
 
@@ -129,13 +87,6 @@ def hidden(
         u \left[ (n + 8) \lVert Z \rVert \lVert G \rVert + \gamma_1 (d + 8)
         \lVert Z \rVert^2 \lVert W \rVert + \sqrt{n} (8 \sqrt{C} + C) \lVert Z
         \rVert + 4\, \text{drift} \right] .
-
-    Args:
-        z (float): the norm of :math:`Z`.
-        g (float): the norm of the slopes.
-        w (float): the norm of :math:`W`.
-        sizes (tuple[int, int, int]): :math:`n`, :math:`d` and :math:`C`.
-        drift (float): the norm of what is added.
     """
     n, d, outputs = sizes
     slope = math.sqrt(n) * (8 * math.sqrt(outputs) + outputs)
@@ -144,7 +95,8 @@ def hidden(
     )
 
 
-def _norm(matrix: Tensor) -> float:
+def norm(matrix: Tensor) -> float:
+    """Return the Frobenius norm of a dense or sparse CSR matrix."""
     held = matrix.values() if matrix.layout == torch.sparse_csr else matrix
     return float(torch.linalg.vector_norm(held))
 
@@ -161,9 +113,8 @@ class Factor(NamedTuple):
             \operatorname{diag}(\sqrt{s})`, of the curvatures :math:`s`.
         mu (float): of the Hessian.
         inverse (Tensor, optional): of the Hessians, which is faster to
-            multiply by again and again. (default: :obj:`None`)
-        rows (tuple[Tensor, Tensor], optional): :math:`Z` and
-            :math:`\sqrt{s}`. (default: :obj:`None`)
+            multiply by again and again.
+        rows (tuple[Tensor, Tensor], optional): :math:`Z` and :math:`\sqrt{s}`.
     """
 
     lower: Tensor
@@ -234,11 +185,9 @@ class Objective(NamedTuple):
         Y (Tensor): of :func:`targets`, 0 for these.
         mu (float): :math:`\lambda n`, of the rows that count.
         B (Tensor, optional): the linear term, ``[d, num_outputs]``.
-            (default: :obj:`None`)
         size (float, optional): the Frobenius norm of :obj:`Z`, if known.
-            (default: :obj:`None`)
         K (Tensor, optional): :func:`~.rows.gram` of :obj:`Z`, to factor
-            Hessians in :math:`n \times n` numbers. (default: :obj:`None`)
+            Hessians in :math:`n \times n` numbers.
     """
 
     Z: Tensor
@@ -249,23 +198,12 @@ class Objective(NamedTuple):
     K: Tensor | None = None
 
     def gradient(self, W: Tensor) -> Gradient:
-        r"""Compute :math:`\nabla L(W, D)` in one pass over the rows.
-
-        Args:
-            W (Tensor): ``[d, num_outputs]``.
-        """
+        r"""Compute :math:`\nabla L(W, D)` in one pass over the rows."""
         value, squares = self._loss(W, None)
         return self._measured(W, value, squares.tolist())
 
     def moved(self, W: Tensor, known: Gradient, columns: Tensor) -> Gradient:
-        r"""Update a gradient after few columns of the weights moved.
-
-        Args:
-            W (Tensor): ``[d, num_outputs]``.
-            known (Gradient): the result of :meth:`gradient`, at weights that
-                differ from :obj:`W` in some columns alone.
-            columns (Tensor): int64: these columns.
-        """
+        r"""Update a gradient after few columns of the weights moved."""
         value, squares = self._loss(W, columns)
         known_slopes = torch.tensor(known.slopes, dtype=torch.float64)
         known_slopes[columns] = squares
@@ -288,36 +226,27 @@ class Objective(NamedTuple):
     def _measured(
         self, W: Tensor, value: Tensor, squares: list[float]
     ) -> Gradient:
-        weight = _norm(W)
-        drift = self.mu * weight + (0.0 if self.B is None else _norm(self.B))
+        weight = norm(W)
+        drift = self.mu * weight + (0.0 if self.B is None else norm(self.B))
         sizes = torch.linalg.vector_norm(value, dim=0).tolist()
         n, d = self.Z.shape
         if self.Z.layout == torch.sparse_csr:
             # Zeros that are not stored add no rounding.
             d = int(self.Z.crow_indices().diff().max())
-        size = _norm(self.Z) if self.size is None else self.size
+        size = norm(self.Z) if self.size is None else self.size
         slope = math.sqrt(math.fsum(squares))
         measured = math.hypot(*sizes)
         more = hidden(size, slope, weight, (n, d, W.size(1)), drift)
-        norm = Residual(measured, measured + more)
-        return Gradient(value, norm, tuple(sizes), tuple(squares))
+        total = Residual(measured, measured + more)
+        return Gradient(value, total, tuple(sizes), tuple(squares))
 
     def times(self, W: Tensor, P: Tensor) -> Tensor:
-        """Multiply the Hessian at :obj:`W` by a matrix.
-
-        Args:
-            W (Tensor): ``[d, num_outputs]``.
-            P (Tensor): as :obj:`W`.
-        """
+        """Multiply the Hessian at :obj:`W` by a matrix."""
         change = curvatures(self.Z @ W, self.Y) * (self.Z @ P)
         return transposed_times(self.Z, change) + self.mu * P
 
     def factor(self, W: Tensor) -> Factor:
-        r"""Factor the Hessians :math:`Z^\top S_c^2 Z + \mu I` at :obj:`W`.
-
-        Args:
-            W (Tensor): ``[d, num_outputs]``.
-        """
+        r"""Factor the Hessians :math:`Z^\top S_c^2 Z + \mu I` at :obj:`W`."""
         Z, curvature = self.Z, curvatures(self.Z @ W, self.Y)
         if self.K is not None:
             root = curvature.sqrt()

@@ -37,6 +37,7 @@ from pyg_trust.unlearning.heads import (
     Objective,
     Residual,
     hidden,
+    norm,
     slopes,
 )
 from pyg_trust.unlearning.sums import Step, Sums, Undo, put_back
@@ -51,13 +52,6 @@ def degree_power(degree: Tensor, exponent: float) -> Tensor:
 
     Equal degrees get equal bits: vectorized powers may differ between the
     middle and the end of a tensor.
-
-    Args:
-        degree (Tensor): int64.
-        exponent (float): the exponent; 0 gives ones, at degree 0 too.
-
-    Returns:
-        Tensor: float64.
     """
     if exponent == 0:
         return torch.ones(degree.shape, dtype=torch.float64)
@@ -78,15 +72,7 @@ def bare(
     directed: bool = False,
     gone: Tensor | None = None,
 ) -> Sums:
-    """Make a graph that can be edited, with no features.
-
-    Args:
-        graph (CSRGraph): as in :class:`.Sums`.
-        measure (Measure): its self-loops and its direction count.
-        directed (bool): as in :class:`.Sums`. (default: :obj:`False`)
-        gone (Tensor, optional): int64: rows of removed nodes.
-            (default: :obj:`None`)
-    """
+    """Make a graph that can be edited, with no features."""
     return Sums(
         graph,
         torch.empty((graph.num_nodes, 0), dtype=torch.float64),
@@ -224,17 +210,7 @@ class SeriesState:
     def update(
         self, structure: Tensor, features: Tensor, x: Tensor | None = None
     ) -> Tensor:
-        """Recompute the residual where an edit changed it, and push.
-
-        Args:
-            structure (Tensor): int64: nodes whose degree or neighbours
-                changed.
-            features (Tensor): int64: nodes whose features changed.
-            x (Tensor, optional): these features; zeros by default.
-
-        Returns:
-            Tensor: int64: nodes whose estimate may have changed.
-        """
+        """Recompute the residual where an edit changed it, and push."""
         self._settle()
         nodes = features
         if structure.numel() + nodes.numel() == 0:
@@ -265,11 +241,7 @@ class SeriesState:
         self.x[features] = 0 if x is None else x
 
     def rows(self, nodes: Tensor | None = None) -> Tensor:
-        r"""Return rows of the estimate :math:`\hat z`: ``[k, num_columns]``.
-
-        Args:
-            nodes (Tensor, optional): int64; all by default.
-        """
+        r"""Return rows of the estimate: ``[k, num_columns]``."""
         return self.z.clone() if nodes is None else self.z[nodes]
 
     def solve(
@@ -281,12 +253,6 @@ class SeriesState:
         :math:`L` for which :math:`(1 - \alpha)^L` is at most :obj:`tail`. In
         the norm of :attr:`error_bound`, the error is at most :obj:`tail` times
         the signal.
-
-        Args:
-            signal (Tensor): float64, ``[num_nodes, num_columns]``.
-            tail (float): in :math:`(0, 1)`.
-            adjoint (bool): whether :math:`P` is transposed.
-                (default: :obj:`False`)
         """
         follow, graph = 1 - self.alpha, self.graph
         recv, send, rows = self.recv, self.send, graph.receiving
@@ -400,11 +366,7 @@ class ColumnProblem(NamedTuple):
     goal: float
 
     def gradient(self, W: Tensor) -> Gradient:
-        """Compute :meth:`.Objective.gradient` at exact features.
-
-        Args:
-            W (Tensor): ``[d, num_outputs]``.
-        """
+        """Compute :meth:`.Objective.gradient` at exact features."""
         state, grow = self.state, self.state.spread
         x, signal = state.x, state.x @ W
         size, most = float(x.norm()), math.sqrt(max(self.Y.numel(), 1))
@@ -418,7 +380,7 @@ class ColumnProblem(NamedTuple):
         spread = x.new_zeros(signal.shape)
         spread[self.train] = G
         value = x.t() @ state.solve(spread, tail, adjoint=True) + self.mu * W
-        measured, weight, slope = map(_norm, (value, W, G))
+        measured, weight, slope = map(norm, (value, W, G))
         # The rounding of a sum grows with the length of a row, on every level.
         levels = math.log(tail) / math.log1p(-min(state.alpha, 0.999)) + 1
         degree = int(state.graph.degree.max()) + 8
@@ -429,14 +391,6 @@ class ColumnProblem(NamedTuple):
         return Gradient(value, Residual(measured, measured + missing))
 
     def factor(self, W: Tensor) -> Factor:
-        """Factor the Hessian at the estimated features.
-
-        Args:
-            W (Tensor): ``[d, num_outputs]``.
-        """
+        """Factor the Hessian at the estimated features."""
         Z = self.state.rows(self.train)
         return Objective(Z, self.Y, self.mu).factor(W)
-
-
-def _norm(matrix: Tensor) -> float:
-    return float(matrix.norm())

@@ -14,13 +14,7 @@ Arc = tuple[int, int]
 
 
 def arcs_of(edges: Tensor, undirected: bool = False) -> set[Arc]:
-    """Return edges as pairs of numbers, with their reverses if undirected.
-
-    Args:
-        edges (Tensor): int64, ``[2, k]``.
-        undirected (bool): whether to add the reverses.
-            (default: :obj:`False`)
-    """
+    """Return edges as pairs of numbers, with their reverses if undirected."""
     arcs = {(u, v) for u, v in edges.t().tolist()}
     return arcs | {(v, u) for u, v in arcs} if undirected else arcs
 
@@ -40,22 +34,6 @@ def line_of(
     An item that was removed and added again is not listed as removed; its new
     features or label are listed as changed. ``'again'`` lists items that an
     earlier request removed and the data hold now.
-
-    Args:
-        part (Part): all items that the updates removed, by row.
-        changed (dict): of ``'features'`` and ``'labels'``, the rows of nodes
-            that got others.
-        lost (dict): of the same, returns whether a node has none in the end.
-        present (callable): returns those of some edges that are there in the
-            end, by direction.
-        came (set[tuple[int, int]]): the edges that were added, by direction.
-        past (Removed): the items that earlier requests removed, by id.
-        graph (int): the graph, as :obj:`past` names it. (default: :obj:`0`)
-        ids (NodeIds, optional): the ids of the rows; by default the rows.
-            (default: :obj:`None`)
-
-    Returns:
-        dict: ids, by kind.
     """
     ids = NodeIds() if ids is None else ids
     # What nobody brought back is gone, whatever the data say.

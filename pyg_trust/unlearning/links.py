@@ -27,7 +27,7 @@ from pyg_trust._checks import (
     validated,
 )
 from pyg_trust._checks.graphs import check_examples, plain_index
-from pyg_trust._moved import renamed
+from pyg_trust._moved import renamed, retired
 from pyg_trust.agp.measures import Measure
 from pyg_trust.files.commit import editing, synchronized
 from pyg_trust.graph import CSRGraph
@@ -245,9 +245,9 @@ class LinkClassifier(NodeClassifier):
             is_undirected=True, add_negative_train_samples=False
         )
         train, val, test = split(data)
-        model = LinkClassifier('sgc', levels=2).fit(train)
+        model = LinkClassifier('sgc', K=2).fit(train)
         logits = model.decision_function(test.edge_label_index)
-        report = model.remove(RemovalRequest(nodes=[12], edges=[(3, 7)]))
+        report = model.remove(nodes=[12], edges=[(3, 7)])
         assert model.verify().ok
 
     Requests, updates, releases, files and the desk are those of
@@ -268,51 +268,31 @@ class LinkClassifier(NodeClassifier):
     public encoder: an SVD of these features would remember what leaves.
 
     Args:
-        measure (str or Measure): as of :class:`NodeClassifier`.
-            (default: :obj:`'sgc'`)
-        alpha (float, optional): as of :class:`NodeClassifier`.
-            (default: :obj:`None`)
-        t (float, optional): as of :class:`NodeClassifier`.
-            (default: :obj:`None`)
-        levels (int, optional): as of :class:`NodeClassifier`.
-            (default: :obj:`None`)
-        bound (float): the largest magnitude that a feature may ever have.
-            (default: :obj:`16.0`)
-        scale (float): the factor :math:`c` of products: about one over the
-            square of the size of a row, not chosen by looking at the data.
-            (default: :obj:`30.0`)
-        partners (int): the number of negative pairs of each name.
+        measure (str or Measure): as of :class:`NodeClassifier`, as are
+            :obj:`alpha`, :obj:`t`, :obj:`K`, :obj:`bound`,
+            :obj:`release_std`, :obj:`epsilon`, :obj:`delta`, :obj:`encoder`,
+            :obj:`start_is_public`, :obj:`tol`, :obj:`max_pending` and
+            :obj:`seed`. (default: :obj:`'sgc'`)
+        partners (int): the number of negative pairs of each node.
             (default: :obj:`4`)
-        pair_seed (int): the public seed of negative pairs. (default: :obj:`0`)
-        lam (float): the regularisation :math:`\lambda`, for each pair.
+        weight_decay (float): :math:`\lambda`, for each pair.
             (default: :obj:`1e-4`)
-        release_std (float): as of :class:`NodeClassifier`.
-            (default: :obj:`1e-4`)
-        epsilon (float): as of :class:`NodeClassifier`. (default: :obj:`1.0`)
-        delta (float): as of :class:`NodeClassifier`. (default: :obj:`1e-4`)
-        on_exceed (str): as of :class:`NodeClassifier`.
-            (default: :obj:`'retrain'`)
-        encoder (callable, optional): as of :class:`NodeClassifier`.
-            (default: :obj:`None`)
-        start_is_public (bool): as of :class:`NodeClassifier`.
-            (default: :obj:`False`)
-        tol (float): the residual of exact solves. (default: :obj:`1e-8`)
-        max_pending (int): as of :class:`NodeClassifier`.
-            (default: :obj:`1_000`)
-        seed (int, optional): the seed of the noise. It makes the noise
-            repeatable, and the release not private. (default: :obj:`None`)
+        scale (float): advanced: the factor :math:`c` of products: about one
+            over the square of the size of a row, not chosen by looking at the
+            data. (default: :obj:`30.0`)
+        pair_seed (int): advanced: the public seed of negative pairs.
+            (default: :obj:`0`)
 
     Raises:
         TypeError, ValueError: if an argument is out of range.
 
     Example:
-        >>> from pyg_trust.removal import RemovalRequest
         >>> ring = torch.arange(12)
         >>> edge_index = torch.stack([ring, (ring + 1) % 12])
         >>> edge_index = torch.cat([edge_index, edge_index.flip(0)], dim=1)
         >>> data = Data(x=torch.eye(12), edge_index=edge_index)
-        >>> model = LinkClassifier(levels=1, lam=0.1, seed=0).fit(data)
-        >>> report = model.remove(RemovalRequest(nodes=[3], edges=[(7, 8)]))
+        >>> model = LinkClassifier(K=1, weight_decay=0.1, seed=0).fit(data)
+        >>> report = model.remove(nodes=[3], edges=[(7, 8)])
         >>> report.bound <= report.budget, model.verify().ok
         (True, True)
     """
@@ -320,7 +300,12 @@ class LinkClassifier(NodeClassifier):
     _state = PairState
     _made = LinkUnlearnReport
 
-    @renamed(encoder_is_public='start_is_public')
+    @retired(on_exceed=('refine', 'retrain'))
+    @renamed(
+        encoder_is_public='start_is_public',
+        levels='K',
+        lam='weight_decay',
+    )
     @validated
     def __init__(
         self,
@@ -328,16 +313,15 @@ class LinkClassifier(NodeClassifier):
         *,
         alpha: float | None = None,
         t: float | None = None,
-        levels: int | None = None,
+        K: int | None = None,
         bound: float = BOUND,
         scale: Positive = 30.0,
         partners: Count = 4,
         pair_seed: Natural = 0,
-        lam: float = 1e-4,
+        weight_decay: float = 1e-4,
         release_std: float = 1e-4,
         epsilon: float = 1.0,
         delta: float = 1e-4,
-        on_exceed: str = 'retrain',
         encoder: Callable[..., Any] | None = None,
         start_is_public: bool = False,
         tol: float = 1e-8,
@@ -348,13 +332,12 @@ class LinkClassifier(NodeClassifier):
             measure,
             alpha=alpha,
             t=t,
-            levels=levels,
+            K=K,
             bound=bound,
-            lam=lam,
+            weight_decay=weight_decay,
             release_std=release_std,
             epsilon=epsilon,
             delta=delta,
-            on_exceed=on_exceed,
             encoder=encoder,
             start_is_public=start_is_public,
             tol=tol,

@@ -61,8 +61,7 @@ def refine(
         tol (float): the residual to reach.
         max_iter (int): the most steps.
         start (Gradient, optional): the gradient at :obj:`W`, if known.
-            (default: :obj:`None`)
-        factor (Factor, optional): to begin with. (default: :obj:`None`)
+        factor (Factor, optional): to begin with.
     """
     W, gradient, last, iteration = _steps(
         problem, W, tol, max_iter, start, factor
@@ -196,7 +195,6 @@ def minimize(
     K: Tensor | None = None,
     tol: Positive = 1e-10,
     max_iter: Natural = 100,
-    progress_bar: bool | None = None,
 ) -> Solution:
     r"""Minimise an objective by Newton's method, to a residual of :obj:`tol`.
 
@@ -216,11 +214,9 @@ def minimize(
         lam (float): :math:`\lambda > 0`.
         W (Tensor, optional): where to start; by default zero.
         K (Tensor, optional): :math:`Z Z^\top`, if known.
-            (default: :obj:`None`)
         tol (float): the residual to reach; or the bound of rounding errors,
             if that is larger. (default: :obj:`1e-10`)
         max_iter (int): the most Newton steps. (default: :obj:`100`)
-        progress_bar (bool, optional): by default in terminals, after 2 s.
 
     Raises:
         RuntimeError: if neither is reached.
@@ -241,7 +237,7 @@ def minimize(
         K = gram(Z)
     objective = Objective(Z, Y, lam * n, B, K=K)
     W = torch.zeros_like(B) if W is None else W
-    with Bar(progress_bar=progress_bar, desc='Newton') as bar:
+    with Bar(desc='Newton') as bar:
         W, gradient, _, iteration = _steps(
             objective, W, tol, max_iter, strict=False, bar=bar
         )

@@ -1,5 +1,3 @@
-# Longer than 700 lines because one class has its arguments and its errors in
-# 250 lines of docstrings.
 r"""Node classifiers with certified removal.
 
 Features are propagated, :math:`z = \sum_i w_i P^i x`, and a regularised linear
@@ -12,7 +10,6 @@ steps whose residual is measured (:mod:`pyg_trust.unlearning.heads`).
 
 import io
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
 
@@ -41,7 +38,7 @@ from pyg_trust.files.commit import (
     editing,
     synchronized,
 )
-from pyg_trust.files.seals import Seals, sealed
+from pyg_trust.files.seals import Seals
 from pyg_trust.graph import CSRGraph
 from pyg_trust.ledger import BudgetExceededError, RemovalLedger, coarse
 from pyg_trust.removal import (
@@ -52,7 +49,6 @@ from pyg_trust.removal import (
     Part,
     RemovalRequest,
     requested,
-    skipping,
 )
 from pyg_trust.report import fingerprint_model, provenance
 from pyg_trust.unlearning.certified import (
@@ -60,18 +56,17 @@ from pyg_trust.unlearning.certified import (
     CertifiedClassifier,
     probabilities,
     proved,
-    recorded,
 )
-from pyg_trust.unlearning.heads import HEAD, Factor, Gradient, Problem
-from pyg_trust.unlearning.lines import Arc, arcs_of, line_of
+from pyg_trust.unlearning.heads import HEAD, Gradient, Problem
 from pyg_trust.unlearning.newton import Refined, refine
 from pyg_trust.unlearning.node_data import (
+    Model,
     edits_of,
     encode,
     fixed_measure,
     read_classes,
     read_features,
-    whole,
+    waiting,
 )
 from pyg_trust.unlearning.node_rows import (
     Change,
@@ -90,7 +85,6 @@ from pyg_trust.unlearning.sums import (
     BOUND,
     check_directed,
     check_measure,
-    edges_of,
 )
 from pyg_trust.update import Update
 from pyg_trust.verify import removal
@@ -114,62 +108,6 @@ FEW_STEPS = 3
 COLUMNS_A_STEP = 8
 
 
-class Model(NamedTuple):
-    """State of a fitted node classifier, with its removal ledger.
-
-    It is replaced as a whole, by one assignment at the end of an operation
-    that may fail. The data are edited in place, with undo.
-    """
-
-    data: NodeState
-    ledger: RemovalLedger
-    seals: Seals
-    lineage: Lineage
-    W: Tensor
-    weight: Tensor
-    gradient: Gradient
-    factor: Factor
-    frozen: bool
-    releases: int
-    # Whether all noise so far came from the operating system.
-    secure: bool
-    release_std: float
-    # Steps since the factor was made, beyond FEW_STEPS for each removal.
-    excess: int = 0
-
-    @property
-    def classes(self) -> tuple[int, ...]:
-        """The class labels, in ascending order."""
-        return self.data.classes
-
-    @property
-    def num_items(self) -> int:
-        """The number of training rows that remain."""
-        return self.data.num_train
-
-    @property
-    def sealed(self) -> str:
-        """Digest of the saved state, recorded in the ledger."""
-        data, held = self.data, [self.weight]
-        if data.ids.n_id is not None:
-            held.append(data.ids.n_id)
-        return sealed(
-            self.seals.root,
-            str(data.classes),
-            not data.graph.undirected,
-            self.releases,
-            self.secure,
-            data.settings.digest(self.release_std),
-            *held,
-        )
-
-    @property
-    def is_sealed(self) -> bool:
-        """Whether the ledger's last line records this state."""
-        # Lines of version 0.1 stand for the data alone.
-        return recorded(self.ledger, self.sealed, self.seals.root)
-
-
 class Step(NamedTuple):
     """Weights after a removal, the action that found them, and their cost."""
 
@@ -185,32 +123,28 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
 
     .. code-block:: python
 
-        model = NodeClassifier('sgc', levels=2)
-        model.fit(data)
-        report = model.remove(RemovalRequest(nodes=[12], edges=[(3, 7)]))
+        model = NodeClassifier('sgc', K=2).fit(data)
+        report = model.remove(nodes=[12], edges=[(3, 7)])
         model.update(Update(nodes=NewNodes(x, y), edges=edges))
         model.predict(nodes)
         assert model.verify().ok
 
-    **The guarantee** is in :mod:`pyg_trust.unlearning.certified`, and in short
-    in every report, with what it does not cover. Predictions use the features
-    of the graph as it is now, for every node, and the released weights.
+    :mod:`pyg_trust.unlearning.certified` has **the guarantee**, and every
+    report has it in short. Predictions use the present graph, the present
+    features of every node, and the released weights.
 
     **What to keep secret:** :meth:`state_dict`, the ledger and the reports.
-    What depends on what was removed beyond the bound stays in memory, until
-    :meth:`flush`, and is in no file that :meth:`save` writes and in no pickle:
-    the weights before the noise, the frozen factor of the Hessian, how much
-    room the rows of the graph have, what was touched, and with
-    ``features='push'`` what is below the threshold. All else in a file is a
-    function of what remains, to the bit, but for releases, salts and ledger.
+    What depends on removed data beyond the bound is in memory alone, until
+    :meth:`flush`, and in no file or pickle: the weights before the noise, the
+    factor of the Hessian, the room of rows of the graph, and with
+    ``features='push'`` what is below the threshold.
 
     **When it is not worth it.** Two hops of a random node reach a large part
     of a graph with hubs. Local updates pay for edges, features and labels,
-    and for nodes at two levels; beyond that use ``features='push'``.
+    and for nodes at ``K=2``; beyond that use ``features='push'``.
 
-    Runs on the CPU, in float64. Memory: :math:`L N d` numbers for :math:`L`
-    levels, the rows of the training nodes, and the Hessians, twice where they
-    are small (their factors and inverses).
+    Runs on the CPU, in float64. Memory: :math:`K N d` numbers, the rows of
+    the training nodes, and the Hessians.
 
     Args:
         measure (str or Measure): the propagation, with fixed weights and
@@ -218,51 +152,40 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
             :obj:`'ppr'`, ... (:mod:`.measures`), not :obj:`'katz'`.
             (default: :obj:`'sgc'`)
         alpha (float, optional): the :math:`\alpha` of the measure, if it has
-            one. (default: :obj:`None`)
-        t (float, optional): as the measure takes it. (default: :obj:`None`)
-        levels (int, optional): the number of hops of the measure, if it has
-            one. (default: :obj:`None`)
+            one.
+        t (float, optional): as the measure takes it.
+        K (int, optional): the number of hops of the measure, if it has one.
         bound (float): the largest magnitude that a feature may ever have; of
             ``features='exact'``. It is declared and not measured, so that no
-            refusal reveals other rows. Features are summed on a grid of
-            about :math:`2^{-44}` of it. (default: :obj:`16.0`)
-        lam (float): :math:`\lambda > 0`; the regularisation is
-            :math:`\frac{\lambda n}{2} \lVert W \rVert^2` with the present
+            refusal reveals other rows. (default: :obj:`16.0`)
+        weight_decay (float): :math:`\lambda > 0` of the regularisation
+            :math:`\frac{\lambda n}{2} \lVert W \rVert^2`, with the present
             :math:`n`. (default: :obj:`1e-3`)
-        release_std (float): the standard deviation :math:`s` of the noise of
-            a release; public, and not to be chosen by looking at the data.
+        release_std (float): the standard deviation of a release's noise;
+            public, and not chosen by looking at the data.
             (default: :obj:`1e-4`)
         epsilon (float): positive, of a release. (default: :obj:`1.0`)
         delta (float): in :math:`(0, 1)`. (default: :obj:`1e-4`)
-        on_exceed (str): what happens where 20 steps do not meet the budget:
-            :obj:`'retrain'` (or :obj:`'refine'`) makes the features anew and
-            solves from zero, as a fit; :obj:`'raise'` raises
-            :class:`~pyg_trust.ledger.BudgetExceededError`. Where rounding
-            hides more than the budget, weights that were retrained are
-            compared with those of a fit by this program, which they are.
-            (default: :obj:`'retrain'`)
-        features (str): :obj:`'exact'`, or :obj:`'push'` for the infinite
-            series of :obj:`'appnp'`, :obj:`'ppr'` or :obj:`'single_target'`:
-            features to a threshold, which steer the steps; the certificate
-            and the predictions come from exact solves of few columns.
-            (default: :obj:`'exact'`)
-        theta (float, optional): the threshold of pushes.
-            (default: :obj:`None`)
-        encoder (callable, optional): maps features row by row, before the
-            propagation, such as a network; or a factory, a callable without
-            an argument, that draws one anew. (default: :obj:`None`)
+        features (str): advanced: :obj:`'exact'`, or :obj:`'push'` for the
+            infinite series of :obj:`'appnp'`, :obj:`'ppr'` or
+            :obj:`'single_target'`: features to a threshold, which steer the
+            steps, while the certificate and the predictions come from exact
+            solves of few columns. (default: :obj:`'exact'`)
+        theta (float, optional): advanced: the threshold of pushes.
+        encoder (callable, optional): maps features row by row before the
+            propagation, such as a network; or a factory, a callable without an
+            argument, that draws one anew.
         start_is_public (bool): your statement that the encoder never saw the
             data; needed if one is passed, and repeated in reports.
             (default: :obj:`False`)
-        tol (float): the residual of exact solves. (default: :obj:`1e-8`)
-        max_pending (int): the most nodes and edges that may be added before a
-            release. (default: :obj:`1_000`)
-        directed (bool, optional): whether edges that are added go in one
-            direction alone; by default whether an edge of the graph does, so
-            give it where the first graph is empty or symmetric by chance.
-            (default: :obj:`None`)
+        tol (float): advanced: the residual of exact solves.
+            (default: :obj:`1e-8`)
+        max_pending (int): advanced: the most nodes and edges that may be
+            added before a release. (default: :obj:`1_000`)
+        directed (bool, optional): advanced: whether edges that are added go in
+            one direction alone; by default whether an edge of the graph does.
         seed (int, optional): the seed of the noise. It makes the noise
-            repeatable, and the release not private. (default: :obj:`None`)
+            repeatable, and the release not private.
 
     Raises:
         TypeError, ValueError: if an argument is out of range.
@@ -274,9 +197,9 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
         >>> data = Data(
         ...     x=torch.eye(12), edge_index=edge_index, y=(ring >= 6).long()
         ... )
-        >>> model = NodeClassifier(levels=2, lam=0.1, seed=0)
+        >>> model = NodeClassifier(K=2, weight_decay=0.1, seed=0)
         >>> model = model.fit(data, torch.arange(10))
-        >>> report = model.remove(RemovalRequest(nodes=[3], edges=[(7, 8)]))
+        >>> report = model.remove(nodes=[3], edges=[(7, 8)])
         >>> report.bound <= report.budget, model.verify().ok
         (True, True)
     """
@@ -284,8 +207,12 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
     _state: type[NodeState] = NodeState
     _made: type[NodeUnlearnReport] = NodeUnlearnReport
 
-    @retired(head=(HEAD,))
-    @renamed(encoder_is_public='start_is_public')
+    @retired(head=(HEAD,), on_exceed=('refine', 'retrain'))
+    @renamed(
+        encoder_is_public='start_is_public',
+        levels='K',
+        lam='weight_decay',
+    )
     @validated
     def __init__(
         self,
@@ -293,13 +220,12 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
         *,
         alpha: float | None = None,
         t: float | None = None,
-        levels: int | None = None,
+        K: int | None = None,
         bound: float = BOUND,
-        lam: float = 1e-3,
+        weight_decay: float = 1e-3,
         release_std: float = 1e-4,
         epsilon: float = 1.0,
         delta: float = 1e-4,
-        on_exceed: str = 'retrain',
         features: Annotated[str, OneOf(FEATURES)] = 'exact',
         theta: float | None = None,
         encoder: Callable[..., Any] | None = None,
@@ -310,20 +236,19 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
         seed: int | None = None,
     ) -> None:
         super().__init__(
-            lam=lam,
+            weight_decay=weight_decay,
             release_std=release_std,
             epsilon=epsilon,
             delta=delta,
-            on_exceed=on_exceed,
             tol=tol,
             seed=seed,
         )
-        self.measure = fixed_measure(measure, alpha, t, levels)
+        self.measure = fixed_measure(measure, alpha, t, K)
         if features == 'push':
-            if measure not in SERIES or levels is not None:
+            if measure not in SERIES or K is not None:
                 raise ValueError(
                     "features='push' needs 'measure' to be one of "
-                    f"{SERIES}, by name and without 'levels' (got {measure})"
+                    f"{SERIES}, by name and without 'K' (got {measure})"
                 )
             check_positive('theta', 1.0 if theta is None else theta)
             theta = 1e-6 if theta is None else float(theta)
@@ -343,7 +268,7 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
         self.directed = directed
         check_directed(directed, self.measure, None)
         alpha = None if alpha is None else float(alpha)
-        given = self.measure, alpha, theta, self.lam, self.bound
+        given = self.measure, alpha, theta, weight_decay, self.bound
         self._settings = Settings(*given)
         # The model of an edit in place that has not ended.
         self._editing: Model | None = None
@@ -368,12 +293,11 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
         Args:
             data (Data): the graph, with ``x``, ``edge_index``, ``y`` and
                 ``train_mask``.
-            train_nodes (list[int] or Tensor, optional): the training nodes,
-                as positions in :obj:`data` or a mask, in place of
-                ``train_mask``. (default: :obj:`None`)
+            train_nodes (list[int] or Tensor, optional): the training nodes, as
+                positions in :obj:`data` or a mask, in place of ``train_mask``.
             classes (list[int], optional): the labels that exist or may come
                 later; by default those of the training nodes, none of which
-                may lose its last one. (default: :obj:`None`)
+                may lose its last one.
 
         Raises:
             TypeError, ValueError: on a graph that is weighted or has
@@ -456,7 +380,6 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
             nodes (list[int] or Tensor, optional): the ids of nodes, or a mask
                 of all nodes that ever were; by default all of them, in the
                 order of the fit and then as they came.
-                (default: :obj:`None`)
 
         Raises:
             NotThere: on a node that never was.
@@ -597,8 +520,7 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
             TypeError: on anything else.
             ValueError: if something is not there, or there already, or does
                 not fit; or if a class would be left without a training node.
-            BudgetExceededError: with ``on_exceed='raise'``, if steps do not
-                meet the budget; else if retraining does not come to an end.
+            BudgetExceededError: if neither steps nor retraining meet it.
         """
         check_instance('release', release, bool)
         return self._updated(update, release, reference)
@@ -624,19 +546,16 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
             model.remove(RemovalRequest(persons=[12], unit=unit))
 
         Args:
-            request (RemovalRequest or list, optional): a request, or a list
-                of requests, which makes one release; or ids of nodes.
-                (default: :obj:`None`)
+            request (RemovalRequest or list, optional): a request, or a list of
+                requests, which makes one release; or ids of nodes.
             nodes (list[int] or Tensor, optional): the ids of nodes that go
-                with all their edges. (default: :obj:`None`)
+                with all their edges.
             edges (list[tuple] or Tensor, optional): edges, as pairs of ids.
-                (default: :obj:`None`)
             features (list[int] or Tensor, optional): nodes that lose their
-                features. (default: :obj:`None`)
+                features.
             labels (list[int] or Tensor, optional): nodes that leave the
-                training. (default: :obj:`None`)
+                training.
             persons (list[int], optional): needs a request with their unit.
-                (default: :obj:`None`)
             missing (str): :obj:`'raise'`, or :obj:`'skip'` to remove what is
                 there and list the rest in ``skipped`` of the report.
                 (default: :obj:`'raise'`)
@@ -656,32 +575,18 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
             labels=labels,
             persons=persons,
         )
-
-        def remove(request: RemovalRequest) -> NodeUnlearnReport:
-            report = self._updated(whole(request), True, reference)
-            assert isinstance(report, NodeUnlearnReport)
-            return report
-
-        report, skipped = skipping(asked, missing, remove)
-        return replace(report, skipped=skipped)  # type: ignore[call-arg]
+        return self._skipping(
+            asked, missing, lambda each: self._updated(each, True, reference)
+        )
 
     @editing
     def release(self, *, reference: str = '') -> NodeUnlearnReport:
-        """Make a release that includes all pending additions.
-
-        Raises:
-            ValueError: if nothing is pending: a release that changes nothing
-                would spend budget.
-        """
+        """Make a release that includes all pending additions."""
         if not self._fitted.data.num_pending:
             raise ValueError("'release' needs pending additions (got none)")
-        report = self._updated(Update(), True, reference)
-        assert isinstance(report, NodeUnlearnReport)
-        return report
+        return self._updated(Update(), True, reference)
 
-    def _updated(
-        self, update: Any, release: bool, reference: str
-    ) -> NodeUnlearnReport | NodeAdditionReport:
+    def _updated(self, update: Any, release: bool, reference: str) -> Any:
         model = self._fitted
         model.ledger.check_reference(reference)
         data = model.data
@@ -694,8 +599,8 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
             if alone and waits and not (release or reference):
                 new = model._replace(lineage=model.lineage.next())
                 rows = torch.cat([_NONE, *data.pending.named]).unique()
-                report: NodeUnlearnReport | NodeAdditionReport
-                report = NodeAdditionReport(data.num_pending, rows.numel())
+                count = data.num_pending
+                report: Any = NodeAdditionReport(count, rows.numel())
             else:
                 new, report = self._forget(model, edits, reference)
             # Model, data and account at once.
@@ -827,7 +732,7 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
                 nothing.
         """
         model = self._fitted
-        arrays = self._evidence(model._replace(data=model.data.fitted()))
+        arrays = model._replace(data=model.data.fitted()).evidence()
         if arrays is None:
             raise ValueError(
                 "'save_for_check' needs a classifier of nodes with "
@@ -840,7 +745,8 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
 
     def __repr__(self) -> str:
         return (
-            f'{type(self).__name__}({self.measure}, lam={self.lam}, '
+            f'{type(self).__name__}({self.measure}, '
+            f'weight_decay={self.weight_decay}, '
             f'release_std={self.release_std}, epsilon={self.epsilon}, '
             f'delta={self.delta}, features={self.features!r})'
         )
@@ -917,14 +823,12 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
         least = least if goal <= least else coarse(goal)
         return min(least if spent <= goal else coarse(spent), self.budget)
 
-    def _exceeded(
-        self, data: NodeState, bound: float, other: str = ''
-    ) -> BudgetExceededError:
+    def _exceeded(self, data: NodeState, bound: float) -> BudgetExceededError:
         limit = self._allowed(self.budget, data.mu)
         return BudgetExceededError(
             f'the residual is at most {bound:.6g}, of a budget of {limit:.6g}:'
-            " choose a larger 'release_std' or 'lam', or divide the features "
-            f'by their size{other}'
+            " choose a larger 'release_std' or 'weight_decay', or divide the "
+            'features by their size'
         )
 
     def _followed(self, model: Model) -> tuple[Change, Problem, Gradient]:
@@ -955,9 +859,6 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
         made = paid('step' if found.iterations == 1 else 'refine', found)
         if made.spent <= self.budget:
             return made
-        if self.on_exceed == 'raise':
-            other = " or on_exceed='retrain'"
-            raise self._exceeded(data, made.bound, other)
         # Retrain as a fit does, on data built anew.
         again = self._solved(data.rebuilt())
         steps = found.iterations + again.iterations
@@ -975,7 +876,7 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
         self, model: Model, edits: list[Edit], reference: str
     ) -> tuple[Model, NodeUnlearnReport]:
         data = model.data
-        request = _line(model, edits)
+        request = model.line(edits)
         change, problem, start = self._followed(model)
         action, found, bound, spent = self._step(model, problem, start)
         W, gradient, factor, iterations = found
@@ -1054,42 +955,9 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
 
     # Proofs #################################################################
 
-    def _evidence(self, model: Model) -> dict[str, np.ndarray] | None:
-        # The arrays from which the kernel proves a release; none for infinite
-        # series and pairs, of which it proves nothing, and for a state as
-        # version 0.1 wrote it.
-        data, settings = model.data, model.data.settings
-        seal = model.seals.state_dict()
-        if (settings.theta, settings.pairs) != (None, None):
-            return None
-        if 'salt' not in seal:
-            return None
-        ids, (degree, col) = data.ids.n_id, data.graph.entries()
-        held = {
-            'col': col,
-            'alive': data.graph.alive,
-            'own_loop': data.graph.own_loop,
-            'featureless': data.featureless,
-            'x': data.levels.x,
-            'labels': data.labels(),
-            'salt': seal['salt'],
-            'W': model.W,
-            'released': model.weight,
-        }
-        return {
-            **{name: np.ascontiguousarray(t) for name, t in held.items()},
-            **settings.arrays(self.release_std),
-            **({} if ids is None else {'ids': ids.numpy()}),
-            'rowptr': np.concatenate([[0], degree.cumsum(0)]),
-            'classes': np.array(data.classes),
-            'directed': np.array(not data.graph.undirected),
-            'secure': np.array(model.secure),
-            'releases': np.array(model.releases),
-        }
-
     def _proved(self, model: Model, claimed: bool) -> dict[str, Any]:
         # Prove the last release by the kernel; fields of a report.
-        arrays, spent = self._evidence(model), model.ledger.spent
+        arrays, spent = model.evidence(), model.ledger.spent
         # A release of spent 0 is compared with a fit by this program.
         if arrays is None or spent == 0:
             return {}
@@ -1129,20 +997,18 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
             return getattr(encoder, '__qualname__', name)
         return f'{name} {fingerprint_model(encoder.state_dict())}'
 
-    def _unpacked(
-        self, state: dict[str, Any], progress_bar: bool | None
-    ) -> Model:
+    def _unpacked(self, state: dict[str, Any]) -> Model:
         config = dict(state['config'])
         if self.encoder is not None and config.get('encoder') == (
             type(self.encoder).__name__
         ):
             # States of 0.1 hold the class alone.
             config['encoder'] = self._encoder_digest()
-        return super()._unpacked({**state, 'config': config}, progress_bar)
+        return super()._unpacked({**state, 'config': config})
 
     def _packed(self, model: Model) -> dict[str, Any]:
         data = model.data.to_dict()
-        waits = _waiting(model.sealed, data)
+        waits = waiting(model.sealed, data)
         return {
             **super()._packed(model),
             **({'waits': waits} if waits else {}),
@@ -1154,11 +1020,7 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
         }
 
     def _rebuilt(
-        self,
-        state: dict[str, Any],
-        ledger: RemovalLedger,
-        lineage: Lineage,
-        progress_bar: bool | None,
+        self, state: dict[str, Any], ledger: RemovalLedger, lineage: Lineage
     ) -> Model:
         held, weight = state['data'], state['weight']
         classes = tuple(state['classes'])
@@ -1184,52 +1046,10 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
             state['secure'],
             self.release_std,
         )
-        if state.get('waits', '') != _waiting(made.sealed, held):
+        if state.get('waits', '') != waiting(made.sealed, held):
             raise ValueError(
                 'the pending additions of the state were changed since it '
                 'was saved'
             )
         data.take(held)
         return made
-
-
-def _waiting(root: str, held: dict[str, Any]) -> str:
-    # A digest of the additions, which no line of the ledger covers.
-    came = held.get('came')
-    return '' if came is None else sealed(root, *map(came.get, sorted(came)))
-
-
-def _line(model: Model, edits: Sequence[Edit]) -> dict[str, Any]:
-    # The items for the ledger, after the edits.
-    data, graph = model.data, model.data.graph
-    kinds = 'nodes', 'edges', 'directed_edges', 'features', 'labels'
-    part: dict[str, Any] = {
-        kind: tuple({v for e in edits for v in getattr(e.part, kind)})
-        for kind in kinds
-    }
-    changed = dict[str, set[int]]()
-    for kind in ('features', 'labels'):
-        given = [pair for e in edits if (pair := getattr(e, kind)) is not None]
-        changed[kind] = {v for pair in given for v in pair[0].tolist()}
-    # Those that left the training are removed, and the others have labels.
-    off = {v for v in changed['labels'] if not data.trains(v)}
-    part['labels'] = (*{*part['labels'], *off},)
-
-    def present(arcs: Any) -> set[Arc]:
-        listed = sorted(arcs)
-        there = graph.has_edges(edges_of(listed)).tolist()
-        return {arc for arc, has in zip(listed, there, strict=True) if has}
-
-    added = torch.cat([_NONE.view(2, 0), *data.pending.edges], 1)
-    return line_of(
-        Part(**part),
-        changed,
-        {
-            'features': lambda v: bool(data.featureless[v]),
-            'labels': lambda v: not data.trains(v),
-        },
-        present,
-        arcs_of(added, graph.undirected),
-        model.ledger.removed,
-        ids=data.ids,
-    )

@@ -1,8 +1,9 @@
-"""Readers of a user's data and updates for node classifiers."""
+"""State of a fitted node classifier, and readers of data and updates."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
@@ -13,20 +14,166 @@ from pyg_trust._checks import (
     check_tensor,
 )
 from pyg_trust.agp.measures import Measure, make_measure, needs_graph
-from pyg_trust.removal import NodeIds, Nodes, RemovalRequest
+from pyg_trust.files.commit import Lineage
+from pyg_trust.files.seals import Seals, sealed
+from pyg_trust.ledger import RemovalLedger
+from pyg_trust.removal import NodeIds, Nodes, Part, RemovalRequest
+from pyg_trust.unlearning.certified import recorded
+from pyg_trust.unlearning.heads import Factor, Gradient
+from pyg_trust.unlearning.lines import Arc, arcs_of, line_of
 from pyg_trust.unlearning.node_rows import Edit, NodeState
+from pyg_trust.unlearning.sums import edges_of
 from pyg_trust.update import Update
 
 __all__ = [
+    'Model',
     'edits_of',
     'encode',
     'fixed_measure',
     'read_classes',
     'read_features',
-    'whole',
+    'waiting',
 ]
 
 Encoded = Callable[[Tensor], Tensor]
+_NONE = torch.empty((2, 0), dtype=torch.int64)
+
+
+class Model(NamedTuple):
+    """State of a fitted node classifier, with its removal ledger.
+
+    Replaced as a whole, at the end of an operation that may fail. The data
+    are edited in place, with undo.
+    """
+
+    data: NodeState
+    ledger: RemovalLedger
+    seals: Seals
+    lineage: Lineage
+    W: Tensor
+    weight: Tensor
+    gradient: Gradient
+    factor: Factor
+    frozen: bool
+    releases: int
+    # Whether all noise so far came from the operating system.
+    secure: bool
+    release_std: float
+    # Steps since the factor was made, beyond FEW_STEPS for each removal.
+    excess: int = 0
+
+    @property
+    def classes(self) -> tuple[int, ...]:
+        """The class labels, in ascending order."""
+        return self.data.classes
+
+    @property
+    def num_items(self) -> int:
+        """The number of training rows that remain."""
+        return self.data.num_train
+
+    @property
+    def sealed(self) -> str:
+        """Digest of the saved state, recorded in the ledger."""
+        data, held = self.data, [self.weight]
+        if data.ids.n_id is not None:
+            held.append(data.ids.n_id)
+        return sealed(
+            self.seals.root,
+            str(data.classes),
+            not data.graph.undirected,
+            self.releases,
+            self.secure,
+            data.settings.digest(self.release_std),
+            *held,
+        )
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether the ledger's last line records this state."""
+        # Lines of version 0.1 stand for the data alone.
+        return recorded(self.ledger, self.sealed, self.seals.root)
+
+    def evidence(self) -> dict[str, np.ndarray] | None:
+        """Return the arrays from which the kernel proves a release.
+
+        None for infinite series and pairs, of which it proves nothing, and
+        for a state as version 0.1 wrote it.
+        """
+        data, settings = self.data, self.data.settings
+        seal = self.seals.state_dict()
+        if (settings.theta, settings.pairs) != (None, None):
+            return None
+        if 'salt' not in seal:
+            return None
+        ids, (degree, col) = data.ids.n_id, data.graph.entries()
+        held = {
+            'col': col,
+            'alive': data.graph.alive,
+            'own_loop': data.graph.own_loop,
+            'featureless': data.featureless,
+            'x': data.levels.x,
+            'labels': data.labels(),
+            'salt': seal['salt'],
+            'W': self.W,
+            'released': self.weight,
+        }
+        return {
+            **{name: np.ascontiguousarray(t) for name, t in held.items()},
+            **settings.arrays(self.release_std),
+            **({} if ids is None else {'ids': ids.numpy()}),
+            'rowptr': np.concatenate([[0], degree.cumsum(0)]),
+            'classes': np.array(data.classes),
+            'directed': np.array(not data.graph.undirected),
+            'secure': np.array(self.secure),
+            'releases': np.array(self.releases),
+        }
+
+    def line(self, edits: Sequence[Edit]) -> dict[str, Any]:
+        """List what edits removed, for the ledger, after they were played."""
+        data, graph = self.data, self.data.graph
+        kinds = 'nodes', 'edges', 'directed_edges', 'features', 'labels'
+        part: dict[str, Any] = {
+            kind: tuple({v for e in edits for v in getattr(e.part, kind)})
+            for kind in kinds
+        }
+        changed = {
+            kind: {
+                v
+                for e in edits
+                if (pair := getattr(e, kind)) is not None
+                for v in pair[0].tolist()
+            }
+            for kind in ('features', 'labels')
+        }
+        # Those that left the training are removed, the others have labels.
+        off = {v for v in changed['labels'] if not data.trains(v)}
+        part['labels'] = (*{*part['labels'], *off},)
+
+        def present(arcs: Any) -> set[Arc]:
+            listed = sorted(arcs)
+            there = graph.has_edges(edges_of(listed)).tolist()
+            return {arc for arc, has in zip(listed, there, strict=True) if has}
+
+        added = torch.cat([_NONE, *data.pending.edges], 1)
+        return line_of(
+            Part(**part),
+            changed,
+            {
+                'features': lambda v: bool(data.featureless[v]),
+                'labels': lambda v: not data.trains(v),
+            },
+            present,
+            arcs_of(added, graph.undirected),
+            self.ledger.removed,
+            ids=data.ids,
+        )
+
+
+def waiting(root: str, held: dict[str, Any]) -> str:
+    """Hash the additions, which no line of the ledger covers."""
+    came = held.get('came')
+    return '' if came is None else sealed(root, *map(came.get, sorted(came)))
 
 
 def read_features(data: Data) -> Tensor:
@@ -45,12 +192,7 @@ def read_classes(
     train_nodes: Nodes | None,
     classes: Sequence[int] | None = None,
 ) -> tuple[tuple[int, ...], Tensor]:
-    """Read the classes, and the position of each training node's class.
-
-    Returns:
-        tuple: the labels, ascending; and int64, ``[num_nodes]``, -1 for nodes
-        that are not trained on.
-    """
+    """Read the classes, and the position of each training node's class."""
     n = int(data.num_nodes)
     y = data.get('y')
     if not isinstance(y, Tensor):
@@ -129,17 +271,7 @@ def _one_mask(name: str, mask: Any) -> Any:
 
 @torch.no_grad()
 def encode(encoder: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Encode features; refuse an encoder that mixes rows.
-
-    Args:
-        encoder (callable): maps ``[n, d]`` to ``[n, d']``.
-        x (Tensor): the features.
-
-    Raises:
-        ValueError: if the encoder is in training mode, changes the number of
-            rows, is not finite, or gives a row another result when it comes
-            alone.
-    """
+    """Encode features; refuse an encoder that mixes rows."""
     if getattr(encoder, 'training', False):
         raise ValueError("'encoder' needs to be in evaluation mode: .eval()")
     made = encoder(x)
@@ -162,7 +294,7 @@ def fixed_measure(
     measure: str | Measure,
     alpha: float | None,
     t: float | None,
-    levels: int | None,
+    K: int | None,
 ) -> Measure:
     """Return a measure whose weights do not depend on the graph."""
     if needs_graph(measure) or (
@@ -175,19 +307,9 @@ def fixed_measure(
             'weights depend on the graph (as those of katz on its spectral '
             'radius), which a removal changes'
         )
-    if measure == 'sgc' and levels is None:
-        levels = 2
-    return make_measure(measure, None, alpha=alpha, t=t, levels=levels)
-
-
-def whole(request: RemovalRequest) -> Update:
-    """Return a removal from the only graph as an update."""
-    if request.graphs != [0] or request.parts[0].whole:
-        raise ValueError(
-            "'request' needs to name nodes, edges, features or labels of "
-            f'graph 0, the only one (got graphs {request.graphs})'
-        )
-    return Update(remove=request)
+    if measure == 'sgc' and K is None:
+        K = 2
+    return make_measure(measure, None, alpha=alpha, t=t, levels=K)
 
 
 def edits_of(data: NodeState, update: Any, encoded: Encoded) -> list[Edit]:
@@ -195,11 +317,6 @@ def edits_of(data: NodeState, update: Any, encoded: Encoded) -> list[Edit]:
 
     Removals that follow one another become one: an edge of a node that is
     removed may be named beside it.
-
-    Args:
-        data (NodeState): the state that they are for.
-        update (Update, RemovalRequest or list): what the user passed.
-        encoded (callable): encodes new features.
     """
     edits: list[Edit] = []
     removals: list[RemovalRequest] = []
@@ -217,8 +334,8 @@ def edits_of(data: NodeState, update: Any, encoded: Encoded) -> list[Edit]:
             removals.append(asked)
             continue
         if removals:
-            whole = Update(remove=RemovalRequest.batch(removals))
-            edits.append(Edit(ids.part(whole.part)))
+            every = Update(remove=RemovalRequest.batch(removals))
+            edits.append(Edit(ids.part(every.part)))
             removals = []
         if each is not None:
             edit = _edit(data, each, count, encoded)

@@ -1,5 +1,3 @@
-# Longer than 700 lines because a state and the parts of its edits stand
-# together.
 """Data of a node classifier: graph, features and training rows.
 
 Graph and features are edited in place, with undo. What describes the training
@@ -29,6 +27,7 @@ from pyg_trust.unlearning.heads import (
     Problem,
     Residual,
     hidden,
+    norm,
     targets,
 )
 from pyg_trust.unlearning.incremental import ColumnProblem, SeriesState, bare
@@ -49,33 +48,21 @@ _REPLACED = {
 
 
 class Pairs(NamedTuple):
-    """Settings of a link classifier's pairs, independent of the edges.
+    """Settings of a link classifier's pairs, independent of the edges."""
 
-    Args:
-        names (int): an upper bound of the number of rows there may ever be.
-        partners (int): the number of negative pairs of a node.
-        seed (int): the public seed of the partners.
-        scale (float): the factor of products of rows.
-    """
-
+    # An upper bound of the number of rows there may ever be.
     names: int
+    # The number of negative pairs of a node, and the seed of the partners.
     partners: int
     seed: int
+    # The factor of products of rows.
     scale: float
 
 
 class Settings(NamedTuple):
-    r"""The hyperparameters of a node classifier, independent of the data.
+    """The hyperparameters of a node classifier, independent of the data.
 
-    Args:
-        measure (Measure): the propagation of the features.
-        alpha (float, optional): the :math:`\alpha` of the infinite series.
-        theta (float, optional): the threshold of pushes; :obj:`None` for
-            exact features.
-        lam (float): the regularisation :math:`\lambda`.
-        bound (float): the largest magnitude of a feature.
-        pairs (Pairs, optional): the pairs of a link classifier.
-            (default: :obj:`None`)
+    ``theta`` is :obj:`None` for exact features, ``pairs`` for nodes.
     """
 
     measure: Measure
@@ -86,30 +73,23 @@ class Settings(NamedTuple):
     pairs: Pairs | None = None
 
     def arrays(self, std: float) -> dict[str, np.ndarray]:
-        """Return the settings of the kernel's proof.
-
-        Args:
-            std (float): the standard deviation of a release's noise.
-        """
+        """Return the settings of the kernel's proof of a noisy release."""
         measure = self.measure
-        return {
-            'head': np.array(HEAD),
-            'weights': np.array(measure.weights),
-            'a': np.array(float(measure.a)),
-            'b': np.array(float(measure.b)),
-            'bits': np.array(self.bits),
-            'lam': np.array(self.lam),
-            'std': np.array(std),
-            'self_loops': np.array(measure.self_loops),
-            'along': np.array(measure.along),
+        given = {
+            'head': HEAD,
+            'weights': measure.weights,
+            'a': float(measure.a),
+            'b': float(measure.b),
+            'bits': self.bits,
+            'lam': self.lam,
+            'std': std,
+            'self_loops': measure.self_loops,
+            'along': measure.along,
         }
+        return {name: np.array(value) for name, value in given.items()}
 
     def digest(self, std: float) -> str:
-        """Hash the settings of a proof, without data and weights.
-
-        Args:
-            std (float): as for :meth:`arrays`.
-        """
+        """Hash the settings of a proof, without data and weights."""
         made = removal.setting(self.arrays(std))
         return made if self.pairs is None else fingerprint(made, *self.pairs)
 
@@ -122,17 +102,9 @@ class Settings(NamedTuple):
 class Edit(NamedTuple):
     """An update of a node classifier: removals, then additions, then changes.
 
-    Args:
-        part (Part): the items to remove.
-        x (Tensor, optional): float64: features of new nodes, encoded.
-        y (Tensor): int64: positions of the classes of new nodes; -1 for
-            those that are not trained on.
-        edges (Tensor): int64, ``[2, k]``: edges to add.
-        features (tuple, optional): nodes, and their new features, encoded.
-        labels (tuple, optional): nodes, and positions of their classes; -1
-            for nodes that leave the training.
-        update (Update, optional): what the user passed, to leave out what is
-            not there.
+    All in rows, with encoded features and positions of classes, -1 for nodes
+    that are not trained on. ``features`` and ``labels`` are nodes and what
+    they get. ``update`` is what the user passed.
     """
 
     part: Part
@@ -151,89 +123,57 @@ class Edit(NamedTuple):
 
 
 class Pending(NamedTuple):
-    """Edits that are applied to the graph, but not to the training rows yet.
+    """Edits that are applied to the graph, but not to the training rows."""
 
-    Args:
-        first (int): the number of nodes before the edits.
-        labels (dict[int, int]): by node, the position of its class; -1 for a
-            node that is not trained on.
-        named (tuple[Tensor, ...]): int64: nodes whose degree, neighbours or
-            features changed.
-        features (tuple[Tensor, ...]): int64: nodes whose features changed;
-            with pushes, nodes that were pushed.
-        sealed (tuple[Tensor, ...]): int64: other nodes whose digest changed.
-        edges (tuple[Tensor, ...]): int64, ``[2, k]``: the added edges.
-    """
-
+    # The number of nodes before the edits.
     first: int
+    # By node, the position of its class; -1 if it is not trained on.
     labels: dict[int, int]
+    # Nodes whose degree, neighbours or features changed.
     named: tuple[Tensor, ...] = ()
+    # Nodes whose features changed; with pushes, nodes that were pushed.
     features: tuple[Tensor, ...] = ()
+    # Other nodes whose digest changed.
     sealed: tuple[Tensor, ...] = ()
+    # The added edges.
     edges: tuple[Tensor, ...] = ()
 
 
 class Change(NamedTuple):
-    """The changes that an update made to features and gradient.
+    """The changes that an update made to features and gradient."""
 
-    Args:
-        rows (int): the number of feature rows that may have changed.
-        train_rows (int): the number of those rows that count in the objective.
-        gradient (Gradient, optional): the gradient at the old weights, on the
-            remaining data; :obj:`None` where it has to be measured.
-        named (Tensor): int64: nodes whose digest changed, some of them twice.
-            They show what was removed, so do not keep them.
-    """
-
+    # Feature rows that may have changed, and how many of them are trained on.
     rows: int
     train_rows: int
+    # At the old weights, on what remains; None where it has to be measured.
     gradient: Gradient | None
+    # Nodes whose digest changed. They show what was removed: not to be kept.
     named: Tensor
 
 
 class Moves(NamedTuple):
-    """The training rows that an edit drops, adds and changes.
+    """The training rows that an edit drops, adds and changes."""
 
-    Args:
-        rows (int): the number of feature rows that may have changed.
-        dropped (Tensor): int64: positions of rows that go.
-        keys (Tensor): int64: the nodes, or pairs, that come.
-        y (Tensor): int64: positions of their classes.
-        kept (Tensor): int64: positions of rows whose features changed.
-        relabelled (tuple[Tensor, Tensor]): positions, and new classes.
-    """
-
+    # The number of feature rows that may have changed.
     rows: int
+    # Positions of rows that go.
     dropped: Tensor
+    # The nodes, or pairs, that come, and the positions of their classes.
     keys: Tensor
     y: Tensor
+    # Positions of rows whose features changed.
     kept: Tensor
+    # Positions, and new classes.
     relabelled: tuple[Tensor, Tensor] = (_NONE, _NONE)
 
 
 class NodeState:
     """Graph, features and training rows of a node classifier.
 
-    All tensors are its own. Nodes are numbered by their rows, the positions
-    at the fit; :attr:`ids` has the ids that requests use.
-
-    Args:
-        settings (Settings): the settings, which do not depend on the data.
-        classes (tuple[int, ...]): the class labels, in ascending order.
-        graph (CSRGraph): the graph.
-        x (Tensor): float64, ``[num_nodes, d]``.
-        y (Tensor): int64, ``[num_nodes]``: positions in :obj:`classes`; -1
-            for nodes that are not trained on.
-        alive (Tensor, optional): bool, ``[num_nodes]``: a mask of the present
-            nodes. (default: :obj:`None`)
-        featureless (Tensor, optional): bool, ``[num_nodes]``: a mask of the
-            nodes whose features were removed. (default: :obj:`None`)
-        directed (bool): whether the graph counts as directed, even if all
-            edges go both ways. (default: :obj:`False`)
-        declared (bool): whether the user passed the classes, so that a class
-            may have no training node. (default: :obj:`False`)
-        ids (NodeIds, optional): the ids of the nodes; by default the rows.
-            (default: :obj:`None`)
+    Nodes are numbered by their rows, the positions at the fit; :attr:`ids`
+    has the ids that requests use. ``y`` has positions in ``classes``, -1 for
+    nodes that are not trained on. With ``declared`` classes one may have no
+    training node.
     """
 
     def __init__(
@@ -320,7 +260,7 @@ class NodeState:
         """Return the objective that training minimises."""
         if self.Z is not None:
             if self.square is None:
-                self.square = _norm(self.Z) ** 2
+                self.square = norm(self.Z) ** 2
             size = math.sqrt(self.square)
             return Objective(self.Z, self.Y, self.mu, size=size)
         assert isinstance(self.levels, SeriesState)
@@ -329,12 +269,7 @@ class NodeState:
         return ColumnProblem(self.levels, train, Y, self.mu, goal)
 
     def margins(self, weight: Tensor, nodes: Tensor) -> Tensor:
-        """Compute the margins of nodes at exact features.
-
-        Args:
-            weight (Tensor): ``[d, num_outputs]``.
-            nodes (Tensor): int64: present nodes.
-        """
+        """Compute the margins of present nodes at exact features."""
         if isinstance(self.levels, Sums):
             return self.levels.rows(nodes) @ weight
         signal = self.levels.x @ weight
@@ -450,7 +385,10 @@ class NodeState:
         kept = torch.cat([kept, rows]).unique() if rows.numel() else kept
         goals = torch.cat([self.Y[kept], goals])
         if rows.numel():
-            self._relabel(rows, torch.cat([moves.relabelled[1], moves.y]))
+            y = torch.cat([moves.relabelled[1], moves.y])
+            hot = targets(y, len(self.classes))
+            self.y = self.y.index_copy(0, rows, y)
+            self.Y = self.Y.index_copy(0, rows, hot)
         self._check_members(had)
         gradient = self._write(kept, dropped, goals, W, old, before)
         return Change(moves.rows, kept.numel(), gradient, sealed)
@@ -500,10 +438,6 @@ class NodeState:
         stays, comes = (place >= 0) & (y >= 0), (place < 0) & (y >= 0)
         relabelled = place[stays], y[stays]
         return Moves(count, dropped, nodes[comes], y[comes], kept, relabelled)
-
-    def _relabel(self, rows: Tensor, y: Tensor) -> None:
-        self.y = self.y.index_copy(0, rows, y)
-        self.Y = self.Y.index_copy(0, rows, targets(y, len(self.classes)))
 
     def _drop(self, rows: Tensor) -> None:
         # All of training rows but their features.
@@ -577,11 +511,11 @@ class NodeState:
         # So many rows of these norms, and of such slopes, change the gradient
         # by `value`, and the penalty by `more`.
         value.add_(old.value).add_(W, alpha=more)
-        weight = _norm(W)
+        weight = norm(W)
         drift = (abs(more) + self.mu) * weight
         missing = hidden(*norms, weight, (count, *W.shape), drift)
         # Adding matrices rounds the last bits of the sums.
-        measured = _norm(value)
+        measured = norm(value)
         missing += old.norm.upper - old.norm.measured
         missing += 4 * UNIT * (measured + old.norm.measured)
         return Gradient(value, Residual(measured, measured + missing))
@@ -618,11 +552,7 @@ class NodeState:
         return self.graph.alive.nonzero().view(-1)
 
     def error(self, fitted: 'NodeState') -> tuple[float, float]:
-        """Compute the error of the features and a bound of it.
-
-        Args:
-            fitted (NodeState): the result of :meth:`fitted`.
-        """
+        """Compute the error of the features and a bound of it."""
         now = self.rebuilt() if self.num_pending else fitted
         if isinstance(now.levels, SeriesState):
             exact = now.levels.solve(now.levels.x, 1e-12)
@@ -644,10 +574,6 @@ class NodeState:
         """Hash the data of each block of ``BLOCK`` neighbouring rows.
 
         They have no salt: seal them.
-
-        Args:
-            nodes (Tensor, optional): int64: nodes whose blocks are hashed; by
-                default all. (default: :obj:`None`)
         """
         graph, n = self.graph, self.graph.num_nodes
         if nodes is None:
@@ -722,12 +648,9 @@ class NodeState:
     ) -> 'NodeState':
         """Rebuild the fitted data from the result of :meth:`to_dict`."""
         # Older files have no declared classes.
-        declared = held.get('declared', False)
-        for name, value in (
-            ('directed', held['directed']),
-            ('declared', declared),
-        ):
-            check_instance(name, value, bool)
+        directed, declared = held['directed'], held.get('declared', False)
+        check_instance('directed', directed, bool)
+        check_instance('declared', declared, bool)
         return cls(
             settings,
             classes,
@@ -736,7 +659,7 @@ class NodeState:
             held['y'],
             held['alive'],
             held['featureless'],
-            held['directed'],
+            directed,
             declared,
             NodeIds(held.get('n_id'), 'n_id'),
         )
@@ -757,7 +680,3 @@ class NodeState:
         """Make the state from the present data alone."""
         held = self.to_dict()
         return self.from_dict(self.settings, self.classes, held).take(held)
-
-
-def _norm(matrix: Tensor) -> float:
-    return float(torch.linalg.vector_norm(matrix))

@@ -435,7 +435,6 @@ def blpa(
     slack: Slack = 0.095,
     max_rounds: Natural = 100,
     seed: int | None = None,
-    progress_bar: bool | None = None,
 ) -> Tensor:
     r"""Balanced label propagation, GraphEraser's BLPA.
 
@@ -456,7 +455,6 @@ def blpa(
         slack (float): as in :func:`shard_limits`. (default: :obj:`0.095`)
         max_rounds (int): the most rounds. (default: :obj:`100`)
         seed (int, optional): the seed. (default: :obj:`None`)
-        progress_bar (bool, optional): by default in terminals, after 2 s.
     """
     limits = shard_limits(num_nodes, num_shards, slack)
     edge_index = _simple(edge_index, num_nodes)
@@ -464,7 +462,7 @@ def blpa(
     start = random_partition(num_nodes, num_shards, seed=rng.derive(seed, 0))
     shard = start.to(edge_index.device)
     nodes = torch.arange(num_nodes, device=shard.device)
-    for step in Bar(range(max_rounds), progress_bar, desc='blpa'):
+    for step in Bar(range(max_rounds), desc='blpa'):
         count = _neighbours(edge_index, shard, num_nodes, num_shards)
         most = count.max(1).values
         draw = torch.rand(
@@ -523,7 +521,6 @@ def bekm(
     slack: Slack = 0.095,
     max_rounds: Count = 20,
     seed: int | None = None,
-    progress_bar: bool | None = None,
 ) -> Tensor:
     r"""Balanced :math:`k`-means of embeddings, GraphEraser's BEKM.
 
@@ -541,7 +538,6 @@ def bekm(
         max_rounds (int): the most rounds. (default: :obj:`20`)
         seed (int, optional): the seed: of the nodes that the centroids start
             from. (default: :obj:`None`)
-        progress_bar (bool, optional): by default in terminals, after 2 s.
     """
     shape = ('num_nodes', 'channels')
     check_tensor('embedding', embedding, None, shape, finite=True)
@@ -550,7 +546,7 @@ def bekm(
     first = torch.randperm(num_nodes, generator=rng.generator(seed))
     centroid = embedding[first[:num_shards].to(embedding.device)]
     shard = first.new_empty(0)
-    for _ in Bar(range(max_rounds), progress_bar, desc='bekm'):
+    for _ in Bar(range(max_rounds), desc='bekm'):
         distance = torch.cdist(
             embedding, centroid, compute_mode='donot_use_mm_for_euclid_dist'
         )

@@ -1,45 +1,8 @@
-r"""Methods as published, to compare certified removal with.
+"""Methods as published, to compare certified removal with.
 
-**Objective perturbation.** :class:`PublishedScatteringClassifier` is the
-method of `"Unlearning Graph Classifiers with Limited Data Resources"
-<https://arxiv.org/abs/2211.03216>`_ (Pan et al. 2023; for nodes it is that of
-`Chien et al. 2022 <https://arxiv.org/abs/2206.09140>`_): a secret :math:`b
-\sim \mathcal{N}(0, \sigma^2)` is drawn at the fit, :math:`b^\top w` is added
-to the objective, and the approximate minimiser is released as it is while its
-residual is within a budget. `Guo et al. 2020
-<https://arxiv.org/abs/1911.03030>`_, Theorem 3: if :math:`\lVert \nabla
-L_b(W', D') \rVert_F` is at most :func:`removal_budget`, the release is
-:math:`(\varepsilon, \delta)`-indistinguishable from the exact minimiser. *It
-does not hold in general.* The release is the exact minimiser for the noise
-:math:`T(b) = b - u(b)`, whose residual :math:`u` depends on :math:`b`. The
-proof compares densities as if :math:`u` were fixed, and leaves out the
-Jacobian of :math:`T`: with one feature, two points of which one is removed,
-and :math:`(1, 10^{-4})`, one Newton step has :math:`\delta = 0.069`.
-
-**The update** (Pan et al., Algorithm 2): :math:`w' = w + p`, :math:`p = H^{-1}
-\Delta`, :math:`H = \nabla^2 L(w, D')`, :math:`\Delta = \nabla L(w, D) - \nabla
-L(w, D')`. For *any* :math:`p`,
-
-.. math::
-    \nabla L_b(w + p, D') = \nabla L_b(w, D) + (H p - \Delta) + R(p), \quad
-    R(p) = Z'^\top \left[ \int_0^1 (D_{w + tp} - D_w)\, dt \right] Z' p,
-
-where :math:`D_w = \operatorname{diag}(\ell''(w^\top z'_i))`. Entry :math:`i`
-of the bracket is at most :math:`\int_0^1 \gamma_2 t\, |z_i'^\top p|\, dt`, so
-
-.. math::
-    \lVert R(p) \rVert \le \frac{\gamma_2}{2} \lVert Z' \rVert_2 \lVert (Z'p)
-    \circ (Z'p) \rVert_2 ,
-
-which is :func:`tight_bound`. :math:`\gamma_2 = \frac{1}{6\sqrt3}` is the
-largest slope of :math:`\ell'' = \sigma(1 - \sigma)`; the paper uses
-:math:`\frac14`.
-
-linear-GST is another transform of the same classifier of graphs;
-unstructured removal (Guo et al. 2020) is its ``remove`` of
-:meth:`~pyg_trust.removal.RemovalRequest.whole_graphs`.
-:class:`GINClassifier` is a trained network, whose embeddings depend on every
-graph: it can only be trained again.
+Objective perturbation, whose certificate does not hold in general, and the
+bounds of its steps: ``docs/theory/certified_removal.rst`` derives them, and
+has a counterexample.
 """
 
 import math
@@ -48,15 +11,12 @@ from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Batch, Data
-from torch_geometric.nn import GIN, global_mean_pool
+from torch_geometric.data import Data
 
 from pyg_trust import noise, rng
 from pyg_trust._checks import (
-    Count,
     Fraction,
     Int,
-    Natural,
     NotNegative,
     OneOf,
     Positive,
@@ -66,14 +26,11 @@ from pyg_trust._checks import (
     validated,
 )
 from pyg_trust._describe import described
-from pyg_trust._progress import Bar
-from pyg_trust.graph import CSRGraph
 from pyg_trust.ledger import BudgetExceededError, RemovalLedger, coarse
-from pyg_trust.removal import NotThere, RemovalRequest, remove_from_data
+from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import fingerprint_model, provenance
 from pyg_trust.transforms import GraphEmbedding
-from pyg_trust.transforms.graph_scattering import graph_signal
-from pyg_trust.unlearning.certified import ON_EXCEED, best
+from pyg_trust.unlearning.certified import best
 from pyg_trust.unlearning.heads import GAMMA_2, Objective
 from pyg_trust.unlearning.newton import minimize
 from pyg_trust.unlearning.reports import NOT_CHECKED, UnlearnReport
@@ -88,7 +45,6 @@ from pyg_trust.update import Update
 from pyg_trust.verify.claims_removal import OBJECTIVE
 
 __all__ = [
-    'GINClassifier',
     'PublishedScatteringClassifier',
     'paper_bound',
     'removal_budget',
@@ -98,6 +54,7 @@ __all__ = [
 # Bits kept of a bound in the account, as it is a function of removed data.
 BITS = 4
 PAPER_GAMMA_2 = 0.25
+ON_EXCEED = ('refine', 'retrain', 'raise')
 ACCOUNTS = ('residual', 'bound', 'paper')
 
 # Bounds ######################################################################
@@ -137,7 +94,6 @@ def tight_bound(Z: Tensor, P: Tensor, K: Tensor | None = None) -> float:
         Z (Tensor): the remaining embeddings :math:`Z'`, ``[n, d]``.
         P (Tensor): the step, ``[d, C]``.
         K (Tensor, optional): ``rows.gram(Z)``, if known.
-            (default: :obj:`None`)
     """
     _check_step(Z, P, K)
     spread = float((Z @ P).square().norm())
@@ -164,7 +120,7 @@ def paper_bound(
     Args:
         Z (Tensor): as in :func:`tight_bound`.
         P (Tensor): as in :func:`tight_bound`.
-        K (Tensor, optional): as in :func:`tight_bound`. (default: :obj:`None`)
+        K (Tensor, optional): as in :func:`tight_bound`.
         radius (float, optional): :math:`F`; by default the largest row norm.
     """
     _check_step(Z, P, K)
@@ -203,7 +159,7 @@ class PublishedScatteringClassifier:
     Args:
         transform (GraphEmbedding): as in
             :class:`~pyg_trust.unlearning.ScatteringClassifier`.
-        lam (float): the regularisation. (default: :obj:`1e-3`)
+        weight_decay (float): the regularisation. (default: :obj:`1e-3`)
         noise_std (float): the standard deviation of :math:`b`. With 0 there
             is no certificate, and removals are refused. (default: :obj:`0.1`)
         epsilon (float): at most 1. (default: :obj:`1.0`)
@@ -217,9 +173,9 @@ class PublishedScatteringClassifier:
             :obj:`'retrain'` draws a fresh one, :obj:`'raise'` raises
             :class:`~pyg_trust.ledger.BudgetExceededError`.
             (default: :obj:`'refine'`)
-        num_classes (int, optional): as in that class. (default: :obj:`None`)
+        num_classes (int, optional): as in that class.
         tol (float): the residual of exact solves. (default: :obj:`1e-10`)
-        seed (int, optional): the seed of :math:`b`. (default: :obj:`None`)
+        seed (int, optional): the seed of :math:`b`.
     """
 
     @validated
@@ -227,7 +183,7 @@ class PublishedScatteringClassifier:
         self,
         transform: GraphEmbedding,
         *,
-        lam: Positive = 1e-3,
+        weight_decay: Positive = 1e-3,
         noise_std: NotNegative = 0.1,
         epsilon: Rate = 1.0,
         delta: Fraction = 1e-4,
@@ -238,7 +194,8 @@ class PublishedScatteringClassifier:
         seed: int | None = None,
     ) -> None:
         self.transform, self.num_classes = transform, num_classes
-        self.lam, self.noise_std, self.tol = lam, noise_std, tol
+        self.weight_decay = weight_decay
+        self.noise_std, self.tol = noise_std, tol
         self.epsilon, self.delta = epsilon, delta
         self.accounting, self.on_exceed = accounting, on_exceed
         self.budget = removal_budget(epsilon, delta, noise_std)
@@ -249,35 +206,29 @@ class PublishedScatteringClassifier:
     def __repr__(self) -> str:
         return described(self)
 
-    def fit(
-        self, graphs: Sequence[Data], *, progress_bar: bool | None = None
-    ) -> 'PublishedScatteringClassifier':
+    def fit(self, graphs: Sequence[Data]) -> 'PublishedScatteringClassifier':
         """Embed and train.
 
         Args:
             graphs (list[Data]): the training graphs, each with a label ``y``.
-            progress_bar (bool, optional): by default in terminals, after 2 s.
         """
-        train = self._keeper.keep(check_graphs(graphs), progress_bar)
+        train = self._keeper.keep(check_graphs(graphs))
         draws = 0 if self._state is None else self._state.draws
         B = self._drawn((train.Z.size(1), train.Y.size(1)), draws)
         ledger = RemovalLedger(self.budget)
         state = _State(train, B, torch.zeros_like(B), ledger, draws + 1)
-        state = self._solved(state, None, progress_bar)[0]
+        state = self._solved(state, None)[0]
         if self.noise_std:
             spent = self._measured(state)
             ledger.record('fit', spent, data=train.seals.root)
         self._state = state
         return self
 
-    def remove(
-        self, request: RemovalRequest, *, progress_bar: bool | None = None
-    ) -> UnlearnReport:
+    def remove(self, request: RemovalRequest) -> UnlearnReport:
         """Remove the requested items by one step, or as ``on_exceed`` says.
 
         Args:
             request (RemovalRequest): graphs, or their nodes, edges, features.
-            progress_bar (bool, optional): by default in terminals, after 2 s.
         """
         check_instance('request', request, RemovalRequest)
         old, budget = self._fitted, self.budget
@@ -287,13 +238,11 @@ class PublishedScatteringClassifier:
                 '(got 0)'
             )
         change = self._keeper.changed(
-            old.train,
-            [Update(remove=request)],
-            old.ledger.removed,
-            progress_bar,
+            old.train, [Update(remove=request)], old.ledger.removed
         )
         spent, new = old.ledger.spent, old._replace(train=change.left)
-        before, after = old.objective(self.lam), new.objective(self.lam)
+        decay = self.weight_decay
+        before, after = old.objective(decay), new.objective(decay)
         right = before.gradient(old.W).value - after.gradient(old.W).value
         P = after.factor(old.W).solve(right)
         new = new._replace(W=old.W + P, ledger=old.ledger.copy())
@@ -326,9 +275,9 @@ class PublishedScatteringClassifier:
             if action == 'retrain':
                 B, start = self._drawn(new.B.shape, new.draws), None
                 new = new._replace(B=B, draws=new.draws + 1)
-            new, steps = self._solved(new, start, progress_bar)
+            new, steps = self._solved(new, start)
             iterations, cost = iterations + steps, self._measured(new)
-            measured = new.objective(self.lam).gradient(new.W).norm.measured
+            measured = new.objective(decay).gradient(new.W).norm.measured
         root = change.left.seals.root
         new.ledger.record(line, cost, change.request, root)
         ledger, self._state = new.ledger, new
@@ -343,7 +292,7 @@ class PublishedScatteringClassifier:
             epsilon_transcript=math.inf,
             delta=self.delta,
             target_epsilon=self.epsilon,
-            lam=self.lam,
+            lam=self.weight_decay,
             residual_checked=NOT_CHECKED,
             skipped={},
             verification=None,
@@ -354,7 +303,7 @@ class PublishedScatteringClassifier:
             data=root,
             origin=provenance(
                 transform=str(self.transform),
-                lam=self.lam,
+                lam=self.weight_decay,
                 epsilon=self.epsilon,
                 noise_std=self.noise_std,
             ),
@@ -370,14 +319,12 @@ class PublishedScatteringClassifier:
             increments=added,
         )
 
-    def decision_function(
-        self, graphs: Sequence[Data], *, progress_bar: bool | None = None
-    ) -> Tensor:
+    def decision_function(self, graphs: Sequence[Data]) -> Tensor:
         """Compute the margins of graphs: ``[num_graphs, num_outputs]``."""
         state = self._fitted
         like = next(iter(state.train.graphs.values()))
         listed = check_graphs(graphs, like)
-        return self._keeper.embed(listed, progress_bar) @ state.W
+        return self._keeper.embed(listed) @ state.W
 
     def predict(self, graphs: Sequence[Data]) -> Tensor:
         """Return the labels of graphs: int64, ``[num_graphs]``."""
@@ -409,7 +356,7 @@ class PublishedScatteringClassifier:
     @property
     def objective(self) -> Objective:
         """The objective that is minimised, on the graphs that remain."""
-        return self._fitted.objective(self.lam)
+        return self._fitted.objective(self.weight_decay)
 
     @property
     def graphs(self) -> dict[int, Data]:
@@ -429,25 +376,24 @@ class PublishedScatteringClassifier:
         return noise.source(part).normal(tuple(shape)) * self.noise_std
 
     def _solved(
-        self, state: _State, start: Tensor | None, bar: bool | None
+        self, state: _State, start: Tensor | None
     ) -> tuple[_State, int]:
         train = state.train
         found = minimize(
             train.Z,
             train.Y,
             state.B,
-            self.lam,
+            self.weight_decay,
             W=start,
             K=train.K,
             tol=self.tol / 2,
-            progress_bar=bar,
         )
         return state._replace(W=found.W), found.iterations
 
     def _measured(self, state: _State) -> float:
         # What a solved model spends: that of tol, or of a power of two times
         # tol if rounding hides more.
-        upper = state.objective(self.lam).gradient(state.W).norm.upper
+        upper = state.objective(self.weight_decay).gradient(state.W).norm.upper
         return self.tol * max(1.0, coarse(upper / self.tol))
 
 
@@ -456,138 +402,3 @@ def _sum(one: float, two: float) -> float:
     one, two = max(one, two), min(one, two)
     total = one + two
     return total if total - one >= two else math.nextafter(total, math.inf)
-
-
-# Trained again ###############################################################
-
-
-class GINClassifier:
-    """A graph isomorphism network that unlearns by full retraining.
-
-    The settings are those of Pan et al. 2023: two layers of 64, mean pooling,
-    Adam, full batches.
-
-    Args:
-        max_degree (int, optional): use one-hot degrees of this width instead
-            of ``data.x``. (default: :obj:`None`)
-        hidden_channels (int): the width. (default: :obj:`64`)
-        num_layers (int): the depth. (default: :obj:`2`)
-        lr (float): the learning rate. (default: :obj:`1e-4`)
-        epochs (int): the number of epochs. (default: :obj:`500`)
-        seed (int, optional): the seed of the initial weights.
-            (default: :obj:`None`)
-    """
-
-    @validated
-    def __init__(
-        self,
-        *,
-        max_degree: Count | None = None,
-        hidden_channels: Count = 64,
-        num_layers: Count = 2,
-        lr: Positive = 1e-4,
-        epochs: Natural = 500,
-        seed: int | None = None,
-    ) -> None:
-        self.max_degree = max_degree
-        self.hidden_channels = hidden_channels
-        self.num_layers = num_layers
-        self.lr = lr
-        self.epochs = epochs
-        self._seed = rng.resolve(seed)
-        # Graphs and network, replaced together at the end of a training.
-        self._fitted: tuple[dict[int, Data], torch.nn.ModuleDict] | None = None
-
-    def __repr__(self) -> str:
-        return described(self)
-
-    def fit(
-        self, graphs: Sequence[Data], *, progress_bar: bool | None = None
-    ) -> 'GINClassifier':
-        """Train the network from scratch.
-
-        Args:
-            graphs (list[Data]): the training graphs, labelled 0, 1, ...
-            progress_bar (bool, optional): by default in terminals, after 2 s.
-        """
-        graphs = [data.clone() for data in check_graphs(graphs)]
-        self._train(dict(enumerate(graphs)), progress_bar)
-        return self
-
-    def remove(
-        self, request: RemovalRequest, *, progress_bar: bool | None = None
-    ) -> None:
-        """Delete the requested items and train the network from scratch.
-
-        Args:
-            request (RemovalRequest): the items to forget, by the names that
-                :meth:`fit` saw.
-            progress_bar (bool, optional): by default in terminals, after 2 s.
-        """
-        check_instance('request', request, RemovalRequest)
-        graphs = {} if self._fitted is None else dict(self._fitted[0])
-        for i, part in request.parts.items():
-            if i not in graphs:
-                raise NotThere(RemovalRequest(graphs=[i]))
-            if part.whole:
-                del graphs[i]
-            else:
-                graphs[i] = remove_from_data(graphs[i], part)
-        if not graphs:
-            raise ValueError('the request would leave no graph to train on')
-        self._train(graphs, progress_bar)
-
-    def predict(self, graphs: Sequence[Data]) -> Tensor:
-        """Return the labels of graphs: int64, ``[num_graphs]``."""
-        if self._fitted is None:
-            raise ValueError('the classifier needs to be fitted first')
-        inputs = self._batch(check_graphs(graphs))
-        with torch.no_grad():
-            return self._logits(self._fitted[1], *inputs).argmax(1)
-
-    def score(self, graphs: Sequence[Data]) -> float:
-        """Return the share of graphs that are classified as their ``y``."""
-        y = graph_labels(graphs)
-        return float((self.predict(graphs) == y).double().mean())
-
-    def _batch(self, graphs: list[Data]) -> tuple[Tensor, Tensor, Tensor]:
-        keys = 'x', 'edge_index'
-        batch = Batch.from_data_list(
-            [
-                Data(num_nodes=d.num_nodes, **{k: d.get(k) for k in keys})
-                for d in graphs
-            ]
-        )
-        graph = CSRGraph.from_data(batch)
-        x = graph_signal(batch, graph, self.max_degree, dtype=torch.float32)
-        x = x.to_dense() if x.layout != torch.strided else x
-        return x, batch.edge_index, batch.batch
-
-    @staticmethod
-    def _logits(
-        net: torch.nn.ModuleDict,
-        x: Tensor,
-        edge_index: Tensor,
-        batch: Tensor,
-    ) -> Tensor:
-        return net['head'](global_mean_pool(net['gin'](x, edge_index), batch))
-
-    def _train(
-        self, graphs: dict[int, Data], progress_bar: bool | None
-    ) -> None:
-        listed = list(graphs.values())
-        inputs, y = self._batch(listed), graph_labels(listed)
-        width, hidden = inputs[0].size(1), self.hidden_channels
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self._seed)
-            gin = GIN(width, hidden, self.num_layers, norm='batch_norm')
-            head = torch.nn.Linear(hidden, int(y.max()) + 1)
-        net = torch.nn.ModuleDict({'gin': gin, 'head': head})
-        optimizer = torch.optim.Adam(net.parameters(), lr=self.lr)
-        net.train()
-        for _ in Bar(range(self.epochs), progress_bar, desc='epochs'):
-            optimizer.zero_grad()
-            logits = self._logits(net, *inputs)
-            torch.nn.functional.cross_entropy(logits, y).backward()
-            optimizer.step()
-        self._fitted = graphs, net.eval()

@@ -1,20 +1,11 @@
-r"""Recommenders that forget exactly: users, items and interactions.
+"""Recommenders that forget users, items and interactions exactly.
 
-A recommender of paths (:mod:`pyg_trust.unlearning.similar`) is a table of
-counts in fixed point, so that subtracting what is removed leaves the very bits
-of counting anew. One in closed form
-(:mod:`pyg_trust.unlearning.closed_form`) is an inverse matrix, which is made
-anew before the first answer after a removal.
-
-After any sequence of removals every recommendation equals that of a new fit
-with the same arguments on what remains, bit for bit (in closed form on the
-same machine, with as many threads). So does every number in a file that
-:meth:`Recommender.save` writes, but for salts, tokens and the ledger, which
-lists what was removed. Memory holds empty counts until
-:meth:`Recommender.flush`.
+After any removals every recommendation equals that of a new fit with the same
+arguments on what remains, bit for bit (in closed form on the same machine,
+with as many threads), and so does every number in a saved file, but for salts,
+tokens and the ledger, which lists what was removed.
 """
 
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,6 +21,7 @@ from pyg_trust._checks import (
     check_positive,
     check_tensor,
 )
+from pyg_trust._moved import renamed
 from pyg_trust.files.commit import (
     EditedInPlace,
     Lineage,
@@ -38,13 +30,8 @@ from pyg_trust.files.commit import (
 )
 from pyg_trust.files.seals import Seals, sealed
 from pyg_trust.ledger import RemovalLedger
-from pyg_trust.removal import RemovalRequest, requested, skipping
+from pyg_trust.removal import RemovalRequest, requested
 from pyg_trust.report import provenance
-from pyg_trust.unlearning.closed_form import (
-    Inverse,
-    factored,
-    sure_scores,
-)
 from pyg_trust.unlearning.recommender_data import (
     Change,
     Ids,
@@ -62,13 +49,16 @@ from pyg_trust.unlearning.reports import (
 from pyg_trust.unlearning.saved import FORMAT, Saved
 from pyg_trust.unlearning.similar import (
     Exponent,
+    Inverse,
     Lists,
     Sparse,
     best_items,
     downdate,
+    factored,
     lists_of,
     path_counts,
     path_scores,
+    sure_scores,
 )
 
 __all__ = ['Recommender']
@@ -93,12 +83,6 @@ class _Held(NamedTuple):
     ledger: RemovalLedger
     lineage: Lineage
     ids: Ids
-
-    @property
-    def degree(self) -> Tensor:
-        # The number of users of each item.
-        item = torch.from_numpy(self.lists.item)
-        return item.bincount(minlength=len(self.items))
 
     @property
     def content(self) -> str:
@@ -130,38 +114,34 @@ class Recommender(Saved[_Held], EditedInPlace):
         assert model.verify().ok
 
     Scores by ``'paths'`` are weighted counts of paths user, item, other user,
-    item (:mod:`pyg_trust.unlearning.similar`); there is nothing to train. On
-    sparse catalogues their recall is that of LightGCN. Scores by
-    ``'closed_form'`` are those of EASE, a ridge regression of every item on
-    all others (:mod:`pyg_trust.unlearning.closed_form`), better on dense
-    catalogues of some thousands of items.
+    item (:mod:`pyg_trust.unlearning.similar`), in fixed point; there is
+    nothing to train. On sparse catalogues their recall is that of LightGCN.
+    Scores by ``'closed_form'`` are those of EASE, a ridge regression of every
+    item on all others, better on dense catalogues of some thousands of items.
 
     **What to keep secret:** :meth:`state_dict`, the ledger, and who sees whose
-    recommendations: they read the user's own list, and the lists of all.
-    Nothing here is differentially private.
+    recommendations, which read the lists of all. Nothing here is
+    differentially private. Memory holds empty counts until :meth:`flush`.
 
-    Runs on the CPU. A removal of a user costs the square of the length of
-    their list. That of an interaction costs the same, as a user with a shorter
-    list counts for more; that of an item as much for each of its users. In
-    closed form a removal costs next to nothing, and the first answer after it
-    a fit; there are :math:`8 k^2` bytes for :math:`k` items, and three times
-    as many during a fit.
+    Runs on the CPU. A removal of a user or of an interaction costs the square
+    of the length of the user's list, that of an item as much for each of its
+    users. In closed form a removal costs next to nothing, and the first answer
+    after it a fit, of three times :math:`8 k^2` bytes for :math:`k` items.
 
     Args:
         method (str): :obj:`'paths'` or :obj:`'closed_form'`.
             (default: :obj:`'paths'`)
-        exponents (tuple[float, float, float]): :math:`b`, :math:`c` and
-            :math:`d`, in :math:`[0, 2]`: how much popular items of the user,
-            active other users and popular recommended items are discounted.
-            The default was chosen on Gowalla; other data need other exponents.
-            A choice that was made by looking at data stays when the data are
-            removed. (default: :obj:`(0.6, 0.6, 0.3)`)
+        exponents (tuple[float, float, float]): in :math:`[0, 2]`: how much
+            popular items of the user, active other users and popular
+            recommended items are discounted. The default was chosen on
+            Gowalla. A choice that was made by looking at data stays when the
+            data are removed. (default: :obj:`(0.6, 0.6, 0.3)`)
         cached (bool): whether to hold the counts, 12 bytes for each pair of
             items that share a user; otherwise rows are counted on request,
             with the same bits. (default: :obj:`True`)
-        lam (float): the regularisation :math:`\lambda > 0` of
-            ``'closed_form'``; choose it without looking at the data that may
-            leave. (default: :obj:`500.0`)
+        weight_decay (float): :math:`\lambda > 0` of ``'closed_form'``; choose
+            it without looking at the data that may leave.
+            (default: :obj:`500.0`)
         max_items (int): the most items of ``'closed_form'``.
             (default: :obj:`20_000`)
 
@@ -172,13 +152,14 @@ class Recommender(Saved[_Held], EditedInPlace):
 
     _formats = (FORMAT,)
 
+    @renamed(lam='weight_decay')
     def __init__(
         self,
         method: str = 'paths',
         *,
         exponents: tuple[float, float, float] = EXPONENTS,
         cached: bool = True,
-        lam: float = 500.0,
+        weight_decay: float = 500.0,
         max_items: int = 20_000,
     ) -> None:
         check_choice('method', method, METHODS)
@@ -193,9 +174,12 @@ class Recommender(Saved[_Held], EditedInPlace):
         b, c, d = [check('exponents', each) for each in exponents]
         self.exponents = (b, c, d)
         self.cached = cached
-        self.lam = check_positive('lam', lam)
+        self.weight_decay = check_positive('weight_decay', weight_decay)
         self.max_items = check_integer('max_items', max_items, 1)
-        alien = {'lam': lam != 500.0, 'max_items': max_items != 20_000}
+        alien = {
+            'weight_decay': weight_decay != 500.0,
+            'max_items': max_items != 20_000,
+        }
         if method == 'closed_form':
             other = self.exponents != EXPONENTS
             alien = {'exponents': other, 'cached': not cached}
@@ -223,13 +207,10 @@ class Recommender(Saved[_Held], EditedInPlace):
             interactions (Tensor or HeteroData): int64, ``[2,
                 num_interactions]``, users above and items below; or a
                 bipartite graph.
-            num_users (int, optional): the number of users; read from a
-                bipartite graph. (default: :obj:`None`)
-            num_items (int, optional): the number of items; read from a
-                bipartite graph. (default: :obj:`None`)
-            edge_type (tuple, optional): the type of a graph's interactions, as
-                ``('user', 'likes', 'item')``; not needed if the graph has one
-                type alone. (default: :obj:`None`)
+            num_users (int, optional): the number of users; read from a graph.
+            num_items (int, optional): the number of items; read from a graph.
+            edge_type (tuple, optional): the type of a graph's interactions,
+                if it has several, as ``('user', 'likes', 'item')``.
 
         Raises:
             TypeError, ValueError: if interactions are listed twice, have
@@ -247,7 +228,7 @@ class Recommender(Saved[_Held], EditedInPlace):
             lists, users, items, seals, ledger, Lineage(), ids
         )
         if self.method == 'closed_form':
-            inverse = factored(lists, num_items, self.lam)
+            inverse = factored(lists, num_items, self.weight_decay)
             held = held._replace(inverse=inverse)
         self._model = held.recorded('fit', {})
         return self
@@ -256,12 +237,10 @@ class Recommender(Saved[_Held], EditedInPlace):
     def recommend(self, users: Names, k: int = 10) -> Tensor:
         """Return the best new items of users: int64, ``[num_users, k]``.
 
-        By descending score, equal scores by ascending position. A user's own
-        items are left out, and so are items that no path reaches or, in closed
-        form, whose score is not positive by more than its error. Empty places,
-        and those of removed users, hold ``num_items`` (one more than the
-        largest id, if items have an ``n_id``), as ``torch_geometric.metrics``
-        would take -1 for the last item of another user.
+        By descending score, equal scores by ascending position, without a
+        user's own items and those whose score is not positive by more than its
+        error. Empty places, and those of removed users, hold ``num_items``
+        (one more than the largest id, if items have an ``n_id``).
 
         Args:
             users (list[int] or Tensor): the ids of the users, or a mask.
@@ -274,7 +253,9 @@ class Recommender(Saved[_Held], EditedInPlace):
         of, ids = held.ids.users, held.ids.items
         rows, there = rows_there('users', users, of, held.users)
         k = check_integer('k', k, 1)
-        best, degree = [torch.empty((0, k), dtype=torch.int64)], held.degree
+        best = [torch.empty((0, k), dtype=torch.int64)]
+        liked = torch.from_numpy(held.lists.item)
+        degree = liked.bincount(minlength=len(held.items))
         for block in rows[there].split(_BLOCK):
             own = block.numpy()
             if held.inverse is not None:
@@ -383,27 +364,23 @@ class Recommender(Saved[_Held], EditedInPlace):
     ) -> RecommenderReport:
         """Forget users, items and interactions.
 
-        Exact to the bit. If anything fails or interrupts it, everything is as
-        before. A user without interactions remains, and so does an item.
-
-        Users and items are named by the ``n_id`` of their types, if the graph
-        had it, else by their positions.
+        If anything fails or interrupts it, everything is as before. A user
+        without interactions remains, and so does an item. The ids are the
+        ``n_id`` of their types, if the graph had it, else the positions.
 
         Args:
             request (RemovalRequest or list, optional): a request for nodes and
                 edges of the whole graph, where item ``i`` has the id
                 ``num_users + i`` as in ``HeteroData.to_homogeneous()`` (with
                 an ``n_id`` of users, ``i`` plus one more than the largest); or
-                ids of users. (default: :obj:`None`)
-            users (list[int] or Tensor, optional): the ids of users, who go
-                with all their interactions. (default: :obj:`None`)
-            items (list[int] or Tensor, optional): the ids of items, which go
-                with all their interactions. (default: :obj:`None`)
+                ids of users.
+            users (list[int] or Tensor, optional): users, who go with all their
+                interactions.
+            items (list[int] or Tensor, optional): items, with all their
+                interactions.
             interactions (list[tuple[int, int]] or Tensor, optional): pairs of
                 user and item, or a tensor ``[2, num]``.
-                (default: :obj:`None`)
             persons (list[int], optional): needs a request with their unit.
-                (default: :obj:`None`)
             missing (str): :obj:`'raise'`, or :obj:`'skip'` to remove what is
                 there and list the rest in ``skipped`` of the report.
                 (default: :obj:`'raise'`)
@@ -419,10 +396,9 @@ class Recommender(Saved[_Held], EditedInPlace):
         held = self._fitted
         named = users, items, interactions
         asked = self._asked(held, request, *named, persons)
-        report, skipped = skipping(
+        return self._skipping(
             asked, missing, lambda each: self._removed(each, reference)
         )
-        return replace(report, skipped=skipped) if skipped else report
 
     def _asked(
         self,
@@ -525,7 +501,7 @@ class Recommender(Saved[_Held], EditedInPlace):
                     f'{empty} empty counts of items that once shared a user'
                 )
         if held.inverse is not None:
-            again = factored(lists, size, self.lam).base
+            again = factored(lists, size, self.weight_decay).base
             equal, entries = (
                 np.array_equal(again, held.inverse.base),
                 again.size,
@@ -545,7 +521,7 @@ class Recommender(Saved[_Held], EditedInPlace):
     def __repr__(self) -> str:
         more = f'exponents={self.exponents}, cached={self.cached}'
         if self.method == 'closed_form':
-            more = f'lam={self.lam}'
+            more = f'weight_decay={self.weight_decay}'
         return f'{type(self).__name__}({self.method!r}, {more})'
 
     # Inside ##################################################################
@@ -559,7 +535,7 @@ class Recommender(Saved[_Held], EditedInPlace):
 
     def _config(self) -> dict[str, Any]:
         if self.method == 'closed_form':
-            return {'method': self.method, 'lam': self.lam}
+            return {'method': self.method, 'lam': self.weight_decay}
         return {'method': self.method, 'exponents': list(self.exponents)}
 
     @property
@@ -569,7 +545,7 @@ class Recommender(Saved[_Held], EditedInPlace):
     def _factored(self, held: _Held) -> _Held:
         # In closed form a removal leaves the factoring to the next answer.
         if self.method == 'closed_form' and held.inverse is None:
-            inverse = factored(held.lists, len(held.items), self.lam)
+            inverse = factored(held.lists, len(held.items), self.weight_decay)
             held = self._model = held._replace(inverse=inverse)
         return held
 
@@ -584,11 +560,7 @@ class Recommender(Saved[_Held], EditedInPlace):
         }
 
     def _rebuilt(
-        self,
-        state: dict[str, Any],
-        ledger: RemovalLedger,
-        lineage: Lineage,
-        progress_bar: bool | None,
+        self, state: dict[str, Any], ledger: RemovalLedger, lineage: Lineage
     ) -> _Held:
         users, items = state['users'], state['items']
         for each in (users, items):

@@ -33,14 +33,8 @@ Pairs = Tensor | Iterable[tuple[int, int]]
 class Change(NamedTuple):
     """Consequences of a request: who stays, and whose lists get shorter.
 
-    Args:
-        request (dict): the ids, by their kind.
-        named (dict): the same as nodes and edges of the whole graph.
-        users (Tensor): bool: the users that stay.
-        items (Tensor): bool: the items that stay.
-        keep (ndarray): bool: the interactions that stay, in order.
-        rows (list[Row]): the users whose lists get shorter, or who go.
-        recount (bool): whether to count anew.
+    ``request`` has ids by kind, ``named`` the same as nodes and edges of the
+    whole graph; ``keep`` marks the interactions that stay.
     """
 
     request: dict[str, Any]
@@ -60,13 +54,8 @@ class Change(NamedTuple):
 class Ids(NamedTuple):
     """Ids of users and items: ``n_id`` of their types, else positions.
 
-    In requests for nodes and edges of the whole graph an item has its id plus
-    :attr:`offset`, one more than the largest id of a user.
-
-    Args:
-        users (NodeIds): the ids of users.
-        items (NodeIds): the ids of items.
-        offset (int): as above; the number of users, if these have positions.
+    In requests for the whole graph an item has its id plus ``offset``, one
+    more than the largest id of a user.
     """
 
     users: NodeIds
@@ -176,14 +165,7 @@ def read_interactions(
 def rows_there(
     name: str, values: Names, ids: NodeIds, there: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Convert ids to rows, and mark the rows that are there.
-
-    Args:
-        name (str): the name of the argument.
-        values (Tensor or Iterable): the ids, as the user passed them.
-        ids (NodeIds): the ids of the rows.
-        there (Tensor): bool, by row: whether it is present.
-    """
+    """Convert ids to rows, and mark the rows that are there."""
     rows = ids.rows_of(name, values, len(there))
     return rows, there[rows]
 
@@ -195,18 +177,7 @@ def read_change(
     ids: Ids,
     request: RemovalRequest,
 ) -> Change:
-    """Read a request for the whole graph; refuse one of missing items.
-
-    Args:
-        lists (Lists): the present lists.
-        users_there (Tensor): bool: the present users.
-        items_there (Tensor): bool: the present items.
-        ids (Ids): the ids of users and items.
-        request (RemovalRequest): the nodes and edges that go.
-
-    Raises:
-        NotThere: if some of them are not there.
-    """
+    """Read a request for the whole graph; refuse one of missing items."""
     part = request.parts.get(0, Part(whole=True))
     if request.graphs != [0] or part.whole or part.features or part.labels:
         raise ValueError(

@@ -22,11 +22,7 @@ __all__ = [
 
 
 def gram(Z: Tensor) -> Tensor:
-    r"""Compute :math:`Z Z^\top`, dense.
-
-    Args:
-        Z (Tensor): ``[n, d]``, dense or sparse CSR.
-    """
+    r"""Compute :math:`Z Z^\top`, dense."""
     if Z.layout == torch.strided:
         return Z @ Z.t()
     # Empty columns add nothing.
@@ -41,10 +37,6 @@ def spectral_norm(Z: Tensor, K: Tensor | None = None) -> float:
 
     The root of the largest eigenvalue of the smaller Gram matrix, from all
     its eigenvalues, raised by :math:`10^{-12}` of it for rounding.
-
-    Args:
-        Z (Tensor): ``[n, d]``, dense or sparse CSR.
-        K (Tensor, optional): :func:`gram`, if known. (default: :obj:`None`)
     """
     if K is None:
         narrow = Z.size(1) < Z.size(0) and Z.layout == torch.strided
@@ -54,12 +46,7 @@ def spectral_norm(Z: Tensor, K: Tensor | None = None) -> float:
 
 
 def transposed_times(Z: Tensor, U: Tensor) -> Tensor:
-    r"""Compute :math:`Z^\top U`.
-
-    Args:
-        Z (Tensor): ``[n, d]``, dense or sparse CSR.
-        U (Tensor): ``[n, C]``.
-    """
+    r"""Compute :math:`Z^\top U`."""
     if Z.layout == torch.strided:
         return Z.t() @ U
     col, row = Z.col_indices(), _row(Z)
@@ -71,11 +58,7 @@ def transposed_times(Z: Tensor, U: Tensor) -> Tensor:
 
 
 def max_row_norm(Z: Tensor) -> float:
-    """Return the largest Euclidean norm of a row.
-
-    Args:
-        Z (Tensor): ``[n, d]``, dense or sparse CSR.
-    """
+    """Return the largest Euclidean norm of a row."""
     if Z.layout == torch.strided:
         return float(Z.norm(dim=1).max())
     squares = Z.values().new_zeros(Z.size(0))
@@ -84,12 +67,7 @@ def max_row_norm(Z: Tensor) -> float:
 
 
 def keep_rows(Z: Tensor, index: Tensor) -> Tensor:
-    """Copy some rows, in the layout of :obj:`Z`.
-
-    Args:
-        Z (Tensor): ``[n, d]``, dense or sparse CSR.
-        index (Tensor): int64, ``[k]``.
-    """
+    """Copy some rows, in the layout of :obj:`Z`."""
     if Z.layout == torch.strided:
         return Z[index]
     crow = Z.crow_indices()
@@ -104,12 +82,7 @@ def keep_rows(Z: Tensor, index: Tensor) -> Tensor:
 
 
 def stacked(parts: Sequence[Tensor]) -> Tensor:
-    """Stack matrices below one another.
-
-    Args:
-        parts (list[Tensor]): matrices ``[n_i, d]``, all dense or all sparse
-            CSR.
-    """
+    """Stack matrices below one another."""
     if parts[0].layout == torch.strided:
         return torch.cat(list(parts))
     counts = torch.cat([part.crow_indices().diff() for part in parts])
@@ -124,14 +97,7 @@ def stacked(parts: Sequence[Tensor]) -> Tensor:
 def check_rows(
     Z: Tensor, K: Tensor | None = None, *, finite: bool = False
 ) -> None:
-    """Refuse a matrix or a Gram matrix of another layout, shape or dtype.
-
-    Args:
-        Z (Tensor): the matrix.
-        K (Tensor, optional): :func:`gram`. (default: :obj:`None`)
-        finite (bool): whether to refuse NaN and infinity too.
-            (default: :obj:`False`)
-    """
+    """Refuse a matrix or a Gram matrix of another layout, shape or dtype."""
     check_tensor('Z', Z, None, ('n', 'd'))
     if Z.layout not in (torch.strided, torch.sparse_csr):
         raise TypeError(

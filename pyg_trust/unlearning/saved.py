@@ -2,6 +2,8 @@
 
 import contextlib
 import inspect
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -17,6 +19,7 @@ from pyg_trust._checks.states import (
 from pyg_trust.files import commit
 from pyg_trust.files.commit import Lineage, ObjectLock, editing, synchronized
 from pyg_trust.ledger import RemovalLedger
+from pyg_trust.removal import RemovalRequest, skipping
 
 __all__ = ['FORMAT', 'Held', 'Saved']
 
@@ -62,7 +65,9 @@ class Saved(Generic[M]):
 
     def __new__(cls: type[S], *args: Any, **kwargs: Any) -> S:
         """Keep the arguments as they came, for :meth:`get_params`."""
-        made = super().__new__(cls)
+        made, new = super().__new__(cls), getattr(cls.__init__, 'new', {})
+        kwargs = {new.get(name, name): kwargs[name] for name in kwargs}
+        kwargs.pop('', None)
         with contextlib.suppress(TypeError):
             given = inspect.signature(cls).bind_partial(*args, **kwargs)
             given.apply_defaults()
@@ -170,15 +175,13 @@ class Saved(Generic[M]):
 
     # Inside #################################################################
 
-    def _load(
-        self, state: dict[str, Any], progress_bar: bool | None = None
-    ) -> None:
+    def _load(self, state: dict[str, Any]) -> None:
         check_instance('state', state, dict)
         check_state(state, ('config',), self._formats, self)
         with reading():
-            self._model = self._unpacked(state, progress_bar)
+            self._model = self._unpacked(state)
 
-    def _unpacked(self, state: dict[str, Any], progress_bar: bool | None) -> M:
+    def _unpacked(self, state: dict[str, Any]) -> M:
         check_settings('config', state['config'], self._config())
         # Two branches may have equal ledgers: each has made releases of its
         # own, and neither counts those of the other.
@@ -186,13 +189,23 @@ class Saved(Generic[M]):
         lineage = Lineage.of(state, present)
         ledger = self.ledger
         ledger.load_state_dict(state['ledger'])
-        model = self._rebuilt(state, ledger, lineage, progress_bar)
+        model = self._rebuilt(state, ledger, lineage)
         if not model.is_sealed:
             raise ValueError(
                 'the data or weights of the state do not match its ledger: '
                 'they were changed'
             )
         return model
+
+    def _skipping(
+        self,
+        asked: RemovalRequest,
+        missing: str,
+        remove: Callable[[RemovalRequest], Any],
+    ) -> Any:
+        # Remove a request, or what of it is there; return the report.
+        report, skipped = skipping(asked, missing, remove)
+        return replace(report, skipped=skipped)
 
     def _config(self) -> dict[str, Any]:
         raise NotImplementedError
@@ -201,11 +214,7 @@ class Saved(Generic[M]):
         raise NotImplementedError
 
     def _rebuilt(
-        self,
-        state: dict[str, Any],
-        ledger: RemovalLedger,
-        lineage: Lineage,
-        progress_bar: bool | None,
+        self, state: dict[str, Any], ledger: RemovalLedger, lineage: Lineage
     ) -> M:
         raise NotImplementedError
 

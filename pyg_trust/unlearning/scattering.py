@@ -1,5 +1,3 @@
-# Longer than 700 lines because one class has its guarantee, its arguments and
-# its errors in 280 lines of docstrings.
 r"""Graph classifiers with certified removal.
 
 Every graph is embedded by a transform that is not trained
@@ -11,8 +9,6 @@ classifier is solved again from where it was
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -20,20 +16,18 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_trust import files
 from pyg_trust._checks import Int, check_integer, check_tensor, validated
 from pyg_trust._checks.starts import is_factory, start_of, tensors_of
-from pyg_trust._moved import retired
+from pyg_trust._moved import renamed, retired
 from pyg_trust.files.commit import Lineage, editing, synchronized
 from pyg_trust.files.seals import Seals, content, sealed
-from pyg_trust.ledger import BudgetExceededError, RemovalLedger, coarse
+from pyg_trust.ledger import RemovalLedger, coarse
 from pyg_trust.noise import LEAST_P_VALUE
 from pyg_trust.removal import (
     Edges,
     Nodes,
     RemovalRequest,
     requested,
-    skipping,
 )
 from pyg_trust.report import fingerprint_model, provenance
 from pyg_trust.transforms import GraphEmbedding
@@ -124,6 +118,13 @@ class Solved(NamedTuple):
 class ScatteringClassifier(CertifiedClassifier[Model]):
     r"""Graph classifier that forgets on request, with a certificate.
 
+    .. code-block:: python
+
+        model = ScatteringClassifier(GraphScattering(J=5, Q=4, L=3))
+        model.fit(train_graphs)
+        report = model.remove(graphs=[7], nodes={3: [0, 5]})
+        assert model.verify().ok
+
     Minimises :math:`\sum_i [\log(1 + e^{-y_i w^\top z_i}) + \frac{\lambda}{2}
     \lVert w \rVert^2]` in float64, one classifier for two classes and one
     versus the rest for more, as in `"Unlearning Graph Classifiers with Limited
@@ -131,55 +132,38 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
     with noise on the released weights in place of that paper's
     (:mod:`~pyg_trust.unlearning.published` says why).
 
-    .. code-block:: python
+    **The guarantee** is in :mod:`pyg_trust.unlearning.certified`: a release is
+    :math:`(\varepsilon, \delta)`-indistinguishable from that of exact training
+    without what was removed. :attr:`weight` and all predictions are of the
+    present release. It does not cover the pair of releases before and after,
+    nor what reports, earlier states or backups reveal. Labels of graphs that
+    lost a part stay, and so do the ids of what was removed, in the ledger.
 
-        model = ScatteringClassifier(GraphScattering(J=5, Q=4, L=3))
-        model.fit(train_graphs)
-        report = model.remove(RemovalRequest(nodes={3: [0, 5]}))
-        assert model.verify().ok
-
-    **The guarantee** is in :mod:`pyg_trust.unlearning.certified`: every fit
-    and every :meth:`remove` ends with a release that is :math:`(\varepsilon,
-    \delta)`-indistinguishable from that of exact training without what was
-    removed. :attr:`weight` and all predictions are of the present release;
-    asking again costs nothing.
-
-    It does not cover the pair of releases before and after, nor what reports,
-    earlier states or backups reveal. Labels of graphs that lost a part stay.
-    The ids of what was removed stay in the ledger. A saved state holds the
-    released weights alone, not the solution, and no digest by which a guess of
-    what was removed could be tested.
-
-    **When it is not worth it.** With a few hundred training graphs or fewer
-    an exact solve takes milliseconds: retraining is as cheap
-    (``benchmarks/unlearning.py`` measures it), and both are about a thousand
-    times cheaper than retraining a network.
+    **When it is not worth it.** With a few hundred training graphs an exact
+    solve takes milliseconds, and retraining is as cheap.
 
     Args:
         transform (GraphEmbedding): embeds the graphs; a
             :class:`~pyg_trust.transforms.GraphScattering`, linear or not.
-        lam (float): :math:`\lambda > 0`. (default: :obj:`1e-3`)
+        weight_decay (float): :math:`\lambda > 0`. (default: :obj:`1e-3`)
         release_std (float): the standard deviation :math:`s` of the noise on
-            the released weights. It is public: choose it without looking at
-            the data. It should be small against the weights, and large against
+            the released weights; public, and not chosen by looking at the
+            data. It should be small against the weights, and large against
             :obj:`tol` over :math:`\lambda n`. (default: :obj:`1e-4`)
         epsilon (float): the largest :math:`\epsilon` of a release, positive.
             (default: :obj:`1.0`)
         delta (float): in :math:`(0, 1)`. (default: :obj:`1e-4`)
-        on_exceed (str): what happens where so few graphs remain that
-            :obj:`tol` is too large for the budget: :obj:`'retrain'` (or
-            :obj:`'refine'`) embeds and solves anew, as a fit does, to what the
-            budget allows; :obj:`'raise'` raises
-            :class:`~pyg_trust.ledger.BudgetExceededError`.
-            (default: :obj:`'retrain'`)
         num_classes (int, optional): labels are in ``[0, num_classes)``, and a
             class may run empty, which reports say. By default classes are the
             labels of the training graphs, and a request that would empty one
-            is refused. (default: :obj:`None`)
-        tol (float): the residual of exact solves. (default: :obj:`1e-10`)
+            is refused.
+        tol (float): advanced: the residual of exact solves. Where so few
+            graphs remain that it is too large for the budget, a release is
+            solved as a fit is, to what the budget allows.
+            (default: :obj:`1e-10`)
         seed (int, optional): the seed of the noise. It makes the noise
             repeatable, and the result neither private nor certified; every
-            report says so first. (default: :obj:`None`)
+            report says so first.
         start_is_public (bool): your statement that a transform of your own
             with weights never saw the data; needed unless a factory draws it
             anew, as ``transform=lambda: Mine(...)``. (default: :obj:`False`)
@@ -188,7 +172,6 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         TypeError, ValueError: if an argument is out of range.
 
     Example:
-        >>> from pyg_trust.removal import RemovalRequest
         >>> from pyg_trust.transforms import GraphScattering
         >>> edge_index = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
         >>> graphs = [
@@ -199,10 +182,8 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         ...     )
         ...     for i in range(20)
         ... ]
-        >>> scattering = GraphScattering(J=2, Q=1, L=2)
-        >>> model = ScatteringClassifier(scattering)
-        >>> request = RemovalRequest(nodes={3: [0]})
-        >>> report = model.fit(graphs).remove(request)
+        >>> model = ScatteringClassifier(GraphScattering(J=2, Q=1, L=2))
+        >>> report = model.fit(graphs).remove(nodes={3: [0]})
         >>> report.bound <= report.budget, model.verify().ok
         (True, True)
     """
@@ -212,17 +193,18 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         noise_std=None,
         mode=('delete',),
         loss=('logistic',),
+        on_exceed=('refine', 'retrain'),
     )
+    @renamed(lam='weight_decay')
     @validated
     def __init__(
         self,
         transform: GraphEmbedding | Callable[[], GraphEmbedding],
         *,
-        lam: float = 1e-3,
+        weight_decay: float = 1e-3,
         release_std: float = 1e-4,
         epsilon: float = 1.0,
         delta: float = 1e-4,
-        on_exceed: str = 'retrain',
         num_classes: Annotated[int, Int(2)] | None = None,
         tol: float = 1e-10,
         seed: int | None = None,
@@ -239,11 +221,10 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         self.transform = transform
         self.num_classes = num_classes
         super().__init__(
-            lam=lam,
+            weight_decay=weight_decay,
             release_std=release_std,
             epsilon=epsilon,
             delta=delta,
-            on_exceed=on_exceed,
             tol=tol,
             seed=seed,
         )
@@ -252,9 +233,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
     # Training and prediction ################################################
 
     @editing
-    def fit(
-        self, graphs: Sequence[Data], *, progress_bar: bool | None = None
-    ) -> 'ScatteringClassifier':
+    def fit(self, graphs: Sequence[Data]) -> 'ScatteringClassifier':
         """Embed, fit and release.
 
         The ids of graphs are their positions, those of nodes the ``n_id`` of
@@ -265,87 +244,69 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
 
         Args:
             graphs (list[Data]): the training graphs, each with a label ``y``.
-            progress_bar (bool, optional): by default in terminals, after 2 s.
 
         Raises:
             TypeError, ValueError: on graphs that can't be embedded, labels
                 that are missing or no integers, or fewer than two classes; or
                 if :obj:`release_std` is too small for :obj:`tol`.
         """
-        train = self._keeper.keep(check_graphs(graphs), progress_bar)
+        train = self._keeper.keep(check_graphs(graphs))
         releases, lineage = self._begins()
         self._check_grid(train.Y.size(1))
         zero = train.Y.new_zeros((train.Z.size(1), train.Y.size(1)))
         ledger = RemovalLedger(self.budget)
         given = self._seed, train, zero, zero, releases, lineage, ledger
-        made = self._solved(Model(*given), None, progress_bar)
+        made = self._solved(Model(*given), None)
         if made.spent > self.budget:
             least = self.release_std * made.spent / self.budget
             raise ValueError(
                 f"'release_std' needs to be at least {least:.3g} for tol = "
-                f'{self.tol:g}, lam = {self.lam:g} and {len(train.graphs)} '
-                f"graphs, or 'tol' to be smaller (got {self.release_std:g})"
+                f'{self.tol:g}, weight_decay = {self.weight_decay:g} and '
+                f"{len(train.graphs)} graphs, or 'tol' to be smaller (got "
+                f'{self.release_std:g})'
             )
         model = self._released(made)
         ledger.record('fit', made.spent, data=model.sealed)
         self._model = model
         return self
 
-    def decision_function(
-        self,
-        graphs: Data | Sequence[Data],
-        *,
-        progress_bar: bool | None = None,
-    ) -> Tensor:
+    def decision_function(self, graphs: Data | Sequence[Data]) -> Tensor:
         """Compute the margins of graphs: ``[num_graphs]``, or one per class.
 
         Args:
             graphs (Data, Batch or list[Data]): the graphs.
-            progress_bar (bool, optional): by default in terminals, after 2 s.
         """
         model = self._fitted
         like = next(iter(model.train.graphs.values()))
         listed = check_graphs(graphs, like)
-        Z = self._keeper.embed(listed, progress_bar=progress_bar)
+        Z = self._keeper.embed(listed)
         margin = Z @ model.weight
         return margin.view(-1) if len(self.classes) == 2 else margin
 
-    def predict(
-        self,
-        graphs: Data | Sequence[Data],
-        *,
-        progress_bar: bool | None = None,
-    ) -> Tensor:
+    def predict(self, graphs: Data | Sequence[Data]) -> Tensor:
         """Return the labels of graphs: int64, ``[num_graphs]``.
 
         Takes the arguments of :meth:`decision_function`.
         """
-        margin = self.decision_function(graphs, progress_bar=progress_bar)
+        margin = self.decision_function(graphs)
         return self._labels(margin)
 
-    def predict_proba(
-        self,
-        graphs: Data | Sequence[Data],
-        *,
-        progress_bar: bool | None = None,
-    ) -> Tensor:
+    def predict_proba(self, graphs: Data | Sequence[Data]) -> Tensor:
         """Predict class probabilities: ``[num_graphs, num_classes]``.
 
         The logistic function of the margins, for more than two classes scaled
         to sum to one. Takes the arguments of :meth:`decision_function`.
         """
-        margin = self.decision_function(graphs, progress_bar=progress_bar)
+        margin = self.decision_function(graphs)
         return probabilities(margin)
 
-    def score(
-        self, graphs: Sequence[Data], *, progress_bar: bool | None = None
-    ) -> float:
+    def score(self, graphs: Sequence[Data]) -> float:
         """Return the share of graphs that are classified as their ``y``.
 
         Takes the arguments of :meth:`decision_function`.
         """
         y = graph_labels(graphs)
-        found = self.predict(graphs, progress_bar=progress_bar)
+        found = self.predict(graphs)
         return float((found == y).double().mean())
 
     @property
@@ -375,7 +336,6 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         update: Update | RemovalRequest | Sequence[Any],
         *,
         reference: str = '',
-        progress_bar: bool | None = None,
     ) -> UnlearnReport:
         r"""Apply removals, additions and changes, and release new weights.
 
@@ -393,16 +353,13 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
                 graph of its nodes, edges and features.
             reference (str): the id of the batch of requests, 32 hexadecimal
                 digits, for the ledger. (default: :obj:`''`)
-            progress_bar (bool, optional): by default in terminals, after 2 s.
 
         Raises:
             TypeError: on anything else.
             ValueError: if something is not there, or there already, or does
                 not fit; or if a graph or class would be left empty.
-            BudgetExceededError: with ``on_exceed='raise'``, if so few graphs
-                remain that :obj:`tol` is too large.
         """
-        return self._updated(Update.of(update), reference, progress_bar)
+        return self._updated(Update.of(update), reference)
 
     @editing
     def remove(
@@ -416,7 +373,6 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         persons: Nodes | None = None,
         missing: str = 'raise',
         reference: str = '',
-        progress_bar: bool | None = None,
     ) -> UnlearnReport:
         r"""Remove the requested items and release new weights.
 
@@ -427,28 +383,23 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         Args:
             request (RemovalRequest or list, optional): a request, or a list of
                 requests, which makes one release; or the ids of graphs.
-                (default: :obj:`None`)
             graphs (list[int] or Tensor, optional): whole graphs.
-                (default: :obj:`None`)
             nodes (dict, optional): by graph, the ids of nodes.
-                (default: :obj:`None`)
             edges (dict, optional): by graph, edges as pairs of ids.
-                (default: :obj:`None`)
             features (dict, optional): by graph, the ids of nodes that lose
-                their features. (default: :obj:`None`)
+                their features.
             persons (list[int], optional): refused, as a person is a row of a
-                table, and these are graphs. (default: :obj:`None`)
+                table, and these are graphs.
             missing (str): :obj:`'raise'`, or :obj:`'skip'` to remove what is
                 there and list the rest in ``skipped`` of the report.
                 (default: :obj:`'raise'`)
             reference (str): as in :meth:`update`. (default: :obj:`''`)
-            progress_bar (bool, optional): by default in terminals, after 2 s.
 
         Raises:
             NotThere: if something is not there, or with ``missing='skip'`` if
                 nothing is.
             TypeError: on another request.
-            ValueError, BudgetExceededError: as :meth:`update`.
+            ValueError: as :meth:`update`.
         """
         asked = requested(
             request,
@@ -460,18 +411,14 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
             persons=persons,
         )
 
-        def remove(request: RemovalRequest) -> UnlearnReport:
-            updates = Update.of(request)
-            return self._updated(updates, reference, progress_bar)
-
-        report, skipped = skipping(asked, missing, remove)
-        return replace(report, skipped=skipped)  # type: ignore[call-arg]
+        return self._skipping(
+            asked,
+            missing,
+            lambda each: self._updated(Update.of(each), reference),
+        )
 
     def _updated(
-        self,
-        updates: Sequence[Update],
-        reference: str,
-        progress_bar: bool | None,
+        self, updates: Sequence[Update], reference: str
     ) -> UnlearnReport:
         old = self._fitted
         old.ledger.check_reference(reference)
@@ -483,17 +430,16 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
                 'graphs: name the graphs or nodes that a person has, as '
                 'remove(graphs=[3])'
             )
-        change = self._keeper.changed(
-            old.train, updates, old.ledger.removed, progress_bar
-        )
+        change = self._keeper.changed(old.train, updates, old.ledger.removed)
         left = old._replace(train=change.left)
-        made = self._followed(left, progress_bar)
+        made = self._followed(left)
         ledger, spent = old.ledger.copy(), made.spent
         model = self._released(made)._replace(ledger=ledger)
         # The action depends on the removed data: no line names it.
         ledger.record(
             'measured', spent, change.request, model.sealed, reference
         )
+        mu = self.weight_decay * model.num_items
         report = UnlearnReport.of(
             action=made.action,
             request=change.request,
@@ -506,7 +452,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
             residual=made.residual.measured * (spent > 0),
             bound=spent,
             budget=self.budget,
-            distance_bound=self._bound(model) / (self.lam * model.num_items),
+            distance_bound=self._bound(model) / mu,
             releases=ledger.num_lines,
             iterations=made.iterations,
             increments={},
@@ -518,9 +464,8 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
             data=model.sealed,
             origin=provenance(
                 transform=str(self.transform),
-                lam=self.lam,
+                lam=self.weight_decay,
                 epsilon=self.epsilon,
-                on_exceed=self.on_exceed,
                 num_classes=self.num_classes,
                 tol=self.tol,
             ),
@@ -532,28 +477,23 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         return report
 
     @synchronized
-    def verify(self, *, progress_bar: bool | None = None) -> VerifyReport:
+    def verify(self) -> VerifyReport:
         """Check the classifier against the remaining data.
 
         Embeds every remaining graph again, measures the residual, solves
         exactly and compares; tests whether the released weights are that far
         from the solution as their noise should make them; and checks that the
         graphs are those that the ledger records.
-
-        Args:
-            progress_bar (bool, optional): by default in terminals, after 2 s.
         """
         model, train = self._fitted, self._fitted.train
-        fresh = self._keeper.embed(
-            list(train.graphs.values()), progress_bar=progress_bar
-        )
+        fresh = self._keeper.embed(list(train.graphs.values()))
         error = _largest(fresh, train.Z)
         if train.K is not None:
             error = max(error, float((gram(fresh) - train.K).abs().max()))
         again = model._replace(train=train._replace(Z=fresh, K=None))
         residual = self._residual(again)
         measured, upper = residual
-        exact = self._solved(again, None, progress_bar)
+        exact = self._solved(again, None)
         # The solution to compare with is not exact: it has a residual, too.
         own = Residual(0.0, max(exact.residual.upper, self.tol))
         found = self._compared(
@@ -588,39 +528,10 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
 
     # State ##################################################################
 
-    @editing
-    def load_state_dict(
-        self, state: dict[str, Any], *, progress_bar: bool | None = None
-    ) -> 'ScatteringClassifier':
-        """Load a saved state; return the model.
-
-        Args:
-            state (dict): the :meth:`state_dict` of a classifier with the same
-                arguments.
-            progress_bar (bool, optional): by default in terminals, after 2 s.
-
-        Raises:
-            ValueError: if the arguments differ, the parts do not fit
-                together, or the state does not continue the present one.
-        """
-        self._load(state, progress_bar)
-        return self
-
-    def load(
-        self, path: str | Path, *, progress_bar: bool | None = None
-    ) -> 'ScatteringClassifier':
-        """Load the state that :meth:`save` has written; return the model.
-
-        Args:
-            path (str or Path): the path of the file.
-            progress_bar (bool, optional): by default in terminals, after 2 s.
-        """
-        state = files.load(path)
-        return self.load_state_dict(state, progress_bar=progress_bar)
-
     def __repr__(self) -> str:
         return (
-            f'{type(self).__name__}({self.transform}, lam={self.lam}, '
+            f'{type(self).__name__}({self.transform}, '
+            f'weight_decay={self.weight_decay}, '
             f'release_std={self.release_std}, epsilon={self.epsilon}, '
             f'delta={self.delta})'
         )
@@ -661,11 +572,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         }
 
     def _rebuilt(
-        self,
-        state: dict[str, Any],
-        ledger: RemovalLedger,
-        lineage: Lineage,
-        progress_bar: bool | None,
+        self, state: dict[str, Any], ledger: RemovalLedger, lineage: Lineage
     ) -> Model:
         graphs = {
             i: Data.from_dict(dict(data)).clone()
@@ -681,9 +588,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
             )
         contents = {i: content(data) for i, data in graphs.items()}
         seals, classes = Seals.of(state['salts'], contents), state['classes']
-        train = self._keeper.design(
-            graphs, tuple(classes), seals, progress_bar
-        )
+        train = self._keeper.design(graphs, tuple(classes), seals)
         shape = (train.Z.size(1), train.Y.size(1))
         check_tensor('W of the state', W, torch.float64, shape, finite=True)
         count = check_integer('draws', state['draws'], 0)
@@ -692,7 +597,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         if not model.is_sealed:
             return model
         # Start from zero: weights are a function of the remaining graphs.
-        return self._solved(model, None, progress_bar).model
+        return self._solved(model, None).model
 
     # Solving ################################################################
 
@@ -705,11 +610,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         return model._replace(weight=weight, releases=model.releases + 1)
 
     def _solved(
-        self,
-        model: Model,
-        start: Tensor | None,
-        progress_bar: bool | None,
-        tol: float | None = None,
+        self, model: Model, start: Tensor | None, tol: float | None = None
     ) -> Solved:
         # Solve to a residual below tol.
         train, tol = model.train, self.tol if tol is None else tol
@@ -717,12 +618,11 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
             train.Z,
             train.Y,
             torch.zeros_like(model.W),
-            self.lam,
+            self.weight_decay,
             W=start,
             K=train.K,
             # Rounding included, it is then below tol.
             tol=tol / 2,
-            progress_bar=progress_bar,
         )
         model = model._replace(W=found.W)
         residual = self._residual(model)
@@ -730,39 +630,26 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         # rounding hides more: no function of the data by which a guess of the
         # removed part is tested.
         beta = tol * max(1.0, coarse(residual.upper / tol))
-        mu = self.lam * model.num_items
+        mu = self.weight_decay * model.num_items
         spent = self._spends(beta, mu) + self._grid(model.W.shape)
         return Solved(model, 'refine', found.iterations, residual, spent)
 
     def _residual(self, model: Model) -> Residual:
-        train, mu = model.train, self.lam * model.num_items
+        train, mu = model.train, self.weight_decay * model.num_items
         return Objective(train.Z, train.Y, mu).gradient(model.W).norm
 
-    def _followed(self, model: Model, progress_bar: bool | None) -> Solved:
+    def _followed(self, model: Model) -> Solved:
         # Solve for the remaining graphs, from the old weights.
-        made = self._solved(model, model.W, progress_bar)
+        made = self._solved(model, model.W)
         if made.spent <= self.budget:
             return made
-        if self.on_exceed == 'raise':
-            raise BudgetExceededError(
-                f'the release would have a shift of {made.spent:.6g} times '
-                f'its noise, of {self.budget:.6g} allowed: with '
-                f"{model.num_items} graphs, 'tol' = {self.tol:g} is too large "
-                f"for 'release_std' = {self.release_std:g}: choose a smaller "
-                "'tol', a larger 'release_std' or on_exceed='retrain'"
-            )
         # Solve as a fit of the remaining graphs does, to a residual within
         # the budget.
         left = model.train
-        anew = self._keeper.design(
-            left.graphs, left.classes, left.seals, progress_bar
-        )
-        most = self._allowed(self.budget, self.lam * model.num_items)
+        anew = self._keeper.design(left.graphs, left.classes, left.seals)
+        most = self._allowed(self.budget, self.weight_decay * model.num_items)
         again = self._solved(
-            made.model._replace(train=anew),
-            None,
-            progress_bar,
-            min(self.tol, most / 4),
+            made.model._replace(train=anew), None, min(self.tol, most / 4)
         )
         # Where rounding hides more than the budget, these weights are those
         # of a fit of the remaining graphs.
@@ -782,10 +669,10 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         labels = np.searchsorted(again.classes, y)
         Y = removal.targets(labels, len(again.classes), HEAD)
         rows, W = removal.Features(Z.to_dense().numpy(), 0.0), again.W.numpy()
-        beta = removal.residual(rows, Y, W, self.lam, HEAD)
+        beta = removal.residual(rows, Y, W, self.weight_decay, HEAD)
         n, std = len(labels), self.release_std
-        shift = removal.shift(beta.most, n, self.lam, W, std)
-        most = spent * std * self.lam * n
+        shift = removal.shift(beta.most, n, self.weight_decay, W, std)
+        most = spent * std * self.weight_decay * n
         return proved(removal.Proof(n, beta, shift), most, spent, claimed)
 
 

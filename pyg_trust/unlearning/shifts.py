@@ -1,35 +1,6 @@
-r"""Shifted Gaussian noise: the privacy loss of a residual.
+"""Shifted Gaussian noise: the privacy loss of a residual.
 
-The objective :math:`L_b` is that of
-:func:`~pyg_trust.unlearning.newton.minimize`.
-
-**The certificate** (``noise='output'``). Minimise with :math:`b = 0`, keep the
-result secret, and release it with *fresh* Gaussian noise, :math:`W + s\, \Xi`,
-:math:`\Xi \sim \mathcal{N}(0, I)`. Let :math:`W^*` be the exact minimiser on
-the remaining data :math:`D'`. As :math:`L` is :math:`\lambda n`-strongly
-convex and :math:`\nabla L(W^*, D') = 0`,
-
-.. math::
-    \lambda n \lVert W - W^* \rVert_F^2 \le \langle \nabla L(W, D') -
-    \nabla L(W^*, D'), W - W^* \rangle \quad \Rightarrow \quad
-    \lVert W - W^* \rVert_F \le \frac{\lVert \nabla L(W, D') \rVert_F}
-    {\lambda n} \le \frac{\beta}{\lambda n} = \Delta .
-
-On the grid of a release rounding adds a little (:func:`grid_shift`), and no
-bit of it reveals anything else.
-
-So the release is that of retraining exactly, :math:`W^* + s\, \Xi`, shifted by
-at most :math:`\Delta`, and the two are :math:`(\varepsilon,
-\delta)`-indistinguishable, both ways, with the profile of the Gaussian
-mechanism at :math:`m = \Delta / s` (:func:`shift_epsilon`;
-:func:`gaussian_budget` is the largest such :math:`m`). The shift does not
-depend on :math:`\Xi`, so any :math:`\varepsilon > 0` will do; all classes are
-one vector, with ONE budget (the paper's code gives each its own). Releases
-compose to :math:`\sqrt{\sum_j m_j^2}` (``together`` in
-:mod:`pyg_trust.verify.removal`), also when a request was chosen by looking at
-earlier releases: given those, the next
-is again a shift, of at most :math:`\Delta_j`, of what exact retraining would
-release under the same transcript.
+``docs/theory/certified_removal.rst`` has the proof.
 """
 
 import math
@@ -138,10 +109,6 @@ def largest_weights(outputs: Count, lam: Positive) -> float:
 
     :math:`\frac{\lambda n}{2} \lVert W^* \rVert^2 \le L(W^*) \le L(0)`, which
     is :math:`n \log 2` for every output.
-
-    Args:
-        outputs (int): the number of outputs.
-        lam (float): :math:`\lambda`.
     """
     return math.sqrt(2 * outputs * math.log(2) / lam) * (1 + 2**-40)
 
@@ -155,12 +122,6 @@ def grid_shift(count: Natural, size: NotNegative, std: Positive) -> float:
     :mod:`pyg_trust.verify.noise`: that of :math:`W` moved by at most
     :math:`\sqrt{p}\, g / 2 + 2 u \lVert W \rVert_F`
     (:mod:`pyg_trust.verify.release`).
-
-    Args:
-        count (int): the number :math:`p` of weights.
-        size (float): a bound of :math:`\lVert W \rVert_F`, as
-            :func:`largest_weights` gives it.
-        std (float): the standard deviation :math:`s` of the noise.
     """
     moved = math.sqrt(count) * 2**-33 + 2**-52 * size / std
     return moved * (1 + 2**-40)

@@ -1,28 +1,10 @@
-r"""Recommendations by paths of three steps, counted in fixed point.
+"""Recommendations by paths of three steps in fixed point, and in closed form.
 
-User :math:`u` likes the items of row :math:`r_u` of :math:`R`. The score of an
-item sums over paths user, item, other user, item:
-
-.. math::
-    s_u = r_u D_I^{-b}\, G\, D_I^{-d}, \qquad G = R^\top W R, \qquad
-    W \approx D_U^{-c}
-
-with the degrees :math:`D_U` of users and :math:`D_I` of items. (:math:`b = c =
-d = 1/2` is the linear filter of GF-CF, other exponents are RP3-beta and the
-first round of LinkProp.) Nothing is trained.
-
-**Exact counts.** The weights :math:`W` are rounded to positive multiples of
-:math:`2^{-30}`, 1 at most. A sum or difference of fewer than :math:`2^{22}` of
-them is a multiple of :math:`2^{-30}` below :math:`2^{22}`, so float64 holds it
-exactly. Every entry of :math:`G` is such a sum, over the users of two items:
-it has the same bits in every order of users. What a user added can be taken
-off again, and leaves the bits of a count that never saw the user. An entry is
-zero if and only if no user has both items.
-
-**Exact scores.** Floating-point sums over a user's items follow the order of
-names. They read rows of :math:`G` and nothing else of other users.
+Sums of rounded weights are exact in any order, so that what a user added can
+be taken off again: ``docs/theory/exact_removal.rst`` has the formulas.
 """
 
+from contextlib import suppress
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -45,12 +27,10 @@ Sparse = Any
 
 
 class Lists(NamedTuple):
-    """Items of each user, as rows of a compressed sparse matrix."""
+    """Items of each user: where rows begin, and their ascending items."""
 
     start: np.ndarray
-    """int64, ``[num_users + 1]``: where rows begin."""
     item: np.ndarray
-    """int64, ``[num_interactions]``: the items, ascending in each row."""
 
     @property
     def length(self) -> np.ndarray:
@@ -67,11 +47,7 @@ class Lists(NamedTuple):
         return torch.from_numpy(np.stack([users, self.item]))
 
     def kept(self, mask: np.ndarray) -> 'Lists':
-        """Return the lists of some of the interactions.
-
-        Args:
-            mask (ndarray): bool, ``[num_interactions]``: which of them stay.
-        """
+        """Return the lists of some of the interactions."""
         gone = np.flatnonzero(~mask)
         start = self.start - np.searchsorted(gone, self.start)
         return Lists(start, np.delete(self.item, gone))
@@ -88,13 +64,11 @@ class Lists(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Removal of items from one user's list."""
+    """A user, their items so far, ascending, and which of them stay."""
 
     user: int
     items: np.ndarray
-    """int64, ascending: the items so far."""
     stays: np.ndarray
-    """bool: which of them stay."""
 
 
 def joined(parts: list[np.ndarray]) -> np.ndarray:
@@ -104,19 +78,7 @@ def joined(parts: list[np.ndarray]) -> np.ndarray:
 
 @validated
 def lists_of(interactions: Pairs, num_users: Count, num_items: Count) -> Lists:
-    """Sort interactions into the lists of users.
-
-    Args:
-        interactions (Tensor): int64, ``[2, num_interactions]``: users and
-            their items.
-        num_users (int): the number of users.
-        num_items (int): the number of items.
-
-    Raises:
-        ValueError: if an interaction is out of range or listed twice, an item
-            has more than ``MOST_USERS`` users, or pairs have no number of 63
-            bits.
-    """
+    """Sort interactions into the lists of users."""
     users, items = interactions
     check_range('interactions', users, num_users, 'the users', private=True)
     check_range('interactions', items, num_items, 'the items', private=True)
@@ -146,13 +108,6 @@ def fixed_weights(degree: Degrees, exponent: Exponent) -> Tensor:
 
     0 at degree 0. Equal degrees get equal weights.
 
-    Args:
-        degree (Tensor): int64, ``[num]``.
-        exponent (float): :math:`c`, in :math:`[0, 2]`.
-
-    Returns:
-        Tensor: float64, ``[num]``.
-
     Example:
         >>> fixed_weights(torch.tensor([0, 1, 4]), 0.5)
         tensor([0.0000, 1.0000, 0.5000], dtype=torch.float64)
@@ -167,11 +122,7 @@ def path_counts(
     exponent: float,
     items: np.ndarray | None = None,
 ) -> Sparse:
-    """Count paths between items: rows of :math:`G`, in full or some of them.
-
-    Returns:
-        scipy.sparse.csr_matrix: float64; only entries that are not zero.
-    """
+    """Count paths between items: all rows of :math:`G`, or some."""
     weights = fixed_weights(torch.from_numpy(lists.length), exponent)
     plain = lists.matrix(num_items)
     if items is not None:
@@ -182,15 +133,7 @@ def path_counts(
 
 
 def places(counts: Sparse, items: np.ndarray) -> np.ndarray:
-    """Find the entries of :math:`G` between all pairs of some items.
-
-    Args:
-        counts (scipy.sparse.csr_matrix): with these entries, sorted.
-        items (np.ndarray): int64, ascending.
-
-    Returns:
-        np.ndarray: int64, of ``counts.data``, row by row.
-    """
+    """Find the entries of :math:`G` between all pairs of some items."""
     start, column = counts.indptr, counts.indices
     wanted = items.astype(column.dtype)
     return joined(
@@ -204,11 +147,7 @@ def places(counts: Sparse, items: np.ndarray) -> np.ndarray:
 def downdate(
     counts: Sparse, rows: list[Row], exponent: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    r"""Subtract the removed entries of users from :math:`G`, exactly.
-
-    Returns:
-        tuple: entries of ``counts.data``, ascending, and their new values.
-    """
+    r"""Subtract the removed entries of users from :math:`G`, exactly."""
     sizes = [(len(items), int(stays.sum())) for _, items, stays in rows]
     degree = torch.tensor(sizes, dtype=torch.int64).view(-1)
     weights = fixed_weights(degree, exponent).view(-1, 2).tolist()
@@ -231,20 +170,7 @@ def path_scores(
     exponents: tuple[float, float, float],
     counts: Sparse | None = None,
 ) -> np.ndarray:
-    """Score all items for some users; the same bits with counts or without.
-
-    Args:
-        lists (Lists): the result of :func:`lists_of`.
-        users (np.ndarray): int64.
-        degree (Tensor): int64, ``[num_items]``: the users of each item.
-        exponents (tuple): :math:`b, c, d`.
-        counts (scipy.sparse.csr_matrix, optional): :math:`G`; by default its
-            rows are counted as needed. (default: :obj:`None`)
-
-    Returns:
-        np.ndarray: float64, ``[num, num_items]``; those of a user's own items
-        are scores, too.
-    """
+    """Score all items for some users; the same bits with counts or without."""
     from scipy.sparse import csr_matrix
 
     b, c, d = exponents
@@ -262,16 +188,7 @@ def path_scores(
 
 
 def best_items(scores: np.ndarray, k: int) -> np.ndarray:
-    """Choose the best items: by score, equal scores by ascending name.
-
-    Args:
-        scores (np.ndarray): float64, ``[num_users, num_items]``; what is not
-            positive is never chosen.
-        k (int): the number of items.
-
-    Returns:
-        np.ndarray: int64, ``[num_users, k]``; empty places hold ``num_items``.
-    """
+    """Choose the best items: by score, equal scores by ascending name."""
     best = np.full((len(scores), k), scores.shape[1])
     for row, score in zip(best, scores, strict=True):
         (item,) = (score > 0).nonzero()
@@ -281,3 +198,49 @@ def best_items(scores: np.ndarray, k: int) -> np.ndarray:
         item = item[np.argsort(-score[item], kind='stable')][:k]
         row[: len(item)] = item
     return best
+
+
+# Closed form #################################################################
+
+
+class Inverse(NamedTuple):
+    """The inverse matrix of the closed form, and the size of its rounding."""
+
+    base: np.ndarray
+    rounding: float
+
+
+def factored(lists: Lists, num_items: int, lam: float) -> Inverse:
+    """Invert by Cholesky's decomposition, with the bits of any other fit."""
+    from scipy.linalg import LinAlgError, cholesky, lapack
+
+    # Integers, so exact.
+    shifted = path_counts(lists, num_items, 0.0).toarray()
+    wide = lam + float(shifted.sum(1).max())
+    shifted.flat[:: num_items + 1] += lam
+    rounding = 8 * num_items * 2.0**-53 * wide / lam
+    if rounding < 1 and lam < 2.0**52:
+        with suppress(LinAlgError):
+            lower = cholesky(shifted, True, True, check_finite=False)
+            half = np.tril(lapack.dpotri(lower, lower=1)[0])
+            base = np.ascontiguousarray(half + np.tril(half, -1).T)
+            return Inverse(base, rounding / lam)
+    raise ValueError(
+        "'weight_decay' needs to be another for these interactions: rounding "
+        f'hides all of the weights (got {lam})'
+    )
+
+
+def sure_scores(
+    inverse: Inverse, lists: Lists, users: np.ndarray
+) -> np.ndarray:
+    """Score all items for some users; 0 where rounding may hide the sign."""
+    value = inverse.base.diagonal()
+    made = np.zeros((len(users), len(value)))
+    for row, user in zip(made, users, strict=True):
+        items = lists.of(user)
+        score = -inverse.base[items].sum(0) / value
+        least = len(items) * inverse.rounding / value
+        row[:] = np.where(score > least, score, 0.0)
+        row[items] = 0.0
+    return made

@@ -1,56 +1,10 @@
 # Longer than 700 lines because its theory stands above it.
-r"""Propagated features of a changing graph, as exact sums of integers.
+"""Propagated features of a changing graph, as exact sums of integers.
 
-With :math:`P = D^{-a} A D^{-b}` and :math:`z = \sum_{i=0}^L w_i P^i x`
-(:mod:`.measures`), what nodes send is rounded to the grid :math:`2^{-f}`:
-
-.. math::
-    q_0(u) = \operatorname{rint}(2^f d_u^{-b} x_u), \quad
-    S_i(v) = \sum_{u \to v} q_i(u), \quad
-    q_{i+1}(v) = \operatorname{rint}(p_v S_i(v)), \quad
-    y_{i+1}(v) = d_v^{-a} 2^{-f} S_i(v),
-
-:math:`p_v = d_v^{-a} d_v^{-b}`, and :math:`z = w_0 x + \sum_i w_i y_i` in
-float64, in this order. Sums are int64.
-
-**From scratch.** Addition of integers is associative, so the sums do not
-depend on the order in which they were made. An edit sends the difference
-:math:`q_i' - q_i` of each node that changes to its neighbours, and the state
-*is* that of a fresh start on the present graph and features: to the bit,
-whatever the events, their batches, and the number of threads.
-
-**Work.** :math:`S_0, \ldots, S_{L-2}` are kept; the last level is computed
-when rows are read, so no row can be out of date. For :math:`L = 2` a sum is
-kept of some senders alone, and what the others send is added where it is read.
-What :math:`u` sends changes as often as its edges, and :math:`S_0(v)` is read
-as often as the rows of its receivers: with :math:`r` rows read for each
-event, :math:`d` the numbers of receivers and :math:`\bar d` their mean,
-:math:`u` is kept in :math:`S_0(v)` if
-
-.. math:: 1 + d_u / \bar d \le r (1 + d_v),
-
-both rounded to powers of two. For each pair of neighbours the rarer work is
-done, so no other choice makes edits as cheap for what it saves readers. It
-changes no bit.
-
-**Error.** For :math:`R = \max_v p_v n_v`, :math:`n_v` the number of terms of
-:math:`S(v)`, an error of :math:`q_i` by :math:`e_i` units of the grid makes
-one of :math:`q_{i+1}` by at most
-
-.. math:: e_{i+1} = R e_i + 1/2 + \text{rounding}, \quad e_0 = 1/2 +
-    \text{rounding},
-
-and :math:`|y_{i+1}(v) - \text{exact}| \le d_v^{-a} n_v 2^{-f} e_i`. Where
-:math:`n_v = d_v` and :math:`a + b \ge 1`, :math:`R \le 1`: with two levels
-and :math:`f = 40` it is about :math:`10^{-12} \sqrt{d_v}`.
-
-**Range.** Then :math:`|q_i| \le 2^f B` for features within the declared bound
-:math:`B`, and :math:`|S_i(v)| \le n_v 2^f B`, which has to stay below
-:math:`2^{62}`: an edit that gives a node more neighbours is refused. On a
-directed graph whose signals travel along the edges nothing ties :math:`n_v`
-to :math:`d_v`, and :math:`(\max n_v)^L 2^f B` has to stay below; or, for
-:math:`b = 1`, :math:`2 N 2^f B` with :math:`N` nodes, as :math:`\sum_v
-|S_i(v)| \le \sum_u d_u |q_i(u)|`, which grows by roundings alone.
+What nodes send is rounded to a grid, so that sums are integers and do not
+depend on the order of edits: the state is that of a fresh start on the present
+graph and features, to the bit. ``docs/theory/integer_sums.rst`` has the
+formulas, the bound of the error and the range.
 """
 
 import math
@@ -140,7 +94,6 @@ class Sums:
         reads (float, optional): :math:`r`; changes no bit. With infinity all
             are kept. By default :func:`reads_of` chooses it, again when all
             sums are made and when the lists of neighbours need more memory.
-            (default: :obj:`None`)
         directed (bool): whether an edge may go in one direction alone, if
             none does now. (default: :obj:`False`)
         gone (Tensor): int64: rows of removed nodes.
@@ -298,11 +251,7 @@ class Sums:
         return length, col[ranges(start, length)]
 
     def has_edges(self, edges: Tensor) -> Tensor:
-        """Return which edges exist; self-loops of the measure do not count.
-
-        Args:
-            edges (Tensor): int64, ``[2, k]``.
-        """
+        """Return which edges exist; self-loops of the measure do not count."""
         n, own = self.num_nodes, self.own_loop.numpy()
         start, length, col = (part.numpy() for part in self.leaving)
 
@@ -317,19 +266,7 @@ class Sums:
         return torch.tensor(there, dtype=torch.bool)
 
     def cut(self, part: Part) -> tuple[Tensor, Part]:
-        """Find the edges that a removal names.
-
-        Args:
-            part (Part): edges, of which one direction suffices, and directed
-                edges, by row.
-
-        Returns:
-            tuple[Tensor, Part]: the edges to cut, each once; and those that
-            are not there.
-
-        Raises:
-            ValueError: on a directed edge of an undirected graph.
-        """
+        """Find the edges that a removal names."""
         if not part.edges and not part.directed_edges:
             return _NO_EDGES, Part()
         if not self.undirected:
@@ -357,15 +294,7 @@ class Sums:
         return torch.cat(cut, 1).unique(dim=1), missing
 
     def touched(self, changed: Tensor, features: Tensor) -> Tensor | None:
-        r"""Find the rows of :math:`z` that an edit may have changed.
-
-        Args:
-            changed (Tensor): int64: of :meth:`play`.
-            features (Tensor): int64: those of them whose features changed.
-
-        Returns:
-            Tensor, optional: int64, ascending; :obj:`None` for all of them.
-        """
+        r"""Find the rows of :math:`z` that an edit may have changed."""
         measure, length = self.measure, self.sending.length
         found = torch.zeros(self.num_nodes, dtype=torch.bool)
         if measure.weights[0]:
@@ -383,15 +312,7 @@ class Sums:
         return found.nonzero().view(-1)
 
     def rows(self, nodes: Tensor | None = None) -> Tensor:
-        """Compute rows of :math:`z`: ``[k, num_columns]``.
-
-        Args:
-            nodes (Tensor, optional): int64; all rows by default.
-                (default: :obj:`None`)
-
-        Raises:
-            ValueError: on a node that is not there.
-        """
+        """Compute rows of :math:`z`: ``[k, num_columns]``."""
         count, _, broken = self._state[_CLOCK].tolist()
         if broken:
             self._build()
@@ -414,21 +335,7 @@ class Sums:
     def play(
         self, steps: Sequence[Step], undo: Undo | None = None
     ) -> tuple[Tensor, int]:
-        """Play edits in their order, as one: all of it or nothing.
-
-        Args:
-            steps (list[Step]): the edits.
-            undo (list, optional): where to write what takes them back, by
-                :func:`put_back`. (default: :obj:`None`)
-
-        Returns:
-            tuple[Tensor, int]: int64, ascending: nodes whose degree,
-            neighbours or features changed; and the number of rows before.
-
-        Raises:
-            ValueError: if something is not there, or is there already, or
-                the range does not do.
-        """
+        """Play edits in their order, as one: all of it or nothing."""
         first, edits, broken = self._state[_CLOCK].tolist()
         if broken:
             self._build()
@@ -620,12 +527,7 @@ class Sums:
 
 
 def put_back(undo: Undo, keep: int = 0) -> None:
-    """Take edits back; if this is interrupted, call it again.
-
-    Args:
-        undo (list): what takes them back.
-        keep (int): the number of steps to leave. (default: :obj:`0`)
-    """
+    """Take edits back; if this is interrupted, call it again."""
     while len(undo) > keep:
         undo[-1]()
         undo.pop()
@@ -643,18 +545,7 @@ def _listed(edges: Tensor) -> tuple[tuple[int, int], ...]:
 def check_directed(
     directed: bool | None, measure: Measure, undirected: bool | None
 ) -> bool:
-    """Return whether edges of a graph that changes go in one direction.
-
-    Args:
-        directed (bool, optional): what the user says; by default an edge of
-            the graph does.
-        measure (Measure): the measure, which may need an undirected graph.
-        undirected (bool, optional): whether the present edges go both ways;
-            :obj:`None` if they are not known yet.
-
-    Raises:
-        TypeError, ValueError: if these do not fit together.
-    """
+    """Return whether edges of a graph that changes go in one direction."""
     if directed is not None:
         check_instance('directed', directed, bool)
     if directed and measure.undirected:
@@ -673,11 +564,7 @@ def check_directed(
 
 
 def check_measure(measure: Measure) -> None:
-    """Refuse measures that exact integer sums do not support.
-
-    Raises:
-        ValueError: if its weights depend on the graph, or :math:`a + b < 1`.
-    """
+    """Refuse measures that exact integer sums do not support."""
     if measure.shrink != 1 or measure.spectral_radius is not None:
         raise ValueError(
             f"'measure' {measure} depends on the spectral radius of the "
@@ -691,16 +578,7 @@ def check_measure(measure: Measure) -> None:
 
 
 def limits(reads: float, mean: float) -> Tensor:
-    """Return up to which rank a sender is kept, for each rank of a receiver.
-
-    Args:
-        reads (float): rows read for each event.
-        mean (float): the mean number of receivers.
-
-    Returns:
-        Tensor: int8, ``[64]``, ascending. The rank of a node is how many bits
-        its number of receivers has; 127 for all ranks.
-    """
+    """Return the highest rank of a sender that each receiver keeps."""
     if reads == math.inf:
         return torch.full((64,), _ALL, dtype=torch.int8)
     size = 0.75 * 2.0 ** torch.arange(64, dtype=torch.float64)
@@ -719,13 +597,6 @@ def reads_of(length: Tensor) -> float:
     rank :math:`k` has :math:`\min(d_k e_l, n_l)` neighbours of rank
     :math:`l`, :math:`d_k` being the mean degree, :math:`n_l` the number, and
     :math:`e_l` the share in all ends of nodes of a rank.
-
-    Args:
-        length (Tensor): int64, ``[num_nodes]``: the number of receivers of
-            each node.
-
-    Returns:
-        float: :math:`r`; infinity if all may be kept.
     """
     size = length.double()
     rank = torch.frexp(size)[1].long()

@@ -99,17 +99,14 @@ class GraphKeeper:
         self.transform = transform
         self.num_classes = num_classes
 
-    def keep(
-        self, listed: Sequence[Data], progress_bar: bool | None = None
-    ) -> TrainingGraphs:
+    def keep(self, listed: Sequence[Data]) -> TrainingGraphs:
         """Copy and embed graphs; their positions become their ids.
 
         Args:
             listed (list[Data]): the graphs.
-            progress_bar (bool, optional): by default in terminals, after 2 s.
         """
         kept: dict[int, Data] = {}
-        for i, data in enumerate(Bar(listed, progress_bar, desc='graphs')):
+        for i, data in enumerate(Bar(listed, desc='graphs')):
             y = _label(i, data)
             try:
                 kept[i] = self._copy(data, y)
@@ -117,30 +114,19 @@ class GraphKeeper:
                 raise type(error)(f"graph {i} of 'graphs': {error}") from None
         classes = self._classes(kept)
         seals = Seals({i: content(data) for i, data in kept.items()})
-        return self.design(kept, classes, seals, progress_bar)
+        return self.design(kept, classes, seals)
 
-    def embed(
-        self,
-        graphs: Data | Sequence[Data],
-        progress_bar: bool | None = None,
-    ) -> Tensor:
+    def embed(self, graphs: Data | Sequence[Data]) -> Tensor:
         """Embed graphs: float64, sparse where features are one-hot degrees.
 
         Args:
             graphs (Data or list[Data]): the graphs.
-            progress_bar (bool, optional): by default in terminals, after 2 s.
         """
         sparse = self.transform.max_degree is not None
-        return self.transform.embed(
-            graphs, torch.float64, sparse, progress_bar=progress_bar
-        ).cpu()
+        return self.transform.embed(graphs, torch.float64, sparse).cpu()
 
     def design(
-        self,
-        graphs: dict[int, Data],
-        classes: tuple[int, ...],
-        seals: Seals,
-        progress_bar: bool | None = None,
+        self, graphs: dict[int, Data], classes: tuple[int, ...], seals: Seals
     ) -> TrainingGraphs:
         """Embed stored graphs, as :class:`TrainingGraphs`.
 
@@ -148,19 +134,14 @@ class GraphKeeper:
             graphs (dict[int, Data]): the stored graphs, by id.
             classes (tuple[int, ...]): the class labels.
             seals (Seals): the seals of the graphs.
-            progress_bar (bool, optional): by default in terminals, after 2 s.
         """
-        Z = self._embedded(graphs, progress_bar)
+        Z = self._embedded(graphs)
         K = gram(Z) if Z.size(0) <= Z.size(1) else None
         Y = _targets(graphs, classes)
         return TrainingGraphs(classes, graphs, seals, Z, K, Y)
 
     def changed(
-        self,
-        old: TrainingGraphs,
-        updates: Sequence[Update],
-        past: Removed,
-        progress_bar: bool | None = None,
+        self, old: TrainingGraphs, updates: Sequence[Update], past: Removed
     ) -> Change:
         """Compute the graphs after updates; change nothing.
 
@@ -169,7 +150,6 @@ class GraphKeeper:
             updates (list[Update]): the updates, in order.
             past (Removed): the items that were removed before and not added
                 again.
-            progress_bar (bool, optional): by default in terminals, after 2 s.
 
         Raises:
             ValueError: if something is not there, is there already, or does
@@ -206,16 +186,12 @@ class GraphKeeper:
         prints = {i: content(graphs[i]) for i in left}
         lost = [i for i in old.graphs if i not in graphs]
         seals = old.seals.replaced(prints, lost)
-        Z, K = self._followed(old, graphs, left, progress_bar)
+        Z, K = self._followed(old, graphs, left)
         made = TrainingGraphs(old.classes, graphs, seals, Z, K, Y)
         return Change(made, left, _line(updates, graphs, past))
 
     def _followed(
-        self,
-        old: TrainingGraphs,
-        graphs: dict[int, Data],
-        left: list[int],
-        progress_bar: bool | None,
+        self, old: TrainingGraphs, graphs: dict[int, Data], left: list[int]
     ) -> tuple[Tensor, Tensor | None]:
         # Embeddings and inner products, of which few are new.
         place = {i: row for row, i in enumerate(old.graphs)}
@@ -224,7 +200,7 @@ class GraphKeeper:
             known = torch.tensor([place[i] for i in graphs if i in place])
             K = K[known][:, known] if len(known) == len(graphs) else None
         if left:
-            fresh = self._embedded({i: graphs[i] for i in left}, progress_bar)
+            fresh = self._embedded({i: graphs[i] for i in left})
             Z = stacked([Z, fresh])
             place |= {i: old.Z.size(0) + k for k, i in enumerate(left)}
         Z = keep_rows(Z, torch.tensor([place[i] for i in graphs]).long())
@@ -292,11 +268,9 @@ class GraphKeeper:
             )
         return made
 
-    def _embedded(
-        self, graphs: dict[int, Data], progress_bar: bool | None
-    ) -> Tensor:
+    def _embedded(self, graphs: dict[int, Data]) -> Tensor:
         try:
-            return self.embed(list(graphs.values()), progress_bar)
+            return self.embed(list(graphs.values()))
         except ValueError:
             # They were embedded together: find the one that fails.
             for i, data in graphs.items():

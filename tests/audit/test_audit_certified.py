@@ -40,7 +40,7 @@ def graph(n=60, d=6):
 
 
 def classifier(**given):
-    kwargs = {'levels': 2, 'lam': 0.05, 'release_std': 1e-4, **given}
+    kwargs = {'K': 2, 'weight_decay': 0.05, 'release_std': 1e-4, **given}
     return NodeClassifier(**kwargs)
 
 
@@ -203,7 +203,11 @@ def graphs(count=24, n=8):
 def scattering(seed):
     transform = GraphScattering(J=2, Q=1, L=2)
     return ScatteringClassifier(
-        transform, lam=0.05, release_std=1e-4, num_classes=2, seed=seed
+        transform,
+        weight_decay=0.05,
+        release_std=1e-4,
+        num_classes=2,
+        seed=seed,
     )
 
 

@@ -21,7 +21,7 @@ from torch_geometric.nn import (
     global_add_pool,
 )
 
-from pyg_trust._progress import Bar
+from pyg_trust._progress import Bar, progress
 from pyg_trust.certificates import (
     BitFlips,
     SmoothedClassifier,
@@ -689,8 +689,12 @@ def test_a_bar_is_shown_in_a_terminal_and_nowhere_else(monkeypatch):
 
     monkeypatch.setattr(sys, 'stderr', io.StringIO())
     assert Bar().disable
-    with Bar(progress_bar=True) as shown:
+    with progress(), Bar() as shown:
         assert not shown.disable
     monkeypatch.setattr(sys, 'stderr', Terminal())
     assert not Bar().disable
-    assert Bar(progress_bar=False).disable
+    with progress(False):
+        assert Bar().disable
+    assert not Bar().disable
+    with pytest.raises(TypeError, match="'show' needs"):
+        progress('on')

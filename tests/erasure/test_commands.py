@@ -66,7 +66,7 @@ def test_from_a_request_to_its_evidence(said, tmp_path):
     status, out, _ = said(f'erasure report {number} --out out/one.json')
     assert status == 0
     assert json.loads((tmp_path / 'out/one.json').read_text())['tasks']
-    model = NodeClassifier(lam=0.1, seed=0)
+    model = NodeClassifier(weight_decay=0.1, seed=0)
     model.load('scores.pt')
     assert 3 not in model.nodes
     # What it wrote can be checked; what the evidence alone states, it says.

@@ -110,7 +110,7 @@ def test_a_request_is_forgotten_told_and_erased(tmp_path):
     assert not report.overdue
     # Who asked is nowhere any more.
     assert person.encode() not in all_bytes(tmp_path)
-    saved = NodeClassifier(lam=0.1, seed=0)
+    saved = NodeClassifier(weight_decay=0.1, seed=0)
     saved.load(tmp_path / 'scores.pt')
     assert 7 not in saved.nodes
     assert desk.run() == ()
@@ -189,7 +189,7 @@ def test_paths_are_those_of_the_call(tmp_path, monkeypatch):
     desk.add(nodes(3))
     monkeypatch.chdir('elsewhere')
     assert len(desk.run()) == 1
-    served = NodeClassifier(lam=0.1, seed=0)
+    served = NodeClassifier(weight_decay=0.1, seed=0)
     served.load(tmp_path / 'scores.pt')
     assert 3 not in served.nodes
     monkeypatch.chdir(tmp_path)
@@ -325,7 +325,7 @@ def test_what_is_gone_is_done_and_what_never_was_is_refused(tmp_path):
 
 def restored(folder, content):
     (folder / 'scores.pt').write_bytes(content)
-    model = NodeClassifier(lam=0.1, seed=0)
+    model = NodeClassifier(weight_decay=0.1, seed=0)
     model.load(folder / 'scores.pt')
     return model
 
@@ -462,7 +462,9 @@ def test_other_models(tmp_path):
         each.y = torch.tensor([i % 2])
         del each.train_mask
     transform = GraphScattering(J=2, Q=1, L=2)
-    whole = ScatteringClassifier(transform, lam=0.1, seed=0).fit(graphs)
+    whole = ScatteringClassifier(transform, weight_decay=0.1, seed=0).fit(
+        graphs
+    )
     shards = sharded(tmp_path).fit(graph())
     desk = ErasureDesk(tmp_path / 'desk.db', clock=Clock(), policy=ALL)
     desk.register('graphs', whole, save=tmp_path / 'graphs.pt')
@@ -490,7 +492,7 @@ def test_a_backup_that_is_too_old_is_refused(tmp_path):
 
     def reopened(model=None, **given):
         if model is None:
-            model = NodeClassifier(lam=0.1, seed=0)
+            model = NodeClassifier(weight_decay=0.1, seed=0)
             model.load(tmp_path / 'scores.pt')
         desk = opened(tmp_path, None, clock, policy)
         desk.register('scores', model, save=tmp_path / 'scores.pt', **given)
@@ -525,7 +527,7 @@ def test_an_older_desk_loses_nothing_and_removes_nothing_twice(
     fitted().save(tmp_path / 'scores.pt')
 
     def reopened():
-        model = NodeClassifier(lam=0.1, seed=0)
+        model = NodeClassifier(weight_decay=0.1, seed=0)
         model.load(tmp_path / 'scores.pt')
         return opened(tmp_path, model), model
 
@@ -551,7 +553,7 @@ def test_an_older_desk_loses_nothing_and_removes_nothing_twice(
 def test_two_desks_and_one_model(tmp_path):
     model = fitted()
     model.save(tmp_path / 'scores.pt')
-    other = NodeClassifier(lam=0.1, seed=0)
+    other = NodeClassifier(weight_decay=0.1, seed=0)
     other.load(tmp_path / 'scores.pt')
     one = opened(tmp_path, model)
     folder = tmp_path / 'two'
@@ -574,7 +576,7 @@ def test_two_desks_and_one_model(tmp_path):
         one.run()
     assert isinstance(error.value.__cause__, StaleStateError)
     one._places['scores'].catch_up = catch
-    again = NodeClassifier(lam=0.1, seed=0)
+    again = NodeClassifier(weight_decay=0.1, seed=0)
     again.load(tmp_path / 'scores.pt')
     one.close()
     one = opened(tmp_path, again)
@@ -637,7 +639,7 @@ def test_bad_places_are_refused(tmp_path):
     desk = opened(tmp_path, model := fitted())
     for words, args in (
         ('taken', ('scores', model, 'a.pt')),
-        ('fitted first', ('new', NodeClassifier(lam=0.1), 'a.pt')),
+        ('fitted first', ('new', NodeClassifier(weight_decay=0.1), 'a.pt')),
         ("'save'", ('new', model, None)),
         ('printable', ('a\tb', model, 'a.pt')),
     ):

@@ -39,7 +39,9 @@ def opened(folder):
     desk = ErasureDesk(folder / 'desk.db', clock=Clock(), policy=ALL)
     for file in sorted(folder.glob('*.pt')):
         covers = file.name == 'private.pt'
-        model = private() if covers else NodeClassifier(lam=0.1, seed=0)
+        model = (
+            private() if covers else NodeClassifier(weight_decay=0.1, seed=0)
+        )
         model.load(file)
         data = {'data': lambda: graph(3 * KILLS)} if covers else {}
         desk.register(file.stem, model, save=file, names=names, **data)
@@ -185,11 +187,11 @@ def test_kills_of_a_private_model_lose_nothing_and_spend_nothing_twice(
 
 def test_fifty_kills_lose_nothing_and_leave_nothing(tmp_path):
     for name, seed in (('one', 1), ('two', 2)):
-        model = NodeClassifier(lam=0.1, seed=0)
+        model = NodeClassifier(weight_decay=0.1, seed=0)
         model.fit(graph(3 * KILLS, seed)).save(tmp_path / f'{name}.pt')
     desk, known = killed_often(tmp_path)
     for place in desk._places.values():
-        saved = NodeClassifier(lam=0.1, seed=0)
+        saved = NodeClassifier(weight_decay=0.1, seed=0)
         saved.load(place.save)
         assert saved.ledger.head == place.ledger.head
         check_lines(saved.ledger, known)

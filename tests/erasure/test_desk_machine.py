@@ -53,7 +53,7 @@ class Desk(RuleBasedStateMachine):
         self.desk.recipient('partner')
 
     def reopen(self):
-        self.model = NodeClassifier(lam=0.1, seed=0).load(self.file)
+        self.model = NodeClassifier(weight_decay=0.1, seed=0).load(self.file)
         self.desk = opened(self.folder, clock=self.clock, policy=POLICY)
         self.desk.register('scores', self.model, save=self.file, names=names)
 
@@ -149,7 +149,7 @@ class Desk(RuleBasedStateMachine):
 
     def check(self):
         assert {*self.model.nodes.tolist()} == self.there
-        saved = NodeClassifier(lam=0.1, seed=0).load(self.file)
+        saved = NodeClassifier(weight_decay=0.1, seed=0).load(self.file)
         assert {*saved.nodes.tolist()} == self.there
         lines = [e.request for e in self.model.ledger.entries if e.request]
         removed = [v for line in lines for v in line['nodes']]

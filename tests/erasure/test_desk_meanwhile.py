@@ -70,7 +70,7 @@ def test_who_is_held_after_a_crash_is_not_removed(tmp_path, others):
     with pytest.raises(KeyboardInterrupt):
         desk.run()
     desk.close()
-    model = NodeClassifier(lam=0.1, seed=0)
+    model = NodeClassifier(weight_decay=0.1, seed=0)
     model.load(tmp_path / 'scores.pt')
     desk = opened(tmp_path, model)
     desk.hold(number, 'legal claims')
@@ -118,7 +118,7 @@ def test_additions_that_another_object_saved_are_taken_over(tmp_path):
     model = fitted()
     model.save(tmp_path / 'scores.pt')
     desk = opened(tmp_path, model)
-    other = NodeClassifier(lam=0.1, seed=0)
+    other = NodeClassifier(weight_decay=0.1, seed=0)
     other.load(tmp_path / 'scores.pt')
     # They wait for a release, so that no line of the ledger has them.
     other.update(Update(edges=torch.tensor([[0], [12]])))
@@ -138,7 +138,7 @@ def test_additions_that_another_object_saved_are_taken_over(tmp_path):
 
 
 def scores(folder):
-    model = NodeClassifier(lam=0.1, seed=0)
+    model = NodeClassifier(weight_decay=0.1, seed=0)
     if not (folder / 'scores.pt').exists():
         fitted().save(folder / 'scores.pt')
     model.load(folder / 'scores.pt')

@@ -16,7 +16,7 @@ NAMES = ('scores', 'shards', 'private')
 def blank(folder):
     """The three models, before they are fitted or loaded."""
     return (
-        NodeClassifier(lam=0.1, seed=0),
+        NodeClassifier(weight_decay=0.1, seed=0),
         sharded(folder),
         PrivateNodeClassifier('node', 0.2, 1e-3, steps=2, num_classes=2),
     )

@@ -172,7 +172,7 @@ def test_an_edge_that_went_with_a_node_ends_without_an_error():
     ring = torch.cat([stars, stars.flip(0)], 1)
     data = Data(x=torch.rand(6, 2).double(), edge_index=ring)
     data.y, data.train_mask = torch.arange(6) % 2, torch.ones(6).bool()
-    model = NodeClassifier(lam=0.1, levels=1, max_pending=50).fit(data)
+    model = NodeClassifier(weight_decay=0.1, K=1, max_pending=50).fit(data)
     features = PropagatedFeatures(data, 'sgc')
     for each in (model, features):
         batches = [

@@ -110,7 +110,7 @@ def test_a_search_for_noise_ends_at_the_least_and_where_none_is_enough():
 def run(private, seed=None, **arguments):
     def train(rate):
         setup = private(
-            engine={'seed': seed},
+            engine={'insecure_seed': seed},
             optimizer=None,
             **arguments,
         )

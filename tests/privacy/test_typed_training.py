@@ -140,7 +140,7 @@ def attach(
     data = shop() if data is None else data
     given = {'batch_size': 5, 'seed': 0, **(loader or {})}
     made = UnitLoader(data, declared(data), **given)
-    private = PrivacyEngine(**{'seed': 1, **(engine or {})})
+    private = PrivacyEngine(**{'insecure_seed': 1, **(engine or {})})
     training = private.make_private(
         module=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
@@ -380,7 +380,7 @@ def test_contents_cost_what_rows_on_walks_cost(
         y=torch.zeros(30).long(),
         edge_index=torch.cat([pairs, pairs.flip(0)], 1),
     )
-    plain = PrivacyEngine(seed=1)
+    plain = PrivacyEngine(insecure_seed=1)
     linear = nn.Linear(3, 2)
     private, optimizer, loader = plain.make_private(
         module=linear,

@@ -13,7 +13,7 @@ from pyg_trust.erasure import ErasureDesk
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import TrustReport
 from pyg_trust.unlearning import Recommender, recommender
-from pyg_trust.unlearning.closed_form import factored
+from pyg_trust.unlearning.similar import factored
 
 LAM = 3.0
 
@@ -23,7 +23,7 @@ def edges_of(table):
 
 
 def fitted(table, lam=LAM):
-    model = Recommender('closed_form', lam=lam)
+    model = Recommender('closed_form', weight_decay=lam)
     return model.fit(edges_of(table), *table.shape)
 
 
@@ -52,7 +52,7 @@ def test_any_removals_saves_and_loads_end_at_the_bits_of_a_fit(seed, tmp_path):
         assert report.exact
         if step == 3:
             model.save(tmp_path / 'model.pt')
-            model = Recommender('closed_form', lam=LAM)
+            model = Recommender('closed_form', weight_decay=LAM)
             model.load(tmp_path / 'model.pt')
         if step % 2:
             assert model.verify().ok
@@ -171,15 +171,17 @@ def test_what_belongs_to_the_other_method_is_refused():
         Recommender('closed_form', exponents=(0.5, 0.5, 0.5))
     with pytest.raises(ValueError, match="'cached' can't be given"):
         Recommender('closed_form', cached=False)
-    with pytest.raises(ValueError, match="'lam' can't be given"):
-        Recommender(lam=3.0)
+    with pytest.raises(ValueError, match="'weight_decay' can't be given"):
+        Recommender(weight_decay=3.0)
     with pytest.raises(ValueError, match="'max_items' can't be given"):
         Recommender(max_items=6)
     few = Recommender('closed_form', max_items=6)
     with pytest.raises(ValueError, match=r"'max_items'.*'paths'"):
         few.fit(edges_of(random_table(0)), 14, 7)
     for lam in (1e-14, 1e300):
-        with pytest.raises(ValueError, match="'lam' needs to be another"):
+        with pytest.raises(
+            ValueError, match="'weight_decay' needs to be another"
+        ):
             fitted(np.ones((3, 5), bool), lam)
 
 

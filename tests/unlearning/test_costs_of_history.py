@@ -47,14 +47,14 @@ def paths():
 
 
 def made():
-    yield 'nodes', lambda: NodeClassifier(lam=0.1, seed=0).fit(ring())
-    yield 'links', lambda: LinkClassifier(lam=0.1, seed=0).fit(ring())
+    yield 'nodes', lambda: NodeClassifier(weight_decay=0.1, seed=0).fit(ring())
+    yield 'links', lambda: LinkClassifier(weight_decay=0.1, seed=0).fit(ring())
     scattering = GraphScattering(J=2, Q=1, L=2)
     yield (
         'graphs',
-        lambda: ScatteringClassifier(scattering, lam=0.05, seed=0).fit(
-            paths()
-        ),
+        lambda: ScatteringClassifier(
+            scattering, weight_decay=0.05, seed=0
+        ).fit(paths()),
     )
     yield (
         'shards',

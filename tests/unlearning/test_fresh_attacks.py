@@ -57,7 +57,9 @@ def ring(n: int = 20) -> Data:
 
 
 def scattering() -> ScatteringClassifier:
-    return ScatteringClassifier(GraphScattering(J=2, Q=1, L=2), lam=0.05)
+    return ScatteringClassifier(
+        GraphScattering(J=2, Q=1, L=2), weight_decay=0.05
+    )
 
 
 def molecules() -> list[Data]:
@@ -91,7 +93,7 @@ def test_reading_in_another_thread_does_not_undo_a_removal(
 ) -> None:
     # A reader took the edit for an interrupted one, and took it back; the
     # ledger then said that the node was gone.
-    model = NodeClassifier(lam=0.1).fit(network())
+    model = NodeClassifier(weight_decay=0.1).fit(network())
     release, readers, seen = model._release, [], []
 
     def releasing(W: Tensor, number: int) -> Tensor:
@@ -111,14 +113,16 @@ def test_reading_in_another_thread_does_not_undo_a_removal(
 
 
 def test_the_old_release_is_not_served_as_the_new_one() -> None:
-    model = NodeClassifier(lam=0.1).fit(network())
+    model = NodeClassifier(weight_decay=0.1).fit(network())
     old = model.weight
     model.remove(RemovalRequest(nodes=[3, 4, 5]))
     state = model.state_dict()
     model._model = model._fitted._replace(weight=old)
     assert not model.verify().ok
     with pytest.raises(ValueError, match='weights of the state'):
-        NodeClassifier(lam=0.1).load_state_dict({**state, 'weight': old})
+        NodeClassifier(weight_decay=0.1).load_state_dict(
+            {**state, 'weight': old}
+        )
 
 
 def test_a_link_to_a_file_does_not_save_the_old_state(tmp_path: Path) -> None:
@@ -161,9 +165,9 @@ def test_a_directed_edge_can_be_removed_after_a_load() -> None:
     data = ring()
     more = torch.tensor([[0], [5]])
     data.edge_index = torch.cat([data.edge_index, more], dim=1)
-    model = NodeClassifier('ppr', alpha=0.2, levels=2, lam=0.1).fit(data)
+    model = NodeClassifier('ppr', alpha=0.2, K=2, weight_decay=0.1).fit(data)
     model.remove(RemovalRequest(edges=[(0, 5)], directed=True))
-    again = NodeClassifier('ppr', alpha=0.2, levels=2, lam=0.1)
+    again = NodeClassifier('ppr', alpha=0.2, K=2, weight_decay=0.1)
     again.load_state_dict(model.state_dict())
     again.flush()
     again.remove(RemovalRequest(edges=[(1, 2)], directed=True))
@@ -191,9 +195,9 @@ def test_the_only_edge_goes_without_the_label() -> None:
 
 
 def test_a_known_seed_is_not_laundered_by_a_file(tmp_path: Path) -> None:
-    seeded = NodeClassifier(seed=0, lam=0.1).fit(network())
+    seeded = NodeClassifier(seed=0, weight_decay=0.1).fit(network())
     seeded.save(tmp_path / 'model.pt')
-    model = NodeClassifier(lam=0.1)
+    model = NodeClassifier(weight_decay=0.1)
     model.load(tmp_path / 'model.pt')
     report = model.remove(GONE)
     assert report.secure is False
@@ -272,7 +276,7 @@ def test_a_signal_in_a_removal_does_not_undo_it(
     call: Callable[[NodeClassifier], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The node came back, and the ledger said that it was gone.
-    model = NodeClassifier(lam=0.1).fit(network())
+    model = NodeClassifier(weight_decay=0.1).fit(network())
     inside = Signalled(monkeypatch, model, '_release', lambda: call(model))
     model.remove(GONE)
     (said,) = inside.said
@@ -286,7 +290,7 @@ def test_a_signal_in_a_removal_does_not_undo_it(
 def test_a_removal_in_a_prediction_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    model = NodeClassifier(lam=0.1).fit(network())
+    model = NodeClassifier(weight_decay=0.1).fit(network())
     data = model._fitted.data
     inside = Signalled(
         monkeypatch, data, 'margins', lambda: model.remove(GONE)
@@ -360,7 +364,7 @@ def test_a_copy_does_not_take_back_what_the_original_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # The way back of an interrupted edit was copied with its targets.
-    model = NodeClassifier(lam=0.1).fit(network())
+    model = NodeClassifier(weight_decay=0.1).fit(network())
 
     def interrupted(*_: Any) -> Tensor:
         raise KeyboardInterrupt
@@ -398,8 +402,8 @@ def sharded(**kwargs: Any) -> ShardedUnlearner:
 
 FITTED: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     'scattering': (scattering, molecules),
-    'node': (lambda: NodeClassifier(lam=0.1), network),
-    'push': (lambda: NodeClassifier(lam=0.1, **PUSH), network),
+    'node': (lambda: NodeClassifier(weight_decay=0.1), network),
+    'push': (lambda: NodeClassifier(weight_decay=0.1, **PUSH), network),
     'shards': (sharded, network),
 }
 

@@ -22,7 +22,7 @@ LAM = 1e-2
 
 def make(graphs, max_degree=None, **kwargs):
     transform = GraphScattering(J=2, Q=2, L=2, max_degree=max_degree)
-    settings = {'lam': LAM, 'seed': 0, 'num_classes': 2, **kwargs}
+    settings = {'weight_decay': LAM, 'seed': 0, 'num_classes': 2, **kwargs}
     return ScatteringClassifier(transform, **settings).fit(graphs)
 
 
@@ -150,7 +150,7 @@ def test_mixed_updates_end_at_a_fit_of_the_present_graphs():
             assert found.ok, found
             assert found.proved
             again = ScatteringClassifier(
-                model.transform, lam=LAM, num_classes=2
+                model.transform, weight_decay=LAM, num_classes=2
             )
             again.load_state_dict(model.state_dict())
             assert again.verify().ok

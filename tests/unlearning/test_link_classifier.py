@@ -34,7 +34,7 @@ def graph(seed=0, n=N):
 
 
 def fitted(data=None, **kwargs):
-    given = {'levels': 2, 'lam': LAM, 'scale': SCALE, 'seed': 0, **kwargs}
+    given = {'K': 2, 'weight_decay': LAM, 'scale': SCALE, 'seed': 0, **kwargs}
     model = LinkClassifier(partners=PARTNERS, pair_seed=SEED, **given)
     return model.fit(graph() if data is None else data, num_names=NAMES)
 
@@ -214,7 +214,7 @@ def test_two_ways_to_a_graph_end_with_one_file(tmp_path):
     path = tmp_path / 'links.pt'
     one.save(path)
     other = LinkClassifier(
-        levels=2, lam=LAM, scale=SCALE, partners=PARTNERS, pair_seed=SEED
+        K=2, weight_decay=LAM, scale=SCALE, partners=PARTNERS, pair_seed=SEED
     )
     other.load(path)
     one.flush()
@@ -225,7 +225,7 @@ def test_two_ways_to_a_graph_end_with_one_file(tmp_path):
     assert same(other.state_dict(), one.state_dict())
     assert other.verify().ok
     with pytest.raises(ValueError, match='pairs'):
-        LinkClassifier(levels=2, lam=LAM).load(path)
+        LinkClassifier(K=2, weight_decay=LAM).load(path)
 
 
 def test_negative_pairs_do_not_move():
@@ -352,7 +352,7 @@ def test_data_of_pyg_are_taken_and_a_desk_removes(tmp_path):
         num_test=0.2, is_undirected=True, add_negative_train_samples=False
     )
     train, _, test = split(Data(x=data.x, edge_index=data.edge_index))
-    model = LinkClassifier(levels=1, lam=1e-2, seed=0).fit(train)
+    model = LinkClassifier(K=1, weight_decay=1e-2, seed=0).fit(train)
     scores = model.decision_function(test.edge_label_index)
     assert scores.shape == test.edge_label.shape
     assert torch.equal(model.predict(test.edge_label_index), (scores > 0) * 1)
@@ -366,7 +366,7 @@ def test_data_of_pyg_are_taken_and_a_desk_removes(tmp_path):
     desk.add(RemovalRequest(nodes=[4]), immediately=True)
     assert len(desk.run(confirm=True)) == 1
     desk.close()
-    late = LinkClassifier(levels=1, lam=1e-2, seed=0)
+    late = LinkClassifier(K=1, weight_decay=1e-2, seed=0)
     late.load(path)
     assert 4 not in late.nodes.tolist()
     # Pairs of somebody who was removed keep their place.
@@ -388,7 +388,7 @@ def test_a_newcomer_costs_as_much_however_many_may_come(monkeypatch):
     )
     spent = []
     for most in (100, 100_000):
-        model = LinkClassifier(levels=1, lam=0.1, seed=0, partners=3)
+        model = LinkClassifier(K=1, weight_decay=0.1, seed=0, partners=3)
         model.fit(graph(), num_names=most)
         counted.clear()
         model.update(Update(nodes=torch.rand(2, D).double()), release=True)
@@ -421,7 +421,7 @@ def test_links_are_learnt_and_the_own_edge_is_not_needed():
     x[:30, 0] += 1
     x[30:, 0] -= 1
     data = Data(x=x, edge_index=torch.cat([ends, ends.flip(0)], 1))
-    model = LinkClassifier(levels=1, lam=1e-3, scale=4.0, seed=0).fit(data)
+    model = LinkClassifier(K=1, weight_decay=1e-3, scale=4.0, seed=0).fit(data)
     pairs = torch.combinations(torch.arange(n)).t()
     pairs = pairs[:, ~table[pairs[0], pairs[1]]]
     inside = same_side[pairs[0], pairs[1]]
@@ -460,7 +460,7 @@ def test_what_can_not_be_fitted_is_refused():
         with pytest.raises(ValueError, match=r"'scale'.*'bound'"):
             LinkClassifier(**more)
     ring = Data(x=torch.eye(4), edge_index=torch.tensor([[0, 1], [1, 0]]))
-    model = LinkClassifier(levels=1, lam=0.1, seed=0).fit(ring)
+    model = LinkClassifier(K=1, weight_decay=0.1, seed=0).fit(ring)
     before = model.state_dict()
     with pytest.raises(ValueError, match='no edge to train on'):
         model.remove(RemovalRequest(nodes=[1]))

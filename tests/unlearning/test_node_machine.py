@@ -25,8 +25,8 @@ from pyg_trust.update import NewNodes, Update
 
 WAYS = {
     'sgc': {},
-    'heat': {'measure': 'heat', 't': 2.0, 'levels': 3},
-    'ppr': {'measure': 'ppr', 'alpha': 0.3, 'levels': 3},
+    'heat': {'measure': 'heat', 't': 2.0, 'K': 3},
+    'ppr': {'measure': 'ppr', 'alpha': 0.3, 'K': 3},
     'gbp': {'measure': Measure(0.3, 0.7, (0.2, 0.3, 0.5), True, True)},
     'tight': {'release_std': 3e-8},
     'series': {
@@ -101,7 +101,7 @@ class Living(RuleBasedStateMachine):
         if way == 'file':
             with tempfile.TemporaryDirectory() as folder:
                 self.model.save(Path(folder) / 'model')
-                given = {'lam': LAM, 'seed': 0, 'release_std': STD}
+                given = {'weight_decay': LAM, 'seed': 0, 'release_std': STD}
                 made = NodeClassifier(**{**given, **self.how})
                 self.model = made.load(Path(folder) / 'model')
         elif way == 'pickle':

@@ -321,7 +321,7 @@ def test_files_tell_the_present_data_and_not_the_way_there():
     assert one.pending == two.pending == 4
     assert bytes_of(one) == bytes_of(two)
     for model in one, two:
-        again = NodeClassifier(lam=LAM, seed=0, release_std=STD)
+        again = NodeClassifier(weight_decay=LAM, seed=0, release_std=STD)
         again.load_state_dict(model.state_dict())
         assert again.pending == 4
         assert again.verify().ok
@@ -432,7 +432,7 @@ def test_classes_that_may_come_are_declared():
     # Who came as the first of a class may go.
     model.remove(RemovalRequest(nodes=[90]))
     assert model.verify().ok
-    again = NodeClassifier(lam=LAM, seed=0, release_std=STD)
+    again = NodeClassifier(weight_decay=LAM, seed=0, release_std=STD)
     again.load_state_dict(model.state_dict())
     again.remove(RemovalRequest(labels=[int(zeros[0])]))
     assert again.verify().ok
@@ -520,7 +520,7 @@ def test_additions_that_wait_are_sealed_in_files(change):
 
     model = waiting(1)
     state = model.state_dict()
-    again = NodeClassifier(lam=LAM, seed=0, release_std=STD)
+    again = NodeClassifier(weight_decay=LAM, seed=0, release_std=STD)
     again.load_state_dict(copy.deepcopy(state))
     assert again.pending == 4
     held = state['data']
@@ -530,6 +530,6 @@ def test_additions_that_wait_are_sealed_in_files(change):
         held['came'] = waiting(2).state_dict()['data']['came']
     else:
         held['came'][change] = held['came'][change].flip(0)
-    again = NodeClassifier(lam=LAM, seed=0, release_std=STD)
+    again = NodeClassifier(weight_decay=LAM, seed=0, release_std=STD)
     with pytest.raises(ValueError, match='pending additions'):
         again.load_state_dict(state)

@@ -105,7 +105,7 @@ class Row(torch.nn.Module):
 def test_a_classifier_of_persons_forgets_rows_alone() -> None:
     data = shop()
     unit, rows = table(data)
-    model = NodeClassifier('sgc', levels=0, seed=0).fit(rows)
+    model = NodeClassifier('sgc', K=0, seed=0).fit(rows)
     report = model.remove(RemovalRequest(persons=[4, 9], unit=unit))
     assert report.request['nodes'] == [4, 9]
     assert model.verify().ok
@@ -117,7 +117,7 @@ def test_persons_of_other_names_are_found_by_n_id_or_refused() -> None:
     unit, rows = table(data)
     asked = RemovalRequest(persons=[4], unit=unit)
     assert asked == RemovalRequest(nodes=[9])
-    named = NodeClassifier('sgc', levels=0, seed=0).fit(rows)
+    named = NodeClassifier('sgc', K=0, seed=0).fit(rows)
     before = named.predict()
     assert named.remove(asked).request['nodes'] == [9]
     assert named.n_id.tolist() == [i + 5 for i in range(N) if i != 4]
@@ -126,7 +126,7 @@ def test_persons_of_other_names_are_found_by_n_id_or_refused() -> None:
     assert len(after) == len(before)
     # Without names, person 4 would be somebody else.
     del rows.n_id
-    model = NodeClassifier('sgc', levels=0, seed=0).fit(rows)
+    model = NodeClassifier('sgc', K=0, seed=0).fit(rows)
     other = RemovalRequest(nodes=[1])
     for given in (
         *(asked, [asked], [other, asked], asked | other, copy.copy(asked)),

@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from graphs import random_graphs, without
+from graphs import random_graphs
 from scipy.optimize import brentq
 from scipy.stats import norm
 
@@ -16,7 +16,7 @@ from pyg_trust.noise import SEEDED
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.transforms import GraphScattering
 from pyg_trust.unlearning import (
-    GINClassifier,
+    LinkClassifier,
     NodeClassifier,
     ScatteringClassifier,
 )
@@ -26,35 +26,6 @@ from pyg_trust.unlearning.published import (
     PublishedScatteringClassifier,
     removal_budget,
 )
-
-# Trained again ###############################################################
-
-
-def test_gin_learns_and_forgets_exactly():
-    graphs = random_graphs(40, with_x=False)
-    settings = {'max_degree': 8, 'lr': 1e-2, 'epochs': 40, 'seed': 0}
-    model = GINClassifier(**settings).fit(graphs)
-    assert model.score(graphs) > 0.8
-    request = RemovalRequest(nodes={0: [1], 2: [0, 3]}, graphs=[4])
-    model.remove(request)
-    again = GINClassifier(**settings).fit(without(graphs, request))
-    states = [m._fitted[1].state_dict() for m in (model, again)]
-    for key, value in states[0].items():
-        torch.testing.assert_close(value, states[1][key])
-    with pytest.raises(ValueError, match='graph 4 is not there'):
-        model.remove(RemovalRequest(graphs=[4]))
-    with pytest.raises(ValueError, match='fitted'):
-        GINClassifier().predict(graphs)
-
-
-def test_gin_leaves_the_generator_alone():
-    graphs = random_graphs(8)
-    torch.manual_seed(3)
-    expected = torch.rand(1)
-    torch.manual_seed(3)
-    GINClassifier(epochs=1, seed=0).fit(graphs)
-    assert torch.equal(torch.rand(1), expected)
-
 
 # Objective perturbation ######################################################
 
@@ -83,7 +54,7 @@ def one_node_each(graphs, seed=1):
 
 def test_solves_the_perturbed_problem():
     graphs = random_graphs(30)
-    model = make(graphs, lam=1e-2)
+    model = make(graphs, weight_decay=1e-2)
     Z = GraphScattering(**SCATTERING).embed(graphs, torch.float64)
     Y = torch.tensor([2.0 * int(g.y) - 1 for g in graphs]).view(-1, 1)
     W = model.weight.requires_grad_()
@@ -116,7 +87,9 @@ def test_a_seed_gives_every_fit_noise_of_its_own():
 @pytest.mark.parametrize('num_classes', [2, 4])
 def test_the_residual_never_exceeds_the_bound(accounting, num_classes):
     graphs = random_graphs(36, num_classes)
-    model = make(graphs, accounting=accounting, lam=1e-3, noise_std=1.0)
+    model = make(
+        graphs, accounting=accounting, weight_decay=1e-3, noise_std=1.0
+    )
     steps, entries = 0, []
     for request in one_node_each(graphs):
         report = model.remove(request)
@@ -139,7 +112,9 @@ def test_the_residual_never_exceeds_the_bound(accounting, num_classes):
 def test_a_bound_on_the_account_says_its_size_alone(accounting):
     # 16 digits of what a step adds test guesses of what was removed.
     graphs = random_graphs(20)
-    model = make(graphs, accounting=accounting, lam=1e-2, noise_std=1.0)
+    model = make(
+        graphs, accounting=accounting, weight_decay=1e-2, noise_std=1.0
+    )
     spent = [model.ledger.spent]
     for name in range(4):
         report = model.remove(RemovalRequest(nodes={name: [0]}))
@@ -158,7 +133,7 @@ def test_multi_class_shares_one_budget():
     # The certificate is about the joint residual: with the same residual in
     # every class it is sqrt(C) times one class's, not C budgets.
     graphs = random_graphs(30, 3)
-    model = make(graphs, lam=1e-3)
+    model = make(graphs, weight_decay=1e-3)
     report = model.remove(RemovalRequest(nodes={0: [0]}))
     per_class = gradient(model).norm(dim=0)
     assert report.residual == pytest.approx(
@@ -171,7 +146,9 @@ def test_bounds_are_ordered_and_reported():
     graphs = random_graphs(30)
     reports = {}
     for accounting in ACCOUNTINGS:
-        model = make(graphs, accounting=accounting, lam=0.1, noise_std=10.0)
+        model = make(
+            graphs, accounting=accounting, weight_decay=0.1, noise_std=10.0
+        )
         reports[accounting] = model.remove(RemovalRequest(nodes={3: [0]}))
     assert reports['residual'].increments == {}
     assert set(reports['bound'].increments) == {'tight'}
@@ -190,7 +167,9 @@ def test_a_step_that_is_not_solved_is_paid_for(accounting, monkeypatch):
         Factor, 'solve', lambda self, right: 0.9 * solve(self, right)
     )
     graphs = random_graphs(36, 3)
-    model = make(graphs, accounting=accounting, lam=1e-2, noise_std=100.0)
+    model = make(
+        graphs, accounting=accounting, weight_decay=1e-2, noise_std=100.0
+    )
     for request in one_node_each(graphs)[:6]:
         report = model.remove(request)
         assert report.action == 'step'
@@ -201,7 +180,7 @@ def test_a_step_that_is_not_solved_is_paid_for(accounting, monkeypatch):
 def test_over_budget():
     graphs = random_graphs(24)
     request = RemovalRequest(nodes={0: [0, 1, 2]}, graphs=[5, 6])
-    settings = {'noise_std': 1e-6, 'lam': 1e-3}
+    settings = {'noise_std': 1e-6, 'weight_decay': 1e-3}
     models = {
         name: make(graphs, on_exceed=name, **settings)
         for name in ('refine', 'retrain', 'raise')
@@ -273,7 +252,7 @@ def test_bounds_hold_on_real_removals(datasets, name):
     }[name]
     model = PublishedScatteringClassifier(
         GraphScattering(**options),
-        lam=lam,
+        weight_decay=lam,
         accounting='bound',
         seed=0,
     ).fit(train)
@@ -335,15 +314,20 @@ def test_theorem_3_fails_for_a_batch_too():
 
 
 def test_arguments_of_0_1_work_for_one_release():
-    given = {'accounting': 'residual', 'noise_std': 0.3}
-    with pytest.warns(DeprecationWarning, match='leave it out') as seen:
-        model = ScatteringClassifier(TRANSFORM, lam=0.02, **given)
-    assert [str(each.filename) for each in seen] == [__file__] * 2
+    given = {'accounting': 'residual', 'noise_std': 0.3, 'lam': 0.02}
+    with pytest.warns(DeprecationWarning, match='next release') as seen:
+        model = ScatteringClassifier(TRANSFORM, **given, on_exceed='retrain')
+    assert [str(each.filename) for each in seen] == [__file__] * 4
     with warnings.catch_warnings():
         warnings.simplefilter('error')
-        again = ScatteringClassifier(TRANSFORM, lam=0.02)
+        again = ScatteringClassifier(TRANSFORM, weight_decay=0.02)
     assert repr(again) == repr(model)
     assert again._config() == model._config()
+    assert model.get_params() == again.get_params()
+    for kind in (NodeClassifier, LinkClassifier):
+        with pytest.warns(DeprecationWarning, match="is 'K' now"):
+            old = kind(levels=3)
+        assert old.get_params() == kind(K=3).get_params()
 
 
 @pytest.mark.parametrize('value', ['paper', 'bound', []])
@@ -353,14 +337,17 @@ def test_what_an_argument_of_0_1_asked_for_is_not_dropped(value):
     for kind, given in (
         (ScatteringClassifier, {'transform': TRANSFORM, 'loss': 'squared'}),
         (NodeClassifier, {'head': 'softmax'}),
+        (NodeClassifier, {'on_exceed': 'raise'}),
     ):
         with pytest.raises(ValueError, match='needs to be one of'):
             kind(**given)
 
 
 def test_states_of_0_1_are_read():
-    model = ScatteringClassifier(TRANSFORM, lam=1e-2).fit(random_graphs(20))
-    again = ScatteringClassifier(TRANSFORM, lam=1e-2)
+    model = ScatteringClassifier(TRANSFORM, weight_decay=1e-2).fit(
+        random_graphs(20)
+    )
+    again = ScatteringClassifier(TRANSFORM, weight_decay=1e-2)
     model.remove(RemovalRequest(nodes={3: [0]}))
     state = model.state_dict()
     # Every classifier of graphs had both deviations.

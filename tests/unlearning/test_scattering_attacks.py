@@ -58,7 +58,9 @@ KINDS = {
 
 
 def make(noise='output', **kwargs):
-    return KINDS[noise](GraphScattering(**TRANSFORM), lam=LAM, **kwargs)
+    return KINDS[noise](
+        GraphScattering(**TRANSFORM), weight_decay=LAM, **kwargs
+    )
 
 
 def solved(graphs):

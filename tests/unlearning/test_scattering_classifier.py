@@ -85,7 +85,7 @@ def test_the_callers_graphs_stay_as_they_are():
 @pytest.mark.parametrize('num_classes', [2, 3])
 def test_deleting_is_training_without(max_degree, num_classes):
     graphs = random_graphs(30, num_classes, with_x=max_degree is None)
-    model = make(graphs, max_degree, lam=1e-2)
+    model = make(graphs, max_degree, weight_decay=1e-2)
     request = RemovalRequest(
         nodes={2: [0, 4], 7: [1]},
         graphs=[11, 12],
@@ -258,7 +258,7 @@ def test_refused_for_other_reasons():
         ({'epsilon': -1.0}, ValueError),
         ({'delta': 0.0}, ValueError),
         ({'delta': 1.0}, ValueError),
-        ({'lam': 0.0}, ValueError),
+        ({'weight_decay': 0.0}, ValueError),
         ({'tol': 0.0}, ValueError),
         ({'loss': 'hinge'}, ValueError),
         ({'mode': 'forget'}, ValueError),
@@ -407,7 +407,7 @@ def test_states_that_do_not_fit():
 @pytest.mark.parametrize('num_classes', [2, 3])
 def test_verify_proves_a_release_by_the_kernel(num_classes):
     graphs = random_graphs(24, num_classes)
-    model = make(graphs, lam=1e-2)
+    model = make(graphs, weight_decay=1e-2)
     report = model.remove(RemovalRequest(graphs=[3], nodes={0: [0]}))
     found = model.verify()
     assert found.ok
@@ -444,7 +444,7 @@ def test_verify_proves_a_release_by_the_kernel(num_classes):
 
 def test_a_release_that_is_not_paid_for_is_refused(monkeypatch):
     graphs = random_graphs(20)
-    model = make(graphs, lam=1e-2)
+    model = make(graphs, weight_decay=1e-2)
     before = model.state_dict()
     monkeypatch.setattr(type(model), '_spends', lambda *_: 1e-13)
     with pytest.raises(RuntimeError, match='would be paid for'):

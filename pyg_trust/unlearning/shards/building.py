@@ -85,18 +85,16 @@ class Builder:
 
     # The partition ##########################################################
 
-    def method(self, given: Any, seed: int, bar: bool | None = None) -> Any:
+    def method(self, given: Any, seed: int) -> Any:
         """Return the transform of a method, and other partitions as given."""
         if not isinstance(given, str):
             return given
         seed = rng.derive(seed, _PARTITION)
-        return Shards(self.num_shards, given, seed=seed, progress_bar=bar)
+        return Shards(self.num_shards, given, seed=seed)
 
-    def divide(
-        self, data: Data, given: Any, seed: int, bar: bool | None
-    ) -> Tensor:
+    def divide(self, data: Data, given: Any, seed: int) -> Tensor:
         """Return the shard of every node, -1 outside of training."""
-        partition = self.method(given, seed, bar)
+        partition = self.method(given, seed)
         index = training_nodes(data)
         if isinstance(partition, Shards) and not partition.exact:
             light = without_features(data)
@@ -244,7 +242,6 @@ class Builder:
         state: State,
         parts: dict[int, list[Data]],
         first: dict[int, int],
-        bar: bool | None,
         *,
         done: dict[int, list[Weights]] | None = None,
         **how: Any,
@@ -267,7 +264,6 @@ class Builder:
             self.recipe,
             ways,
             num_workers=self.num_workers,
-            progress_bar=bar,
             **how,
         )
         states = dict(zip(todo, (found for found, _ in made), strict=True))
@@ -281,9 +277,7 @@ class Builder:
             zip(todo, (seconds for _, seconds in made), strict=True)
         )
 
-    def fresh(
-        self, state: State, given: Any, action: str, bar: bool | None
-    ) -> State:
+    def fresh(self, state: State, given: Any, action: str) -> State:
         """Return the state with everything from scratch, on its graph."""
         started = time.perf_counter()
         data = copy.copy(state.data)
@@ -291,7 +285,7 @@ class Builder:
         if not isinstance(given, Tensor):
             data = canonical(data)
         data.shard = self.from_first(
-            lambda: self.divide(data, given, state.seed, bar)
+            lambda: self.divide(data, given, state.seed)
         )
         data = canonical(data)
         if 'by_hash' in data:
@@ -324,7 +318,7 @@ class Builder:
         done = {} if self.over_ranks else {smallest: stages}
         first = dict.fromkeys(range(self.num_shards), 0)
         return self.updated(
-            state, first, action, bar, done=done, started=started, parts=parts
+            state, first, action, done=done, started=started, parts=parts
         )
 
     def updated(
@@ -332,7 +326,6 @@ class Builder:
         state: State,
         first: dict[int, int],
         action: str,
-        bar: bool | None,
         *,
         request: dict[str, Any] | None = None,
         reference: str = '',
@@ -347,7 +340,6 @@ class Builder:
             state,
             parts,
             first,
-            bar,
             done=done,
             trainer=self.trainer,
             over_ranks=self.over_ranks,
@@ -366,11 +358,9 @@ class Builder:
             ledger=state.ledger.copy(),
         )
         clock.append(time.perf_counter())
-        outputs = self.outputs(state, bar=bar, over_ranks=self.over_ranks)
+        outputs = self.outputs(state, over_ranks=self.over_ranks)
         clock.append(time.perf_counter())
-        aggregator = self.from_first(
-            lambda: self.aggregate(state, outputs, bar)
-        )
+        aggregator = self.from_first(lambda: self.aggregate(state, outputs))
         clock.append(time.perf_counter())
         names = ('checks', 'shards', 'handling', 'inference', 'aggregator')
         spent = [b - a for a, b in itertools.pairwise(clock)]
@@ -391,7 +381,6 @@ class Builder:
         state: State,
         data: Data | None = None,
         *,
-        bar: bool | None = None,
         over_ranks: bool = False,
     ) -> Tensor:
         """Run every model on a graph: ``[num_shards, num_nodes, C]``."""
@@ -407,7 +396,6 @@ class Builder:
             state.num_classes,
             self._find_ways(shard),
             over_ranks=over_ranks,
-            progress_bar=bar,
         )
 
     def sample(self, state: State) -> Tensor:
@@ -422,9 +410,7 @@ class Builder:
         order = rng.derive_each(key, data.n_id[index]).argsort(stable=True)
         return index[order[: self.aggregator_nodes]].sort().values
 
-    def aggregate(
-        self, state: State, outputs: Tensor, bar: bool | None
-    ) -> ShardAggregator:
+    def aggregate(self, state: State, outputs: Tensor) -> ShardAggregator:
         """Train an aggregator on outputs."""
         data, aggregator = state.data, copy.deepcopy(self.aggregator)
         with single_thread(), torch.enable_grad():
@@ -435,7 +421,6 @@ class Builder:
                 data.edge_index,
                 data.shard,
                 seed=rng.derive(state.seed, _AGGREGATOR),
-                progress_bar=bar,
             ).eval()
 
     def contents(

@@ -366,7 +366,6 @@ def train(
     trainer: str = 'sequential',
     num_workers: int | None = None,
     over_ranks: bool = False,
-    progress_bar: bool | None = None,
 ) -> list[tuple[list[Weights], float]]:
     """Train one model per shard.
 
@@ -383,7 +382,7 @@ def train(
     if over_ranks:
         return run_over_ranks(shards, one)
     if trainer == 'sequential' or len(shards) < 2:
-        with Bar(shards, progress_bar, desc='shards') as bar:
+        with Bar(shards, desc='shards') as bar:
             return [one(shard) for shard in bar]
     start = time.perf_counter()
     # The largest first, so that the last to end is a small one.
@@ -393,15 +392,13 @@ def train(
             i: (build(factory, shards[i]), shards[i], recipe, ways)
             for i in order
         }
-        states = _in_processes(jobs, num_workers, progress_bar)
+        states = _in_processes(jobs, num_workers)
     share = (time.perf_counter() - start) / len(shards)
     return [(states[i], share) for i in range(len(shards))]
 
 
 def _in_processes(
-    jobs: dict[int, tuple[Any, ...]],
-    num_workers: int | None,
-    progress_bar: bool | None,
+    jobs: dict[int, tuple[Any, ...]], num_workers: int | None
 ) -> dict[int, list[Weights]]:
     if num_workers is None:
         num_workers = max(multiprocessing.cpu_count() // 2, 1)
@@ -423,10 +420,7 @@ def _in_processes(
         try:
             futures = {pool.submit(_work, job): i for i, job in packed.items()}
             done = Bar(
-                as_completed(futures),
-                total=len(futures),
-                progress_bar=progress_bar,
-                desc='shards',
+                as_completed(futures), total=len(futures), desc='shards'
             )
             # Of this program's own processes, never of a file or a network.
             return {futures[f]: pickle.loads(f.result()) for f in done}
@@ -467,7 +461,6 @@ def evaluate_all(
     ways: Shortcuts,
     *,
     over_ranks: bool = False,
-    progress_bar: bool | None = None,
 ) -> Tensor:
     """Compute the logits of the models of all shards for all nodes of a graph.
 
@@ -497,7 +490,7 @@ def evaluate_all(
     if over_ranks:
         outputs = run_over_ranks(states, output)
     else:
-        with Bar(states, progress_bar, desc='inference') as bar:
+        with Bar(states, desc='inference') as bar:
             outputs = [output(state) for state in bar]
     held = (out.dtype for out, s in zip(outputs, states, strict=True) if s)
     dtype = next(held, torch.get_default_dtype())

@@ -154,7 +154,6 @@ def plain_partition(partition: Any) -> dict[str, Any]:
             key: value
             for key, value in sorted(vars(partition).items())
             if isinstance(value, str | int | float | dict | None)
-            and key != 'progress_bar'
         }
     elif isinstance(partition, Tensor):
         plain['shard'] = partition.tolist()

@@ -366,12 +366,7 @@ class ShardedUnlearner:
     # Training and prediction ################################################
 
     @editing
-    def fit(
-        self: _Self,
-        data: Data | HeteroData,
-        *,
-        progress_bar: bool | None = None,
-    ) -> _Self:
+    def fit(self: _Self, data: Data | HeteroData) -> _Self:
         """Divide the training nodes into shards; train a model on each.
 
         Keeps copies of ``x``, ``edge_index``, ``edge_weight``, ``y``, the
@@ -383,7 +378,6 @@ class ShardedUnlearner:
                 of other nodes are ignored, except for the number of classes.
                 With a :obj:`unit`, its ``HeteroData``, with labels and mask of
                 the table of persons.
-            progress_bar (bool, optional): by default in terminals, after 2 s.
 
         Raises:
             TypeError, ValueError: if something is missing or malformed; if
@@ -444,16 +438,12 @@ class ShardedUnlearner:
             aggregator=builder.aggregator,
             ledger=RemovalLedger(0.0),
         )
-        new = builder.fresh(empty, given, 'fit', progress_bar)
+        new = builder.fresh(empty, given, 'fit')
         self._commit(new, anew=anew)
         return self
 
     def predict(
-        self,
-        data: Data | None = None,
-        *,
-        nodes: Any = None,
-        progress_bar: bool | None = None,
+        self, data: Data | None = None, *, nodes: Any = None
     ) -> Tensor:
         """Predict the classes of nodes: int64, ``[num_nodes]``.
 
@@ -463,21 +453,14 @@ class ShardedUnlearner:
                 since, -1 for those that were removed. (default: :obj:`None`)
             nodes (list[int] or Tensor, optional): ids of nodes of the present
                 graph. (default: :obj:`None`)
-            progress_bar (bool, optional): by default in terminals, after 2 s.
         """
-        probability = self.predict_proba(
-            data, nodes=nodes, progress_bar=progress_bar
-        )
+        probability = self.predict_proba(data, nodes=nodes)
         there = ~probability.isnan().any(1)
         return torch.where(there, probability.nan_to_num(0).argmax(1), -1)
 
     @torch.no_grad()
     def predict_proba(
-        self,
-        data: Data | None = None,
-        *,
-        nodes: Any = None,
-        progress_bar: bool | None = None,
+        self, data: Data | None = None, *, nodes: Any = None
     ) -> Tensor:
         """Predict the probabilities of classes: ``[num_nodes, num_classes]``.
 
@@ -495,9 +478,7 @@ class ShardedUnlearner:
             )
         outputs, n_id = state.outputs, state.data.n_id
         if data is not None:
-            outputs = self._builder.outputs(
-                state, self._other(data), bar=progress_bar
-            )
+            outputs = self._builder.outputs(state, self._other(data))
         with single_thread():
             probability = state.aggregator(outputs)
         if data is not None:
@@ -640,7 +621,6 @@ class ShardedUnlearner:
         missing: str = 'raise',
         reference: str = '',
         on_report: Callable[[ShardRemovalReport], Any] | None = None,
-        progress_bar: bool | None = None,
     ) -> ShardRemovalReport:
         """Remove the requested items; retrain their shards.
 
@@ -667,7 +647,6 @@ class ShardedUnlearner:
             on_report (Callable, optional): stores the report, before the
                 folder has the removal: no crash comes in between. If it
                 raises, everything is as before. (default: :obj:`None`)
-            progress_bar (bool, optional): by default in terminals, after 2 s.
 
         Raises:
             TypeError: on another request.
@@ -694,7 +673,7 @@ class ShardedUnlearner:
             )
 
         def apply(left: RemovalRequest) -> ShardRemovalReport:
-            return self._apply(left, None, reference, progress_bar, on_report)
+            return self._apply(left, None, reference, on_report)
 
         report, skipped = skipping(request, missing, apply)
         return replace(report, skipped=skipped) if skipped else report
@@ -706,7 +685,6 @@ class ShardedUnlearner:
         *,
         shard: Mapping[int, int] | str | None = None,
         reference: str = '',
-        progress_bar: bool | None = None,
     ) -> ShardRemovalReport:
         """Apply updates in order as one, all or none; retrain their shards.
 
@@ -720,7 +698,6 @@ class ShardedUnlearner:
                 node, by id, or :obj:`'hash'`; for a partition that was given
                 as tensors. (default: :obj:`None`)
             reference (str): as in :meth:`remove`. (default: :obj:`''`)
-            progress_bar (bool, optional): by default in terminals, after 2 s.
 
         Raises:
             TypeError: on anything else.
@@ -736,14 +713,11 @@ class ShardedUnlearner:
                 reference=reference,
                 shard=shard,
             )
-        return self._apply(update, shard, reference, progress_bar)
+        return self._apply(update, shard, reference)
 
     @editing
     def repartition(
-        self,
-        partition: str | Shards | Tensor | Sequence[Any] | None = None,
-        *,
-        progress_bar: bool | None = None,
+        self, partition: str | Shards | Tensor | Sequence[Any] | None = None
     ) -> ShardReport:
         """Divide the remaining training nodes again, and train all shards.
 
@@ -751,7 +725,6 @@ class ShardedUnlearner:
 
         Args:
             partition (optional): as in the class; by default the same method.
-            progress_bar (bool, optional): by default in terminals, after 2 s.
 
         Raises:
             ValueError: without a partition, if the present one was given as
@@ -767,7 +740,7 @@ class ShardedUnlearner:
                 "'partition' needs to be given, as the present partition came "
                 'from no method that can be repeated'
             )
-        new = self._builder.fresh(state, given, 'retrain', progress_bar)
+        new = self._builder.fresh(state, given, 'retrain')
         self._commit(new)
         return self._reported()
 
@@ -779,7 +752,6 @@ class ShardedUnlearner:
         shards: Iterable[int] | None = None,
         *,
         trainer: str = 'sequential',
-        progress_bar: bool | None = None,
     ) -> ShardVerifyReport:
         """Retrain shards and aggregator from scratch, and compare.
 
@@ -790,7 +762,6 @@ class ShardedUnlearner:
             shards (list[int], optional): the shards to retrain; by default
                 all. (default: :obj:`None`)
             trainer (str): the trainer to use. (default: :obj:`'sequential'`)
-            progress_bar (bool, optional): by default in terminals, after 2 s.
 
         Raises:
             ValueError: on an unknown shard or trainer.
@@ -803,12 +774,7 @@ class ShardedUnlearner:
             check_integer('shards', shard, 0, self.num_shards - 1)
         check_choice('trainer', trainer, TRAINERS)
         return verified(
-            self._builder,
-            state,
-            which,
-            trainer,
-            self._files_left(state),
-            progress_bar,
+            self._builder, state, which, trainer, self._files_left(state)
         )
 
     @synchronized
@@ -864,21 +830,18 @@ class ShardedUnlearner:
         return copy.deepcopy(self._packed(self._fitted))
 
     @editing
-    def load_state_dict(
-        self, state: dict[str, Any], *, progress_bar: bool | None = None
-    ) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a saved state.
 
         Args:
             state (dict): the :meth:`state_dict` of an unlearner with the same
                 arguments.
-            progress_bar (bool, optional): by default in terminals, after 2 s.
 
         Raises:
             ValueError: if the arguments differ, the state was changed, or its
                 ledger does not continue the present one.
         """
-        self._commit(self._unpacked(state, progress_bar), loaded=True)
+        self._commit(self._unpacked(state), loaded=True)
 
     @synchronized
     def save(self, folder: str | Path | None = None) -> None:
@@ -898,12 +861,7 @@ class ShardedUnlearner:
         store.write(*states.to_files(self._packed(self._fitted)))
 
     @editing
-    def load(
-        self: _Self,
-        folder: str | Path | None = None,
-        *,
-        progress_bar: bool | None = None,
-    ) -> _Self:
+    def load(self: _Self, folder: str | Path | None = None) -> _Self:
         """Load the state that :meth:`save` wrote to a folder; return self.
 
         If it is the object's own folder, files of other states are deleted: a
@@ -912,7 +870,6 @@ class ShardedUnlearner:
         Args:
             folder (str or Path, optional): as in :meth:`save`.
                 (default: :obj:`None`)
-            progress_bar (bool, optional): by default in terminals, after 2 s.
 
         Raises:
             ValueError: if there is no state, a file is missing or was changed,
@@ -924,7 +881,7 @@ class ShardedUnlearner:
                 f"'folder' needs to hold a saved state, with a manifest (got "
                 f'{store.folder})'
             )
-        new = self._unpacked(states.from_files(*store.read()), progress_bar)
+        new = self._unpacked(states.from_files(*store.read()))
         if store.folder == self.folder:
             self._take(new)
             if os.access(store.folder, os.W_OK):
@@ -1042,7 +999,6 @@ class ShardedUnlearner:
         update: Any,
         shard: Any,
         reference: str,
-        bar: bool | None,
         on_report: Callable[[ShardRemovalReport], Any] | None = None,
     ) -> ShardRemovalReport:
         state = self._fitted
@@ -1054,7 +1010,6 @@ class ShardedUnlearner:
             after,
             first,
             'retrain',
-            bar,
             request=change.request,
             reference=reference,
             started=started,
@@ -1278,7 +1233,7 @@ class ShardedUnlearner:
             **states.packed(state, given),
         }
 
-    def _unpacked(self, plain: dict[str, Any], bar: bool | None) -> State:
+    def _unpacked(self, plain: dict[str, Any]) -> State:
         self._check_untyped('load a state')
         with reading():
             check_state(plain, ('config',), (states.FORMAT,), self)
@@ -1306,7 +1261,7 @@ class ShardedUnlearner:
                     'its ledger: they were changed'
                 )
             try:
-                outputs = builder.outputs(state, bar=bar)
+                outputs = builder.outputs(state)
             except (KeyError, RuntimeError) as error:
                 raise ValueError(
                     f"the state is not that of 'model_factory': {error}"

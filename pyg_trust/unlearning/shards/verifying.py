@@ -27,12 +27,11 @@ def verified(
     shards: Sequence[int],
     trainer: str,
     files: list[str],
-    bar: bool | None,
 ) -> ShardVerifyReport:
     """Train shards and the aggregator from scratch, and compare."""
     parts = builder.parts(state, range(builder.num_shards))
     fresh, _ = builder.trained(
-        state, parts, dict.fromkeys(shards, 0), bar, trainer=trainer
+        state, parts, dict.fromkeys(shards, 0), trainer=trainer
     )
     differing = tuple(
         shard
@@ -43,8 +42,8 @@ def verified(
         torch.equal(made.n_id, parts[shard][-1].n_id)
         for shard, made in enumerate(state.checkpoints)
     )
-    outputs = builder.outputs(state, bar=bar)
-    aggregator = builder.aggregate(state, outputs, bar)
+    outputs = builder.outputs(state)
+    aggregator = builder.aggregate(state, outputs)
     leftovers = [
         *_leftovers(state),
         *files,
