@@ -35,8 +35,7 @@ def exact_blocks(
     ratio: Tensor,
     above: float,
 ) -> list[bool]:
-    """Return, block by block, whether to compute it exactly from level 0 on.
-    """
+    """Return which blocks to compute exactly from level 0 on."""
     n, width = graph.num_nodes, ops.block_size(x.dtype)
     none = [False] * -(-x.size(1) // width)
     if not none or n == 0 or ratio.numel() == 0:

@@ -87,8 +87,7 @@ def check_half(
 def power_norms(
     rowptr: Tensor, col: Tensor, ends: Tensor, levels: int, loops: bool
 ) -> list[float]:
-    """Return the largest row sum of each power of S R B, from the zeroth on.
-    """
+    """Return the largest row sum of each power of S R B from 0 on."""
     ones, once = torch.ones_like(ends), torch.tensor([0.0, 1.0]).double()
     sums, norms = ones.view(-1, 1), [1.0]
     for _ in range(levels):
