@@ -161,7 +161,7 @@ class Checkpoints(Spending):
 
         try:
             try:
-                optimizer.restore(deepcopy(state['optimizer']))
+                optimizer.load_state_dict(deepcopy(state['optimizer']))
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(
                     f"the state's 'optimizer' does not fit: {error}"
@@ -182,7 +182,7 @@ class Checkpoints(Spending):
             self._start, self._continued = self.steps, state['steps']
         except BaseException:
             # The budget that was spent stays spent.
-            optimizer.restore(before)
+            optimizer.load_state_dict(before)
             load(weights)
             raise
 

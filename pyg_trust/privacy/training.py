@@ -112,9 +112,8 @@ class PrivateStep:
         #: Whether the model draws nothing but dropout, and whether a unit's
         #: outputs were others when it was run alone.
         self.checkable, self.disagrees = True, False
-        #: How often weights, the optimizer's state and its settings were
-        #: loaded or changed by the user.
-        self.weights_loaded = self.states_loaded = self.settings_changed = 0
+        #: Whether the user has loaded weights.
+        self.weights_loaded = False
         self._probed: set[str] = set()
         #: Whether the model returns its rows by type.
         self.by_type = False
@@ -155,18 +154,12 @@ class PrivateStep:
     # What the report says #################################################
 
     def notes(self) -> list[str]:
-        """Return the report's notes on weights, loss and optimizer."""
+        """Return what the report assumes of model, loss and optimizer."""
         notes = []
         if (name := self.moved()) is not None:
             notes.append(
                 f"NOT COVERED: the weights as they are now: '{name}' was "
                 'changed by something else since the last private step'
-            )
-        if self.weights_loaded:
-            notes.append(
-                f'weights were loaded from elsewhere {self.weights_loaded} '
-                'times; they were released by this training before, or are '
-                'public'
             )
         if self.disagrees:
             notes.append(f'DOES NOT HOLD: {DISAGREES}')
@@ -181,26 +174,17 @@ class PrivateStep:
                 f'the loss is the {self.loss_reduction} of one term per unit, '
                 'of its outputs and labels alone'
             )
-        notes += [
+        return [
+            *notes,
             "each column of a row was computed from that unit's data and "
             'public tables alone, also by a transform of the loader',
             'nothing but this package and the model, as it was given, writes '
-            'private numbers into layers, hooks or the optimizer',
+            'private numbers into layers, hooks or the optimizer; weights and '
+            'optimizer states that were loaded were released by this training '
+            'before, or are public, and settings, as a learning rate, follow '
+            'a schedule that is fixed or public, and no private loss, as '
+            'ReduceLROnPlateau does',
         ]
-        if self.states_loaded:
-            notes.append(
-                'the state of the optimizer was loaded from elsewhere '
-                f'{self.states_loaded} times; it was released by this '
-                'training before, or is public'
-            )
-        if self.settings_changed:
-            notes.append(
-                'settings of the optimizer, as a learning rate, changed '
-                f'between steps ({self.settings_changed} times): this holds '
-                'if they follow a schedule that is fixed or public, and does '
-                'not if they follow a private loss, as ReduceLROnPlateau does'
-            )
-        return notes
 
     def inexact(self) -> list[str]:
         """Return why the bits of a unit's gradient may depend on others."""
@@ -238,8 +222,8 @@ class PrivateStep:
         self._weights = None
 
     def load(self) -> None:
-        """Keep weights that the user has loaded; the report counts this."""
-        self.weights_loaded += 1
+        """Keep weights that the user has loaded."""
+        self.weights_loaded = True
         self.hold()
 
     def moved(self) -> str | None:

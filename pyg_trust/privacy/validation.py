@@ -91,7 +91,7 @@ def _check_layers(module: nn.Module) -> None:
         elif any(
             isinstance(p, UninitializedParameter) for p in layer.parameters()
         ):
-            reason = 'has parameters without a shape: call the model once'
+            reason = 'has no shapes yet: call the model once before'
         else:
             continue
         what = f"'{name or 'module'}' ({type(layer).__name__})"

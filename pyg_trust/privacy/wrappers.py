@@ -160,13 +160,6 @@ class PrivateOptimizer(Single, torch.optim.Optimizer):
         own = self.optimizer
         self.param_groups, self.state = own.param_groups, own.state
         self.defaults = own.defaults
-        self._settings = self._find_settings()
-
-    def _find_settings(self) -> list[str]:
-        return [
-            repr(sorted((k, v) for k, v in group.items() if k != 'params'))
-            for group in self.param_groups
-        ]
 
     def step(self, closure: Any = None) -> Any:
         """Add noise and move the parameters.
@@ -199,11 +192,6 @@ class PrivateOptimizer(Single, torch.optim.Optimizer):
     def _private_step(self) -> None:
         if not self._step.finish(self.param_groups):
             return
-        # Allow changed settings, which a schedule makes without the data,
-        # and count them.
-        settings = self._find_settings()
-        self._step.settings_changed += settings != self._settings
-        self._settings = settings
         # Dropped before the step: if it stops halfway, weights have moved,
         # by noisy gradients alone, and nobody else has changed them.
         self._step.release()
@@ -225,15 +213,8 @@ class PrivateOptimizer(Single, torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: Any) -> None:
         """Load the state of the wrapped optimizer."""
-        self.restore(state_dict)
-        self._step.states_loaded += 1
-
-    def restore(self, state_dict: Any) -> None:
-        """Load a state that this training has made."""
-        settings = self._settings
         self.optimizer.load_state_dict(state_dict)
         self._share()
-        self._settings = settings
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuse new parameters: all are checked at the start."""

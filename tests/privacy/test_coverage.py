@@ -233,7 +233,7 @@ def test_a_hub_is_refused_and_so_is_a_model_of_a_seed():
     made = model(data=data)
     with pytest.raises(ValueError, match="'max_units' = 4"):
         made.remove(nodes(0), data)
-    made = model(seed=1)
+    made = model(insecure_seed=1)
     with pytest.raises(ValueError, match='it covers nothing'):
         made.remove(nodes(0), ring())
 
@@ -330,7 +330,7 @@ def test_a_file_whose_units_were_changed_is_refused(tmp_path):
             fresh.load_state_dict({**state, key: value})
         assert fresh.account is None
     fresh.load_state_dict({**state, 'held': [0, 0.0]})
-    with pytest.raises(ValueError, match='these are others'):
+    with pytest.raises(ValueError, match='edges of the release'):
         fresh.remove(nodes(4), data)
 
 
@@ -742,7 +742,7 @@ def test_weights_cover_graphs_where_graphs_are_private(relation):
     law = {'batch_size': 5}
     if relation == 'add_remove':
         law |= {'sampling': 'poisson', 'sample_rate': 0.25}
-    loader = GraphLoader(graphs, relation=relation, num_steps=3, **law)
+    loader = GraphLoader(graphs, neighboring=relation, num_steps=3, **law)
     engine, model = PrivacyEngine(), Pooled()
     engine.make_private(
         module=model,

@@ -60,7 +60,7 @@ def test_layers_refused_by_name(private):
         net.second = kind(*size, cached=True)
         refused(private, 'cached=False', net=net)
     net.first = GCNConv(-1, 8)
-    with pytest.raises(ValueError, match='without a shape'):
+    with pytest.raises(ValueError, match='no shapes yet'):
         private(net=net)
 
 
