@@ -196,7 +196,7 @@ def steps(name: str, repeats: int, persons: int) -> tuple[float, float]:
         adam.step()
 
     net = model(name, data)
-    training = PrivacyEngine(seed=0).make_private(
+    training = PrivacyEngine(insecure_seed=0).make_private(
         module=net,
         optimizer=torch.optim.Adam(net.parameters()),
         data_loader=loader,
@@ -312,7 +312,7 @@ def trained(
     optimizer: Any = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
     if epsilon < float('inf'):
         model, optimizer, loader = PrivacyEngine(
-            seed=seed
+            insecure_seed=seed
         ).make_private_with_epsilon(
             module=model,
             optimizer=optimizer,

@@ -41,7 +41,6 @@ from torch_geometric.utils import coalesce, remove_self_loops, to_undirected
 from pyg_trust import rng
 from pyg_trust.loader import DisjointWalkLoader, EgoLoader
 from pyg_trust.privacy import PrivacyEngine
-from pyg_trust.privacy.mechanisms import lam_to_opacus
 from pyg_trust.transforms import BoundedDegree
 
 matplotlib.use('Agg')
@@ -185,12 +184,14 @@ def train_private(
     """Until the budget is spent; accuracies on the way and the report."""
     adam = torch.optim.Adam(model.parameters(), lr=args.lr)
     # With a seed it can be repeated, and is not private: the report says so.
-    engine = PrivacyEngine(accountant, seed=seed if args.repeatable else None)
+    engine = PrivacyEngine(
+        accountant, insecure_seed=seed if args.repeatable else None
+    )
     private, optimizer, batches = engine.make_private(
         module=model,
         optimizer=adam,
         data_loader=loader,
-        noise_multiplier=lam_to_opacus(args.lam) * loader.terms,
+        noise_multiplier=2 * args.lam * loader.terms,
         max_grad_norm=args.max_grad_norm,
         target_epsilon=args.epsilon,
         target_delta=args.delta,

@@ -725,6 +725,8 @@ def _raise_missing(part: Part, lacking: Mapping[str, Tensor]) -> None:
 
 def integers(name: str, values: Nodes) -> tuple[int, ...]:
     """Convert ids to distinct integers, ascending."""
+    if isinstance(values, np.ndarray) and values.dtype != object:
+        values = torch.as_tensor(values)
     if isinstance(values, Tensor):
         if values.dtype == torch.bool:
             values = values.nonzero().view(-1)
@@ -762,6 +764,8 @@ def integers(name: str, values: Nodes) -> tuple[int, ...]:
 
 def pairs_of(name: str, values: Edges) -> tuple[tuple[int, int], ...]:
     """Convert edges to distinct pairs of integers, ascending."""
+    if isinstance(values, np.ndarray):
+        values = torch.as_tensor(values)
     if isinstance(values, Tensor):
         if values.dim() != 2 or values.size(0) != 2:
             raise ValueError(

@@ -32,8 +32,8 @@ LEDGER = values(3, ['a'])
 
 entry(
     'privacy.hop_sensitivity',
-    lambda: {'relation': 'node_incident', 'max_degree': 3},
-    Row('of edges', {'relation': 'edge'}, "'max_degree'"),
+    lambda: {'adjacency': 'node_incident', 'max_degree': 3},
+    Row('of edges', {'adjacency': 'edge'}, "'max_degree'"),
     Row('incident', {'num_classes': 3}, "'num_classes'"),
     directed=values(3, None, 'a'),
     max_degree=integer(1),
@@ -45,10 +45,10 @@ entry(
         'x': torch.rand(6, 2),
         'stds': [1.0],
         'noise': noise.SecureNoise(),
-        'relation': 'node',
+        'adjacency': 'node',
         'weights': torch.ones(6, dtype=torch.float64),
     },
-    Row('weights of edges', {'relation': 'edge'}, "'weights'"),
+    Row('weights of edges', {'adjacency': 'edge'}, "'weights'"),
     x=values(3, None, torch.rand(6), torch.rand(5, 2), torch.ones(6, 2).int()),
     stds=values(3, None, 'a', [], [0.0], ['a'], [math.nan]),
     noise=instance(),
@@ -90,7 +90,7 @@ entry(
 
 
 def attached(seed: int | None = 0) -> privacy.PrivacyEngine:
-    engine = privacy.PrivacyEngine(seed=seed)
+    engine = privacy.PrivacyEngine(insecure_seed=seed)
     engine.make_private(**training(), noise_multiplier=4.0, max_grad_norm=1.0)
     return engine
 
@@ -104,7 +104,6 @@ entry(
     Row('nodes', {'request': RemovalRequest(nodes=[0])}, "'request'"),
     Row('no delta', {'delta': None}, "'delta'"),
     request=instance(),
-    only_ask=values(1, None, 'yes'),
 )
 
 # The transform ###############################################################
@@ -131,10 +130,10 @@ entry(
     Row('no budget', {'epsilon': None}, "'epsilon'"),
     Row('no delta', {'delta': None}, "'delta'"),
     Row('no ledger', {'ledger_head': 'a'}, "'ledger_head'"),
-    relation=choice(),
+    adjacency=choice(),
     epsilon=POSITIVE,
     engine=values(3, 'a', object()),
-    form=choice(none=True),
+    neighboring=choice(none=True),
     directed=values(3, None, 'a'),
     cat=values(3, 'a'),
     attr=values(3, None),
@@ -174,14 +173,13 @@ entry(
     'privacy.PrivateNodeClassifier',
     lambda: {},
     Row('no ledger', {'ledger_head': 'a'}, "'ledger_head'"),
-    relation=choice(),
+    adjacency=choice(),
     shares=values(
         3, 'abc', (0.5, 0.5), (0.5, 0.5, 0.5), (1.0, 0.0, 0.0), ('a', 'b', 'c')
     ),
     ledger=LEDGER,
-    form=choice(none=True),
+    neighboring=choice(none=True),
     directed=values(3, None, 'a'),
-    smoothing=values('a', 1.5, -1, 1),  # 1 is for 'feature'
     ledger_head=HEAD,
 )
 entry(
@@ -216,10 +214,10 @@ def changed_split(**changes: Any) -> Data:
 entry(
     'privacy.PrivateLinkPredictor',
     lambda: {},
-    Row('public', {'relation': 'feature'}, "'relation'"),
-    Row('of an edge', {'form': 'replace'}, "'form'"),
+    Row('public', {'adjacency': 'feature'}, "'adjacency'"),
+    Row('of an edge', {'neighboring': 'replace'}, "'neighboring'"),
     Row('no ledger', {'ledger_head': 'a'}, "'ledger_head'"),
-    relation=choice(),
+    adjacency=choice(),
     epsilon=POSITIVE,
     delta=UNIT,
     ledger=LEDGER,
@@ -266,7 +264,7 @@ entry(
     epsilon=POSITIVE,
     delta=UNIT,
     ledger=LEDGER,
-    form=choice(),
+    neighboring=choice(),
     rank=COUNT,
     items=values(3, 'ab', [], [1, 1], [-1], [0.5]),
     ledger_head=HEAD,

@@ -165,7 +165,7 @@ def private(engine: Any, **arguments: Any) -> Any:
 
 
 def attached(**arguments: Any) -> Any:
-    made = privacy.PrivacyEngine(seed=0)
+    made = privacy.PrivacyEngine(insecure_seed=0)
     private(made, **arguments)
     return made
 
@@ -209,7 +209,7 @@ entry(
 entry(
     'privacy.PrivacyEngine.make_private',
     lambda: (
-        privacy.PrivacyEngine('rdp_wor', seed=0, ledger=temporary()),
+        privacy.PrivacyEngine('rdp_wor', insecure_seed=0, ledger=temporary()),
         {
             **training(),
             'noise_multiplier': 4.0,
@@ -236,7 +236,7 @@ entry(
 entry(
     'privacy.PrivacyEngine.make_private_with_epsilon',
     lambda: (
-        privacy.PrivacyEngine('rdp_wor', seed=0, ledger=temporary()),
+        privacy.PrivacyEngine('rdp_wor', insecure_seed=0, ledger=temporary()),
         {
             **training(),
             'target_epsilon': 5.0,
@@ -252,24 +252,6 @@ entry(
     steps=COUNT,
     epochs=values('a', 1.5, True),
     **PARTS,
-)
-entry(
-    'privacy.PrivacyEngine.estimate_max_grad_norm',
-    lambda: (
-        privacy.PrivacyEngine(seed=0, ledger=temporary()),
-        {
-            'module': Net(),
-            'data_loader': walk_loader(),
-            'criterion': criterion,
-            'epsilon': 1.0,
-        },
-    ),
-    Row('two ways', {'public': True}, "'public'"),
-    Row('no way', {'epsilon': None}, "'epsilon'"),
-    epsilon=number(0, none=False),
-    bounds=values(3, None, (1.0,), (2.0, 1.0), (0.0, 1.0), ('a', 1.0)),
-    public=values('yes', None),
-    insist=values('yes', None),
 )
 entry(
     'privacy.PrivacyEngine.report',
@@ -460,7 +442,6 @@ def unlearner(**arguments: Any) -> Any:
         'partition': torch.tensor([0, 0, 0, 1, 1, 1]),
         'aggregator': 'mean',
         'epochs': 1,
-        'trainer': 'sequential',
         'seed': 0,
         **arguments,
     }
@@ -486,7 +467,6 @@ entry(
     num_shards=COUNT,
     partition=PARTITIONS,
     aggregator=choice(),
-    aggregator_nodes=COUNT,
     num_classes=integer(1, none=True),
     epochs=integer(1, none=True),
     lr=POSITIVE,
@@ -505,8 +485,6 @@ entry(
         [(0.7, 1), (0.5, 1), (1, 1)],
         [(np.nan, 1), (1, 1)],
     ),
-    trainer=choice(),
-    num_workers=integer(1, none=True),
     over_ranks=FLAG,
     folder=values(3, ['a']),
     start_is_public=FLAG,

@@ -120,7 +120,7 @@ class Training:
         data = path(60, 1.0, 0)
         data.y = torch.arange(60) % 2
         model = GCNConv(1, 2)
-        engine = PrivacyEngine(seed=0, ledger=self.ledger)
+        engine = PrivacyEngine(insecure_seed=0, ledger=self.ledger)
         return engine, engine.make_private(
             module=model,
             optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
@@ -131,7 +131,7 @@ class Training:
 
     def work(self, acknowledge):
         engine, (model, optimizer, loader) = self.engine()
-        engine.load_state_dict(files.load(self.checkpoint), rewind=True)
+        engine.load_state_dict(files.load(self.checkpoint))
         while True:
             for batch in loader:
                 optimizer.zero_grad()
@@ -148,7 +148,7 @@ class Training:
         assert self.released <= engine.steps <= self.released + 1
         state = files.load(self.checkpoint)
         assert state['steps'] <= engine.steps
-        engine.load_state_dict(state, rewind=True)
+        engine.load_state_dict(state)
         assert self.released <= engine.steps
         self.released = engine.steps
         engine.close()

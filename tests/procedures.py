@@ -390,7 +390,7 @@ PROCEDURES['learned_partition'] = partition(
     learned_partition, 'x', 'edge_index', 'y', max_epochs=4
 )
 PROCEDURES['partition_embedding'] = partition(
-    partition_embedding, 'x', 'edge_index', 'y', epochs=4
+    partition_embedding, 'x', 'edge_index', 'y'
 )
 PROCEDURES['Shards'] = Procedure(
     lambda folder: cycle(20),
@@ -451,7 +451,7 @@ class Private:
         self.optimizer = torch.optim.Adam(self.net.parameters(), lr=0.1)
         self.walks = DisjointWalkLoader(cycle(30), 4, 1, num_steps=3, seed=0)
         ledger = folder / 'ledger'
-        self.engine = PrivacyEngine(seed=0, ledger=ledger)
+        self.engine = PrivacyEngine(insecure_seed=0, ledger=ledger)
         self.private = None
 
     def make(self, **kwargs):
@@ -514,22 +514,10 @@ PROCEDURES['PrivacyEngine.make_private'] = Procedure(
     modes_are_kept,
     shows=-1,
 )
-PROCEDURES['PrivacyEngine.estimate_max_grad_norm'] = Procedure(
-    lambda folder: Private(folder, dropout=0.0),
-    lambda objects: objects.engine.estimate_max_grad_norm(
-        module=objects.net,
-        data_loader=objects.walks,
-        criterion=torch.nn.functional.cross_entropy,
-        public=True,
-    ),
-    lambda objects: objects.state(),
-    # A seeded engine takes the seed of dropout's masks from torch's.
-    draws=True,
-)
 
 
 def attach(module, optimizer, loader):
-    engine = PrivacyEngine(seed=3)
+    engine = PrivacyEngine(insecure_seed=3)
     return engine, engine.make_private(
         module=module,
         optimizer=optimizer,

@@ -90,13 +90,14 @@ HIDDEN = re.compile(
 )
 
 #: Files as people have them: almost a tree, one way, with loops, repeated
-#: pairs and loners; classes that are words, unknown for some.
+#: pairs and loners; labels that are words, unknown for some; no purchases of
+#: most; columns that nobody asked for.
 MINE = """
 import random
 from pathlib import Path
 
 draw, words = random.Random(3), ('cats', 'dogs', 'eels', 'owls')
-lines = ['name,id,wants,' + ','.join(words) + ',class']
+lines = ['name,id,wants,' + ','.join(words) + ',label']
 for i in range(420):
     counts = [draw.randint(0, 3) + 3 * (i % 4 == j) for j in range(4)]
     known = words[i % 4] if draw.random() < 0.8 else ''
@@ -108,12 +109,20 @@ for child in range(4, 417):
     kind = (child + (draw.random() < 0.2)) % 4
     parent = min(draw.randrange(child // 4) * 4 + kind, 416)
     pairs.append(f'{child:03d}x,{parent:03d}x')
-Path('knows.csv').write_text(
-    '\\n'.join(['from,to', *pairs, *pairs[:30], '007x,007x'])
+Path('friendships.csv').write_text(
+    '\\n'.join(['person,friend', *pairs, *pairs[:30], '007x,007x'])
 )
+bought = [f'9.95,{i:03d}x,{words[i % 4]} food' for i in range(0, 420, 9)]
+Path('purchases.csv').write_text('\\n'.join(['price,person,item', *bought]))
 """
-COLUMNS = "{'age': 100, 'visits': 20, 'posts': 20, 'likes': 20}"
-MY_COLUMNS = "{'wants': 1, 'cats': 6, 'dogs': 6, 'eels': 6, 'owls': 6}"
+COLUMNS = "columns = {'age': 100, 'visits': 20}"
+MY_COLUMNS = (
+    "columns = {'wants': 1, 'cats': 6, 'dogs': 6, 'eels': 6, 'owls': 6}"
+)
+ITEMS = "items = ['book', 'game', 'song']"
+MY_ITEMS = (
+    "items = ['cats food', 'dogs food', 'eels food', 'owls food', 'rice']"
+)
 
 #: What the page says, attacked from outside: everybody loses a friend at most.
 ATTACKS = """
@@ -136,10 +145,11 @@ for _ in range(20):
 assert turned
 assert 3.9 < training.epsilon <= 4.0 and training.delta * data.num_nodes < 1
 assert sum(1 for _ in open('private.ledger')) > 40
+assert int(bought.sum() * 10 + .5) == sum(1 for _ in open('purchases.csv')) - 1
 assert removal.verification.ok and removal.request['nodes'] == [17, 230]
-told = [known for known, p in zip(y, people) if p['class']]
-assert classes == sorted(set(classes)) and min(told) == 0
-assert [classes[c] for c in told] == [p['class'] for p in people if p['class']]
+told = [known for known, p in zip(y, people) if p['label']]
+assert labels == sorted(set(labels)) and min(told) == 0
+assert [labels[c] for c in told] == [p['label'] for p in people if p['label']]
 assert int(data.train_mask.sum()) == len(told)
 found = check_report('trust.json', ledger='private.ledger')
 said = [finding.status for finding in found]
@@ -155,8 +165,10 @@ def test_the_page_on_your_own_data_runs_on_it(mine, tmp_path):
     code = OWN.read_text()
     assert HIDDEN.search(code)
     assert COLUMNS in code
+    assert ITEMS in code
     if mine is not None:
         code = HIDDEN.sub('', code).replace(COLUMNS, MY_COLUMNS)
+        code = code.replace(ITEMS, MY_ITEMS)
         code = code.replace("'p17'", "'017x'").replace("'p230'", "'230x'")
         (tmp_path / 'mine.py').write_text(mine)
         subprocess.run([sys.executable, 'mine.py'], cwd=tmp_path, check=True)

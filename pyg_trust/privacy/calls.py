@@ -15,9 +15,17 @@ from torch import Tensor, nn
 from torch_geometric.data import Data, HeteroData
 
 from pyg_trust.loader.schema import FlatBatch, Schema
-from pyg_trust.privacy.validation import check_edges
+from pyg_trust.privacy.validation import check_edges, features_of
 
-__all__ = ['Call', 'Target', 'Units', 'arguments_of', 'find_call', 'marks_of']
+__all__ = [
+    'Call',
+    'Target',
+    'Units',
+    'arguments_of',
+    'find_call',
+    'marks_of',
+    'with_gradients',
+]
 
 Forward = Callable[[nn.Module, Data], Tensor]
 # Arguments that PyG's layers name after how many subgraphs or nodes there are.
@@ -117,16 +125,8 @@ class Call:
     """A call of the model, by the names of the attributes it is given.
 
     Every tensor has to be one that the batch was delivered with, the same
-    object and unchanged: only then is it known which row is of which unit.
-
-    Args:
-        model (torch.nn.Module): the model.
-        schema (Schema, optional): the types of batches that are typed.
-        batch (Data or HeteroData): the batch that the loop was given.
-        marks (dict): :func:`marks_of` that batch when it was delivered.
-        units (Units): its units.
-        args (tuple): the positional arguments of the call.
-        kwargs (dict): its named arguments.
+    object and unchanged (``marks``, of :func:`marks_of`): only then is it
+    known which row is of which unit.
 
     Raises:
         ValueError: if an argument is neither of the batch nor a plain value.
@@ -306,17 +306,8 @@ def find_call(
 ) -> Call:
     """Find the attributes of a batch that a model is called with.
 
-    Args:
-        model (torch.nn.Module): the model.
-        schema (Schema, optional): the types of batches that are typed.
-        batch (Data): a batch, as one graph.
-        units (Units): its units.
-        forward (callable, optional): calls a model with a batch, once; by
-            default the model gets what its arguments are named after
-            (``batch``, ``edge_attr``, ...), ``x`` and ``edge_index`` first,
-            and those by type if the batch is typed.
-        by_unit (bool): whether subgraphs are whole graphs, so that an
-            optional ``batch`` is passed as well. (default: :obj:`False`)
+    By ``forward(model, batch)`` if it is given; by default the model gets what
+    its arguments are named after, see :func:`arguments_of`.
 
     Raises:
         ValueError: if the attributes can't be found.
@@ -350,7 +341,11 @@ def find_call(
 def arguments_of(
     model: nn.Module, batch: Any, by_unit: bool
 ) -> tuple[Any, ...]:
-    """Return what a model takes of a batch, by the names of its arguments."""
+    """Return what a model takes of a batch, by the names of its arguments.
+
+    ``x`` and ``edge_index`` come first, by type if the batch is typed; an
+    optional ``batch`` is passed if subgraphs are whole graphs (``by_unit``).
+    """
     typed = isinstance(batch, HeteroData)
 
     def attribute(name: str) -> Any:
@@ -388,6 +383,18 @@ def arguments_of(
             '...)'
         )
     return tuple(found or map(attribute, ('x', 'edge_index')))
+
+
+def with_gradients(
+    batch: Data, owner: Tensor
+) -> tuple[Data, list[tuple[Tensor, Tensor]]]:
+    """Let features require a gradient; return them, with each row's unit."""
+    out, inputs = copy.copy(batch), []
+    for name in features_of(batch):
+        if batch[name].is_floating_point():
+            out[name] = batch[name].detach().requires_grad_()
+            inputs.append((out[name], owner))
+    return out, inputs
 
 
 class Target(dict[str, Tensor]):

@@ -18,7 +18,7 @@ per row first, which costs no memory. Functions of parameters alone (:math:`1 +
 back.
 
 Sums are in integers, so that they do not depend on order, threads or company
-(:mod:`pyg_trust.privacy.exact.clip`). Numbers of a unit are computed in
+(:doc:`/theory/private_steps`). Numbers of a unit are computed in
 matrices of a shape that follows from how many rows it has, never from other
 units: up to 8 rows their own, then the next power of two or three quarters of
 it, filled up with zeros; :doc:`/theory/private_training` has the bounds.
@@ -155,13 +155,14 @@ class _Layout:
         # By room: its size, the units, and their rows of every side, padded
         # with zeros, in whole vectors: bits do not depend on the place in the
         # batch. [num_units, room, width].
-        full = self.size == len(self.place)
-        full = full and bool((self.place.diff() > 0).all())
+        tight = self.size == len(self.place)
+        full = tight and bool((self.place.diff() > 0).all())
         filled = []
         for rows in sides:
             width = rows.size(1) + -rows.size(1) % VECTOR
             if not full or width > rows.size(1) or rows.data_ptr() % 64:
-                made = rows.new_zeros(self.size, width)
+                made = rows.new_empty(self.size, width)
+                (made[:, rows.size(1) :] if tight else made).zero_()
                 made[:, : rows.size(1)].index_copy_(0, self.place, rows)
                 rows = made
             filled.append(rows)

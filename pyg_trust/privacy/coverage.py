@@ -4,7 +4,6 @@ import hmac
 import io
 import math
 import secrets
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,11 +48,8 @@ class CoverageReport(Report):
         relation (str): which data are neighbours.
         form (str): ``'withdraw'``, ``'replace'`` or, of edges, ``'either'``.
         units (int): the nodes or edges that were removed since the release.
-        shift (float): how far these move sums of messages of norm 1, at most;
-            of nodes in quarters, rounded up once for all.
-        mu (float): :math:`\mu` of all of these: the root of the sum of the
-            squares of :obj:`mu_units` and :obj:`mu_shift` times units and
-            shift.
+        shift (float): how far these move sums of messages of norm 1, at most.
+        mu (float): :math:`\mu` of all of these.
         mu_units (float): :math:`\mu` of one unit in what was trained.
         mu_shift (float): :math:`\mu` of a shift of 1 in the sums.
         directed (bool): whether edges are arcs.
@@ -62,10 +58,8 @@ class CoverageReport(Report):
         epsilon (float): :math:`\epsilon` of all of these.
         delta (float): :math:`\delta`.
         target_epsilon (float): the largest :math:`\epsilon` allowed.
-        seeded (bool): whether noise comes from an explicit seed; no such
-            model covers anything.
-        history (tuple): 0, and :math:`\mu` after the newest lines of the
-            ledger, 63 at most.
+        seeded (bool): whether noise comes from an explicit seed.
+        history (tuple): 0, and :math:`\mu` after the newest 63 lines at most.
         deleted (tuple): the data of the removed items that was deleted.
         data (str): a salted digest of the edges that remain.
         before (str): the same of those before this removal.
@@ -114,34 +108,19 @@ class CoverageReport(Report):
 
 
 class Seal(NamedTuple):
-    """Digest of a content that reveals nothing without its salt.
-
-    Args:
-        salt (bytes): 32 random bytes; without them the digest tells nothing.
-        digest (str): HMAC of the content.
-    """
+    """Digest (HMAC) of a content, which reveals nothing without its salt."""
 
     salt: bytes
     digest: str
 
     @classmethod
     def of(cls, text: str, salt: bytes | None = None) -> 'Seal':
-        """Digest a content with a salt.
-
-        Args:
-            text (str): the content, or a digest of it.
-            salt (bytes, optional): by default new ones.
-                (default: :obj:`None`)
-        """
+        """Digest a content with a salt, by default 32 new random bytes."""
         salt = secrets.token_bytes(32) if salt is None else salt
         return cls(salt, hmac.digest(salt, text.encode(), 'sha256').hex())
 
     def fits(self, text: str) -> bool:
-        """Compare contents with their seal.
-
-        Args:
-            text (str): as in :meth:`of`.
-        """
+        """Compare a content with the seal."""
         return self.of(text, self.salt) == self
 
 
@@ -158,11 +137,11 @@ class _Change(NamedTuple):
 
 
 class Coverage:
-    r"""Base: removals that the noise of a release covers.
+    """Base of models whose noise covers removals: weights stay as they are.
 
-    Weights stay as they are: what was released is nearly as likely without
-    the few people who ask (:mod:`pyg_trust.privacy.forgotten`). Their rows
-    are deleted, and a ledger counts how many were covered.
+    What was released is nearly as likely without the few people who ask
+    (:mod:`pyg_trust.privacy.forgotten`). Their rows are deleted, and a ledger
+    counts how many were covered.
     """
 
     relation: Relation
@@ -278,14 +257,13 @@ class Coverage:
         Args:
             request (RemovalRequest): chosen without looking at the release.
             data (Data): the graph of the release, with or without what was
-                removed since: its edges alone are read, and have to be the
-                same, as today's lists are others.
+                removed since; only its edges are read.
             reference (str): 32 hexadecimal digits that name the batch of the
                 request, for the line of the ledger. (default: :obj:`''`)
             proof (str or Path, optional): a file (``.npz``) from which
                 ``python -m pyg_trust check --data`` recomputes the shift. It
-                holds all edges of the release, also those of who goes: hand
-                it to an auditor, and delete it. (default: :obj:`None`)
+                holds all edges of the release: hand it to an auditor, and
+                delete it. (default: :obj:`None`)
 
         Raises:
             ValueError: if the release does not cover this, the noise came
@@ -320,15 +298,7 @@ class Coverage:
             raise
 
     def update(self, *update: Any, **others: Any) -> None:
-        """Refuse additions, which need a new release.
-
-        Args:
-            *update (Any): anything.
-            **others (Any): anything.
-
-        Raises:
-            TypeError: always.
-        """
+        """Raise a ``TypeError``: additions need a new release."""
         raise TypeError(
             f'a {type(self).__name__} takes no updates: what is added needs a '
             'new release, which costs everybody. fit(data) would spend mu = '
@@ -337,10 +307,10 @@ class Coverage:
 
     @synchronized
     def save(self, path: str | Path) -> None:
-        """Write the model with its ledger of removals: a secret.
+        """Write the model with its ledger of removals, which is secret.
 
-        The file holds the names of who was removed, and can confirm a guess
-        of all edges: publish ``state_dict()``, which has neither.
+        The file names who was removed, and can confirm a guess of all edges:
+        publish ``state_dict()``, which does neither.
 
         Args:
             path (str or Path): the file, which is replaced.
@@ -498,11 +468,15 @@ class Coverage:
         if self.relation.name != 'feature':
             inside = [v for v in nodes if v < graph.num_nodes]
             graph = _without(graph, torch.tensor(inside, dtype=torch.int64))
-        graph = _without_arcs(graph, arcs)
+        if arcs:
+            edges, n = graph.to_edge_index()[0], graph.num_nodes
+            keys = torch.tensor([u * n + v for u, v in arcs])
+            kept = ~torch.isin(edges[0] * n + edges[1], keys)
+            graph = CSRGraph.from_edge_index(edges[:, kept], n)
         if not seal.fits(_text(graph, self._held)):
             raise ValueError(
                 "'data' needs to have the edges of the release, with or "
-                'without those that were removed since: these are others'
+                'without what was removed since'
             )
         return graph
 
@@ -534,7 +508,8 @@ class Coverage:
             )
 
     def _lacking(self, part: Any, graph: CSRGraph) -> list[Any]:
-        named = {*part.arcs} & {*_pairs(graph)} if part.arcs else {*()}
+        pairs = zip(*graph.to_edge_index()[0].tolist(), strict=True)
+        named = {*part.arcs} & {*pairs} if part.arcs else {*()}
         return [
             (0, kind, edge)
             for kind in ('edges', 'directed_edges')
@@ -583,21 +558,7 @@ def _text(graph: CSRGraph, held: tuple[int, float]) -> str:
     return fingerprint(graph.rowptr, graph.col, *held)
 
 
-def _pairs(graph: CSRGraph) -> Iterator[tuple[int, int]]:
-    source, target = graph.to_edge_index()[0].tolist()
-    return zip(source, target, strict=True)
-
-
 def _without(graph: CSRGraph, nodes: Tensor) -> CSRGraph:
     edges, _ = graph.to_edge_index()
     gone = torch.isin(edges, nodes.to(edges)).any(0)
     return CSRGraph.from_edge_index(edges[:, ~gone], graph.num_nodes)
-
-
-def _without_arcs(graph: CSRGraph, arcs: set[tuple[int, int]]) -> CSRGraph:
-    if not arcs:
-        return graph
-    edges, n = graph.to_edge_index()[0], graph.num_nodes
-    keys = torch.tensor([u * n + v for u, v in arcs])
-    gone = torch.isin(edges[0] * n + edges[1], keys)
-    return CSRGraph.from_edge_index(edges[:, ~gone], n)

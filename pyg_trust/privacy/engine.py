@@ -1,20 +1,16 @@
-# Longer than 700 lines because a third of it documents arguments.
 """Differentially private training of any PyG model."""
 
 import functools
 import inspect
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch_geometric.loader import LinkLoader
 
 from pyg_trust._checks import (
-    NUMBERS,
     Count,
     Fraction,
     Is,
@@ -25,11 +21,11 @@ from pyg_trust._checks import (
     Sizes,
     check_instance,
     check_positive,
+    constraints,
     validated,
 )
 from pyg_trust._checks.graphs import warn_of_delta, warn_of_scaled
-from pyg_trust._checks.identity import fingerprint_any
-from pyg_trust._moved import retired
+from pyg_trust._moved import renamed, retired
 from pyg_trust.ledger import BudgetExceededError
 from pyg_trust.loader import StepLoader
 from pyg_trust.privacy.accountant import RELATION
@@ -40,7 +36,7 @@ from pyg_trust.privacy.exact import clip
 from pyg_trust.privacy.group import Group
 from pyg_trust.privacy.mechanisms import CLIPPINGS, check_multiplier
 from pyg_trust.privacy.noising import noisy_count, noisy_sums
-from pyg_trust.privacy.norms import AdaptiveNorm, estimated_norm
+from pyg_trust.privacy.norms import AdaptiveNorm
 from pyg_trust.privacy.probing import try_parts
 from pyg_trust.privacy.report import (
     NOISELESS,
@@ -56,8 +52,7 @@ from pyg_trust.privacy.validation import (
     check_arithmetic,
     check_grid,
     check_group,
-    check_layers,
-    check_parameters,
+    check_model,
     check_parts,
     check_totals,
 )
@@ -71,86 +66,54 @@ from pyg_trust.removal import RemovalRequest
 
 __all__ = ['PrivacyEngine']
 
-# The name of isolation='checked' in 0.1.
-_OLD = 'followed'
-
 
 class _IsLoader(Is):
     """Requirement that accountants cover the sampling of a loader."""
 
     def check(self, name: str, value: Any, sizes: Sizes = None) -> Any:
         """Return the loader, or raise a ``TypeError``."""
-        if isinstance(value, LinkLoader):
-            raise TypeError(
-                f"'{name}' can't be of pairs: an edge and a node are in the "
-                'subgraphs of many pairs, and no unit bounds that '
-                '(PrivateLinkPredictor protects edges; got '
-                f'{type(value).__name__})'
-            )
         if not isinstance(value, self.kinds):
             raise TypeError(
-                f"'{name}' needs to be {self.need}, as "
-                'pyg_trust.loader.DisjointWalkLoader(data, batch_size, '
-                'walk_length) of a graph, GraphLoader(graphs, batch_size) of '
-                'graphs and UnitLoader(data, unit, batch_size) of a typed '
-                'graph are: other loaders draw batches and neighbours in '
-                'ways that are not accounted for '
-                f'(got {type(value).__name__})'
+                f"'{name}' needs to be a StepLoader, as of what others draw "
+                'there is no account: pyg_trust.loader.DisjointWalkLoader('
+                'data, batch_size, walk_length) of a graph, GraphLoader('
+                'graphs, batch_size) of graphs, or UnitLoader(data, unit, '
+                'batch_size) of a typed graph (for edges there is '
+                f'PrivateLinkPredictor; got {type(value).__name__})'
             )
         return value
 
 
 Loader = Annotated[StepLoader, _IsLoader(StepLoader)]
 
-
 # Arguments of Opacus' engine that have another place here.
 _OPACUS = {
-    'poisson_sampling': "give sampling='poisson' to the loader, as "
-    "DisjointWalkLoader(data, batch_size, walk_length, sampling='poisson')",
-    'grad_sample_mode': 'leave it out: there is one method, and it takes any '
-    'PyG model',
+    'poisson_sampling': "give sampling='poisson' to the loader",
+    'grad_sample_mode': 'leave it out: there is one method, for any PyG model',
     'secure_mode': 'leave it out: noise and batches always come from the '
-    'operating system, unless there is a seed',
+    'operating system, unless there is an insecure_seed',
     'noise_generator': 'leave it out: noise comes from the operating system, '
-    'or from PrivacyEngine(seed=...), which is not private',
+    'or from PrivacyEngine(insecure_seed=...), which is not private',
     'batch_first': 'leave it out: batches are those of PyG',
 }
 _Call = TypeVar('_Call', bound=Callable[..., Any])
 
 
-def as_in_opacus(call: _Call) -> _Call:
-    """Say where an argument of Opacus' engine is here, if it is given."""
-    known = inspect.signature(call).parameters
-    named = not any(
-        p.kind is p.POSITIONAL_OR_KEYWORD and name != 'self'
-        for name, p in known.items()
-    )
-
+def _as_in_opacus(call: _Call) -> _Call:
+    # Say where an argument of Opacus' engine is here, if it is given.
     @functools.wraps(call)
-    def explained(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if args and named:
+    def explained(*args: Any, **kwargs: Any) -> Any:
+        for name in [name for name in kwargs if name in _OPACUS]:
             raise TypeError(
-                f"'{call.__name__}' takes arguments by name: module=model, "
-                'optimizer=optimizer, data_loader=loader, ... (got '
-                f'{len(args)} without)'
+                f"'{name}' of Opacus is not taken: {_OPACUS[name]}"
             )
-        for name in kwargs:
-            if name in _OPACUS and name not in known:
-                raise TypeError(
-                    f"'{name}' of Opacus is not taken: {_OPACUS[name]}"
-                )
-        return call(self, *args, **kwargs)
+        return call(*args, **kwargs)
 
     return explained  # type: ignore[return-value]
 
 
 class PrivacyEngine(Checkpoints):
-    r"""Trains any PyG model with differential privacy of feature rows.
-
-    Node-level DP-SGD on disjoint random walks, after `"Training
-    Differentially Private Graph Neural Networks with Random Walk Sampling"
-    <https://arxiv.org/abs/2301.00738>`_ (Ayle et al. 2023), in the manner of
-    Opacus' engine:
+    r"""Trains any PyG model with differential privacy, as Opacus' engine does.
 
     .. code-block:: python
 
@@ -172,24 +135,19 @@ class PrivacyEngine(Checkpoints):
                 break
         print(engine.report().explain())
 
-    A step draws :math:`m` of :math:`M` node-disjoint subgraphs, clips the
-    gradient of each to :math:`C`, and hands the optimizer
+    A step draws :math:`m` subgraphs that share no node, clips the gradient of
+    each to :math:`C`, and hands the optimizer their sum with Gaussian noise of
+    standard deviation :math:`z C`, over :math:`m` (`Ayle et al. 2023
+    <https://arxiv.org/abs/2301.00738>`_; :doc:`/theory/private_training`).
+    Protected are the features of every node, or what the loader says; *not*
+    edges, which nodes there are, and what the model predicts for a node with
+    private neighbours. :meth:`report` lists every assumption.
 
-    .. math::
-        \tilde g = \frac{1}{m} \Big( \sum_i \min(1, C / \lVert g_i \rVert)
-        \, g_i + \mathcal{N}(0, z^2 C^2 I) \Big),
-
-    with Opacus' noise multiplier :math:`z`. Protected are the features of
-    every node, each by itself, in the weights; *not* edges, which nodes there
-    are, and what the model predicts for a node with private neighbours.
-    :meth:`report` lists every assumption, and :doc:`/theory/private_training`
-    has the proofs.
-
-    A step is on the account, and on the disk if there is a ``ledger``, before
-    its noise is drawn. The loss is a mean or a sum of one term per subgraph;
-    its value can be read at any time, and is private. In several processes
-    (``init_process_group``; hand in the plain model) each makes the gradients
-    of its part of a batch, and the first adds the noise, once.
+    A step is on the account, and in the ledger if there is one, before its
+    noise is drawn. The loss is a mean or a sum of one term per subgraph; its
+    value is private. In several processes (``init_process_group``; pass the
+    plain model) each computes the gradients of its part of a batch, and the
+    first adds the noise, once.
 
     Args:
         accountant (str, optional): :obj:`'pld_wor'` (tighter) or
@@ -201,17 +159,17 @@ class PrivacyEngine(Checkpoints):
             fits. Opacus' :obj:`'prv'` is the default, :obj:`'rdp'` is by Rényi
             DP. One of :obj:`pyg_trust.registries.ACCOUNTANTS` goes with the
             sampling and relation that it states.
-        seed (int, optional): of the noise and the batches, to repeat an
-            experiment; what comes out is not private, and the report begins
-            with that. By default both come from the operating system.
+        insecure_seed (int, optional): the seed of the noise and the batches,
+            to repeat an experiment: the result is not private, and the report
+            begins with that. By default both come from the operating system.
             (default: :obj:`None`)
         ledger (str or Path, optional): a file for the durable account
             (:class:`~pyg_trust.ledger.PrivacyLedger`). What it says was spent
             is spent. (default: :obj:`None`)
         ledger_head (str, optional): the ``ledger_head`` of an earlier report.
-            A ledger that does not go on from there is refused.
+            A ledger that does not continue from there is refused.
             (default: :obj:`None`)
-        noise (str): the source of bits without a seed: an entry of
+        noise (str): the source of random bits without a seed: an entry of
             :obj:`pyg_trust.registries.NOISES`. (default: :obj:`'system'`)
 
     Raises:
@@ -220,29 +178,28 @@ class PrivacyEngine(Checkpoints):
 
     advice = ': copy the model (its copy is plain), or take state_dict()'
 
-    @as_in_opacus
+    @renamed(seed='insecure_seed')
+    @_as_in_opacus
     def __init__(
         self,
         accountant: str | None = None,
         *,
-        seed: int | None = None,
+        insecure_seed: int | None = None,
         ledger: str | Path | None = None,
         ledger_head: str | None = None,
         noise: str = 'system',
     ) -> None:
-        super().__init__(accountant, seed, ledger, ledger_head, noise)
-        self._training: PrivateTraining | None = None
+        super().__init__(accountant, insecure_seed, ledger, ledger_head, noise)
         self._releases = 0
-        self._adaptive: AdaptiveNorm | None = None
 
     def __repr__(self) -> str:
-        said = [] if self._kind is None else [f'accountant={self._kind!r}']
+        parts = [] if self._kind is None else [f'accountant={self._kind!r}']
         if self._ledger_path is not None:
-            said.append(f'ledger={str(self._ledger_path)!r}')
-        if self._seed is not None:
-            said.append('seed=...')
-        said.append('in use' if self._training is not None else 'not in use')
-        return f'{type(self).__name__}({", ".join(said)})'
+            parts.append(f'ledger={str(self._ledger_path)!r}')
+        if self.seeded:
+            parts.append('insecure_seed=...')
+        parts.append('in use' if self._training is not None else 'not in use')
+        return f'{type(self).__name__}({", ".join(parts)})'
 
     @staticmethod
     def validate(
@@ -254,11 +211,11 @@ class PrivacyEngine(Checkpoints):
         forward: Forward | None = None,
         criterion: Criterion | None = None,
     ) -> list[Exception]:
-        """Check whether a model can be trained privately, and change nothing.
+        """Check whether a model can be trained privately, as in Opacus.
 
-        As in Opacus. Without a loader, layers and parameters are looked at.
-        With one, the model is run on made-up features as well, which finds
-        most of what :meth:`make_private` refuses.
+        Without a loader, layers and parameters are checked. With one, the
+        model is run on made-up features as well, which finds most of what
+        :meth:`make_private` refuses. Nothing is changed.
 
         Args:
             module (torch.nn.Module): the model.
@@ -266,8 +223,8 @@ class PrivacyEngine(Checkpoints):
                 (default: :obj:`None`)
             data_loader (StepLoader, optional): as in :meth:`make_private`.
                 (default: :obj:`None`)
-            strict (bool): whether to raise what is found, and not to return
-                it. (default: :obj:`True`)
+            strict (bool): whether to raise the error that is found, instead
+                of returning it. (default: :obj:`True`)
             forward (callable, optional): as in :meth:`make_private`.
             criterion (callable, optional): as in :meth:`make_private`.
 
@@ -285,14 +242,13 @@ class PrivacyEngine(Checkpoints):
         try:
             if data_loader is None:
                 check_parts(module, optimizer)
-                check_layers(module)
-                check_parameters(module, optimizer)
+                check_model(module, optimizer)
             else:
                 _IsLoader(StepLoader).check('data_loader', data_loader)
                 engine = PrivacyEngine()
                 engine._check_free(module, optimizer, data_loader)
                 engine._prepare(
-                    *(module, optimizer, data_loader, 1.0),
+                    *(module, optimizer, data_loader, 1.0, None),
                     forward=forward,
                     criterion=criterion,
                 )
@@ -321,7 +277,7 @@ class PrivacyEngine(Checkpoints):
         return not cls.validate(module, optimizer, data_loader, strict=False)
 
     @retired(trust_loss=None, public=None, exact=None, method=None)
-    @as_in_opacus
+    @_as_in_opacus
     @validated
     def make_private(
         self,
@@ -331,16 +287,21 @@ class PrivacyEngine(Checkpoints):
         data_loader: Loader,
         noise_multiplier: NotNegative,
         max_grad_norm: float | AdaptiveNorm,
-        loss_reduction: str = 'mean',
-        max_physical_batch_size: Count | None = None,
         target_epsilon: Positive | None = None,
         target_delta: Fraction | None = None,
+        loss_reduction: Annotated[str, OneOf(REDUCTIONS)] = 'mean',
+        max_physical_batch_size: Count | None = None,
         forward: Forward | None = None,
         criterion: Criterion | None = None,
-        clipping: str = 'flat',
-        isolation: str = 'checked',
+        clipping: Annotated[str, OneOf(CLIPPINGS)] = 'flat',
+        isolation: Annotated[str, OneOf((*ISOLATIONS, 'followed'))] = (
+            'checked'
+        ),
     ) -> PrivateTraining:
         r"""Wrap a model, an optimizer and a loader for private training.
+
+        Basic arguments are those up to ``target_delta``; the others are for
+        particular models and losses.
 
         Args:
             module (torch.nn.Module): the model; it returns a row per node, or
@@ -348,27 +309,24 @@ class PrivacyEngine(Checkpoints):
             optimizer (torch.optim.Optimizer): with the model's trainable
                 parameters, all of them and no others.
             data_loader (StepLoader): a
-                :class:`~pyg_trust.loader.DisjointWalkLoader` or, for whole
-                neighbourhoods, an :class:`~pyg_trust.loader.EgoLoader`. It is
-                taken over: iterate over the one returned.
-            noise_multiplier (float): :math:`z = \sigma / C`, as in Opacus
-                (twice the paper's :math:`\lambda`). With 0, gradients are
-                clipped and no noise is added, to debug a training: nothing is
-                private then, and the report says so first.
+                :class:`~pyg_trust.loader.DisjointWalkLoader` or another
+                loader of subgraphs. Iterate over the one returned.
+            noise_multiplier (float): :math:`z = \sigma / C`, as in Opacus.
+                With 0, gradients are clipped and no noise is added, to debug
+                a training: nothing is private then, and the report says so.
             max_grad_norm (float or AdaptiveNorm): :math:`C`, chosen without
-                looking at private data (:meth:`estimate_max_grad_norm`), or an
+                looking at private data, or an
                 :class:`~pyg_trust.privacy.AdaptiveNorm` that follows a
                 quantile of the norms, paid from the same account.
-            loss_reduction (str): whether the loss is the :obj:`'mean'` or the
-                :obj:`'sum'` of the terms of a batch. (default: :obj:`'mean'`)
-            max_physical_batch_size (int, optional): the most subgraphs in
-                memory at a time. A batch is then delivered in parts, with
-                one draw of noise and one step on the account for all; write
-                the loop as if each were a batch. (default: :obj:`None`)
             target_epsilon (float, optional): the budget: the loader ends
                 before the step that would exceed it. (default: :obj:`None`)
             target_delta (float, optional): its :math:`\delta`.
                 (default: :obj:`None`)
+            loss_reduction (str): whether the loss is the :obj:`'mean'` or the
+                :obj:`'sum'` of the terms of a batch. (default: :obj:`'mean'`)
+            max_physical_batch_size (int, optional): the most subgraphs in
+                memory at a time. A batch then comes in parts; write the loop
+                as if each were a batch. (default: :obj:`None`)
             forward (callable, optional): ``forward(model, batch)`` calls the
                 model as the training loop is going to, for the test before
                 training; by default the model gets what its arguments are
@@ -376,40 +334,30 @@ class PrivacyEngine(Checkpoints):
                 ``edge_index`` first.
             criterion (callable, optional): ``criterion(output, target)``, a
                 mean of one term per row. It is tested before training, and
-                ``training.loss(batch)`` computes each unit's term with it.
+                ``training.loss(batch)`` computes each subgraph's term with it.
                 (default: :obj:`None`)
             clipping (str): :obj:`'flat'`, gradients above :math:`C` are cut
                 to it, or :obj:`'automatic'`, every gradient is scaled to just
                 below it. (default: :obj:`'flat'`)
-            isolation (str): :obj:`'checked'` computes all units of a batch
-                together, and verifies whose each row is
+            isolation (str): :obj:`'checked'` computes all subgraphs of a batch
+                together, and verifies which row belongs to which
                 (:mod:`pyg_trust.privacy.codes`) in the first steps, whenever
                 the model takes another course, and in one of eight steps,
-                drawn in secret. :obj:`'construction'` runs every unit alone,
-                tens of times as long. (default: :obj:`'checked'`)
+                drawn in secret. :obj:`'construction'` runs every subgraph
+                alone, tens of times as long. (default: :obj:`'checked'`)
 
         Returns:
             PrivateTraining: model, optimizer and loader.
 
         Raises:
-            TypeError, ValueError: if anything is not as it needs to be.
-                Nothing is changed then.
+            TypeError, ValueError: if an argument can't be used. Nothing is
+                changed then.
         """
-        return self._make(
-            *(module, optimizer, data_loader, noise_multiplier),
-            max_grad_norm=max_grad_norm,
-            loss_reduction=loss_reduction,
-            max_physical_batch_size=max_physical_batch_size,
-            target_epsilon=target_epsilon,
-            target_delta=target_delta,
-            forward=forward,
-            criterion=criterion,
-            clipping=clipping,
-            isolation=isolation,
-        )
+        given = {k: v for k, v in locals().items() if k != 'self'}
+        return self._make(None, **given)
 
     @retired(trust_loss=None, public=None, exact=None, method=None)
-    @as_in_opacus
+    @_as_in_opacus
     @validated
     def make_private_with_epsilon(
         self,
@@ -443,6 +391,9 @@ class PrivacyEngine(Checkpoints):
                 ``len(data_loader)`` steps. (default: :obj:`None`)
             **kwargs (optional): more arguments of :meth:`make_private`.
 
+        Returns:
+            PrivateTraining: model, optimizer and loader.
+
         Raises:
             TypeError, ValueError: as :meth:`make_private`, and if no noise is
                 enough.
@@ -457,50 +408,48 @@ class PrivacyEngine(Checkpoints):
                 "'noise_multiplier' follows from 'target_epsilon': leave it "
                 "out, or use 'make_private'"
             )
-        for name in kwargs:
-            if name not in inspect.signature(self.make_private).parameters:
-                raise TypeError(
-                    f"'make_private_with_epsilon' takes no argument '{name}'"
-                )
-        if steps is None:
-            assert epochs is not None
+        if epochs is not None:
             steps = epochs * data_loader.batch_sampler.num_steps
-        return self._make(
-            *(module, optimizer, data_loader, None, steps),
+        call = inspect.signature(self.make_private).bind(
+            module=module,
+            optimizer=optimizer,
+            data_loader=data_loader,
+            noise_multiplier=0.0,
+            max_grad_norm=max_grad_norm,
             target_epsilon=target_epsilon,
             target_delta=target_delta,
-            max_grad_norm=max_grad_norm,
             **kwargs,
         )
+        for name, constraint in constraints(self.make_private).items():
+            if name in kwargs:
+                constraint(name, kwargs[name])
+        call.apply_defaults()
+        return self._make(steps, **call.arguments)
 
-    @validated
     def _make(
         self,
+        steps: int | None,
+        *,
         module: nn.Module,
         optimizer: torch.optim.Optimizer,
-        data_loader: Loader,
-        noise_multiplier: NotNegative | None,
-        steps: int | None = None,
-        *,
+        data_loader: StepLoader,
+        noise_multiplier: float,
         max_grad_norm: float | AdaptiveNorm,
-        loss_reduction: Annotated[str, OneOf(REDUCTIONS)] = 'mean',
-        max_physical_batch_size: Count | None = None,
-        target_epsilon: Positive | None = None,
-        target_delta: Fraction | None = None,
-        forward: Forward | None = None,
-        criterion: Criterion | None = None,
-        clipping: Annotated[str, OneOf(CLIPPINGS)] = 'flat',
-        isolation: Annotated[str, OneOf((*ISOLATIONS, _OLD))] = 'checked',
+        target_epsilon: float | None,
+        target_delta: float | None,
+        max_physical_batch_size: int | None,
+        **options: Any,
     ) -> PrivateTraining:
         # With this noise, or with the least of which so many steps fit.
         self._check_free(module, optimizer, data_loader)
         adaptive, norm = None, max_grad_norm
         if isinstance(max_grad_norm, AdaptiveNorm):
             adaptive, norm = max_grad_norm, max_grad_norm.initial
-        if adaptive is not None and clipping != 'flat':
+        if adaptive is not None and options['clipping'] != 'flat':
             raise ValueError(
                 "'clipping' needs to be 'flat' for an AdaptiveNorm: scaled "
-                f'gradients are all of one length (got {clipping!r})'
+                'gradients are all of one length (got '
+                f'{options["clipping"]!r})'
             )
         if noise_multiplier:
             check_multiplier(noise_multiplier, data_loader.terms)
@@ -514,25 +463,25 @@ class PrivacyEngine(Checkpoints):
                 "noise, for an engine without 'ledger', 'target_epsilon' and "
                 'AdaptiveNorm alone: epsilon is infinite then'
             )
-        if isolation == _OLD:
+        if options['isolation'] == 'followed':
             warnings.warn(
                 "isolation='followed' is now 'checked': leave it out",
                 DeprecationWarning,
-                stacklevel=4,
+                stacklevel=6,
             )
-            isolation = 'checked'
-        self._agree(
-            module,
-            optimizer,
+            options['isolation'] = 'checked'
+        self._group.agree_on_training(
+            *(module, optimizer),
+            insecure_seed=self._seed,
+            accountant=self._kind,
+            noise=self._noise_kind,
             noise_multiplier=noise_multiplier,
             steps=steps,
             max_grad_norm=max_grad_norm,
-            loss_reduction=loss_reduction,
             max_physical_batch_size=max_physical_batch_size,
             target_epsilon=target_epsilon,
             target_delta=target_delta,
-            clipping=clipping,
-            isolation=isolation,
+            **options,
         )
         assert not isinstance(norm, AdaptiveNorm)
         norm = check_norm(
@@ -544,12 +493,7 @@ class PrivacyEngine(Checkpoints):
                 f'together (got {target_epsilon} and {target_delta})'
             )
         step = self._prepare(
-            *(module, optimizer, data_loader, norm, target_delta),
-            loss_reduction=loss_reduction,
-            clipping=clipping,
-            isolation=isolation,
-            forward=forward,
-            criterion=criterion,
+            *(module, optimizer, data_loader, norm, target_delta), **options
         )
         size = data_loader.subgraphs_per_batch
         if adaptive is not None and noise_multiplier:
@@ -558,8 +502,7 @@ class PrivacyEngine(Checkpoints):
         self._target = None, None  # not one of an interrupted call
         if target_epsilon is not None and target_delta is not None:
             self._target = float(target_epsilon), float(target_delta)
-        if noise_multiplier is None:
-            assert steps is not None
+        if steps is not None:
             noise_multiplier = account.noise_multiplier_for(
                 *self._target,
                 sample_rate=self._highest_rate(data_loader, steps),
@@ -573,9 +516,8 @@ class PrivacyEngine(Checkpoints):
             gradients = adaptive.gradient_multiplier(multiplier, size)
         numbers = sum(p.numel() for p in step.parameters)
         check_arithmetic(data_loader, gradients, numbers)
-        group = self._group
-        group.share(module, optimizer)
-        key = group.key()
+        self._group.share(module, optimizer)
+        key = self._group.key()
         # From here on nothing is refused, and an interrupt falls between two
         # lines.
         self._loader, self._noise_multiplier = data_loader, multiplier
@@ -587,10 +529,7 @@ class PrivacyEngine(Checkpoints):
         self._training = PrivateTraining(
             PrivateModule(module, step),
             PrivateOptimizer(optimizer, step),
-            PrivateLoader(
-                *(data_loader, step, lambda: self.steps, self._allowed),
-                *(self._choose, group, self._begin_together),
-            ),
+            PrivateLoader(data_loader, step, self),
         )
         return self._training
 
@@ -600,15 +539,14 @@ class PrivacyEngine(Checkpoints):
         optimizer: torch.optim.Optimizer,
         loader: StepLoader,
         norm: float,
-        delta: float | None = None,
+        delta: float | None,
         **options: Any,
     ) -> PrivateStep:
         # Refuse what can't be trained, before the account is opened.
         account = self._account(loader)
         if delta is not None:
             account.get_epsilon(delta)
-        check_layers(module)
-        check_parameters(module, optimizer)
+        check_model(module, optimizer)
         step = PrivateStep(
             *(module, loader, norm, self._add_noise),
             secret=not self.seeded,
@@ -621,44 +559,6 @@ class PrivacyEngine(Checkpoints):
             warn_of_delta(delta, count, loader.protected)
         try_parts(step)
         return step
-
-    def _agree(self, module: nn.Module, optimizer: Any, **given: Any) -> None:
-        # All that decides what is spent, and how weights move.
-        if self._group.size == 1:
-            return
-        self._group.agree(
-            {
-                **{
-                    name: value if isinstance(value, NUMBERS) else repr(value)
-                    for name, value in given.items()
-                    if not callable(value)
-                },
-                'seed': self._seed,
-                'accountant': self._kind,
-                'noise': self._noise_kind,
-                'module': [
-                    (name, list(p.shape), str(p.dtype), p.requires_grad)
-                    for name, p in module.named_parameters()
-                ],
-                'optimizer': str(optimizer),
-            }
-        )
-
-    def _begin_together(self) -> None:
-        # Begin an epoch with one state in all processes: the first one's.
-        model, optimizer, _ = self._attached()
-        self._group.agree({'the number of steps': str(self.steps)})
-        if self._group.differs(
-            fingerprint_any(model.state_dict()),
-            fingerprint_any(optimizer.state_dict()),
-        ):
-            warnings.warn(
-                'weights or settings of the optimizer differ between the '
-                'processes, and those of the first process are taken: load '
-                'checkpoints, and change learning rates, in all processes',
-                stacklevel=4,
-            )
-            self._group.share(model, optimizer)
 
     def _check_free(self, module: Any, optimizer: Any, loader: Any) -> None:
         if self._training is not None:
@@ -674,49 +574,6 @@ class PrivacyEngine(Checkpoints):
         group = Group.current()
         check_group(group, loader)
         self._group = group
-
-    @property
-    def noise_multiplier(self) -> float:
-        r"""The noise multiplier :math:`\sigma / C`, as in Opacus."""
-        self._attached()
-        return self._noise_multiplier
-
-    @property
-    def max_grad_norm(self) -> float:
-        """The clipping norm :math:`C` of the next step."""
-        return self._training_step().max_grad_norm
-
-    @property
-    def loss_reduction(self) -> str:
-        """Whether losses are means or sums."""
-        return self._training_step().loss_reduction
-
-    @property
-    def target_epsilon(self) -> float | None:
-        """The budget, if there is one."""
-        self._attached()
-        return self._target[0]
-
-    @property
-    def target_delta(self) -> float | None:
-        """The delta of the budget, if there is one."""
-        self._attached()
-        return self._target[1]
-
-    @property
-    def clipping(self) -> str:
-        """Way of clipping gradients, see :meth:`make_private`."""
-        step = self._training_step()
-        return step.clipping if self._adaptive is None else 'adaptive'
-
-    @property
-    def _gradient_multiplier(self) -> float:
-        # The noise on the gradients, in units of the clipping norm.
-        if self._adaptive is None:
-            return self._noise_multiplier
-        return self._adaptive.gradient_multiplier(
-            self._noise_multiplier, self._loader.subgraphs_per_batch
-        )
 
     def _add_noise(
         self, sums: list[Tensor], units: int, below: int
@@ -749,10 +606,6 @@ class PrivacyEngine(Checkpoints):
             scale /= self._loader.subgraphs_per_batch
         return [value * scale for value in noisy]
 
-    def _set_norm(self, norm: float) -> None:
-        if self._adaptive is not None:
-            self._training_step().max_grad_norm = norm
-
     def _next_norm(self, norm: float, inside: int, found: int) -> float:
         # Recover the count from the sum of 1/2 per unit below the norm and
         # -1/2 per unit above.
@@ -764,67 +617,13 @@ class PrivacyEngine(Checkpoints):
         return self._adaptive.next(norm, 0.5 + centred / size)
 
     @validated
-    def estimate_max_grad_norm(
-        self,
-        *,
-        module: nn.Module,
-        data_loader: Loader,
-        criterion: Criterion,
-        percentile: Annotated[float, Number(0, 100)] = 50.0,
-        epsilon: Positive | None = None,
-        bounds: tuple[float, float] = (1e-3, 1e3),
-        public: Annotated[bool, Is(bool)] = False,
-        insist: bool = False,
-        forward: Forward | None = None,
-    ) -> float:
-        r"""Estimate a clipping norm as a percentile of the gradients' norms.
-
-        The percentile itself is a function of private data. Say which of these
-        holds:
-
-        - ``epsilon``: a private estimate
-          (:func:`pyg_trust.privacy.private_quantile`), which is on the account
-          before it is returned.
-        - ``public=True``: the loader has public data. Nothing is spent.
-        - ``insist``: the percentile as it is, with a warning; the report then
-          says that its :math:`\epsilon` leaves this release out.
-
-        Args:
-            module (torch.nn.Module): the model, at weights that were not
-                trained on private data without noise.
-            data_loader (StepLoader): the loader; all units of its first
-                partition are looked at.
-            criterion (callable): ``criterion(output, target)``, a mean of one
-                term per row.
-            percentile (float): in (0, 100). (default: :obj:`50.0`)
-            epsilon (float, optional): the budget. (default: :obj:`None`)
-            bounds (tuple): the least and the greatest answer.
-                (default: :obj:`(1e-3, 1e3)`)
-            public (bool): as above. (default: :obj:`False`)
-            insist (bool): as above. (default: :obj:`False`)
-            forward (callable, optional): as in :meth:`make_private`.
-                (default: :obj:`None`)
-
-        Raises:
-            ValueError: unless exactly one of the three is given, if a number
-                is out of range, or if rows of one unit may reach another.
-            BudgetExceededError: if the estimate exceeds the budget of
-                :meth:`make_private`; nothing is spent.
-        """
-        return estimated_norm(
-            *(self, module, data_loader, criterion, percentile, epsilon),
-            *(bounds, public, insist, forward),
-        )
-
-    @validated
     def spend_gaussian(
         self, mu: Annotated[float, Number(0, 20, 'high')]
     ) -> None:
         r"""Record a Gaussian release on the account, before it is made.
 
-        It is on the account as a step at rate 1 of the noise multiplier
-        :math:`z = 2 / \mu`, which is the same mechanism.
-        :class:`~pyg_trust.transforms.PrivateAGP` calls it.
+        It counts as a step at rate 1 with the noise multiplier :math:`z = 2 /
+        \mu`. :class:`~pyg_trust.transforms.PrivateAGP` calls it.
 
         Args:
             mu (float): sensitivity over noise, of replacing one row, in
@@ -837,7 +636,6 @@ class PrivacyEngine(Checkpoints):
             ValueError: if the account is of other neighbours than a row that
                 is replaced; nothing is spent.
         """
-        z = 2 / mu
         self._check_process()
         if self._group.current().size > 1:
             raise RuntimeError(
@@ -848,8 +646,7 @@ class PrivacyEngine(Checkpoints):
         if accountant.relation != RELATION or accountant.occurrences > 1:
             raise ValueError(
                 f"'mu' of a release goes on an account of '{RELATION}' with "
-                'batches of disjoint subgraphs '
-                f"(got '{accountant.relation}', "
+                f"batches of disjoint subgraphs (got '{accountant.relation}', "
                 f'{type(accountant).__name__})'
             )
         if self._loader.batch_sampler.drawn_after(self.steps):
@@ -857,10 +654,10 @@ class PrivacyEngine(Checkpoints):
                 'a batch was drawn whose step was not taken: call '
                 'optimizer.step() before the release'
             )
-        line = {'noise_multiplier': z, 'sample_rate': 1.0}
-        self._check_left(f"'mu' = {mu:.6g}", line=line)
+        line = {'noise_multiplier': 2 / mu, 'sample_rate': 1.0}
+        self._check_left(f"'mu' = {mu:.6g}", **line)
         if self._ledger is not None:
-            self._ledger.record(z, 1.0)
+            self._ledger.record(2 / mu, 1.0)
         accountant.step(**line)
         self._releases += 1
         # An epoch in progress has counted its steps without this one.
@@ -870,74 +667,13 @@ class PrivacyEngine(Checkpoints):
             f'mu {mu:.4g} (PrivateAGP), whose rows are covered as well'
         )
 
-    def _attached(self) -> PrivateTraining:
-        if self._training is None:
-            raise RuntimeError('call make_private first')
-        return self._training
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return weights, optimizer, account and settings, to continue from.
-
-        It is as private as the weights. Seeds are not in it: the seed of the
-        noise or of the batches would undo their protection. Nor is anything
-        of the features: even a hash of them would tell which of two graphs
-        was trained on.
-        """
-        norm = None if self._adaptive is None else self.max_grad_norm
-        return self._checkpoint(self._attached(), self._setting(), norm)
-
-    def load_state_dict(
-        self, state: dict[str, Any], *, rewind: bool = False
-    ) -> None:
-        """Continue from a checkpoint, with fresh noise.
-
-        Call it after :meth:`make_private` with the same arguments.
-
-        Args:
-            state (dict): the result of :meth:`state_dict`.
-            rewind (bool): whether to take the weights of a checkpoint that
-                lies behind what was spent. The account is *not* turned back:
-                steps that were taken since stay spent. This is what a process
-                needs that was killed after its last checkpoint and has a
-                ledger. (default: :obj:`False`)
-
-        Raises:
-            ValueError: if the state is of other data, parameters, sampling,
-                noise or mechanism, or lies behind what was spent. Nothing is
-                changed then.
-        """
-        training = self._attached()
-        set_norm = None if self._adaptive is None else self._set_norm
-        self._restore(training, self._setting(), set_norm, state, rewind)
-
-    def _setting(self) -> dict[str, Any]:
-        adaptive = self._adaptive
-        return self._settings(
-            self._attached(),
-            self.clipping,
-            noise_multiplier=self.noise_multiplier,
-            max_grad_norm=(
-                self.max_grad_norm if adaptive is None else asdict(adaptive)
-            ),
-            loss_reduction=self.loss_reduction,
-            target_epsilon=self.target_epsilon,
-            target_delta=self.target_delta,
-        )
-
-    def _training_step(self) -> PrivateStep:
-        self._attached()
-        return self._step
-
+    @retired(only_ask=(False,))
     def covers(
-        self,
-        request: RemovalRequest,
-        delta: float | None = None,
-        *,
-        only_ask: bool = False,
+        self, request: RemovalRequest, delta: float | None = None
     ) -> float:
         r"""Return the :math:`\epsilon` at which weights have forgotten items.
 
-        Nothing is done to the weights: they are nearly as likely from the same
+        The weights stay as they are: they are nearly as likely from the same
         training without the items (:mod:`pyg_trust.privacy.forgotten`). The
         items are *features* of nodes under ``'replace-one-feature-row'``,
         *graphs* of a :class:`~pyg_trust.loader.GraphLoader`, or *persons* of a
@@ -951,8 +687,9 @@ class PrivacyEngine(Checkpoints):
             request (RemovalRequest): chosen without looking at the weights.
             delta (float, optional): :math:`\delta`; by default that of the
                 budget. (default: :obj:`None`)
-            only_ask (bool): whether nothing is erased, and training may go on.
-                (default: :obj:`False`)
+
+        Returns:
+            float: :math:`\epsilon`.
 
         Raises:
             ValueError: on items of another kind, noise from a seed or too
@@ -962,13 +699,11 @@ class PrivacyEngine(Checkpoints):
         if delta is None:
             raise ValueError("'delta' needs to be given if there is no target")
         check_instance('request', request, RemovalRequest)
-        check_instance('only_ask', only_ask, bool)
         self._attached()
         if self.noiseless:
             raise ValueError(f'{NOISELESS}, so it covers nothing')
         epsilon = covered(self, self._loader, request, delta)
-        if not only_ask:
-            self._loader.batch_sampler.erased = True
+        self._loader.batch_sampler.erased = True
         return epsilon
 
     def report(self, delta: float | None = None) -> PrivacyReport:
@@ -979,10 +714,9 @@ class PrivacyEngine(Checkpoints):
                 budget. (default: :obj:`None`)
         """
         training = self._attached()
-        model = training.model.module
         run = Run(
             loader=self._loader,
-            model=model,
+            model=training.model.module,
             step=self._step,
             leaks=tuple(self._leaks),
             releases=self._releases,

@@ -7,7 +7,9 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+
+from pyg_trust._checks import NUMBERS
 
 __all__ = ['Group', 'keyed_bytes']
 
@@ -20,7 +22,7 @@ class Group:
     The processes trust each other and the network between them: what they
     exchange are clipped sums without noise and the key of the draws. The first
     adds the noise, from its own operating system, and keeps the account's
-    file; nobody else could make that noise again.
+    file.
 
     Args:
         rank (int): the number of this process. (default: :obj:`0`)
@@ -29,6 +31,8 @@ class Group:
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
         self.rank, self.size = rank, size
+        #: Whether this process keeps the account's file.
+        self.first = rank == 0
 
     @classmethod
     def current(cls) -> 'Group':
@@ -47,23 +51,13 @@ class Group:
                 f'torchrun announces {announced} processes, and '
                 f'torch.distributed knows {made.size}: call '
                 'torch.distributed.init_process_group before, as each process '
-                'would otherwise report the epsilon of a single process for '
-                'all of them'
+                'would otherwise report its own epsilon for all of them'
             )
         return made
 
     @property
-    def first(self) -> bool:
-        """Whether this process keeps the account's file."""
-        return self.rank == 0
-
-    @property
     def adds_noise(self) -> bool:
-        """Whether this process draws the noise, which is added once.
-
-        It is added once since :meth:`spread` hands out the values of the first
-        process alone.
-        """
+        """Whether it draws the noise, which :meth:`spread` shares."""
         return self.rank == 0
 
     def check(self) -> None:
@@ -71,10 +65,9 @@ class Group:
         now = Group.current()
         if (now.rank, now.size) != (self.rank, self.size):
             raise RuntimeError(
-                'private training needs to go on in the processes that it '
+                'private training needs to continue in the processes that it '
                 f'began in (got process {now.rank} of {now.size}, and began '
-                f'as {self.rank} of {self.size}): each would report the '
-                'epsilon of a single process for all of them'
+                f'as {self.rank} of {self.size})'
             )
 
     def of_first(self, call: Callable[[], T]) -> T:
@@ -100,26 +93,29 @@ class Group:
             raise RuntimeError(f'the first process failed: {box[1]}')
         return box[1]
 
+    def _gathered(self, values: Any) -> list[Any]:
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, values)
+        return found
+
     def agree(self, values: Mapping[str, Any]) -> None:
         """Refuse values that are not the same in all processes.
 
         Args:
-            values (dict): the values by name. Those of 'seed' are not shown.
+            values (dict): the values by name; that of a seed is not shown.
 
         Raises:
             ValueError: in all processes, naming the first that differs.
         """
         if self.size == 1:
             return
-        found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, dict(values))
-        first = found[0]
-        for rank, other in enumerate(found):
+        first, *others = self._gathered(dict(values))
+        for rank, other in enumerate(others, 1):
             for name in {**first, **other}:
                 one, two = first.get(name), other.get(name)
                 if one != two:
                     got = f'{one!r} in the first, {two!r} in process {rank}'
-                    if name == 'seed':
+                    if name == 'insecure_seed':
                         got = f'another one in process {rank}'
                     what = f"'{name}'" if name.isidentifier() else name
                     raise ValueError(
@@ -127,14 +123,30 @@ class Group:
                         f'{got})'
                     )
 
+    def agree_on_training(
+        self, module: nn.Module, optimizer: Any, **given: Any
+    ) -> None:
+        """Refuse other models or arguments, which decide what is spent."""
+        if self.size == 1:
+            return
+        values: dict[str, Any] = {
+            name: value if isinstance(value, NUMBERS) else repr(value)
+            for name, value in given.items()
+            if not callable(value)
+        }
+        values['module'] = [
+            (name, list(p.shape), str(p.dtype), p.requires_grad)
+            for name, p in module.named_parameters()
+        ]
+        self.agree({**values, 'optimizer': str(optimizer)})
+
     def differs(self, *values: Any) -> bool:
-        """Tell, in all processes, whether some of them have other values."""
-        found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, values)
-        return any(other != found[0] for other in found)
+        """Return, in all processes, whether some of them differ in values."""
+        first, *others = self._gathered(values)
+        return any(other != first for other in others)
 
     def key(self) -> bytes | None:
-        """Draw 32 bytes from the first process' system, and hand them to all.
+        """Draw 32 bytes in the first process, and hand them to all.
 
         None for a process alone, which needs no key.
         """
@@ -143,11 +155,7 @@ class Group:
         return self.of_first(lambda: os.urandom(32))
 
     def share(self, *parts: Any) -> None:
-        """Load the state of the first process' model and optimizer in all.
-
-        Args:
-            *parts (Any): have ``state_dict()`` and ``load_state_dict()``.
-        """
+        """Load the state of the first process' model and optimizer in all."""
         if self.size == 1:
             return
         for part in parts:
@@ -156,12 +164,7 @@ class Group:
                 part.load_state_dict(state)
 
     def total(self, sums: list[Tensor], *numbers: int) -> list[Tensor]:
-        """Add up tensors and numbers of all processes.
-
-        Args:
-            sums (list[Tensor]): int64, of the same shapes everywhere: their
-                sum does not depend on who has which unit.
-            *numbers (int): integers to add up as well.
+        """Add up int64 tensors and numbers of all processes.
 
         Returns:
             list[Tensor]: the totals of the tensors, then those of the
@@ -174,12 +177,7 @@ class Group:
         return _cut(flat, sums)
 
     def spread(self, values: list[Tensor], *numbers: float) -> list[Tensor]:
-        """Hand tensors and numbers of the first process to all.
-
-        Args:
-            values (list[Tensor]): float64, of the same shapes everywhere.
-            *numbers (float): more to hand out, equally many everywhere.
-        """
+        """Hand float64 tensors and numbers of the first process to all."""
         if self.size == 1:
             # In float64, as over several processes: 1e-50 is no float32.
             last = torch.tensor(numbers, dtype=torch.float64)
@@ -205,7 +203,6 @@ def keyed_bytes(key: bytes, step: int) -> Callable[[int], bytes]:
     """Return a source of random bytes that is the same in all processes.
 
     Its bytes are SHAKE-256 of the key, the step and the number of the call.
-    Without the key they can't be predicted.
     """
     asked = 0
 

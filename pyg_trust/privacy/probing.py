@@ -1,16 +1,16 @@
 """Test of a model, a loader and a loss on made-up rows, before training."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_trust.privacy.alone import agrees
-from pyg_trust.privacy.calls import Call, Units, find_call
+from pyg_trust.privacy.calls import Call, Units, find_call, with_gradients
 from pyg_trust.privacy.clipping import clipped_sum
 from pyg_trust.privacy.rules import Mixing
-from pyg_trust.privacy.training import PrivateStep, with_gradients
 from pyg_trust.privacy.validation import (
     SEED,
     check_criterion,
@@ -29,19 +29,15 @@ __all__ = ['try_call', 'try_parts']
 _PROBED, _TYPED, _TRIED = 32, 8, 8
 
 
-def try_parts(step: PrivateStep) -> None:
-    """Test the model, the loader and the loss of a training.
+def try_parts(step: Any) -> None:
+    """Test the model, the loader and the loss of a :class:`PrivateStep`.
 
     Tests run on the structure of some subgraphs, and not on their features.
-
-    Args:
-        step (PrivateStep): has all of them.
 
     Raises:
         ValueError: if a test fails.
     """
     loader, transform = step.loader, step.loader.transform
-    step.try_call = try_call
     generator = torch.Generator().manual_seed(SEED)
     if step.schema is not None:
         # No private batch is read: what tests find may not depend on one.
@@ -72,20 +68,12 @@ def try_parts(step: PrivateStep) -> None:
         check_criterion(step.criterion, out, batch.y, step.loss_reduction)
 
 
-def try_call(
-    step: PrivateStep, call: Call, batch: Data, at: Units
-) -> bool | None:
+def try_call(step: Any, call: Call, batch: Data, at: Units) -> bool | None:
     """Test a call of the model on the structure of a batch.
 
     Rows of subgraphs may not meet, some subgraphs have to have the same
     outputs alone, no buffer may change, and outputs may not change by a bit
     if features of other subgraphs do. Private features are not read.
-
-    Args:
-        step (PrivateStep): has the model.
-        call (Call): the call.
-        batch (Data): the batch.
-        at (Units): its subgraphs.
 
     Returns:
         bool, optional: None if single subgraphs could not be compared.
@@ -95,13 +83,20 @@ def try_call(
     """
     generator = torch.Generator().manual_seed(SEED)
     made = randomised(batch, features_of(batch), generator)
-    advice = whole_batch_norms(step.module)
     devices = [at.owner.device] if at.owner.is_cuda else []
     with in_training(step.module), torch.random.fork_rng(devices):
         torch.manual_seed(SEED)
         try:
-            _attribute(step, call, made, at, generator)
+            with_inputs, inputs = with_gradients(made, at.owner)
+            with torch.enable_grad():
+                out = step.run(call, call.shown(with_inputs), at)
+            if out.requires_grad:
+                grad = torch.randn(out.shape, generator=generator).to(out)
+                rows = at.of(out, step.by_unit)
+                units = step.units.attribute(out, grad, rows, inputs)
+                clipped_sum(units, step.max_grad_norm)
         except Mixing as error:
+            advice = whole_batch_norms(step.module)
             raise ValueError(f'{error}{advice}') from None
         tried = range(min(at.count, _TRIED))
         found = agrees(call, made, at, tried, step.by_unit)
@@ -113,31 +108,14 @@ def try_call(
             "'module' needs to treat subgraphs apart, but the output of one "
             f'{reason}: look for statistics of the whole batch, for divisions '
             'by numbers of rows, and for ranks among all rows (most norms and '
-            "pools of PyG treat subgraphs apart if given 'batch')" + advice
+            "pools of PyG treat subgraphs apart if given 'batch')"
+            + whole_batch_norms(step.module)
         )
     return found
 
 
-def _attribute(
-    step: PrivateStep,
-    call: Call,
-    made: Data,
-    at: Units,
-    generator: torch.Generator,
-) -> None:
-    batch, inputs = with_gradients(made, at.owner)
-    with torch.enable_grad():
-        out = step.run(call, call.shown(batch), at)
-    if not out.requires_grad:
-        return
-    grad = torch.randn(out.shape, generator=generator).to(out)
-    rows = at.of(out, step.by_unit)
-    found = step.units.attribute(out, grad, rows, inputs)
-    clipped_sum(found, step.max_grad_norm)
-
-
 def _changed(
-    step: PrivateStep,
+    step: Any,
     call: Call,
     made: Data,
     at: Units,

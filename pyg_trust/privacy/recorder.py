@@ -52,6 +52,16 @@ class Known(NamedTuple):
     leaves: tuple[Tensor, ...]
 
 
+# Half of the calls of a model: they return no tensor.
+_PLAIN = frozenset(
+    (
+        *(Tensor.dim, Tensor.size, Tensor.numel, Tensor.shape.__get__),
+        *(Tensor.layout.__get__, Tensor.dtype.__get__, Tensor.ndim.__get__),
+        *(Tensor.device.__get__, Tensor.requires_grad.__get__),
+    )
+)
+
+
 def _is_place(name: str) -> bool:
     # Whether a function writes into its first argument.
     if name.endswith('_') and not name.endswith('__'):
@@ -101,6 +111,8 @@ class Recorder(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs, known = kwargs or {}, self.known
+        if func in _PLAIN:
+            return func(*args, **kwargs)
         given = list(tensors(args, kwargs))
         if not any(id(t) in known for t in given):
             out = self._compute(func, args, kwargs)

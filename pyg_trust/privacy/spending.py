@@ -46,35 +46,31 @@ _PLANNED = 32
 class Spending(Single):
     """Account of an engine, its ledger and its source of randomness.
 
-    Args:
-        accountant (str, optional): as of
-            :class:`~pyg_trust.privacy.PrivacyEngine`.
-        seed (int, optional): as there.
-        ledger (str or Path, optional): as there.
-        ledger_head (str, optional): as there.
-        kind (str): of the noise, as there. (default: :obj:`'system'`)
+    Arguments are those of :class:`~pyg_trust.privacy.PrivacyEngine`.
     """
 
     def __init__(
         self,
         accountant: str | None,
-        seed: int | None,
+        insecure_seed: int | None,
         ledger: str | Path | None,
         ledger_head: str | None,
-        kind: str = noise.SYSTEM,
+        kind: str,
     ) -> None:
         if accountant is not None and accountant not in OPACUS:
             ACCOUNTANTS.find('accountant', accountant)
         noise.NOISES.find('noise', kind)
-        if seed is not None and kind != noise.SYSTEM:
+        if insecure_seed is not None and kind != noise.SYSTEM:
             raise ValueError(
-                f"'noise' needs to be {noise.SYSTEM!r} with a 'seed': all "
-                f'noise then comes from the seed (got {kind!r})'
+                f"'noise' needs to be {noise.SYSTEM!r} with an "
+                f"'insecure_seed', of which all noise comes (got {kind!r})"
             )
         check_ledger(ledger, ledger_head)
         self._kind = accountant
         self._accountant: Accountant | None = None
-        self._seed = None if seed is None else rng.resolve(seed)
+        self._seed = None
+        if insecure_seed is not None:
+            self._seed = rng.resolve(insecure_seed)
         self._key: bytes | None = None
         self._noise_kind = kind
         self._noise = self._source(_NOISE)
@@ -254,20 +250,14 @@ class Spending(Single):
         if self.steps:
             warn_user(
                 f'the account holds {self.steps} steps of earlier runs, which '
-                'stay spent; weights are not restored by a ledger: load them '
-                'by engine.load_state_dict(state), or train from new weights '
-                'with what is left'
+                'stay spent; a ledger restores no weights: load them by '
+                'engine.load_state_dict(state), or train new ones'
             )
 
-    def _check_left(
-        self, what: str, *, pure: float = 0.0, line: Any = None
-    ) -> None:
+    def _check_left(self, what: str, **line: float) -> None:
         # Refuse a release that would be above the budget.
         ahead = deepcopy(self.accountant)
-        if pure:
-            ahead.spend_pure(pure)
-        if line is not None:
-            ahead.step(**line)
+        ahead.step(**line)
         epsilon, delta = self._target
         if (
             epsilon is not None
@@ -380,17 +370,13 @@ def _new_account(kind: str | None, loader: StepLoader) -> Accountant:
         kind = fitting[-1 if kind == 'rdp' else 0]
     if kind is not None and ACCOUNTANTS.is_own(kind) and not ego:
         accountant = create_accountant(kind)
-        sampling = POISSON_SAMPLING if poisson else SAMPLING
-        for name, needed in (
-            ('sampling', sampling),
-            ('relation', loader.relation),
-        ):
-            theirs = getattr(accountant, name)
-            if theirs != needed:
-                raise ValueError(
-                    f"'accountant' needs to be for the {name} {needed!r} of "
-                    f'the loader (got {kind!r}, which is for {theirs!r})'
-                )
+        law = POISSON_SAMPLING if poisson else SAMPLING, loader.relation
+        theirs = accountant.sampling, accountant.relation
+        if theirs != law:
+            raise ValueError(
+                "'accountant' needs to be for the sampling and relation "
+                f'{law} of the loader (got {kind!r}, which is for {theirs})'
+            )
         return accountant
     kind = fitting[0] if kind is None else kind
     if kind not in fitting:

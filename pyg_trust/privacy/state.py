@@ -1,15 +1,20 @@
-"""Checkpoints of private training."""
+"""What an engine trains, and its checkpoints."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
+from dataclasses import asdict
 from typing import Any
 
 from pyg_trust._checks import check_positive
+from pyg_trust._checks.graphs import warn_user
 from pyg_trust._checks.states import FORMAT, check_settings, check_state
+from pyg_trust._moved import retired
 from pyg_trust.noise import SYSTEM
 from pyg_trust.privacy.accountant import Accountant
 from pyg_trust.privacy.bounds import check_norm
+from pyg_trust.privacy.norms import AdaptiveNorm
 from pyg_trust.privacy.spending import Spending
+from pyg_trust.privacy.training import PrivateStep
 from pyg_trust.privacy.wrappers import PrivateTraining
 
 __all__ = ['Checkpoints']
@@ -18,22 +23,86 @@ ENTRIES = ('steps', 'ledger', 'setting', 'accountant', 'model', 'optimizer')
 
 
 class Checkpoints(Spending):
-    """Checkpoints of an engine: its account, and the training's state."""
+    """Settings and state of the training of an engine."""
 
-    def _checkpoint(
-        self,
-        training: PrivateTraining,
-        settings: dict[str, Any],
-        norm: float | None,
-    ) -> dict[str, Any]:
-        # See `PrivacyEngine.state_dict`; the norm if it adapts.
-        model, optimizer, _ = training
+    _training: PrivateTraining | None = None
+    _adaptive: AdaptiveNorm | None = None
+    _step: PrivateStep
+
+    def _attached(self) -> PrivateTraining:
+        if self._training is None:
+            raise RuntimeError('call make_private first')
+        return self._training
+
+    def _training_step(self) -> PrivateStep:
+        self._attached()
+        return self._step
+
+    @property
+    def noise_multiplier(self) -> float:
+        r"""The noise multiplier :math:`\sigma / C`, as in Opacus."""
+        self._attached()
+        return self._noise_multiplier
+
+    @property
+    def max_grad_norm(self) -> float:
+        """The clipping norm :math:`C` of the next step."""
+        return self._training_step().max_grad_norm
+
+    @property
+    def loss_reduction(self) -> str:
+        """Whether losses are means or sums."""
+        return self._training_step().loss_reduction
+
+    @property
+    def target_epsilon(self) -> float | None:
+        """The budget, if there is one."""
+        self._attached()
+        return self._target[0]
+
+    @property
+    def target_delta(self) -> float | None:
+        """The delta of the budget, if there is one."""
+        self._attached()
+        return self._target[1]
+
+    @property
+    def clipping(self) -> str:
+        """The way of clipping: ``'flat'``, ``'automatic'`` or ``'adaptive'``.
+
+        The last is that of an :class:`~pyg_trust.privacy.AdaptiveNorm`.
+        """
+        step = self._training_step()
+        return step.clipping if self._adaptive is None else 'adaptive'
+
+    @property
+    def _gradient_multiplier(self) -> float:
+        # The noise on the gradients, in units of the clipping norm.
+        if self._adaptive is None:
+            return self._noise_multiplier
+        return self._adaptive.gradient_multiplier(
+            self._noise_multiplier, self._loader.subgraphs_per_batch
+        )
+
+    def _set_norm(self, norm: float) -> None:
+        if self._adaptive is not None:
+            self._training_step().max_grad_norm = norm
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return weights, optimizer, account and settings, to continue from.
+
+        It is as private as the weights. Seeds are not in it, as they would
+        undo the protection, and nothing of the features, as even a hash of
+        them would reveal which of two graphs was trained on.
+        """
+        model, optimizer, _ = self._attached()
+        norm = {'max_grad_norm': self.max_grad_norm} if self._adaptive else {}
         return {
-            **({} if norm is None else {'max_grad_norm': norm}),
+            **norm,
             'format': FORMAT,
             'steps': self.steps,
             'ledger': self.ledger_head or '',
-            'setting': settings,
+            'setting': self._setting(),
             'accountant': deepcopy(self.accountant.state_dict()),
             'model': {
                 name: value.detach().clone()
@@ -42,17 +111,24 @@ class Checkpoints(Spending):
             'optimizer': deepcopy(optimizer.state_dict()),
         }
 
-    def _restore(
-        self,
-        training: PrivateTraining,
-        settings: dict[str, Any],
-        set_norm: Callable[[float], None] | None,
-        state: dict[str, Any],
-        rewind: bool,
-    ) -> None:
-        # See `PrivacyEngine.load_state_dict`.
-        model, optimizer, _ = training
-        adapts = () if set_norm is None else ('max_grad_norm',)
+    @retired(rewind=None)
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a checkpoint, with fresh noise.
+
+        Call it after :meth:`make_private` with the same arguments. Steps that
+        were spent after the checkpoint, as those in the ledger of a process
+        that was killed, stay spent, with a warning: the weights go back, and
+        the account does not.
+
+        Args:
+            state (dict): the result of :meth:`state_dict`.
+
+        Raises:
+            ValueError: if the state is of other data, parameters, sampling,
+                noise or mechanism. Nothing is changed then.
+        """
+        model, optimizer, _ = self._attached()
+        adapts = () if self._adaptive is None else ('max_grad_norm',)
         check_state(state, (*ENTRIES, *adapts), (FORMAT,))
         for name in ('setting', 'accountant', 'model', 'optimizer'):
             if not isinstance(state[name], dict):
@@ -60,22 +136,23 @@ class Checkpoints(Spending):
                     f"the state's '{name}' needs to be a dictionary (got "
                     f'{type(state[name]).__name__})'
                 )
-        check_settings('setting', state['setting'], settings)
+        check_settings('setting', state['setting'], self._setting())
         self._check_ledger(state['ledger'])
-        ahead = self._continue(state, rewind)
+        ahead = self._continue(state)
         check_settings(
             'model',
             {k: list(v.shape) for k, v in state['model'].items()},
             {k: list(v.shape) for k, v in model.state_dict().items()},
         )
-        if set_norm is not None:
-            norm = check_norm(
-                'max_grad_norm',
-                check_positive('max_grad_norm', state['max_grad_norm']),
-            )
+        norm = check_norm(
+            'max_grad_norm',
+            check_positive(
+                'max_grad_norm', state.get('max_grad_norm', self.max_grad_norm)
+            ),
+        )
         before = deepcopy(optimizer.state_dict())
         weights = deepcopy(model.state_dict())
-        step = model._step
+        step = self._step
 
         def load(values: dict[str, Any]) -> None:
             step.release()
@@ -84,7 +161,7 @@ class Checkpoints(Spending):
 
         try:
             try:
-                optimizer.restore(deepcopy(state['optimizer']))
+                optimizer.load_state_dict(deepcopy(state['optimizer']))
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(
                     f"the state's 'optimizer' does not fit: {error}"
@@ -100,17 +177,16 @@ class Checkpoints(Spending):
             # one.
             self._fresh_noise()
             step.reset()
-            if set_norm is not None:
-                set_norm(norm)
+            self._set_norm(norm)
             load(state['model'])
             self._start, self._continued = self.steps, state['steps']
         except BaseException:
             # The budget that was spent stays spent.
-            optimizer.restore(before)
+            optimizer.load_state_dict(before)
             load(weights)
             raise
 
-    def _continue(self, state: dict[str, Any], rewind: bool) -> Accountant:
+    def _continue(self, state: dict[str, Any]) -> Accountant:
         # The account of a state or the present one, whichever goes further.
         theirs = deepcopy(self.accountant)
         theirs.history = []
@@ -125,13 +201,10 @@ class Checkpoints(Spending):
             ahead.load_state_dict(state['accountant'])
             return ahead
         theirs.load_state_dict(self.accountant.state_dict())
-        if not rewind:
-            raise ValueError(
-                f"the state's {state['steps']} steps lie behind the "
-                f"{self.steps} that were spent, and what was spent can't "
-                "be taken back: load it with 'rewind=True' to go on from "
-                'its weights with these on the account'
-            )
+        warn_user(
+            f'the checkpoint has {state["steps"]} steps, and {self.steps} '
+            'were spent: its weights are loaded, and these steps stay spent'
+        )
         return self.accountant
 
     def _check_ledger(self, head: Any) -> None:
@@ -154,22 +227,29 @@ class Checkpoints(Spending):
                 'and is older or another ledger: spent budget would be lost'
             )
 
-    def _settings(
-        self, training: PrivateTraining, clipping: str, **own: Any
-    ) -> dict[str, Any]:
+    def _setting(self) -> dict[str, Any]:
         # The settings that have to be equal where a run is resumed.
-        if clipping != 'flat':
-            own['clipping'] = clipping
+        own: dict[str, Any] = {}
+        if self.clipping != 'flat':
+            own['clipping'] = self.clipping
         if self._noise_kind != SYSTEM:
             own['noise'] = self._noise_kind
+        norm: Any = self.max_grad_norm
+        if self._adaptive is not None:
+            norm = asdict(self._adaptive)
         return {
             **own,
+            'noise_multiplier': self.noise_multiplier,
+            'max_grad_norm': norm,
+            'loss_reduction': self.loss_reduction,
+            'target_epsilon': self.target_epsilon,
+            'target_delta': self.target_delta,
             'seeded': self.seeded,
             'sampler': self._loader.setting(),
             'data': self._loader.fingerprint(),
             'parameters': {
                 name: [list(p.shape), str(p.dtype), p.requires_grad]
-                for name, p in training.model.module.named_parameters()
+                for name, p in self._attached().model.module.named_parameters()
             },
         }
 

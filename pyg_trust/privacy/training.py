@@ -1,21 +1,16 @@
-r"""One private step, from the batch to the noisy gradient.
+"""One private step, from the batch to the noisy gradient.
 
     loader gives a batch -> model(...) once -> loss.backward() once
     -> optimizer.step()
 
-:class:`PrivateStep` follows every step through these stages and refuses
-whatever would leave the analysed mechanism. The model runs on the batch as it
-is; ``backward()`` hands the gradient by its outputs to
+:class:`PrivateStep` refuses any other order, which would leave the analysed
+mechanism. ``backward()`` hands the gradient by the model's outputs to
 :mod:`pyg_trust.privacy.codes`, which finds what each unit gives to each
 parameter, and clips. Only the sum of clipped gradients plus noise ever reaches
-``p.grad``.
-
-Three things are assumed, and said in the report (:meth:`PrivateStep.notes`):
-of the model, of the loss, and of the columns. The codes and a unit that is run
-alone check the first; :meth:`PrivateStep.loss` makes the second so.
+``p.grad``. What is assumed of the model, of the loss and of the columns is in
+the report (:meth:`PrivateStep.notes`).
 """
 
-import copy
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -35,31 +30,26 @@ from pyg_trust.privacy.calls import (
     Units,
     arguments_of,
     marks_of,
+    with_gradients,
 )
 from pyg_trust.privacy.clipping import clipped_sum
 from pyg_trust.privacy.codes import Attributor
 from pyg_trust.privacy.exact import step as exact
+from pyg_trust.privacy.probing import try_call
 from pyg_trust.privacy.validation import (
     Criterion,
     check_autocast,
     check_output,
-    features_of,
     same,
 )
 
-__all__ = [
-    'REDUCTIONS',
-    'Intercept',
-    'PrivateStep',
-    'fresh_draws',
-    'with_gradients',
-]
+__all__ = ['ACCUMULATE', 'REDUCTIONS', 'Intercept', 'PrivateStep']
 
 REDUCTIONS = ('mean', 'sum')
-_ACCUMULATE = (
-    '. To gather the gradients of a large batch, hand '
-    "'max_physical_batch_size' to make_private: the batch then comes in "
-    'parts, each with an optimizer.step()'
+ACCUMULATE = (
+    '. To accumulate gradients of a large batch, pass '
+    "'max_physical_batch_size' to make_private: it then comes in parts, each "
+    'with an optimizer.step()'
 )
 # The first steps are verified, and one of so many others, drawn in secret; in
 # one of so many steps, one unit is run alone as well.
@@ -81,12 +71,9 @@ class PrivateStep:
             gradients, in units of ``exact.clip.grid``, the number of units
             they are of, and how many of these had a gradient below the
             clipping norm, to noisy ones.
-        loss_reduction (str): :obj:`'mean'` or :obj:`'sum'`.
-        clipping (str): :obj:`'flat'` or :obj:`'automatic'`.
-        isolation (str): :obj:`'checked'` or :obj:`'construction'`.
-        forward (callable, optional): calls the model with a batch.
-        criterion (callable, optional): the loss.
         secret (bool): whether masks of dropout may be known to nobody.
+        loss_reduction, clipping, isolation, forward, criterion: as of
+            :meth:`.PrivacyEngine.make_private`.
     """
 
     def __init__(
@@ -95,12 +82,12 @@ class PrivateStep:
         loader: StepLoader,
         max_grad_norm: float,
         add_noise: Callable[[list[Tensor], int, int], list[Tensor]],
+        secret: bool,
         loss_reduction: str = 'mean',
         clipping: str = 'flat',
         isolation: str = 'checked',
         forward: Forward | None = None,
         criterion: Criterion | None = None,
-        secret: bool = True,
     ) -> None:
         self._lock = ObjectLock()
         self.module, self.loader = module, loader
@@ -125,11 +112,8 @@ class PrivateStep:
         #: Whether the model draws nothing but dropout, and whether a unit's
         #: outputs were others when it was run alone.
         self.checkable, self.disagrees = True, False
-        #: How often weights, the optimizer's state and its settings were
-        #: loaded or changed by the user.
-        self.weights_loaded = self.states_loaded = self.settings_changed = 0
-        #: How a call of the model is tested (``probing.try_call``).
-        self.try_call: Callable[..., Any] = lambda *_: None
+        #: Whether the user has loaded weights.
+        self.weights_loaded = False
         self._probed: set[str] = set()
         #: Whether the model returns its rows by type.
         self.by_type = False
@@ -170,18 +154,12 @@ class PrivateStep:
     # What the report says #################################################
 
     def notes(self) -> list[str]:
-        """Return the report's notes on weights, loss and optimizer."""
+        """Return what the report assumes of model, loss and optimizer."""
         notes = []
         if (name := self.moved()) is not None:
             notes.append(
                 f"NOT COVERED: the weights as they are now: '{name}' was "
                 'changed by something else since the last private step'
-            )
-        if self.weights_loaded:
-            notes.append(
-                f'weights were loaded from elsewhere {self.weights_loaded} '
-                'times; they were released by this training before, or are '
-                'public'
             )
         if self.disagrees:
             notes.append(f'DOES NOT HOLD: {DISAGREES}')
@@ -196,26 +174,17 @@ class PrivateStep:
                 f'the loss is the {self.loss_reduction} of one term per unit, '
                 'of its outputs and labels alone'
             )
-        notes += [
+        return [
+            *notes,
             "each column of a row was computed from that unit's data and "
             'public tables alone, also by a transform of the loader',
             'nothing but this package and the model, as it was given, writes '
-            'private numbers into layers, hooks or the optimizer',
+            'private numbers into layers, hooks or the optimizer; weights and '
+            'optimizer states that were loaded were released by this training '
+            'before, or are public, and settings, as a learning rate, follow '
+            'a schedule that is fixed or public, and no private loss, as '
+            'ReduceLROnPlateau does',
         ]
-        if self.states_loaded:
-            notes.append(
-                'the state of the optimizer was loaded from elsewhere '
-                f'{self.states_loaded} times; it was released by this '
-                'training before, or is public'
-            )
-        if self.settings_changed:
-            notes.append(
-                'settings of the optimizer, as a learning rate, changed '
-                f'between steps ({self.settings_changed} times): this holds '
-                'if they follow a schedule that is fixed or public, and does '
-                'not if they follow a private loss, as ReduceLROnPlateau does'
-            )
-        return notes
 
     def inexact(self) -> list[str]:
         """Return why the bits of a unit's gradient may depend on others."""
@@ -242,11 +211,7 @@ class PrivateStep:
     # Weights between steps #################################################
 
     def hold(self) -> None:
-        """Keep the present weights, to compare with later ones.
-
-        A second optimizer on a shared layer would move weights by gradients
-        without noise.
-        """
+        """Keep the present weights, to notice a second optimizer."""
         self._weights = {
             name: p.detach().clone()
             for name, p in self.module.named_parameters()
@@ -257,8 +222,8 @@ class PrivateStep:
         self._weights = None
 
     def load(self) -> None:
-        """Keep weights that the user has loaded; the report counts this."""
-        self.weights_loaded += 1
+        """Keep weights that the user has loaded."""
+        self.weights_loaded = True
         self.hold()
 
     def moved(self) -> str | None:
@@ -276,30 +241,16 @@ class PrivateStep:
         held = self._weights is not None and not self.weights_loaded
         return held and self.moved() is None
 
-    def _check_trained(self) -> None:
-        trained = [p for p in self.module.parameters() if p.requires_grad]
-        if {*map(id, trained)} != {*map(id, self.parameters)}:
-            raise ValueError(
-                "'module' needs to train the same parameters all the time: "
-                'freeze, replace or add them before make_private'
-            )
-
     # A step ################################################################
 
     @editing
     def deliver(
         self, batch: Data, owner: Tensor, count: int, total: int
     ) -> Any:
-        """Record a batch before it is delivered.
+        """Record a batch, as one graph, and return it as it is delivered.
 
-        Args:
-            batch (Data): the batch, as one graph.
-            owner (Tensor): int64, ``[num_nodes]``: the unit of each node.
-            count (int): the number of units.
-            total (int): the number of units of the whole step.
-
-        Returns:
-            Data or HeteroData: the batch to hand out.
+        ``owner`` is the unit of each node, ``count`` their number, and
+        ``total`` that of the whole step.
         """
         if self.disagrees:
             raise RuntimeError(DISAGREES)
@@ -330,9 +281,14 @@ class PrivateStep:
                 + {
                     'idle': '(got a call before the first batch)',
                     'done': '(got a call after the step of the last one)',
-                }.get(self._stage, f'(got a second call){_ACCUMULATE}')
+                }.get(self._stage, f'(got a second call){ACCUMULATE}')
             )
-        self._check_trained()
+        trained = [p for p in self.module.parameters() if p.requires_grad]
+        if {*map(id, trained)} != {*map(id, self.parameters)}:
+            raise ValueError(
+                "'module' needs to train the same parameters all the time: "
+                'freeze, replace or add them before make_private'
+            )
         at, device = self._at, self._at.owner.device
         check_autocast(device)
         given = self._shown, self._marks, at, args, kwargs
@@ -381,7 +337,7 @@ class PrivateStep:
 
     def probe(self, call: Call, batch: Data, at: Units) -> None:
         """Test a call of the model on made-up rows, before the first one."""
-        self.checkable = self.try_call(self, call, batch, at) is not None
+        self.checkable = try_call(self, call, batch, at) is not None
         self._probed.add(call.key)
 
     def _alone(self, call: Call, batch: Data) -> Tensor:
@@ -449,7 +405,7 @@ class PrivateStep:
         if self._stage != 'called' or self._out is None:
             raise RuntimeError(
                 'in training, loss.backward() needs to be called exactly once '
-                f'for each batch{_ACCUMULATE}'
+                f'for each batch{ACCUMULATE}'
             )
         at, out = self._at, self._out
         # An interrupt from here on ends the step: nothing is added twice, and
@@ -478,21 +434,18 @@ class PrivateStep:
         found = self.units.attribute(*given)
         clipped = clipped_sum(found, norm, automatic)
         if self._looks:
-            self._look()
+            # Compare a unit's outputs with those of it alone.
+            call, unit = self._call, secrets.randbelow(at.count)
+            assert call is not None
+            assert self._batch is not None
+            if agrees(call, self._batch, at, [unit], self.by_unit) is False:
+                self.disagrees = True
+                raise RuntimeError(DISAGREES)
         # An adaptive norm releases this count with noise; nothing else reads
         # it.
         below = int((clipped.norms <= norm).sum()) if self.counts else 0
         sums = [clipped.integers[name] for name in self.names]
         self._add(sums, at.count, below)
-
-    def _look(self) -> None:
-        # Compare a unit's outputs with those of it alone.
-        unit = secrets.randbelow(self._at.count)
-        call, batch = self._call, self._batch
-        assert call is not None
-        if agrees(call, batch, self._at, [unit], self.by_unit) is False:
-            self.disagrees = True
-            raise RuntimeError(DISAGREES)
 
     def _construct(
         self, grad: Tensor, rows: Tensor, norm: float, automatic: bool
@@ -523,18 +476,15 @@ class PrivateStep:
     def finish(self, groups: list[dict[str, Any]]) -> bool:
         """End the batch; return whether it was the last of its step.
 
-        If so, noisy gradients are in ``p.grad``.
-
-        Args:
-            groups (list): the parameter groups of the optimizer.
+        If so, noisy gradients are in ``p.grad``. ``groups`` are those of the
+        optimizer.
         """
         if (name := self.moved()) is not None:
             raise RuntimeError(
                 f"'{name}' was changed since the last private step, by a "
-                'second optimizer or by hand: weights that bypassed the '
-                'private optimizer may hold private data without noise. Load '
-                'weights that were released, or are public, with '
-                'load_state_dict of the private model'
+                'second optimizer or by hand, so that it may hold private '
+                'data without noise: load weights that were released, or are '
+                'public, with load_state_dict of the private model'
             )
         self._check_gradients(groups)
         if self._stage != 'clipped':
@@ -585,9 +535,8 @@ class PrivateStep:
                 raise RuntimeError(
                     f"the gradient of '{name}' came from elsewhere than the "
                     'private model (a regulariser, a second model, a pass in '
-                    'evaluation mode, or a change by hand): it would leave '
-                    'without noise. Put the term into the model or use '
-                    'weight_decay'
+                    'evaluation mode) and has no noise: put the term into the '
+                    'model, or use weight_decay'
                 )
 
 
@@ -608,7 +557,7 @@ class Intercept(torch.autograd.Function):
         if ctx.token is not ctx.step.token:
             raise RuntimeError(
                 'in training, loss.backward() needs to be called exactly once '
-                f'for each batch, before the next one{_ACCUMULATE}'
+                f'for each batch, before the next one{ACCUMULATE}'
             )
         ctx.step.backward(grads[0].detach())
         return None, None, None
@@ -640,13 +589,8 @@ class _OnBatch(nn.Module):
 def fresh_draws(device: torch.device, secret: bool) -> Iterator[None]:
     """Draw from fresh generators in a block, and put the old ones back.
 
-    So masks of dropout are known to nobody. Where the sizes of units are
+    So masks of dropout are known to nobody: where the sizes of units are
     private, a unit shifts the masks of all after it.
-
-    Args:
-        device (torch.device): the device of the model.
-        secret (bool): whether the seed comes from the operating system, and
-            not from torch's generator.
     """
     seed = secrets.randbits(62) if secret else int(torch.randint(2**62, ()))
     cuda = [device] if device.type == 'cuda' else []
@@ -655,18 +599,6 @@ def fresh_draws(device: torch.device, secret: bool) -> Iterator[None]:
         if cuda:
             torch.cuda.manual_seed(seed)
         yield
-
-
-def with_gradients(
-    batch: Data, owner: Tensor
-) -> tuple[Data, list[tuple[Tensor, Tensor]]]:
-    """Let features require a gradient; return them, with each row's unit."""
-    out, inputs = copy.copy(batch), []
-    for name in features_of(batch):
-        if batch[name].is_floating_point():
-            out[name] = batch[name].detach().requires_grad_()
-            inputs.append((out[name], owner))
-    return out, inputs
 
 
 def _versions(module: nn.Module) -> list[tuple[int, int]]:

@@ -1,9 +1,8 @@
 """Checks that have to pass before private training may start.
 
-The guarantee rests on one sentence: the clipped gradient of a unit is a
-function of this unit's rows alone. Layers that couple rows by design, or
-remember data, are refused by name; what else a model does is put to the test
-on made-up rows (``privacy/probing.py``).
+The clipped gradient of a unit has to be a function of this unit's rows alone.
+Layers that couple rows by design, or remember data, are refused by name; other
+models are run on made-up rows (``privacy/probing.py``).
 """
 
 import inspect
@@ -34,14 +33,11 @@ __all__ = [
     'check_edges',
     'check_grid',
     'check_group',
-    'check_layers',
+    'check_model',
     'check_output',
-    'check_parameters',
     'check_parts',
-    'check_rows',
     'check_totals',
     'check_transform',
-    'check_types',
     'features_of',
     'in_training',
     'other_rows',
@@ -55,9 +51,8 @@ Criterion = Callable[[Tensor, Tensor], Tensor]
 #: The seed of what checks draw.
 SEED = 0
 _GRAPH_WIDE = (
-    'normalises by the statistics of all rows of a batch, so that a '
-    "subgraph's output depends on the others, and keeps running statistics "
-    'of data'
+    'normalises by statistics of all rows of a batch, and keeps running '
+    'statistics of data'
 )
 # Advice by the layer that BatchNorm is a part of.
 _INSTEAD: tuple[tuple[type, str], ...] = (
@@ -74,50 +69,39 @@ _INSTEAD: tuple[tuple[type, str], ...] = (
 # The model and the optimizer ##############################################
 
 
-def check_layers(module: nn.Module) -> None:
-    """Refuse layers that mix subgraphs or store their inputs.
-
-    Whether other norms treat subgraphs apart depends on whether they are
-    given ``batch``: the test on made-up rows shows it.
-
-    Raises:
-        ValueError: if there is one, with all of them and the reasons.
-    """
-    found = []
-    layers = dict(module.named_modules())
+def _check_layers(module: nn.Module) -> None:
+    # Refuse layers that mix subgraphs or store their inputs, with all reasons.
+    found, layers = [], dict(module.named_modules())
     for name, layer in layers.items():
-        reason = _objection(layer)
-        if reason is None:
+        around: list[str] = []
+        if isinstance(
+            layer, _BatchNorm | pyg.HeteroBatchNorm | pyg.DiffGroupNorm
+        ):
+            reason = _GRAPH_WIDE
+            # The innermost layer around it that has an argument for it.
+            around = [
+                f' (use {advice})'
+                for other, outer in layers.items()
+                if other == '' or name.startswith(f'{other}.')
+                for kind, advice in _INSTEAD
+                if isinstance(layer, _BatchNorm) and isinstance(outer, kind)
+            ]
+        elif getattr(layer, 'cached', None) is True:
+            reason = 'caches its first batch (use cached=False)'
+        elif any(
+            isinstance(p, UninitializedParameter) for p in layer.parameters()
+        ):
+            reason = 'has no shapes yet: call the model once before'
+        else:
             continue
-        # The innermost layer around it that has an argument for it.
-        around = [
-            advice
-            for other, outer in layers.items()
-            if other == '' or name.startswith(f'{other}.')
-            for kind, advice in _INSTEAD
-            if isinstance(layer, _BatchNorm) and isinstance(outer, kind)
-        ]
-        if around:
-            reason += f' (use {around[-1]})'
-        kind_of_it = type(layer).__name__
-        found.append(f"'{name or 'module'}' ({kind_of_it}) {reason}")
+        what = f"'{name or 'module'}' ({type(layer).__name__})"
+        found.append(f'{what} {reason}{around[-1] if around else ""}')
     if found:
         raise ValueError(
-            "'module' needs to treat subgraphs apart, and this does not: "
-            + '; '.join(found)
-            + ". LayerNorm(mode='node') and MessageNorm are fine, and so are "
+            f"'module' can't treat subgraphs apart: {'; '.join(found)}. "
+            "LayerNorm(mode='node') and MessageNorm are fine, and so are "
             "GraphNorm, PairNorm and InstanceNorm that are given 'batch'"
         )
-
-
-def _objection(layer: nn.Module) -> str | None:
-    if isinstance(layer, _BatchNorm | pyg.HeteroBatchNorm | pyg.DiffGroupNorm):
-        return _GRAPH_WIDE
-    if getattr(layer, 'cached', None) is True:
-        return 'caches what it computed for the first batch (use cached=False)'
-    if any(isinstance(p, UninitializedParameter) for p in layer.parameters()):
-        return 'has parameters without a shape: call the model once before'
-    return None
 
 
 def whole_batch_norms(module: nn.Module) -> str:
@@ -136,37 +120,14 @@ def whole_batch_norms(module: nn.Module) -> str:
     )
 
 
-def check_types(module: nn.Module) -> None:
-    """Refuse parameters of a type in which norms can't be bounded.
+def check_model(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Check the layers of a model, and that the optimizer trains them all.
 
     Raises:
-        ValueError: if a parameter has less than 32 bits: rounding a clipped
-            gradient to 8 bits of a mantissa makes it larger than the clipping
-            norm.
+        ValueError: naming a layer or a parameter that can't be trained.
     """
-    for name, p in module.named_parameters():
-        if p.dtype in (torch.bfloat16, torch.float16):
-            raise ValueError(
-                "'module' needs parameters of float32 or float64, as "
-                f"gradients are clipped in their type ('{name}' is "
-                f'{p.dtype})'
-            )
-
-
-def check_parameters(
-    module: nn.Module, optimizer: torch.optim.Optimizer
-) -> None:
-    """Check that the optimizer trains all parameters of the model.
-
-    Raises:
-        ValueError: if there are none, one is not in the optimizer, or the
-            optimizer has others.
-    """
-    named = {
-        parameter: name
-        for name, parameter in module.named_parameters()
-        if parameter.requires_grad
-    }
+    _check_layers(module)
+    named = {p: n for n, p in module.named_parameters() if p.requires_grad}
     own = set(module.parameters())
     given = {p for group in optimizer.param_groups for p in group['params']}
     if not named:
@@ -189,11 +150,6 @@ def check_parameters(
             raise ValueError(
                 f"'module' needs to be without gradients ('{name}' has one): "
                 'call optimizer.zero_grad() first'
-            )
-        if not parameter.is_floating_point():
-            raise ValueError(
-                f"'module' needs to have real parameters ('{name}' is "
-                f'{parameter.dtype})'
             )
 
 
@@ -222,8 +178,7 @@ def check_parts(
     if closure is not None and closure.default is closure.empty:
         raise ValueError(
             "'optimizer' needs to take a step from one gradient (got "
-            f'{type(optimizer).__name__}, whose closure reads the data more '
-            'than once, which is not accounted for)'
+            f'{type(optimizer).__name__}, whose closure reads data repeatedly)'
         )
     if isinstance(optimizer, torch.optim.SparseAdam):
         raise ValueError(
@@ -235,13 +190,20 @@ def check_parts(
             "'optimizer' needs to be new (got one with the state of earlier "
             'steps, which may hold gradients of private data without noise)'
         )
-    check_types(module)
+    # Rounding a clipped gradient to 8 bits of a mantissa makes it longer.
+    for name, p in module.named_parameters():
+        real = p.requires_grad or p.is_floating_point()
+        if real and p.dtype not in (torch.float32, torch.float64):
+            raise ValueError(
+                "'module' needs parameters of float32 or float64, as "
+                f"gradients are clipped in their type ('{name}' is {p.dtype})"
+            )
     if loader is None:
         return
     if loader.batch_sampler.choose is not None:
         raise ValueError("'data_loader' is private already")
     loader.batch_sampler.check_present()
-    check_rows(loader)
+    _check_rows(loader)
 
 
 def check_autocast(device: torch.device) -> None:
@@ -254,8 +216,7 @@ def check_autocast(device: torch.device) -> None:
     if known and torch.is_autocast_enabled(device.type):
         raise ValueError(
             'in private training, the model needs to be called without '
-            'autocast: gradients are clipped in the type of the parameters, '
-            'and in half precision they can exceed their computed norms'
+            'autocast: gradients in half precision can exceed their norms'
         )
 
 
@@ -284,13 +245,8 @@ def check_output(
 # The loader ###############################################################
 
 
-def check_rows(loader: StepLoader) -> None:
-    """Check that features are one tensor with a node's own data in each row.
-
-    Raises:
-        TypeError: if features are not one tensor.
-        ValueError: if features are marked as propagated.
-    """
+def _check_rows(loader: StepLoader) -> None:
+    # Features are one tensor with a node's own data in each row.
     x = loader.data.get('x')
     if x is not None and not isinstance(x, Tensor):
         raise TypeError(
@@ -300,9 +256,8 @@ def check_rows(loader: StepLoader) -> None:
     if mixed := marked(loader.data):
         raise ValueError(
             "'data_loader' needs features that are a node's own (got "
-            f'{", ".join(map(repr, mixed))}, marked as propagated: the rows '
-            'of other nodes are in them, and no row would be protected; '
-            'train on raw features and propagate the logits)'
+            f'{", ".join(map(repr, mixed))}, marked as propagated, which hold '
+            'the rows of others): train on raw features and propagate logits'
         )
     if loader.data.get('own_of') is not None:
         raise ValueError(
@@ -339,11 +294,7 @@ def check_group(group: Group, loader: StepLoader) -> None:
 
 
 def check_edges(batch: Data, owner: Tensor) -> None:
-    """Check that no edge of a batch joins two subgraphs.
-
-    Args:
-        batch (Data): the batch.
-        owner (Tensor): int64, ``[num_nodes]``: the subgraph of each node.
+    """Check that no edge of a batch joins two subgraphs (of :obj:`owner`).
 
     Raises:
         ValueError: if an edge joins two subgraphs, or has no such node.
@@ -381,10 +332,7 @@ def _ends(name: str, value: Any) -> Tensor | None:
 def check_transform(transform: Callable[..., Any], batch: Data) -> None:
     """Test that a loader's transform works on each subgraph by itself.
 
-    Args:
-        transform (callable): the transform.
-        batch (Data): a batch before it was transformed; its structure is
-            used, and made-up features.
+    It is run on the structure of a batch, with made-up features.
 
     Raises:
         ValueError: if features of a subgraph change with those of others.
@@ -424,13 +372,7 @@ def check_transform(transform: Callable[..., Any], batch: Data) -> None:
 
 
 def check_totals(found: Tensor, drawn: int, multiplier: float) -> None:
-    """Check that a sum is of all drawn units, and of no more than allowed.
-
-    Args:
-        found (Tensor): the number of units in the sum.
-        drawn (int): the number of units that were drawn.
-        multiplier (float): the noise on the sum over the clipping norm.
-    """
+    """Check that a sum is of all drawn units, and of no more than allowed."""
     most = int(clip.MOST_UNITS * min(1.0, multiplier))
     if int(found) != drawn or drawn > most:
         raise RuntimeError(
@@ -440,12 +382,9 @@ def check_totals(found: Tensor, drawn: int, multiplier: float) -> None:
 
 
 def check_grid(name: str, multiplier: float, count: int) -> None:
-    """Check that the grid of the noise is finer than the values it hides.
+    """Check that the grid of the noise is finer than what it hides.
 
-    Args:
-        name (str): the name of the argument that is too large.
-        multiplier (float): the noise over what one unit adds at most.
-        count (int): how many numbers are released.
+    The noise is so many times what a unit adds, for so many numbers.
     """
     try:
         clip.noise_grid(multiplier, 1.0, count)
@@ -460,12 +399,7 @@ def check_grid(name: str, multiplier: float, count: int) -> None:
 def check_arithmetic(
     loader: StepLoader, multiplier: float, count: int
 ) -> None:
-    """Check that sums and noise are exact in integers.
-
-    Args:
-        loader (StepLoader): draws the units of a step.
-        multiplier (float): the noise on the gradients over the clipping norm.
-        count (int): how many numbers are trained.
+    """Check that sums of so many numbers, and noise, are exact in integers.
 
     Raises:
         ValueError: if a batch is too large for that, or torch was set to
@@ -501,19 +435,12 @@ def check_criterion(
     target: Tensor,
     loss_reduction: str,
 ) -> None:
-    r"""Test that a loss is the mean (or the sum) of one term per row.
+    """Test that a loss is the mean (or the sum) of one term per row.
 
-    Its gradient with respect to a row has to be that of the row by itself,
-    over the number of rows for a mean, at random outputs and targets. Class
-    weights with :obj:`reduction='mean'`, contrastive or ranking losses, and
+    Its gradient by a row has to be that of the row by itself, at random
+    outputs and targets like those given, of which integers alone are used.
+    Class weights with ``reduction='mean'``, contrastive or ranking losses, and
     anything normalised by the data of a batch fail.
-
-    Args:
-        criterion (callable): maps outputs and targets to a loss.
-        out (Tensor): a tensor like the outputs, ``[num_rows, ...]``.
-        target (Tensor): a tensor like the targets; their *values* are used for
-            integers alone, in another order.
-        loss_reduction (str): :obj:`'mean'` or :obj:`'sum'`.
 
     Raises:
         ValueError: if the loss is none.
@@ -552,11 +479,9 @@ def check_criterion(
         if not torch.allclose(together, alone, rtol=1e-4, atol=1e-6):
             raise ValueError(
                 f"'criterion' needs to be a {loss_reduction} of one term per "
-                'row, each of its own output and target alone, but the '
-                'gradient of a row changes with the others (class weights '
-                "with reduction='mean' do that: use reduction='sum', also as "
-                "'loss_reduction', or 'none', and take the mean of the "
-                'weighted terms)'
+                'row, but the gradient of a row changes with the others (with '
+                "class weights use reduction='sum', also as 'loss_reduction', "
+                "or 'none', and take the mean of the weighted terms)"
             )
 
 

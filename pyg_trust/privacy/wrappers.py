@@ -1,16 +1,10 @@
-r"""A model, an optimizer and a loader that can only train privately.
+"""A model, an optimizer and a loader that can only train privately.
 
 They share a :class:`~pyg_trust.privacy.training.PrivateStep`.
-
-Why no optimizer of Opacus: theirs trusts whoever fills ``p.grad``, draws the
-noise in float32, and tells the accountant after the noise was made. Here the
-step is on the account (and on the disk) before there is anything to see, a
-gradient from elsewhere is refused, and only the accountants are of Opacus'
-kind.
 """
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -18,11 +12,11 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from pyg_trust._checks import check_callable
+from pyg_trust._checks.graphs import warn_user
+from pyg_trust._checks.identity import fingerprint_any
 from pyg_trust.files.commit import ObjectLock, editing
-from pyg_trust.loader.step_batches import Choice
 from pyg_trust.privacy.calls import Target
-from pyg_trust.privacy.group import Group
-from pyg_trust.privacy.training import Intercept, PrivateStep
+from pyg_trust.privacy.training import ACCUMULATE, Intercept, PrivateStep
 
 __all__ = [
     'PrivateLoader',
@@ -36,14 +30,11 @@ __all__ = [
 class PrivateModule(nn.Module):
     """Model whose gradients are released with noise only.
 
-    In evaluation mode, or without gradients, it is the model. Attributes are
-    those of the model; so are the names in ``state_dict``, also where it is a
-    part of another module.
-
-    A copy (``copy.deepcopy``, ``AveragedModel``) and what is pickled or saved
-    whole is the plain model with the weights of this moment: that, averages of
-    them, and whatever is computed of them alone cost no more privacy. Weights
-    that are loaded here are noted in the report.
+    In evaluation mode, or without gradients, it is the model, with its
+    attributes and the names of its ``state_dict``. A copy (``copy.deepcopy``,
+    ``AveragedModel``) or a pickle is the plain model with the present weights,
+    which costs no more privacy. Weights that are loaded here are noted in the
+    report.
 
     Args:
         module (torch.nn.Module): the model.
@@ -96,9 +87,8 @@ def _refuse_compiled() -> NoReturn:
     # Not traced, so that the error reaches whoever calls compiled code.
     raise TypeError(
         "a private model can't be compiled, as its step is recorded and not "
-        'traced: call the model that make_private returned, without '
-        'torch.compile; compile a copy for evaluation '
-        '(torch.compile(copy.deepcopy(model)))'
+        'traced: call it without torch.compile; compile a copy for '
+        'evaluation (torch.compile(copy.deepcopy(model)))'
     )
 
 
@@ -147,9 +137,7 @@ class Single:
 class PrivateOptimizer(Single, torch.optim.Optimizer):
     """Optimizer that steps with noisy gradients, once per whole batch.
 
-    Everything else is that of the optimizer inside: schedulers, its state and
-    its parameter groups work as before. It can't be copied or pickled, since
-    two would spend one budget: its ``state_dict`` can.
+    Schedulers, state and parameter groups are those of the optimizer inside.
 
     Args:
         optimizer (torch.optim.Optimizer): the optimizer inside.
@@ -169,18 +157,9 @@ class PrivateOptimizer(Single, torch.optim.Optimizer):
 
     def _share(self) -> None:
         # The same groups and state as the optimizer inside.
-        self.param_groups = self.optimizer.param_groups
-        self.state, self.defaults = (
-            self.optimizer.state,
-            self.optimizer.defaults,
-        )
-        self._settings = self._find_settings()
-
-    def _find_settings(self) -> list[str]:
-        return [
-            repr(sorted((k, v) for k, v in group.items() if k != 'params'))
-            for group in self.param_groups
-        ]
+        own = self.optimizer
+        self.param_groups, self.state = own.param_groups, own.state
+        self.defaults = own.defaults
 
     def step(self, closure: Any = None) -> Any:
         """Add noise and move the parameters.
@@ -213,11 +192,6 @@ class PrivateOptimizer(Single, torch.optim.Optimizer):
     def _private_step(self) -> None:
         if not self._step.finish(self.param_groups):
             return
-        # Allow changed settings, which a schedule makes without the data,
-        # and count them.
-        settings = self._find_settings()
-        self._step.settings_changed += settings != self._settings
-        self._settings = settings
         # Dropped before the step: if it stops halfway, weights have moved,
         # by noisy gradients alone, and nobody else has changed them.
         self._step.release()
@@ -239,15 +213,8 @@ class PrivateOptimizer(Single, torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: Any) -> None:
         """Load the state of the wrapped optimizer."""
-        self.restore(state_dict)
-        self._step.states_loaded += 1
-
-    def restore(self, state_dict: Any) -> None:
-        """Load a state that this training has made."""
-        settings = self._settings
         self.optimizer.load_state_dict(state_dict)
         self._share()
-        self._settings = settings
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuse new parameters: all are checked at the start."""
@@ -283,55 +250,36 @@ class PrivateLoader(Single):
     one begins with the batch whose step was not taken.
 
     Args:
-        loader (NodeLoader): the loader; its own iteration is not to be used
-            any more.
+        loader (StepLoader): the loader, not to be iterated over any more.
         step (PrivateStep): the step in progress.
-        position (callable): the number of steps spent.
-        allowed (callable): whether a step may still be taken.
-        choose (callable): draws the batches.
-        group (Group): the processes, each of which has a part of every step.
-        begin (callable): gives all processes one state, as an epoch begins.
+        engine (PrivacyEngine): draws the batches, and has the account.
     """
 
-    def __init__(
-        self,
-        loader: Any,
-        step: PrivateStep,
-        position: Callable[[], int],
-        allowed: Callable[[int], bool],
-        choose: Choice,
-        group: Group,
-        begin: Callable[[], None],
-    ) -> None:
-        self.loader, self._step = loader, step
-        self._position, self._allowed = position, allowed
-        self._group, self._begin = group, begin
-        self._turn = 0
-        batches = loader.batch_sampler
-        batches.choose = choose
+    def __init__(self, loader: Any, step: PrivateStep, engine: Any) -> None:
+        self.loader, self._step, self._engine = loader, step, engine
+        self._allowed, self._turn = engine._allowed, 0
+        batches, group = loader.batch_sampler, engine._group
+        batches.choose = engine._choose
         batches.rank, batches.num_ranks = group.rank, group.size
 
     def __iter__(self) -> Iterator[Data]:
         self.end_epoch()
         turn = self._turn
         batches = self.loader.batch_sampler
-        batches.position = first = self._position()
+        batches.position = first = self._engine.steps
         self._step.reset()
         iterator: Iterator[Data] | None = None
         for step in range(first, first + batches.num_steps):
-            if step != self._position():
+            if step != self._engine.steps:
                 raise RuntimeError(
-                    'the private loader needs to draw the batch of the next '
-                    'step on the account, which went elsewhere within an '
-                    'epoch (was a checkpoint loaded?): iterate over the '
-                    'loader anew'
+                    'the account was changed within an epoch (was a '
+                    'checkpoint loaded?): iterate over the loader anew'
                 )
             if not self._allowed(step):
                 return
             batches.forget(step)
             if iterator is None:
-                if self._group.size > 1:
-                    self._begin()
+                self._begin()
                 iterator = iter(self.loader)
             parts = batches.parts(step)
             total = sum(part.numel() for part in parts)
@@ -352,9 +300,26 @@ class PrivateLoader(Single):
                         'every batch of the private loader needs one forward '
                         'pass, one backward pass and one optimizer.step(); '
                         'skipping batches depending on the data is not '
-                        'accounted for. To accumulate gradients of a large '
-                        "batch, pass 'max_physical_batch_size' to make_private"
+                        f'accounted for{ACCUMULATE}'
                     )
+
+    def _begin(self) -> None:
+        # Begin an epoch with one state in all processes: the first one's.
+        group = self._engine._group
+        if group.size == 1:
+            return
+        model, optimizer, _ = self._engine._attached()
+        group.agree({'the number of steps': str(self._engine.steps)})
+        if group.differs(
+            fingerprint_any(model.state_dict()),
+            fingerprint_any(optimizer.state_dict()),
+        ):
+            warn_user(
+                'weights or settings of the optimizer differ between the '
+                'processes, and those of the first process are taken: load '
+                'checkpoints, and change learning rates, in all processes'
+            )
+            group.share(model, optimizer)
 
     def end_epoch(self) -> None:
         """End the current epoch: the next batch begins a new one."""
@@ -388,8 +353,7 @@ class PrivateTraining(NamedTuple):
     def loss(self, batch: Any) -> Tensor:
         """Compute the loss of a batch by the ``criterion`` of make_private.
 
-        Each unit's term is computed by itself, so that the loss has one term
-        per unit by construction.
+        Each subgraph's term is computed by itself, from its rows alone.
 
         .. code-block:: python
 

@@ -193,7 +193,7 @@ class Objective(NamedTuple):
         # Columns of the gradient, and the squares of their slopes.
         some = slice(None) if columns is None else columns
         if self.Z.layout == torch.strided and self.Z.device.type == 'cpu':
-            value, squares = loss_gradient(self.Z, self.Y, W, HEAD, columns)
+            value, squares = loss_gradient(self.Z, self.Y, W, columns)
         else:
             G = slopes(self.Z @ W[:, some], self.Y[:, some])
             value, squares = transposed_times(self.Z, G), G.square().sum(0)

@@ -493,9 +493,7 @@ class NodeState:
         square, self.square = self.square, None
         if old is None or 2 * rows.numel() >= self.names.numel():
             return None
-        value, squares, sizes = loss_change(
-            Z, self.Y, kept, held, goals, W, HEAD
-        )
+        value, squares, sizes = loss_change(Z, self.Y, kept, held, goals, W)
         new, gone = sizes.tolist()
         if square is not None:
             # Include the rounding.

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_trust import ops
 from pyg_trust._checks import check_instance, check_range
 from pyg_trust.agp.measures import Measure
 from pyg_trust.graph import CSRGraph
@@ -55,10 +54,9 @@ _NONE = torch.empty(0, dtype=torch.int64)
 _NO_EDGES = torch.empty((2, 0), dtype=torch.int64)
 _KINDS = [torch.tensor([[kind]]) for kind in range(5)]
 _ALL = 127
-# As the state is made here, it is not checked at each edit, as `ops` does.
-_LIVE_ROWS, _LIVE_NET, _LIVE_EDIT = (
-    getattr(torch.ops.pyg_trust, name).default
-    for name in ('live_rows', 'live_net', 'live_edit')
+_LIVE_BUILD, _LIVE_MARK, _LIVE_ROWS, _LIVE_NET, _LIVE_EDIT = (
+    getattr(torch.ops.pyg_trust, f'live_{name}').default
+    for name in ('build', 'mark', 'rows', 'net', 'edit')
 )
 
 
@@ -290,7 +288,7 @@ class Sums:
                 return None
             level = torch.zeros_like(found)
             level[changed] = True
-            ops.live_mark(self._state, seeds, level)
+            _LIVE_MARK(self._state, seeds, level)
             found |= level & (weight > 0)
             seeds = level.nonzero().view(-1)
         return found.nonzero().view(-1)
@@ -305,9 +303,13 @@ class Sums:
             read = read.contiguous()
             count = read.numel()
         z = torch.empty((count, x.size(1)), dtype=torch.float64)
-        given = self._state, self._weights, read, z
-        if _LIVE_ROWS(*given) >= 0:
-            ops.live_rows(*given)  # which says what is wrong
+        at = _LIVE_ROWS(self._state, self._weights, read, z)
+        if at >= 0 and read is not None:
+            check_range('nodes', read, self.num_nodes, 'the nodes')
+            raise ValueError(
+                "'nodes' needs to have nodes that are there (got "
+                f'{int(read[at])}, which was removed)'
+            )
         return z.to(x.dtype)
 
     # Edits ##################################################################
@@ -347,8 +349,11 @@ class Sums:
             return _NONE, first
         played = events[0] if len(events) == 1 else torch.cat(events, dim=1)
         most = self._most(names)
-        net = _LIVE_NET if played.is_cpu else ops.live_net
-        arcs, loops, lives, changed, at = net(self._state, played, most)
+        if not played.is_cpu:
+            raise ValueError(
+                f"'edge_index' needs to be on the CPU (got {played.device})"
+            )
+        arcs, loops, lives, changed, at = _LIVE_NET(self._state, played, most)
         if at >= 0:
             self._refuse(played, at // 4, at % 4, names)
         # New names may be what makes them too many.
@@ -404,7 +409,7 @@ class Sums:
         limit = limits(self._now, mean)
         state[_LIMIT] = limit.masked_fill(limit >= top.bit_length(), _ALL)
         self._state = state
-        ops.live_build(self._state)
+        _LIVE_BUILD(self._state)
 
     def _wanted(self) -> float:
         if self.measure.levels != 2:

@@ -12,20 +12,19 @@ from pyg_trust.privacy import (
 )
 from pyg_trust.privacy import training as steps
 from pyg_trust.privacy.exact import clip
-from pyg_trust.privacy.mechanisms import gaussian_profile, lam_to_opacus
-from pyg_trust.privacy.training import PrivateStep
+from pyg_trust.privacy.mechanisms import gaussian_profile
 
 CANARIES = 1600
 
 
 def attach(lam=1.0, break_it=None, **arguments):
     def make(module, optimizer, loader):
-        engine = PrivacyEngine(**{'seed': 0, **arguments})
+        engine = PrivacyEngine(**{'insecure_seed': 0, **arguments})
         training = engine.make_private(
             module=module,
             optimizer=optimizer,
             data_loader=loader,
-            noise_multiplier=lam_to_opacus(lam),
+            noise_multiplier=2 * lam,
             max_grad_norm=0.01,
             loss_reduction='sum',
         )
@@ -46,7 +45,7 @@ def audit(break_it=None, **arguments):
 
 def test_steps_of_earlier_runs_are_not_what_an_audit_saw(tmp_path):
     # The claim was of all steps on the ledger, the audit of the last.
-    asked = {'ledger': tmp_path / 'a.ledger', 'seed': None}
+    asked = {'ledger': tmp_path / 'a.ledger', 'insecure_seed': None}
     engines = []
 
     def keep(engine, loader):
@@ -72,7 +71,7 @@ def test_steps_of_earlier_runs_are_not_what_an_audit_saw(tmp_path):
     [
         {},
         {'lam': 2.0},
-        {'seed': None},
+        {'insecure_seed': None},
         {'accountant': 'rdp_wor'},
         {'steps': 4, 'lam': 2.0},
         {'batch_size': 500},
@@ -90,7 +89,7 @@ def test_claims_hold(arguments):
 
 def unchecked(monkeypatch):
     # No unit is run alone as well: an audit has to find the fault by itself.
-    monkeypatch.setattr(PrivateStep, '_look', lambda *_: None)
+    monkeypatch.setattr(steps, 'agrees', lambda *_: None)
 
 
 def half_the_noise(monkeypatch):
@@ -173,7 +172,7 @@ def test_bound_of_a_known_mechanism():
     truth = next(
         eps
         for eps in np.arange(0, 5, 0.01)
-        if gaussian_profile(eps, 1 / mu) <= delta
+        if gaussian_profile(eps, noise_multiplier=2 / mu) <= delta
     )
     above = 0
     for run in range(60):

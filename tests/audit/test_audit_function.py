@@ -14,9 +14,9 @@ from pyg_trust.loader import DisjointWalkLoader
 from pyg_trust.privacy import (
     PoissonAccountant,
     PrivacyEngine,
+    training,
 )
 from pyg_trust.privacy.exact import clip as kernel
-from pyg_trust.privacy.training import PrivateStep
 
 STEPS, MULTIPLIER = 4, 4.0
 # Four full batches of noise 4 C, replaced: 2 sqrt(4) / 4.
@@ -145,7 +145,7 @@ def private(
         with pytest.MonkeyPatch.context() as patch:
             if not clip:
                 # Nor is a unit run alone, which would end the training.
-                patch.setattr(PrivateStep, '_look', lambda *_: None)
+                patch.setattr(training, 'agrees', lambda *_: None)
                 kept = kernel.factors
                 patch.setattr(kernel, 'factors', lambda *a: 100 * kept(*a))
             for batch in batches:

@@ -15,8 +15,6 @@ from pyg_trust.audit import PrivacyAudit, empirical_epsilon
 from pyg_trust.loader import UnitLoader
 from pyg_trust.privacy import PrivacyEngine, training
 from pyg_trust.privacy.exact import clip
-from pyg_trust.privacy.mechanisms import lam_to_opacus
-from pyg_trust.privacy.training import PrivateStep
 from pyg_trust.unit import PrivacyUnit
 
 CANARIES, ROWS = 200, 4
@@ -97,7 +95,7 @@ def audit(
     model = ByOrder() if by_order else Summed()
     # The gradient of an order's row has its features once, the notes' all.
     weigh = {'user': 1, 'order': 1 if by_order else rows, 'note': rows}
-    engine = PrivacyEngine(seed=0)
+    engine = PrivacyEngine(insecure_seed=0)
     private, optimizer, loader = engine.make_private(
         module=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
@@ -109,7 +107,7 @@ def audit(
             num_steps=steps,
             seed=0,
         ),
-        noise_multiplier=lam_to_opacus(lam),
+        noise_multiplier=2 * lam,
         max_grad_norm=NORM,
         loss_reduction='sum',
     )
@@ -170,7 +168,7 @@ def test_clipping_by_row_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         norms = torch.ones(CANARIES)
         return type('Sum', (), {'integers': integers, 'norms': norms})
 
-    monkeypatch.setattr(PrivateStep, '_look', lambda *_: None)
+    monkeypatch.setattr(training, 'agrees', lambda *_: None)
     report = audit(
         plant=lambda: monkeypatch.setattr(training, 'clipped_sum', by_row)
     )

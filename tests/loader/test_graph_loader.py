@@ -58,7 +58,7 @@ class Silent:
 def attach(graphs=GRAPHS, net=None, loader=None, engine=None, **arguments):
     torch.manual_seed(0)
     net = GIN() if net is None else net
-    engine = PrivacyEngine(**{'seed': 1, **(engine or {})})
+    engine = PrivacyEngine(**{'insecure_seed': 1, **(engine or {})})
     options = {'batch_size': 6, 'seed': 2, **(loader or {})}
     arguments = {
         'noise_multiplier': 2.0,
@@ -251,7 +251,7 @@ def test_gin_on_proteins(shared, tmp_path):
     graphs = [graphs[i] for i in order[222:]]
     torch.manual_seed(0)
     net = GIN(graphs[0].num_features, 16)
-    engine = PrivacyEngine(seed=1)
+    engine = PrivacyEngine(insecure_seed=1)
     training = engine.make_private_with_epsilon(
         module=net,
         optimizer=torch.optim.Adam(net.parameters(), lr=0.02),
@@ -292,7 +292,7 @@ def test_no_refusal_tells_how_many_graphs_there_are(count):
         'batch_size': 4,
         'num_steps': 1,
         'sampling': 'poisson',
-        'relation': 'add_remove',
+        'neighboring': 'add_remove',
         'sample_rate': 0.3,
     }
     engine, _, training = attach(GRAPHS[:count], Table(), options)

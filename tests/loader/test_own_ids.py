@@ -20,7 +20,7 @@ def named():
 
 def private(model, loader, forward):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model, optimizer, loader = PrivacyEngine(seed=0).make_private(
+    model, optimizer, loader = PrivacyEngine(insecure_seed=0).make_private(
         module=model,
         optimizer=optimizer,
         data_loader=loader,

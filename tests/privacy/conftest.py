@@ -105,7 +105,7 @@ def make_setup(
     walk = {'batch_size': 8, 'walk_length': 2, 'seed': 1, **(loader or {})}
     walks = DisjointWalkLoader(data, **walk)
     if not isinstance(engine, PrivacyEngine):
-        engine = PrivacyEngine(**{'seed': 2, **(engine or {})})
+        engine = PrivacyEngine(**{'insecure_seed': 2, **(engine or {})})
     arguments = {'noise_multiplier': 4.0, 'max_grad_norm': 0.5, **arguments}
     if target:
         arguments |= {'target_epsilon': 2.5, 'target_delta': 1e-3}

@@ -27,7 +27,7 @@ path, out = folder + '/ledger', folder + '/released'
 def make():
     torch.manual_seed(1)
     net = GCNConv(4, 2)
-    engine = PrivacyEngine(seed=0, ledger=path)
+    engine = PrivacyEngine(insecure_seed=0, ledger=path)
     return engine, engine.make_private(
         module=net,
         optimizer=torch.optim.SGD(net.parameters(), lr=0.1),

@@ -46,7 +46,7 @@ def warns(report, name):
 
 def test_an_accountant_of_a_stranger_is_used_and_named(private, tmp_path):
     half()
-    setup = private(engine={'accountant': 'mine', 'seed': None})
+    setup = private(engine={'accountant': 'mine', 'insecure_seed': None})
     known = private(engine={'accountant': 'pld_wor'})
     for each in (setup, known):
         each.train()
@@ -142,7 +142,7 @@ def test_the_noise_of_a_stranger_is_drawn_and_named(private):
         drawn = torch.randint(256, (count,), dtype=torch.uint8)
         return drawn.numpy().tobytes()
 
-    setup = private(engine={'noise': 'card', 'seed': None})
+    setup = private(engine={'noise': 'card', 'insecure_seed': None})
     setup.train()
     assert asked
     report = setup.engine.report(1e-3)
@@ -150,16 +150,16 @@ def test_the_noise_of_a_stranger_is_drawn_and_named(private):
     assert 'cryptographic' not in ' '.join(report.assumptions)
     state = setup.engine.state_dict()
     with pytest.raises(ValueError, match=r"'setting'.*'noise'"):
-        private(engine={'seed': None}).engine.load_state_dict(state)
+        private(engine={'insecure_seed': None}).engine.load_state_dict(state)
     NOISES.remove('card')
     with pytest.raises(ValueError, match=r"'noise'.*'system'.*'card'"):
-        private(engine={'noise': 'card', 'seed': None})
+        private(engine={'noise': 'card', 'insecure_seed': None})
 
 
 def test_noise_goes_with_no_seed_and_gives_all_bytes(private):
     NOISES.register('short')(lambda count: b'1')
     with pytest.raises(ValueError, match=r"'noise' needs to be 'system'"):
-        private(engine={'noise': 'short', 'seed': 0})
+        private(engine={'noise': 'short', 'insecure_seed': 0})
     with pytest.raises(ValueError, match=r"'kind' needs to be 'system'"):
         source(0, 'short')
     with pytest.raises(ValueError, match=r"'short'.*needs to return 8 bytes"):

@@ -67,7 +67,7 @@ def loader(data: HeteroData, unit: Any, **options: Any) -> DisjointWalkLoader:
 def trained(walks: DisjointWalkLoader, **options: Any) -> Any:
     torch.manual_seed(0)
     model = torch.nn.Linear(9, 2)
-    engine = PrivacyEngine(seed=0, **options)
+    engine = PrivacyEngine(insecure_seed=0, **options)
     model, optimizer, walks = engine.make_private(
         module=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.1),

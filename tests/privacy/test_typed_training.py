@@ -140,7 +140,7 @@ def attach(
     data = shop() if data is None else data
     given = {'batch_size': 5, 'seed': 0, **(loader or {})}
     made = UnitLoader(data, declared(data), **given)
-    private = PrivacyEngine(**{'seed': 1, **(engine or {})})
+    private = PrivacyEngine(**{'insecure_seed': 1, **(engine or {})})
     training = private.make_private(
         module=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
@@ -215,7 +215,7 @@ def test_a_step_is_the_sum_of_persons_run_alone(
 
 
 WALKS = {
-    'relation': 'contents',
+    'neighboring': 'contents',
     'walk_length': 2,
     'restarts': 2,
     'along': (KNOWS,),
@@ -257,7 +257,7 @@ TARGETS: dict[str, tuple[str, dict[str, Any]]] = {
         'order',
         {
             'sampling': 'poisson',
-            'relation': 'add_remove',
+            'neighboring': 'add_remove',
             'sample_rate': 0.5,
             'num_steps': 2,
         },
@@ -380,7 +380,7 @@ def test_contents_cost_what_rows_on_walks_cost(
         y=torch.zeros(30).long(),
         edge_index=torch.cat([pairs, pairs.flip(0)], 1),
     )
-    plain = PrivacyEngine(seed=1)
+    plain = PrivacyEngine(insecure_seed=1)
     linear = nn.Linear(3, 2)
     private, optimizer, loader = plain.make_private(
         module=linear,
@@ -510,7 +510,7 @@ def test_persons_come_by_coins_and_nobody_too(name: str) -> None:
                 'batch_size': 1,
                 'sampling': 'poisson',
                 'num_steps': 20,
-                'relation': relation,
+                'neighboring': relation,
                 'sample_rate': 1 / 12 if away else None,
             },
         )

@@ -60,7 +60,7 @@ def test_layers_refused_by_name(private):
         net.second = kind(*size, cached=True)
         refused(private, 'cached=False', net=net)
     net.first = GCNConv(-1, 8)
-    with pytest.raises(ValueError, match='without a shape'):
+    with pytest.raises(ValueError, match='no shapes yet'):
         private(net=net)
 
 
@@ -797,8 +797,6 @@ def test_arguments_of_opacus_have_a_place(private, given, remedy):
 
 
 def test_other_loaders_are_told_which_ones_to_use(private):
-    with pytest.raises(TypeError, match='module=model'):
-        PrivacyEngine().make_private(Net(nn.Identity()), None, None)
     graphs = [Data(x=torch.rand(2, 5)) for _ in range(3)]
     with pytest.raises(TypeError, match=r'GraphLoader\(graphs'):
         PrivacyEngine().make_private(

@@ -456,7 +456,7 @@ def test_releases_are_as_hard_to_tell_apart_as_promised(monkeypatch):
         return float((p - math.exp(epsilon) * q).max())
 
     m = float(shift.norm()) / model.release_std
-    wanted = gaussian_profile(epsilon, 1 / m)
+    wanted = gaussian_profile(epsilon, noise_multiplier=2 / m)
     # Four standard deviations of the two frequencies.
     error = 4 * (1 + math.exp(epsilon)) * 0.5 / math.sqrt(size)
     assert wanted <= delta

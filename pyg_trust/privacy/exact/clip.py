@@ -1,64 +1,6 @@
-r"""Sums of clipped gradients in integers, and their release on a grid.
+"""Sums of clipped gradients in integers, and their release on a grid.
 
-**Statement.** Unit :math:`i` has the gradient :math:`\sum_r \gamma_r
-a_r^\top` (rows :math:`r`; :math:`\gamma_r` by the outputs, :math:`a_r` the
-inputs of a linear map), given as floats. What a unit adds to a sum is a matrix
-of integers, a function of its own floats alone, and times the grid
-:math:`g' = 2^{-43} C` it is at most :math:`C` long. Sums of integers don't
-depend on order, threads or processes. Neighbours that differ in one unit
-therefore differ by at most :math:`2C` (one replaced) or :math:`C` (one more).
-
-**What is added.** :math:`\sum_r \alpha_r a'^\top_r` with
-
-.. math::
-    a'_r = \mathrm{rint}(2^{k_r} a_r), \quad \max |a'_r| \in [2^{21},
-    2^{22}], \qquad
-    \alpha_r = \mathrm{rint}\!\left(\frac{c\, \gamma_r}{2^{k_r} g'}\right),
-
-and :math:`c = \max(0, \min(1, (C - \kappa) / (n + \tau), \text{cap}))`, where
-:math:`n` is at least the norm of the gradient, :math:`|\cdot|` are upper
-bounds of norms, and the sums are over the unit's rows with :math:`\gamma_r
-\ne 0`,
-
-.. math::
-    \kappa = g' \sum_r \left(.51 \sqrt{out}\, 2^{k_r} |a_r| + \tfrac{1}{3}
-    \sqrt{out \cdot in}\right), \qquad
-    \tau = \tfrac{1}{2} \sqrt{in} \sum_r 2^{-k_r} |\gamma_r|, \qquad
-    \text{cap} = \frac{2^{22} g'}{\max_r 2^{-k_r} |\gamma_r|_\infty}.
-
-**Proof of the length.** :math:`\alpha_r = c \gamma_r / (2^{k_r} g') + e`
-and :math:`a'_r = 2^{k_r} a_r + f`, entries of :math:`f` at most 1/2, those of
-:math:`e` at most :math:`1/2 + 2^{-27}` (numbers up to :math:`2^{22}` are
-computed to :math:`2^{-50}` of themselves). So :math:`g' \alpha a'^\top - c
-\gamma a^\top = c\, 2^{-k} \gamma f^\top + g' e (2^k a + f)^\top`, of which the
-first is at most :math:`c\, 2^{-k} |\gamma| \sqrt{in} / 2` long and the second
-:math:`g' (1/2 + 2^{-27}) \sqrt{out}\, (2^k |a| + \sqrt{in} / 2)`. The sum over
-rows is at most :math:`c\, \tau + \kappa`, hence what is added at most :math:`c
-(n + \tau) + \kappa \le C`. The last digits of :math:`c` itself are given away:
-it is multiplied by :math:`1 - 2^{-40}`.
-
-**Proof of exactness.** By the cap :math:`|\alpha| \le 2^{22}`, so that a
-product is at most :math:`2^{44}` and 256 of them at most :math:`2^{52}`:
-float64 adds them without error in any order, with or without fused
-multiply-adds. Blocks are added in int64, modulo :math:`2^{64}`: partial sums
-may wrap, the total of :math:`m \le 2^{18}` units is below :math:`m\, 2^{43}`.
-
-A row of a bias is rounded to :math:`\mathrm{rint}(c\, \gamma / g')`:
-:math:`\kappa = .51 \sqrt{out}\, g'` a row, :math:`\tau = 0` and the cap
-:math:`2^{44} g' / |\gamma|_\infty`. A gradient that is there as such is
-truncated toward zero, and gets no longer: :math:`\kappa = \tau = 0`.
-
-**Release.** :math:`k = \mathrm{rint}(\text{total} \cdot g' / g)` on the grid
-:math:`g = 2^{-32} \sigma` plus independent integers :math:`N` (``noise.py``),
-which together are a rounding of the ideal Gaussian mechanism. With :math:`m /
-z \le 2^{18}`, :math:`|k| \le 2^{50}` and :math:`k` is off by less than 1, so
-that neighbours are at most :math:`2 \sqrt{d}\, g` further apart. With
-:math:`\sigma = z C (1 + \rho)` that is :math:`a (1 + \rho)\, C`, :math:`a =
-\sqrt{d}\, z\, 2^{-31}`, and paid if it is at most :math:`\rho\, C`: with
-:math:`s = 1.001\, a < 1/2` and :math:`\rho = s / (1 - s)` the account keeps
-:math:`z`.
-For norms from :math:`2^{-200}` to :math:`2^{200}` and gradients below
-:math:`2^{800}` all factors have 53 bits; others count as not finite.
+Statements and proofs, with the symbols: ``docs/theory/private_steps.rst``.
 """
 
 import math
@@ -87,12 +29,7 @@ def grid(norm: float) -> float:
 
 
 def scales(tops: Floats) -> Floats:
-    r"""Return :math:`2^{-k_r}` of each row; 0 for rows of zeros.
-
-    Args:
-        tops (ndarray): the largest absolute entry of each row, which
-            :math:`2^{k_r}` scales into :math:`[2^{21}, 2^{22}]`.
-    """
+    r"""Return :math:`2^{-k_r}` of rows with these largest entries; 0 for 0."""
     exponents = np.frexp(np.clip(tops, TINY, HUGE))[1] - INPUT_BITS
     return np.where(tops > 0, np.ldexp(1.0, exponents), 0.0)
 
@@ -107,15 +44,10 @@ def factors(
 ) -> Floats:
     r"""Compute the factors :math:`c` of units; zero if bounds are not finite.
 
-    Args:
-        n (ndarray): upper bounds of the norms of their gradients.
-        tau (ndarray): as above.
-        kappa (ndarray): as above, in units of :math:`g'`.
-        weight (ndarray): :math:`2^{22}` over the cap, in units of
-            :math:`1 / g'`: the largest :math:`2^{-k_r} |\gamma_r|_\infty`.
-        norm (float): :math:`C`.
-        automatic (bool): whether short gradients are made longer, to
-            :math:`n / (n + .01)` of :math:`C`. (default: :obj:`False`)
+    Symbols are those of the proof, :math:`\kappa` in units of :math:`g'`;
+    ``weight`` is the largest :math:`2^{-k_r} |\gamma_r|_\infty`. With
+    ``automatic`` short gradients are made longer, to :math:`n / (n + .01)` of
+    :math:`C`.
     """
     step = grid(norm)
     most = np.maximum(np.maximum(n, tau), weight)

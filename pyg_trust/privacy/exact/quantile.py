@@ -1,31 +1,6 @@
-r"""A private quantile: the exponential mechanism in integers.
+"""A private quantile: the exponential mechanism in integers.
 
-**Statement.** Let two lists of :math:`n` numbers differ in at most :math:`k`
-of them. Then for every candidate :math:`r` the probabilities that
-:func:`quantile` returns :math:`r` differ by a factor of at most
-:math:`e^\epsilon`.
-
-**Proof.** There are 256 candidates :math:`r_j`, which do not depend on the
-numbers. With the rank :math:`t = \lfloor p n \rceil` that is asked for,
-
-.. math::
-    c_j = \min\{ |\#\{i : v_i < r_j\} - t|, m \}, \qquad
-    w_j = a^{c_j}\, 2^{32 (m - c_j)}, \qquad
-    2^{32} e^{-\epsilon / 2k} \le a \le 2^{32} ,
-
-are integers, and :math:`r_j` is drawn with the probability :math:`w_j / \sum_i
-w_i`, exactly. :math:`k` replaced numbers move a count by at most :math:`k`,
-and :math:`|\cdot|` and :math:`\min` move no more than what they are of; so
-:math:`w_j` changes by a factor of at most :math:`(2^{32} / a)^k \le
-e^{\epsilon / 2}`, and so does the sum. (McSherry and Talwar 2007; in integers
-as by Ilvento 2020, https://arxiv.org/abs/1912.04222.)
-
-*The draw.* A uniform integer of enough bits is taken if it is below the sum,
-else another: all integers below the sum are equally likely. The first
-candidate whose sum of weights up to it exceeds the integer is returned.
-
-:math:`m` is public. It bounds how long the integers get, where weights are
-below :math:`e^{-64}` of the largest.
+Statement and proof: ``docs/theory/private_steps.rst``.
 """
 
 import math

@@ -1,47 +1,8 @@
-r"""One private step by construction: each unit alone, clipped, added up.
+"""One private step with each unit alone: clipped, added up, released.
 
-**Statement.** A step draws units :math:`u_1, \dots, u_m`. Unit :math:`u` adds
-to it the integers
-
-.. math::
-    I(u) = \mathrm{trunc}\big(c(u)\, g(u) / g'\big), \qquad
-    g' = 2^{-43} C,
-
-with :math:`g(u)` the gradient that :func:`alone` computes and :math:`c(u)` of
-:func:`.clip.factors`. Then (1) :math:`I(u)` is a function of the weights, of
-:math:`u` and of what is public, to the last bit; (2) :math:`g' \lVert I(u)
-\rVert_2 \le C`; (3) what :func:`release` makes of :math:`\sum_i I(u_i)` is a
-rounding of the Gaussian mechanism with noise multiplier :math:`z` at
-sensitivity :math:`2C` (a unit is replaced) or :math:`C` (one is more).
-
-**Conditions.** The module and ``pull`` read private data in their arguments
-alone: no global, file, clock or memory that was freed, and nothing that they,
-or a hook, kept elsewhere than in the module. ``pull`` maps the
-outputs of a unit to the gradient of its own term of the loss. The module is
-the same for all units, and made of what was released before. What is computed
-again on this machine is the same again.
-
-**Proof of (1).** The module is copied for each unit, all but its weights and
-hooks, and the copy thrown away: nothing that it keeps of one is there for
-another. A unit is copied too, so that nothing writes into what others are made
-of, and weights that were written to are refused. Random numbers of its forward
-pass come from a generator whose seed is a hash of a public key and of the
-unit, so that they are a function of it for every key; the generator of the
-process is put back. Nothing else of another unit is within reach.
-
-**Proof of (2).** Let :math:`d` be how many numbers the gradient has. Divided
-by a power of two so that the largest is in :math:`[1/2, 1)`, the squares that
-underflow are less than :math:`d\, 2^{-1022}` of their sum, products and a sum
-in any order lose :math:`(d + 1)\, 2^{-53}`, to first order, the root and the
-product with the power as much again: the float after :math:`1 + (d + 8)\,
-2^{-53}` times the result, :math:`n`, is at least :math:`\lVert g \rVert_2` for
-:math:`d < 2^{40}`. By ``clip.py``, :math:`c\, n \le C (1 - 2^{-40})`, a
-product with :math:`c / g'` is rounded twice, and truncation makes no number
-larger. What is not finite has :math:`c = 0`, and adds nothing.
-
-**Proof of (3).** By (1), neighbours' sums differ in what one unit adds: by
-:math:`2C` or :math:`C` at most, by (2), as integers are added without rounding
-and in any order. The rest is ``clip.py``, *Release*.
+The module and ``pull`` read private data in their arguments alone, and the
+module is the same for all units. Statement and proof:
+``docs/theory/private_steps.rst``.
 """
 
 import copy
@@ -151,14 +112,7 @@ def _seed(key: int, unit: Any) -> int:
 
 
 def length(gradient: Iterable[Floats]) -> float:
-    """Bound the norm of a gradient from above.
-
-    Args:
-        gradient (iterable of ndarray): its parts, float64.
-
-    Returns:
-        float: infinite, or no number, where something is not finite.
-    """
+    """Bound the norm from above; infinite or NaN where an entry is."""
     flat = np.concatenate([part.ravel() for part in gradient])
     top = float(np.abs(flat).max(initial=0.0))
     if top == 0 or not math.isfinite(top):
@@ -175,14 +129,7 @@ def length(gradient: Iterable[Floats]) -> float:
 def adds(
     gradient: Sequence[Floats], norm: float, automatic: bool = False
 ) -> list[Integers]:
-    r"""Round a gradient to integers, clipped to the norm :math:`C`.
-
-    Args:
-        gradient (sequence of ndarray): its parts, float64.
-        norm (float): :math:`C`.
-        automatic (bool): whether shorter gradients are scaled up to it.
-            (default: :obj:`False`)
-    """
+    """Round a gradient to integers, clipped to the norm, or scaled to it."""
     n = np.array([length(gradient)])
     none = np.zeros_like(n)
     c = clip.factors(n, none, none, none, norm, automatic).item()
@@ -192,12 +139,7 @@ def adds(
 
 
 def add(totals: Sequence[Integers], more: Sequence[Integers]) -> None:
-    """Add the integers of one more unit.
-
-    Args:
-        totals (sequence of ndarray): int64; are changed.
-        more (sequence of ndarray): int64, of the same shapes.
-    """
+    """Add the integers of one more unit to the totals."""
     for total, part in zip(totals, more, strict=True):
         total += part
 
