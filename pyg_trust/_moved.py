@@ -118,7 +118,6 @@ def _adapted(
     gone: dict[str, tuple[Any, ...] | None], names: dict[str, str]
 ) -> Callable[[F], F]:
     def decorate(init: Any) -> Any:
-        @functools.wraps(init)
         def accept(self: Any, *args: Any, **kwargs: Any) -> Any:
             said, kind = [], type(self).__name__
             for name in [name for name in kwargs if name in gone]:
@@ -141,16 +140,17 @@ def _adapted(
                     'next release'
                 )
             for text in said:
-                warnings.warn(text, DeprecationWarning, accept.level)
+                warnings.warn(text, DeprecationWarning, made.level)
             return init(self, *args, **kwargs)
 
         # The caller's frame, and for those who look arguments up the new
         # names, '' for none.
-        accept.level = 2
+        made: Any = functools.wraps(init)(accept)
+        made.level = 2
         if hasattr(init, 'level'):
             init.level += 1
         given = {**dict.fromkeys(gone, ''), **names}
-        accept.new = {**getattr(init, 'new', {}), **given}
-        return accept
+        made.new = {**getattr(init, 'new', {}), **given}
+        return made
 
     return decorate
