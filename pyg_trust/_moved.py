@@ -119,7 +119,6 @@ def _adapted(
     gone: dict[str, tuple[Any, ...] | None], names: dict[str, str]
 ) -> Callable[[F], F]:
     def decorate(init: Any) -> Any:
-        @functools.wraps(init)
         def accept(*args: Any, **kwargs: Any) -> Any:
             said, kind = [], init.__name__
             if kind == '__init__':
@@ -136,17 +135,18 @@ def _adapted(
                 )
             said += _new_names(kwargs, names, kind)
             for text in said:
-                warnings.warn(text, DeprecationWarning, accept.level)
+                warnings.warn(text, DeprecationWarning, made.level)
             return init(*args, **kwargs)
 
         # The caller's frame, and for those who look arguments up the new
         # names, '' for none.
-        accept.level = 2
+        made: Any = functools.wraps(init)(accept)
+        made.level = 2
         if hasattr(init, 'level'):
             init.level += 1
         given = {**dict.fromkeys(gone, ''), **names}
-        accept.new = {**getattr(init, 'new', {}), **given}
-        return accept
+        made.new = {**getattr(init, 'new', {}), **given}
+        return made
 
     return decorate
 
