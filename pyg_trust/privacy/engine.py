@@ -220,9 +220,7 @@ class PrivacyEngine(Checkpoints):
         Args:
             module (torch.nn.Module): the model.
             optimizer (torch.optim.Optimizer, optional): its optimizer.
-                (default: :obj:`None`)
             data_loader (StepLoader, optional): as in :meth:`make_private`.
-                (default: :obj:`None`)
             strict (bool): whether to raise the error that is found, instead
                 of returning it. (default: :obj:`True`)
             forward (callable, optional): as in :meth:`make_private`.
@@ -268,11 +266,9 @@ class PrivacyEngine(Checkpoints):
         """Return whether :meth:`validate` finds nothing, as in Opacus.
 
         Args:
-            module (torch.nn.Module): the model.
-            optimizer (torch.optim.Optimizer, optional): its optimizer.
-                (default: :obj:`None`)
-            data_loader (StepLoader, optional): as in :meth:`make_private`.
-                (default: :obj:`None`)
+            module (torch.nn.Module): as in :meth:`validate`.
+            optimizer (torch.optim.Optimizer, optional): as there.
+            data_loader (StepLoader, optional): as there.
         """
         return not cls.validate(module, optimizer, data_loader, strict=False)
 
@@ -374,9 +370,7 @@ class PrivacyEngine(Checkpoints):
     ) -> PrivateTraining:
         r"""Make training private, with the least noise for a budget.
 
-        The noise is such that so many steps stay below the target, by at most
-        one percent (or, with ``resample_every``, as many at the highest rate
-        of its partitions).
+        So many steps stay below the target, by at most one percent.
 
         Args:
             module (torch.nn.Module): as in :meth:`make_private`.
@@ -386,13 +380,9 @@ class PrivacyEngine(Checkpoints):
             target_delta (float): its :math:`\delta`.
             max_grad_norm (float or AdaptiveNorm): as in :meth:`make_private`.
             steps (int, optional): how many steps are planned.
-                (default: :obj:`None`)
             epochs (int, optional): or how many epochs, of
-                ``len(data_loader)`` steps. (default: :obj:`None`)
+                ``len(data_loader)`` steps.
             **kwargs (optional): more arguments of :meth:`make_private`.
-
-        Returns:
-            PrivateTraining: model, optimizer and loader.
 
         Raises:
             TypeError, ValueError: as :meth:`make_private`, and if no noise is
@@ -622,8 +612,7 @@ class PrivacyEngine(Checkpoints):
     ) -> None:
         r"""Record a Gaussian release on the account, before it is made.
 
-        It counts as a step at rate 1 with the noise multiplier :math:`z = 2 /
-        \mu`. :class:`~pyg_trust.transforms.PrivateAGP` calls it.
+        :class:`~pyg_trust.transforms.PrivateAGP` calls it.
 
         Args:
             mu (float): sensitivity over noise, of replacing one row, in
@@ -674,14 +663,12 @@ class PrivacyEngine(Checkpoints):
         r"""Return the :math:`\epsilon` at which weights have forgotten items.
 
         The weights stay as they are: they are nearly as likely from the same
-        training without the items (:mod:`pyg_trust.privacy.forgotten`). The
-        items are *features* of nodes under ``'replace-one-feature-row'``,
-        *graphs* of a :class:`~pyg_trust.loader.GraphLoader`, or *persons* of a
-        :class:`~pyg_trust.unit.PrivacyUnit`. Delete their data yourself.
-
-        From then on the loader, which still holds them, is refused, with its
-        later copies and pickles. To train on, make a new loader of what
-        remains, and a new engine. (Of several processes, each has to call it.)
+        training without the items (:doc:`/theory/forgetting`). The items are
+        *features* of nodes, *graphs* of a
+        :class:`~pyg_trust.loader.GraphLoader`, or *persons* of a
+        :class:`~pyg_trust.unit.PrivacyUnit`. Delete their data yourself. From
+        then on the loader, which still holds them, is refused: to train on,
+        make a new loader of what remains, and a new engine.
 
         Args:
             request (RemovalRequest): chosen without looking at the weights.
