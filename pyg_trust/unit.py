@@ -299,7 +299,7 @@ class PrivacyUnit:
 
     @validated
     def table(self, data: Data | HeteroData) -> Data:
-        """Return the table of persons, of the declared graph, without edges."""
+        """Return the table of persons of the graph, without edges."""
         self.check(data)
         data, t = typed(data), self._table()
         mixed = *marked(data), *marked(data[t])
