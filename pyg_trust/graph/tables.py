@@ -14,6 +14,8 @@ from torch_geometric.data import Data, HeteroData
 from pyg_trust._checks.fingerprints import fingerprint
 from pyg_trust._checks.graphs import with_edge_index
 
+__all__ = ['Cascade']
+
 EdgeType = tuple[str, str, str]
 # scipy has no types.
 Matrix: TypeAlias = Any

@@ -22,6 +22,8 @@ from pyg_trust.sampler.walks import (
     root_index,
 )
 
+__all__ = ['DisjointWalkSampler']
+
 
 class DisjointWalkSampler(RootSampler):
     r"""Samples node-disjoint subgraphs by random walks (DRW and DRW-R).

@@ -15,6 +15,8 @@ from pyg_trust._checks import (
 from pyg_trust.graph.ragged import ranges
 from pyg_trust.sampler._roots import RootSampler
 
+__all__ = ['EgoSampler']
+
 
 class EgoSampler(RootSampler):
     r"""Sampler of ego graphs: each root with copies of its neighbourhood.

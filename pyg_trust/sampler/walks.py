@@ -21,6 +21,14 @@ from pyg_trust._checks import (
 from pyg_trust.graph import CSRGraph
 from pyg_trust.graph.ragged import pointer, ranges
 
+__all__ = [
+    'DisjointWalks',
+    'check_walks',
+    'disjoint_walks',
+    'max_size',
+    'min_subgraphs',
+]
+
 
 class DisjointWalks(NamedTuple):
     r"""Node-disjoint subgraphs, one after the other.
