@@ -108,10 +108,6 @@ class VoteCertificate(SpeaksOf, Report):
                 for the grid, of changed edges.
             rows (int): for the grid, the number of changed rows of the
                 features. (default: :obj:`0`)
-
-        Raises:
-            ValueError: if a number is negative, or :obj:`rows` are given
-                without a grid.
         """
         if self.by != 'grid':
             if rows:
@@ -227,10 +223,6 @@ class Divided(Module):
             (default: :obj:`None`)
         target (str, optional): the public node type to classify, for
             ``'owners'``. (default: :obj:`None`)
-
-    Raises:
-        TypeError, ValueError: on a wrong type or name, or layers with
-            ``cached=True``.
     """
 
     def __init__(
@@ -286,14 +278,10 @@ class Divided(Module):
                 nodes by ``vote='majority'``, and its graph.
                 (default: :obj:`None`)
 
-        Returns:
-            VoteCertificate: classes, votes and radii.
-
         Raises:
-            TypeError: on other data.
             ValueError: if the division does not fit the task, a layer has
-                ``cached=True`` by now, or the model mixes nodes or graphs
-                that it needs to keep apart, or is random in evaluation mode;
+                ``cached=True``, the model mixes nodes or graphs that it needs
+                to keep apart, or is random or keeps state in evaluation mode;
                 or if :obj:`since` is of another model, division or graph.
         """
         check_process()
