@@ -116,7 +116,7 @@ class Runs:
         check_instance('candidates', candidates, Tensor)
         if candidates.dtype != torch.int64 or candidates.dim() != 1:
             raise TypeError(
-                "'candidates' needs to hold names, int64 "
+                "'candidates' needs to hold ids, int64 "
                 f'(got {candidates.dtype}, {list(candidates.shape)})'
             )
         known = torch.isin(candidates, self.data.n_id)

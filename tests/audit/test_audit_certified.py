@@ -13,11 +13,7 @@ from pyg_trust.audit import (
 )
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.transforms import GraphScattering
-from pyg_trust.unlearning import (
-    NodeClassifier,
-    ScatteringClassifier,
-    node,
-)
+from pyg_trust.unlearning import NodeClassifier, ScatteringClassifier, node
 
 GONE = [1, 5, 8, 30, 41]
 TESTS = ('twins', 'worlds', 'poison')
