@@ -279,18 +279,7 @@ class Gathered:
         transposed: bool = False,
         at: int | None = None,
     ) -> None:
-        """Add rows of a linear map by a weight, ``[out, in]``.
-
-        Args:
-            w (Tensor): the weight.
-            u (Tensor): int64, the owners of rows.
-            grads (Tensor): the signal of each row.
-            inputs (Tensor): the input of each row.
-            transposed (bool): whether the weight is ``[in, out]``.
-                (default: :obj:`False`)
-            at (int, optional): the map, where the weight is a batch of them.
-                (default: :obj:`None`)
-        """
+        """Add rows of a linear map by a weight, ``[out, in]``."""
         part = w.detach() if at is None else w.detach()[at]
         part = part.t() if transposed else part
         self._add(LINEAR, w, part, u, grads, inputs)
