@@ -53,11 +53,11 @@ class Known(NamedTuple):
 
 
 # Half of the calls of a model: they return no tensor.
+_GETS = 'shape layout dtype ndim device requires_grad'.split()
 _PLAIN = frozenset(
     (
-        *(Tensor.dim, Tensor.size, Tensor.numel, Tensor.shape.__get__),
-        *(Tensor.layout.__get__, Tensor.dtype.__get__, Tensor.ndim.__get__),
-        *(Tensor.device.__get__, Tensor.requires_grad.__get__),
+        *(Tensor.dim, Tensor.size, Tensor.numel),
+        *(getattr(Tensor, name).__get__ for name in _GETS),
     )
 )
 
