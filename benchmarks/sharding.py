@@ -210,7 +210,10 @@ def accuracy(name: str, data: Data, kind: str, seeds: int) -> list[dict]:
         ways = Shortcuts()
         found = {'retrain': f1(evaluate(model, whole_graph, ways), data)}
         unlearner = unlearner_of(data, kind, seed, aggregator='mean').fit(data)
-        outputs, index = unlearner.outputs, unlearner.aggregator_n_id
+        outputs, index = (
+            unlearner.outputs,
+            unlearner.n_id[unlearner._builder.sample(unlearner._state)],
+        )
         for which in AGGREGATORS:
             made = make_aggregator(which).fit(
                 outputs, data.y, index, seed=seed

@@ -116,7 +116,6 @@ CAPABILITIES = {
         'erasure',
         'loader.shard_loader',
         'nn.partitioner',
-        'nn.shard_aggregator',
         'removal',
         'scattering',
         'transforms.graph_scattering',

@@ -36,6 +36,14 @@ try:
 except ImportError:  # pragma: no cover
     fcntl = None  # type: ignore[assignment]
 
+__all__ = [
+    'BudgetExceededError',
+    'LedgerEntry',
+    'PrivacyLedger',
+    'RemovalLedger',
+    'coarse',
+]
+
 
 class BudgetExceededError(RuntimeError):
     """Raised before an operation exceeds the budget; nothing was changed."""
@@ -74,20 +82,16 @@ class RemovalLedger:
     r"""Append-only account of an unlearner.
 
     What is spent is a bound of the gradient residual of the present model. A
-    step can only raise it. Only a model whose residual was measured in full on
-    the remaining data (after the fit, a refinement or a retraining, or as it
-    is) starts a new account. Each line is hashed with all before it, and a
-    state that does not continue the present lines is not loaded.
+    step can only raise it; a model whose residual was measured in full on the
+    remaining data (after a fit, a refinement or a retraining) starts a new
+    account. Each line is hashed with all before it, and a state that does not
+    continue the present lines is not loaded.
 
-    **What a ledger reveals.** The ids of removed items stay in it, in the
-    order of the requests: who asked to be forgotten is data, so keep ledgers
-    private. What the items *held* can't be read or tested: digests of the data
-    are salted (:class:`~pyg_trust.files.seals.Seals`), and the salts of
-    earlier states are destroyed. Amounts depend on the data as well; they are
-    rounded (:func:`coarse`) or constant.
-
-    An exact unlearner, whose models are retrained without what was removed,
-    uses a budget of 0 and only ever records 0.
+    The ids of removed items stay in a ledger, in the order of the requests:
+    keep ledgers private. What the items *held* can't be read or tested:
+    digests of the data are salted (:class:`~pyg_trust.files.seals.Seals`), the
+    salts of earlier states are destroyed, and amounts are rounded
+    (:func:`coarse`) or constant. An exact unlearner uses a budget of 0.
 
     Args:
         budget (float): the largest amount that may be spent.
@@ -177,11 +181,7 @@ class RemovalLedger:
         )
 
     def check_reference(self, reference: str) -> None:
-        """Refuse a reference that a new line can't have.
-
-        Raises:
-            ValueError: if the reference is malformed, or a line has it.
-        """
+        """Refuse a reference that is malformed, or that a line has."""
         check_instance('reference', reference, str)
         each = references(reference)
         if not re.fullmatch('([0-9a-f]{32})*', reference) or len(
@@ -242,9 +242,9 @@ class RemovalLedger:
                 (default: :obj:`None`)
             data (str): a salted digest of the remaining data.
                 (default: :obj:`''`)
-            reference (str): 32 hexadecimal digits by which the line is found
-                again (:meth:`refers_to`); those of several requests one after
-                the other. (default: :obj:`''`)
+            reference (str): 32 hexadecimal digits for each request, by which
+                the line is found again (:meth:`refers_to`).
+                (default: :obj:`''`)
 
         Raises:
             ValueError: on another action, a negative or lower amount, a
@@ -282,8 +282,7 @@ class RemovalLedger:
             'data': data,
             **({'reference': reference} if reference else {}),
         }
-        link = chain.link(self.head, *body.values())
-        entry = LedgerEntry(**body, link=link)
+        entry = LedgerEntry(**body, link=chain.link(self.head, *body.values()))
         with self._past.lock.turn:
             self._own()
             self._past.add(entry)
@@ -298,19 +297,12 @@ class RemovalLedger:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a saved ledger, if it continues this one.
-
-        Args:
-            state (dict): the result of :meth:`state_dict`.
+        """Load the result of :meth:`state_dict`, if it continues this ledger.
 
         Raises:
             ValueError: if the budget differs, a line was changed, or the
                 state does not begin with the present lines.
         """
-        made = self._checked(state)
-        self._past, self._count = made._past, made._count
-
-    def _checked(self, state: dict[str, Any]) -> 'RemovalLedger':
         check_instance('state', state, dict)
         budget, lines = state.get('budget'), state.get('entries')
         if budget != self.budget:
@@ -332,8 +324,7 @@ class RemovalLedger:
                     f'entries (got {line!r})'
                 )
             parts = {k: v for k, v in line.items() if k != 'link'}
-            entry = made.record(**parts)
-            if entry.link != line['link']:
+            if made.record(**parts).link != line['link']:
                 raise ValueError(f'line {number} of the state was changed')
         # A link fixes all lines before it.
         if self._count and not made.has(self.head):
@@ -341,7 +332,7 @@ class RemovalLedger:
                 'the state does not continue the present lines: a ledger '
                 "can't be turned back"
             )
-        return made
+        self._past, self._count = made._past, made._count
 
     def __repr__(self) -> str:
         return (
@@ -378,7 +369,7 @@ def coarse(amount: float, bits: int = 1) -> float:
     r"""Round an amount up to a few significant bits; 0 stays 0.
 
     An amount that is measured on data to 16 digits lets a guess of the data be
-    tested. Rounded up, it says little more than its size.
+    tested. Rounded up, it reveals little more than its size.
 
     Args:
         amount (float): the amount, non-negative.
@@ -402,19 +393,17 @@ class PrivacyLedger:
     pays for is made: a crash can waste a step of the budget, never hide one.
     The first line holds the mechanism; each line has a hash of itself and of
     all before it. A last line without its end, of a process that died, is cut
-    off; anything else that does not fit is refused. After an interrupted write
-    the file is read again: what is in it is spent.
+    off; anything else that does not fit is refused.
 
-    A file does not know what is missing at its end: to cut off whole lines, or
-    to put an older copy in its place, takes back spent budget. :attr:`head` is
-    a digest of all lines so far; noted elsewhere (a report and a checkpoint
-    hold it) and passed as :obj:`head`, it makes an older file be refused. What
-    happens to the file while it is open is noticed at the next line.
+    To cut off whole lines, or to put an older copy in the place of the file,
+    takes back spent budget: note :attr:`head`, a digest of all lines (reports
+    and checkpoints hold it), and pass it as :obj:`head` to refuse an older
+    file. What happens to the file while it is open is noticed at the next
+    line.
 
-    The file is locked while the ledger is open, which is until its last
-    reference is gone: two processes can't spend at once, and a fork of the one
-    that opened it is refused. It holds public numbers alone (steps, noise,
-    rates), for anyone who may know that training takes place.
+    The file is locked until the last reference to the ledger is gone: two
+    processes can't spend at once, and a fork of the one that opened it is
+    refused. It holds public numbers alone (steps, noise, rates).
 
     Args:
         path (str or Path): the path of the file, created if it does not exist.
@@ -512,12 +501,12 @@ class PrivacyLedger:
 
         Args:
             noise_multiplier (float): Opacus' noise over clipping norm.
-            sample_rate (float): the share of the units that were drawn.
+            sample_rate (float): the probability of a subgraph, or of whatever
+                is protected, to be in a batch.
         """
-        line = list(checked_step(noise_multiplier, sample_rate))
+        line = list(_step(noise_multiplier, sample_rate))
         self._settle()
-        step = len(self._account.lines) + 1
-        self._append({'step': step, 'spent': line})
+        self._append({'step': len(self._account.lines) + 1, 'spent': line})
 
     @editing
     def record_pure(self, epsilon: float) -> None:
@@ -547,10 +536,9 @@ class PrivacyLedger:
     def _read(self) -> '_Account':
         self._check_open()
         self._check_place()
-        with open(self.path, 'rb') as stream:
-            content = stream.read()
-        whole = content.rfind(b'\n') + 1
-        found, account = chain.of_steps(content[:whole], False), _Account()
+        raw = self.path.read_bytes()
+        whole = raw.rfind(b'\n') + 1
+        found, account = chain.of_steps(raw[:whole], False), _Account()
         broken = found.broken
         for number, body in enumerate(found.bodies[1:], 2):
             if 0 < broken <= number:
@@ -569,7 +557,7 @@ class PrivacyLedger:
                 f'{_differing(found.bodies[0], self._header)}'
             )
         account.links += found.links
-        if whole < len(content):
+        if whole < len(raw):
             os.ftruncate(self._file, whole)
         account.end = whole
         if not account.links:
@@ -599,7 +587,8 @@ class PrivacyLedger:
 
     def _write(self, account: '_Account', body: dict[str, Any]) -> None:
         self._check_place()
-        link, data = chain.line(account.last, body)
+        last = account.links[-1] if account.links else ''
+        link, data = chain.line(last, body)
         end = os.lseek(self._file, 0, os.SEEK_END)
         if end != account.end:
             raise ValueError(
@@ -639,7 +628,7 @@ class PrivacyLedger:
                 f'the ledger {self.path} was opened by process '
                 f'{self._process}, of which this one ({os.getpid()}) is a '
                 'fork: both would spend one budget. Open it in the process '
-                'that trains, and nowhere else'
+                'that trains alone'
             )
 
     def __copy__(self) -> Any:
@@ -663,10 +652,6 @@ class _Account:
     links: list[str] = field(default_factory=list)
     end: int = 0
 
-    @property
-    def last(self) -> str:
-        return self.links[-1] if self.links else ''
-
     def add(self, body: dict[str, Any]) -> None:
         # Refuse lines that `record` would refuse: a negative amount would give
         # back budget, and NaN would never exceed one.
@@ -677,18 +662,10 @@ class _Account:
             raise ValueError
         if body['step'] != len(self.lines) + 1:
             raise ValueError
-        self.lines.append(checked_step(*body['spent']))
+        self.lines.append(_step(*body['spent']))
 
 
-def checked_step(
-    noise_multiplier: float, sample_rate: float
-) -> tuple[float, float]:
-    """Check a step, and return it as a ledger records it.
-
-    Args:
-        noise_multiplier (float): the noise multiplier, positive and finite.
-        sample_rate (float): the sample rate, in :math:`(0, 1]`.
-    """
+def _step(noise_multiplier: float, sample_rate: float) -> tuple[float, float]:
     noise = check_positive('noise_multiplier', noise_multiplier)
     return noise, check_rate('sample_rate', sample_rate)
 
@@ -696,12 +673,8 @@ def checked_step(
 def _differing(found: Any, expected: dict[str, Any]) -> str:
     if not isinstance(found, dict):
         return repr(found)
-    names = sorted(
-        name
-        for name in {*found, *expected}
-        if found.get(name) != expected.get(name)
-    )
     return ', '.join(
         f'{name}={found.get(name)!r} instead of {expected.get(name)!r}'
-        for name in names
+        for name in sorted({*found, *expected})
+        if found.get(name) != expected.get(name)
     )

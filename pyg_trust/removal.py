@@ -323,14 +323,8 @@ class RemovalRequest:
 class NotThere(ValueError):
     """Error of a request for items that a model does not hold.
 
-    Args:
-        missing (RemovalRequest): the items that never were, or were removed
-            before.
-        message (str): the text of the error; by default it names the first
-            item. (default: :obj:`''`)
-
-    Attributes:
-        missing (RemovalRequest): as above, in the ids of the request.
+    ``missing``, a request, names the items that never were, or were removed
+    before.
 
     Example:
         >>> raise NotThere(RemovalRequest(nodes=[3]))
@@ -355,18 +349,9 @@ removed before
 class NodeIds:
     """The ids of the rows of a graph, and the rows of ids.
 
-    The ids are ``data.n_id`` if the data have it, else the positions. Rows
-    that come later have the ids after the largest one.
-
-    Args:
-        n_id (Tensor, optional): int64, ``[num_nodes]``: distinct ids from 0
-            on; by default the positions.
-        name (str): the argument that an error names.
-            (default: :obj:`'data.n_id'`)
-
-    Raises:
-        TypeError, ValueError: if the ids are no integers, negative, or there
-            twice.
+    The ids are ``n_id``, int64, if it is given, else the positions. Rows that
+    come later have the ids after the largest one. ``name`` is the argument
+    that an error names.
 
     Example:
         >>> ids = NodeIds(torch.tensor([70, 50]))
@@ -740,6 +725,8 @@ def _raise_missing(part: Part, lacking: Mapping[str, Tensor]) -> None:
 
 def integers(name: str, values: Nodes) -> tuple[int, ...]:
     """Convert ids to distinct integers, ascending."""
+    if isinstance(values, np.ndarray) and values.dtype != object:
+        values = torch.as_tensor(values)
     if isinstance(values, Tensor):
         if values.dtype == torch.bool:
             values = values.nonzero().view(-1)
@@ -777,6 +764,8 @@ def integers(name: str, values: Nodes) -> tuple[int, ...]:
 
 def pairs_of(name: str, values: Edges) -> tuple[tuple[int, int], ...]:
     """Convert edges to distinct pairs of integers, ascending."""
+    if isinstance(values, np.ndarray):
+        values = torch.as_tensor(values)
     if isinstance(values, Tensor):
         if values.dim() != 2 or values.size(0) != 2:
             raise ValueError(

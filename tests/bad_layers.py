@@ -420,16 +420,16 @@ entry(
     lambda: {'data': [plain_data(), plain_data()], 'batch_size': 2},
     OWN,
     Row('no node', {'data': [plain_data(), Data(num_nodes=0)]}, "'data'"),
-    Row('no coins', {'relation': 'add_remove'}, "'relation'"),
+    Row('no coins', {'neighboring': 'add_remove'}, "'neighboring'"),
     Row(
         'no rate',
-        {'relation': 'add_remove', 'sampling': 'poisson'},
+        {'neighboring': 'add_remove', 'sampling': 'poisson'},
         "'sample_rate'",
     ),
     Row(
         'a rate above one',
         {
-            'relation': 'add_remove',
+            'neighboring': 'add_remove',
             'sampling': 'poisson',
             'sample_rate': 1.5,
         },

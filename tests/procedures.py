@@ -390,7 +390,7 @@ PROCEDURES['learned_partition'] = partition(
     learned_partition, 'x', 'edge_index', 'y', max_epochs=4
 )
 PROCEDURES['partition_embedding'] = partition(
-    partition_embedding, 'x', 'edge_index', 'y', epochs=4
+    partition_embedding, 'x', 'edge_index', 'y'
 )
 PROCEDURES['Shards'] = Procedure(
     lambda folder: cycle(20),

@@ -22,14 +22,13 @@ import pytest
 import tiers
 import torch
 import warm
-from procedures import PROCEDURES, Private, cycle
+from procedures import PROCEDURES, Private
 from states import same
 from tqdm import tqdm
 
 import pyg_trust
 from pyg_trust import files
 from pyg_trust.ledger import PrivacyLedger
-from pyg_trust.unlearning.shards import models
 
 ROOT = os.path.dirname(pyg_trust.__file__)
 # Points of a procedure that are tried, and those at its end.
@@ -392,33 +391,6 @@ def test_a_checkpoint_is_loaded_or_not(tmp_path):
 
 
 # Processes and signals ######################################################
-
-
-@pytest.mark.skipif(os.name == 'nt', reason='needs signals')
-def test_nobody_waits_for_other_processes(monkeypatch):
-    shards = [
-        models.Shard(i, data, data.y)
-        for i, data in enumerate([cycle(8), cycle(9)])
-    ]
-    started = []
-
-    def interrupted(futures):
-        started.extend(multiprocessing.active_children())
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(models, 'as_completed', interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        models.train(
-            lambda: torch.nn.Identity(),
-            shards,
-            models.Recipe(),
-            models.Shortcuts(),
-            trainer='process',
-            num_workers=1,
-        )
-    assert started
-    assert all(process.exitcode == -signal.SIGTERM for process in started)
-    assert not multiprocessing.active_children()
 
 
 SIGNALS = """

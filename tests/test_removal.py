@@ -1,6 +1,7 @@
 import pickle
 import random as random_module
 
+import numpy as np
 import pytest
 import torch
 from torch_geometric.data import Data
@@ -290,3 +291,16 @@ def test_ids_and_rows():
         )
         with pytest.raises(NotThere, match=f'node {int(later[-1])} is not'):
             ids.rows_of('nodes', every, 11)
+
+
+def test_arrays_of_numpy_say_the_same_as_tensors():
+    mask = torch.tensor([False, True, False, True])
+    edges = torch.tensor([[0, 2, 0], [1, 3, 1]])
+    for array in (np.array([3, 1, 3]), mask.numpy(), mask):
+        assert RemovalRequest(nodes=array) == RemovalRequest(nodes=[1, 3])
+    for array in (edges.numpy(), edges, [(0, 1), (2, 3)]):
+        assert RemovalRequest(edges=array) == RemovalRequest(
+            edges=[(0, 1), (2, 3)]
+        )
+    with pytest.raises(ValueError, match=r"'edges' .* \[2, num_edges\]"):
+        RemovalRequest(edges=edges.t().numpy())

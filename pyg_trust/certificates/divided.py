@@ -53,6 +53,8 @@ from pyg_trust.transforms.division import (
 )
 from pyg_trust.unit import PrivacyUnit
 
+__all__ = ['Divided', 'VoteCertificate']
+
 VOTES = ('majority', 'mean')
 _TOGETHER = 256
 # Views of each batch, drawn at random, that are run alone as well.

@@ -18,16 +18,16 @@ from pyg_trust.certificates.voting import (
     survives_votes,
     tallies,
 )
-from pyg_trust.nn.shard_aggregator import (
-    MajorityAggregator,
-    MeanAggregator,
-    ShardAggregator,
-)
 from pyg_trust.removal import integers
 from pyg_trust.report import Guarantee, Report
 from pyg_trust.report.base import stated
 from pyg_trust.report.charts import Chart
 from pyg_trust.transforms.shards import Shards
+from pyg_trust.unlearning.aggregate import (
+    MajorityAggregator,
+    MeanAggregator,
+    ShardAggregator,
+)
 from pyg_trust.update import rows_of
 
 __all__ = ['PoisonCertificate', 'certify_shards']
@@ -76,22 +76,11 @@ class PoisonCertificate(Report):
     inference: str = 'clean'
 
     def certified(self, nodes: int) -> Tensor:
-        """Return a mask of targets whose class survives some poisoned nodes.
-
-        Args:
-            nodes (int): the number of poisoned nodes.
-
-        Returns:
-            Tensor: bool, ``[num_targets]``.
-        """
+        """Return a mask of targets whose class survives so many nodes."""
         return self.radius >= check_integer('nodes', nodes, 0)
 
     def certified_ratio(self, nodes: int) -> float:
-        """Return the share of targets whose class is certified.
-
-        Args:
-            nodes (int): the number of poisoned nodes.
-        """
+        """Return the share of targets whose class is certified."""
         return float(self.certified(nodes).double().mean())
 
     def certified_accuracy(self, labels: Tensor, nodes: int) -> float:
@@ -216,21 +205,8 @@ def certify_shards(
 ) -> PoisonCertificate:
     """Certify the predictions of an unlearner from its parts.
 
-    Args:
-        data (Data): the present graph, with ``n_id`` and ``shard``.
-        outputs (Tensor): logits of all models on the whole graph.
-        partition (Any): the partition that made the shards.
-        aggregator (ShardAggregator): the aggregator of the models' outputs.
-        num_classes (int, optional): the number of classes that the user fixed.
-        nodes (Any): the ids of the targets; by default all nodes.
-        fingerprint (str): that of models and data.
-        provenance (dict): versions and settings.
-        weights (str): SHA-256 of the weights of all shards.
-        assumptions (tuple[str, ...]): those of this run. (default: :obj:`()`)
-
-    Raises:
-        ValueError: as :meth:`ShardedUnlearner.certify
-            <pyg_trust.unlearning.ShardedUnlearner.certify>`.
+    See :meth:`ShardedUnlearner.certify
+    <pyg_trust.unlearning.ShardedUnlearner.certify>`.
     """
     if not isinstance(partition, Shards) or not partition.exact:
         raise ValueError(

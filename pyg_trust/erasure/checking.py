@@ -21,6 +21,8 @@ from pyg_trust.verify import chain
 from pyg_trust.verify.accounting import judge_mu
 from pyg_trust.verify.claims import amount, number, read_json
 
+__all__ = ['check_erasure']
+
 #: Modes of tasks that no line of a ledger stands for.
 STATED = ('not in it', 'removed before', 'by its owner')
 _LAYOUT = (AttributeError, KeyError, RecursionError, TypeError)

@@ -15,6 +15,8 @@ from pyg_trust.erasure.desk import ErasureDesk
 from pyg_trust.erasure.reports import ErasureReport, Policy
 from pyg_trust.removal import RemovalRequest
 
+__all__ = ['run']
+
 _KINDS = ('nodes', 'features', 'labels', 'graphs', 'edges')
 
 
@@ -108,7 +110,9 @@ def _report(desk: ErasureDesk, args: argparse.Namespace) -> int:
 
 
 def _write(path: Path, report: ErasureReport) -> None:
-    files.write(path, report.to_json().encode())
+    page = path.suffix == '.html'
+    text = report.to_html() if page else report.to_json()
+    files.write(path, text.encode())
 
 
 def _say(report: ErasureReport) -> int:

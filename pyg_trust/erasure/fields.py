@@ -8,6 +8,16 @@ from typing import Any
 
 from pyg_trust._checks import check_instance
 
+__all__ = [
+    'PERIODS',
+    'check_text',
+    'due',
+    'find_zone',
+    'read',
+    'read_id',
+    'written',
+]
+
 #: By regulation: the months and days until a request has to be done.
 PERIODS = {'gdpr': (1, 0), 'ccpa': (0, 45)}
 

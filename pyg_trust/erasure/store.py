@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+__all__ = ['Store']
+
 _APPLICATION = 0x70794572
 _VERSION = 2
 _PRAGMAS = (

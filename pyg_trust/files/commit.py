@@ -10,14 +10,10 @@ read, and :class:`StaleStateError` says what they did and what to do.
 Threads that share an object take turns (:class:`ObjectLock`,
 :func:`synchronized`, :func:`editing`).
 
-Locks of files need a file system that has them: local disks do, some network
-file systems do not. Lock and comparison belong to the place, by whatever
-symbolic link or mount it is reached. A *copy* is another place: an older copy
-that is put in the place of a newer state brings back the items that were
-removed in between, for all who load it from then on. An object that has the
-newer state in memory puts it back at its next change; for the others, note
-``RemovalLedger.head`` elsewhere, and ask a loaded one whether it has it
-(``RemovalLedger.has``).
+Locks need a file system that has them: local disks do, some network file
+systems do not. An older *copy* that is put in the place of a newer state
+brings back the items that were removed in between: note ``RemovalLedger.head``
+elsewhere, and ask a loaded ledger whether it has it (``RemovalLedger.has``).
 """
 
 import contextlib
@@ -62,11 +58,10 @@ class StaleStateError(RuntimeError):
 class Lineage:
     """All states from the first to the present one, in runs of changes.
 
-    A run has a token, 128 random bits, and the number of its states. It is
-    extended by the object that began it alone: a second change of one state,
-    and the first one after a state was read from a file or in another process,
-    begin a run of their own. So two objects that go on from the same state are
-    told apart, and a lineage is as long as there were runs, not changes.
+    A run has a token, 128 random bits, and the number of its states. Only the
+    object that began it extends it: a second change of one state, and the
+    first one after a state was read from a file or in another process, begin a
+    run of their own. So two objects that go on from one state differ.
 
     Args:
         runs (list): the token and the number of states of each run, the
@@ -104,16 +99,13 @@ class Lineage:
 
     @classmethod
     def of(cls, state: Any, present: 'Lineage | None' = None) -> 'Lineage':
-        """Read the lineage of a saved state.
+        """Read the lineage of a saved state, under ``'lineage'``.
 
         Args:
-            state (dict): the state, with its runs under ``'lineage'``.
+            state (dict): the state.
             present (Lineage, optional): the lineage of the object that the
-                state is to be loaded into. (default: :obj:`None`)
-
-        Raises:
-            ValueError: if the state has none, or does not continue the
-                present one: it would turn removals back.
+                state is to be loaded into, which it has to continue.
+                (default: :obj:`None`)
         """
         check_instance('state', state, dict)
         if present is not None:
@@ -195,15 +187,9 @@ def check_continues(
 
     Args:
         place (str or Path): the path of a file, or of a manifest.
-        found (dict, optional): the saved state, with its ``'lineage'`` and
-            ``'ledger'``.
+        found (dict, optional): the saved state there, with its ``'lineage'``
+            and ``'ledger'``.
         new (dict): the state to write, with the same entries.
-
-    Raises:
-        StaleStateError: if what is there has changed since :obj:`new` was
-            read from it.
-        ValueError: if the two never were one state, or the file has a second
-            name (a hard link), which would keep what was removed.
     """
     check_instance('place', place, str, Path)
     ours = Lineage.of(new)
@@ -337,15 +323,10 @@ class ObjectLock:
 def synchronized(
     method: Callable[Concatenate[Self, P], T],
 ) -> Callable[Concatenate[Self, P], T]:
-    """Lock a method that reads its object.
+    """Lock a method that reads its object, by its ``_lock``.
 
-    Args:
-        method (callable): a method of a class whose objects have an
-            :class:`ObjectLock` as ``_lock``.
-
-    Raises:
-        RuntimeError: when called from inside of an :func:`editing` method of
-            the same object, as a signal handler can do.
+    Called from inside of an :func:`editing` method of the same object, as a
+    signal handler can do, it raises a :class:`RuntimeError`.
     """
     return _in_turn(method, False)
 
@@ -353,15 +334,10 @@ def synchronized(
 def editing(
     method: Callable[Concatenate[Self, P], T],
 ) -> Callable[Concatenate[Self, P], T]:
-    """Lock a method that changes its object.
+    """Lock a method that changes its object, by its ``_lock``.
 
-    A signal handler or a callback of the same thread would find the object
-    half changed, and its own change would be lost: nothing else of the object
-    can be called until this has ended, and this from inside of nothing else.
-
-    Raises:
-        RuntimeError: when called from inside of another method of the same
-            object that takes turns.
+    A signal handler or a callback would find the object half changed: until
+    this has ended, a call of such a method raises a :class:`RuntimeError`.
     """
     return _in_turn(method, True)
 

@@ -9,9 +9,12 @@ from torch_geometric.data import Batch, Data
 
 from pyg_trust._checks import Count, OneOf, Rate, check_instance, validated
 from pyg_trust._checks.graphs import check_edges
+from pyg_trust._moved import renamed
 from pyg_trust.graph.ragged import pointer
 from pyg_trust.loader.step_batches import WITHOUT_REPLACEMENT, Sampling
 from pyg_trust.loader.whole_units import RELATIONS, DrawnUnits
+
+__all__ = ['GraphLoader']
 
 
 @validated
@@ -19,25 +22,21 @@ class GraphLoader(DrawnUnits):
     r"""Loads batches of whole graphs, for private graph classification.
 
     Every step draws :math:`m` of the :math:`M` graphs uniformly without
-    replacement, or each by itself with ``sampling='poisson'``. Protected is a
-    graph: its nodes, edges, features and label. The gradient of each is
+    replacement, or each by itself with ``sampling='poisson'``. A graph is
+    protected with its nodes, edges, features and label: its gradient is
     clipped to :math:`C`.
 
     Without replacement a graph that is replaced, added or removed moves the
-    sum by at most :math:`2C` at the rate :math:`q = m / M` of the larger
-    collection. A report states :math:`M`, and so does a rate: keep both, if it
-    is a secret who is there at all. With Poisson sampling and
-    ``relation='add_remove'`` the sum moves by :math:`C` alone. The number of
-    graphs is private there: pass a public :obj:`sample_rate` beside the
-    :obj:`batch_size` by which sums are divided.
+    sum by at most :math:`2C` at the rate :math:`q = m / M`. A report states
+    :math:`M`: keep it private if it is a secret who is there at all. With
+    Poisson sampling and ``neighboring='add_remove'`` the sum moves by
+    :math:`C` alone, and the number of graphs is private: pass a public
+    :obj:`sample_rate` beside the :obj:`batch_size` by which sums are divided.
 
     A batch is a :class:`~torch_geometric.data.Batch`, as of PyG's
-    ``DataLoader``: nodes graph by graph, ``batch``, ``ptr``, ``num_graphs``,
-    labels with a row per graph. A dataset's ``transform=`` is called at every
-    access;
-    ``input_id`` holds which graphs they are, ``n_id`` numbers the nodes of
-    all graphs, unless these have an ``n_id`` of their own, and
-    ``batch_size`` is :math:`m`. The model needs to return one row per graph:
+    ``DataLoader``, with ``input_id``, the positions of its graphs, and
+    ``n_id``, which numbers the nodes of all graphs unless these have an
+    ``n_id`` of their own. The model needs to return one row per graph:
 
     .. code-block:: python
 
@@ -56,11 +55,10 @@ class GraphLoader(DrawnUnits):
             with a :obj:`sample_rate`. (default: :obj:`None`)
         sampling (str): :obj:`'without_replacement'` or :obj:`'poisson'`.
             (default: :obj:`'without_replacement'`)
-        relation (str): which collections are neighbours: :obj:`'replace'` or
-            :obj:`'add_remove'`, with Poisson sampling alone.
-            (default: :obj:`'replace'`)
+        neighboring (str): :obj:`'replace'` or, with Poisson sampling alone,
+            :obj:`'add_remove'`. (default: :obj:`'replace'`)
         sample_rate (float, optional): :math:`q`, for
-            ``relation='add_remove'``. (default: :obj:`None`)
+            ``neighboring='add_remove'``. (default: :obj:`None`)
         seed (int, optional): the seed. (default: :obj:`None`)
         follow_batch (sequence of str, optional): as of PyG's ``DataLoader``:
             attributes that get a batch vector. (default: :obj:`None`)
@@ -77,6 +75,7 @@ class GraphLoader(DrawnUnits):
     unit = 'whole graphs'
     noun = 'graph'
 
+    @renamed(relation='neighboring')
     def __init__(
         self,
         data: Sequence[Data],
@@ -84,14 +83,14 @@ class GraphLoader(DrawnUnits):
         *,
         num_steps: Count | None = None,
         sampling: Sampling = WITHOUT_REPLACEMENT,
-        relation: Annotated[str, OneOf(RELATIONS)] = 'replace',
+        neighboring: Annotated[str, OneOf(RELATIONS)] = 'replace',
         sample_rate: Rate | None = None,
         seed: int | None = None,
         follow_batch: Sequence[str] | None = None,
         exclude_keys: Sequence[str] | None = None,
         **kwargs: Any,
     ) -> None:
-        self._set_law(sampling, relation, sample_rate)
+        self._set_law(sampling, neighboring, sample_rate)
         if isinstance(data, Batch):
             data = data.to_data_list()
         if isinstance(data, Data | str) or not hasattr(data, '__getitem__'):

@@ -24,11 +24,6 @@ class ShardDataset(Dataset[Data]):
     """Shards of a graph, by number; some may be empty.
 
     Nodes and edges are sorted by shard once, so that a shard costs its size.
-
-    Args:
-        data (Data): the graph.
-        shard (Tensor): int64, ``[num_nodes]``: -1 for nodes in none.
-        num_shards (int): the number of shards.
     """
 
     def __init__(self, data: Data, shard: Tensor, num_shards: int) -> None:
@@ -61,15 +56,11 @@ class ShardDataset(Dataset[Data]):
 class ShardLoader(DataLoader):
     r"""Loads the shards of a training graph, one or several at a time.
 
-    Each shard is the graph that its training nodes induce: no edge to another
-    shard, and none to a node outside of training. With :obj:`batch_size` above
-    one, several shards make one block-diagonal :class:`Batch`, which a GNN
-    trains on as on one graph.
-
-    Beside the sliced attributes of :obj:`data`, a batch holds ``shard_id``,
-    ``[batch_size]``; ``batch`` and ``ptr``, the shards' nodes; and ``n_id``,
-    the ids of its nodes: ``data.n_id`` where that is there, else their
-    positions in :obj:`data`.
+    Each shard is the subgraph of its training nodes. With :obj:`batch_size`
+    above one, several shards make one block-diagonal :class:`Batch`. Beside
+    the sliced attributes of :obj:`data`, a batch holds ``shard_id``,
+    ``[batch_size]``, ``batch``, ``ptr`` and ``n_id``: ``data.n_id`` if it is
+    there, else positions in :obj:`data`.
 
     .. code-block:: python
 
@@ -89,11 +80,6 @@ class ShardLoader(DataLoader):
         **kwargs (Any): further arguments of
             :class:`torch.utils.data.DataLoader`, such as :obj:`shuffle`,
             :obj:`num_workers` or a :obj:`sampler` of shard ids.
-
-    Raises:
-        TypeError: if the graph is heterogeneous, or the shards are no int64
-            tensor.
-        ValueError: if there are no shards, or one is unknown or empty.
     """
 
     def __init__(

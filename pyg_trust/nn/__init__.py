@@ -13,7 +13,7 @@ from pyg_trust.nn.ppnp import (
     LabelPropagation,
     PageRankDiffusion,
 )
-from pyg_trust.nn.shard_aggregator import (
+from pyg_trust.unlearning.aggregate import (
     AttentiveAggregator,
     LBAggregator,
     MajorityAggregator,

@@ -10,11 +10,10 @@ from pyg_trust._checks import (
     Count,
     Finite,
     Natural,
-    NotNegative,
-    Positive,
     check_tensor,
     validated,
 )
+from pyg_trust._moved import retired
 from pyg_trust._progress import Bar
 from pyg_trust.unlearning.partition import (
     PARTITIONS,
@@ -38,29 +37,26 @@ class ShardPartitioner(torch.nn.Module):
 
     (`"Graph Unlearning with Efficient Partial Retraining"
     <https://arxiv.org/abs/2403.07353>`_, Zhang et al. 2024.) Features are
-    divided by their root mean square, and GNN layers are followed by batch
-    normalisation, which the paper does not have: without them training takes
-    several times as many epochs and ends at a higher loss, with empty shards.
+    divided by their root mean square, and the two GCN layers are followed by
+    batch normalisation, which the paper does not have: without them training
+    takes several times as many epochs and ends with empty shards.
 
     Args:
         in_channels (int): the number of features.
         num_shards (int): the number of shards.
         hidden_channels (int): the width. (default: :obj:`64`)
-        num_layers (int): the number of GCN layers. (default: :obj:`2`)
     """
 
+    @retired(num_layers=(2,))
     def __init__(
         self,
         in_channels: Count,
         num_shards: Count,
         hidden_channels: Count = 64,
-        num_layers: Count = 2,
     ) -> None:
         super().__init__()
         self.in_channels = in_channels
-        self.gnn = GCN(
-            in_channels, hidden_channels, num_layers, norm='batch_norm'
-        )
+        self.gnn = GCN(in_channels, hidden_channels, 2, norm='batch_norm')
         self.norm = torch.nn.BatchNorm1d(hidden_channels)
         self.lin = torch.nn.Linear(hidden_channels, num_shards)
 
@@ -97,12 +93,7 @@ def learned_partition(
     *,
     time_weight: Finite = 1e-3,
     sem_weight: Finite = 5.0,
-    hidden_channels: Count = 64,
-    lr: Positive = 0.01,
-    weight_decay: NotNegative = 1e-5,
     max_epochs: Natural = 300,
-    patience: Count = 30,
-    tol: NotNegative = 1e-3,
     slack: Slack = 0.1,
     seed: int | None = None,
 ) -> Tensor:
@@ -111,9 +102,8 @@ def learned_partition(
     Minimises :math:`L_{\text{struct}} + \lambda_{\text{time}}
     L_{\text{time}} + \lambda_{\text{sem}} L_{\text{sem}}` of
     :func:`pyg_trust.unlearning.partition.partition_losses` by AdamW, until the
-    loss has not fallen by :obj:`tol` of itself for :obj:`patience` epochs.
-    (After the 10 to 30 epochs that the paper names, :math:`P` is still
-    uniform.) Then
+    loss has not fallen by a thousandth for 30 epochs. (After the 10 to 30
+    epochs that the paper names, :math:`P` is still uniform.) Then
     :func:`~pyg_trust.unlearning.partition.round_partition` makes shards of it.
 
     Args:
@@ -126,12 +116,7 @@ def learned_partition(
             (default: :obj:`1e-3`)
         sem_weight (float): :math:`\lambda_{\text{sem}}`. At the paper's 1e-3
             labels have no visible part in the result. (default: :obj:`5.0`)
-        hidden_channels (int): the width. (default: :obj:`64`)
-        lr (float): the learning rate. (default: :obj:`0.01`)
-        weight_decay (float): the weight decay. (default: :obj:`1e-5`)
         max_epochs (int): the most epochs. (default: :obj:`300`)
-        patience (int): as above. (default: :obj:`30`)
-        tol (float): as above. (default: :obj:`1e-3`)
         slack (float): as in
             :func:`pyg_trust.unlearning.partition.shard_limits`.
             (default: :obj:`0.1`)
@@ -146,10 +131,10 @@ def learned_partition(
     if num_shards == 1:
         return y.new_zeros(y.shape)
     with rng.forked(seed):
-        model = ShardPartitioner(x.size(1), num_shards, hidden_channels)
+        model = ShardPartitioner(x.size(1), num_shards)
     model = model.to(x.device)
     optimizer = torch.optim.AdamW(
-        model.parameters(), lr=lr, weight_decay=weight_decay
+        model.parameters(), lr=0.01, weight_decay=1e-5
     )
     num_classes = int(y.max()) + 1
     best, since = float('inf'), 0
@@ -163,9 +148,9 @@ def learned_partition(
         loss.backward()
         optimizer.step()
         value, since = loss.item(), since + 1
-        if value < best - tol * max(1.0, abs(value)):
+        if value < best - 1e-3 * max(1.0, abs(value)):
             best, since = value, 0
-        elif since >= patience:
+        elif since >= 30:
             break
     with torch.no_grad():
         return round_partition(model(x, edge_index), slack=slack)
@@ -178,10 +163,6 @@ def partition_embedding(
     edge_index: Tensor,
     y: Tensor,
     *,
-    hidden_channels: Count = 64,
-    lr: Positive = 0.01,
-    weight_decay: NotNegative = 5e-4,
-    epochs: Natural = 100,
     seed: int | None = None,
 ) -> Tensor:
     """Return logits of a GCN trained on the whole training graph, for BEKM.
@@ -193,21 +174,17 @@ def partition_embedding(
         x (Tensor): features of the training nodes, ``[num_nodes, channels]``.
         edge_index (Tensor): int64, ``[2, num_edges]``: the training graph.
         y (Tensor): the classes of the training nodes, int64.
-        hidden_channels (int): the width. (default: :obj:`64`)
-        lr (float): the learning rate of Adam. (default: :obj:`0.01`)
-        weight_decay (float): its weight decay. (default: :obj:`5e-4`)
-        epochs (int): the number of epochs. (default: :obj:`100`)
         seed (int, optional): the seed. (default: :obj:`None`)
     """
     _check_graph(x, edge_index, y)
     classes = int(y.max()) + 1
     with rng.forked(rng.resolve(seed)):
-        model = GCN(x.size(1), hidden_channels, 2, classes, dropout=0.5)
+        model = GCN(x.size(1), 64, 2, classes, dropout=0.5)
         model = model.to(x.device)
         optimizer = torch.optim.Adam(
-            model.parameters(), lr=lr, weight_decay=weight_decay
+            model.parameters(), lr=0.01, weight_decay=5e-4
         )
-        for _ in Bar(range(epochs), desc='embedding'):
+        for _ in Bar(range(100), desc='embedding'):
             optimizer.zero_grad()
             F.cross_entropy(model(x, edge_index), y).backward()
             optimizer.step()

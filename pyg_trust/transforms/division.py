@@ -23,6 +23,15 @@ from pyg_trust.certificates.voting import strays
 from pyg_trust.graph.attributes import keep_edges, subgraph
 from pyg_trust.unit import PrivacyUnit
 
+__all__ = [
+    'DIVISIONS',
+    'Division',
+    'check_apart',
+    'check_named',
+    'ids_of',
+    'incoming_view',
+]
+
 DIVISIONS = (
     *('edges', 'nodes', 'subgraphs', 'features', 'entries', 'grid'),
     'owners',
@@ -36,8 +45,8 @@ class Division(BaseTransform):
     r"""Draws one of the views that :class:`~pyg_trust.certificates.Divided`
     votes over (functional name: :obj:`division`).
 
-    Every element belongs to one of :math:`T` groups by a keyed hash of its
-    *name* (``data.n_id`` of its nodes, else their positions), never of what an
+    Every element belongs to one of :math:`T` groups by a keyed hash of its ids
+    (``data.n_id`` of its nodes, else their positions), never of what an
     attacker could change for others: degrees, features, the number of nodes.
 
     ===============  =======================================================
@@ -47,7 +56,7 @@ class Division(BaseTransform):
                      the only senders, in any number of layers
     ``'subgraphs'``  the subgraph that group :math:`i` induces
     ``'features'``   the rows of ``x`` of group :math:`i`, zeros elsewhere
-    ``'entries'``    the entries of ``x`` of group :math:`i`, by name of the
+    ``'entries'``    the entries of ``x`` of group :math:`i`, by id of the
                      node and column, zeros elsewhere
     ``'grid'``       edges of group :math:`i` and rows of group :math:`j`
     ``'owners'``     public rows, and the rows and edges that persons of group
@@ -70,10 +79,6 @@ class Division(BaseTransform):
         unit (PrivacyUnit, optional): says who owns what, for ``'owners'``.
             (default: :obj:`None`)
 
-    Raises:
-        TypeError: on another type.
-        ValueError: if there is no group, an unknown :obj:`by`, or a
-            :obj:`unit` is missing or not asked.
     """  # noqa: D205
 
     def __init__(
@@ -127,7 +132,7 @@ class Division(BaseTransform):
             self.unit.check(data)
 
     def owner_groups(self) -> Tensor:
-        """Return the group of every person: int64, by the unit's names."""
+        """Return the group of every person: int64, by the unit's ids."""
         assert self.unit is not None
         key = rng.derive(self.seed, _OWNERS)
         return rng.derive_each(key, self.unit.n_id) % self.num_groups
@@ -164,25 +169,17 @@ class Division(BaseTransform):
         return view
 
     def node_groups(self, data: Data) -> Tensor:
-        """Return the group of every node: int64, ``[num_nodes]``.
-
-        Args:
-            data (Data): the graph.
-        """
+        """Return the group of every node: int64, ``[num_nodes]``."""
         check_named(data)
-        names = names_of(data)
+        ids = ids_of(data)
         key = rng.derive(self.seed, _NODES)
-        group = rng.derive_each(key, names.cpu()) % self.num_groups
-        return group.to(names.device)
+        group = rng.derive_each(key, ids.cpu()) % self.num_groups
+        return group.to(ids.device)
 
     def edge_groups(self, data: Data) -> Tensor:
-        """Return the group of every edge and its reverse: ``[num_edges]``.
-
-        Args:
-            data (Data): the graph.
-        """
+        """Return the group of every edge and its reverse: ``[num_edges]``."""
         check_named(data)
-        ends = names_of(data)[data.edge_index].cpu()
+        ends = ids_of(data)[data.edge_index].cpu()
         key = rng.derive(self.seed, _EDGES)
         low, high = ends.min(0).values, ends.max(0).values
         word = rng.derive_each(key, low) ^ high
@@ -193,7 +190,7 @@ class Division(BaseTransform):
         # A stored 0 is the same as no entry, in every view.
         node, column = data.x.nonzero().cpu().t()
         key = rng.derive(self.seed, _ENTRIES)
-        word = rng.derive_each(key, names_of(data).cpu()[node]) ^ column
+        word = rng.derive_each(key, ids_of(data).cpu()[node]) ^ column
         held = rng.derive_each(key, word) % self.num_groups == number
         keep = torch.zeros(data.x.shape, dtype=torch.bool)
         keep[node[held], column[held]] = True
@@ -204,12 +201,7 @@ class Division(BaseTransform):
 
 
 def incoming_view(data: Data, speaks: Tensor) -> Data:
-    """Return the graph with only the edges that leave some nodes.
-
-    Args:
-        data (Data): the graph, which is not changed.
-        speaks (Tensor): mask of the senders: bool, ``[num_nodes]``.
-    """
+    """Return the graph with only the edges that leave masked nodes."""
     view = copy.copy(data)
     view.num_nodes = int(data.num_nodes)
     keep_edges(view, speaks[data.edge_index[0]])
@@ -220,7 +212,6 @@ def check_apart(
     call: Callable[[Data], Tensor],
     data: Data,
     group: Tensor,
-    number: int = 0,
 ) -> None:
     """Refuse a model whose outputs mix nodes that no edge joins.
 
@@ -232,15 +223,13 @@ def check_apart(
         call (Callable): maps a graph to logits.
         data (Data): the graph.
         group (Tensor): int64, ``[num_nodes]``: the group of every node.
-        number (int): the group whose nodes send messages. (default: :obj:`0`)
     """
-    others = group[group != number]
-    # The group itself is checked last.
-    for heard in (*others[:1].tolist(), number):
+    # Group 0 is checked in full, after one other.
+    for heard in (*group[group != 0][:1].tolist(), 0):
         view = incoming_view(data, group == heard)
         clean = call(view)
-        _check_silent(call, view, clean, group != heard, heard == number)
-    _check_listeners(call, view, clean, group == number)
+        _check_silent(call, view, clean, group != heard, heard == 0)
+    _check_listeners(call, view, clean, group == 0)
 
 
 def _check_silent(
@@ -337,8 +326,8 @@ def _wild(x: Tensor) -> Tensor:
     return ends.to(x).repeat(x.numel() // 5 + 1)[: x.numel()].view(x.shape)
 
 
-def names_of(data: Data) -> Tensor:
-    """Return the names of the nodes: ``n_id``, or else their positions."""
+def ids_of(data: Data) -> Tensor:
+    """Return the ids of the nodes: ``n_id``, or else their positions."""
     if data.get('n_id') is not None:
         return data.n_id
     device = data.edge_index.device
@@ -346,13 +335,7 @@ def names_of(data: Data) -> Tensor:
 
 
 def check_named(data: Any) -> None:
-    """Refuse a graph whose nodes or edges cannot be divided.
-
-    Raises:
-        TypeError: if the data are no such graph, or names are not int64.
-        ValueError: on unknown nodes, negative names, or one that is there
-            twice.
-    """
+    """Refuse a graph whose nodes or edges cannot be divided."""
     check_instance('data', data, Data)
     if data.edge_index is None:
         raise ValueError("'data' needs to have an 'edge_index'")
@@ -364,6 +347,6 @@ def check_named(data: Any) -> None:
         check_tensor('n_id', data.n_id, torch.int64, (n,))
         if int(data.n_id.min()) < 0 or data.n_id.unique().numel() < n:
             raise ValueError(
-                "'n_id' needs to hold different non-negative names (got one "
+                "'n_id' needs to hold different non-negative ids (got one "
                 'that is negative, or there twice)'
             )

@@ -1,36 +1,64 @@
-r"""Combine the outputs of sub-models into one prediction.
+"""Aggregators: combine the sub-models of all shards into one prediction.
 
-``outputs`` is ``[num_shards, num_nodes, channels]``: every sub-model's output
-for every node of the current graph. :math:`e^i_u` stands for row
-:math:`u` of sub-model :math:`i`. For :func:`mean_probability`,
-:func:`majority_vote` and :func:`weighted_log_probability` the rows are
-logits; an attentive fusion takes logits or hidden features.
+A trained one has seen labels and outputs of all shards, so it has to be fitted
+again after every removal. Much of what it gains comes from those labels:
+compare it with a plain model that is trained on them alone.
+
+``outputs`` is ``[num_shards, num_nodes, channels]`` everywhere: the output
+:math:`e^i_u` of every sub-model for every node of the present graph.
 """
 
-from typing import Annotated
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from pyg_trust._checks import Array, Positive, check_tensor, validated
+from pyg_trust import rng
+from pyg_trust._checks import (
+    Count,
+    NotNegative,
+    Positive,
+    check_distinct,
+    check_integer,
+    check_range,
+    check_tensor,
+    validated,
+)
+from pyg_trust._progress import Bar
+from pyg_trust.graph.ragged import pointer
+from pyg_trust.registries import Registry
+from pyg_trust.unlearning.partition import check_edges
 
 __all__ = [
-    'attention',
-    'fuse',
-    'info_nce',
+    'AGGREGATORS',
+    'AttentiveAggregator',
+    'LBAggregator',
+    'MajorityAggregator',
+    'MeanAggregator',
+    'ShardAggregator',
     'majority_vote',
+    'make_aggregator',
     'mean_probability',
-    'on_simplex',
-    'reconstruction_loss',
-    'weighted_log_probability',
 ]
+
+#: Factories of :class:`ShardAggregator`, by name.
+AGGREGATORS: Registry[Callable[..., 'ShardAggregator']] = Registry(
+    'aggregator'
+)
+# Random streams: initial weights, the order of the nodes, the draws of a step.
+_INIT, _ORDER, _STEP = 0, 1, 2
+_SHAPE = ('num_shards', 'num_nodes', 'channels')
+
+
+# Fusions and losses ##########################################################
 
 
 def mean_probability(outputs: Tensor) -> Tensor:
     r"""Average the sub-models' probabilities, as in SISA.
-
-    .. math::
-        p_u = \frac{1}{S} \sum_{i=1}^S \mathrm{softmax}(e^i_u)
 
     (The mean in GraphEraser's code is that of log-probabilities.)
 
@@ -40,7 +68,7 @@ def mean_probability(outputs: Tensor) -> Tensor:
     Returns:
         Tensor: ``[num_nodes, num_classes]``; rows sum to one.
     """
-    _check_outputs(outputs)
+    check_tensor('outputs', outputs, None, _SHAPE)
     return outputs.softmax(-1).mean(0)
 
 
@@ -52,10 +80,9 @@ def majority_vote(outputs: Tensor) -> Tensor:
         c \} \right| + \tfrac12 \bar{p}_{uc} \right)
 
     over the :math:`S_u` sub-models that vote, with :math:`\bar{p}` of
-    :func:`mean_probability`. Half a vote never overrules a whole one, so that
-    the argmax is a class with the most votes; among those it is the one with
-    the largest mean probability, and then the first. A sub-model votes for
-    the first of its largest logits, and abstains where all of them are equal.
+    :func:`mean_probability`: the argmax is a class with the most votes; among
+    those the one with the largest mean, and then the first. A sub-model votes
+    for the first of its largest logits, and abstains where all are equal.
 
     Args:
         outputs (Tensor): logits, ``[num_shards, num_nodes, num_classes]``.
@@ -63,53 +90,31 @@ def majority_vote(outputs: Tensor) -> Tensor:
     Returns:
         Tensor: ``[num_nodes, num_classes]``; rows sum to one.
     """
-    _check_outputs(outputs)
+    check_tensor('outputs', outputs, None, _SHAPE)
     # Sum in float32: half precision can't tell 257 votes from 256.
     outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
-    votes = torch.nn.functional.one_hot(outputs.argmax(-1), outputs.size(-1))
+    votes = F.one_hot(outputs.argmax(-1), outputs.size(-1))
     votes = votes * (outputs != outputs[..., :1]).any(-1, keepdim=True)
-    votes = votes.sum(0)
-    mean = mean_probability(outputs)
+    votes, mean = votes.sum(0), mean_probability(outputs)
     count = votes.sum(-1, keepdim=True)
     return (votes.to(mean.dtype) + mean / 2) / (count + 0.5)
 
 
 def weighted_log_probability(outputs: Tensor, weight: Tensor) -> Tensor:
-    r"""Compute GraphEraser's weighted fusion (LBAggr), as logits.
+    r"""Compute GraphEraser's fusion, the logits :math:`\sum_i a_i \log p^i_u`.
 
-    .. math::
-        z_u = \sum_i a_i \log \mathrm{softmax}(e^i_u)
-
-    The prediction is :math:`\mathrm{softmax}(z_u)`, a geometric mean, and its
-    loss the cross entropy of :math:`z_u`, which has this one softmax. (The
-    public code applies a softmax to :math:`z_u` before the cross entropy,
-    whose own softmax then flattens it: its loss cannot fall below
-    :math:`\log(e + C - 1) - 1`, and its gradient nearly vanishes.)
-
-    Args:
-        outputs (Tensor): logits, ``[num_shards, num_nodes, num_classes]``.
-        weight (Tensor): :math:`a`, ``[num_shards]``.
-
-    Returns:
-        Tensor: ``[num_nodes, num_classes]``.
+    The public code applies a softmax to it before the cross entropy, whose own
+    softmax then flattens it: its loss cannot fall below :math:`\log(e + C - 1)
+    - 1`, and its gradient nearly vanishes.
     """
-    _check_outputs(outputs)
-    check_tensor('weight', weight, None, outputs.shape[:1])
     return torch.einsum('s,snc->nc', weight, outputs.log_softmax(-1))
 
 
 def on_simplex(weight: Tensor) -> Tensor:
-    r"""Return the closest weights that sum to 1 and are not negative.
+    """Return the closest weights that sum to 1 and are not negative.
 
-    By `Duchi et al. 2008 <https://doi.org/10.1145/1390156.1390191>`_: a
-    number is subtracted from all weights, and what falls below 0 becomes 0.
-    Weights that all moved by the same step keep their proportions, however
-    large the step is.
-
-    Args:
-        weight (Tensor): ``[num_shards]``, finite.
+    By `Duchi et al. 2008 <https://doi.org/10.1145/1390156.1390191>`_.
     """
-    check_tensor('weight', weight, None, ('num_shards',), finite=True)
     ordered = weight.sort(descending=True).values
     excess = ordered.cumsum(0) - 1
     count = torch.arange(1, weight.numel() + 1, device=weight.device)
@@ -120,72 +125,33 @@ def on_simplex(weight: Tensor) -> Tensor:
 def attention(
     outputs: Tensor, weight: Tensor, bias: Tensor, vector: Tensor
 ) -> tuple[Tensor, Tensor]:
-    r"""Compute attention scores of the sub-models (Zhang et al. 2024, eq. 8).
+    r"""Compute scores of the sub-models (Zhang et al. 2024, eq. 8).
 
-    .. math::
-        h^i_u = W_i e^i_u + b_i, \quad s_{ui} = w^\top \mathrm{ReLU}(h^i_u)
-
-    Args:
-        outputs (Tensor): ``[num_shards, num_nodes, channels]``.
-        weight (Tensor): :math:`W_i^\top`, ``[num_shards, channels, hidden]``.
-        bias (Tensor): ``[num_shards, hidden]``.
-        vector (Tensor): :math:`w`, ``[hidden]``.
-
-    Returns:
-        tuple[Tensor, Tensor]: the scores before the softmax, ``[num_nodes,
-        num_shards]``, and :math:`h`, ``[num_shards, num_nodes, hidden]``.
+    Returns :math:`s_{ui} = w^\top \mathrm{ReLU}(h^i_u)`, ``[num_nodes,
+    num_shards]``, and :math:`h^i_u = W_i e^i_u + b_i`.
     """
-    _check_outputs(outputs)
-    check_tensor('vector', vector, None, ('hidden',))
-    channels, hidden_channels = outputs.shape[::2], vector.shape
-    check_tensor('weight', weight, None, channels + hidden_channels)
-    check_tensor('bias', bias, None, channels[:1] + hidden_channels)
     hidden = torch.baddbmm(bias.unsqueeze(1), outputs, weight)
     return (hidden.relu() @ vector).t(), hidden
 
 
 def fuse(values: Tensor, score: Tensor, mask: Tensor | None = None) -> Tensor:
-    r"""Sum the sub-models' values under the softmax of their scores.
+    """Sum the sub-models' values under the softmax of their scores.
 
-    .. math::
-        \bar{e}_u = \sum_i a_{ui} v^i_u, \quad a_{ui} = \frac{m_{ui}
-        \exp(s_{ui})}{\sum_j m_{uj} \exp(s_{uj})}
-
-    Weights sum to one under any mask. (The paper divides by :math:`S`, or
-    multiplies by :math:`S / \lVert m \rVert_1`, which puts the local and the
-    global view on different scales.)
-
-    Args:
-        values (Tensor): ``[num_shards, num_nodes, channels]``.
-        score (Tensor): :math:`s`, ``[num_nodes, num_shards]``.
-        mask (Tensor, optional): :math:`m`, bool, ``[num_nodes, num_shards]``,
-            with at least one :obj:`True` per row. (default: :obj:`None`)
-
-    Returns:
-        Tensor: ``[num_nodes, channels]``.
+    Weights sum to one under any mask with a :obj:`True` in each row. (The
+    paper divides by the number of shards, or multiplies by its share that is
+    left, which puts the two views on different scales.)
     """
-    _check_outputs(values, 'values')
-    shape = (values.size(1), values.size(0))
-    check_tensor('score', score, None, shape)
     if mask is not None:
-        check_tensor('mask', mask, torch.bool, shape)
-        if not bool(mask.any(1).all()):
-            node = int((~mask.any(1)).nonzero()[0])
-            raise ValueError(
-                "'mask' needs to have at least one True in each row "
-                f'(got none in row {node})'
-            )
         score = score.masked_fill(~mask, -torch.inf)
     return torch.einsum('ns,snc->nc', score.softmax(1), values)
 
 
-@validated
 def info_nce(
-    whole: Annotated[Tensor, Array(None, 'num', 'channels')],
+    whole: Tensor,
     part: Tensor,
     other_whole: Tensor,
     other_part: Tensor,
-    temperature: Positive = 0.5,
+    temperature: float = 0.5,
 ) -> Tensor:
     r"""Compute the local-global contrastive loss of each node.
 
@@ -195,60 +161,515 @@ def info_nce(
         e^{\phi(\bar{e}_u, \tilde{e}_v) / t}}
 
     with the cosine :math:`\phi` and another node :math:`v`. Zhang et al. 2024
-    print the fraction of equation 10 upside down: to minimise that would pull
-    different nodes together, and a node's two views apart.
-
-    Args:
-        whole (Tensor): :math:`\bar{e}_u`, all shards, ``[num, channels]``.
-        part (Tensor): :math:`\tilde{e}_u`, some shards, the same shape.
-        other_whole (Tensor): :math:`\bar{e}_v`, the same shape.
-        other_part (Tensor): :math:`\tilde{e}_v`, the same shape.
-        temperature (float): :math:`t > 0`. (default: :obj:`0.5`)
-
-    Returns:
-        Tensor: ``[num]``.
+    print the fraction of equation 10 upside down.
     """
-    _check_pairs(
-        whole, part=part, other_whole=other_whole, other_part=other_part
-    )
-    cosine = torch.nn.functional.cosine_similarity
-    pairs = [cosine(whole, x) for x in (part, other_whole, other_part)]
+    others = part, other_whole, other_part
+    pairs = [F.cosine_similarity(whole, other) for other in others]
     return -(torch.stack(pairs, 1) / temperature).log_softmax(1)[:, 0]
 
 
 def reconstruction_loss(
     embedding: Tensor, neighbor: Tensor, stranger: Tensor
 ) -> Tensor:
-    r"""Compute the cross-shard reconstruction loss of each node.
+    r"""Compute the loss of edges that the shards cut, for each node.
 
     .. math::
         \max \{ \phi(\bar{e}_u, \bar{e}_{v^-}) - \phi(\bar{e}_u,
         \bar{e}_{v^+}) + 1, 0 \}
 
-    with a neighbour :math:`v^+` of :math:`u` in another shard, whose edge the
-    sharding cut, and a node :math:`v^-` without an edge to :math:`u`. Zhang
-    et al. 2024 print equation 11 with the two exchanged: to minimise that
-    would push neighbours apart.
+    with a neighbour :math:`v^+` in another shard and a node :math:`v^-`
+    without an edge to :math:`u`. Zhang et al. 2024 print equation 11 with the
+    two exchanged.
+    """
+    gap = F.cosine_similarity(embedding, stranger)
+    return (gap - F.cosine_similarity(embedding, neighbor) + 1).relu()
+
+
+# Aggregators #################################################################
+
+
+@dataclass(frozen=True)
+class _Examples:
+    # Training data of an aggregator, as ShardAggregator.fit() takes them.
+    outputs: Tensor
+    y: Tensor
+    index: Tensor
+    edge_index: Tensor | None
+    shard: Tensor | None
+    num_classes: int
+
+
+class ShardAggregator(torch.nn.Module):
+    r"""Base of all aggregators, without parameters.
+
+    .. code-block:: python
+
+        aggregator = make_aggregator('attentive')
+        aggregator.fit(outputs, y, index, seed=0)
+        probability = aggregator(outputs)
+
+    An aggregator takes the sizes that it needs from what it is fitted to, or
+    from the state that it loads.
+    """
+
+    # Whether outputs have to be logits, one for each class.
+    _of_logits = True
+
+    def fit(
+        self,
+        outputs: Tensor,
+        y: Tensor,
+        index: Tensor,
+        edge_index: Tensor | None = None,
+        shard: Tensor | None = None,
+        *,
+        num_classes: int | None = None,
+        seed: int | None = None,
+    ) -> 'ShardAggregator':
+        r"""Train from scratch; the same seed gives the same aggregator.
+
+        Args:
+            outputs (Tensor): the sub-models' outputs, ``[num_shards,
+                num_nodes, channels]``: logits.
+            y (Tensor): the classes, int64, ``[num_nodes]``; only those of
+                :obj:`index` are read.
+            index (Tensor): the nodes to learn from, int64: training nodes.
+            edge_index (Tensor, optional): the present graph, int64, ``[2,
+                num_edges]``, for reconstruction. (default: :obj:`None`)
+            shard (Tensor, optional): the shard of each node, -1 for nodes
+                outside of training, for reconstruction. (default: :obj:`None`)
+            num_classes (int, optional): the number of classes, if outputs are
+                hidden features, for attentive fusions alone.
+                (default: :obj:`None`)
+            seed (int, optional): the seed. (default: :obj:`None`)
+
+        Raises:
+            TypeError, ValueError: if a tensor has the wrong dtype or shape, an
+                output is not finite, a node of :obj:`index` is unknown,
+                repeated or has no label, or something is not there.
+        """
+        examples = _checked(outputs, y, index, edge_index, shard, num_classes)
+        channels, classes = outputs.size(2), examples.num_classes
+        if self._of_logits and channels != classes:
+            raise ValueError(
+                f"'outputs' needs to be logits of {classes} classes for a "
+                f'{type(self).__name__} without a head (got {channels} '
+                'channels)'
+            )
+        # On a copy, so that an interruption changes nothing.
+        learner = copy.deepcopy(self)
+        with torch.enable_grad():
+            learner._learn(examples, rng.resolve(seed))
+        self.__dict__ = learner.__dict__
+        return self
+
+    def _learn(self, examples: _Examples, seed: int) -> None:
+        pass
+
+    def forward(self, outputs: Tensor) -> Tensor:
+        """Return probabilities of classes: ``[num_nodes, num_classes]``."""
+        raise NotImplementedError
+
+
+@AGGREGATORS.builtin('mean')
+class MeanAggregator(ShardAggregator):
+    """Mean of probabilities, as in SISA: :func:`mean_probability`."""
+
+    def forward(self, outputs: Tensor) -> Tensor:
+        """Return probabilities of classes: ``[num_nodes, num_classes]``."""
+        return mean_probability(outputs)
+
+
+@AGGREGATORS.builtin('majority')
+class MajorityAggregator(ShardAggregator):
+    """Majority of votes, as in SISA: :func:`majority_vote`."""
+
+    def forward(self, outputs: Tensor) -> Tensor:
+        """Return the shares of the votes: ``[num_nodes, num_classes]``."""
+        return majority_vote(outputs)
+
+
+@AGGREGATORS.builtin('lbaggr')
+@validated
+class LBAggregator(ShardAggregator):
+    r"""Learned weights of GraphEraser, one per sub-model.
+
+    Minimises
+
+    .. math::
+        \frac{1}{|U|} \sum_{u \in U} \mathrm{CE}\Big( \sum_i a_i \log
+        \mathrm{softmax}(e^i_u), y_u \Big) + \lVert a \rVert_2, \quad a \ge
+        0, \; \sum_i a_i = 1
+
+    (`"Graph Unlearning" <https://arxiv.org/abs/2103.14991>`_, Chen et al.
+    2022) by Adam, with :math:`a` projected onto these constraints after every
+    step, and keeps the best epoch. The public code applies a second softmax,
+    which lets its gradient nearly vanish.
 
     Args:
-        embedding (Tensor): :math:`\bar{e}_u`, ``[num, channels]``.
-        neighbor (Tensor): :math:`\bar{e}_{v^+}`, the same shape.
-        stranger (Tensor): :math:`\bar{e}_{v^-}`, the same shape.
-
-    Returns:
-        Tensor: ``[num]``.
+        epochs (int): the number of epochs. (default: :obj:`50`)
+        batch_size (int): the number of nodes per step. (default: :obj:`32`)
+        lr (float): the learning rate. (default: :obj:`1e-3`)
     """
-    check_tensor('embedding', embedding, None, ('num', 'channels'))
-    _check_pairs(embedding, neighbor=neighbor, stranger=stranger)
-    cosine = torch.nn.functional.cosine_similarity
-    gap = cosine(embedding, stranger) - cosine(embedding, neighbor)
-    return (gap + 1).relu()
+
+    def __init__(
+        self,
+        *,
+        epochs: Count = 50,
+        batch_size: Count = 32,
+        lr: Positive = 1e-3,
+    ) -> None:
+        super().__init__()
+        self.epochs, self.batch_size, self.lr = epochs, batch_size, lr
+        self.weight: Tensor | None
+        self.register_buffer('weight', None)
+
+    def _learn(self, examples: _Examples, seed: int) -> None:
+        index = examples.index
+        logits, y = examples.outputs[:, index], examples.y[index]
+        shards = logits.size(0)
+        weight = logits.new_full((shards,), 1 / shards).requires_grad_()
+        optimizer = torch.optim.Adam([weight], lr=self.lr)
+        generator = rng.generator(rng.derive(seed, _ORDER))
+
+        def objective(nodes: Tensor) -> Tensor:
+            fused = weighted_log_probability(logits[:, nodes], weight)
+            return F.cross_entropy(fused, y[nodes]) + weight.norm()
+
+        everyone = torch.arange(index.numel(), device=index.device)
+        best, kept = float('inf'), weight.detach().clone()
+        for _ in Bar(range(self.epochs), desc='aggregator'):
+            order = torch.randperm(index.numel(), generator=generator)
+            for nodes in order.to(index.device).split(self.batch_size):
+                optimizer.zero_grad()
+                objective(nodes).backward()
+                optimizer.step()
+                with torch.no_grad():
+                    weight.copy_(on_simplex(weight))
+            with torch.no_grad():
+                loss = float(objective(everyone))
+            if loss < best:
+                best, kept = loss, weight.detach().clone()
+        self.weight = kept
+
+    def forward(self, outputs: Tensor) -> Tensor:
+        """Return probabilities of classes: ``[num_nodes, num_classes]``."""
+        if self.weight is None:
+            raise ValueError('the aggregator needs to be fitted first')
+        shape = (self.weight.numel(), 'num_nodes', 'num_classes')
+        check_tensor('outputs', outputs, None, shape)
+        return weighted_log_probability(outputs, self.weight).softmax(-1)
+
+    def _load_from_state_dict(
+        self, state_dict: Mapping[str, Any], prefix: str, *args: Any
+    ) -> None:
+        weight = state_dict.get(f'{prefix}weight')
+        if weight is not None and weight.dim() == 1:
+            self.weight = torch.empty_like(weight)
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
 
-def _check_outputs(outputs: Tensor, name: str = 'outputs') -> None:
-    check_tensor(name, outputs, None, ('num_shards', 'num_nodes', 'channels'))
+@validated
+class AttentiveAggregator(ShardAggregator):
+    r"""Attentive fusion of the sub-models, with contrastive losses on request.
+
+    With :math:`h^i_u = W_i e^i_u + b_i` and the weights :math:`a_{ui} =
+    \mathrm{softmax}_i(w^\top \mathrm{ReLU}(h^i_u))`, the fused embedding
+    (Zhang et al. 2024) is :math:`\bar{e}_u = \sum_i a_{ui} h^i_u`, followed by
+    a linear head. (Their equation 8 sums the outputs :math:`e^i_u`
+    themselves.) The loss is
+
+    .. math::
+        L = \mathrm{CE} + \lambda_c L_{\text{contra}} + \lambda_r
+        L_{\text{recon}}
+
+    with the signs that the paper's text asks for: its equations 10 and 11 are
+    printed upside down. :math:`L_{\text{contra}}` brings together a node's
+    embeddings by all sub-models and by a random half of them, apart from those
+    of another node; :math:`L_{\text{recon}}` brings together neighbours in
+    different shards, apart from nodes that are no neighbours.
+
+    Args:
+        contra_weight (float): :math:`\lambda_c`. (default: :obj:`0`)
+        recon_weight (float): :math:`\lambda_r`; if it is positive, ``fit``
+            needs the graph and the shards. (default: :obj:`0`)
+        temperature (float): the temperature of :math:`L_{\text{contra}}`.
+            (default: :obj:`0.5`)
+        hidden_channels (int): the width of :math:`h`. (default: :obj:`64`)
+        epochs (int): the number of epochs. (default: :obj:`5`)
+        batch_size (int): the number of nodes per step. (default: :obj:`64`)
+        lr (float): the learning rate of AdamW. (default: :obj:`0.01`)
+        weight_decay (float): its weight decay. (default: :obj:`1e-5`)
+    """
+
+    _of_logits = False
+
+    def __init__(
+        self,
+        *,
+        contra_weight: NotNegative = 0.0,
+        recon_weight: NotNegative = 0.0,
+        temperature: Positive = 0.5,
+        hidden_channels: Count = 64,
+        epochs: Count = 5,
+        batch_size: Count = 64,
+        lr: Positive = 0.01,
+        weight_decay: NotNegative = 1e-5,
+    ) -> None:
+        super().__init__()
+        self.contra_weight, self.recon_weight = contra_weight, recon_weight
+        self.temperature, self.hidden_channels = temperature, hidden_channels
+        self.epochs, self.batch_size = epochs, batch_size
+        self.lr, self.weight_decay = lr, weight_decay
+        for name in ('weight', 'bias', 'vector'):
+            self.register_parameter(name, None)
+        self.head: Any = None
+
+    def _build(self, shards: int, channels: int, classes: int) -> None:
+        # Every shard's projection is drawn as torch.nn.Linear draws its own.
+        def uniform(fan_in: int, *shape: int) -> torch.nn.Parameter:
+            drawn = torch.empty(shape).uniform_(-1, 1) / fan_in**0.5
+            return torch.nn.Parameter(drawn)
+
+        hidden = self.hidden_channels
+        self.weight = uniform(channels, shards, channels, hidden)
+        self.bias = uniform(channels, shards, hidden)
+        self.vector = uniform(hidden, hidden)
+        self.head = torch.nn.Linear(hidden, classes)
+
+    def _learn(self, examples: _Examples, seed: int) -> None:
+        outputs, y, index = examples.outputs, examples.y, examples.index
+        pairs = None
+        if self.recon_weight > 0:
+            if examples.edge_index is None or examples.shard is None:
+                raise ValueError(
+                    "'edge_index' and 'shard' are needed for reconstruction"
+                )
+            pairs = _CutEdges(examples.edge_index, examples.shard)
+        with rng.forked(rng.derive(seed, _INIT)):
+            self._build(outputs.size(0), outputs.size(2), examples.num_classes)
+        self.to(outputs.device, outputs.dtype)
+        optimizer = torch.optim.AdamW(
+            self.parameters(),
+            lr=self.lr,
+            weight_decay=self.weight_decay,
+            fused=True,
+        )
+        order_of = rng.generator(rng.derive(seed, _ORDER))
+        draws = rng.generator(rng.derive(seed, _STEP))
+        for _ in Bar(range(self.epochs), desc='aggregator'):
+            order = torch.randperm(index.numel(), generator=order_of)
+            for nodes in index[order.to(index.device)].split(self.batch_size):
+                optimizer.zero_grad()
+                parts = self._parts(outputs[:, nodes])
+                whole = fuse(*parts)
+                loss = F.cross_entropy(self.head(whole), y[nodes])
+                if self.contra_weight > 0 and nodes.numel() > 1:
+                    contra = self._contrast(whole, *parts, draws)
+                    loss = loss + self.contra_weight * contra
+                if pairs is not None:
+                    place, *two = pairs.draw(nodes, draws)
+                    recon = whole.new_zeros(())
+                    if place.numel():
+                        others = self.fused(outputs[:, torch.cat(two)])
+                        recon = reconstruction_loss(
+                            whole[place], *others.chunk(2)
+                        ).mean()
+                    loss = loss + self.recon_weight * recon
+                loss.backward()
+                optimizer.step()
+
+    def _parts(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        # Return the values to fuse, and the scores of the sub-models.
+        if self.weight is None:
+            raise ValueError('the aggregator needs to be fitted first')
+        shape = (self.weight.size(0), 'num_nodes', self.weight.size(1))
+        check_tensor('outputs', outputs, None, shape)
+        return attention(outputs, self.weight, self.bias, self.vector)[::-1]
+
+    def _contrast(
+        self,
+        whole: Tensor,
+        values: Tensor,
+        score: Tensor,
+        draws: torch.Generator,
+    ) -> Tensor:
+        # Keep each sub-model with probability 1/2, and at least one.
+        mask = torch.rand(score.shape, generator=draws) < 0.5
+        num, shards = score.shape
+        one = torch.randint(shards, (num, 1), generator=draws)
+        mask = mask.scatter(1, one, True).to(score.device)
+        part = fuse(values, score, mask)
+        # The batch is in random order: its neighbour is a random other node.
+        return info_nce(
+            whole, part, whole.roll(1, 0), part.roll(1, 0), self.temperature
+        ).mean()
+
+    def fused(self, outputs: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return the fused embeddings: ``[num_nodes, channels]``."""
+        return fuse(*self._parts(outputs), mask)
+
+    def forward(self, outputs: Tensor) -> Tensor:
+        """Return probabilities of classes: ``[num_nodes, num_classes]``."""
+        return self.head(self.fused(outputs)).softmax(-1)
+
+    def _load_from_state_dict(
+        self, state_dict: Mapping[str, Any], prefix: str, *args: Any
+    ) -> None:
+        weight = state_dict.get(f'{prefix}weight')
+        # The base class refuses shapes that do not fit.
+        if weight is not None and weight.dim() == 3:
+            self.hidden_channels = weight.size(2)
+            head = state_dict.get(f'{prefix}head.weight')
+            classes = weight.size(1) if head is None else head.size(0)
+            with rng.forked(0):
+                self._build(weight.size(0), weight.size(1), classes)
+            self.to(weight.device, weight.dtype)
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
 
-def _check_pairs(first: Tensor, **others: Tensor) -> None:
-    for name, value in others.items():
-        check_tensor(name, value, None, first.shape)
+class _CutEdges:
+    # The training edges between shards, and samples of non-neighbours.
+    def __init__(self, edge_index: Tensor, shard: Tensor) -> None:
+        row, col = edge_index
+        n = shard.numel()
+        cut = (shard[row] != shard[col]) & (shard[row] >= 0)
+        cut = (cut & (shard[col] >= 0)).nonzero().view(-1)
+        source, order = row[cut].sort(stable=True)
+        self.ptr = pointer(source.bincount(minlength=n))
+        self.col = col[cut][order]
+        # Never empty, for the search.
+        edges = [row * n + col, col * n + row, row.new_full((1,), -1)]
+        self.edges = torch.cat(edges).unique()
+        self.training = (shard >= 0).nonzero().view(-1)
+        self.num_nodes = n
+
+    def draw(
+        self, nodes: Tensor, draws: torch.Generator
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        # The nodes that have both; their neighbours; their non-neighbours.
+        def random(count: Tensor) -> Tensor:
+            share = torch.rand(
+                count.numel(), generator=draws, dtype=torch.float64
+            )
+            return (share.to(count.device) * count).long()
+
+        degree = self.ptr[nodes + 1] - self.ptr[nodes]
+        place = (degree > 0).nonzero().view(-1)
+        picked = self.ptr[nodes] + random(degree)
+        pool = torch.full_like(nodes, self.training.numel())
+        stranger = self.training[random(pool)]
+        # A node with almost only neighbours is left out.
+        for _ in range(10):
+            known = self._known(nodes, stranger)
+            if not bool(known.any()):
+                break
+            stranger = torch.where(
+                known, self.training[random(pool)], stranger
+            )
+        place = place[~self._known(nodes, stranger)[place]]
+        return place, self.col[picked[place]], stranger[place]
+
+    def _known(self, nodes: Tensor, others: Tensor) -> Tensor:
+        key = nodes * self.num_nodes + others
+        at = torch.searchsorted(self.edges, key)
+        at = at.clamp(max=self.edges.numel() - 1)
+        return (self.edges[at] == key) | (nodes == others)
+
+
+@AGGREGATORS.builtin('attentive')
+def _attentive(**kwargs: Any) -> ShardAggregator:
+    """Attentive fusion."""
+    return AttentiveAggregator(**kwargs)
+
+
+@AGGREGATORS.builtin('contrastive')
+def _contrastive(**kwargs: Any) -> ShardAggregator:
+    """Attentive fusion with both losses."""
+    weights = {'contra_weight': 1e-4, 'recon_weight': 1e-4}
+    return AttentiveAggregator(**{**weights, **kwargs})
+
+
+def make_aggregator(
+    name: str | ShardAggregator, **kwargs: Any
+) -> ShardAggregator:
+    """Make the aggregator of a name.
+
+    ================== ====================================================
+    name               aggregator
+    ================== ====================================================
+    ``'mean'``         :class:`MeanAggregator`
+    ``'majority'``     :class:`MajorityAggregator`
+    ``'lbaggr'``       :class:`LBAggregator`
+    ``'attentive'``    :class:`AttentiveAggregator`
+    ``'contrastive'``  ``'attentive'`` with both losses at weight 1e-4
+    ================== ====================================================
+
+    Others by :obj:`pyg_trust.registries.AGGREGATORS`.
+
+    Args:
+        name (str or ShardAggregator): a name, or the aggregator itself, which
+            then takes no arguments.
+        **kwargs (Any): further arguments of the class.
+
+    Raises:
+        TypeError: on an argument that the class does not take.
+        ValueError: on an unknown name.
+    """
+    if isinstance(name, ShardAggregator):
+        if kwargs:
+            raise TypeError(
+                f"'{next(iter(kwargs))}' goes with the name of an aggregator, "
+                f'not with a {type(name).__name__}'
+            )
+        return name
+    aggregator = AGGREGATORS.find('name', name)(**kwargs)
+    if not isinstance(aggregator, ShardAggregator):
+        raise TypeError(
+            f'{AGGREGATORS.note(name)}, needs to return a ShardAggregator '
+            f'(got {type(aggregator).__name__})'
+        )
+    return aggregator
+
+
+def unchecked(aggregator: ShardAggregator) -> tuple[str, ...]:
+    """Return the assumption that reports state of a user's aggregator."""
+    if type(aggregator).__module__ == __name__:
+        return ()
+    return (
+        f'NOT CHECKED: that {type(aggregator).__name__}, an aggregator of the '
+        "user's own, is a function of what it is fitted to and its seed alone",
+    )
+
+
+def _checked(
+    outputs: Tensor,
+    y: Tensor,
+    index: Tensor,
+    edge_index: Tensor | None,
+    shard: Tensor | None,
+    num_classes: int | None,
+) -> _Examples:
+    check_tensor('outputs', outputs, None, _SHAPE)
+    outputs, num_nodes = outputs.detach(), outputs.size(1)
+    bad = ~outputs.isfinite()
+    if bool(bad.any()):
+        raise ValueError(
+            f"'outputs' needs to be finite (got {float(outputs[bad][0])} from "
+            f'shard {int(bad.nonzero()[0, 0])})'
+        )
+    check_tensor('y', y, torch.int64, (num_nodes,))
+    check_tensor('index', index, torch.int64, ('num',))
+    if shard is not None:
+        check_tensor('shard', shard, torch.int64, (num_nodes,))
+    if index.numel() == 0:
+        raise ValueError("'index' needs to name a node (got none)")
+    check_range('index', index, num_nodes, 'the nodes')
+    check_distinct('index', index)
+    classes = outputs.size(2)
+    if num_classes is not None:
+        classes = check_integer('num_classes', num_classes, 1)
+    check_range('y', y[index], classes, "at every node of 'index'")
+    if edge_index is not None:
+        check_edges(edge_index, num_nodes, 'the nodes')
+    return _Examples(outputs, y, index, edge_index, shard, classes)

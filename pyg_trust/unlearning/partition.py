@@ -1,16 +1,14 @@
 r"""Partitions of the training nodes into shards.
 
 A partition is an int64 tensor ``shard`` of ``[num_nodes]``: the shard, in
-:math:`0, \ldots, S-1`, of every training node, in the order in which the
-training nodes are given. Graphs are those of the training nodes alone, whose
-nodes are numbered in that order.
+:math:`0, \ldots, S-1`, of every training node. Graphs are those of the
+training nodes alone, numbered in the order in which these are given.
 
-The data that a partition reads decide what sharded unlearning guarantees. The
-shard of a node by :func:`hash_partition` is a function of a key and of the
-node's own id: to remove a node leaves the partition that would have been
-drawn without it. :func:`random_partition` depends on the number of training
-nodes; all others have seen edges, features or labels of *every* training node,
-so that unlearning is exact **given the partition**.
+What a partition reads decides what sharded unlearning guarantees: by
+:func:`hash_partition` the removal of a node leaves the partition that would
+have been drawn without it. :func:`random_partition` depends on the number of
+training nodes; all others have seen edges, features or labels of *every*
+training node, so that unlearning is exact **given the partition**.
 """
 
 import math
@@ -75,7 +73,7 @@ PARTITIONS: Registry[Callable[..., Tensor]] = Registry(
 def training_graph(
     edge_index: Tensor, index: Tensor, num_nodes: Natural
 ) -> Tensor:
-    """Return the subgraph of the training nodes, renumbered.
+    """Return the edges between training nodes, renumbered.
 
     Args:
         edge_index (Tensor): int64, ``[2, num_edges]``: the whole graph.
@@ -83,8 +81,8 @@ def training_graph(
         num_nodes (int): the number of nodes of the whole graph.
 
     Returns:
-        Tensor: int64, ``[2, *]``: the edges between training nodes, numbered
-        as in :obj:`index`; each in both directions, once, without loops.
+        Tensor: int64, ``[2, *]``: ends are positions in :obj:`index`; every
+        edge in both directions, once, without loops.
     """
     check_edges(edge_index, num_nodes, 'the nodes')
     check_tensor('index', index, torch.int64, ('num_train',))
@@ -165,10 +163,6 @@ def check_partition(
 
     Returns:
         Tensor: the sizes of the shards.
-
-    Raises:
-        TypeError: if :obj:`shard` is no int64 tensor.
-        ValueError: if a node is left out, a shard is unknown, or one is empty.
     """
     check_dtype('shard', shard, torch.int64)
     num_nodes = shard.numel() if num_nodes is None else num_nodes
@@ -199,16 +193,12 @@ def partition_from_lists(shards: Sequence[Tensor], index: Tensor) -> Tensor:
     """Make a partition of a list of node ids per shard.
 
     Args:
-        shards (list[Tensor]): the ids of the nodes of every shard.
+        shards (list[Tensor]): the ids of the nodes of every shard: every
+            training node once, and no other.
         index (Tensor): int64: the ids of the training nodes.
 
     Returns:
         Tensor: int64, ``[num_nodes]``, in the order of :obj:`index`.
-
-    Raises:
-        TypeError: if an id is no integer.
-        ValueError: if a training node is left out or named twice, or another
-            node is named, or a shard is empty.
     """
     check_tensor('index', index, torch.int64, ('num_nodes',))
     check_distinct('index', index)
@@ -224,29 +214,22 @@ def partition_from_lists(shards: Sequence[Tensor], index: Tensor) -> Tensor:
             raise TypeError(
                 f"'shards' needs to hold integers (got {each.dtype})"
             )
-    home: dict[int, int] = {}
-    for shard, each in enumerate(lists):
-        for node in map(int, each.tolist()):
-            if node in home:
-                raise ValueError(
-                    "'shards' needs to name every training node once (node "
-                    f'{node} is named twice)'
-                )
-            home[node] = shard
-    left = [node for node in index.tolist() if node not in home]
-    if left:
-        raise ValueError(
-            "'shards' needs to name every training node once (node "
-            f'{left[0]} is left out)'
-        )
-    other = home.keys() - {*index.tolist()}
-    if other:
-        raise ValueError(
-            f"'shards' needs to name training nodes only (got node "
-            f'{min(other)})'
-        )
-    made = torch.tensor([home[node] for node in index.tolist()])
-    check_partition(made.to(index), len(lists), index.numel())
+    named = torch.cat([index[:0].cpu(), *(each.long() for each in lists)])
+    ids, count = named.unique(return_counts=True)
+    for what, wrong in (
+        ('named twice', ids[count > 1]),
+        ('left out', index[~torch.isin(index.cpu(), ids)]),
+        ('no training node', ids[~torch.isin(ids, index.cpu())]),
+    ):
+        if wrong.numel():
+            raise ValueError(
+                "'shards' needs to name every training node once, and no "
+                f'other (node {int(wrong[0])} is {what})'
+            )
+    sizes = torch.tensor([each.numel() for each in lists])
+    home = torch.arange(len(lists)).repeat_interleave(sizes)
+    made = home[named.argsort()][index.cpu().argsort().argsort()]
+    check_partition(made, len(lists), index.numel())
     return made.to(index)
 
 
@@ -286,11 +269,10 @@ def hash_partition(
     .. math::
         s_u = h(\text{seed}, u) \bmod S
 
-    Adding or removing a node changes no other node's shard. Sizes vary as
-    those of a multinomial do, by about :math:`\sqrt{N/S}`. (:math:`h` is
-    :func:`pyg_trust.rng.derive`, whose output is equidistributed, but not
-    secret: use another one where users choose their own ids in order to meet
-    in a shard.)
+    Adding or removing a node changes no other node's shard. Sizes vary by
+    about :math:`\sqrt{N/S}`. (:math:`h` is :func:`pyg_trust.rng.derive`,
+    equidistributed, but not secret: use another one where users choose their
+    own ids in order to meet in a shard.)
 
     Args:
         n_id (Tensor): int64, ``[num_nodes]``: ids of the training nodes, which
@@ -299,11 +281,6 @@ def hash_partition(
         seed (int, optional): the key; by default from the operating system.
         allow_empty (bool): whether shards may get no node.
             (default: :obj:`False`)
-
-    Raises:
-        TypeError: if :obj:`n_id` is no int64 tensor.
-        ValueError: if there are fewer nodes than shards; if an id is negative
-            or there twice; if a shard gets no node.
     """
     check_shards(num_shards if allow_empty else n_id.numel(), num_shards)
     check_shards(n_id.numel(), 1)
@@ -326,11 +303,10 @@ def hash_partition(
 def round_partition(score: Tensor, *, slack: float = 0.1) -> Tensor:
     r"""Round scores greedily to balanced shards, none of them empty.
 
-    Pairs of a node and a shard are gone through from the largest score to the
-    smallest, and a node is put into the first shard that has space for it, up
-    to the largest size of :func:`shard_limits`. Then every shard below the
-    smallest size takes the nodes that lose least by moving, from shards above
-    it. Memory: :math:`O(N S)`.
+    From the largest score to the smallest, a node is put into the first shard
+    that has space for it, up to the largest size of :func:`shard_limits`. Then
+    every shard below the smallest size takes the nodes that lose least by
+    moving. Memory: :math:`O(N S)`.
 
     Args:
         score (Tensor): ``[num_nodes, num_shards]``, finite: the larger the
@@ -386,9 +362,9 @@ def metis_partition(
 
     (`"A Fast and High Quality Multilevel Scheme for Partitioning Irregular
     Graphs" <https://doi.org/10.1137/S1064827595287997>`_, Karypis and Kumar
-    1998.) METIS may leave parts empty or too large; such nodes move to where
-    they have most neighbours (:func:`round_partition`). Shards without edges
-    between them have few classes each, and their sub-models vote badly.
+    1998.) Nodes of parts that are empty or too large move to where they have
+    most neighbours (:func:`round_partition`). Shards without edges between
+    them have few classes each, and their sub-models vote badly.
 
     Args:
         edge_index (Tensor): int64, ``[2, num_edges]``: the training graph;
@@ -439,14 +415,11 @@ def blpa(
     r"""Balanced label propagation, GraphEraser's BLPA.
 
     (`"Graph Unlearning" <https://arxiv.org/abs/2103.14991>`_, Chen et al.
-    2022.) Starts from :func:`random_partition`. In each round every node wants
-    the shard of most of its neighbours: its own if that is among them, else
-    one of them at random. Those that want another move in the order of how
-    many neighbours they have there, where there is space, or else wait until
-    somebody leaves. It ends when nobody moves.
-
-    Unlike in the public code a node without neighbours stays where it is, and
-    no shard falls below the smallest size of :func:`shard_limits`.
+    2022.) Starts from :func:`random_partition`. In each round nodes move to
+    the shard of most of their neighbours, those with the most first, where
+    there is space, or else wait until somebody leaves. It ends when nobody
+    moves. Unlike in the public code a node without neighbours stays where it
+    is, and no shard falls below the smallest size of :func:`shard_limits`.
 
     Args:
         edge_index (Tensor): as in :func:`metis_partition`.
@@ -525,11 +498,11 @@ def bekm(
     r"""Balanced :math:`k`-means of embeddings, GraphEraser's BEKM.
 
     (`"Graph Unlearning" <https://arxiv.org/abs/2103.14991>`_, Chen et al.
-    2022.) In each round nodes are put into shards by their distances to the
-    centroids (:func:`round_partition`), which then become means. It ends when
-    no node moves. GraphEraser's embeddings are the logits of a GNN trained on
-    the whole training graph (:func:`pyg_trust.nn.partition_embedding`); they
-    cluster by class, and so do the shards.
+    2022.) Nodes are put into shards by their distances to the centroids
+    (:func:`round_partition`), which then become means, until no node moves.
+    GraphEraser's embeddings are the logits of a GNN trained on the whole
+    training graph (:func:`pyg_trust.nn.partition_embedding`); they cluster by
+    class, and so do the shards.
 
     Args:
         embedding (Tensor): ``[num_nodes, channels]``, finite.
@@ -560,17 +533,14 @@ def bekm(
 
 
 class PartitionLosses(NamedTuple):
-    """Three objectives of a soft partition, each to be minimised.
-
-    Args:
-        time (Tensor): the expected cost of retraining.
-        struct (Tensor): the normalised cut.
-        sem (Tensor): minus the mean label entropy.
-    """
+    """Three objectives of a soft partition, each to be minimised."""
 
     time: Tensor
+    """The expected cost of retraining."""
     struct: Tensor
+    """The normalised cut."""
     sem: Tensor
+    """Minus the mean label entropy."""
 
 
 @validated
@@ -625,17 +595,14 @@ def partition_losses(
 
 
 class PartitionQuality(NamedTuple):
-    """Balance, edge cut and label entropy of a partition.
-
-    Args:
-        balance (float): the largest shard over the mean.
-        cut (float): the share of edges between shards.
-        entropy (float): the mean entropy of the shards' labels, in nats.
-    """
+    """Balance, edge cut and label entropy of a partition."""
 
     balance: float
+    """The largest shard over the mean."""
     cut: float
+    """The share of edges between shards."""
     entropy: float
+    """The mean entropy of the shards' labels, in nats."""
 
 
 def partition_quality(

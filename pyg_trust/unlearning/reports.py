@@ -332,19 +332,6 @@ class NodePlan(Report):
     num_train: int
     gradient_change: float
 
-    def chart(self) -> Chart:
-        """Draw the number of feature rows that the request touches."""
-        return Chart(
-            f'Forgetting would touch {self.train_rows_touched} of '
-            f'{self.num_train} training rows ({self.action})',
-            bars={
-                'rows touched': self.rows_touched,
-                'of the training set': self.train_rows_touched,
-                'training rows that remain': self.num_train,
-            },
-            xlabel='rows',
-        )
-
 
 @dataclass(frozen=True, kw_only=True)
 class RecommenderPlan(Report):
@@ -366,17 +353,6 @@ class RecommenderPlan(Report):
     touched_entries: int
     num_entries: int
     recount: bool
-
-    def chart(self) -> Chart:
-        """Draw the number of counts that the request touches."""
-        return Chart(
-            f'Forgetting would touch {self.touched_users} users',
-            bars={
-                'counts touched': self.touched_entries,
-                'counts held': self.num_entries,
-            },
-            xlabel='pairs of items',
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -486,16 +462,4 @@ class RecommenderVerifyReport(Report):
             f'what remains alone: {found}; lists '
             f'{"as sealed" if self.sealed else "NOT as sealed"}; left in '
             f'memory: {left}'
-        )
-
-    def chart(self) -> Chart:
-        """Draw the number of compared counts."""
-        return Chart(
-            'Verified: equal, bit for bit'
-            if self.ok
-            else 'NOT verified: see counts_equal and sealed',
-            bars={
-                'counts compared': self.num_entries,
-                'places that tell of what was removed': len(self.leftovers),
-            },
         )

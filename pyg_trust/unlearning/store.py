@@ -70,6 +70,13 @@ class ShardStore:
             f'{self._path} is no manifest of format {_FORMAT}: {why}'
         )
 
+    def holds(self, plain: dict[str, Any]) -> bool:
+        """Return whether the manifest has the values of a state."""
+        found = self.manifest()
+        return found is not None and all(
+            found.get(key) == value for key, value in plain.items()
+        )
+
     def write(
         self,
         parts: dict[str, Any],
@@ -144,13 +151,12 @@ class ShardStore:
             ValueError: if the folder holds no state.
             DamagedFileError: if a file is missing or changed.
         """
+        if self.manifest() is None:
+            raise ValueError(
+                f"'folder' needs to hold a {MANIFEST} (got {self.folder})"
+            )
         with commit.exclusive(self._path, reading=True):
-            manifest = self.manifest()
-            if manifest is None:
-                raise ValueError(
-                    f"'folder' needs to hold a {MANIFEST} (got {self.folder})"
-                )
-            parts = {}
+            manifest, parts = self.manifest() or {}, {}
             for name, entry in manifest['files'].items():
                 path = self.folder / entry['file']
                 if not self._is_whole(entry):

@@ -45,10 +45,6 @@ PROMISES = {
 def claim(procedure: str, values: Mapping[str, Any]) -> Claim:
     """Make the claim of a procedure from its fields.
 
-    Args:
-        procedure (str): one of :obj:`PROMISES`.
-        values (dict): the fields by name, as plain data.
-
     Raises:
         ValueError: if the procedure is unknown, or a field is missing or of
             another type.

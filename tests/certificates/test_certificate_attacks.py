@@ -184,7 +184,6 @@ def test_silent_shards_hold_no_class():
             aggregator='majority',
             num_classes=2,
             epochs=12,
-            trainer='sequential',
             seed=4,
         ).fit(data)
 

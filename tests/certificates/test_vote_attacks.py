@@ -16,10 +16,13 @@ from pyg_trust import rng
 from pyg_trust.certificates import BitFlips, Divided, certify
 from pyg_trust.certificates.poisoning import certify_shards
 from pyg_trust.certificates.voting import differ
-from pyg_trust.nn.shard_aggregator import MajorityAggregator, MeanAggregator
 from pyg_trust.transforms.shards import Shards
 from pyg_trust.unlearning import ShardedUnlearner
-from pyg_trust.unlearning.aggregate import majority_vote
+from pyg_trust.unlearning.aggregate import (
+    MajorityAggregator,
+    MeanAggregator,
+    majority_vote,
+)
 from pyg_trust.verify.votes import answers, needed
 
 OPTIONS = {'num_samples': 2000, 'num_selection': 100}

@@ -12,8 +12,12 @@ from pyg_trust.nn import (
     MeanAggregator,
     make_aggregator,
 )
-from pyg_trust.nn.shard_aggregator import AGGREGATORS, _CutEdges
-from pyg_trust.unlearning.aggregate import info_nce, weighted_log_probability
+from pyg_trust.unlearning.aggregate import (
+    AGGREGATORS,
+    _CutEdges,
+    info_nce,
+    weighted_log_probability,
+)
 
 SHARDS, NODES, CLASSES = 5, 400, 3
 LEARNING = [name for name in AGGREGATORS if name not in ('mean', 'majority')]

@@ -232,7 +232,7 @@ def test_a_step_is_the_sum_of_persons_run_alone(
 
 
 WALKS = {
-    'relation': 'contents',
+    'neighboring': 'contents',
     'walk_length': 2,
     'restarts': 2,
     'along': (KNOWS,),
@@ -261,7 +261,7 @@ TARGETS: dict[str, tuple[str, dict[str, Any]]] = {
         'order',
         {
             'sampling': 'poisson',
-            'relation': 'add_remove',
+            'neighboring': 'add_remove',
             'sample_rate': 0.5,
             'num_steps': 2,
         },
@@ -488,7 +488,7 @@ def test_persons_come_by_coins_and_nobody_too(name: str) -> None:
                 'batch_size': 1,
                 'sampling': 'poisson',
                 'num_steps': 20,
-                'relation': relation,
+                'neighboring': relation,
                 'sample_rate': 1 / 12 if away else None,
             },
         )

@@ -79,18 +79,6 @@ def test_weighted_log_probability():
     torch.testing.assert_close(found, p[2])
 
 
-def test_what_a_double_softmax_cannot_reach():
-    # The bound that the docstring gives for the loss of the public code.
-    classes = 7
-    sure = torch.full((1, classes), -1e9)
-    sure[0, 0] = 0
-    y = torch.tensor([0])
-    twice = torch.nn.functional.cross_entropy(sure.softmax(-1), y)
-    assert float(twice) == pytest.approx(math.log(math.e + classes - 1) - 1)
-    once = torch.nn.functional.cross_entropy(sure, y)
-    assert float(once) == 0
-
-
 def test_attention_is_a_linear_layer_per_shard():
     outputs = logits()
     layers = [torch.nn.Linear(4, 3).double() for _ in range(5)]
@@ -186,35 +174,6 @@ def test_reconstruction_pulls_neighbours_together():
     assert bool((loss.diff() > 0).all())
     loss = reconstruction_loss(fixed, other, turned(angle))
     assert bool((loss.diff() < 0).all())
-
-
-@pytest.mark.parametrize(
-    ('match', 'run'),
-    [
-        ("'outputs'", lambda o: mean_probability(o[0])),
-        ("'outputs'", lambda o: F.majority_vote(o[0])),
-        ("'outputs'", lambda o: weighted_log_probability(o[0], o[0, 0])),
-        (
-            "'weight' needs to have the shape",
-            lambda o: weighted_log_probability(o, torch.ones(4)),
-        ),
-        (
-            "'weight'",
-            lambda o: attention(
-                o, torch.ones(4, 4, 2), torch.ones(5, 2), torch.ones(2)
-            ),
-        ),
-        (
-            "'bias'",
-            lambda o: attention(
-                o, torch.ones(5, 4, 2), torch.ones(5, 3), torch.ones(2)
-            ),
-        ),
-    ],
-)
-def test_shapes_have_to_fit(match, run):
-    with pytest.raises(ValueError, match=match):
-        run(logits())
 
 
 def test_projection_is_the_closest_point_of_the_simplex():

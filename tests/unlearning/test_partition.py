@@ -137,7 +137,7 @@ def test_partition_from_lists():
     for match, shards in [
         ('node 4 is left out', [a, b[1:]]),
         ('node 7 is named twice', [a, torch.tensor([4, 7, 9])]),
-        ('got node 5', [a, torch.tensor([4, 9, 5])]),
+        ('node 5 is no training', [a, torch.tensor([4, 9, 5])]),
         ('empty', [torch.tensor([7, 4, 9]), torch.tensor([])]),
         ("'shards' needs to hold integers", [torch.tensor([7.0]), [4, 9]]),
         ("'shards' needs to hold integers", [torch.tensor([True]), [4, 9]]),

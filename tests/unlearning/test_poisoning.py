@@ -5,8 +5,8 @@ import torch
 from torch_geometric.data import Data
 from torch_geometric.nn import GCN
 
-from pyg_trust.nn.shard_aggregator import MajorityAggregator
 from pyg_trust.unlearning import ShardedUnlearner
+from pyg_trust.unlearning.aggregate import MajorityAggregator
 
 N, SHARDS, CLASSES = 60, 7, 2
 

@@ -30,7 +30,13 @@ from pyg_trust import files
 from pyg_trust.files.commit import StaleStateError
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.unlearning import store
-from pyg_trust.unlearning.shards import building, graph, models, unlearner
+from pyg_trust.unlearning.shards import (
+    building,
+    graph,
+    models,
+    unlearner,
+    updating,
+)
 from pyg_trust.unlearning.shards import state as states_of
 
 FAST = {'epochs': 1, 'aggregator': 'mean'}
@@ -339,7 +345,10 @@ def test_a_state_does_not_tell_what_was_trained_last(tmp_path):
 
 # Failures ###################################################################
 
-MODULES = (building, unlearner, states_of, graph, store, models, files)
+MODULES = (
+    *(building, unlearner, states_of, graph, store, models, files),
+    updating,
+)
 
 
 class Interrupt:
@@ -436,7 +445,7 @@ def test_a_disk_that_fails(tmp_path, monkeypatch, call, error):
     [
         (building, 'train'),
         (building, 'evaluate_all'),
-        (unlearner, 'played'),
+        (unlearner, 'applied'),
         (building, 'content'),
         (unlearner.RemovalLedger, 'record'),
         (building.ShardAggregator, 'fit'),
@@ -455,7 +464,7 @@ def test_whatever_fails_nothing_has_changed(
     with monkeypatch.context() as patch:
         patch.setattr(module, name, failing)
         calls = [lambda: one.remove(nodes=[0, 1]), one.repartition]
-        for call in calls[: 1 if name == 'played' else 2]:
+        for call in calls[: 1 if name == 'applied' else 2]:
             with pytest.raises(RuntimeError, match='injected'):
                 call()
             assert same(before, snapshot(one))

@@ -18,6 +18,7 @@ from states import same
 from torch_geometric.data import Data
 
 from pyg_trust.removal import RemovalRequest
+from pyg_trust.unlearning.shards import building
 from pyg_trust.update import NewNodes, Update
 
 SLICED = [(0.4, 1), (0.7, 1), (1, 1)]
@@ -299,16 +300,23 @@ def test_a_shard_that_gets_a_node_votes_again():
     assert unlearner.verify().ok
 
 
-def test_the_aggregators_sample_is_that_of_a_fresh_fit():
+def sampled(unlearner):
+    state = unlearner._state
+    return state.data.n_id[unlearner._builder.sample(state)]
+
+
+def test_the_aggregators_sample_is_that_of_a_fresh_fit(monkeypatch):
+    monkeypatch.setattr(building, 'AGGREGATOR_NODES', 10)
     world = World(make_data(), seed=3)
-    unlearner = make(aggregator_nodes=10, num_classes=CLASSES)
+    unlearner = make(num_classes=CLASSES)
     unlearner.fit(make_data())
-    before = unlearner.aggregator_n_id
+    before = sampled(unlearner)
     for _ in range(10):
         unlearner.update(world.update())
-    again = make(aggregator_nodes=10, num_classes=CLASSES).fit(world.data())
-    assert torch.equal(unlearner.aggregator_n_id, again.aggregator_n_id)
-    assert not torch.equal(unlearner.aggregator_n_id, before)
+    again = make(num_classes=CLASSES).fit(world.data())
+    assert sampled(unlearner).numel() == 10
+    assert torch.equal(sampled(unlearner), sampled(again))
+    assert not torch.equal(sampled(unlearner), before)
 
 
 ROW = torch.rand(1, CHANNELS)

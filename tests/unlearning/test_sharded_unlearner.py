@@ -171,17 +171,6 @@ def test_odd_removals_equal_a_fresh_start(kind):
     assert unlearner.verify().ok
 
 
-def test_removal_by_processes_equals_training_without():
-    data = make_data()
-    fitted = make(trainer='sequential').fit(data)
-    unlearner = make(trainer='process', num_workers=1)
-    unlearner.load_state_dict(fitted.state_dict())
-    report = unlearner.remove(nodes=range(6))
-    assert report.trainer == 'process'
-    assert len(report.shards) > 1
-    assert unlearner.verify(trainer='sequential').ok
-
-
 def test_other_partitions_are_exact_until_they_are_not():
     data = make_data()
     for method in ('random', 'blpa'):
@@ -516,8 +505,6 @@ def test_verify_finds_what_was_not_retrained_and_what_is_left():
     for wrong in ([SHARDS], [-1]):
         with pytest.raises(ValueError, match="'shards'"):
             unlearner.verify(wrong)
-    with pytest.raises(ValueError, match="'trainer'"):
-        unlearner.verify(trainer='none')
 
 
 def test_a_division_that_looks_at_more_than_ids_is_found(monkeypatch):

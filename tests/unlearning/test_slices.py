@@ -24,7 +24,7 @@ from pyg_trust.unlearning import ShardedUnlearner
 from pyg_trust.unlearning.shards import building, models
 from pyg_trust.unlearning.shards import unlearner as classes
 from pyg_trust.unlearning.shards.graph import check_slices, slice_numbers
-from pyg_trust.unlearning.shards.models import Recipe, Shard, Shortcuts, train
+from pyg_trust.unlearning.shards.models import Recipe, Shard, Shortcuts
 
 SLICES = [(0.4, 3), (0.7, 1), (1, 2)]
 SEED = 5
@@ -37,7 +37,7 @@ def sliced(factory=EVERY['GCN'], **kwargs):
 
 
 def numbers(names):
-    key = rng.derive(SEED, building._SLICE)
+    key = rng.derive(SEED, building.SLICE)
     return slice_numbers(torch.as_tensor(names), check_slices(SLICES), key)
 
 
@@ -239,29 +239,6 @@ def test_stages_are_saved_and_loaded(tmp_path):
         sliced().load_state_dict(state)
     with pytest.raises(ValueError, match='other arguments'):
         make(epochs=6, num_classes=CLASSES).load_state_dict(two.state_dict())
-
-
-def test_processes_give_the_same_stages():
-    shards = []
-    data = make_data()
-    for i in range(2):
-        graph = Data(x=data.x, edge_index=data.edge_index)
-        part = Shard(i, graph, data.y)
-        half = Shard(i + 7, graph.subgraph(torch.arange(30)), data.y[:30])
-        shards.append(part._replace(stages=((half, 2), (part, 3))))
-    one, two = (
-        train(
-            EVERY['GCN'],
-            shards,
-            Recipe(),
-            Shortcuts(),
-            trainer=trainer,
-            num_workers=1,
-        )
-        for trainer in ('sequential', 'process')
-    )
-    for (a, _), (b, _) in zip(one, two, strict=True):
-        assert same(a, b)
 
 
 @pytest.mark.parametrize(

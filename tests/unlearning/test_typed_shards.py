@@ -328,13 +328,6 @@ def test_outputs_are_those_of_the_plain_model() -> None:
             assert torch.allclose(out, model.outputs[i], atol=1e-6)
 
 
-def test_processes_train_to_the_same_bits() -> None:
-    data = graph()
-    one = unlearner(data)
-    two = unlearner(data, trainer='process', num_workers=1)
-    assert torch.equal(one.outputs, two.outputs)
-
-
 def test_a_report_tells_the_unit() -> None:
     told = ' '.join(unlearner(graph()).report().assumptions)
     assert 'rows of user, order' in told

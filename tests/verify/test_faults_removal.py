@@ -17,10 +17,11 @@ from pyg_trust import rng
 from pyg_trust.check import FAILS, HOLDS, UNPROVED, check_report
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import TrustReport, save_tensors
-from pyg_trust.unlearning import ShardedUnlearner, certified, heads, node
+from pyg_trust.unlearning import certified, heads, node
 from pyg_trust.unlearning.newton import Refined
 from pyg_trust.unlearning.node_rows import NodeState
 from pyg_trust.unlearning.shards import building
+from pyg_trust.unlearning.shards import unlearner as unlearners
 from pyg_trust.unlearning.shards.building import Builder
 from pyg_trust.unlearning.sums import Sums
 from pyg_trust.verify import shards as kernel
@@ -242,13 +243,13 @@ def later(found, *_):
 
 
 def stages_too_late(found, *_):
-    after, first = found
-    return after, {shard: stage + 1 for shard, stage in first.items()}
+    after, first, request = found
+    return after, {shard: r + 1 for shard, r in first.items()}, request
 
 
 def one_less(found, *_):
-    after, first = found
-    return after, dict(list(first.items())[1:])
+    after, first, request = found
+    return after, dict(list(first.items())[1:]), request
 
 
 SEEN, AGAIN = 'items that it should not', 'again'
@@ -274,11 +275,11 @@ OF_SHARDS = {
         SEEN,
     ),
     'a stage that begins too late': (
-        wrapped(ShardedUnlearner, '_after', stages_too_late),
+        wrapped(unlearners, 'applied', stages_too_late),
         AGAIN,
     ),
     'a shard that is forgotten': (
-        wrapped(ShardedUnlearner, '_after', one_less),
+        wrapped(unlearners, 'applied', one_less),
         AGAIN,
     ),
 }
@@ -296,7 +297,7 @@ def shards_refuse():
     builder, data = unlearner._builder, state.data
     key = builder.method(state.partition, state.seed).seed
     names = data.n_id[data.train_mask].tolist()
-    slicing = rng.derive(state.seed, building._SLICE)
+    slicing = rng.derive(state.seed, building.SLICE)
     division = kernel.divided(
         names, unlearner.num_shards, key, [0.5, 1.0], slicing
     )

@@ -17,11 +17,17 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_trust import rng
+from pyg_trust._checks.starts import same_start, tensors_of
 from pyg_trust.distributed import from_first
 from pyg_trust.files.seals import Seals, content
-from pyg_trust.nn.shard_aggregator import ShardAggregator
 from pyg_trust.transforms.shards import Shards, training_nodes
+from pyg_trust.unlearning.aggregate import (
+    AGGREGATORS,
+    ShardAggregator,
+    make_aggregator,
+)
 from pyg_trust.unlearning.partition import (
+    PARTITIONS,
     check_partition,
     hash_partition,
     partition_from_lists,
@@ -34,6 +40,7 @@ from pyg_trust.unlearning.shards.checks import (
 )
 from pyg_trust.unlearning.shards.graph import (
     canonical,
+    id_tensor,
     induced,
     select_rows,
     slice_numbers,
@@ -51,13 +58,18 @@ from pyg_trust.unlearning.shards.models import (
     single_thread,
     train,
 )
-from pyg_trust.unlearning.shards.state import Checkpoint, State
+from pyg_trust.unlearning.shards.state import (
+    AGGREGATOR_NODES,
+    Checkpoint,
+    State,
+    described,
+)
 
-__all__ = ['Builder']
+__all__ = ['SLICE', 'Builder', 'checked_aggregator', 'checked_partition']
 
 T = TypeVar('T')
 # Parts of the seed.
-_SHARD, _PARTITION, _AGGREGATOR, _SAMPLE, _SLICE, _LATER = range(6)
+_SHARD, _PARTITION, _AGGREGATOR, _SAMPLE, SLICE, _LATER = range(6)
 # A part of the seed of a shard, beside those of its training.
 _STAGE = 3
 
@@ -71,10 +83,7 @@ class Builder:
     recipe: Recipe
     #: Copied and trained for each state.
     aggregator: ShardAggregator
-    aggregator_nodes: int
     start_is_public: bool
-    trainer: str
-    num_workers: int | None
     over_ranks: bool
     #: Chosen by the factory alone, which does not depend on data.
     ways: Shortcuts | None = None
@@ -91,6 +100,11 @@ class Builder:
             return given
         seed = rng.derive(seed, _PARTITION)
         return Shards(self.num_shards, given, seed=seed)
+
+    def is_exact(self, given: Any, seed: int) -> bool:
+        """Return whether a node's shard depends on its id alone."""
+        method = self.method(given, seed)
+        return isinstance(method, Shards) and method.exact
 
     def divide(self, data: Data, given: Any, seed: int) -> Tensor:
         """Return the shard of every node, -1 outside of training."""
@@ -156,7 +170,7 @@ class Builder:
         if not slices:
             sizes = self.sizes(data)[[*first]]
             return int(sizes.sum()) * self.recipe.epochs
-        number = slice_numbers(data.n_id, slices, rng.derive(seed, _SLICE))
+        number = slice_numbers(data.n_id, slices, rng.derive(seed, SLICE))
         return sum(
             int((number[data.shard == shard] <= r).sum()) * slices[r][1]
             for shard, stage in first.items()
@@ -190,6 +204,17 @@ class Builder:
         rest = sum(seconds.values()) - training
         return seconds, (rest + training) / (rest + sum(times.values()))
 
+    def costs(self, state: State, first: dict[int, int]) -> dict[str, Any]:
+        """Return what a plan and the report of a removal count."""
+        data = state.data
+        return {
+            'shards': tuple(first),
+            'nodes': int(self.sizes(data)[[*first]].sum()),
+            'node_epochs': self.node_epochs(data, state.seed, first),
+            'aggregator_nodes': self.sample(state).numel(),
+            'stages': first,
+        }
+
     # Training ###############################################################
 
     def parts(
@@ -202,7 +227,7 @@ class Builder:
         }
         for seen in made.values() if slices else ():
             whole = seen.pop()
-            key = rng.derive(state.seed, _SLICE)
+            key = rng.derive(state.seed, SLICE)
             number = slice_numbers(whole.n_id, slices, key)
             seen += [induced(whole, number <= r) for r in range(len(slices))]
         return made
@@ -263,7 +288,6 @@ class Builder:
             jobs,
             self.recipe,
             ways,
-            num_workers=self.num_workers,
             **how,
         )
         states = dict(zip(todo, (found for found, _ in made), strict=True))
@@ -341,7 +365,6 @@ class Builder:
             parts,
             first,
             done=done,
-            trainer=self.trainer,
             over_ranks=self.over_ranks,
         )
         clock.append(time.perf_counter())
@@ -408,7 +431,7 @@ class Builder:
         index = (data.shard >= 0).nonzero().view(-1)
         key = rng.derive(state.seed, _SAMPLE)
         order = rng.derive_each(key, data.n_id[index]).argsort(stable=True)
-        return index[order[: self.aggregator_nodes]].sort().values
+        return index[order[:AGGREGATOR_NODES]].sort().values
 
     def aggregate(self, state: State, outputs: Tensor) -> ShardAggregator:
         """Train an aggregator on outputs."""
@@ -442,3 +465,56 @@ class Builder:
         own = [] if typed is None else [typed.digest_of(None)]
         found[self.num_shards] = content(rest, *own)
         return found
+
+
+def checked_partition(given: Any, num_shards: int, by_person: bool) -> Any:
+    """Check the argument 'partition'; copy it, so that nobody changes it."""
+    if by_person and not (
+        given == 'hash'
+        if isinstance(given, str)
+        else isinstance(given, Shards) and given.exact
+    ):
+        raise ValueError(
+            "'partition' needs to be 'hash' with a 'unit': all others look "
+            f'at one kind of nodes (got {described(given)})'
+        )
+    if isinstance(given, str):
+        PARTITIONS.find('partition', given)
+        Shards(num_shards, given, seed=0)
+        return given
+    if isinstance(given, Tensor):
+        return given.clone()
+    if isinstance(given, Shards):
+        given = copy.copy(given)
+        count = given.num_shards
+    elif isinstance(given, Sequence):
+        given = [id_tensor('partition', ids) for ids in given]
+        count = len(given)
+    else:
+        raise TypeError(
+            "'partition' needs to be the name of a method, a Shards, a "
+            f'tensor or a list of tensors (got {type(given).__name__})'
+        )
+    if count != num_shards:
+        raise ValueError(
+            f"'partition' needs to make {num_shards} shards (got {count})"
+        )
+    return given
+
+
+def checked_aggregator(
+    given: str | ShardAggregator, start_is_public: bool
+) -> ShardAggregator:
+    """Make or copy an aggregator; refuse one that has learnt something."""
+    if not isinstance(given, ShardAggregator):
+        AGGREGATORS.find('aggregator', given)
+    made = copy.deepcopy(make_aggregator(given))
+    held = tensors_of(made)
+    found = None if start_is_public else same_start(held, held)
+    if found is not None:
+        raise ValueError(
+            f"'aggregator' has {found!r} already, which may come from data "
+            'that are removed: pass one that was not fitted, or state that it '
+            'is public, ShardedUnlearner(..., start_is_public=True)'
+        )
+    return made

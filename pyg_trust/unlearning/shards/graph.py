@@ -10,7 +10,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from pyg_trust import rng
-from pyg_trust._checks import check_integer, check_number
+from pyg_trust._checks import check_integer, check_number, check_tensor
 from pyg_trust._checks.graphs import (
     check_edges,
     check_num_nodes,
@@ -38,6 +38,7 @@ __all__ = [
     'kept_rows',
     'kind_of',
     'nonzeros',
+    'other_graph',
     'select_rows',
     'slice_numbers',
     'stacked_rows',
@@ -130,6 +131,30 @@ def checked_edges(data: Data) -> tuple[Tensor, Tensor | None]:
         return edges.cpu(), None
     check_weight('edge_weight', weight, edges.size(1))
     return edges.cpu(), weight.detach().cpu()
+
+
+def other_graph(data: Any, own: Data) -> Data:
+    """Check another graph for the models of one, and copy what they read."""
+    if not isinstance(data, Data):
+        raise TypeError(
+            "'data' needs to be a Data object, another graph; for nodes of "
+            'the present one call predict(nodes=[1, 2]) (got '
+            f'{type(data).__name__})'
+        )
+    x, n = data.get('x'), int(data.num_nodes or 0)
+    if isinstance(x, Tensor):
+        x = x.to(own.x.dtype)
+    check_tensor('data.x', x, own.x.dtype, (n, own.x.size(1)))
+    edges, weight = checked_edges(data)
+    if ('edge_weight' in own) != (weight is not None):
+        raise ValueError(
+            "'data' needs an 'edge_weight' if, and only if, the graph that "
+            f'was fitted has one (got {kind_of(weight)})'
+        )
+    made = Data(x=x.detach().cpu(), edge_index=edges, num_nodes=n)
+    if weight is not None:
+        made.edge_weight = weight
+    return made
 
 
 def _ids(data: Data, n: int) -> Tensor:

@@ -12,14 +12,10 @@ data that may be removed.
 """
 
 import copy
-import multiprocessing
-import pickle
 import random
 import re
-import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -36,6 +32,7 @@ from torch_geometric.utils import to_torch_csr_tensor
 
 from pyg_trust import rng
 from pyg_trust._checks import (
+    check_callable,
     check_choice,
     check_integer,
     check_non_negative,
@@ -44,10 +41,14 @@ from pyg_trust._checks import (
 from pyg_trust._progress import Bar
 from pyg_trust.distributed import run_over_ranks
 from pyg_trust.graph import quiet_sparse
-from pyg_trust.unlearning.shards.graph import is_sparse, kind_of, nonzeros
+from pyg_trust.unlearning.shards.graph import (
+    check_slices,
+    is_sparse,
+    kind_of,
+    nonzeros,
+)
 
 __all__ = [
-    'TRAINERS',
     'Recipe',
     'Shard',
     'Shortcuts',
@@ -65,7 +66,6 @@ __all__ = [
     'train_one',
 ]
 
-TRAINERS = ('sequential', 'process')
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     'adam': torch.optim.Adam,
     'adamw': torch.optim.AdamW,
@@ -105,6 +105,42 @@ class Recipe:
         check_positive('lr', self.lr)
         check_non_negative('weight_decay', self.weight_decay)
         check_choice('optimizer', self.optimizer, OPTIMIZERS)
+
+    @classmethod
+    def of(
+        cls,
+        epochs: int | None,
+        lr: float,
+        weight_decay: float,
+        optimizer: str,
+        slices: Any,
+        train: Callable[..., Any] | None,
+    ) -> 'Recipe':
+        """Check the arguments of an unlearner."""
+        stages = () if slices is None else check_slices(slices)
+        total = sum(count for _, count in stages) if stages else 100
+        if epochs is not None and stages and epochs != total:
+            raise ValueError(
+                "'epochs' needs to be the sum of those of 'slices', or to be "
+                f'left out (got {epochs}, and {total})'
+            )
+        epochs = total if epochs is None else epochs
+        made = cls(epochs, lr, weight_decay, optimizer, stages, train)
+        if train is not None:
+            check_callable('train', train)
+            for name in (
+                'slices',
+                'epochs',
+                'lr',
+                'weight_decay',
+                'optimizer',
+            ):
+                if getattr(made, name) != getattr(cls(), name):
+                    raise ValueError(
+                        f"'{name}' can't be used with 'train', which trains "
+                        'as it is written: leave one of them out'
+                    )
+        return made
 
     def plain(self) -> dict[str, Any]:
         """Return the settings as plain values, a function by its name."""
@@ -363,15 +399,9 @@ def train(
     recipe: Recipe,
     ways: Shortcuts,
     *,
-    trainer: str = 'sequential',
-    num_workers: int | None = None,
     over_ranks: bool = False,
 ) -> list[tuple[list[Weights], float]]:
-    """Train one model per shard.
-
-    Returns:
-        list: for each shard, the states after its stages, and its seconds.
-    """
+    """Train one model per shard; return states by stage, and seconds."""
 
     def one(shard: Shard) -> tuple[list[Weights], float]:
         start = time.perf_counter()
@@ -381,62 +411,8 @@ def train(
 
     if over_ranks:
         return run_over_ranks(shards, one)
-    if trainer == 'sequential' or len(shards) < 2:
-        with Bar(shards, desc='shards') as bar:
-            return [one(shard) for shard in bar]
-    start = time.perf_counter()
-    # The largest first, so that the last to end is a small one.
-    order = sorted(range(len(shards)), key=lambda i: -shards[i].y.numel())
-    with single_thread():
-        jobs = {
-            i: (build(factory, shards[i]), shards[i], recipe, ways)
-            for i in order
-        }
-        states = _in_processes(jobs, num_workers)
-    share = (time.perf_counter() - start) / len(shards)
-    return [(states[i], share) for i in range(len(shards))]
-
-
-def _in_processes(
-    jobs: dict[int, tuple[Any, ...]], num_workers: int | None
-) -> dict[int, list[Weights]]:
-    if num_workers is None:
-        num_workers = max(multiprocessing.cpu_count() // 2, 1)
-    try:
-        packed = {i: pickle.dumps(job) for i, job in jobs.items()}
-    except (AttributeError, TypeError, pickle.PicklingError) as error:
-        raise ValueError(
-            "trainer='process' needs models and a 'train' that can be "
-            f'pickled, of classes at the top of a module (got {error})'
-        ) from None
-    others = set(multiprocessing.active_children())
-    # An interrupt is for the parent to handle: a terminal sends it to all.
-    with ProcessPoolExecutor(
-        min(num_workers, len(jobs)),
-        multiprocessing.get_context('spawn'),
-        signal.signal,
-        (signal.SIGINT, signal.SIG_IGN),
-    ) as pool:
-        try:
-            futures = {pool.submit(_work, job): i for i, job in packed.items()}
-            done = Bar(
-                as_completed(futures), total=len(futures), desc='shards'
-            )
-            # Of this program's own processes, never of a file or a network.
-            return {futures[f]: pickle.loads(f.result()) for f in done}
-        except BaseException:
-            # The shards in progress are not waited for.
-            workers = set(multiprocessing.active_children()) - others
-            for process in workers:
-                process.terminate()
-            for process in workers:
-                process.join()
-            raise
-
-
-def _work(packed: bytes) -> bytes:
-    with single_thread():
-        return pickle.dumps(train_one(*pickle.loads(packed)))
+    with Bar(shards, desc='shards') as bar:
+        return [one(shard) for shard in bar]
 
 
 # Outputs #####################################################################

@@ -6,15 +6,14 @@ from typing import Any
 from pyg_trust.report import Guarantee, Report
 from pyg_trust.report.base import Verifiable, stated
 from pyg_trust.report.charts import Chart
+from pyg_trust.transforms.shards import Shards
 
 __all__ = [
-    'ASSUMPTIONS',
-    'FROM_SEED',
-    'PUBLIC_START',
     'ShardPlan',
     'ShardRemovalReport',
     'ShardReport',
     'ShardVerifyReport',
+    'exactness',
 ]
 
 ASSUMPTIONS = (
@@ -25,20 +24,60 @@ ASSUMPTIONS = (
     "torch's default generator",
     'bits are those of one machine and one version of torch',
 )
-#: The assumption that ``start_is_public=True`` adds.
+# The assumption that start_is_public=True adds, and what exactness says then.
 PUBLIC_START = (
     'what the models start from is public, as start_is_public=True states: '
     'nothing in the weights and buffers that the factory makes comes from '
     'people of these data'
 )
-#: How reports describe keys of hashes that come from a given seed.
+OF_PUBLIC_START = (
+    '; models start from weights or buffers that are passed in and stated to '
+    'be public, and are as exact as that is true'
+)
+# How reports describe keys of hashes that come from a given seed.
 FROM_SEED = (
     'keys come from an explicit seed: whoever knows or guesses it knows the '
     'shard of every node id, and can test guesses of the data against hashes'
 )
+# The share of training nodes by a later hash from which to start over.
+_MANY = 0.25
 
 
-@dataclass(frozen=True)
+def exactness(
+    partition: Any, fresh: bool, by_hash: int, num_train: int, by_person: bool
+) -> tuple[bool, str]:
+    """Return whether all equals a fit on what remains, and in which sense."""
+    seen = 'what its author looked at'
+    if isinstance(partition, Shards):
+        seen = partition.seen
+        if partition.exact:
+            order = (
+                'remaining data, in the same order of nodes and edges'
+                if by_person
+                else 'present data, in any order of nodes and edges'
+            )
+            return True, (
+                'exact: a node goes to the shard that a keyed hash of its id '
+                'gives, so that everything equals a fresh start with the same '
+                f'seed on the {order}'
+            )
+    if fresh:
+        return True, (
+            'exact so far: nothing was removed since the partition was made, '
+            f'which has seen {seen}; after a removal, exact given the '
+            'partition'
+        )
+    hashed = f'{by_hash} training nodes came later and are by hash; '
+    return False, (
+        'exact given the partition: models and aggregator equal those of a '
+        f'fresh start with the same partition, but that has seen {seen}, with '
+        f'what was removed; {hashed * bool(by_hash)}repartition() starts over'
+        + ', as it should from a quarter on'
+        * (by_hash > _MANY * num_train)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class ShardPlan(Report):
     """Estimated cost of a removal that has not been carried out.
 
@@ -50,9 +89,8 @@ class ShardPlan(Report):
         full_node_epochs (int): the same sum over all shards.
         seconds (dict): the estimated seconds of each part, from the last time
             of each; empty if nothing was trained since a state was loaded.
-        fraction (float): the sum of :obj:`seconds`, divided by that of
-            training all shards; the ratio of :obj:`node_epochs` if times are
-            not known.
+        fraction (float): the estimated share of the seconds of a fit; the
+            ratio of :obj:`node_epochs` if times are not known.
         aggregator_nodes (int): the number of nodes that the aggregator would
             be retrained on, in every removal.
         stages (dict): the first stage of every shard that would be retrained,
@@ -70,33 +108,23 @@ class ShardPlan(Report):
     stages: dict[int, int]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ShardRemovalReport(Verifiable):
     """The result of a removal and its cost.
 
+    :obj:`request`, :obj:`shards`, :obj:`nodes`, :obj:`node_epochs`,
+    :obj:`fraction`, :obj:`aggregator_nodes`, :obj:`seconds` and :obj:`stages`
+    are those of :class:`ShardPlan`, as they were.
+
     Args:
         secrets (str): the source of the keys of the hashes.
-        request (dict): the ids of what was removed.
-        shards (tuple[int, ...]): the shards that were retrained.
         empty (tuple[int, ...]): the shards without a training node, which
             are constant voters.
-        nodes (int): the number of training nodes of the retrained shards.
-        node_epochs (int): the sum over these shards of nodes times epochs.
-        fraction (float): the seconds of the removal, divided by those of a
-            full fit.
-        aggregator_nodes (int): the number of nodes that the aggregator was
-            retrained on.
-        seconds (dict): the seconds of each part: training the shards, running
-            all models on the present graph, training the aggregator, and the
-            rest.
-        trainer (str): the trainer that was used.
         exact (bool): whether the result equals training on the remaining data,
             the partition included.
         exactness (str): the meaning of :obj:`exact` for this partition.
         assumptions (tuple[str, ...]): the assumptions of the guarantee.
         origin (dict): versions and settings.
-        stages (dict): the first stage of every shard that was retrained, from
-            0; always 0 without slices.
         by_hash (int): the number of training nodes that came later and were
             assigned by a hash of their ids, although the partition is
             another.
@@ -107,7 +135,6 @@ class ShardRemovalReport(Verifiable):
             removal.
         verification (ShardVerifyReport, optional): the findings that
             :meth:`verified` adds.
-        keeps_history (bool): always :obj:`False`.
         skipped (dict): the items of the request that were not there.
     """
 
@@ -120,7 +147,6 @@ class ShardRemovalReport(Verifiable):
     fraction: float
     aggregator_nodes: int
     seconds: dict[str, float]
-    trainer: str
     exact: bool
     exactness: str
     assumptions: tuple[str, ...]
@@ -161,29 +187,22 @@ class ShardRemovalReport(Verifiable):
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ShardReport(Report):
     """The present state of a sharded unlearner.
 
+    Fields that are not listed are as in :class:`ShardRemovalReport`.
+
     Args:
-        secrets (str): the source of the keys of the hashes.
         num_nodes (int): the number of nodes of the present graph.
         num_train (int): the number of training nodes among them.
         shard_sizes (tuple[int, ...]): the number of training nodes of every
             shard.
-        empty (tuple[int, ...]): the shards without a training node, which
-            are constant voters.
         imbalance (float): the size of the largest shard, divided by the mean.
         partition (str): the method that made the shards.
-        by_hash (int): as in :class:`ShardRemovalReport`.
-        exact (bool): as in :class:`ShardRemovalReport`.
-        exactness (str): the meaning of :obj:`exact` for this partition.
         removals (int): the number of removals so far.
         seconds (dict): the seconds of the last training, by part; empty if
             nothing was trained since a load.
-        trainer (str): the trainer that was used last.
-        assumptions (tuple[str, ...]): the assumptions of the guarantee.
-        origin (dict): versions and settings.
     """
 
     secrets: str
@@ -198,7 +217,6 @@ class ShardReport(Report):
     exactness: str
     removals: int
     seconds: dict[str, float]
-    trainer: str
     assumptions: tuple[str, ...]
     origin: dict[str, Any]
 
@@ -213,7 +231,7 @@ class ShardReport(Report):
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ShardVerifyReport(Report):
     """The findings of :meth:`ShardedUnlearner.verify`.
 

@@ -2,44 +2,58 @@
 
 import copy
 import json
-from typing import Any, NamedTuple
+import os
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_trust._checks import check_instance, check_integer
-from pyg_trust.files.commit import Lineage
+from pyg_trust._checks.states import (
+    check_settings,
+    check_state,
+    kind_of,
+    reading,
+)
+from pyg_trust.distributed import check_same
+from pyg_trust.files.commit import (
+    Lineage,
+    ObjectLock,
+    editing,
+    synchronized,
+)
 from pyg_trust.files.seals import Seals, sealed
 from pyg_trust.graph import sparse_rows
 from pyg_trust.ledger import RemovalLedger
-from pyg_trust.nn.shard_aggregator import ShardAggregator
-from pyg_trust.report import fingerprint_model
+from pyg_trust.report import fingerprint_model, provenance
 from pyg_trust.transforms.shards import Shards
+from pyg_trust.unlearning.aggregate import ShardAggregator, unchecked
+from pyg_trust.unlearning.shards import reports
 from pyg_trust.unlearning.shards.graph import is_sparse
-from pyg_trust.unlearning.shards.models import Weights
+from pyg_trust.unlearning.shards.models import Recipe, Weights
+from pyg_trust.unlearning.shards.reports import ShardReport
+from pyg_trust.unlearning.store import ShardStore
 from pyg_trust.update import Update
+from pyg_trust.verify.claims_removal import FROM_SYSTEM
 
 __all__ = [
-    'FORMAT',
+    'AGGREGATOR_NODES',
     'Checkpoint',
     'Forgotten',
+    'Kept',
     'State',
     'described',
-    'fits_partition',
-    'from_files',
     'hash_of_shards',
-    'packed',
     'plain_partition',
-    'plain_settings',
     'plain_updates',
-    'remembered',
-    'to_files',
-    'trace',
-    'unpacked',
 ]
 
 FORMAT = 4
+#: The most training nodes that an aggregator learns from.
+AGGREGATOR_NODES = 1000
+Self = TypeVar('Self', bound='Kept')
 # Fields by which folders are compared without reading tensors.
 _IN_MANIFEST = ('lineage', 'ledger')
 
@@ -287,3 +301,276 @@ def from_files(
         int(name.split('-')[1]): made for name, made in parts.items()
     }
     return plain | {k: manifest[k] for k in _IN_MANIFEST if k in manifest}
+
+
+class Kept:
+    """Base of an unlearner: its state, in memory and in files."""
+
+    num_shards: int
+    folder: Path | None
+    recipe: Recipe
+    _builder: Any
+    _lock: ObjectLock
+    _by_person: bool
+    _given: Any
+    _unit: Any
+    _state: State | None
+
+    @property
+    def _fitted(self) -> State:
+        if self._state is None:
+            raise ValueError('the unlearner needs to be fitted first')
+        return self._state
+
+    def _check_untyped(self, what: str) -> None:
+        if self._by_person:
+            raise ValueError(
+                f"an unlearner with a 'unit' can't {what}: fit it to the "
+                "table of persons, 'unit.table(data)', without a unit"
+            )
+
+    def _agree(self, call: str, **given: Any) -> None:
+        # All processes do the same to the same state.
+        if self._builder.over_ranks:
+            before = None if self._state is None else self._state.lineage.runs
+            check_same({'call': call, **given, 'state': before})
+
+    def _reported(self) -> ShardReport:
+        state = self._fitted
+        sizes = self._builder.sizes(state.data)
+        return ShardReport(
+            num_nodes=int(state.data.num_nodes or 0),
+            num_train=int(sizes.sum()),
+            shard_sizes=tuple(sizes.tolist()),
+            imbalance=float(sizes.max() / sizes.double().mean()),
+            partition=described(state.partition),
+            removals=sum(bool(e.request) for e in state.ledger.entries),
+            **self._of(state),
+        )
+
+    def _of(self, state: State) -> dict[str, Any]:
+        # What both reports state of a state.
+        builder, late = self._builder, state.data.get('by_hash')
+        by_hash = 0 if late is None else int(late.sum())
+        exact, exactness = reports.exactness(
+            builder.method(state.partition, state.seed),
+            state.fresh,
+            by_hash,
+            int((state.data.shard >= 0).sum()),
+            self._by_person,
+        )
+        if builder.start_is_public:
+            exactness += reports.OF_PUBLIC_START
+        return {
+            'secrets': reports.FROM_SEED if state.seeded else FROM_SYSTEM,
+            'empty': builder.empty(state.data),
+            'by_hash': by_hash,
+            'exact': exact,
+            'exactness': exactness,
+            'seconds': state.seconds,
+            'assumptions': self._assumed(state.data),
+            'origin': self._origin(),
+        }
+
+    def _assumed(self, data: Data) -> tuple[str, ...]:
+        builder, persons = self._builder, data.get('persons')
+        return (
+            *reports.ASSUMPTIONS,
+            *(reports.PUBLIC_START,) * builder.start_is_public,
+            *(() if persons is None else persons.assumptions()),
+            *unchecked(builder.aggregator),
+        )
+
+    def _origin(self) -> dict[str, Any]:
+        # Without the seed, which salts the hashes.
+        return provenance(
+            partition=described(self._given),
+            start_is_public=self._builder.start_is_public,
+            **self._config(),
+        )
+
+    def _config(self) -> dict[str, Any]:
+        return {
+            **self.recipe.plain(),
+            'num_shards': self.num_shards,
+            'aggregator': plain_settings(self._builder.aggregator),
+            'aggregator_nodes': AGGREGATOR_NODES,
+        }
+
+    @synchronized
+    def state_dict(self) -> dict[str, Any]:
+        """Return a copy of the complete state, one checkpoint per shard.
+
+        It contains the remaining data, the salt and the seed. Guard it like
+        the data, and destroy older states: they hold what was removed.
+        """
+        return copy.deepcopy(self._packed(self._fitted))
+
+    @editing
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load a saved state.
+
+        Args:
+            state (dict): the :meth:`state_dict` of an unlearner with the same
+                arguments.
+
+        Raises:
+            ValueError: if the arguments differ, the state was changed, or its
+                ledger does not continue the present one.
+        """
+        self._commit(self._unpacked(state), loaded=True)
+
+    @synchronized
+    def save(self, folder: str | Path | None = None) -> None:
+        """Write the state to a folder atomically.
+
+        Args:
+            folder (str or Path, optional): the folder; by default that of the
+                class, where every state is written anyway.
+
+        Raises:
+            StaleStateError: if the folder was changed since this unlearner
+                read or wrote it.
+            ValueError: if there is no folder, or it holds the state of
+                another fit.
+        """
+        store = self._store(folder)
+        store.write(*to_files(self._packed(self._fitted)))
+
+    @editing
+    def load(
+        self: Self,
+        folder: str | Path | None = None,
+    ) -> Self:
+        """Load the state that :meth:`save` wrote to a folder; return self.
+
+        If it is the object's own folder, files of other states are deleted: a
+        process may have been killed before it could.
+
+        Args:
+            folder (str or Path, optional): as in :meth:`save`.
+                (default: :obj:`None`)
+
+        Raises:
+            ValueError: if there is no state, a file is missing or was changed,
+                or as :meth:`load_state_dict`.
+        """
+        store = self._store(folder)
+        new = self._unpacked(from_files(*store.read()))
+        if store.folder == self.folder:
+            self._take(new)
+            if os.access(store.folder, os.W_OK):
+                store.purge()
+        else:
+            self._commit(new, loaded=True)
+        return self
+
+    def _packed(self, state: State) -> dict[str, Any]:
+        self._check_untyped('be saved')
+        given = state.partition
+        if state.ledger.has_removals:
+            given = remembered(given)
+        return {
+            'format': FORMAT,
+            'class': kind_of(self),
+            'config': self._config(),
+            **packed(state, given),
+        }
+
+    def _unpacked(self, plain: dict[str, Any]) -> State:
+        self._check_untyped('load a state')
+        with reading():
+            check_state(plain, ('config',), (FORMAT,), self)
+            check_settings('config', plain['config'], self._config())
+            present, builder = self._state, self._builder
+            known = [self._given, *([present.partition] if present else [])]
+            given = [p for p in known if fits_partition(plain['partition'], p)]
+            if not given:
+                raise ValueError(
+                    "the state's partition is another one (got "
+                    f'{plain["partition"]["name"]})'
+                )
+            before = present and present.lineage
+            state = unpacked(plain, given[0], builder.aggregator, before)
+            parts = builder.parts(state, range(self.num_shards))
+            contents = builder.contents(state, parts)
+            state = state._replace(seals=Seals.of(plain['salts'], contents))
+            if len(state.checkpoints) != len(parts) or not state.is_sealed:
+                raise ValueError(
+                    'the data, models or account of the state do not match '
+                    'its ledger: they were changed'
+                )
+            try:
+                outputs = builder.outputs(state)
+            except (KeyError, RuntimeError) as error:
+                raise ValueError(
+                    f"the state is not that of 'model_factory': {error}"
+                ) from None
+            for one, two in zip(trace(outputs), plain['trace'], strict=True):
+                if abs(one - two) > 1e-2 * abs(two):
+                    raise ValueError(
+                        "the state is not that of 'model_factory', whose "
+                        'models give other outputs with the same weights: '
+                        'pass the function that the state was fitted with'
+                    )
+        return state._replace(outputs=outputs)
+
+    def _store(self, folder: str | Path | None) -> ShardStore:
+        folder = self.folder if folder is None else folder
+        if folder is None:
+            raise ValueError(
+                "'folder' needs to be given, here or to the class"
+            )
+        return ShardStore(folder)
+
+    def _commit(
+        self, state: State, *, loaded: bool = False, anew: bool = False
+    ) -> None:
+        # The one place where a new state takes the place of the old: on the
+        # disk by the switch of the manifest, in memory by one assignment.
+        present, first = self._state, self._builder.from_first
+        if not loaded:
+            before = Lineage()
+            if present is not None and not anew:
+                before = present.lineage
+            lineage, seconds, each = first(
+                lambda: (before.next(), state.seconds, state.shard_seconds)
+            )
+            state = state._replace(
+                lineage=lineage, seconds=seconds, shard_seconds=each
+            )
+        if self.folder is None:
+            self._take(state)
+            return
+        store = ShardStore(self.folder)
+        parts, plain = to_files(self._packed(state))
+        goes_on = present is not None and not (loaded or anew)
+        try:
+            first(lambda: store.write(parts, plain, goes_on=goes_on))
+            self._take(state)
+        except BaseException:
+            # After the switch there is no way back.
+            if store.holds(plain):
+                self._take(state)
+            raise
+
+    def _files_left(self, state: State) -> list[str]:
+        # What the folder holds beside the present state.
+        if self.folder is None:
+            return []
+        store = ShardStore(self.folder)
+        left = [
+            f'{path}, which is not of the present state: load() deletes it'
+            for path in store.strangers()
+        ]
+        if not store.holds(to_files(self._packed(state))[1]):
+            left.append(f'the state in {self.folder}, which is another')
+        return left
+
+    def _take(self, state: State) -> None:
+        if state.ledger.has_removals:
+            state = state._replace(partition=remembered(state.partition))
+            self._given = remembered(self._given)
+            # It names removed persons.
+            self._unit = None
+        self._state = state

@@ -8,7 +8,13 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_trust._checks import check_tensor
+from pyg_trust import rng
+from pyg_trust._checks import (
+    check_choice,
+    check_instance,
+    check_integer,
+    check_tensor,
+)
 from pyg_trust.removal import (
     NotThere,
     Part,
@@ -16,17 +22,24 @@ from pyg_trust.removal import (
     Removed,
     remove_from_data,
 )
+from pyg_trust.unlearning.shards.building import SLICE, Builder
 from pyg_trust.unlearning.shards.graph import (
     MASKS,
     canonical,
     kept_rows,
     select_rows,
     stacked_rows,
+    touched_slices,
     without_features,
 )
+from pyg_trust.unlearning.shards.persons import (
+    removed_persons,
+    touched_by_persons,
+)
+from pyg_trust.unlearning.shards.state import State
 from pyg_trust.update import NewNodes, Update, rows_of, with_edges
 
-__all__ = ['Change', 'played']
+__all__ = ['Change', 'applied', 'played']
 
 # Attributes that a graph may lack, false by default.
 _MARKS = ('x_removed', 'by_hash')
@@ -43,6 +56,86 @@ class Change(NamedTuple):
     came: Part
     #: The ids to record in the ledger.
     request: dict[str, Any]
+
+
+def applied(
+    builder: Builder,
+    state: State,
+    update: Any,
+    shard: Any,
+    num_classes: int | None,
+    *,
+    light: bool = False,
+) -> tuple[State, dict[int, int], dict[str, Any]]:
+    """Apply an update as the user gives it.
+
+    Returns the state with the new graph; for every shard to train again, the
+    first stage that has seen what goes, or would if the update were undone;
+    and the ids for the ledger.
+    """
+    updates, count = Update.of(update), builder.num_shards
+    if not updates:
+        raise ValueError("'update' needs to hold an update (got none)")
+    if isinstance(shard, str):
+        check_choice('shard', shard, ('hash',))
+    elif shard is not None:
+        check_instance('shard', shard, Mapping)
+        for each in shard.values():
+            check_integer('shard', each, 0, count - 1)
+    persons = state.data.get('persons')
+    left = [] if persons is None else removed_persons(updates, persons.unit)
+    change = played(
+        state.data,
+        updates,
+        lambda n_id: builder.homes(n_id, state, shard),
+        state.rows,
+        state.ledger.removed,
+        light=light,
+    )
+    data, first = change.data, dict[int, int]()
+    if persons is not None:
+        data.persons = persons.without(left)
+    _check_classes(state, data, num_classes)
+    come = data.n_id[~torch.isin(data.n_id, state.rows)]
+    after = state._replace(data=data, rows=torch.cat([state.rows, come]))
+    if persons is not None:
+        first = touched_by_persons(state.data, data, count)
+        return after, first, change.request
+    key, slices = rng.derive(state.seed, SLICE), builder.recipe.slices
+    for graph, part in (state.data, change.gone), (data, change.came):
+        for home, stage in touched_slices(graph, part, slices, key).items():
+            first[home] = min(stage, first.get(home, stage))
+    return after, dict(sorted(first.items())), change.request
+
+
+def _check_classes(state: State, left: Data, num_classes: int | None) -> None:
+    before, classes = state.data, state.num_classes
+    trained = left.y[left.shard >= 0]
+    if not trained.numel():
+        raise ValueError('the request would leave no training node')
+    largest = int(trained.max())
+    if largest >= classes:
+        raise ValueError(
+            f"'labels' needs to be below {classes} (got {largest}): give "
+            "'num_classes' at the start for classes to come"
+        )
+    if num_classes is not None:
+        return
+    old, new = (
+        d.y[d.shard >= 0].bincount(minlength=classes) for d in (before, left)
+    )
+    lost = ((old > 0) & (new == 0)).nonzero().view(-1).tolist()
+    if lost:
+        what = f'class {lost[0]} without a training node'
+    elif left.y.max() != before.y.max():
+        # Other nodes count, too: models have that many outputs.
+        what = f'no node of the largest label {int(before.y.max())}, or larger'
+    else:
+        return
+    raise ValueError(
+        f'the request would leave {what}, so that a fresh start would not '
+        "know of it: give 'num_classes' to allow that"
+    )
 
 
 def played(

@@ -8,7 +8,7 @@ from torch_geometric.data import Data
 from pyg_trust import rng
 from pyg_trust.removal import Part
 from pyg_trust.transforms.shards import Shards
-from pyg_trust.unlearning.shards.building import _SLICE, Builder
+from pyg_trust.unlearning.shards.building import SLICE, Builder
 from pyg_trust.unlearning.shards.models import equal_tensors
 from pyg_trust.unlearning.shards.reports import ShardVerifyReport
 from pyg_trust.unlearning.shards.state import (
@@ -25,14 +25,11 @@ def verified(
     builder: Builder,
     state: State,
     shards: Sequence[int],
-    trainer: str,
     files: list[str],
 ) -> ShardVerifyReport:
     """Train shards and the aggregator from scratch, and compare."""
     parts = builder.parts(state, range(builder.num_shards))
-    fresh, _ = builder.trained(
-        state, parts, dict.fromkeys(shards, 0), trainer=trainer
-    )
+    fresh, _ = builder.trained(state, parts, dict.fromkeys(shards, 0))
     differing = tuple(
         shard
         for shard, made in fresh.items()
@@ -124,7 +121,7 @@ def _strangers(
         builder.num_shards,
         given.seed if exact else 0,
         shares,
-        rng.derive(state.seed, _SLICE),
+        rng.derive(state.seed, SLICE),
     )
     if not exact:
         shard = data.shard[training].tolist()
