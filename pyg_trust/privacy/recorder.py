@@ -53,7 +53,7 @@ class Known(NamedTuple):
 
 
 # Half of the calls of a model: they return no tensor.
-_GETS = 'shape layout dtype ndim device requires_grad'.split()
+_GETS = ['shape', 'layout', 'dtype', 'ndim', 'device', 'requires_grad']
 _PLAIN = frozenset(
     (
         *(Tensor.dim, Tensor.size, Tensor.numel),
