@@ -109,7 +109,7 @@ def smoothed(folder):
 def collective(folder):
     data = binary()
     model, report = smoothing(data)
-    made = certify_collective(report, model, data, hops=1, edges=(0, 1))
+    made = certify_collective(report, model, data, K=1, edges=(0, 1))
     return made, {'model': model.state_dict(), 'data': data}
 
 
