@@ -74,6 +74,7 @@ def audit_aggregation(
         False
     """
     most = list_size if relation == 'node_incident' else None
+    form = 'add_remove' if form == 'withdraw' else form
     form = make_relation(relation, form, directed, most).form
     seed = rng.resolve(seed)
     generator = rng.generator(seed)

@@ -19,7 +19,7 @@ from pyg_trust import rng
 from pyg_trust._checks import Fraction, NotNegative, Positive, validated
 from pyg_trust.audit.report import PrivacyAudit
 from pyg_trust.audit.scores import permutation_test
-from pyg_trust.certificates.confidence import clopper_pearson
+from pyg_trust.certificates.smoothing import clopper_pearson
 from pyg_trust.report import provenance
 
 __all__ = [

@@ -9,7 +9,7 @@ import pytest
 import scipy.sparse
 from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 
-from pyg_trust.certificates.collective_bounds import broken_bound
+from pyg_trust.certificates.collective import broken_bound
 from pyg_trust.verify import collective as kernel
 
 
