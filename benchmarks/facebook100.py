@@ -134,7 +134,7 @@ def ours(
     form: str | None = None,
 ) -> Tensor:
     """Classify by PrivateNodeClassifier."""
-    model = PrivateNodeClassifier(level, epsilon, delta, form=form)
+    model = PrivateNodeClassifier(level, epsilon, delta, neighboring=form)
     return model.fit(data).predict()
 
 

@@ -121,7 +121,7 @@ def auc(args: argparse.Namespace) -> None:
                     epsilon=args.epsilon,
                     delta=delta,
                     leave_out=leave_out,
-                    seed=100 + seed,
+                    insecure_seed=100 + seed,
                 )
                 scores = model.fit(train).score(pairs)
                 found[way].append(roc_auc_score(label, scores))
@@ -150,7 +150,9 @@ def records(args: argparse.Namespace) -> None:
         for seed in range(args.seeds):
             train, pairs, label = split(data, seed)
             model = PrivateLinkPredictor(
-                *('node', 8.0, 1e-6), form=form, seed=100 + seed
+                *('node', 8.0, 1e-6),
+                neighboring=form,
+                insecure_seed=100 + seed,
             ).fit(train)
             for way, x in (('own', data.x), ('all', None)):
                 scores = model.score(pairs, x)
@@ -169,7 +171,9 @@ def seconds(args: argparse.Namespace) -> None:
         return
     train, *_ = split(data, 0)
     start = time.process_time()
-    model = PrivateLinkPredictor(epsilon=args.epsilon, seed=0).fit(train)
+    model = PrivateLinkPredictor(epsilon=args.epsilon, insecure_seed=0).fit(
+        train
+    )
     fit = time.process_time() - start
     pairs = torch.randint(data.num_nodes, (2, 10**6))
     start = time.process_time()
@@ -344,7 +348,7 @@ def users(args: argparse.Namespace) -> None:
     found = {}
     for epsilon in (4.0, 8.0, 16.0):
         start = time.process_time()
-        model = PrivateItemCounts(epsilon, 1e-5, seed=0)
+        model = PrivateItemCounts(epsilon, 1e-5, insecure_seed=0)
         model.fit(train, num_users, num_items)
         spent = time.process_time() - start
         found[epsilon] = ndcg(model.recommend(train, 20, num_users))

@@ -41,7 +41,6 @@ from torch_geometric.utils import coalesce, remove_self_loops, to_undirected
 from pyg_trust import rng
 from pyg_trust.loader import DisjointWalkLoader, EgoLoader
 from pyg_trust.privacy import PrivacyEngine
-from pyg_trust.privacy.mechanisms import lam_to_opacus
 from pyg_trust.transforms import BoundedDegree
 
 matplotlib.use('Agg')
@@ -192,7 +191,7 @@ def train_private(
         module=model,
         optimizer=adam,
         data_loader=loader,
-        noise_multiplier=lam_to_opacus(args.lam) * loader.terms,
+        noise_multiplier=2 * args.lam * loader.terms,
         max_grad_norm=args.max_grad_norm,
         target_epsilon=args.epsilon,
         target_delta=args.delta,

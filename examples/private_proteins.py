@@ -32,8 +32,7 @@ from torch_geometric.nn import GINConv, global_add_pool, global_mean_pool
 
 from pyg_trust import rng
 from pyg_trust.loader import GraphLoader
-from pyg_trust.privacy import PrivacyEngine
-from pyg_trust.privacy.poisson import calibrate_poisson
+from pyg_trust.privacy import PoissonAccountant, PrivacyEngine
 
 TYPES = 3
 
@@ -132,7 +131,7 @@ def train_private(
         args.batch_size,
         num_steps=args.steps,
         sampling='poisson',
-        relation='add_remove',
+        neighboring='add_remove',
         sample_rate=args.rate,
     )
     module = kind(graphs[0].num_features, args.hidden, 2)
@@ -141,8 +140,8 @@ def train_private(
         module=module,
         optimizer=torch.optim.Adam(module.parameters(), lr=args.lr),
         data_loader=loader,
-        noise_multiplier=calibrate_poisson(
-            epsilon, args.delta, args.rate, args.steps, form='withdraw'
+        noise_multiplier=PoissonAccountant('withdraw').noise_multiplier_for(
+            epsilon, args.delta, sample_rate=args.rate, steps=args.steps
         ),
         max_grad_norm=1.0,
         clipping='automatic',

@@ -126,7 +126,10 @@ def _add_commands(commands: Any) -> None:
     report = part('report', 'print where a request is')
     report.add_argument('id', help='the id of the request')
     report.add_argument(
-        '--out', type=Path, metavar='FILE', help='write the evidence here'
+        '--out',
+        type=Path,
+        metavar='FILE',
+        help='write the evidence here, or the page of it (.html)',
     )
     check = commands.add_parser(
         'check-erasure',

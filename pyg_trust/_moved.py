@@ -8,140 +8,62 @@ from typing import Any, TypeVar
 
 F = TypeVar('F', bound=Callable[..., Any])
 
-# By package: the old name, and the module below pyg_trust that has it; with
-# the new name behind a colon, if there is one.
-_MOVED: dict[str, dict[str, str]] = {
-    'functional': {
-        'Measure': 'agp',
-        'Perturbations': 'certificates',
-        'appnp': 'agp',
-        'bekm': 'unlearning',
-        'blpa': 'unlearning',
-        'calibrate_poisson': 'privacy',
-        'certified': 'certificates',
-        'certified_mean': 'certificates',
-        'certified_votes': 'certificates',
-        'chebyshev': 'agp',
-        'class_messages': 'privacy',
-        'clip_factors': 'privacy',
-        'clopper_pearson': 'certificates',
-        'collective_votes': 'certificates',
-        'diffuse': 'certificates',
-        'diffusion_error': 'certificates',
-        'disjoint_walks': 'sampler.walks',
-        'eps_for': 'agp',
-        'flip_regions': 'certificates',
-        'gaussian_budget': 'unlearning',
-        'gaussian_epsilon': 'privacy',
-        'gaussian_mu': 'privacy',
-        'gaussian_mu_for': 'privacy',
-        'group_wor_epsilon': 'privacy',
-        'group_wor_profile': 'privacy',
-        'hash_partition': 'unlearning',
-        'heat': 'agp',
-        'hkpr': 'agp',
-        'hop_sensitivity': 'privacy',
-        'katz': 'agp',
-        'lam_from_opacus': 'privacy',
-        'lam_to_opacus': 'privacy',
-        'linear_program': 'certificates',
-        'majority_vote': 'unlearning',
-        'make_measure': 'agp',
-        'messages': 'privacy',
-        'metis_partition': 'unlearning',
-        'min_probability': 'certificates',
-        'pagerank': 'agp',
-        'pagerank_bounds': 'certificates',
-        'plan_memory': 'agp',
-        'poisson_epsilon': 'privacy',
-        'policy_iteration': 'certificates',
-        'ppr': 'agp',
-        'private_propagate': 'privacy',
-        'private_quantile': 'privacy',
-        'propagate': 'agp',
-        'propagate_halo': 'agp',
-        'propagate_to': 'agp',
-        'query': 'agp',
-        'random_partition': 'unlearning',
-        'rdp_group_wor': 'privacy',
-        'removal_budget': 'unlearning',
-        'robust_margins': 'certificates',
-        'scattering_transform': 'scattering',
-        'sgc': 'agp',
-        'single_target': 'agp',
-        'sweep_cut': 'agp',
-        'transition': 'agp',
-        'variance_bound': 'agp',
-        'wavelet_bank': 'scattering',
-        'wor_epsilon': 'privacy',
-        'worst_case_margins': 'certificates',
-        'worst_case_probability': 'certificates',
-        'AUC': 'audit.scores',
-        'BudgetBound': 'certificates.budget',
-        'DisjointWalks': 'sampler.walks',
-        'Optimum': 'certificates.policy',
-        'PartitionLosses': 'unlearning.partition',
-        'PartitionQuality': 'unlearning.partition',
-        'Plan': 'agp.estimates',
-        'Policy': 'certificates.perturbations',
-        'SweepCut': 'agp.clustering',
-        'WorstCase': 'certificates.policy',
-        'attention': 'unlearning.aggregate',
-        'auc_interval': 'audit.scores',
-        'check_partition': 'unlearning.partition',
-        'check_walks': 'sampler.walks',
-        'clip_budget': 'certificates.budget',
-        'dual_bound': 'certificates.budget',
-        'fdp_terms': 'privacy.mechanisms',
-        'fuse': 'unlearning.aggregate',
-        'gaussian_profile': 'privacy.mechanisms',
-        'info_nce': 'unlearning.aggregate',
-        'itersine': 'scattering.wavelets',
-        'lazy_walk': 'scattering.wavelets',
-        'max_size': 'sampler.walks',
-        'mean_probability': 'unlearning.aggregate',
-        'min_subgraphs': 'sampler.walks',
-        'minimize': 'unlearning.newton',
-        'monic_cubic': 'scattering.wavelets',
-        'num_paths': 'scattering.batch',
-        'paper_bound': 'unlearning.published',
-        'partition_from_lists': 'unlearning.partition',
-        'partition_losses': 'unlearning.partition',
-        'partition_quality': 'unlearning.partition',
-        'plan': 'agp.estimates',
-        'policy_value': 'certificates.policy',
-        'propagate_median': 'agp.estimates',
-        'prune_bound': 'agp.queries',
-        'rdp_epsilon': 'privacy.accounting',
-        'rdp_fdp': 'privacy.mechanisms',
-        'rdp_wor': 'privacy.mechanisms',
-        'rdp_wor_profile': 'privacy.mechanisms',
-        'reconstruction_loss': 'unlearning.aggregate',
-        'round_partition': 'unlearning.partition',
-        'shard_limits': 'unlearning.partition',
-        'shard_sizes': 'unlearning.partition',
-        'tight_bound': 'unlearning.published',
-        'training_graph': 'unlearning.partition',
-        'uniform_signal': 'agp.clustering',
-        'weighted_log_probability': 'unlearning.aggregate',
-        'wor_profile': 'privacy.mechanisms',
-    },
-    'privacy': {
-        'AuditReport': 'audit:PrivacyAudit',
-        'PrivateLoader': 'privacy.wrappers',
-        'PrivateModule': 'privacy.wrappers',
-        'PrivateOptimizer': 'privacy.wrappers',
-        'audit_training': 'audit',
-        'canary_graph': 'audit',
-        'empirical_epsilon': 'audit',
-        'register_accountants': 'privacy.accountant',
-    },
-    'unlearning': {
-        'MembershipReport': 'audit',
-        'ShardPlan': 'unlearning.shards',
-        'ShardVerifyReport': 'unlearning.shards',
-        'membership_inference': 'audit',
-    },
+
+def _read(text: str) -> dict[str, str]:
+    # Each name with the module that has it, and the new name behind a colon.
+    found, module = {}, ''
+    for word in text.split():
+        if word.endswith(':'):
+            module = word[:-1]
+        else:
+            old, _, new = word.partition('=')
+            found[old] = f'{module}:{new or old}'
+    return found
+
+
+# By package: the modules below pyg_trust, each before the names that it has.
+_MOVED = {
+    package: _read(text)
+    for package, text in {
+        'functional': """
+agp: Measure appnp chebyshev eps_for heat hkpr katz make_measure pagerank
+plan_memory ppr propagate propagate_halo propagate_to query sgc single_target
+sweep_cut transition variance_bound agp.clustering: SweepCut uniform_signal
+agp.estimates: Plan plan propagate_median agp.queries: prune_bound
+audit.scores: AUC auc_interval certificates: certified_mean certified_votes
+collective_votes certificates.budget: BudgetBound dual_bound linear_program
+pagerank_bounds certificates.diffusion: diffuse diffusion_error
+certificates.policy: Optimum WorstCase policy_iteration robust_margins
+worst_case_margins certificates.smoothing: certified clopper_pearson
+flip_regions min_probability worst_case_probability certificates.policy:
+policy_value certificates.threat: Perturbations Policy privacy: class_messages
+clip_factors
+gaussian_epsilon gaussian_mu_for group_wor_epsilon
+group_wor_profile hop_sensitivity messages
+poisson_epsilon private_propagate private_quantile rdp_group_wor wor_epsilon
+privacy.accounting: rdp_epsilon privacy.mechanisms: fdp_terms gaussian_profile
+rdp_fdp rdp_wor rdp_wor_profile wor_profile sampler.walks: DisjointWalks
+check_walks disjoint_walks max_size min_subgraphs scattering:
+scattering_transform wavelet_bank scattering.batch: num_paths
+scattering.wavelets: itersine lazy_walk monic_cubic unlearning: bekm blpa
+gaussian_budget hash_partition majority_vote metis_partition random_partition
+removal_budget unlearning.aggregate: attention fuse info_nce mean_probability
+reconstruction_loss weighted_log_probability unlearning.newton: minimize
+unlearning.partition: PartitionLosses PartitionQuality check_partition
+partition_from_lists partition_losses partition_quality round_partition
+shard_limits shard_sizes training_graph unlearning.published: paper_bound
+tight_bound
+""",
+        'privacy': """
+audit: AuditReport=PrivacyAudit audit_training canary_graph empirical_epsilon
+privacy.wrappers: PrivateLoader
+PrivateModule PrivateOptimizer
+""",
+        'unlearning': """
+audit: MembershipReport membership_inference unlearning.shards: ShardPlan
+ShardVerifyReport
+""",
+    }.items()
 }
 
 
@@ -185,7 +107,7 @@ def retired(**arguments: tuple[Any, ...] | None) -> Callable[[F], F]:
 
 
 def renamed(**arguments: str) -> Callable[[F], F]:
-    """Decorate a constructor to take arguments by their names of 0.1, too.
+    """Decorate a constructor or function to take names of 0.1, too.
 
     Args:
         **arguments (str): the new name, by the old one.
@@ -197,9 +119,10 @@ def _adapted(
     gone: dict[str, tuple[Any, ...] | None], names: dict[str, str]
 ) -> Callable[[F], F]:
     def decorate(init: Any) -> Any:
-        @functools.wraps(init)
-        def accept(self: Any, *args: Any, **kwargs: Any) -> Any:
-            said, kind = [], type(self).__name__
+        def accept(*args: Any, **kwargs: Any) -> Any:
+            said, kind = [], init.__name__
+            if kind == '__init__':
+                kind = type(args[0]).__name__
             for name in [name for name in kwargs if name in gone]:
                 value, known = kwargs.pop(name), gone[name]
                 if known is not None and value not in list(known):
@@ -210,26 +133,40 @@ def _adapted(
                     f"'{name}' of {kind} goes with the next release: leave it "
                     'out'
                 )
-            for old in [name for name in kwargs if name in names]:
-                new = names[old]
-                if new in kwargs:
-                    raise TypeError(f"'{old}' is '{new}' now: leave it out")
-                kwargs[new] = kwargs.pop(old)
-                said.append(
-                    f"'{old}' of {kind} is '{new}' now, and goes with the "
-                    'next release'
-                )
+            said += _new_names(kwargs, names, kind)
             for text in said:
-                warnings.warn(text, DeprecationWarning, accept.level)
-            return init(self, *args, **kwargs)
+                warnings.warn(text, DeprecationWarning, made.level)
+            return init(*args, **kwargs)
 
         # The caller's frame, and for those who look arguments up the new
         # names, '' for none.
-        accept.level = 2
+        made: Any = functools.wraps(init)(accept)
+        made.level = 2
         if hasattr(init, 'level'):
             init.level += 1
         given = {**dict.fromkeys(gone, ''), **names}
-        accept.new = {**getattr(init, 'new', {}), **given}
-        return accept
+        made.new = {**getattr(init, 'new', {}), **given}
+        return made
 
     return decorate
+
+
+def by_new_names(options: dict[str, Any], of: Any, level: int) -> None:
+    """Rename options that a decorated function has other names for now."""
+    for text in _new_names(options, getattr(of, 'new', {}), of.__name__):
+        warnings.warn(text, DeprecationWarning, level)
+
+
+def _new_names(
+    given: dict[str, Any], names: dict[str, str], kind: str
+) -> list[str]:
+    said = []
+    for old in [name for name in given if name in names]:
+        new = names[old]
+        if new in given:
+            raise TypeError(f"'{old}' is '{new}' now: leave it out")
+        given[new] = given.pop(old)
+        said.append(
+            f"'{old}' of {kind} is '{new}' now, and goes with the next release"
+        )
+    return said

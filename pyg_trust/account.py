@@ -62,10 +62,7 @@ class NoCopies:
 
 
 class TrainingAccount(Protocol):
-    """Protocol: account of private training that pays for releases, too.
-
-    :class:`~pyg_trust.privacy.PrivacyEngine` has one.
-    """
+    """Account of private training that pays for releases, too."""
 
     steps: int
     seeded: bool
@@ -87,8 +84,8 @@ class ReleaseAccount(NoCopies):
     itself; it can't be pickled or used by another process.
 
     Args:
-        about (dict): plain values that identify the account: the relation, its
-            form, :math:`\delta`. A ledger has to have the same.
+        about (dict): plain values that identify the account; a ledger has to
+            have the same.
         limit (float, optional): the largest :math:`\mu` of all releases
             together. (default: :obj:`None`)
         ledger (str or Path, optional): the path of a file for the account
@@ -96,11 +93,6 @@ class ReleaseAccount(NoCopies):
             records counts. (default: :obj:`None`)
         ledger_head (str, optional): a digest of the ledger that its lines have
             to continue. (default: :obj:`None`)
-
-    Raises:
-        ValueError: if the ledger is about something else, was changed, or
-            does not go on from :obj:`ledger_head`.
-        RuntimeError: if another process has it open.
 
     Example:
         >>> account = ReleaseAccount({'relation': 'edge'}, limit=1.0)
@@ -162,21 +154,12 @@ class ReleaseAccount(NoCopies):
         return None if self._ledger is None else self._ledger.head
 
     def check(self, mu: float) -> None:
-        r"""Refuse a release that would exceed the limit.
-
-        Args:
-            mu (float): the :math:`\mu` of the release, or of all planned
-                releases together.
-
-        Raises:
-            BudgetExceededError: if the release exceeds the limit.
-        """
+        r"""Refuse a release of so much :math:`\mu` that exceeds the limit."""
         mu = check_positive('mu', mu)
         if os.getpid() != self._owner:
             raise RuntimeError(
-                'the account belongs to another process: of two that spend '
-                'from one budget, neither knows what the other has spent. '
-                'Release before workers are started'
+                'the account belongs to another process: release before '
+                'workers are started'
             )
         if self.limit is not None and math.hypot(self.mu, mu) > self.limit * (
             1 + _ROUNDING
@@ -188,14 +171,7 @@ class ReleaseAccount(NoCopies):
             )
 
     def spend(self, mu: float) -> None:
-        r"""Record a release before its noise is drawn.
-
-        Args:
-            mu (float): the :math:`\mu` of the release.
-
-        Raises:
-            BudgetExceededError: if the release exceeds the limit.
-        """
+        r"""Record a release of :math:`\mu` before its noise is drawn."""
         with self.lock:
             self.check(mu)
             if self._ledger is None:
@@ -215,9 +191,6 @@ class ReleaseAccount(NoCopies):
         Args:
             lines (list[float]): the :math:`\mu` of every release.
             head (str): the digest of its ledger; empty without one.
-
-        Raises:
-            ValueError: if the lines don't continue the present ones.
         """
         check_instance('lines', lines, list)
         lines = [check_positive('lines', mu) for mu in lines]

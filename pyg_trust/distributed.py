@@ -20,6 +20,15 @@ from pyg_trust._checks import (
 )
 from pyg_trust._checks.identity import fingerprint_any
 
+__all__ = [
+    'check_same',
+    'from_first',
+    'own_items',
+    'rank_and_size',
+    'run_over_ranks',
+    'shared',
+]
+
 T = TypeVar('T')
 
 
@@ -70,13 +79,7 @@ def from_first(
 def shared(
     items: Sequence[Any], work: Callable[[Any], T], over_ranks: bool
 ) -> Iterable[T]:
-    """Run work over all processes, or lazily in this one.
-
-    Args:
-        items (Sequence): the pieces of work.
-        work (callable): as in :func:`run_over_ranks`.
-        over_ranks (bool): whether to run over all processes; otherwise each
-            item is run when the iterator asks for it.
+    """Run work by :func:`run_over_ranks`, or lazily in this process.
 
     Example:
         >>> list(shared([1, 2], str, False))
@@ -89,10 +92,9 @@ def shared(
 def check_same(
     arguments: Mapping[str, Any], failed: Exception | None = None
 ) -> None:
-    """Raise an error if processes were given different arguments.
+    """Raise an error on all processes if one was given other arguments.
 
-    Processes that run another version of pyg_trust or torch are refused too:
-    the same arguments could mean other bits there.
+    Processes that run another version of pyg_trust or torch are refused too.
 
     Args:
         arguments (dict): the values that have to be equal, by name. Tensors,
@@ -101,10 +103,6 @@ def check_same(
         failed (Exception, optional): the error because of which this process
             can't take part. It is raised here and, as text, by the others.
             (default: :obj:`None`)
-
-    Raises:
-        ValueError: on all processes, if one has another value.
-        RuntimeError: on the others, if one can't say what it has.
 
     Example:
         >>> check_same({'seed': 3})
@@ -168,20 +166,14 @@ def own_items(count: int) -> range:
 def run_over_ranks(items: Sequence[Any], work: Callable[[Any], T]) -> list[T]:
     """Return ``[work(item) for item in items]``, each done by one process.
 
-    The results are the same on every process, in the order of the items, and
-    the same for any number of processes if :obj:`work` depends on its item
-    alone (its seed is the item's, say). They travel pickled, between
-    processes that trust each other. An error of one process is raised on
-    all, when the others have done their parts.
+    The results are the same on every process, in the order of the items. They
+    travel pickled, between processes that trust each other. An error of one
+    process is raised on all, when the others have done their parts.
 
     Args:
         items (Sequence): the pieces of work, the same on every process.
         work (callable): the function to run; its results have to be picklable,
-            tensors on the CPU.
-
-    Raises:
-        RuntimeError: on other processes, if the work of one fails.
-        ValueError: on all, if they have more or fewer items than others.
+            tensors on the CPU, and depend on the item alone.
 
     Example:
         >>> run_over_ranks([1, 2, 3], lambda item: item**2)

@@ -3,14 +3,8 @@ r"""Sources of noise and secret choices: the randomness behind privacy.
 Noise that protects somebody has to be unknown to everybody else. It comes from
 the operating system's generator (:class:`SecureNoise`) unless the user asks
 for a repeatable run with an explicit seed (:class:`SeededNoise`), and then
-every report says so first (``SEEDED``): anybody who knows the seed
-can draw the same noise and subtract it. No default generator of torch or numpy
-plays a part, so that ``seed_everything`` can't fix a secret.
-
-Of private training three streams are drawn. Which subgraphs there are (the
-*partition*) may be public. Which of them a step draws (the *batch*) and the
-*noise* have to stay secret: to predict the first undoes amplification, and
-to predict the second the whole guarantee.
+every report says so first. No default generator of torch or numpy plays a
+part, so that ``seed_everything`` can't fix a secret.
 """
 
 import math
@@ -37,13 +31,18 @@ from pyg_trust.registries import Registry
 from pyg_trust.verify.declare import SEEDED  # noqa: F401
 from pyg_trust.verify.noise import SHIFT, Bytes, cells
 
-# Defined where sentences are made.
+__all__ = [
+    'NOISES',
+    'SecureNoise',
+    'SeededNoise',
+    'coins',
+    'p_value',
+    'source',
+    'stream_p_value',
+]
 
-#: Where the bits of secret noise come from: functions from a number to so many
-#: random bytes, by name. Private training takes a name; noisy releases
-#: (:class:`~pyg_trust.transforms.PrivateAGP`,
-#: :class:`~pyg_trust.privacy.PrivateNodeClassifier`) and certified removal
-#: draw from the operating system whatever is registered.
+#: Where the bits of secret noise of private training come from: functions from
+#: a number to so many random bytes, by name.
 NOISES: Registry[Bytes] = Registry('noise')
 SYSTEM = 'system'
 
@@ -61,8 +60,7 @@ LEAST_P_VALUE = 1e-9
 class SeededNoise:
     """Noise from a seed, for experiments that have to be repeatable.
 
-    It hides nothing from somebody who knows the seed or tries the likely
-    ones. Use :class:`SecureNoise` for a release.
+    It hides nothing from somebody who tries the likely seeds.
 
     Args:
         seed (int, optional): the seed; all of its bits count.
@@ -73,6 +71,9 @@ class SeededNoise:
 
     def __init__(self, seed: int | None = None) -> None:
         self._stream = rng.stream(rng.resolve(seed))
+
+    def __repr__(self) -> str:
+        return 'SeededNoise()'
 
     def random_bytes(self, count: int) -> bytes:
         """Draw a number of bytes from the seed's stream."""
@@ -92,11 +93,7 @@ class SeededNoise:
         return np.clip(self._stream.random(count), 2.0**-53, 1 - 2.0**-53)
 
     def choose(self, count: int, size: int) -> np.ndarray:
-        """Draw :obj:`size` of :obj:`count` items without replacement.
-
-        Returns:
-            ndarray: int64, ``[size]``, in no particular order.
-        """
+        """Draw :obj:`size` of :obj:`count` items without replacement."""
         check_integer('count', count, 1)
         check_integer('size', size, 0, count)
         return self._stream.choice(count, size, replace=False)
@@ -105,16 +102,13 @@ class SeededNoise:
 class SecureNoise:
     r"""Noise and choices from the operating system's secure generator.
 
-    Every bit comes from :func:`os.urandom`: there is no seed that could leak
-    or be guessed, no state that a checkpoint could restore, and no draw that
-    reveals another. A Gaussian is drawn as the integer nearest to
-    :math:`2^{32} Z`, exactly (:mod:`pyg_trust.verify.noise`): added to an
-    integer on the grid of a release, it is the Gaussian mechanism to the last
-    bit, and there is no low bit that reveals a sum (`Mironov 2012
-    <https://doi.org/10.1145/2382196.2382264>`_ reads them off floats).
-
-    What it does *not* cover: the operating system's generator, the time that
-    a draw takes, and memory left behind.
+    Every bit comes from :func:`os.urandom`. A Gaussian is drawn as the integer
+    nearest to :math:`2^{32} Z`, exactly (:mod:`pyg_trust.verify.noise`): added
+    to an integer on the grid of a release, it is the Gaussian mechanism to the
+    last bit, and no low bit reveals a sum (`Mironov 2012
+    <https://doi.org/10.1145/2382196.2382264>`_ reads them off floats). What it
+    does *not* cover: the operating system's generator, the time that a draw
+    takes, and memory left behind.
 
     Args:
         source (callable): maps a number to as many random bytes.
@@ -126,6 +120,9 @@ class SecureNoise:
     def __init__(self, source: Bytes = os.urandom) -> None:
         check_callable('source', source)
         self._source = source
+
+    def __repr__(self) -> str:
+        return 'SecureNoise()'
 
     def random_bytes(self, count: int) -> bytes:
         """Draw a number of secret bytes."""
@@ -140,8 +137,7 @@ class SecureNoise:
     def cells(self, shape: torch.Size | tuple[int, ...]) -> Tensor:
         """Draw noise of a release: integers nearest to 2^32 Z, for Gaussian Z.
 
-        Returns:
-            Tensor: int64, on the CPU.
+        They are int64, on the CPU.
         """
         return _cells(self._source, shape)
 
@@ -157,9 +153,6 @@ class SecureNoise:
 
         Those with the least of :obj:`count` random words of 64 bits; on a
         tie, which would favour one, all are drawn again.
-
-        Returns:
-            ndarray: int64, ``[size]``, in no particular order.
         """
         check_integer('count', count, 1)
         check_integer('size', size, 0, count)
@@ -179,12 +172,8 @@ def source(
     Args:
         seed (int, optional): makes a run repeatable, and not private; its
             report has to begin with ``SEEDED``. (default: :obj:`None`)
-        kind (str): the kind of secret noise, an entry of :obj:`NOISES`; a
-            report has to name an entry that is not of this package.
+        kind (str): the kind of secret noise, an entry of :obj:`NOISES`.
             (default: :obj:`'system'`)
-
-    Raises:
-        ValueError: if there is no such entry, or it comes with a seed.
     """
     draw = NOISES.find('kind', kind)
     if seed is not None:
@@ -221,15 +210,14 @@ def coins(
         source (SecureNoise or SeededNoise): the source of the randomness.
         count (int): the number of items.
         rate (float): the probability of each, in :math:`[0, 1]`.
-
-    Returns:
-        ndarray: int64, ascending.
     """
     return np.flatnonzero(source.uniform(count) <= rate)
 
 
 def _cells(source: Bytes, shape: torch.Size | tuple[int, ...]) -> Tensor:
-    _check_shape(shape)
+    check_instance('shape', shape, tuple)
+    for size in shape:
+        check_integer('shape', size, 0)
     return torch.from_numpy(cells(source, math.prod(shape))).view(shape)
 
 
@@ -237,40 +225,26 @@ def _normal(drawn: Tensor) -> Tensor:
     return drawn.double().mul_(2.0**-SHIFT)
 
 
-def _check_shape(shape: torch.Size | tuple[int, ...]) -> None:
-    check_instance('shape', shape, tuple)
-    for size in shape:
-        check_integer('shape', size, 0)
-
-
 def p_value(drawn: Tensor) -> float:
-    """Test Gaussians by their norm; return the two-sided p-value.
-
-    By the chi-squared distribution of the square, two-sided.
+    """Test for standard Gaussians by their norm; return a two-sided p-value.
 
     Args:
-        drawn (Tensor): float64, ``[d, num_columns]``: the values to test for
-            standard Gaussians.
+        drawn (Tensor): float64, ``[d, num_columns]``.
     """
     shape = ('d', 'num_columns')
     check_tensor('drawn', drawn, torch.float64, shape, finite=True)
-    half, count = float(drawn.square().sum()) / 2, drawn.numel() / 2
-    below, above = (
-        scipy.special.gammainc(count, half),
-        scipy.special.gammaincc(count, half),
-    )
-    return float(min(1.0, 2 * min(below, above)))
+    at = drawn.numel() / 2, float(drawn.square().sum()) / 2
+    tails = scipy.special.gammainc(*at), scipy.special.gammaincc(*at)
+    return float(min(1.0, 2 * min(tails)))
 
 
 def stream_p_value(drawn: Tensor) -> float:
     r"""Test Gaussians of several steps for independence; return a p-value.
 
-    By three tests, with Bonferroni's correction: the norm of all
+    By three exact tests, with Bonferroni's correction: the norm of all
     (:func:`p_value`); every pair of steps, :math:`\langle s_t, s_u \rangle /
     \lVert s_t \rVert`; and the sums of these over all pairs of one distance.
-    Given the steps before, each of them is a standard Gaussian, so the tests
-    are exact. They find noise that is drawn once and used again, or that one
-    step carries over to a later one.
+    They find noise that one step carries over to a later one.
 
     Args:
         drawn (Tensor): float64, ``[num_steps, num_columns]``: a row of what

@@ -24,11 +24,6 @@ registry                  named by
                           :func:`~pyg_trust.certificates.certify`
 ========================= ====================================================
 
-:obj:`NOISES` is read by :class:`~pyg_trust.privacy.PrivacyEngine` alone: the
-noise of :class:`~pyg_trust.transforms.PrivateAGP` and
-:class:`~pyg_trust.privacy.PrivateNodeClassifier` is of the operating system's
-generator, whatever is registered.
-
 A name that is taken stays what it is. What a user registers is not checked by
 this package: reports that rest on it say so, and guarantees that are proved
 for one entry alone (the ``'hash'`` partition, the votes of ``'majority'``)
@@ -69,10 +64,6 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
         def two_hops(weight=0.5):
             '''Half of a node's own signal, half of two steps away.'''
             return Measure(0, 1, (1 - weight, 0.0, weight), name='two_hops')
-
-    A name stands for one entry: none replaces another, and those of this
-    package stay. Entries of users are theirs, as is their guarantee: reports
-    that rest on it say so (:meth:`note`).
 
     Args:
         kind (str): the kind of the entries, for messages.
@@ -122,13 +113,8 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
         """Register the decorated object as an entry of the user.
 
         Args:
-            name (str): the name of the entry in arguments.
+            name (str): the name of the entry in arguments, not taken yet.
             **facts (str): the texts of the entry.
-
-        Raises:
-            TypeError: if the entry is none of this kind, or a fact is missing
-                or unknown.
-            ValueError: if the name is taken.
         """
         self._all()
         return self._add(name, facts, own=True)
@@ -172,25 +158,13 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
         return add
 
     def remove(self, name: str) -> None:
-        """Remove an entry of the user.
-
-        Raises:
-            ValueError: if the user has registered no such entry.
-        """
+        """Remove an entry of the user."""
         check_choice('name', name, self._own)
         self._own.remove(name)
         del self._entries[name], self._facts[name]
 
     def find(self, argument: str, name: str) -> Entry:
-        """Return the entry with the name that an argument has.
-
-        Args:
-            argument (str): the name of the argument, for the error message.
-            name (str): the value of the argument.
-
-        Raises:
-            ValueError: if the name is unknown; the message lists all names.
-        """
+        """Return the entry of a name, or refuse it as an argument's value."""
         check_choice(argument, name, self)
         return self._entries[name]
 

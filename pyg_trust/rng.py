@@ -21,6 +21,16 @@ from torch import Tensor
 
 from pyg_trust._checks import check_integer, check_tensor
 
+__all__ = [
+    'derive',
+    'derive_each',
+    'forked',
+    'generator',
+    'resolve',
+    'resolve_secret',
+    'stream',
+]
+
 _MASK = 2**64 - 1
 
 
@@ -28,15 +38,8 @@ def resolve(seed: int | None) -> int:
     """Return :obj:`seed`, or a fresh one from torch's default generator.
 
     With :obj:`None`, :func:`torch_geometric.seed_everything` and
-    :func:`torch.manual_seed` decide what is drawn.
-
-    Args:
-        seed (int, optional): a seed in :math:`[0, 2^{63})`.
-            (default: :obj:`None`)
-
-    Raises:
-        TypeError: if :obj:`seed` is no integer.
-        ValueError: if :obj:`seed` is out of range.
+    :func:`torch.manual_seed` decide what is drawn. A seed is an integer in
+    :math:`[0, 2^{63})`.
     """
     if seed is None:
         return int(torch.randint(2**63 - 1, (), dtype=torch.int64))
@@ -55,11 +58,7 @@ def resolve(seed: int | None) -> int:
 
 
 def resolve_secret(seed: int | None) -> int:
-    """Return :obj:`seed`, or 63 random bits of the operating system.
-
-    For what has to stay unknown, such as the key of a hash partition: nothing
-    that seeds torch or numpy decides it.
-    """
+    """Return :obj:`seed`, or 63 random bits of the operating system."""
     return secrets.randbits(63) if seed is None else resolve(seed)
 
 
@@ -72,9 +71,6 @@ def _mix(word: int) -> int:
 
 def derive(seed: int, *items: int) -> int:
     """Derive the seed of a part, such as shard 3, epoch 7, backward pass.
-
-    The same function, up to the sign bit, keys the streams of the C++ kernels
-    (``csrc/rng.h``).
 
     Args:
         seed (int): the seed of the whole.
@@ -92,15 +88,7 @@ def derive(seed: int, *items: int) -> int:
 
 
 def derive_each(seed: int, items: Tensor) -> Tensor:
-    """Apply :func:`derive` to every item of a tensor at once.
-
-    Args:
-        seed (int): the seed of the whole.
-        items (Tensor): int64, non-negative, of any shape.
-
-    Returns:
-        Tensor: int64 in :math:`[0, 2^{63})`, of the shape of :obj:`items`.
-    """
+    """Apply :func:`derive` to every item of an int64 tensor at once."""
     check_integer('seed', seed, 0)
     check_tensor('items', items, torch.int64, getattr(items, 'shape', ()))
     key = _mix_each(_signed(seed) ^ _mix_each(items))
@@ -126,11 +114,7 @@ def _signed(word: int) -> int:
 
 @contextlib.contextmanager
 def forked(seed: int) -> Iterator[None]:
-    """Seed torch's default generator for a block; restore it on the CPU.
-
-    For what takes no generator: initial weights, dropout. Afterwards the
-    state before comes back, on the CPU; other devices keep the new seed.
-    """
+    """Seed torch's default generator for a block; restore it on the CPU."""
     check_integer('seed', seed, 0)
     with torch.random.fork_rng(devices=[]):
         # Without this, torch queues the call, and its stack, for a device.
@@ -141,10 +125,7 @@ def forked(seed: int) -> Iterator[None]:
 
 
 def generator(seed: int | None) -> torch.Generator:
-    """Return a new torch generator on the CPU with :obj:`seed`.
-
-    Its whole state comes from the seed.
-    """
+    """Return a new torch generator on the CPU with :obj:`seed`."""
     seed = resolve(seed)
     made = torch.Generator().manual_seed(seed)
     state = made.get_state()
@@ -158,8 +139,6 @@ def generator(seed: int | None) -> torch.Generator:
 
 def stream(seed: int, *items: int) -> np.random.Generator:
     """Return a numpy generator for one part of a procedure.
-
-    Philox, keyed by a hash of the seed and the items.
 
     Args:
         seed (int): the seed, from :func:`resolve`.

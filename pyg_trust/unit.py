@@ -1,4 +1,3 @@
-# Longer than 700 lines because all answers to "whose is it" are one object.
 """Privacy unit: ownership of the rows and edges of a typed graph.
 
 A person may be rows in several tables and edges of several types. Everything
@@ -24,6 +23,7 @@ from pyg_trust._checks import (
     Natural,
     NodeIds,
     check_choice,
+    check_instance,
     check_integer,
     check_nodes,
     check_number,
@@ -39,6 +39,7 @@ from pyg_trust.removal import integers
 __all__ = ['Cascade', 'PrivacyUnit']
 
 EdgeType = tuple[str, str, str]
+Persons = Iterable[int] | Tensor
 # scipy has no types.
 Matrix: TypeAlias = Any
 
@@ -53,12 +54,12 @@ _SPLIT = 0
 
 @dataclass(frozen=True)
 class Cascade:
-    """Rows and edges that are removed along with persons.
+    """Rows and edges that are removed along with persons, by their types.
 
     Args:
-        rows (dict[str, Tensor]): the rows of each node type, int64, ascending.
-        edges (dict[tuple[str, str, str], Tensor]): the positions of the edges
-            of each edge type, int64, ascending.
+        rows (dict[str, Tensor]): rows of each node type, int64, ascending.
+        edges (dict[tuple[str, str, str], Tensor]): positions of the edges of
+            each edge type, int64, ascending.
     """
 
     rows: dict[str, Tensor]
@@ -80,22 +81,17 @@ class PrivacyUnit:
         )
 
     A person may be a household or a firm as well. Every node type is declared
-    once, as the table of persons, owned by one person a row, owned by several,
-    or public. Nothing is public by default. An edge belongs to the owners of
-    both of its ends. An edge type and its reverse, as ``ToUndirected`` makes
-    it, are one relation.
-
-    Columns are declared with their tables: each column of a row that a person
-    owns was computed from that person's data and from public tables alone, and
-    a public table from nobody's. Only what a transform of this package
-    propagated is known (``data.propagated``) and refused; counts, averages,
-    vocabularies, embeddings and scales of several persons are not.
+    once: as the table of persons, owned by one person a row, owned by several,
+    or public. An edge belongs to the owners of both of its ends. An edge type
+    and its reverse, as ``ToUndirected`` makes it, are one relation. You also
+    declare that each column of a row was computed from its owners' data and
+    from public tables alone, and a public table from nobody's.
 
     Args:
-        data (Data or HeteroData): the graph. Only ownership is copied from
-            it. It is marked (``data.privacy_unit``), so that what protects
-            single rows refuses it. The one type of a ``Data`` is named
-            :obj:`None` here, and ``'node'`` in what is returned.
+        data (Data or HeteroData): the graph, which is marked
+            (``data.privacy_unit``), so that what protects single rows refuses
+            it. The one type of a ``Data`` is :obj:`None` here, and ``'node'``
+            in what is returned.
         person (str, optional): the node type whose rows are the persons, one
             each. (default: :obj:`None`)
         num_persons (int, optional): their number, where there is no such
@@ -119,9 +115,8 @@ class PrivacyUnit:
 
     Raises:
         TypeError, ValueError: on a node type that is undeclared or declared
-            twice, a row without an owner or with two of :obj:`owned`, edges
-            between public rows that are not named, or an end of an edge that
-            is no row.
+            twice, a row without an owner or with two of :obj:`owned`, or edges
+            between public rows that are not named.
     """
 
     def __init__(
@@ -159,17 +154,19 @@ class PrivacyUnit:
                 "'num_persons' needs to be given exactly where no 'person' is "
                 f'(got {num_persons} with {person!r})'
             )
-        self.num_names = (
-            self._sizes[person]
-            if person is not None
-            else check_integer('num_persons', num_persons or 0, 1)
-        )
+        if num_persons is not None:
+            check_integer('num_persons', num_persons, 1)
+        self.num_names = num_persons or self._sizes[str(person)]
         self._one = self._joined(same)
         #: By type that persons own, the matrix of rows by owners.
         self._of: dict[str, Matrix] = {}
         self._own(data, owns, shares)
         self.edge_owner = self._owners_of_edges(dict(edge_owner or {}))
-        self.on_removal = self._removal(_by_type(on_removal))
+        how = _by_type(on_removal)
+        for t, rule in how.items():
+            check_choice('on_removal', t, self.joint)
+            check_choice('on_removal', rule, ('drop', 'keep'))
+        self.on_removal = {t: how.get(t, 'drop') for t in self.joint}
         self.mirrors = self._mirrored()
         self._check_public_edges()
         #: The ids of persons, int64; their places if the graph has none.
@@ -227,8 +224,6 @@ class PrivacyUnit:
     ) -> Tensor:
         """Return the pairs of persons that share a row or an edge.
 
-        They are int64, ``[2, k]``, the smaller id first, ascending.
-
         Args:
             along (Iterable): edge types that make pairs of the owners of
                 their ends, and metapaths, as lists of edge types, from rows
@@ -238,6 +233,8 @@ class PrivacyUnit:
                 persons who meet at a public row, that makes pairs. (default:
                 :obj:`16`)
 
+        Returns:
+            Tensor: int64, ``[2, k]``, the smaller id first, ascending.
         """
         found = []
         for t in self.joint:
@@ -256,17 +253,13 @@ class PrivacyUnit:
                     f'(got {e}, to public rows)'
                 )
             one, other = (_few(self._of[t], max_joint) for t in e[::2])
-            found.append(one.T @ self._between(e) @ other)
+            shape = self._sizes[e[0]], self._sizes[e[2]]
+            found.append(one.T @ _matrix(*self._edges[e], shape) @ other)
         if not found:
             return torch.empty((2, 0), dtype=torch.int64)
         both = sum(found[1:], found[0])
         upper = scipy.sparse.triu(both + both.T, 1, 'csr')
         return torch.from_numpy(np.stack(upper.nonzero()).astype(np.int64))
-
-    def _between(self, e: EdgeType) -> Matrix:
-        # The edges of a type as a matrix of sources by targets.
-        source, target = self._edges[e]
-        return _matrix(source, target, (self._sizes[e[0]], self._sizes[e[2]]))
 
     def known(self, edge_type: Any, name: str) -> EdgeType:
         """Return an edge type, or refuse it by the name of its argument."""
@@ -280,10 +273,7 @@ class PrivacyUnit:
         *,
         symmetric: bool = False,
     ) -> bool:
-        """Return whether a metapath uses only own rows and public rows.
-
-        First only rows of the same owners, checked on each edge, then only
-        public rows by public edges.
+        """Return whether a metapath uses only own rows, then public rows.
 
         Args:
             path (Sequence[tuple[str, str, str]]): edge types, as a walk from
@@ -322,14 +312,11 @@ class PrivacyUnit:
 
     @validated
     def table(self, data: Data | HeteroData) -> Data:
-        """Return the table of persons as a graph without edges.
+        """Return the table of persons, of the declared graph, without edges.
 
         Features along metapaths have to be a person's own, as
         :class:`~pyg_trust.transforms.MetapathFeatures` makes them of this
         unit.
-
-        Args:
-            data (HeteroData): the graph that was declared.
         """
         self.check(data)
         data, t = _typed(data), self._table()
@@ -337,10 +324,8 @@ class PrivacyUnit:
         of = data[t].get('own_of', self.digest)
         if mixed or of != self.digest:
             raise ValueError(
-                f"'data' needs rows of {t!r} that hold what one person of the "
-                'privacy unit owns (got '
-                + (f'{mixed} marked as propagated' if mixed else 'metapaths')
-                + ' that another unit, or none, calls own): make features by '
+                f"'data' needs rows of {t!r} that hold what one person owns "
+                f'(got propagated features, {mixed}): make them by '
                 'MetapathFeatures(paths, unit=unit), of paths that are own'
             )
         out = Data(edge_index=torch.empty((2, 0), dtype=torch.int64))
@@ -352,19 +337,18 @@ class PrivacyUnit:
         out.n_id = self.n_id.clone()
         return out
 
-    def names(self, persons: Iterable[int] | Tensor) -> list[int]:
+    def names(self, persons: Persons) -> list[int]:
         """Return the ids (``n_id``) of persons' rows in their table."""
         self._table()
         return self.n_id[self._names(persons)].tolist()
 
     # Removal ###############################################################
 
-    def cascade(self, persons: Iterable[int] | Tensor) -> Cascade:
-        """Return the rows and edges removed along with persons.
+    def cascade(self, persons: Persons) -> Cascade:
+        """Return the rows and edges that are removed along with persons.
 
         Rows that they own alone are removed, and joint rows as
-        :obj:`on_removal` says; with rows their edges. Public rows stay, also
-        those that nobody else used.
+        :obj:`on_removal` says; with rows their edges. Public rows stay.
 
         Args:
             persons (Iterable[int] or Tensor): the ids of the persons.
@@ -401,28 +385,24 @@ class PrivacyUnit:
 
     @validated
     def without(
-        self, data: Data | HeteroData, persons: Iterable[int] | Tensor
+        self, data: Data | HeteroData, persons: Persons
     ) -> Data | HeteroData:
         """Return the graph that remains after the removal of persons.
 
-        ``n_id`` of each node type holds the original ids of its rows. What
-        changes is copied; :obj:`data` stays as it is. Attributes that name
-        persons, as owners of edges may, hold the names before the removal.
+        ``n_id`` of each node type holds the original ids of its rows.
+        Attributes with a row for each node or edge are cut; others than
+        strings and numbers are refused. :obj:`data` stays as it is.
 
         Args:
             data (Data or HeteroData): the graph that was declared.
             persons (Iterable[int] or Tensor): the ids of the persons.
-
-        Raises:
-            ValueError: also if an attribute may hold rows or edges in another
-                order, or a tensor or list of the whole graph.
         """
         self.check(data)
         return self._left(data, self.cascade(persons))
 
     @validated
     def within(
-        self, data: Data | HeteroData, persons: Iterable[int] | Tensor
+        self, data: Data | HeteroData, persons: Persons
     ) -> Data | HeteroData:
         """Return only the rows of some persons, and the public rows.
 
@@ -446,7 +426,7 @@ class PrivacyUnit:
         return self._left(data, self._cascade(others, {}, whole))
 
     def _rest(
-        self, data: HeteroData, persons: Iterable[int] | Tensor
+        self, data: HeteroData, persons: Persons
     ) -> 'tuple[HeteroData, PrivacyUnit]':
         # The graph that remains, and its unit; neither is checked again, as
         # no removal may fail for what others have.
@@ -510,9 +490,8 @@ class PrivacyUnit:
         if (first * second).any():
             raise ValueError(
                 f"'one' and 'other' need to be rows of {node_type!r} of "
-                'different persons (got some of one person in both, who is '
-                'then known from training): unit.split(ratio, seed=...) '
-                'divides rows by persons'
+                'different persons (got one with rows in both): '
+                'unit.split(ratio, seed=...) divides rows by persons'
             )
 
     def _agrees(self, other: 'PrivacyUnit') -> bool:
@@ -539,8 +518,8 @@ class PrivacyUnit:
         """Divide the rows by persons, so that nobody is in two parts.
 
         Joint rows of persons in different parts, and public rows, are in
-        none. Walks of ``relation='contents'`` go through all parts: make such
-        a loader of a part alone, by :meth:`within`.
+        none. Walks of ``neighboring='contents'`` go through all parts: make
+        such a loader of a part alone, by :meth:`within`.
 
         Args:
             ratio (Sequence[float]): the share of persons in each part.
@@ -551,11 +530,7 @@ class PrivacyUnit:
             list[dict[str, Tensor]]: for each part, a mask of the rows of each
             type that persons own, bool, ``[num_rows]``.
         """
-        if not isinstance(ratio, list | tuple):
-            raise TypeError(
-                "'ratio' needs to be a list of numbers (got "
-                f'{type(ratio).__name__})'
-            )
+        check_instance('ratio', ratio, list, tuple)
         shares = [check_number('ratio', share) for share in ratio]
         if not shares or min(shares) <= 0 or sum(shares) > 1 + 1e-9:
             raise ValueError(
@@ -583,9 +558,9 @@ class PrivacyUnit:
         for key, value in data._global_store.items():
             if not isinstance(value, str | int | float):
                 raise ValueError(
-                    "'data' needs attributes of the whole graph that hold no "
-                    f'persons: strings or numbers (got {key!r}, a '
-                    f'{type(value).__name__}): take it off first'
+                    "'data' needs strings or numbers as attributes of the "
+                    f'whole graph (got {key!r}, a {type(value).__name__}): '
+                    'take it off first'
                 )
             out[key] = value
         place = {}
@@ -622,8 +597,7 @@ class PrivacyUnit:
         if self._digest(data) != self._print:
             raise ValueError(
                 "'data' needs to be the graph that the unit was made of: its "
-                'types, sizes or edges differ (what to_homogeneous() makes '
-                'has rows alone, and no persons)'
+                'types, sizes or edges differ'
             )
         if not torch.equal(self._ids(data), self.n_id):
             raise ValueError(
@@ -654,10 +628,8 @@ class PrivacyUnit:
         t = self.person
         if t is None or not self.has_one_row_each(t):
             raise ValueError(
-                "the privacy unit needs a table 'person' with one row each: "
-                'rows are otherwise not what one person owns (got '
-                + (f'{t!r} with persons of several' if t else 'none')
-                + ')'
+                "the privacy unit needs a table 'person' with one row each "
+                f'(got {t!r})'
             )
         return t
 
@@ -667,17 +639,13 @@ class PrivacyUnit:
         unknown = [t for t in named if t not in data.node_types]
         twice = sorted({t for t in named if named.count(t) > 1})
         missing = [t for t in data.node_types if t not in named]
-        for found, text in (
-            (unknown, 'types that are not there'),
-            (twice, 'types twice'),
-            (missing, 'nothing of some: none is public by default; missing'),
-        ):
-            if found:
-                raise ValueError(
-                    "'person', 'owned', 'joint' and 'public' need to hold the "
-                    f'node types of the graph, once each (got {text}: '
-                    f'{found})'
-                )
+        if unknown or twice or missing:
+            raise ValueError(
+                "'person', 'owned', 'joint' and 'public' need to hold the "
+                'node types of the graph, once each, as none is public by '
+                f'default (unknown: {unknown}; twice: {twice}; missing: '
+                f'{missing})'
+            )
 
     def _joined(self, same: Tensor | None) -> Tensor:
         names = torch.arange(self.num_names)
@@ -706,9 +674,7 @@ class PrivacyUnit:
             )
         return ids.clone()
 
-    def _names(
-        self, persons: Iterable[int] | Tensor, name: str = 'persons'
-    ) -> Tensor:
+    def _names(self, persons: Persons, name: str = 'persons') -> Tensor:
         listed = torch.tensor(integers(name, persons), dtype=torch.int64)
         check_range(name, listed, self.num_names, 'the persons')
         return self._one[listed]
@@ -778,12 +744,6 @@ class PrivacyUnit:
             made[e] = self._one[who]
         return made
 
-    def _removal(self, given: Mapping[str, str]) -> dict[str, str]:
-        for t, how in given.items():
-            check_choice('on_removal', t, self.joint)
-            check_choice('on_removal', how, ('drop', 'keep'))
-        return {t: given.get(t, 'drop') for t in self.joint}
-
     def _mirrored(self) -> dict[EdgeType, EdgeType]:
         # Edge types that hold the same edges, in opposite directions.
         made: dict[EdgeType, EdgeType] = {}
@@ -801,27 +761,24 @@ class PrivacyUnit:
                 made[one], made[other] = other, one
             elif both > _NEARLY * most:
                 raise ValueError(
-                    f"'data' needs edge types that mirror each other in full, "
-                    f'or are two relations: {one} and {other} share most of '
-                    'their edges, and not all; make one of the other by '
-                    'ToUndirected, or drop one'
+                    f"'data' needs {one} and {other} to hold the same edges "
+                    '(got most of them in both, and not all): make one of the '
+                    'other by ToUndirected, or drop one'
                 )
         return made
 
     def _check_public_edges(self) -> None:
         for e in self.public_edges:
             self.known(e, 'public_edges')
-            if not {e[0], e[2]} <= set(self.public) or e in self.edge_owner:
+        for e in self._edges:
+            inside = {e[0], e[2]} <= set(self.public)
+            listed, owned = e in self.public_edges, e in self.edge_owner
+            if listed and (owned or not inside):
                 raise ValueError(
                     "'public_edges' needs to hold edge types between public "
                     f'rows that nobody owns (got {e})'
                 )
-        for e in self._edges:
-            if (
-                {e[0], e[2]} <= set(self.public)
-                and e not in self.public_edges
-                and e not in self.edge_owner
-            ):
+            if inside and not (listed or owned):
                 raise ValueError(
                     "'public_edges' or 'edge_owner' needs to hold every edge "
                     f'type between public rows (missing: {e})'

@@ -369,9 +369,9 @@ def test_reports_of_many_classes_hold(tmp_path):
         'node',
         epsilon=8.0,
         delta=1e-5,
-        form='replace',
+        neighboring='replace',
         num_classes=1500,
-        hops=1,
+        K=1,
         epochs=1,
         steps=1,
     ).fit(graph_of_many_classes())

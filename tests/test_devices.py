@@ -364,7 +364,7 @@ def test_a_private_classifier_takes_data_of_the_device(device, relation):
     def fit(edges, x, y, train):
         data = Data(x=x, edge_index=edges, y=y, train_mask=train)
         model = PrivateNodeClassifier(
-            relation, delta=1e-4, steps=2, num_classes=3, seed=0
+            relation, delta=1e-4, steps=2, num_classes=3, insecure_seed=0
         )
         return model.fit(data)
 

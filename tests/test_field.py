@@ -181,7 +181,7 @@ def test_private_classifiers_take_columns_lists_and_leaves():
         for name, value in changes.items():
             given[name] = value
         model = PrivateNodeClassifier(
-            'feature', epsilon=4.0, delta=1e-3, steps=2, seed=0
+            'feature', epsilon=4.0, delta=1e-3, steps=2, insecure_seed=0
         )
         return model.fit(given).predict()
 

@@ -108,7 +108,7 @@ def rows_alone(data):
     """All that protects single rows."""
     yield lambda: DisjointWalkLoader(data, 4, 1)
     yield lambda: EgoLoader(data, 4, 1, max_degree=NODES)
-    yield lambda: PrivateAGP(relation='node', mu=1.0, delta=1e-3)(data)
+    yield lambda: PrivateAGP(adjacency='node', mu=1.0, delta=1e-3)(data)
     yield lambda: PrivateNodeClassifier('node', delta=1e-3).fit(data)
 
 
@@ -128,7 +128,7 @@ def test_persons_of_several_rows_are_not_taken_for_rows():
         with pytest.raises(ValueError, match='UnitLoader'):
             make()
     # Edges are protected one by one; and a user may say what rows are.
-    PrivateAGP(relation='edge', mu=1.0, delta=1e-3)(data)
+    PrivateAGP(adjacency='edge', mu=1.0, delta=1e-3)(data)
     del data.privacy_unit
     DisjointWalkLoader(data, 4, 1)
 

@@ -158,7 +158,7 @@ def test_a_release_beside_the_steps_is_not_called_a_lie(tmp_path):
 
 
 def test_sums_over_neighbours_are_proved_from_mu(tmp_path):
-    transform = PrivateAGP(relation='edge', epsilon=2.0, delta=1e-5)
+    transform = PrivateAGP(adjacency='edge', epsilon=2.0, delta=1e-5)
     transform(graph())
     path = tmp_path / 'trust.json'
     TrustReport.of(transform.report()).save(path)

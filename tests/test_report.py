@@ -94,7 +94,7 @@ def test_trust_report_prints_everything_that_was_promised():
     page = str(TrustReport.of(promise(), promise(procedure='another')))
     lines = [line.strip() for line in page.splitlines()]
     assert lines[0] == '1. removal'
-    assert 'promised: it is gone' in lines
+    assert 'guaranteed: it is gone' in lines
     titles = ('it holds if:', 'it does not cover:', 'how it was checked:')
     at = [lines.index(title) for title in titles]
     assert at == sorted(at)
@@ -214,7 +214,7 @@ def test_the_page_says_everything_and_needs_nothing(tmp_path):
         'older releases',
         'recomputed from the rest',
         'residual: 0.25 of 1 spent (25 %)',
-        '2 promises; every budget is kept',
+        '2 guarantees; every budget is kept',
         'Keep report and ledger private',
         *about.values(),
         'GDPR Article 17',
@@ -418,18 +418,18 @@ def test_bytes_of_another_type_have_another_fingerprint(one, two):
 
 
 def test_a_measurement_is_called_none_of_a_promise():
-    # An audit was 'a promise to everybody who asked to be forgotten'.
+    # An audit was 'a guarantee for everybody who asked to be forgotten'.
     report = TrustReport.of(
         promise(kind='measurement', promise='no test found a trace')
     )
     for text in (report.to_html(), report.to_markdown(), str(report)):
-        assert 'a promise to' not in text
-        assert '1 promise' not in text
-        assert 'promised:' not in text
+        assert 'a guarantee for' not in text
+        assert '1 guarantee' not in text
+        assert 'guaranteed:' not in text
     assert '1 measurement' in report.to_html()
-    assert 'no promise to anybody' in report.to_html()
+    assert 'no guarantee for anybody' in report.to_html()
     both = TrustReport.of(promise(), promise(kind='measurement')).to_html()
-    assert '1 promise and 1 measurement' in both
+    assert '1 guarantee and 1 measurement' in both
 
 
 def test_a_seeded_report_is_a_promise_to_nobody():
@@ -440,7 +440,7 @@ def test_a_seeded_report_is_a_promise_to_nobody():
     )
     page = report.to_html()
     assert 'guarantees nothing to anybody' in page
-    assert 'This is a promise' not in page
+    assert 'This is a guarantee' not in page
     # It is not a condition under which anything holds.
     assert page.lower().count('explicit seed') == 1
 

@@ -17,7 +17,7 @@ from pyg_trust.unlearning import (
     ScatteringClassifier,
 )
 
-PRIVATE = {'epsilon': 8.0, 'delta': 1e-3, 'steps': 2, 'seed': 0}
+PRIVATE = {'epsilon': 8.0, 'delta': 1e-3, 'steps': 2, 'insecure_seed': 0}
 
 
 def ring(n=24):

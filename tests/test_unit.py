@@ -313,9 +313,9 @@ def test_another_graph_is_refused() -> None:
 @pytest.mark.parametrize(
     ('change', 'message'),
     [
-        ({'public': ()}, r"none is public by default; missing: \['item'\]"),
-        ({'public': ('item', 'order')}, r"types twice: \['order'\]"),
-        ({'public': ('item', 'shop')}, r"not there: \['shop'\]"),
+        ({'public': ()}, r"missing: \['item'\]"),
+        ({'public': ('item', 'order')}, r"twice: \['order'\]"),
+        ({'public': ('item', 'shop')}, r"unknown: \['shop'\]"),
         (
             {'person': None, 'public': ('item', 'user')},
             "'num_persons' needs to be given exactly",

@@ -35,11 +35,28 @@ def texts(path):
                     yield str(part.value)
 
 
+def sentences(path):
+    """All texts of several words in a module."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Constant) and ' ' in str(node.value):
+            yield path, str(node.value)
+
+
 def test_private_words_are_not_in_public_text():
     pattern = re.compile(rf'\b({"|".join(PRIVATE)})\b', re.IGNORECASE)
     found = []
     for path in sorted((ROOT / 'pyg_trust').rglob('*.py')):
         found += [(path, text) for text in texts(path)]
+    # Sentences of reports, of their pages and of findings are public, too.
+    for room in ('report', 'check'):
+        for path in sorted((ROOT / 'pyg_trust' / room).rglob('*.*')):
+            if path.suffix in ('.html', '.md'):
+                shown = re.sub('{.*?}|<.*?>', '', path.read_text())
+                found.append((path, shown))
+            elif path.suffix == '.py':
+                found += sentences(path)
+    for path in (ROOT / 'pyg_trust' / 'verify').glob('claims_*.py'):
+        found += sentences(path)
     docs = ROOT / 'docs'
     pages = [ROOT / 'README.md', *docs.glob('*.rst')]
     pages += (docs / 'theory').glob('*.rst')  # others are made

@@ -41,7 +41,7 @@ print(model.report().explain())
 # try budgets on a graph that is public.
 budgets, areas = [1.0, 2.0, 4.0, 8.0, 16.0], []
 for epsilon in budgets:
-    tried = PrivateLinkPredictor(epsilon=epsilon, delta=1e-6, seed=0)
+    tried = PrivateLinkPredictor(epsilon=epsilon, delta=1e-6, insecure_seed=0)
     scores = tried.fit(train).score(test.edge_label_index)
     areas.append(roc_auc_score(test.edge_label, scores))
 figure, axis = plt.subplots(layout='constrained')

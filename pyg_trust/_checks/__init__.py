@@ -54,14 +54,7 @@ class Constraint:
     optional = False
 
     def __call__(self, name: str, value: Any, sizes: Sizes = None) -> Any:
-        """Return the checked value, or raise an error.
-
-        Args:
-            name (str): the name of the argument.
-            value (Any): the given value.
-            sizes (dict[str, int], optional): the sizes fixed by earlier
-                arguments; this argument adds its own.
-        """
+        """Return the checked value, or raise an error."""
         if value is None and self.optional:
             return None
         return self.check(name, value, sizes)
@@ -482,14 +475,7 @@ def check_tensor(
 
 
 def check_dtype(name: str, value: Any, dtype: Dtypes) -> None:
-    """Refuse anything but a tensor of given dtypes, in any shape.
-
-    Args:
-        name (str): the name of the argument.
-        value (Any): the given value.
-        dtype (torch.dtype or tuple[torch.dtype, ...], optional): the valid
-            dtypes; :obj:`None` for any floating point.
-    """
+    """Refuse anything but a tensor of given dtypes, in any shape."""
     if isinstance(value, Tensor) and _has_dtype(value, dtype):
         return
     wanted = 'floating-point' if dtype is None else _dtypes(dtype)

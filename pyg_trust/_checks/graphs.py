@@ -52,11 +52,6 @@ def check_index(name: str, index: Tensor, dim: int) -> None:
 def plain_index(name: str, index: Any, dim: int = 2) -> Tensor:
     """Return an index as a plain int64 tensor, of any type PyG takes.
 
-    Args:
-        name (str): the name of the argument.
-        index (Tensor): int64 or int32, an ``EdgeIndex``, a list or an array.
-        dim (int): the number of its dimensions. (default: :obj:`2`)
-
     Raises:
         TypeError, ValueError: on another type or shape.
     """
@@ -78,12 +73,7 @@ def plain_index(name: str, index: Any, dim: int = 2) -> Tensor:
 
 
 def with_edge_index(data: Any) -> Any:
-    """Return a graph with its edges as ``edge_index``, if it has ``adj_t``.
-
-    Args:
-        data (Data or HeteroData): the graph; ``adj_t`` is transposed, as in
-            PyG, and its values are the ``edge_weight``.
-    """
+    """Return a graph with its edges as ``edge_index``, if it has ``adj_t``."""
     if not isinstance(data, Data | HeteroData):
         return data
     stores = [s for s in data.edge_stores if 'adj_t' in s]
@@ -115,14 +105,6 @@ def check_edges(
     types: tuple[str, str] | None = None,
 ) -> Tensor:
     """Return edges as int64, ``[2, num_edges]``; refuse ends not in the graph.
-
-    Args:
-        name (str): the name of the argument.
-        edge_index (Tensor): the edges, int64 or int32, or an ``EdgeIndex``.
-        num_nodes (int or tuple[int, int]): the number of nodes, or of the
-            sources and of the targets.
-        types (tuple[str, str], optional): the node types of sources and
-            targets. (default: :obj:`None`)
 
     Raises:
         TypeError, ValueError: on another type or shape, or an end outside of
@@ -209,14 +191,7 @@ def check_data(data: Any, advice: str = '') -> None:
 
 
 def check_examples(data: Data, row: Tensor, col: Tensor, n: int) -> None:
-    """Refuse labels of pairs but those of positive ones that are edges.
-
-    Args:
-        data (Data): the graph.
-        row (Tensor): int64, ``[num_edges]``: the sources of its edges.
-        col (Tensor): int64, ``[num_edges]``: their targets.
-        n (int): the number of nodes.
-    """
+    """Refuse labels of pairs but those of positive ones that are edges."""
     for name in ('edge_label', 'neg_edge_label'):
         label = data.get(name)
         if label is not None and bool((torch.as_tensor(label) == 0).any()):
@@ -252,13 +227,7 @@ def warn_user(message: str) -> None:
 
 
 def warn_of_delta(delta: float | None, count: int, what: str) -> None:
-    """Warn if a delta is so large that it guarantees nothing.
-
-    Args:
-        delta (float, optional): the delta of a guarantee.
-        count (int): the number of what is protected.
-        what (str): what is protected, in the plural.
-    """
+    """Warn if a delta is so large that it guarantees nothing."""
     if delta is not None and delta >= 1 / max(count, 1):
         warn_user(
             f'delta={delta:g} is not below 1 / {count}: publishing all data '
@@ -271,9 +240,6 @@ def warn_of_scaled(name: str, x: Any) -> None:
     """Warn if all columns, but binary ones, have mean 0 and variance 1, or
     range from 0 to 1: each row then holds statistics of all rows.
 
-    Args:
-        name (str): what the features are called.
-        x (Tensor): ``[num_rows, num_columns]``; anything else is left.
     """  # noqa: D205
     if not isinstance(x, Tensor) or x.layout != torch.strided or x.dim() != 2:
         return

@@ -119,13 +119,7 @@ def _settings() -> list[str]:
 
 
 def identity(model: Module, *calls: Callable[..., Any] | None) -> str:
-    """Digest a model by SHA-256: tensors, attributes and code.
-
-    Args:
-        model (Module): the model.
-        *calls (callable, optional): callables that are applied with the model,
-            such as a transform.
-    """
+    """Digest a model by SHA-256: tensors, attributes and code."""
     check_instance('model', model, Module)
     walk = _Walk()
     walk.take('model', model)

@@ -77,10 +77,6 @@ def is_factory(given: Any) -> bool:
 def same_start(one: dict[str, Tensor], two: dict[str, Tensor]) -> str | None:
     """Return the name of a tensor that was not drawn with the seed.
 
-    Args:
-        one (dict): the tensors of a model that was made under one seed.
-        two (dict): those of a model that was made under another.
-
     Returns:
         str: the first of which more than a hundredth is equal in both and
         neither 0 nor 1, as torch starts biases and norms.

@@ -24,14 +24,6 @@ def check_state(
 ) -> None:
     """Check the entries and the layout version of a saved state.
 
-    Args:
-        state (dict): the state that was passed.
-        entries (list[str]): the names of the required entries.
-        formats (tuple[int, ...]): the readable versions; empty for states
-            without a version.
-        model (Any, optional): the model that loads the state, which has its
-            ``'class'`` since version 0.2. (default: :obj:`None`)
-
     Raises:
         ValueError: if the state is no dictionary with these entries, or is of
             another version or of a model of another class.

@@ -1,13 +1,4 @@
-r"""Empirical lower bounds of mu for releases of noisy sums.
-
-Canaries are disjoint, so that one release makes thousands of independent
-trials, and they are the worst case: unit messages that the adversary knows.
-A bound above the claim disproves it, with the stated confidence; a bound below
-proves nothing. Trials are independent as far as the noise of rows is: of a
-release that draws noise once for many rows, or none now and then, the
-confidence is not as stated. The bound of
-:func:`~pyg_trust.audit.empirical_epsilon` is far looser for such releases.
-"""
+"""Empirical lower bounds of mu for releases of noisy sums."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -23,6 +14,8 @@ from pyg_trust.audit.report import PrivacyAudit
 from pyg_trust.audit.statistics import check_coins, empirical_mu
 from pyg_trust.privacy.propagation import RELATIONS
 from pyg_trust.transforms.aggregation_report import make_relation
+
+__all__ = ['audit_aggregation']
 
 # Rows are longer than messages may be: a release has to normalise them.
 _LENGTH = 3.0
@@ -44,42 +37,33 @@ def audit_aggregation(
 ) -> PrivacyAudit:
     r"""Audit a release of noisy sums by worst-case canaries.
 
-    - ``'edge'``: disjoint pairs, each with an edge with probability 1/2. The
-      score is the log-likelihood ratio, up to constants: over hops
-      :math:`\langle S_u, m_w \rangle + \langle S_w, m_u \rangle` with the
-      messages of later hops from released rows.
-    - ``'node'`` and ``'node_incident'``: sources with lists of
-      :obj:`list_size` nodes of their own, each with probability 1/2 there or
-      removed (or, to replace, of the opposite features). The score is
-      :math:`\langle W_{\cdot v} m_v^\top, S_1 \rangle`. Edges are arcs: the
-      release needs ``directed=True``.
-    - ``'feature'``: pairs with their edge, one end of which is as above; of
-      the default measure.
+    Canaries are disjoint, so that one release makes thousands of independent
+    trials, if its noise is independent by rows; they have unit messages that
+    the adversary knows. A bound above the claim disproves it; a bound below
+    proves nothing. Rows have norm 3: a release that does not normalise them is
+    found out.
 
-    Rows have norm 3: a release that does not normalise them is found out.
+    - ``'edge'``: disjoint pairs, each with an edge with probability 1/2,
+      scored by the log-likelihood ratio over all hops.
+    - ``'node'`` and ``'node_incident'``: sources with lists of
+      :obj:`list_size` nodes of their own, each there or not (or of the
+      opposite features). Edges are arcs: ``directed=True``.
+    - ``'feature'``: pairs with their edge, one end of which is as above.
 
     Args:
         release (callable): maps data with ``x`` to the released rows of all
             hops, as :meth:`PrivateAGP.released
             <pyg_trust.transforms.PrivateAGP.released>` does.
-        relation (str): the relation that is claimed to be protected. (default:
-            :obj:`'edge'`)
-        claim_mu (float, optional): the claimed :math:`\mu`. (default:
-            :obj:`None`)
+        relation (str): the relation that is claimed to be protected.
+        claim_mu (float, optional): the claimed :math:`\mu`.
         num_canaries (int): the trials, of both kinds together.
-            (default: :obj:`10_000`)
-        directed (bool): for ``'edge'``, whether edges are arcs. (default:
-            :obj:`False`)
+        directed (bool): for ``'edge'``, whether edges are arcs.
         form (str, optional): for nodes, the pair that is planted:
-            :obj:`'withdraw'` or :obj:`'replace'`. A record against an empty
-            reveals half of what a record against its opposite does; so ask
-            for what is claimed. By default that of a
-            :class:`~pyg_trust.transforms.PrivateAGP` of the relation.
+            :obj:`'withdraw'` or :obj:`'replace'`, as claimed; a record against
+            an empty one reveals half as much as against its opposite.
         list_size (int): of ``'node'`` and ``'node_incident'``.
-            (default: :obj:`1`)
         confidence (float): in :math:`(0, 1)`. (default: :obj:`0.95`)
-        seed (int, optional): the seed of all draws. (default:
-            :obj:`None`)
+        seed (int, optional): the seed of all draws.
 
     Example:
         >>> from pyg_trust.transforms import PrivateAGP
@@ -90,6 +74,7 @@ def audit_aggregation(
         False
     """
     most = list_size if relation == 'node_incident' else None
+    form = 'add_remove' if form == 'withdraw' else form
     form = make_relation(relation, form, directed, most).form
     seed = rng.resolve(seed)
     generator = rng.generator(seed)

@@ -10,7 +10,7 @@ met, and the report says why.
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -40,6 +40,8 @@ from pyg_trust.audit.statistics import told_apart
 from pyg_trust.audit.subjects import Released
 from pyg_trust.registries import Registry
 
+__all__ = ['ATTACKS']
+
 # Parts of the seed: runs of worlds, and what is drawn.
 _WORLD, _DRAW = 1, 3
 _QUESTIONS = 15
@@ -54,123 +56,100 @@ ATTACKS: Registry[Callable[[Runs], Iterable[AuditRow]]] = Registry(
 )
 
 
+class _Twins(NamedTuple):
+    # The rows of a twin attack; a mask of the kept nodes near removed ones, or
+    # none; and how many of these rows, and of others, differ at most.
+    rows: list[AuditRow]
+    ball: Tensor
+    looked: bool = False
+    inside: int = 0
+    outside: int = 0
+
+
 @ATTACKS.builtin('twins', needs='features')
 def twins(runs: Runs) -> list[AuditRow]:
     """Compare bits released of graphs that differ in removed items alone."""
-    return _Twins.of(runs).rows
+    return _twins(runs).rows
 
 
-class _Twins:
-    # The rows of a twin attack, and a mask of the nodes that differ.
-
-    @staticmethod
-    def of(runs: Runs) -> '_Twins':
-        if 'twins' not in runs.kept:
-            runs.kept['twins'] = _Twins(runs)
+def _twins(runs: Runs) -> _Twins:
+    if 'twins' in runs.kept:
         found: _Twins = runs.kept['twins']
         return found
-
-    def __init__(self, runs: Runs) -> None:
-        self.runs = runs
-        self.confirmed_runs: set[str] = set()
-        self.inside = self.outside = 0
-        # The released tables with a row per node that could have differed.
-        self.looked: set[str] = set()
-        self.ball = _around(runs)
-        if runs.noisy:
-            self.rows = _noisy_twins(runs)
-            return
-        one = runs.run()
-        subject = runs.subject(runs.data)
-        before = opened(subject.released())
-        subject.remove(runs.request)
-        after = opened(subject.released())
-        runs.random = set(differing(one.before, before)) | set(
-            differing(one.after, after)
-        )
-        self.rows = [self.row(kind) for kind in runs.kinds()]
-
-    def row(self, kind: str) -> AuditRow:
-        runs = self.runs
-        one, two = runs.run(), runs.run(kind)
-        # A value that is random or missing after the removal shows nothing.
-        power = [
-            name
-            for name in differing(one.before, two.before, runs.random)
-            if name in one.after
-        ]
-        found = differing(one.after, two.after, runs.random)
-        if found:
-            found = self.confirmed(kind, found)
-        self.count(one.after, two.after, found, power)
-        note, hides = _hidden(runs, one.before, one.after)
-        if not power:
-            note = 'nothing that is compared after the removal differed '
-            note += 'before it'
-        elif found:
-            note = grouped(found)
-        if kind == 'features' and hides:
-            # If an attacker could have planted features there, count them as
-            # planted.
-            power = []
-        return AuditRow(
-            f'twins: {kind}',
-            'owns fit and remove, and chooses the seed',
-            'share of releases that differ',
-            len(found) / max(len(one.after), 1),
-            expected='0',
-            verdict=FAILED if found else KEPT if power else POWERLESS,
-            note=note,
-        )
-
-    def confirmed(self, kind: str, found: list[str]) -> list[str]:
-        # A clock in whole seconds, or a coin, may have agreed in the control
-        # and differ in a twin: a trace is there in every run.
-        runs = self.runs
-        for name in ('data', kind):
-            if name in self.confirmed_runs:
-                continue
-            self.confirmed_runs.add(name)
-            for _ in range(_CONFIRM):
-                subject = runs.subject(runs.changed(name))
-                subject.remove(runs.request)
-                after = opened(subject.released())
-                runs.random |= set(differing(runs.run(name).after, after))
-        return [each for each in found if each not in runs.random]
-
-    def count(
-        self,
-        one: Released,
-        two: Released,
-        found: list[str],
-        power: list[str],
-    ) -> None:
-        n = self.ball.numel()
-        for name in power:
-            value = one.get(name)
-            if isinstance(value, Tensor) and n in value.shape:
-                self.looked.add(name)
-        for name in found:
-            a, b = one.get(name), two.get(name)
-            if not isinstance(a, Tensor) or not isinstance(b, Tensor):
-                continue
-            if a.shape != b.shape or n not in a.shape:
-                continue
-            dim = list(a.shape).index(n)
-            rows = (a != b).movedim(dim, 0).reshape(n, -1).any(1)
-            self.inside = max(self.inside, int((rows & self.ball).sum()))
-            self.outside = max(self.outside, int((rows & ~self.ball).sum()))
-
-
-def _around(runs: Runs) -> Tensor:
-    # A mask of the remaining rows within reach of the removed nodes.
     near, _, _, _ = k_hop_subgraph(
         runs.featureless,
         _HOPS,
         runs.data.edge_index,
         num_nodes=int(runs.data.num_nodes),
     )
-    return torch.isin(runs.left.n_id, runs.data.n_id[near])
+    ball = torch.isin(runs.left.n_id, runs.data.n_id[near])
+    if runs.noisy:
+        made = _Twins(_noisy_twins(runs), ball)
+    else:
+        # The control: what a seed does not fix.
+        one, subject = runs.run(), runs.subject(runs.data)
+        runs.random = set(differing(one.before, opened(subject.released())))
+        subject.remove(runs.request)
+        runs.random |= set(differing(one.after, opened(subject.released())))
+        made = _Twins([], ball)
+        for kind in runs.kinds():
+            made = _compared_twins(runs, made, kind)
+    runs.kept['twins'] = made
+    return made
+
+
+def _compared_twins(runs: Runs, made: _Twins, kind: str) -> _Twins:
+    one, two = runs.run(), runs.run(kind)
+    # A value that is random or missing after the removal shows nothing.
+    power = [
+        name
+        for name in differing(one.before, two.before, runs.random)
+        if name in one.after
+    ]
+    found = differing(one.after, two.after, runs.random)
+    if found:
+        # A clock in whole seconds, or a random bit, may have agreed in the
+        # control and differ in a twin: a trace is there in every run.
+        for name in ('data', kind):
+            if f'confirmed {name}' in runs.kept:
+                continue
+            for _ in range(_CONFIRM):
+                subject = runs.subject(runs.changed(name))
+                subject.remove(runs.request)
+                after = opened(subject.released())
+                runs.random |= set(differing(runs.run(name).after, after))
+            runs.kept[f'confirmed {name}'] = True
+        found = [each for each in found if each not in runs.random]
+    note, hides = _hidden(runs, one.before, one.after)
+    if not power:
+        note = 'nothing that is compared after the removal differed before it'
+    elif found:
+        note = grouped(found)
+    # If an attacker could have planted features there, count them as planted.
+    blind = not power or (kind == 'features' and hides)
+    row = AuditRow(
+        f'twins: {kind}',
+        'owns fit and remove, and chooses the seed',
+        'share of releases that differ',
+        len(found) / max(len(one.after), 1),
+        expected='0',
+        verdict=FAILED if found else POWERLESS if blind else KEPT,
+        note=note,
+    )
+    # Released tables with a row for each kept node.
+    ball, n = made.ball, made.ball.numel()
+    looked, inside, outside = made.looked, made.inside, made.outside
+    for name in {*power, *found}:
+        a, b = one.after.get(name), two.after.get(name)
+        if not isinstance(a, Tensor) or n not in a.shape:
+            continue
+        looked |= name in power
+        if name in found and isinstance(b, Tensor) and a.shape == b.shape:
+            rows = (a != b).movedim(list(a.shape).index(n), 0)
+            rows = rows.reshape(n, -1).any(1)
+            inside = max(inside, int((rows & ball).sum()))
+            outside = max(outside, int((rows & ~ball).sum()))
+    return _Twins([*made.rows, row], ball, looked, inside, outside)
 
 
 def _hidden(runs: Runs, *releases: Released) -> tuple[str, bool]:
@@ -450,16 +429,14 @@ def bytes_(runs: Runs) -> list[AuditRow]:
 @ATTACKS.builtin('neighbours', needs='features exact')
 def neighbours(runs: Runs) -> list[AuditRow]:
     """Report where, around the removed nodes, releases of twins differ."""
-    found = _Twins.of(runs)
-    inside, outside = found.inside, found.outside
-    near, count = int(found.ball.sum()), found.ball.numel()
-    powerless = not found.looked or all(
-        row.verdict == POWERLESS for row in found.rows
-    )
-    note = f'{inside} of {near} rows near, {outside} of '
-    note += f'{count - near} elsewhere'
-    if not found.looked:
+    rows, ball, looked, inside, outside = _twins(runs)
+    near, count = int(ball.sum()), ball.numel()
+    blind = not looked or all(row.verdict == POWERLESS for row in rows)
+    note = f'{inside} of {near} rows near, {outside} of {count - near} '
+    note += 'elsewhere'
+    if not looked:
         note = 'nothing that is compared has a row for every node'
+    wrong = inside or outside
     return [
         AuditRow(
             'neighbours',
@@ -467,11 +444,7 @@ def neighbours(runs: Runs) -> list[AuditRow]:
             f'share of rows within {_HOPS} hops that differ',
             inside / max(near, 1),
             expected='0',
-            verdict=FAILED
-            if inside or outside
-            else POWERLESS
-            if powerless
-            else KEPT,
+            verdict=FAILED if wrong else POWERLESS if blind else KEPT,
             note=note,
         )
     ]

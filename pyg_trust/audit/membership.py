@@ -19,6 +19,8 @@ from pyg_trust.report import Report, provenance
 from pyg_trust.report.charts import Chart
 from pyg_trust.unit import PrivacyUnit
 
+__all__ = ['MembershipReport', 'membership_inference']
+
 ATTACKS = ('loss', 'confidence')
 
 
@@ -78,17 +80,10 @@ def membership_inference(
 ) -> MembershipReport:
     r"""Attack a model: infer whether nodes were in its training set.
 
-    Scores nodes by :math:`\log p_{u, y_u}` (:obj:`'loss'`: training fits
-    what it has seen) or :math:`\max_c p_{uc}` (:obj:`'confidence'`) and
-    measures how well the score separates members from others
-    (:func:`pyg_trust.audit.scores.auc_interval`).
-
-    **A smoke test, no proof.** Run it on the nodes that were removed, against
-    test nodes, before and after: an AUC that stays high after unlearning
-    shows a bug. One near one half shows little: the attack is a weak one, and
-    nodes that differ from the others for another reason (their labels are
-    wrong, say) shift it with no membership at all. Exactness is what
-    ``verify()`` shows.
+    Scores nodes by :math:`\log p_{u, y_u}` (:obj:`'loss'`) or :math:`\max_c
+    p_{uc}` (:obj:`'confidence'`) and measures how well the score separates
+    members from others. **A smoke test, no proof:** an AUC that stays high
+    after unlearning shows a bug, and one near one half shows little.
 
     Args:
         probability (Tensor): the predicted probabilities, ``[num_nodes,
@@ -97,19 +92,15 @@ def membership_inference(
         members (Tensor): nodes that were in the training, int64 or a mask.
         others (Tensor): nodes that never were, int64 or a mask.
         unit (PrivacyUnit, optional): the privacy unit, if nodes are rows of
-            persons, none of whom may be in both groups: a person with rows in
-            training is a member with all others. (default: :obj:`None`)
-        node_type (str, optional): the type of these rows, with a
-            :obj:`unit`. (default: :obj:`None`)
+            persons, none of whom may be in both groups.
+        node_type (str, optional): the type of these rows, with a :obj:`unit`.
         attack (str): :obj:`'loss'` or :obj:`'confidence'`.
-            (default: :obj:`'loss'`)
         level (float): the confidence of the interval. (default: :obj:`0.95`)
 
     Raises:
         ValueError: if a node, or a person of :obj:`unit`, is in both groups
             (:meth:`PrivacyUnit.split <pyg_trust.unit.PrivacyUnit.split>`
-            divides rows by persons), a group has fewer than two
-            nodes, or an argument is out of range.
+            divides rows by persons), or a group has fewer than two nodes.
     """
     shape = ('num_nodes', 'num_classes')
     check_tensor('probability', probability, None, shape, finite=True)

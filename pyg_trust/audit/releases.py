@@ -88,14 +88,7 @@ def _values(name: str, value: Any) -> list[tuple[str, bytes]]:
 def differing(
     one: Released, two: Released, random: set[str] | None = None
 ) -> list[str]:
-    """List the names that only one run released, or whose bits differ.
-
-    Args:
-        one (dict): the releases of a run, from :func:`opened`.
-        two (dict): those of another run.
-        random (set, optional): names that are not compared.
-            (default: :obj:`None`)
-    """
+    """List the names that only one run released, or whose bits differ."""
     random = random or set()
     return [
         name
@@ -149,11 +142,7 @@ def _raw(value: Tensor) -> bytes:
 
 
 def encodings(values: Tensor) -> list[bytes]:
-    """Return the byte encodings that numbers may have in a file.
-
-    Args:
-        values (Tensor): float16.
-    """
+    """Return the byte encodings that numbers may have in a file."""
     numbers = values.numpy()
     return [
         numbers.astype(np.dtype(kind).newbyteorder(order)).tobytes()

@@ -1,19 +1,4 @@
-r"""An audit of unlearning: tests that a removal could fail.
-
-**Two questions are kept apart.** *Has the model forgotten?* Twins, worlds,
-poison, bytes and membership ask that, and exact unlearning must not be
-rejected by them. *What do releases reveal?* The pair of releases, before and
-after, reveals a removal that was exact as well: it leaks by design.
-
-No test can show that something was forgotten. The verdicts are 'failed',
-'not rejected', 'leaks by design' and 'no power', never 'passed', and there is
-no score of them all.
-
-What each finds was measured with planted faults: twins find every fault that
-leaves a trace in what is released, in two runs; worlds find one shard of four
-that was not trained again; membership inference of one model does not, which
-is why it proves nothing.
-"""
+"""An audit of unlearning: tests that a removal could fail."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -45,6 +30,8 @@ from pyg_trust.audit.subjects import Subject
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import provenance
 
+__all__ = ['audit_removal']
+
 
 @validated
 def audit_removal(
@@ -63,68 +50,42 @@ def audit_removal(
     ============== ================================================ =======
     test           what it compares                                 runs
     ============== ================================================ =======
-    twins          two data sets that differ only in the content    2 to 5
-                   of what is removed, with the same seed:
-                   everything released has to be equal
+    twins          two data sets that differ only in what is        2 to 5
+                   removed, with the same seed: releases are equal
     neighbours     where around the removed nodes twins differ      none
     worlds         models that forgot, and models that never saw    2 K
-                   (two samples of runs)
+                   the data (two samples of runs)
     poison         a removal of flipped labels, and of true ones    2
     bytes          a search for features drawn at random            1
-    membership     removed nodes and nodes that never were there,   1
-                   by the log probability of their class
-    label_only     the same by answers to questions with half of    none
-                   the features
+    membership     removed nodes and :obj:`candidates` that never   1
+                   were there, by the log probability of a class
+    label_only     the same by answers with half of the features    none
     pair           the same by what changed between two releases    none
     ============== ================================================ =======
 
-    *Twins* are certain: one difference is a proof of a trace, for this pair
-    and seed. First the control: the same data twice, which shows what a seed
-    does not fix (wall times, random salts), and both twins *before* the
-    removal, which have to differ, else the test has no power. It has none over
-    what is not compared: the row says how much that is, and where features of
-    what was removed could be hidden in it (a part of as many bytes, or as many
-    more than before the removal), that is its verdict. What differs is
-    run three times more on either side, so that a random bit or a clock that
-    agreed in the control by chance is no trace: it would have to agree four
-    times on either side, and differ between them (a random bit: one in 256).
-
-    Where a subject says that its releases are :obj:`noisy`, no two runs agree
-    to the bit, and twins and poison compare two samples of runs.
-
-    *Worlds* (as in `LiRA <https://arxiv.org/abs/2112.03570>`_): the score of a
-    run is the mean logit of the probability of their classes at the removed
-    nodes, asked on the original graph. Nodes of one run depend on one another,
-    so that a run counts once; p is that of exchanging runs. Exact unlearning
-    gives exchangeable runs and a uniform p. A few dozens of runs find faults
-    and bound no epsilon: the row says which one would be the largest that
-    they could show.
-
-    *Membership*, *label_only* and *pair* compare removed nodes with
-    :obj:`candidates` that were never members. That is meaningful only if both
-    were drawn by the same rule; the function cannot know, and without
-    candidates leaves the three out. Of the pair nothing below one half is
-    good: it is above for exact unlearning, and one half if nothing was done.
+    One difference of *twins* is a proof of a trace, for this pair and seed.
+    What differs between two equal runs (wall times, random salts) is not
+    compared: if removed features could be hidden there, the verdict is 'no
+    power'. *Worlds* (as in `LiRA <https://arxiv.org/abs/2112.03570>`_) scores
+    a run by the mean logit of the removed nodes' classes; exact unlearning
+    gives a uniform p. No test can show that something was forgotten, so that
+    no verdict is 'passed'.
 
     Args:
         make (Callable): makes a fresh subject (:class:`Subject`).
         data (Data): the graph, with ``x``, ``y`` and ``train_mask``.
         request (RemovalRequest): nodes, features or edges of graph 0.
         tests (list[str], optional): the names of attacks; by default all that
-            the request and the arguments allow. (default: :obj:`None`)
+            the request and the arguments allow.
         candidates (Tensor, optional): ids of nodes outside of the training
             set, drawn by the rule by which the removed ones were.
-            (default: :obj:`None`)
-        worlds (int): the runs :math:`K` of each of the two worlds.
-            (default: :obj:`16`)
+        worlds (int): the runs :math:`K` of each world. (default: :obj:`16`)
         level (float): the confidence of intervals, and of verdicts by a
             corrected p. (default: :obj:`0.95`)
-        seed (int, optional): the seed of everything that is drawn. (default:
-            :obj:`None`)
+        seed (int, optional): the seed of everything that is drawn.
 
     Raises:
-        TypeError, ValueError: if an argument is malformed; if a test is asked
-            for that the request does not allow.
+        ValueError: if a test is asked for that the request does not allow.
     """
     if tests is not None and (
         isinstance(tests, str) or not isinstance(tests, Sequence)

@@ -5,7 +5,15 @@ from typing import Any
 
 from pyg_trust.report import Guarantee, Report
 from pyg_trust.report.base import stated
-from pyg_trust.report.charts import Chart, axes
+from pyg_trust.report.charts import Chart
+
+__all__ = [
+    'VERDICTS',
+    'AuditReport',
+    'AuditRow',
+    'PrivacyAudit',
+    'RemovalAudit',
+]
 
 FAILED, KEPT = 'failed', 'not rejected'
 LEAKS, POWERLESS = 'leaks by design', 'no power'
@@ -46,15 +54,6 @@ class AuditRow(Report):
     verdict: str = ''
     note: str = ''
 
-    def chart(self) -> Chart:
-        """Draw the statistic with its interval."""
-        return Chart(
-            f'{self.test}: {self.verdict}; exact unlearning gives '
-            f'{self.expected}',
-            bars={self.statistic: self.value},
-            spans={self.statistic: (self.low, self.high)},
-        )
-
 
 @dataclass(frozen=True)
 class AuditReport(Report):
@@ -86,7 +85,7 @@ class RemovalAudit(AuditReport):
     """The verdicts of an audit of a removal.
 
     Args:
-        request (dict): the names of what was removed.
+        request (dict): the ids of what was removed.
         left_out (tuple[str, ...]): tests that were not run, and why.
         not_compared (tuple[str, ...]): releases that differ between two runs
             with the same data and seed (wall times, random salts), so that
@@ -119,43 +118,20 @@ class RemovalAudit(AuditReport):
             ),
         )
 
-    def plot(self, ax: Any = None) -> Any:
-        """Draw every statistic with its interval and verdict.
-
-        Args:
-            ax (matplotlib.axes.Axes, optional): where to draw; by default on
-                a new figure. (default: :obj:`None`)
-
-        Returns:
-            matplotlib.axes.Axes: with a row for each test.
-        """
-        ax = axes(ax, 0.4 * len(self.rows) + 1.2)
-        colours = {FAILED: 'C3', KEPT: 'C0', LEAKS: 'C1', POWERLESS: 'C7'}
-        for at, row in enumerate(self.rows):
-            colour = colours[row.verdict]
-            if row.low == row.low:
-                ax.plot([row.low, row.high], [at, at], color=colour)
-            ax.plot([row.value], [at], 'o', color=colour)
-            ax.annotate(
-                f'{row.statistic}: {row.verdict}',
-                (1.02, at),
-                xycoords=ax.get_yaxis_transform(),
-                color=colour,
-                va='center',
-                fontsize='small',
-            )
-        ax.set_yticks(range(len(self.rows)), [row.test for row in self.rows])
-        ax.invert_yaxis()
-        ax.set_xlim(-0.05, 1.05)
-        ax.set_title(
+    def chart(self) -> Chart:
+        """Draw every statistic with its interval and verdict."""
+        names = [f'{r.test}, {r.statistic}: {r.verdict}' for r in self.rows]
+        return Chart(
             f'Failed: {", ".join(self.failed)}'
             if self.failed
             else f'No test of {len(self.rows)} finds a trace',
-            loc='left',
-            fontsize='medium',
+            bars={n: r.value for n, r in zip(names, self.rows, strict=True)},
+            spans={
+                n: (r.low, r.high)
+                for n, r in zip(names, self.rows, strict=True)
+            },
+            xlabel='statistic, with its interval',
         )
-        ax.set_xlabel('statistic, with its interval')
-        return ax
 
     def __str__(self) -> str:
         lines = [type(self).__name__]
@@ -242,11 +218,6 @@ class PrivacyAudit(AuditReport):
     def confidence(self) -> float:
         """The probability that all bounds hold: ``level``."""
         return self.level
-
-    @property
-    def false_negative_rate(self) -> float:
-        """Measured false negative rate of the attack."""
-        return 1 - self.true_positive_rate
 
     def chart(self) -> Chart:
         """Draw the measured lower bound, beside the claim."""

@@ -13,6 +13,8 @@ from pyg_trust.audit.releases import opened
 from pyg_trust.audit.subjects import Released, Subject
 from pyg_trust.removal import RemovalRequest, remove_from_data
 
+__all__ = ['NEEDS', 'NoisyRun', 'Run', 'Runs', 'numbers']
+
 #: Conditions of an attack: training nodes are removed; at least two of them,
 #: beside candidates; features are removed; releases are without noise.
 NEEDS = ('members', 'candidates', 'features', 'exact')
@@ -114,7 +116,7 @@ class Runs:
         check_instance('candidates', candidates, Tensor)
         if candidates.dtype != torch.int64 or candidates.dim() != 1:
             raise TypeError(
-                "'candidates' needs to hold names, int64 "
+                "'candidates' needs to hold ids, int64 "
                 f'(got {candidates.dtype}, {list(candidates.shape)})'
             )
         known = torch.isin(candidates, self.data.n_id)
@@ -131,11 +133,7 @@ class Runs:
         return rows
 
     def lacks(self, need: str) -> str | None:
-        """Return why an attack with this need can't run, or None.
-
-        Args:
-            need (str): one of :obj:`NEEDS`.
-        """
+        """Return why an attack with this need can't run, or None."""
         check_choice('needs', need, NEEDS)
         if need == 'members' and self.members.numel() == 0:
             return 'needs training nodes to be removed'
@@ -160,12 +158,7 @@ class Runs:
         return made
 
     def subject(self, data: Data, *path: int) -> Subject:
-        """Fit a fresh subject.
-
-        Args:
-            data (Data): the training graph; a copy is passed.
-            *path (int): the seed's path; by default that of twins.
-        """
+        """Fit a fresh subject."""
         made = self.new_subject()
         made.fit(data.clone(), rng.derive(self.seed, *(path or (_RUN,))))
         return made
@@ -185,12 +178,7 @@ class Runs:
         return found
 
     def changed(self, what: str) -> Data:
-        """Return the graph with other content of the removed items.
-
-        Args:
-            what (str): ``'features'``, ``'labels'`` or ``'edges'``;
-                ``'data'`` is the graph itself.
-        """
+        """Return the graph with other content of the removed items."""
         data = self.data.clone()
         generator = rng.generator(rng.derive(self.seed, _CHANGE))
         if what == 'features':
@@ -242,11 +230,7 @@ class Runs:
         return found
 
     def score(self, subject: Subject) -> float:
-        """Return the mean logit of the removed members' classes.
-
-        Args:
-            subject (Subject): predicts on the original graph.
-        """
+        """Return the mean logit of the removed members' classes."""
         rows = self.members
         p = subject.predict_proba(self.data.clone())[rows].double()
         own = p.gather(1, self.data.y[rows, None]).clamp(1e-12, 1 - 1e-12)

@@ -19,12 +19,7 @@ from pyg_trust._checks import (
     validated,
 )
 
-__all__ = [
-    'AUC',
-    'auc_interval',
-    'holm',
-    'permutation_test',
-]
+__all__ = ['AUC', 'auc_interval', 'holm', 'permutation_test']
 
 
 class AUC(NamedTuple):
@@ -47,26 +42,17 @@ def auc_interval(
 ) -> AUC:
     r"""Compute the AUC of two samples of scores, with DeLong's interval.
 
-    .. math::
-        \hat\theta = \frac{1}{mn} \sum_{i,j} \psi(x_i, y_j), \quad \psi(x, y)
-        = \mathbb{1}[x > y] + \tfrac12 \mathbb{1}[x = y],
-
-    the probability that a positive scores above a negative. With the means
-    :math:`v_i` and :math:`w_j` of :math:`\psi` over the other sample, its
-    variance is estimated by :math:`\mathrm{var}(v)/m + \mathrm{var}(w)/n`
-    (`DeLong et al. 1988 <https://doi.org/10.2307/2531595>`_), and the interval
-    is the normal one, cut to :math:`[0, 1]`. That needs samples of some
-    dozens, drawn independently.
-
-    Where the estimated variance is zero (samples that do not overlap, or all
-    scores equal), a normal interval would be a point. Then it is that of
-    Hoeffding's inequality for U-statistics, :math:`\hat\theta \pm
-    \sqrt{\log(2 / (1 - \text{level})) / (2 \min(m, n))}`, which holds for
-    all distributions.
+    The AUC is the probability that a positive scores above a negative, ties
+    by half; its variance is estimated as in `DeLong et al. 1988
+    <https://doi.org/10.2307/2531595>`_, and the interval is the normal one,
+    cut to :math:`[0, 1]`, which needs samples of some dozens. Where the
+    estimated variance is zero it is that of Hoeffding's inequality,
+    :math:`\hat\theta \pm \sqrt{\log(2 / (1 - \text{level})) / (2 \min(m,
+    n))}`, for all distributions.
 
     Args:
-        positive (Tensor): the scores :math:`x` of one sample, ``[m]``.
-        negative (Tensor): the scores :math:`y` of the other, ``[n]``.
+        positive (Tensor): the scores of one sample, ``[m]``.
+        negative (Tensor): the scores of the other, ``[n]``.
         level (float): the confidence, in :math:`(0, 1)`.
             (default: :obj:`0.95`)
 
@@ -114,15 +100,10 @@ def permutation_test(
 ) -> float:
     r"""Compare the means of two samples by a permutation test.
 
-    If all scores are exchangeable, each way to divide them is as likely as
-    the one that was seen. With :math:`d` random divisions and the statistic
-    :math:`t` (the difference of the means, its absolute value unless
-    :obj:`one_sided`),
-
-    .. math::
-        p = \frac{1 + |\{ j : t_j \ge t \}|}{1 + d},
-
-    which is valid for any :math:`d`: :math:`P(p \le a) \le a`.
+    With :math:`d` random divisions of all scores and the statistic :math:`t`
+    (the difference of the means, its absolute value unless :obj:`one_sided`),
+    :math:`p = (1 + |\{ j : t_j \ge t \}|) / (1 + d)`. If scores are
+    exchangeable, :math:`P(p \le a) \le a` for any :math:`d`.
 
     Args:
         one (Tensor): scores, ``[m]``.
@@ -130,7 +111,7 @@ def permutation_test(
         one_sided (bool): whether only a larger mean of the first counts.
             (default: :obj:`False`)
         draws (int): :math:`d`. (default: :obj:`4000`)
-        seed (int, optional): the seed of the divisions. (default: :obj:`None`)
+        seed (int, optional): the seed of the divisions.
 
     Raises:
         ValueError: if a sample is empty, or a score is not finite.

@@ -1,22 +1,9 @@
-r"""Empirical lower bounds of epsilon: does the code do what the proof says?
+"""Empirical lower bounds of epsilon and mu, from scores of two neighbours.
 
-A claim :math:`(\epsilon, \delta)` says that no test can distinguish two
-neighbouring graphs better than with
-
-.. math::
-    \mathrm{TPR} \le e^\epsilon\, \mathrm{FPR} + \delta.
-
-So a test that does gives a lower bound of the true :math:`\epsilon`; with
-Clopper-Pearson intervals of both rates it holds with a stated confidence
-(`Jagielski et al. 2020 <https://arxiv.org/abs/2006.07709>`_). A bound above
-the claim disproves it, with that confidence. A bound below proves nothing: it
-is a test, no proof.
-
-Of a release that is :math:`\mu`-Gaussian differentially private no test has
-error rates below
-
-.. math::
-    \Phi^{-1}(1 - \mathrm{FPR}) - \Phi^{-1}(\mathrm{FNR}) \le \mu.
+Of a release that is (epsilon, delta) private no test has a true positive rate
+above ``e^epsilon FPR + delta``: one that has disproves the claim, with the
+confidence of its Clopper-Pearson intervals (`Jagielski et al. 2020
+<https://arxiv.org/abs/2006.07709>`_). A bound below proves nothing.
 """
 
 import math
@@ -32,7 +19,7 @@ from pyg_trust import rng
 from pyg_trust._checks import Fraction, NotNegative, Positive, validated
 from pyg_trust.audit.report import PrivacyAudit
 from pyg_trust.audit.scores import permutation_test
-from pyg_trust.certificates.confidence import clopper_pearson
+from pyg_trust.certificates.smoothing import clopper_pearson
 from pyg_trust.report import provenance
 
 __all__ = [
@@ -131,9 +118,9 @@ def empirical_epsilon(
         \epsilon \ge \log \frac{\underline{\mathrm{TPR}} - \delta}
         {\overline{\mathrm{FPR}}}
 
-    with Clopper-Pearson bounds, each at half of the error allowed. Which test
-    it is (scores above or below a threshold, and which) is chosen on one half
-    of the trials, the rates are counted on the other.
+    with Clopper-Pearson bounds, each at half of the error allowed. Threshold
+    and direction of the test are chosen on one half of the trials, its rates
+    are counted on the other.
 
     Args:
         without (Tensor or ndarray): ``[num_trials]``, a score of what each
@@ -141,28 +128,19 @@ def empirical_epsilon(
         with_ (Tensor or ndarray): the same of the other neighbour.
         delta (float): in :math:`(0, 1)`.
         claim (float, optional): the :math:`\epsilon` that was claimed.
-            (default: :obj:`None`)
         confidence (float): in :math:`(0, 1)`. (default: :obj:`0.99`)
         seed (int, optional): the seed of the split. (default: :obj:`0`)
 
     Raises:
-        ValueError: if a number is out of range or nan, or there are fewer
-            than four scores of a kind.
+        ValueError: if there are fewer than four scores of a kind.
     """
-    (choose0, count0), (choose1, count1) = split_scores(
-        {'without': without, 'with_': with_}, seed
-    )
-    error = (1 - confidence) / 2
 
     def bound(tpr: np.ndarray, fpr: np.ndarray) -> np.ndarray:
         share = np.maximum(tpr - delta, 0) / fpr
         return np.log(np.maximum(share, 1e-300))
 
-    (_, threshold), sign = max(
-        (Trials(sign * choose0, sign * choose1, error).best(bound), sign)
-        for sign in (1.0, -1.0)
-    )
-    counted = Trials(sign * count0, sign * count1, error)
+    scores = {'without': without, 'with_': with_}
+    counted, threshold = _tested(scores, seed, confidence, bound, (1.0, -1.0))
     tpr, fpr = counted.rates(threshold)
     delta_lower = None
     if claim is not None:
@@ -208,12 +186,8 @@ def empirical_mu(
             (default: :obj:`None`)
         seed (int, optional): the seed of the split. (default: :obj:`0`)
     """
-    (choose0, count0), (choose1, count1) = split_scores(
-        {'negative': negative, 'positive': positive}, seed
-    )
-    error = (1 - confidence) / 2
-    _, threshold = Trials(choose0, choose1, error).best(mu_of)
-    counted = Trials(count0, count1, error)
+    scores = {'negative': negative, 'positive': positive}
+    counted, threshold = _tested(scores, seed, confidence, mu_of, (1.0,))
     return PrivacyAudit.of(
         confidence,
         provenance(claim=claim, seed=seed),
@@ -222,6 +196,23 @@ def empirical_mu(
         trials=len(negative) + len(positive),
         **counted.measured(threshold),
     )
+
+
+def _tested(
+    scores: Mapping[str, Any],
+    seed: int | None,
+    confidence: float,
+    bound: Callable[..., np.ndarray],
+    signs: Sequence[float],
+) -> tuple[Trials, float]:
+    # Half of the trials choose threshold and direction, the others count.
+    (choose0, count0), (choose1, count1) = split_scores(scores, seed)
+    error = (1 - confidence) / 2
+    (_, threshold), sign = max(
+        (Trials(sign * choose0, sign * choose1, error).best(bound), sign)
+        for sign in signs
+    )
+    return Trials(sign * count0, sign * count1, error), threshold
 
 
 def split_scores(

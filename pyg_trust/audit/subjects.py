@@ -16,7 +16,17 @@ from pyg_trust.unlearning.node import NodeClassifier
 from pyg_trust.unlearning.scattering import ScatteringClassifier
 from pyg_trust.unlearning.shards import ShardedUnlearner
 
-_Model = TypeVar('_Model', NodeClassifier, ScatteringClassifier)
+__all__ = [
+    'NodeSubject',
+    'RetrainSubject',
+    'ScatteringSubject',
+    'ShardedSubject',
+    'Subject',
+]
+
+_Model = TypeVar(
+    '_Model', NodeClassifier, ScatteringClassifier, ShardedUnlearner
+)
 
 # The name of the saved state in a subject's folder.
 _FILE = 'state.pt'
@@ -33,26 +43,13 @@ class Subject(Protocol):
     """
 
     def fit(self, data: Data, seed: int) -> None:
-        """Train on a graph, with all randomness from a seed.
-
-        Args:
-            data (Data): the graph, with a ``train_mask``.
-            seed (int): the seed.
-        """
+        """Train on a graph, with all randomness from a seed."""
 
     def remove(self, request: RemovalRequest) -> None:
-        """Remove the items that a request names.
-
-        Args:
-            request (RemovalRequest): the request, of graph 0.
-        """
+        """Remove the items that a request names."""
 
     def predict_proba(self, data: Data) -> Tensor:
-        """Predict the probabilities of classes, ``[num_nodes, num_classes]``.
-
-        Args:
-            data (Data): any graph with the same features.
-        """
+        """Predict class probabilities, ``[num_nodes, num_classes]``."""
 
     def released(self) -> Released:
         """Collect the released data: weights, cached outputs, files.
@@ -61,8 +58,44 @@ class Subject(Protocol):
         """
 
 
-@validated
-class ShardedSubject:
+class _Wrapped(Generic[_Model]):
+    # What wraps an unlearner of this package, made anew for each fit.
+    _kind: type
+    _kept: _Model | None = None
+    _folder: tempfile.TemporaryDirectory | None = None
+
+    @validated
+    def __init__(
+        self, make: Callable[..., _Model], *, on_disk: bool = False
+    ) -> None:
+        self._make: Callable[..., _Model] = make
+        self._on_disk = on_disk
+
+    def _fitted(self) -> _Model:
+        if self._kept is None:
+            raise ValueError('the subject needs to be fitted first')
+        return self._kept
+
+    def _start(self, seed: int, **kwargs: Any) -> _Model:
+        self._folder = tempfile.TemporaryDirectory() if self._on_disk else None
+        if 'folder' in kwargs and self._folder is not None:
+            kwargs['folder'] = self._folder.name
+        made = self._make(seed=seed, **kwargs)
+        check_instance('make', made, self._kind)
+        self._kept = made
+        return made
+
+    def _files(self) -> Released:
+        if self._folder is None:
+            return {}
+        return {
+            f'file {path.name}': path.read_bytes()
+            for path in sorted(Path(self._folder.name).rglob('*'))
+            if path.is_file()
+        }
+
+
+class ShardedSubject(_Wrapped[ShardedUnlearner]):
     """A :class:`~pyg_trust.unlearning.ShardedUnlearner`, to be audited.
 
     It releases the weights of all shards, the aggregator, the outputs, the
@@ -76,30 +109,16 @@ class ShardedSubject:
             (default: :obj:`False`)
     """
 
-    def __init__(
-        self,
-        make: Callable[..., ShardedUnlearner],
-        *,
-        on_disk: bool = False,
-    ) -> None:
-        self._make, self._on_disk = make, on_disk
-        self._folder: tempfile.TemporaryDirectory | None = None
-        self._unlearner: ShardedUnlearner | None = None
+    _kind = ShardedUnlearner
 
     @property
     def unlearner(self) -> ShardedUnlearner:
         """The unlearner that is audited."""
-        if self._unlearner is None:
-            raise ValueError('the subject needs to be fitted first')
-        return self._unlearner
+        return self._fitted()
 
     def fit(self, data: Data, seed: int) -> None:
         """Make an unlearner and fit it."""
-        self._folder = tempfile.TemporaryDirectory() if self._on_disk else None
-        folder = None if self._folder is None else self._folder.name
-        made = self._make(seed=seed, folder=folder)
-        check_instance('make', made, ShardedUnlearner)
-        self._unlearner = made.fit(data)
+        self._start(seed, folder=None).fit(data)
 
     def remove(self, request: RemovalRequest) -> None:
         """Remove the items that a request names, also from disk."""
@@ -123,12 +142,7 @@ class ShardedSubject:
         found['outputs'] = unlearner.outputs
         there = unlearner.predict_proba(nodes=unlearner.n_id)
         found['probabilities'] = there
-        found |= _flat('state_dict', state)
-        if self._folder is not None:
-            for path in sorted(Path(self._folder.name).rglob('*')):
-                if path.is_file():
-                    found[f'file {path.name}'] = path.read_bytes()
-        return found
+        return {**found, **_flat('state_dict', state), **self._files()}
 
 
 def _flat(name: str, value: Any) -> Released:
@@ -171,42 +185,18 @@ class RetrainSubject(ShardedSubject):
         self.fit(remove_from_data(data, request.parts[0]), seed)
 
 
-class _NoisySubject(Generic[_Model]):
+class _NoisySubject(_Wrapped[_Model]):
     # Fields that subjects of certified classifiers share.
     noisy = True
-
-    @validated
-    def __init__(
-        self, make: Callable[..., _Model], *, on_disk: bool = False
-    ) -> None:
-        self._make: Callable[..., _Model] = make
-        self._on_disk = on_disk
-        self._folder: tempfile.TemporaryDirectory | None = None
-        self._classifier: _Model | None = None
 
     @property
     def classifier(self) -> _Model:
         """The classifier that is audited."""
-        if self._classifier is None:
-            raise ValueError('the subject needs to be fitted first')
-        return self._classifier
-
-    def _start(self, seed: int, kind: type) -> _Model:
-        self._folder = tempfile.TemporaryDirectory() if self._on_disk else None
-        made = self._make(seed=seed)
-        check_instance('make', made, kind)
-        self._classifier = made
-        return made
+        return self._fitted()
 
     def _end(self) -> None:
         if self._folder is not None:
             self.classifier.save(Path(self._folder.name) / _FILE)
-
-    def _files(self) -> Released:
-        if self._folder is None:
-            return {}
-        path = Path(self._folder.name) / _FILE
-        return {f'file {_FILE}': path.read_bytes()}
 
 
 class NodeSubject(_NoisySubject[NodeClassifier]):
@@ -222,9 +212,11 @@ class NodeSubject(_NoisySubject[NodeClassifier]):
             of the audit. (default: :obj:`False`)
     """
 
+    _kind = NodeClassifier
+
     def fit(self, data: Data, seed: int) -> None:
         """Make a classifier and fit it."""
-        made = self._start(seed, NodeClassifier)
+        made = self._start(seed)
         if made.features != 'exact' or made.encoder is not None:
             raise ValueError(
                 "'make' needs to make a classifier with exact features and "
@@ -273,9 +265,11 @@ class ScatteringSubject(_NoisySubject[ScatteringClassifier]):
         on_disk (bool): as in :class:`NodeSubject`. (default: :obj:`False`)
     """
 
+    _kind = ScatteringClassifier
+
     def fit(self, data: Data, seed: int) -> None:
         """Make a classifier and fit it to the graphs."""
-        made = self._start(seed, ScatteringClassifier)
+        made = self._start(seed)
         train = [
             graph for graph in _graphs(data) if bool(graph.train_mask.all())
         ]

@@ -46,6 +46,8 @@ from pyg_trust.privacy.poisson import FORMS
 from pyg_trust.privacy.wrappers import PrivateTraining
 from pyg_trust.report import provenance
 
+__all__ = ['audit_function', 'audit_training', 'canary_graph']
+
 Attach = Callable[
     [nn.Module, torch.optim.Optimizer, DisjointWalkLoader],
     tuple[PrivacyEngine, PrivateTraining],
@@ -79,14 +81,12 @@ def audit_function(
 ) -> PrivacyAudit:
     r"""Audit a training function by how well its weights reveal changes.
 
-    Nodes are added to the graph, without edges, each with a feature (a column
-    of ``x``) that no other node has. With probability 1/2 each, a canary's row
-    is ``scale`` or ``-scale`` there: neighbours under replacement, or zero
-    (``form='withdraw'``). What the weights of the feature reveal of this draw
-    is learned from one half of the canaries (a linear discriminant, and
-    a threshold); errors are counted on the other half. With
-    Clopper-Pearson bounds of both rates, *at once* and with the stated
-    confidence, if trials are independent,
+    Nodes are added to the graph, without edges, each with a feature of its
+    own. With probability 1/2 each, a canary's row is ``scale`` or ``-scale``
+    there (``form='withdraw'``: or zero). A linear discriminant learns from one
+    half of the canaries what the weights of the feature reveal of that draw;
+    errors are counted on the other half. With Clopper-Pearson bounds of both
+    rates, at the stated confidence,
 
     .. math::
         \mu \ge -\Phi^{-1}(\overline{\mathrm{FPR}})
@@ -94,60 +94,32 @@ def audit_function(
         \epsilon(\delta) \ge \log \frac{\underline{\mathrm{TPR}} - \delta}
         {\overline{\mathrm{FPR}}}.
 
-    A bound above the claim disproves it, with this confidence: of sound
-    functions one in twenty is accused at .95. A bound below proves nothing,
-    and least where nothing of a canary reaches what is released; if that is
-    the same for every canary, a warning says so. The bound is the sharper
-    the more of a canary's gradient is in its own feature, and the better the
-    noise is seen: of a linear model on full batches, which returns its weights
-    before training as well, half the noise is found out. Large models and
-    momentum blur it.
-
-    **Trials are independent** if, given everything else, what the weights of
-    one feature say depends on the noise of these weights alone, as it does
-    if noise is independent by coordinates. A function that now and then
-    releases all of its canaries, or draws noise once for many features, is
-    not like that: then a bound is above the truth more often than stated.
-    With ``independent='runs'`` nothing is assumed of what happens within a
-    run. Half of the runs choose the threshold, and of each other run one
-    canary is counted, so that hundreds of :obj:`runs` are needed. Both ways
-    a run may know nothing of those before. A function that draws the same
-    noise every time (from a seed of its own) has no finite :math:`\mu`; what
-    is found of it says nothing about fresh noise.
+    A bound above the claim disproves it; a bound below proves nothing. Trials
+    are independent of each other if noise is independent by coordinates. For a
+    function that now and then releases all canaries, take
+    ``independent='runs'`` and hundreds of :obj:`runs`: of half of them one
+    canary each is counted.
 
     Args:
         train (callable): maps a graph to what it releases: a model, its
-            ``state_dict``, or a list of these (before and after, say). It has
-            to take ``data.num_features`` as the width of its input and train
-            on ``data.train_mask``.
-        data (Data): a graph with ``x``, ``y`` (int64, one number per node)
-            and, best, ``train_mask``. It is not changed.
-        claim (float or callable, optional): :math:`\epsilon` at
-            :obj:`delta`, or a function of :math:`\delta` as
-            :meth:`~pyg_trust.privacy.PrivacyEngine.get_epsilon`, which is
-            compared at many. (default: :obj:`None`)
-        claim_mu (float, optional): :math:`\mu` of Gaussian differential
-            privacy. (default: :obj:`None`)
+            ``state_dict``, or a list of these. It has to take
+            ``data.num_features`` as the width of its input.
+        data (Data): a graph with ``x``, ``y`` and, best, ``train_mask``.
+        claim (float or callable, optional): :math:`\epsilon` at :obj:`delta`,
+            or a function of :math:`\delta`, which is compared at many.
+        claim_mu (float, optional): :math:`\mu` of Gaussian privacy.
         delta (float): in :math:`(0, 1)`. (default: :obj:`1e-5`)
-        form (str): :obj:`'replace'` or :obj:`'withdraw'`. (default:
-            :obj:`'replace'`)
+        form (str): :obj:`'replace'` or :obj:`'withdraw'`.
         num_canaries (int): the trials of a run, at least 16.
-            (default: :obj:`1000`)
         scale (float): how large a canary's row is. (default: :obj:`100.0`)
         label (int): the label of canaries. (default: :obj:`0`)
         runs (int): how often to train. (default: :obj:`1`)
         confidence (float): in :math:`(0, 1)`. (default: :obj:`0.95`)
-        independent (str): the source of independent trials: :obj:`'canaries'`,
-            or :obj:`'runs'` (at least 16). (default: :obj:`'canaries'`)
-        seed (int, optional): the seed of draws and splits. (default:
-            :obj:`None`)
+        independent (str): :obj:`'canaries'`, or :obj:`'runs'` (at least 16).
+        seed (int, optional): the seed of draws and splits.
 
     Returns:
         PrivacyAudit: the bounds, beside the claim.
-
-    Raises:
-        TypeError, ValueError: on wrong arguments, or if nothing that is
-            released has a dimension of the number of features.
     """
     _check_graph(data)
     by_run = independent == 'runs'
@@ -329,16 +301,13 @@ def _of_canaries(released: Any, data: Data, value: Tensor) -> np.ndarray:
             f"{first + count}, 'data.num_features' (got none): a first layer "
             'that reads all features has one'
         )
-    return _finite(torch.cat(found, 1).numpy())
-
-
-def _finite(found: np.ndarray) -> np.ndarray:
+    flat = torch.cat(found, 1).numpy()
     # Bounded by 1. Whether a number is NaN or infinite is a signal, too.
-    signs = (np.isnan(found), np.isposinf(found), np.isneginf(found))
-    held = np.where(np.isfinite(found), found, 0.0)
-    size = np.abs(held).max(initial=0.0)
+    signs = (np.isnan(flat), np.isposinf(flat), np.isneginf(flat))
+    held = np.where(np.isfinite(flat), flat, 0.0)
+    held /= np.abs(held).max(initial=0.0) or 1.0
     odd = [sign.astype(np.float64) for sign in signs if sign.any()]
-    return np.concatenate([held / size if size else held, *odd], 1)
+    return np.concatenate([held, *odd], 1)
 
 
 @validated
@@ -378,16 +347,12 @@ def audit_training(
 ) -> PrivacyAudit:
     r"""Audit an engine, as configured, by worst-case canaries.
 
-    Every canary is the centre of a star that is one subgraph, and has a
-    feature of its own. Its row is :math:`+e_i` or :math:`-e_i`, with
-    probability 1/2 each, times a large number: two neighbours under
-    replacement, as far apart as clipping lets them be. The model is linear and
-    its loss a sum of outputs, so the gradient is along :math:`e_i` for any
-    weights, and the sum of the released gradients has all that can be known
-    of each canary. Noise is independent across features, so canaries are
-    independent trials if all are drawn (:obj:`batch_size` left out); if not,
-    draws are negatively associated, and counts vary less than independent ones
-    would.
+    Every canary is the centre of a star that is one subgraph, with a feature
+    of its own: :math:`+e_i` or :math:`-e_i`, with probability 1/2 each, times
+    a large number. The model is linear and its loss a sum of outputs, so the
+    gradient is along :math:`e_i` for any weights: neighbours under replacement
+    are as far apart as clipping lets them be. Noise is independent across
+    features, so canaries are independent trials if all are drawn.
 
     Args:
         attach (callable): maps a model, an optimizer and a loader to an
@@ -400,8 +365,7 @@ def audit_training(
         delta (float): at which to compare; a larger one takes fewer trials to
             see a fault. (default: :obj:`0.05`)
         confidence (float): in :math:`(0, 1)`. (default: :obj:`0.99`)
-        seed (int, optional): the seed of draws, loader and weights. (default:
-            :obj:`None`)
+        seed (int, optional): the seed of draws, loader and weights.
 
     Returns:
         PrivacyAudit: the bound, beside the engine's claim.

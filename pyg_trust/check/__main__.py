@@ -90,11 +90,7 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def answered(findings: list[Finding]) -> int:
-    """Print findings, and return the exit status of them.
-
-    Args:
-        findings (list[Finding]): the findings of a check.
-    """
+    """Print findings, and return the exit status of them."""
     sys.stdout.write(''.join(f'{finding}\n' for finding in findings))
     statuses = {finding.status for finding in findings}
     return 1 if FAILS in statuses else 3 * (statuses != {HOLDS})

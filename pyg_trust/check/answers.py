@@ -3,10 +3,13 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from ..verify.claims import visible
 from ..verify.promises import read
+
+__all__ = ['Finding', 'Stated', 'is_digest', 'read_report', 'requests']
 
 HOLDS, FAILS = 'holds', 'FAILS'
 UNPROVED, UNKNOWN = 'not proved', 'not checked'
@@ -32,26 +35,8 @@ class Finding:
         return f'{self.status:<11}  {visible(self.text)}'
 
 
-@dataclass(frozen=True)
-class Stated:
-    """Guarantee as stated in a JSON report.
-
-    The fields are those of :class:`pyg_trust.report.Guarantee`.
-    """
-
-    procedure: str
-    promise: str
-    assumptions: list[str]
-    not_covered: list[str]
-    spent: dict[str, float]
-    budget: dict[str, float]
-    data: str
-    origin: dict[str, Any]
-    kind: str
-    values: dict[str, Any]
-    history: dict[str, list[float]]
-    checked: list[str]
-    model: str
+class Stated(SimpleNamespace):
+    """Guarantee as a report has it, with the fields of one."""
 
 
 def read_report(path: str | Path) -> tuple[int, list[Stated]]:

@@ -2,7 +2,6 @@
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable
 from fractions import Fraction
 from itertools import accumulate
 from typing import Any
@@ -20,19 +19,29 @@ from ..verify.votes import (
     stays,
     table,
 )
-from .answers import (
-    FAILS,
-    HOLDS,
-    UNKNOWN,
-    UNPROVED,
-    Checks,
-    Stated,
-    is_digest,
-)
+from .answers import FAILS, HOLDS, UNKNOWN, UNPROVED, Checks, Stated, is_digest
+
+__all__ = ['check_certificate', 'check_witness']
 
 # Seconds of sums over votes (squares of samples, and as much for each), of
 # rows for each number of changes, and of patterns of flipped bits.
 _SUMS, _SUM, _ROWS, _PATTERNS = 10**12, 2 * 10**8, 10**6, 2 * 10**6
+
+
+# What no report can show, by procedure.
+_OPEN = {
+    'certificate by smoothing': 'that the model votes so: certify again with '
+    'the seed that the report has; nor that it was not chosen among several '
+    'runs',
+    'collective certificate by smoothing': 'how many break together: the '
+    'report has neither the graph nor the votes; certify again, and check the '
+    'certificate by smoothing that it is made of',
+    'certificate by division and voting': 'that the model votes so, and that '
+    'a change reaches one view: divide and vote again with the seed that the '
+    'report has',
+    'certificate against poisoning, by shards': 'that the shards vote so, and '
+    'that each was trained on its own nodes alone: train and certify again',
+}
 
 
 # Additions and deletions of a kind of bits, and the probabilities that a 0
@@ -40,17 +49,24 @@ _SUMS, _SUM, _ROWS, _PATTERNS = 10**12, 2 * 10**8, 10**6, 2 * 10**6
 Change = tuple[int, int, float, float]
 
 
-def check_certificate(c: Any, each: Stated) -> Checks:
+def check_certificate(c: Any) -> Checks:
     """Check that a certificate follows from its votes.
-
-    Args:
-        c (Claim): the claim of the guarantee.
-        each (Stated): the guarantee.
 
     Returns:
         iterator: a status and a text for every check.
     """
-    yield from _CHECKS[c.procedure](c)
+    if c.procedure == 'certificate by smoothing':
+        yield from _smoothed(c)
+        return
+    if c.procedure == 'certificate by division and voting':
+        yield from _radii(c, c.vote, c.views, 'first')
+    elif c.procedure == 'certificate against poisoning, by shards':
+        yield from _radii(c, c.aggregator, c.num_shards, 'any')
+    elif c.procedure not in _OPEN and not is_digest(c.witness_digest):
+        text = f'the witness is {c.witness_digest}'
+        yield UNPROVED, f'that no graph breaks it: {text}'
+    if c.procedure in _OPEN:
+        yield UNKNOWN, _OPEN[c.procedure]
 
 
 # By smoothing ################################################################
@@ -92,11 +108,7 @@ def _smoothed(c: Any) -> Checks:
     if not c.certified:
         yield FAILS, 'no number of changes is certified'
     yield from _smoothed_counts(c, rows)
-    yield (
-        UNKNOWN,
-        'that the model votes so: certify again with the seed that the report '
-        'has; nor that it was not chosen among several runs',
-    )
+    yield UNKNOWN, _OPEN[c.procedure]
 
 
 def _cells(c: Any, rows: list[list[int]]) -> Checks:
@@ -114,7 +126,7 @@ def _smoothed_counts(c: Any, rows: list[list[int]]) -> Checks:
     for name in set(c.answered) - set(c.certified):
         yield FAILS, f'{name}: they are answered, and nothing is certified'
     if c.answered and c.look:
-        yield FAILS, 'a run that ended early has no answers to promise'
+        yield FAILS, 'a run that ended early guarantees no answers'
     known: dict[tuple[int, int], tuple[Fraction, Fraction]] = {}
     pairs, patterns = {(row[1], row[2]) for row in rows}, 0
     if (
@@ -173,10 +185,7 @@ def _smoothed_counts(c: Any, rows: list[list[int]]) -> Checks:
 
 
 def _changes(
-    c: Any,
-    row: list[int],
-    kind: str,
-    budget: tuple[int, int],
+    c: Any, row: list[int], kind: str, budget: tuple[int, int]
 ) -> tuple[Change, ...]:
     # Additions are limited by the zeros, deletions by the ones.
     parts = []
@@ -190,34 +199,7 @@ def _changes(
     return tuple(parts)
 
 
-def _collective(c: Any) -> Checks:
-    yield (
-        UNKNOWN,
-        'how many break together: the report has neither the graph nor the '
-        'votes; certify again, and check the certificate by smoothing that '
-        'it is made of',
-    )
-
-
 # By votes ####################################################################
-
-
-def _voted(c: Any) -> Checks:
-    yield from _radii(c, c.vote, c.views, 'first')
-    yield (
-        UNKNOWN,
-        'that the model votes so, and that a change reaches one view: divide '
-        'and vote again with the seed that the report has',
-    )
-
-
-def _poisoned(c: Any) -> Checks:
-    yield from _radii(c, c.aggregator, c.num_shards, 'any')
-    yield (
-        UNKNOWN,
-        'that the shards vote so, and that each was trained on its own nodes '
-        'alone: train and certify again',
-    )
 
 
 def _radii(c: Any, vote: str, views: int, ties: str) -> Checks:
@@ -268,12 +250,6 @@ def _radii(c: Any, vote: str, views: int, ties: str) -> Checks:
 # Exactly #####################################################################
 
 
-def _unproved(c: Any) -> Checks:
-    if not is_digest(c.witness_digest):
-        text = f'the witness is {c.witness_digest}'
-        yield UNPROVED, f'that no graph breaks it: {text}'
-
-
 def check_witness(
     c: Any, each: Stated, arrays: dict[str, np.ndarray]
 ) -> Checks:
@@ -317,13 +293,3 @@ def check_witness(
             'witness: that its logits and edges are those of model and data: '
             'certify again',
         )
-
-
-_CHECKS: dict[str, Callable[[Any], Checks]] = {
-    'certificate by smoothing': _smoothed,
-    'collective certificate by smoothing': _collective,
-    'certificate of ranks': _unproved,
-    'certificate by division and voting': _voted,
-    'certificate against poisoning, by shards': _poisoned,
-    'robustness certificate': _unproved,
-}

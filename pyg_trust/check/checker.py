@@ -14,9 +14,10 @@ all of them can make them agree: what has to be believed then is the copy of
 ``ledger_head``, or of a fingerprint, that was noted elsewhere before.
 """
 
+import contextlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, TypeVar
@@ -43,12 +44,9 @@ from .answers import (
 )
 from .certificates import check_certificate, check_witness
 from .epsilon import KNOWN, SUMS, account, check_epsilon, proved, together
-from .files import (
-    fingerprint_data,
-    fingerprint_model,
-    left_over,
-    read_graphs,
-)
+from .files import fingerprint_data, fingerprint_model, left_over, read_graphs
+
+__all__ = ['check_report']
 
 T = TypeVar('T')
 #: Versions whose noise does not protect what it should (CHANGELOG).
@@ -97,7 +95,13 @@ def check_report(
             )
     handed = {**named, 'witness': witness}
     version, stated = read_report(path)
-    claims = [_claim_of(each) for each in stated]
+    claims: list[Any] = []
+    for each in stated:
+        # None if the fields are not those of a claim.
+        with contextlib.suppress(*WRONG):
+            claims.append(claim(each.procedure, each.values))
+            continue
+        claims.append(None)
     if version < LAYOUT:
         # Older layouts had other fields, and texts in the place of fields.
         text = f'the report is of layout {version}: make it again'
@@ -136,14 +140,6 @@ def check_report(
     if witness is not None:
         findings += _check_witnesses(stated, claims, files)
     return findings
-
-
-def _claim_of(each: Stated) -> Any:
-    # None if the fields are not those of a claim.
-    try:
-        return claim(each.procedure, each.values)
-    except WRONG:
-        return None
 
 
 def _check_witnesses(
@@ -229,7 +225,7 @@ def _run(check: Callable[..., Checks], *of: Any) -> Checks:
 
 def _judge(c: Any, each: Stated) -> Checks:
     if each.procedure not in PROMISES:
-        yield UNKNOWN, 'no promise of pyg_trust has this name'
+        yield UNKNOWN, 'no guarantee of pyg_trust has this name'
     elif c is None:
         claim(each.procedure, each.values)  # raises and says why
     else:
@@ -247,10 +243,17 @@ def _judge(c: Any, each: Stated) -> Checks:
     if c.vouched:
         yield (
             UNKNOWN,
-            f'it is no promise of pyg_trust: {c.vouched} vouches for it',
+            f'it is no guarantee of pyg_trust: {c.vouched} vouches for it',
         )
         return
-    yield from _BY_KIND[c.kind](c, each)
+    if c.kind == 'privacy':
+        yield from check_epsilon(c, each)
+    elif c.kind == 'removal':
+        yield from removals.check_removal(c)
+    elif c.kind == 'robustness':
+        yield from check_certificate(c)
+    else:
+        yield UNKNOWN, 'that this was the outcome: run it again'
 
 
 def _check_claim(c: Any, each: Stated) -> Checks:
@@ -274,19 +277,6 @@ def _check_claim(c: Any, each: Stated) -> Checks:
         if wrong
         else 'its sentences are those that its fields make',
     )
-
-
-def _again(c: Any, each: Stated) -> Checks:
-    yield UNKNOWN, 'that this was the outcome: run it again'
-
-
-_BY_KIND: dict[str, Callable[[Any, Stated], Checks]] = {
-    'privacy': check_epsilon,
-    'removal': removals.check_removal,
-    'robustness': check_certificate,
-    'accuracy': _again,
-    'measurement': _again,
-}
 
 
 # Ledgers #####################################################################
@@ -411,7 +401,7 @@ def _check_model(c: Any, each: Stated, digest: str) -> Checks:
         yield (
             HOLDS if alike else FAILS,
             f'model: the weights are {"" if alike else "not "}those that the '
-            'promise is about',
+            'guarantee is about',
         )
 
 
@@ -432,7 +422,7 @@ def _check_data(
         yield (
             HOLDS if alike else FAILS,
             f'data: the graphs are {"" if alike else "not "}those that the '
-            'promise is about',
+            'guarantee is about',
         )
     if each.kind != 'removal' or 'request' not in each.values:
         return
@@ -453,11 +443,12 @@ def _check_data(
     ]
     if missing:
         yield UNKNOWN, f'data: there is no graph {missing[0]} in the file'
-    left = [
-        text
-        for name, part in request.items()
-        for text in _still_there(name, part, graphs.get(str(name)))
-    ]
+    left: list[str] = []
+    for name, part in request.items():
+        if str(name) in graphs and part.get('whole'):
+            left.append(f'graph {name}')
+        elif str(name) in graphs:
+            left += left_over(graphs[str(name)], part, f' of graph {name}')
     if proof is None and any('labels' in part for part in request.values()):
         yield UNKNOWN, 'data: whether a label is used in training'
     if any('changed_' in name for part in request.values() for name in part):
@@ -468,12 +459,3 @@ def _check_data(
         if left
         else 'data: nothing that was removed is there by its name',
     )
-
-
-def _still_there(
-    name: str, part: Mapping[str, Any], graph: Mapping[str, Any] | None
-) -> Iterator[str]:
-    if graph is not None and part.get('whole'):
-        yield f'graph {name}'
-    elif graph is not None:
-        yield from left_over(graph, part, f' of graph {name}')

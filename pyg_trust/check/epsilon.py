@@ -11,6 +11,8 @@ from ..verify.claims_privacy import AWAY, PROTECTS
 from ..verify.groups import judge_group
 from .answers import HOLDS, UNKNOWN, UNPROVED, Checks, Stated
 
+__all__ = ['account', 'check_epsilon', 'fewer', 'proved', 'together']
+
 Lines = list[tuple[float, float, int]]
 
 #: Different steps that are composed one by one; numbers of persons, too.
@@ -25,10 +27,6 @@ SUMS = ('private aggregation', 'private link prediction')
 
 def check_epsilon(c: Any, each: Stated) -> Checks:
     """Prove or refute an epsilon from recorded steps.
-
-    Args:
-        c (Claim): the claim of the guarantee.
-        each (Stated): the guarantee.
 
     Returns:
         iterator: a status and a text for every check.
@@ -67,14 +65,7 @@ def account(c: Any) -> Lines:
 
 
 def proved(c: Any, lines: Lines, claimed: Fraction, units: int = 1) -> str:
-    """Let the kernel prove an epsilon of steps.
-
-    Args:
-        c (Claim): the claim, which names the accountant.
-        lines (list): the result of :func:`account`.
-        claimed (Fraction): the claimed epsilon, without pure epsilon.
-        units (int): how many units change together.
-    """
+    """Let the kernel prove an epsilon of steps."""
     law = KNOWN[c.mechanism]
     few = fewer(lines, MOST)
     exact = tuple(_exact(c, few, law))

@@ -17,17 +17,15 @@ from ..verify.declare import alike
 from .answers import FAILS, HOLDS, UNKNOWN, UNPROVED, Checks, Stated, requests
 from .epsilon import together
 
+__all__ = ['check_ledger', 'check_proof', 'check_removal', 'unbroken']
+
 NODES = ROWS[0]
 GRAPHS = 'certified removal'
 COVERED = 'removal covered by privacy'
 
 
-def check_removal(c: Any, each: Stated) -> Checks:
+def check_removal(c: Any) -> Checks:
     """Prove the epsilons of a removal from its shifts.
-
-    Args:
-        c (Claim): the claim of the guarantee.
-        each (Stated): the guarantee.
 
     Returns:
         iterator: a status and a text for every check.

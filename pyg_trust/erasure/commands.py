@@ -110,7 +110,9 @@ def _report(desk: ErasureDesk, args: argparse.Namespace) -> int:
 
 
 def _write(path: Path, report: ErasureReport) -> None:
-    files.write(path, report.to_json().encode())
+    page = path.suffix == '.html'
+    text = report.to_html() if page else report.to_json()
+    files.write(path, text.encode())
 
 
 def _say(report: ErasureReport) -> int:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pyg_trust._checks import Int, Number, validated
-from pyg_trust.report import Report
+from pyg_trust.report import Report, pages
 from pyg_trust.report.charts import Chart
 
 __all__ = ['DeskPlan', 'DeskStatus', 'ErasureReport', 'Policy']
@@ -158,6 +158,10 @@ class ErasureReport(Report):
             for t in self.tasks
         ]
         return ', '.join(parts) + f': {"; ".join(tasks)}'
+
+    def to_html(self) -> str:
+        """Make a page for people: what is erased, what is not, what to do."""
+        return pages.erasure(self)
 
     def chart(self) -> Chart:
         """Draw models and recipients that are done, and others."""

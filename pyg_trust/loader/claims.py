@@ -23,10 +23,7 @@ _POSITIVE = 2**63 - 1
 
 @dataclass(frozen=True)
 class TypedSubgraphs:
-    """Rows and edges of several subgraphs, by type.
-
-    Rows are in the order of their subgraphs, and in one in the order of the
-    table; so are edges, by the rows that they were found from.
+    """Rows and edges of several subgraphs, by type and then by subgraph.
 
     Args:
         n_id (dict[str, Tensor]): the row that each row is a copy of, int64.

@@ -80,34 +80,25 @@ class DisjointWalkLoader(WholeUnitLoader):
     r"""Loads batches of node-disjoint subgraphs, for private training.
 
     Every step draws :math:`m` of the :math:`M` subgraphs of a partition,
-    uniformly without replacement and afresh, at the public sampling rate
-    :math:`q = m / M`. With ``sampling='poisson'`` every subgraph is drawn by
-    itself with the rate :math:`q`; a batch may then have any size, also none.
-    That costs less (:func:`pyg_trust.privacy.propose` compares both).
-
-    The partition is drawn once (DRW, DRW-R of `"Training Differentially
+    uniformly without replacement, at the public sampling rate :math:`q = m /
+    M`; with ``sampling='poisson'`` every subgraph is drawn by itself with this
+    rate. The partition is drawn once (DRW, DRW-R of `"Training Differentially
     Private Graph Neural Networks with Random Walk Sampling"
     <https://arxiv.org/abs/2301.00738>`_, Ayle et al. 2023), or again every
-    :obj:`resample_every` steps (DRW-D), each with a rate of its own. Neither
-    partitions nor batches depend on features or labels, as long as the graph
-    and :obj:`input_nodes` do not. A :class:`~pyg_trust.privacy.PrivacyEngine`
-    draws batches from the operating system, with any seed here; keep ``n_id``
-    and ``input_id`` of its batches to yourself.
+    :obj:`resample_every` steps (DRW-D). Neither partitions nor batches depend
+    on features or labels, as long as the graph and :obj:`input_nodes` do not.
 
     A batch is a :class:`~torch_geometric.data.Data` object with the edges
     inside each subgraph and none between two. The :math:`m` roots come first
-    (``batch_size``, as in any :class:`NodeLoader`); ``n_id`` are the nodes,
-    ``e_id`` the edges, ``batch`` the subgraph of each node and ``input_id``
-    the position of each root in :obj:`input_nodes`. For inductive training
-    pass ``data.subgraph(data.train_mask)``. With :obj:`contiguous`, the nodes
-    of each subgraph stand together, as pooling, attention within a graph and
-    LSTM aggregation need it; roots are then those of ``root_mask``.
+    (``batch_size``); ``n_id`` are the nodes, ``e_id`` the edges, ``batch`` the
+    subgraph of each node and ``input_id`` the position of each root in
+    :obj:`input_nodes`. Keep ``n_id`` and ``input_id`` of an engine's batches
+    to yourself.
 
-    **Persons of several rows.** With a :class:`~pyg_trust.unit.PrivacyUnit`
-    the units are persons, :obj:`walk_length` is 0, and a batch holds rows of
-    the table of persons, with no edge. Protected is all that a person owns in
-    any table; it reaches the model by
-    :class:`~pyg_trust.transforms.MetapathFeatures`.
+    With a :class:`~pyg_trust.unit.PrivacyUnit` the units are persons,
+    :obj:`walk_length` is 0, and a batch holds rows of the table of persons,
+    with no edge. Protected is all that a person owns in any table; it reaches
+    the model by :class:`~pyg_trust.transforms.MetapathFeatures`:
 
     .. code-block:: python
 
@@ -120,8 +111,7 @@ class DisjointWalkLoader(WholeUnitLoader):
         data (Data or HeteroData): the graph, with an ``edge_index`` without
             duplicates, on the CPU or, without workers, on CUDA. With a
             :obj:`unit`, the typed graph of that unit.
-        batch_size (int): :math:`m`, the subgraphs of a batch. It is constant,
-            or, with ``sampling='poisson'``, the expected number.
+        batch_size (int): :math:`m`, which is constant, or the expected number.
         walk_length (int): :math:`L`, the steps of a walk.
         restarts (int): :math:`R`, the walks from every root.
             (default: :obj:`1`)
@@ -135,21 +125,16 @@ class DisjointWalkLoader(WholeUnitLoader):
             several rows. (default: :obj:`None`)
         along (bool): whether messages travel along the edges or against
             them. (default: :obj:`True`)
-        contiguous (bool): as above. (default: :obj:`False`)
+        contiguous (bool): whether the nodes of each subgraph stand together,
+            as pooling and LSTM aggregation need it; roots are then those of
+            ``root_mask``. (default: :obj:`False`)
         sampling (str): :obj:`'without_replacement'` or :obj:`'poisson'`.
             (default: :obj:`'without_replacement'`)
         seed (int, optional): the seed of partitions, which are public, and of
             the batches that are drawn without an engine.
             (default: :obj:`None`)
         **kwargs (optional): more arguments of :class:`NodeLoader`, such as
-            :obj:`transform`, :obj:`filter_per_worker` or :obj:`num_workers`;
-            none that choose batches.
-
-    Raises:
-        TypeError: on a wrong type, or an argument that would choose batches
-            otherwise.
-        ValueError: if :obj:`batch_size` is more than the least :math:`M`, or
-            :obj:`walk_length` is not 0 with a :obj:`unit`.
+            :obj:`transform` or :obj:`num_workers`; none that choose batches.
     """
 
     terms = 1
@@ -179,8 +164,8 @@ class DisjointWalkLoader(WholeUnitLoader):
         if unit is not None:
             if walk_length:
                 raise ValueError(
-                    "'walk_length' needs to be 0 with a 'unit': a walk joins "
-                    f'rows of several persons (got {walk_length})'
+                    f"'walk_length' needs to be 0 with a 'unit' (got "
+                    f'{walk_length})'
                 )
             # Batches name rows by position.
             data = unit.table(data)
@@ -228,11 +213,7 @@ class DisjointWalkLoader(WholeUnitLoader):
         )
 
     def draw(self, step: int) -> DisjointWalks:
-        """Draw the subgraphs of a step.
-
-        Args:
-            step (int): the step, counted from 0 through all epochs.
-        """
+        """Draw the subgraphs of a step, counted through all epochs."""
         return self._select(step, self.batch_sampler.index(step))
 
     def setting(self) -> dict[str, Any]:

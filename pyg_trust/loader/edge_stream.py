@@ -58,9 +58,6 @@ class EdgeStream:
         ignore_msg (bool): whether messages of events are left out; else they
             are refused, as edges have no features here.
             (default: :obj:`False`)
-
-    Raises:
-        TypeError, ValueError: if an argument is out of range.
     """
 
     def __init__(
@@ -110,11 +107,7 @@ class EdgeStream:
             yield self._update(batch)
 
     def forget(self, nodes: Nodes) -> None:
-        """Drop all that is known of nodes that were removed from the graph.
-
-        Args:
-            nodes (list[int] or Tensor): the ids of the nodes.
-        """
+        """Drop all that is known of nodes that were removed from the graph."""
         nodes = NodeIds().rows_of('nodes', nodes, MOST)
         self._gone |= {*nodes.tolist()}
         self._last = {
@@ -144,14 +137,7 @@ class EdgeStream:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a saved state.
-
-        Args:
-            state (dict): the result of :meth:`state_dict`.
-
-        Raises:
-            ValueError: if the state is malformed.
-        """
+        """Go on from the result of :meth:`state_dict`."""
         check_instance('state', state, dict)
         names = 'edges', 'times', 'stays', 'removed', 'now', 'num_skipped'
         check_state(state, names)

@@ -27,19 +27,14 @@ class EgoLoader(StepLoader):
     r"""Loads batches of ego graphs, each root with copies of its neighbours.
 
     The baseline of `"Node-Level Differentially Private Graph Neural Networks"
-    <https://arxiv.org/abs/2111.15521>`_ (Daigavane et al. 2021). Every step
-    draws :math:`m` of the :math:`N` roots without replacement, or by Poisson
-    sampling; a root comes with copies of all nodes from which messages reach
-    it in ``num_hops`` layers. If a node sends to at most :math:`K` others
-    (:class:`~pyg_trust.transforms.BoundedDegree`), its messages reach no more
-    than :math:`1 + K + \cdots + K^l` roots, so that replacing its row changes
-    no more than these gradients
-    (:class:`~pyg_trust.privacy.GroupAccountant`). Where whole neighbourhoods
-    are not needed, walks (:class:`~pyg_trust.loader.DisjointWalkLoader`) cost
-    far less.
-
-    A batch looks like one of :class:`DisjointWalkLoader`: roots first,
-    ``batch``, ``n_id`` (with repetitions), ``input_id`` and ``batch_size``.
+    <https://arxiv.org/abs/2111.15521>`_ (Daigavane et al. 2021). If a node
+    sends to at most :math:`K` others
+    (:class:`~pyg_trust.transforms.BoundedDegree`), its messages reach at most
+    :math:`1 + K + \cdots + K^l` roots in :math:`l` layers, so that replacing
+    its row changes no more than these gradients
+    (:class:`~pyg_trust.privacy.GroupAccountant`). Walks
+    (:class:`~pyg_trust.loader.DisjointWalkLoader`) cost far less. A batch
+    looks like one of walks, with repetitions in ``n_id``.
 
     Args:
         data (Data): the graph, with an ``edge_index`` without duplicates, on
@@ -58,11 +53,6 @@ class EgoLoader(StepLoader):
         seed (int, optional): the seed. (default: :obj:`None`)
         **kwargs (optional): more arguments of :class:`NodeLoader`; none that
             choose batches.
-
-    Raises:
-        TypeError: on a wrong type, or an argument that would choose batches
-            otherwise.
-        ValueError: if a node has more receivers, or a number is out of range.
     """
 
     unit = 'ego graphs of roots in a graph of bounded degree'
@@ -158,8 +148,7 @@ class EgoLoader(StepLoader):
         if not good:
             raise ValueError(
                 'a batch needs to hold the ego graphs of distinct roots: is '
-                "there a 'transform' that changes 'n_id', 'batch', "
-                "'input_id' or the number of nodes?"
+                "there a 'transform' that changes its nodes?"
             )
         return batch.batch, size
 

@@ -9,6 +9,7 @@ from torch_geometric.data import Batch, Data
 
 from pyg_trust._checks import Count, OneOf, Rate, check_instance, validated
 from pyg_trust._checks.graphs import check_edges
+from pyg_trust._moved import renamed
 from pyg_trust.graph.ragged import pointer
 from pyg_trust.loader.step_batches import WITHOUT_REPLACEMENT, Sampling
 from pyg_trust.loader.whole_units import RELATIONS, DrawnUnits
@@ -28,8 +29,8 @@ class GraphLoader(DrawnUnits):
     Without replacement a graph that is replaced, added or removed moves the
     sum by at most :math:`2C` at the rate :math:`q = m / M`. A report states
     :math:`M`: keep it private if it is a secret who is there at all. With
-    Poisson sampling and ``relation='add_remove'`` the sum moves by :math:`C`
-    alone, and the number of graphs is private: pass a public
+    Poisson sampling and ``neighboring='add_remove'`` the sum moves by
+    :math:`C` alone, and the number of graphs is private: pass a public
     :obj:`sample_rate` beside the :obj:`batch_size` by which sums are divided.
 
     A batch is a :class:`~torch_geometric.data.Batch`, as of PyG's
@@ -54,11 +55,10 @@ class GraphLoader(DrawnUnits):
             with a :obj:`sample_rate`. (default: :obj:`None`)
         sampling (str): :obj:`'without_replacement'` or :obj:`'poisson'`.
             (default: :obj:`'without_replacement'`)
-        relation (str): which collections are neighbours: :obj:`'replace'` or
-            :obj:`'add_remove'`, with Poisson sampling alone.
-            (default: :obj:`'replace'`)
+        neighboring (str): :obj:`'replace'` or, with Poisson sampling alone,
+            :obj:`'add_remove'`. (default: :obj:`'replace'`)
         sample_rate (float, optional): :math:`q`, for
-            ``relation='add_remove'``. (default: :obj:`None`)
+            ``neighboring='add_remove'``. (default: :obj:`None`)
         seed (int, optional): the seed. (default: :obj:`None`)
         follow_batch (sequence of str, optional): as of PyG's ``DataLoader``:
             attributes that get a batch vector. (default: :obj:`None`)
@@ -75,6 +75,7 @@ class GraphLoader(DrawnUnits):
     unit = 'whole graphs'
     noun = 'graph'
 
+    @renamed(relation='neighboring')
     def __init__(
         self,
         data: Sequence[Data],
@@ -82,14 +83,14 @@ class GraphLoader(DrawnUnits):
         *,
         num_steps: Count | None = None,
         sampling: Sampling = WITHOUT_REPLACEMENT,
-        relation: Annotated[str, OneOf(RELATIONS)] = 'replace',
+        neighboring: Annotated[str, OneOf(RELATIONS)] = 'replace',
         sample_rate: Rate | None = None,
         seed: int | None = None,
         follow_batch: Sequence[str] | None = None,
         exclude_keys: Sequence[str] | None = None,
         **kwargs: Any,
     ) -> None:
-        self._set_law(sampling, relation, sample_rate)
+        self._set_law(sampling, neighboring, sample_rate)
         if isinstance(data, Batch):
             data = data.to_data_list()
         if isinstance(data, Data | str) or not hasattr(data, '__getitem__'):

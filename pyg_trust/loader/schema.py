@@ -44,13 +44,9 @@ class Schema:
         sizes (dict[str, int]): the number of rows of each table.
         several (bool): whether a subgraph may have several rows of
             :obj:`target`; those that the loss reads come first, as
-            ``root_mask`` says. (default: :obj:`False`)
+            ``root_mask`` says.
         by_row (bool): whether the loss reads any number of them, and not one
-            of each subgraph. (default: :obj:`False`)
-
-    Raises:
-        ValueError: if a type has no features ``x`` of one float type, in one
-            strided tensor of two dimensions.
+            of each subgraph.
     """
 
     def __init__(
@@ -77,8 +73,7 @@ class Schema:
             ):
                 raise ValueError(
                     f"'data' needs features 'x' of {t!r}, floating point, "
-                    '[num_rows, num_columns]: a row without any is read by '
-                    f'its place (got {type(x).__name__})'
+                    f'[num_rows, num_columns] (got {type(x).__name__})'
                 )
             self.widths[t] = x.size(1)
             dtypes.add(x.dtype)
@@ -99,12 +94,7 @@ class Schema:
         self.num_rows = first
 
     def flat(self, batch: HeteroData) -> FlatBatch:
-        """Return a typed batch as one graph.
-
-        Raises:
-            ValueError: if the batch has other types, widths or numbers of
-                rows.
-        """
+        """Return a typed batch as one graph; refuse one of other types."""
         out, first = FlatBatch(), 0
         parts: dict[str, list[Tensor]] = {}
         start = {}
@@ -156,10 +146,7 @@ class Schema:
         return out
 
     def typed(self, flat: Data) -> HeteroData:
-        """Return a batch of types from one graph; rows keep their order.
-
-        Roots come before other rows of the target type.
-        """
+        """Return a batch of types from one graph; rows keep their order."""
         out, node_type = HeteroData(), flat.node_type
         # By index, as rows of all types may come in any order.
         rows = [(node_type == k).nonzero() for k in range(len(self.widths))]
@@ -201,15 +188,15 @@ class Schema:
                 out[self.target][name] = flat[name]
         return out
 
-    def made(self, count: int, single: bool = False) -> FlatBatch:
-        """Make up a flat batch of subgraphs, without data.
+    def made(self, count: int) -> FlatBatch:
+        """Make up a flat batch of so many subgraphs, without data.
 
         Each has a row of the target type, or up to five where there may be
         several, and up to four of every other, and edges between some. Of
         eight in a row, one has no edge, and one no row of each other type.
         With ``by_row``, the loss reads half of up to four rows.
         """
-        single |= not self.by_row
+        single = not self.by_row
         generator = torch.Generator().manual_seed(_SEED)
         times = -(-count // _PERIOD)
         out, owners = HeteroData(), {}

@@ -75,17 +75,12 @@ class StepBatches(Sampler[list[int]]):
         self._kept: dict[int, Tensor] = {}
 
     def check_present(self) -> None:
-        """Refuse to draw where something was erased.
-
-        Raises:
-            ValueError: if an engine has said how its weights cover it.
-        """
+        """Refuse to draw where something was erased."""
         if self.erased:
             raise ValueError(
-                "'data_loader' holds what covers() was asked to erase: delete "
-                'it, make a new loader of the data that remain, and give it '
-                'to make_private of a new engine (and the ledger, if there is '
-                'one, after close() of the old one); weights stay as they are'
+                "'data_loader' holds what covers() was asked to erase: make a "
+                'new loader of the data that remain, and give it to '
+                'make_private of a new engine'
             )
 
     @validated
@@ -102,13 +97,7 @@ class StepBatches(Sampler[list[int]]):
         return {**self.__dict__, 'choose': None, '_kept': {}}
 
     def index(self, step: int) -> Tensor:
-        """Draw the units of a step: int64, ``[batch_size]``.
-
-        By Poisson sampling, their number is random.
-
-        Raises:
-            ValueError: as :meth:`check_present`.
-        """
+        """Draw the units of a step: int64, ``[batch_size]`` or any number."""
         self.check_present()
         count = self.count(step)
         size = self.batch_size if self.rate is None else self.rate(step)
@@ -128,10 +117,7 @@ class StepBatches(Sampler[list[int]]):
         return torch.from_numpy(drawn)
 
     def parts(self, step: int) -> tuple[Tensor, ...]:
-        """Iterate over this process's units of a step, batch by batch.
-
-        There is one batch at least; it may be empty.
-        """
+        """Return this process's units of a step by batches, at least one."""
         here = self.index(step)[self.rank :: self.num_ranks]
         return here.split(self.chunk_size or max(1, here.numel()))
 
@@ -151,8 +137,8 @@ class StepBatches(Sampler[list[int]]):
 class StepLoader(NodeLoader):
     r"""Base of loaders for private training.
 
-    Every step draws some of :math:`M` units (subgraphs) by a
-    :class:`StepBatches`. This is the interface that a private engine uses.
+    Every step draws some of :math:`M` units (subgraphs). This is the interface
+    that a private engine uses.
 
     Args:
         data (Data): the graph.
@@ -219,14 +205,11 @@ class StepLoader(NodeLoader):
             if name in kwargs:
                 raise TypeError(
                     f"'{name}' cannot be chosen: batches are drawn afresh at "
-                    'every step, uniformly without replacement or by Poisson '
-                    'sampling'
+                    "every step, as 'sampling' says"
                 )
         if 'collate_fn' in kwargs:
             raise TypeError(
-                "'collate_fn' cannot be chosen: a batch is one graph, whose "
-                "units are known. Change batches by 'transform', as "
-                'transform=lambda batch: ...'
+                "'collate_fn' cannot be chosen: change batches by 'transform'"
             )
         for name, value in counts.items():
             if value is not None:
@@ -238,43 +221,28 @@ class StepLoader(NodeLoader):
         return 0 if every is None else step // every
 
     def most_at(self, step: int) -> int:
-        """Return the most units that a batch of a step can have.
-
-        Args:
-            step (int): the step, counted from 0 through all epochs.
-        """
+        """Return the most units that a batch of a step can have."""
         if self.sampling == POISSON:
             return self.num_subgraphs_at(step)
         return self.subgraphs_per_batch
 
     @abstractmethod
     def num_subgraphs_at(self, step: int) -> int:
-        r"""Return :math:`M`, the number of units that a step draws from.
-
-        Args:
-            step (int): the step, counted from 0 through all epochs.
-        """
+        r"""Return :math:`M`, the number of units that a step draws from."""
 
     @abstractmethod
     def setting(self) -> dict[str, Any]:
         """Return the public arguments, by name; seeds are secret."""
 
     def public(self) -> tuple[Any, ...]:
-        """Return the public part of the data, to tell data sets apart.
-
-        Nodes, edges, roots and what the features look like, not the features.
-        """
+        """Return the public part of the data: no value of a feature."""
         x = self.data.x
         shape = None if x is None else [list(x.shape), str(x.dtype)]
         edges = self.data.edge_index
         return edges, self.input_nodes, self.data.num_nodes, repr(shape)
 
     def fingerprint(self) -> str:
-        """Digest the public part of the data.
-
-        Nodes, edges, roots and the shape of features, not their values, which
-        would distinguish neighbouring graphs.
-        """
+        """Digest the public part of the data."""
         return fingerprint(*self.public())
 
     def layout(self) -> str:
@@ -313,22 +281,10 @@ class StepLoader(NodeLoader):
         Returns:
             tuple[Tensor, int]: int64, ``[num_nodes]``, the unit of each node,
             and the number of units.
-
-        Raises:
-            ValueError: if the batch does not.
         """
 
     def _check_drawn(self, batch: Any, step: int, index: Tensor) -> None:
-        """Refuse a batch that does not hold the drawn units.
-
-        Args:
-            batch (Data): a batch, or a part of one, after ``transform``.
-            step (int): the step, counted from 0 through all epochs.
-            index (Tensor): int64: the units.
-
-        Raises:
-            ValueError: if the batch holds other units.
-        """
+        """Refuse a batch that does not hold the drawn units, int64."""
         name, want = self._mark(step, index)
         actual = batch.get(name) if isinstance(batch, Data) else None
         if not isinstance(actual, Tensor) or not torch.equal(
@@ -336,8 +292,7 @@ class StepLoader(NodeLoader):
         ):
             raise ValueError(
                 'a batch needs to hold the units that were drawn for it (got '
-                f"others in '{name}'): does a 'transform' return another "
-                'batch?'
+                f"others in '{name}'): is there a 'transform' of batches?"
             )
 
     def flat(self, batch: Any) -> Any:
@@ -349,11 +304,7 @@ class StepLoader(NodeLoader):
         return 'input_id', index
 
     def untransformed(self, index: list[int]) -> Any:
-        """Return a batch before the loader's ``transform``.
-
-        Args:
-            index (list[int]): the drawn units.
-        """
+        """Return the batch of drawn units before ``transform``."""
         plain = copy.copy(self)
         plain.__dict__['transform'] = None
         # Bound to the loader itself, with its transform.
@@ -361,11 +312,7 @@ class StepLoader(NodeLoader):
         return plain(index)
 
     def sample_rate_at(self, step: int) -> float:
-        """Return the public sampling rate of a step.
-
-        Args:
-            step (int): the step, counted from 0 through all epochs.
-        """
+        """Return the public sampling rate of a step."""
         return self.subgraphs_per_batch / self.num_subgraphs_at(step)
 
     @property

@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Annotated, Any
 
 import torch
@@ -23,6 +22,7 @@ from pyg_trust._checks import (
     validated,
 )
 from pyg_trust._checks.graphs import with_edge_index
+from pyg_trust._moved import renamed
 from pyg_trust.graph._marks import marked
 from pyg_trust.loader.claims import Ownership, expand
 from pyg_trust.loader.schema import Schema
@@ -39,6 +39,10 @@ WALKS = 'walks between persons, with all they own'
 SHARED = 'contents'
 # Streams of the seed; batches have another one.
 _WALKS, _HASHES = 0, 2
+# The label that losses of torch ignore by default.
+_IGNORED = -100
+# The subgraphs on which a transform is tried.
+_SHOWN = 8
 
 
 @validated
@@ -46,37 +50,26 @@ class UnitLoader(DrawnUnits):
     r"""Loads batches of persons with all they own, for private training.
 
     A person's subgraph has all rows that it owns alone, the edges between
-    them, and copies of the public rows that are at most :obj:`hops` steps
-    away. Rows of several persons and edges between persons are not used. So a
-    subgraph is a function of one person and of what is public, and all that
-    one person owns changes one clipped gradient (:class:`GraphLoader` has the
-    account). To bound the work, :obj:`num_neighbors` lets a row bring in some
-    of its public rows.
+    them, and copies of the public rows that are at most :obj:`num_hops` steps
+    away. Rows of several persons and edges between persons are not used. So
+    all that one person owns changes one clipped gradient.
 
-    With ``relation='replace'``, neighbours differ in all that one person
+    With ``neighboring='replace'``, neighbours differ in all that one person
     owns; with ``'add_remove'``, and Poisson sampling alone, in whether a
-    person is there at all.
-
-    With ``relation='contents'``, a subgraph is of a group of persons on walks
-    over :meth:`PrivacyUnit.pairs <pyg_trust.unit.PrivacyUnit.pairs>`: those
-    who share a row, or an edge of the types :obj:`along`. It has all rows and
-    edges whose owners are all in the group, joint ones, too. Each person is in
-    one group at most. The pairs are public and fixed. Protected is all else:
-    features and labels, other edges, and how many rows each owns alone, not
-    counting rows with edges of :obj:`along`.
+    person is there at all. With ``'contents'``, a subgraph is of a group of
+    persons on walks over :meth:`PrivacyUnit.pairs
+    <pyg_trust.unit.PrivacyUnit.pairs>`, with all rows and edges whose owners
+    are all in the group. The pairs are public and fixed; protected is all
+    else: features and labels, other edges, and how many rows each owns alone.
 
     With ``input_nodes=('order', mask)`` the labels are those of rows that
-    persons own, as many as each has, or, with ``relation='contents'``, of
-    joint rows. The term of a subgraph is the mean of those of its target rows,
-    and zero if it has none. A row whose labels are all -100, which losses
-    ignore, is no target row.
+    persons own, or, with ``'contents'``, of joint rows. The term of a subgraph
+    is the mean of those of its target rows whose labels are not -100.
 
-    Batches are :class:`~torch_geometric.data.HeteroData` that have every node
-    and edge type, if need be without rows: ``x``, ``n_id`` and ``batch`` by
-    node type; ``y``, ``input_id`` and ``batch_size`` of the target type, that
-    of persons by default. Its first ``batch_size`` rows have the labels ``y``
-    (``root_mask`` where others follow); a person's row :math:`i` is the root
-    of subgraph :math:`i`. The loop is PyG's:
+    Batches are :class:`~torch_geometric.data.HeteroData` with ``x``, ``n_id``
+    and ``batch`` by node type; ``y``, ``input_id`` and ``batch_size`` of the
+    target type, whose first ``batch_size`` rows have the labels
+    (``root_mask`` where others follow). The loop is PyG's:
 
     .. code-block:: python
 
@@ -90,9 +83,8 @@ class UnitLoader(DrawnUnits):
             F.cross_entropy(out, batch['author'].y).backward()
             optimizer.step()
 
-    Predict from :meth:`own_view`, of all persons or of some.
-
-    The model returns a row per target row, or rows by type.
+    The model returns a row per target row, or rows by type. Predict from
+    :meth:`own_view`.
 
     Args:
         data (HeteroData): the graph that :obj:`unit` was declared for, on the
@@ -104,48 +96,41 @@ class UnitLoader(DrawnUnits):
             on, by their rows or as a mask, which is public; by default all. Or
             another type that persons own, such as ``'order'``, or a type and a
             mask of its rows, which is private. (default: :obj:`None`)
-        hops (int): how many steps public rows are away at most.
+        num_hops (int): how many steps public rows are away at most.
             (default: :obj:`2`)
-        walk_length (int): :math:`L`, the steps of a walk between persons, for
-            ``relation='contents'``. (default: :obj:`0`)
-        restarts (int): :math:`R`, the walks from each root.
-            (default: :obj:`1`)
+        num_neighbors (dict or list, optional): how many public rows a row
+            brings in by edges of a type or of its mirror, as of PyG's loaders:
+            a number for each hop, all of them equal, which sets
+            :obj:`num_hops`, too; or this, or one number, by edge type. -1
+            takes all. (default: :obj:`None`)
+        num_steps (int, optional): as of :class:`GraphLoader`.
+            (default: :obj:`None`)
+        sampling (str): as of :class:`GraphLoader`. (default:
+            :obj:`'without_replacement'`)
+        neighboring (str): :obj:`'replace'`, :obj:`'add_remove'` or
+            :obj:`'contents'`. (default: :obj:`'replace'`)
+        sample_rate (float, optional): as of :class:`GraphLoader`.
+            (default: :obj:`None`)
+        walk_length (int): the steps of a walk between persons; this and all
+            that follow but :obj:`seed` are for ``'contents'``.
+            (default: :obj:`0`)
+        restarts (int): the walks from each root. (default: :obj:`1`)
         along (Sequence): edge types between rows of persons that walks may
             use, and metapaths through public rows, as of
             :meth:`PrivacyUnit.pairs <pyg_trust.unit.PrivacyUnit.pairs>`:
             their edges are not protected. (default: :obj:`()`)
         max_joint (int): the most owners of a joint row that is used, and the
             most persons who meet at a public row. (default: :obj:`16`)
-        num_neighbors (dict or list, optional): how many public rows a row
-            brings in by edges of a type or of its mirror, as of PyG's loaders:
-            a number for each hop, all of them equal, which sets :obj:`hops`,
-            too; or this, or one number, by edge type. -1 takes all.
-            (default: :obj:`None`)
-        num_steps (int, optional): as of :class:`GraphLoader`.
-            (default: :obj:`None`)
         resample_every (int, optional): the steps between two draws of the
-            groups, as of :class:`DisjointWalkLoader`; for walks of
-            ``relation='contents'``. (default: :obj:`None`)
-        sampling (str): as of :class:`GraphLoader`. (default:
-            :obj:`'without_replacement'`)
-        relation (str): :obj:`'replace'`, :obj:`'add_remove'` or
-            :obj:`'contents'`. (default: :obj:`'replace'`)
-        sample_rate (float, optional): as of :class:`GraphLoader`.
-            (default: :obj:`None`)
+            groups. (default: :obj:`None`)
         seed (int, optional): the seed. (default: :obj:`None`)
         **kwargs (optional): as of :class:`GraphLoader`.
-
-    Raises:
-        ValueError: if the graph is another than that of the unit, a type has
-            no features of one float type, rows are marked as propagated, it
-            is to be walked without ``relation='contents'``, and as
-            :class:`GraphLoader` and :meth:`PrivacyUnit.pairs
-            <pyg_trust.unit.PrivacyUnit.pairs>`.
     """
 
     unit = PERSONS
     noun = 'person'
 
+    @renamed(relation='neighboring', hops='num_hops')
     def __init__(
         self,
         data: HeteroData,
@@ -153,42 +138,40 @@ class UnitLoader(DrawnUnits):
         batch_size: Count,
         input_nodes: Any = None,
         *,
-        hops: Natural = 2,
-        walk_length: Natural = 0,
-        restarts: Count = 1,
-        along: Sequence[EdgeType | Sequence[EdgeType]] = (),
-        max_joint: Count = 16,
+        num_hops: Natural = 2,
         num_neighbors: Mapping[EdgeType, int | Sequence[int]]
         | Sequence[int]
         | None = None,
         num_steps: Count | None = None,
-        resample_every: Count | None = None,
         sampling: Sampling = 'without_replacement',
-        relation: Annotated[str, OneOf((*RELATIONS, SHARED))] = 'replace',
+        neighboring: Annotated[str, OneOf((*RELATIONS, SHARED))] = 'replace',
         sample_rate: Rate | None = None,
+        walk_length: Natural = 0,
+        restarts: Count = 1,
+        along: Sequence[EdgeType | Sequence[EdgeType]] = (),
+        max_joint: Count = 16,
+        resample_every: Count | None = None,
         seed: int | None = None,
         **kwargs: Any,
     ) -> None:
         self.check_kwargs(
             kwargs, num_steps=num_steps, resample_every=resample_every
         )
-        self._set_law(sampling, relation, sample_rate)
-        shared = relation == SHARED
+        self._set_law(sampling, neighboring, sample_rate)
+        shared = neighboring == SHARED
         check_instance('along', along, list, tuple)
         data = with_edge_index(data)
-        hops, limits = _limits(num_neighbors, unit, data, hops)
+        num_hops, limits = _limits(num_neighbors, unit, data, num_hops)
         if not shared and (walk_length or along):
             raise ValueError(
-                "'relation' needs to be 'contents' for walks between persons, "
-                'by walk_length or along: which persons walks may join is '
-                "public then, and a person who leaves re-routes others' (got "
-                f'{relation!r})'
+                "'neighboring' needs to be 'contents' for walks between "
+                "persons, by 'walk_length' or 'along', as a person who leaves "
+                f"re-routes others' (got {neighboring!r})"
             )
         if resample_every is not None and not walk_length:
             raise ValueError(
-                "'resample_every' needs walks between persons, of relation="
-                "'contents' and a 'walk_length' of at least 1: a group of one "
-                f'person is always the same (got {resample_every})'
+                "'resample_every' needs a 'walk_length' of at least 1: a "
+                f'group of one is always the same (got {resample_every})'
             )
         # Also refuses another graph, rows of several persons in their table,
         # and features along metapaths that are not a person's own.
@@ -197,7 +180,9 @@ class UnitLoader(DrawnUnits):
         target = unit.person
         if isinstance(input_nodes, str):
             input_nodes = input_nodes, None
-        if _is_typed(input_nodes):
+        if isinstance(input_nodes, tuple) and isinstance(
+            [*input_nodes, None][0], str
+        ):
             target, input_nodes = self._targets(unit, input_nodes, shared)
         by_row = target != unit.person
         for t in data.node_types:
@@ -205,8 +190,7 @@ class UnitLoader(DrawnUnits):
             if marked(data[t]) or of != unit.digest:
                 raise ValueError(
                     f"'data' needs rows of {t!r} that hold what one person "
-                    'owns, or what is public (got features marked as '
-                    'propagated): train on raw features'
+                    'owns, or what is public (got propagated features)'
                 )
         count = int(table.num_nodes or 0)
         # The rows that a loss reads, where a person has any number of them;
@@ -231,21 +215,15 @@ class UnitLoader(DrawnUnits):
                 read = read & (y != _IGNORED).any(1)
             self._read, input_nodes = read.clone(), None
         rows = root_index(input_nodes, count, name='input_nodes')
-        self.tables, self._hops = data, hops
+        self.tables, self._hops = data, num_hops
         self._declared, self.owned_by = unit.summary(), unit.digest
         sizes = {t: int(data[t].num_nodes) for t in data.node_types}
         transform = kwargs.get('transform')
-        schema = partial(
-            Schema,
-            target=target,
-            sizes=sizes,
-            several=shared,
-            by_row=by_row,
-        )
-        self._plain = self.schema = schema(data)
+        law = target, sizes, shared, by_row
+        self._plain = self.schema = Schema(data, *law)
         if transform is not None:
             made = transform(self._plain.typed(self._plain.made(_SHOWN)))
-            self.schema = schema(_typed(made))
+            self.schema = Schema(_typed(made), *law)
         self._capped = {e: k for e, k in limits.items() if k >= 0}
         self._pairs = torch.empty((2, 0), dtype=torch.int64)
         if shared:
@@ -307,9 +285,8 @@ class UnitLoader(DrawnUnits):
         if target not in owned or (target in unit.joint and not shared):
             raise ValueError(
                 "'input_nodes' needs to be rows of persons, or a type that "
-                'persons own and rows of it; one of joint rows with '
-                "relation='contents' alone, as a row of several persons is "
-                f'in no subgraph of one (got {target!r})'
+                'persons own and rows of it; joint rows with '
+                f"neighboring='contents' alone (got {target!r})"
             )
         return target, rows
 
@@ -403,14 +380,11 @@ class UnitLoader(DrawnUnits):
         """Return the input from which a trained model predicts for persons.
 
         A person's subgraph is as in training that of this person alone, with
-        all rows that it owns; with ``relation='contents'`` also those that it
-        shares with others, each owner with a copy. (On DBLP, predictions
-        without shared rows lost .06 to .08 of accuracy.) Without that
-        relation joint rows are left out: no weight was trained on one. Rows
-        of the target type have a prediction each: row :math:`i` of the table
-        of persons is that of ``persons[i]``.
-
-        Nothing covers a prediction: give it to the person alone.
+        all rows that it owns; with ``neighboring='contents'`` also those that
+        it shares with others, each owner with a copy. Rows of the target type
+        have a prediction each: row :math:`i` of the table of persons is that
+        of ``persons[i]``. Nothing covers a prediction: give it to the person
+        alone.
 
         Args:
             persons (Tensor, optional): their rows, int64, or a mask; by
@@ -474,20 +448,13 @@ class UnitLoader(DrawnUnits):
         return out
 
     def flat(self, batch: Any) -> Data:
-        """Return a batch as one graph of all rows, as training follows it.
-
-        Raises:
-            ValueError: if it has other types, widths or numbers of rows.
-        """
+        """Return a batch as one graph of all rows, as training follows it."""
         if isinstance(batch, Data):
             return batch
         return self.schema.flat(_typed(batch))
 
     def made(self, count: Count) -> tuple[Data, Data, Callable[..., Any]]:
-        """Make a batch up from the schema, for checks of a model.
-
-        Args:
-            count (int): the number of subgraphs.
+        """Make up a batch of so many subgraphs, for checks of a model.
 
         Returns:
             tuple[Data, Data, callable]: one as training follows it, one
@@ -506,31 +473,12 @@ class UnitLoader(DrawnUnits):
     def check_batch(
         self, batch: Any, step: Natural, count: Count | None = None
     ) -> tuple[Tensor, int]:
-        """Refuse a batch that does not hold all that persons own.
-
-        Rows that somebody owns have to be those of distinct persons, each
-        with all of its rows, once, in the subgraph of that person.
-
-        Args:
-            batch (HeteroData): a batch.
-            step (int): the step, counted from 0 through all epochs.
-            count (int, optional): how many persons it needs to have; by
-                default any number up to ``most_at``. (default: :obj:`None`)
-
-        Returns:
-            tuple[Tensor, int]: int64, the subgraph of each row of all types,
-            and the number of persons.
-
-        Raises:
-            ValueError: if it does not.
-        """
+        """Refuse a batch that does not hold all that distinct persons own."""
         return super().check_batch(self.flat(batch), step, count)
 
     def _count(self, batch: Data, step: int, most: int) -> int | None:
         node, owner = batch.n_id, batch.batch
-        if node.numel() and not (
-            0 <= int(node.min()) <= int(node.max()) < self.schema.num_rows
-        ):
+        if bool(((node < 0) | (node >= self.schema.num_rows)).any()):
             return None
         # Of public rows, there may be any copies; of strangers', none.
         public = [
@@ -549,10 +497,7 @@ class UnitLoader(DrawnUnits):
         part.num_nodes, part.input_id = len(part.n_id), batch.input_id
         number = super()._count(part, step, most)
         inside = owner[free]
-        if number is None or (
-            inside.numel()
-            and not 0 <= int(inside.min()) <= int(inside.max()) < number
-        ):
+        if number is None or bool(((inside < 0) | (inside >= number)).any()):
             return None
         ends = owner[batch.edge_index]
         first = batch.node_type == 0
@@ -567,23 +512,8 @@ class UnitLoader(DrawnUnits):
         return number if good else None
 
 
-# The label that losses of torch ignore by default.
-_IGNORED = -100
-# The subgraphs on which a transform is tried.
-_SHOWN = 8
-
-
-def _is_typed(input_nodes: Any) -> bool:
-    # A type and rows of it, as PyG's loaders take them.
-    return (
-        isinstance(input_nodes, tuple)
-        and bool(input_nodes)
-        and (isinstance(input_nodes[0], str))
-    )
-
-
 def _limits(
-    given: Any, unit: PrivacyUnit, data: HeteroData, hops: int
+    given: Any, unit: PrivacyUnit, data: HeteroData, num_hops: int
 ) -> tuple[int, dict[EdgeType, int]]:
     # The hops, and a number for each edge type: -1 for all.
     listed, by_type = (list, tuple), given or {}
@@ -595,8 +525,7 @@ def _limits(
     if any(len({*k}) != 1 or len(k) != len(each[0]) for k in each):
         raise ValueError(
             "'num_neighbors' needs one number for all hops, as [10, 10], or a "
-            'number by edge type: which public rows a row brings in does not '
-            f'depend on how far away it is (got {given!r})'
+            f'number by edge type (got {given!r})'
         )
     made = {
         unit.known(e, 'num_neighbors'): check_integer(
@@ -611,7 +540,7 @@ def _limits(
                 "'num_neighbors' needs one number for an edge type and "
                 f'its mirror (got {k} and {other} for {e})'
             )
-    return len(each[0]) if each else hops, made
+    return len(each[0]) if each else num_hops, made
 
 
 def _called(step: Any) -> str:

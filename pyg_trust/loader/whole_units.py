@@ -73,32 +73,24 @@ class WholeUnitLoader(StepLoader):
     def check_batch(
         self, batch: Any, step: Natural, count: Count | None = None
     ) -> tuple[Tensor, int]:
-        """Refuse a batch that does not hold whole units of a step.
-
-        After any ``transform``, its nodes have to be those of distinct units,
-        each with all of its nodes and once.
-        """
+        """Refuse a batch that does not hold whole units of a step."""
         if not isinstance(batch, Data):
             raise ValueError(
                 "'transform' needs to return a torch_geometric.data.Data "
                 f'(got {type(batch).__name__})'
             )
-        count_here = self._count(batch, step, count or self.most_at(step))
-        if count_here is None or count_here != (
-            count_here if count is None else count
-        ):
+        found = self._count(batch, step, count or self.most_at(step))
+        if found is None or count not in (None, found):
             raise ValueError(
-                f'a batch needs to hold whole, distinct units ({self.unit}) '
-                "of the loader's partition, each node once: is there a "
-                "'transform' that changes 'n_id', 'batch', 'input_id' or the "
-                'number of nodes?'
+                f'a batch needs to hold whole, distinct units ({self.unit}), '
+                "each node once: is there a 'transform' that changes 'n_id', "
+                "'batch', 'input_id' or the number of nodes?"
             )
-        return batch.batch, count_here
+        return batch.batch, found
 
     def _positions(self, batch: Data) -> Tensor | None:
         """Return the positions of a batch's nodes, whatever ids they have."""
-        node = batch.get('n_id')
-        return positions(self.data.get('n_id'), node)
+        return positions(self.data.get('n_id'), batch.get('n_id'))
 
     def _count(self, batch: Data, step: int, most: int) -> int | None:
         # The number of units in a batch, None if they are not whole.
@@ -119,11 +111,8 @@ class WholeUnitLoader(StepLoader):
             may_be = self.sampling == POISSON
             may_be |= self.batch_sampler.num_ranks > 1
             return 0 if may_be and self._is_consistent(batch, node) else None
-        if (
-            int(node.min()) < 0
-            or int(node.max()) >= known.numel()
-            or int(owner.min()) != 0
-        ):
+        outside = (node < 0) | (node >= known.numel())
+        if bool(outside.any()) or int(owner.min()) != 0:
             return None
         number = int(owner.max()) + 1
         units = known[node]
@@ -157,12 +146,7 @@ def positions(ids: Any, node: Any) -> Any:
 
 
 def check_ids(data: Data) -> None:
-    """Refuse ids of nodes that are not distinct.
-
-    Raises:
-        TypeError, ValueError: if ``data.n_id`` is there and holds no int64
-            number for each node, or one twice.
-    """
+    """Refuse ids of nodes, ``data.n_id``, that are not distinct."""
     if data.get('n_id') is not None:
         check_tensor('data.n_id', data.n_id, torch.int64, (data.num_nodes,))
         check_distinct('data.n_id', data.n_id)
@@ -193,20 +177,17 @@ class DrawnUnits(WholeUnitLoader):
         return f'{self.noun}s'
 
     def _set_law(
-        self, sampling: str, relation: str, sample_rate: float | None
+        self, sampling: str, neighboring: str, sample_rate: float | None
     ) -> None:
-        if relation == 'add_remove' and sampling != POISSON:
+        if neighboring == 'add_remove' and sampling != POISSON:
             raise ValueError(
-                "'relation' needs to be 'replace' without replacement, where "
-                f'the same numbers hold for adding a {self.noun}: '
+                "'neighboring' needs to be 'replace' without replacement: "
                 "'add_remove' is for sampling='poisson'"
             )
-        if (sample_rate is not None) != (relation == 'add_remove'):
+        if (sample_rate is not None) != (neighboring == 'add_remove'):
             raise ValueError(
-                "'sample_rate' needs to be given for relation='add_remove', "
-                f'where the number of {self.noun}s is private and no rate may '
-                f'be made of it, and for no other (got {sample_rate} for '
-                f'{relation!r})'
+                "'sample_rate' needs to be given for neighboring='add_remove' "
+                f'and for no other (got {sample_rate} for {neighboring!r})'
             )
         self.relation = f'replace-one-{self.noun}'
         if sample_rate is not None:

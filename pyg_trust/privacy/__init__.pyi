@@ -7,7 +7,6 @@ from .accountant import GroupPoissonAccountant as GroupPoissonAccountant
 from .accountant import PLDAccountant as PLDAccountant
 from .accountant import PoissonAccountant as PoissonAccountant
 from .accountant import RDPAccountant as RDPAccountant
-from .accountant import WORAccountant as WORAccountant
 from .accountant import create_accountant as create_accountant
 from .accounting import group_wor_epsilon as group_wor_epsilon
 from .accounting import group_wor_profile as group_wor_profile
@@ -17,7 +16,6 @@ from .aggregation import PrivateNodeClassifier as PrivateNodeClassifier
 from .coverage import CoverageReport as CoverageReport
 from .engine import PrivacyEngine as PrivacyEngine
 from .gaussian import gaussian_epsilon as gaussian_epsilon
-from .gaussian import gaussian_mu as gaussian_mu
 from .gaussian import gaussian_mu_for as gaussian_mu_for
 from .gradients import UnitGradients as UnitGradients
 from .gradients import unit_gradients as unit_gradients
@@ -26,14 +24,11 @@ from .items import PrivateItemCounts as PrivateItemCounts
 from .links import LinkReport as LinkReport
 from .links import PrivateLinkPredictor as PrivateLinkPredictor
 from .mechanisms import clip_factors as clip_factors
-from .mechanisms import lam_from_opacus as lam_from_opacus
-from .mechanisms import lam_to_opacus as lam_to_opacus
 from .mechanisms import private_quantile as private_quantile
 from .norms import AdaptiveNorm as AdaptiveNorm
 from .planning import SearchReport as SearchReport
 from .planning import propose as propose
 from .planning import search as search
-from .poisson import calibrate_poisson as calibrate_poisson
 from .poisson import poisson_epsilon as poisson_epsilon
 from .propagation import class_messages as class_messages
 from .propagation import hop_sensitivity as hop_sensitivity
@@ -62,19 +57,14 @@ __all__ = [
     'RDPAccountant',
     'SearchReport',
     'UnitGradients',
-    'WORAccountant',
-    'calibrate_poisson',
     'class_messages',
     'clip_factors',
     'create_accountant',
     'gaussian_epsilon',
-    'gaussian_mu',
     'gaussian_mu_for',
     'group_wor_epsilon',
     'group_wor_profile',
     'hop_sensitivity',
-    'lam_from_opacus',
-    'lam_to_opacus',
     'messages',
     'poisson_epsilon',
     'private_propagate',

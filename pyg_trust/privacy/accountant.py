@@ -12,7 +12,6 @@ from typing import Annotated, Any
 
 import numpy as np
 from opacus.accountants import IAccountant
-from opacus.accountants.registry import register_accountant
 
 from pyg_trust._checks import (
     Count,
@@ -26,6 +25,7 @@ from pyg_trust._checks import (
     check_integer,
     check_number,
     check_positive,
+    check_rate,
     validated,
 )
 from pyg_trust._checks.states import check_state
@@ -34,7 +34,6 @@ from pyg_trust.privacy.accounting import (
     check_group,
     check_share,
     group_wor_epsilon,
-    last_that_fits,
     least_noise,
     rdp_epsilon,
     rdp_group_wor,
@@ -44,8 +43,6 @@ from pyg_trust.privacy.mechanisms import (
     check_delta,
     check_multiplier,
     check_orders,
-    check_q,
-    lam_from_opacus,
     rdp_fdp,
     rdp_wor,
     rdp_wor_profile,
@@ -61,9 +58,7 @@ __all__ = [
     'PLDAccountant',
     'PoissonAccountant',
     'RDPAccountant',
-    'WORAccountant',
     'create_accountant',
-    'register_accountants',
 ]
 
 RELATION = 'replace-one-feature-row'
@@ -142,20 +137,17 @@ class Accountant(IAccountant):
     def mechanism(cls) -> str:
         """Return the name under which it is registered, or its class."""
         named = ACCOUNTANTS.name_of(cls)
-        return (
-            f'{cls.__module__}.{cls.__qualname__}' if named is None else named
-        )
+        return named or f'{cls.__module__}.{cls.__qualname__}'
 
     @abstractmethod
     def epsilon_of(self, history: History, delta: float) -> float:
         r"""Compute :math:`\epsilon` of a history of steps.
 
+        It is never too small, and does not fall with more steps.
+
         Args:
             history (list): :obj:`(noise_multiplier, sample_rate, steps)`.
             delta (float): in :math:`(0, 1)`.
-
-        Returns:
-            float: never too small; it does not fall with more steps.
         """
 
     def step(self, *, noise_multiplier: float, sample_rate: float) -> None:
@@ -171,11 +163,7 @@ class Accountant(IAccountant):
 
     @validated
     def spend_pure(self, epsilon: Positive) -> None:
-        r"""Record an :math:`\epsilon`-DP release, which adds to the steps.
-
-        Args:
-            epsilon (float): positive and finite.
-        """
+        r"""Record an :math:`\epsilon`-DP release, which adds to the steps."""
         self.pure_epsilon += epsilon
 
     def get_epsilon(self, delta: float, *args: Any, **kwargs: Any) -> float:
@@ -207,14 +195,10 @@ class Accountant(IAccountant):
         r"""Compute Rényi DP of everything so far, at each order.
 
         An :math:`\epsilon`-DP release adds :math:`\min(\epsilon, a \epsilon^2
-        / 2)` (`Bun and Steinke 2016 <https://arxiv.org/abs/1605.02065>`_). An
-        accountant of the user's own gives none, unless it says how.
+        / 2)` (`Bun and Steinke 2016 <https://arxiv.org/abs/1605.02065>`_).
 
         Args:
             orders (sequence of float): the orders :math:`a > 1`.
-
-        Returns:
-            ndarray: float64, ``[len(orders)]``.
         """
         a, pure = check_orders(orders), self.pure_epsilon
         total = np.minimum(pure, a * pure**2 / 2)
@@ -246,25 +230,32 @@ class Accountant(IAccountant):
                 come.
             sample_rate (float): the sampling rate of the steps to come.
         """
-        left = epsilon - self.pure_epsilon
-        if left <= 0:
-            return 0
         noise, rate, _ = self._line((noise_multiplier, sample_rate, 1))
 
         def fits(steps: int) -> bool:
             history = [*self.history, (noise, rate, steps)]
             return self.pure_epsilon + self._epsilon(history, delta) <= epsilon
 
-        return last_that_fits(fits)
+        if epsilon <= self.pure_epsilon or not fits(1):
+            return 0
+        low, high = 1, 2
+        while fits(high):
+            low, high = high, 2 * high
+            if high > 2**40:
+                raise ValueError("'epsilon' is not spent in 2**40 steps")
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
+        return low
 
     def _check_rate(self, sample_rate: float) -> None:
-        check_q(sample_rate, 'sample_rate')
+        """Refuse a rate at which this accountant's units are not drawn."""
 
     def _line(self, line: Any) -> tuple[float, float, int]:
         # A checked line of the history.
         noise, rate, steps = line
         noise = float(check_multiplier(noise, self.occurrences))
-        rate = float(check_q(rate, 'sample_rate'))
+        rate = float(check_rate('sample_rate', rate))
         self._check_rate(rate)
         return noise, rate, check_integer('steps', steps, 1)
 
@@ -287,7 +278,7 @@ class Accountant(IAccountant):
                 f"'epsilon' needs to be above the {self.pure_epsilon} spent "
                 f'beside the steps (got {epsilon})'
             )
-        rate = check_q(sample_rate, 'sample_rate')
+        rate = check_rate('sample_rate', sample_rate)
         self._check_rate(rate)
         check_delta(delta)
         check_integer('steps', steps, 1, numpy=True)
@@ -324,10 +315,8 @@ class Accountant(IAccountant):
             state_dict (dict): the result of :meth:`state_dict`.
 
         Raises:
-            ValueError: if something is missing, the mechanism, the relation
-                or the sampling differs, a number is out of range, or the
-                history does not begin with the present one: what was spent
-                can't be taken back. Nothing is changed then.
+            ValueError: if the state is of another accountant, or does not
+                begin with the present history. Nothing is changed then.
         """
         expected = self._constants()
         check_state(state_dict, (*expected, 'history', 'pure_epsilon'))
@@ -362,40 +351,37 @@ class Accountant(IAccountant):
         self.pure_epsilon = float(pure)
 
 
-class WORAccountant(Accountant):
+@ACCOUNTANTS.builtin('pld_wor')
+class PLDAccountant(Accountant):
     r"""Accountant of steps that draw subgraphs without replacement.
 
     One row of the features is replaced, and a constant number of disjoint
     subgraphs is drawn afresh in every step: the sum moves by :math:`2C`. The
     shuffle of an epoch and Poisson sampling are not covered. Opacus' own
     accountants are for adding or removing a row under Poisson sampling, and
-    understate this :math:`\epsilon` by a factor of two or more.
-
-    Use :class:`PLDAccountant` or :class:`RDPAccountant`.
+    understate this :math:`\epsilon` by a factor of two or more. By privacy
+    loss distributions (:func:`pyg_trust.privacy.wor_epsilon`).
     """
-
-    # The method of wor_epsilon.
-    _method = 'pld_wor'
 
     def epsilon_of(self, history: History, delta: float) -> float:
         """Compute epsilon by :func:`pyg_trust.privacy.wor_epsilon`."""
-        return wor_epsilon(history, delta, self._method)
+        return wor_epsilon(history, delta)
 
     def _rdp_of_step(self, a: np.ndarray, z: float, q: float) -> np.ndarray:
-        key = tuple(a.tolist()), q, lam_from_opacus(z)
-        return np.minimum(_once(rdp_wor, *key), _once(rdp_wor_profile, *key))
-
-
-@ACCOUNTANTS.builtin('pld_wor')
-class PLDAccountant(WORAccountant):
-    """Accountant by privacy loss distributions: tighter, the default."""
+        key, z = (tuple(a.tolist()), q), float(z)
+        return np.minimum(
+            _once(rdp_wor, *key, noise_multiplier=z),
+            _once(rdp_wor_profile, *key, noise_multiplier=z),
+        )
 
 
 @ACCOUNTANTS.builtin('rdp_wor')
-class RDPAccountant(WORAccountant):
-    """Accountant by Rényi DP, as in Ayle et al. 2023."""
+class RDPAccountant(PLDAccountant):
+    """Accountant as :class:`PLDAccountant`, by Rényi DP (Ayle et al. 2023)."""
 
-    _method = 'rdp_wor'
+    def epsilon_of(self, history: History, delta: float) -> float:
+        """Compute epsilon by :func:`pyg_trust.privacy.wor_epsilon`."""
+        return wor_epsilon(history, delta, 'rdp_wor')
 
 
 @validated
@@ -484,27 +470,20 @@ class GroupPoissonAccountant(GroupAccountant):
     Args:
         num_roots (int): :math:`N`, ``loader.num_subgraphs``.
         occurrences (int): :math:`k`, ``loader.terms``.
-
-    Example:
-        >>> accountant = GroupPoissonAccountant(13482, 5)
-        >>> for _ in range(100):
-        ...     accountant.step(noise_multiplier=8.2, sample_rate=0.05)
-        >>> 2.4 < accountant.get_epsilon(delta=1e-5) < 2.5
-        True
     """
 
     sampling = POISSON_SAMPLING
 
     def _check_rate(self, sample_rate: float) -> None:
-        check_q(sample_rate, 'sample_rate')
+        """Take any rate."""
 
     def epsilon_of(self, history: History, delta: float) -> float:
         """Compute epsilon by :func:`pyg_trust.privacy.poisson_epsilon`."""
         return poisson_epsilon(history, delta, occurrences=self.occurrences)
 
     def _rdp_of_step(self, a: np.ndarray, z: float, q: float) -> np.ndarray:
-        key = tuple(a.tolist()), q, z, 'replace'
-        return _once(rdp_poisson, *key, k=self.occurrences)
+        key = tuple(a.tolist()), q, z
+        return _once(rdp_poisson, *key, occurrences=self.occurrences)
 
 
 @validated
@@ -513,7 +492,6 @@ class FDPAccountant(Accountant):
     r"""Accountant of the baseline on bounded-degree graphs, as in its paper.
 
     :class:`GroupAccountant` has a smaller :math:`\epsilon` for the same steps.
-    The noise multiplier is :math:`2\, \mathrm{terms}\, \lambda`.
 
     Args:
         num_nodes (int): the number :math:`N` of training nodes.
@@ -529,18 +507,18 @@ class FDPAccountant(Accountant):
         super().__init__()
         self.num_nodes, self.batch_size = num_nodes, batch_size
         self.terms = self.occurrences = terms
-        rdp_fdp(ORDERS, num_nodes, batch_size, terms, 1.0)
+        self._rdp_of_step(np.asarray(ORDERS), 2.0 * terms, 1.0)
 
     def _check_rate(self, sample_rate: float) -> None:
         rate = self.batch_size / self.num_nodes
-        if check_number('sample_rate', sample_rate) != rate:
+        if sample_rate != rate:
             raise ValueError(
                 f"'sample_rate' needs to be {rate} (got {sample_rate})"
             )
 
     def _rdp_of_step(self, a: np.ndarray, z: float, q: float) -> np.ndarray:
         known = self.num_nodes, self.batch_size, self.terms
-        return rdp_fdp(a, *known, lam_from_opacus(z / self.terms))
+        return rdp_fdp(a, *known, noise_multiplier=z)
 
     @validated
     def epsilon_of(self, history: History, delta: Fraction) -> float:
@@ -577,19 +555,9 @@ def create_accountant(
     return ACCOUNTANTS[mechanism](**arguments)
 
 
-def register_accountants() -> None:
-    """Register PLD and RDP in ``opacus.accountants.create_accountant``.
-
-    Importing pyg_trust does not, as it would change Opacus for everyone.
-    Opacus' own engine samples in ways that these accountants do not cover.
-    """
-    for kind in (PLDAccountant, RDPAccountant):
-        register_accountant(kind.mechanism(), kind, force=True)
-
-
 @lru_cache(maxsize=256)
-def _once(rdp: Callable[..., np.ndarray], *key: Any, k: int = 1) -> np.ndarray:
-    return rdp(*key) if k == 1 else rdp(*key, occurrences=k)
+def _once(rdp: Callable[..., np.ndarray], *key: Any, **by: Any) -> np.ndarray:
+    return rdp(*key, **by)
 
 
 def _merged(history: History) -> History:
@@ -614,10 +582,10 @@ def _continues(longer: History, shorter: History) -> bool:
 
 
 def epsilon_over_time(
-    accountant: Accountant, delta: float, points: int = 8
+    accountant: Accountant, delta: float
 ) -> tuple[float, ...]:
-    r"""Compute :math:`\epsilon` over time, from no step to all so far."""
-    points = min(points, len(accountant))
+    r"""Compute :math:`\epsilon` at eight times, from no step to all so far."""
+    points = min(8, len(accountant))
     part = copy.copy(accountant)
     found = [0.0]
     for i in range(1, points + 1):

@@ -21,21 +21,20 @@ from pyg_trust._checks import (
     Positive,
     check_choice,
     check_integer,
+    check_rate,
     validated,
 )
 from pyg_trust.privacy import pld
 from pyg_trust.privacy.gaussian import gaussian_epsilon
 from pyg_trust.privacy.mechanisms import (
-    MIN_LAM,
+    MIN_NOISE,
     Orders,
     amplify,
     check_delta,
     check_multiplier,
     check_orders,
-    check_q,
     check_rdp,
     gaussian_profile,
-    lam_from_opacus,
     rdp_wor,
     rdp_wor_profile,
     unamplify,
@@ -101,18 +100,16 @@ def wor_epsilon(
 
     Example:
         >>> history = [(8.0, 0.4, 50)]  # sigma / C, m / M, steps
-        >>> pld = wor_epsilon(history, 1e-6)
-        >>> rdp = wor_epsilon(history, 1e-6, 'rdp_wor')
-        >>> 3.4 < pld < rdp < 8.3
+        >>> 3.4 < wor_epsilon(history, 1e-6) < 4.1
         True
     """
     check_choice('method', method, METHODS)
     phases, delta = check_history(history), check_delta(delta)
     if method == 'pld_wor':
-        return _spent(phases, delta, 0, 1, "'pld_wor'", "; use 'rdp_wor'")
+        return _spent(phases, delta, 0, 1)
     rdp = np.zeros(len(ORDERS))
     for (z, q), steps in phases.items():
-        rdp += steps * _rdp_wor_cached(q, z)
+        rdp += steps * _rdp_of_step(q, z)
     return rdp_epsilon(ORDERS, rdp, delta) if phases else 0.0
 
 
@@ -126,12 +123,8 @@ def group_wor_profile(
 ) -> float:
     r"""Bound :math:`\delta(\epsilon)` of a step with records in several units.
 
-    Args:
-        epsilon (float): any finite number.
-        m (int): how many units the step draws.
-        num_roots (int): how many units there are.
-        occurrences (int): how many of them a record is in at most.
-        noise_multiplier (float): :math:`z = \sigma / C`.
+    The step draws :math:`m` of :obj:`num_roots` units, and a record is in at
+    most :obj:`occurrences` of these.
     """
     n, k = check_group(num_roots, occurrences)
     q, z = m / n, check_multiplier(noise_multiplier, k)
@@ -143,7 +136,7 @@ def group_wor_profile(
         )
     i, w = _drawn(q, n, k)
     far = float(unamplify(epsilon, min(1.0, w.sum())))
-    each = [gaussian_profile(far, lam_from_opacus(z / j)) for j in i]
+    each = [gaussian_profile(far, noise_multiplier=z / j) for j in i]
     return float(w @ each)
 
 
@@ -166,10 +159,6 @@ def group_wor_epsilon(
         num_roots (int): :math:`N`, how many units there are.
         occurrences (int): :math:`k`, as a number that holds for all records.
 
-    Raises:
-        ValueError: if a number is out of range, or a rate is no share of
-            :obj:`num_roots`.
-
     Example:
         >>> history = [(8.2, 674 / 13482, 100)]
         >>> 3.1 < group_wor_epsilon(history, 1e-5, 13482, 5) < 3.2
@@ -179,7 +168,7 @@ def group_wor_epsilon(
     phases = check_history(history, k)
     for _, q in phases:
         check_share(q, n)
-    return _spent(phases, delta, n, k, "'pld_group_wor'")
+    return _spent(phases, delta, n, k)
 
 
 def rdp_group_wor(
@@ -197,19 +186,18 @@ def rdp_group_wor(
         noise_multiplier (float): :math:`z = \sigma / C`.
         num_roots (int): as in :func:`group_wor_epsilon`.
         occurrences (int): as there.
-
-    Returns:
-        ndarray: float64, ``[len(orders)]``.
     """
     a, (n, k) = check_orders(orders), check_group(num_roots, occurrences)
-    lam = lam_from_opacus(check_multiplier(noise_multiplier, k))
+    z = check_multiplier(noise_multiplier, k)
     i, w = _drawn(check_share(q, n), n, k)
     rate = min(1.0, float(w.sum()))
     log_w = np.log(w / w.sum())[:, None]
     # Round large counts up, so that few distinct ones are composed.
-    most = np.where(i <= 16, i, np.minimum(-(-i // 8) * 8, i[-1]))
-    each = {j: rdp_wor_profile(a, rate, lam / j) for j in set(most.tolist())}
-    found = np.array([each[j] for j in most.tolist()]) * (a - 1)
+    most = np.where(i <= 16, i, np.minimum(-(-i // 8) * 8, i[-1])).tolist()
+    each = {
+        j: rdp_wor_profile(a, rate, noise_multiplier=z / j) for j in set(most)
+    }
+    found = np.array([each[j] for j in most]) * (a - 1)
     return scipy.special.logsumexp(log_w + found, axis=0) / (a - 1)
 
 
@@ -226,7 +214,7 @@ def check_history(
             f'(got {history!r})'
         ) from None
     for z, q, steps in lines:
-        key = (check_multiplier(z, occurrences), check_q(q))
+        key = (check_multiplier(z, occurrences), check_rate('q', q))
         count = _check_int('steps', steps, 0)
         if count:
             phases[key] = phases.get(key, 0) + count
@@ -246,7 +234,7 @@ def check_group(num_roots: int, occurrences: int) -> tuple[int, int]:
 
 def check_share(q: float, num_roots: int, name: str = 'q') -> float:
     """Refuse a rate that is no share of whole units."""
-    q = check_q(q, name)
+    q = check_rate(name, q)
     m = round(q * num_roots)
     if m < 1 or not math.isclose(m / num_roots, q, rel_tol=1e-9):
         raise ValueError(
@@ -257,8 +245,8 @@ def check_share(q: float, num_roots: int, name: str = 'q') -> float:
 
 
 @lru_cache(maxsize=512)
-def _rdp_wor_cached(q: float, z: float) -> np.ndarray:
-    return rdp_wor(ORDERS, q, lam_from_opacus(z))
+def _rdp_of_step(q: float, z: float) -> np.ndarray:
+    return rdp_wor(ORDERS, q, noise_multiplier=z)
 
 
 @lru_cache(maxsize=64)
@@ -275,20 +263,15 @@ def _drawn(q: float, n: int, k: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _spent(
-    phases: dict[tuple[float, float], int],
-    delta: float,
-    n: int,
-    k: int,
-    what: str,
-    advice: str = '',
+    phases: dict[tuple[float, float], int], delta: float, n: int, k: int
 ) -> float:
     if all(q == 1 for _, q in phases):
         mu = math.hypot(
-            *(k * c**0.5 / lam_from_opacus(z) for (z, _), c in phases.items())
+            *(k * c**0.5 / (z / 2) for (z, _), c in phases.items())
         )
         return gaussian_epsilon(mu, delta)
-    delta = pld.check_least_delta(delta, what, advice)
-    groups = [(lam_from_opacus(z), *_drawn(q, n, k)) for z, q in phases]
+    delta = pld.check_least_delta(delta)
+    groups = [(z / 2, *_drawn(q, n, k)) for z, q in phases]
     # A fiftieth of a step's loss: its variance grows by less than 1e-4.
     step = min(1e-3, *(min(1, w.sum()) / lam / 50 for lam, _, w in groups))
     widest = max(_top(*group) for group in groups)
@@ -309,7 +292,7 @@ def _pair(
 ) -> pld.Masses:
     # The masses are those at -count * step, ..., count * step.
     i, w = _drawn(q, n, k)
-    lam, q = lam_from_opacus(z), min(1.0, float(w.sum()))
+    lam, q = z / 2, min(1.0, float(w.sum()))
     count = max(1, math.ceil(_top(lam, i, w) / step))
     edge = step * np.arange(count + 1)
     loss = unamplify(edge, q)
@@ -360,7 +343,7 @@ def least_noise(
                 )
         else:
             high, side = (at, loss), max(side, 0) + 1
-        near = max(low[0] * (1 + 1e-9), MIN_LAM)
+        near = max(low[0] * (1 + 1e-9), MIN_NOISE)
         if high[1] >= (1 - tol) * epsilon or high[0] <= near:
             return unit * high[0]
         at = _next_noise(low, high, (1 - tol / 2) * epsilon, abs(side) > 2)
@@ -377,23 +360,8 @@ def _next_noise(
     if not math.isfinite(high[0]):
         return low[0] * min(max(low[1] / goal, 1.1), 4.0)
     if low[0] == 0:
-        return max(high[0] * min(max(high[1] / goal, 0.25), 0.9), MIN_LAM)
+        return max(high[0] * min(max(high[1] / goal, 0.25), 0.9), MIN_NOISE)
     share = 0.5
     if not slow and high[1] > 0 and math.isfinite(low[1]):
         share = math.log(low[1] / goal) / math.log(low[1] / high[1])
     return low[0] * (high[0] / low[0]) ** min(max(share, 0.05), 0.95)
-
-
-def last_that_fits(fits: Callable[[int], bool]) -> int:
-    """Return the last number that satisfies a monotone condition, or 0."""
-    if not fits(1):
-        return 0
-    low, high = 1, 2
-    while fits(high):
-        low, high = high, 2 * high
-        if high > 2**40:
-            raise ValueError('the budget is not spent in 2**40 steps')
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low

@@ -13,13 +13,12 @@ from torch_geometric.data import Data
 from pyg_trust._checks import (
     Count,
     Fraction,
-    Natural,
+    Number,
     Positive,
     Rate,
     as_ids,
     check_instance,
     check_nodes,
-    check_number,
     check_range,
     check_tensor,
     validated,
@@ -27,6 +26,7 @@ from pyg_trust._checks import (
 from pyg_trust._checks.fingerprints import fingerprint, stored
 from pyg_trust._checks.starts import start_of
 from pyg_trust._checks.states import check_settings
+from pyg_trust._moved import renamed, retired
 from pyg_trust.account import PaidNoise
 from pyg_trust.agp.measures import Measure
 from pyg_trust.agp.propagation import propagate
@@ -57,6 +57,7 @@ from pyg_trust.privacy.row_models import (
     train_privately,
 )
 from pyg_trust.transforms.aggregation_report import (
+    RENAMED,
     Relation,
     make_relation,
     make_report,
@@ -97,30 +98,24 @@ class PrivateNodeClassifier(PrivateFit):
     label, where it trains, else the posterior of the encoder, brought to norm
     1. The noisy sums of messages over neighbours are released once. A *head*
     reads a node's own posterior and its released rows; under ``'feature'``,
-    where edges are public, also these rows after more hops. Released rows are
-    kept, and predictions read no edge: any number of them costs nothing.
+    where edges are public, also these rows after two more hops. Released rows
+    are kept, and predictions read no edge: any number of them costs nothing.
 
     Under ``'edge'`` features and labels are known, so that the sums have all
-    of the budget. Under the other relations encoder and head train by private
-    gradient descent, and :math:`\mu^2 = \mu_{\text{encoder}}^2 +
-    \mu_{\text{sums}}^2 + \mu_{\text{head}}^2`. Labels of nodes that don't
-    train are not read (under ``'edge'`` those of ``val_mask`` choose among
-    epochs), but for the number of classes: give :obj:`num_classes`.
-
-    Under ``'node'``, where most nodes train, only a fifth of these receive
-    sums. Rows of the others are zero, and their predictions come from their
-    own features alone: ask for :obj:`train_receivers=1` if you need them.
-
-    **Assumed public:** ids, masks, the number of classes, all arguments.
+    of the budget; else encoder and head train by private gradient descent on
+    the same account. Public are ids, masks, the number of classes (give
+    :obj:`num_classes`) and all arguments. Under ``'node'``, where most nodes
+    train, a fifth of these receive sums, and the predictions of the others
+    come from their own features alone.
 
     Args:
-        relation (str): who is protected: ``'edge'``, ``'node'``,
+        adjacency (str): who is protected: ``'edge'``, ``'node'``,
             ``'node_incident'`` or ``'feature'``
             (:mod:`pyg_trust.privacy.propagation`).
             (default: :obj:`'node'`)
         epsilon (float): the budget. (default: :obj:`8.0`)
         delta (float): its :math:`\delta`. (default: :obj:`1e-5`)
-        hops (int): how often sums are released; 1 for ``'feature'``.
+        K (int): how often sums are released; 1 for ``'feature'``.
             (default: :obj:`1`)
         shares (sequence of float, optional): of :math:`\mu^2`, for encoder,
             sums and head; by default :obj:`(.4, .5, .1)`. Not for ``'edge'``.
@@ -128,34 +123,29 @@ class PrivateNodeClassifier(PrivateFit):
             its present weights, in a copy. Or a factory, a callable without
             an argument, that draws one anew. By default an MLP with 16 hidden
             units for ``'edge'``, else a linear model. (default: :obj:`None`)
-        head (torch.nn.Module, optional): maps ``(hops + smoothing + 1) *
-            num_classes`` columns to logits, as the encoder. By default it
-            starts at weights that add one's own and neighbours' classes.
+        head (torch.nn.Module, optional): maps ``(K + 1) * num_classes``
+            columns, two blocks more for ``'feature'``, to logits, as the
+            encoder. (default: :obj:`None`)
         ledger (str or Path, optional): a file for the account.
             (default: :obj:`None`)
-        form (str, optional): ``'replace'`` or ``'withdraw'``, with the
-            defaults of :class:`~pyg_trust.transforms.PrivateAGP`.
+        neighboring (str, optional): ``'replace'`` or ``'add_remove'``, with
+            the defaults of :class:`~pyg_trust.transforms.PrivateAGP`.
             (default: :obj:`None`)
         directed (bool): whether edges are arcs. (default: :obj:`False`)
         max_degree (int, optional): :math:`D` of ``'node_incident'``.
             (default: :obj:`None`)
-        measure (Measure, optional): of ``'feature'``, as of
-            :class:`~pyg_trust.transforms.PrivateAGP`. (default: :obj:`None`)
-        smoothing (int, optional): of ``'feature'``: how many more hops of
-            released rows the head reads; by default 2.
-        train_receivers (float, optional): of ``'node'`` with one hop: the
-            share of the nodes that train which receive sums, in :math:`(0,
-            1]`. By default .2 if more than half of the nodes train, but not
-            all, and there is no :obj:`head`; else 1. (default: :obj:`None`)
-        steps (int): the steps of private descent, each. (default: :obj:`60`)
-        lr (float): the learning rate; the default head takes a fifth of it.
-            (default: :obj:`0.1`)
-        epochs (int): the epochs of training without noise, for ``'edge'``.
-            (default: :obj:`150`)
         num_classes (int, optional): by default one more than the largest
             label. (default: :obj:`None`)
-        seed (int, optional): the seed of the noise, to repeat an experiment;
-            the result is not private. (default: :obj:`None`)
+        train_receivers (float, optional): advanced: of ``'node'`` with one
+            hop, the share of the nodes that train which receive sums.
+            (default: :obj:`None`)
+        steps (int): advanced, as all that follow: the steps of private
+            descent, each. (default: :obj:`60`)
+        lr (float): the learning rate. (default: :obj:`0.1`)
+        epochs (int): the epochs of training without noise, for ``'edge'``.
+            (default: :obj:`150`)
+        insecure_seed (int, optional): the seed of the noise, to repeat an
+            experiment; the result is not private. (default: :obj:`None`)
         ledger_head (str, optional): as of
             :class:`~pyg_trust.privacy.PrivacyEngine`. (default: :obj:`None`)
         forget_epsilon (float): up to which :math:`\epsilon` the noise may
@@ -163,8 +153,7 @@ class PrivateNodeClassifier(PrivateFit):
         max_units (float): how much more than one record somebody may be who
             is removed. (default: :obj:`4.0`)
         start_is_public (bool): your statement that :obj:`encoder` and
-            :obj:`head` were not trained on what is protected; needed if
-            either is passed, and repeated in the report.
+            :obj:`head` were not trained on what is protected.
             (default: :obj:`False`)
 
     Example:
@@ -184,80 +173,70 @@ class PrivateNodeClassifier(PrivateFit):
 
     _entries = ('encoder', 'head', 'released', 'smoothed', 'rho')
     _arguments = (
-        *('hops', 'smoothing', 'train_receivers'),
+        *('smoothing', 'train_receivers'),
         *('steps', 'lr', 'epochs', 'num_classes'),
     )
 
+    @retired(measure=(None,), smoothing=(None,))
+    @renamed(**RENAMED)
     def __init__(
         self,
-        relation: str = 'node',
+        adjacency: str = 'node',
         epsilon: Positive = 8.0,
         delta: Fraction = 1e-5,
-        hops: Count = 1,
+        K: Count = 1,
         shares: Sequence[float] | None = None,
         encoder: nn.Module | Callable[[], nn.Module] | None = None,
         head: nn.Module | Callable[[], nn.Module] | None = None,
         ledger: str | Path | None = None,
         *,
-        form: str | None = None,
+        neighboring: str | None = None,
         directed: bool = False,
         max_degree: Count | None = None,
-        measure: Measure | None = None,
-        smoothing: Natural | None = None,
+        num_classes: Count | None = None,
         train_receivers: Rate | None = None,
         steps: Count = 60,
         lr: Positive = 0.1,
         epochs: Count = 150,
-        num_classes: Count | None = None,
-        seed: int | None = None,
+        insecure_seed: int | None = None,
         ledger_head: str | None = None,
         forget_epsilon: Positive = 1.0,
         max_units: Positive = 4.0,
         start_is_public: bool = False,
     ) -> None:
-        self.relation = make_relation(relation, form, directed, max_degree)
+        self.relation = make_relation(
+            adjacency, neighboring, directed, max_degree
+        )
         made: tuple[float, ...] = (0.0, 1.0, 0.0)
-        if relation != 'edge':
+        if self._private:
             made = check_shares(shares, _SHARES, 'encoder, sums and head')
         elif shares is not None:
             raise ValueError(
-                "'shares' needs a relation of nodes: under 'edge', encoder "
-                f'and head read no edges and cost nothing (got {shares})'
+                "'shares' can't be given with adjacency='edge', where encoder "
+                f'and head cost nothing (got {shares})'
             )
-        self._set_budget(epsilon, delta, made, ledger, ledger_head, seed)
+        self._set_budget(
+            epsilon, delta, made, ledger, ledger_head, insecure_seed
+        )
         self._set_coverage(forget_epsilon, max_units)
-        self.hops = hops
-        if (relation == 'feature' and hops != 1) or (
-            relation != 'feature' and measure is not None
-        ):
+        self.K = K
+        if self._feature and K != 1:
             raise ValueError(
-                "'hops' is for the relations 'edge' and 'node', 'measure' "
-                f"with 'feature' (got {relation!r}, hops={hops} and "
-                f'measure={measure})'
+                f"'K' needs to be 1 with adjacency='feature' (got {K})"
             )
-        self.measure = TWO_HOPS if measure is None else measure
-        self._own_messages = measure is not None
-        if smoothing and relation != 'feature':
-            raise ValueError(
-                "'smoothing' reads edges after the release, which are "
-                f"public under 'feature' alone (got {relation!r})"
-            )
-        if smoothing is None:
-            smoothing = _SMOOTHING if relation == 'feature' else 0
-        self.smoothing = smoothing
+        self.smoothing = _SMOOTHING if self._feature else 0
         shorter = train_receivers is not None and train_receivers < 1
-        if shorter and (relation != 'node' or hops > 1):
+        if shorter and (adjacency != 'node' or K > 1):
             raise ValueError(
-                "'train_receivers' below 1 needs the relation 'node' with one "
-                'hop: shorter lists gain nothing elsewhere (got '
-                f'{relation!r}, hops={hops})'
+                "'train_receivers' below 1 needs adjacency='node' and K=1 "
+                f'(got {adjacency!r} and K={K})'
             )
         self.train_receivers = train_receivers
         self.encoder = start_of('encoder', encoder, start_is_public)
         self.head = start_of('head', head, start_is_public)
         for name, module in (('encoder', self.encoder), ('head', self.head)):
             if module is not None:
-                check_module(name, module, private=relation != 'edge')
+                check_module(name, module, private=self._private)
         self.steps, self.lr, self.epochs = steps, lr, epochs
         self.num_classes = num_classes
         # Posteriors of the rows of `fit`, not the rows: these are the
@@ -274,28 +253,30 @@ class PrivateNodeClassifier(PrivateFit):
     def noise_stds(self) -> tuple[float, ...]:
         """The standard deviation of the noise of each sum.
 
-        Before :meth:`fit`, it lacks the share of rounding, a millionth or so;
-        with ``'replace'`` and no :obj:`num_classes`, it is that of any number
-        of classes.
+        Before :meth:`fit`, it lacks the share of rounding, a millionth or so.
         """
         return self._stds(self._rho)
 
     def _stds(self, rho: float) -> tuple[float, ...]:
         std = self.relation.sensitivity / self._each()
-        return (widened(std, rho) if rho else std,) * self.hops
+        return (widened(std, rho) if rho else std,) * self.K
 
     def _each(self) -> float:
         # The mu of each sum.
-        return self.mus[1] / math.sqrt(self.hops)
+        return self.mus[1] / math.sqrt(self.K)
 
     def _costs(self) -> list[float]:
         encoder, _, head = self.mus
-        sums = [self._each()] * self.hops
+        sums = [self._each()] * self.K
         return [encoder, *sums, head] if self._private else sums
 
     @property
     def _private(self) -> bool:
         return self.relation.name != 'edge'
+
+    @property
+    def _feature(self) -> bool:
+        return self.relation.name == 'feature'
 
     @property
     @synchronized
@@ -314,11 +295,7 @@ class PrivateNodeClassifier(PrivateFit):
         Args:
             data (Data): with ``x`` (float32 or float64, dense or sparse),
                 ``y`` (int64), ``train_mask``, ``edge_index`` and, for
-                ``'edge'`` if there is one, ``val_mask``; on any device,
-                the work is done on the CPU.
-
-        Returns:
-            PrivateNodeClassifier: itself.
+                ``'edge'`` if there is one, ``val_mask``.
 
         Raises:
             TypeError, ValueError: if a release of the data can't be accounted
@@ -365,7 +342,7 @@ class PrivateNodeClassifier(PrivateFit):
     def _prepare(self, task: Task) -> None:
         # Modules of the user have to give logits, before anything is spent.
         classes = task.more.classes
-        width = classes * (self.hops + self.smoothing + 1)
+        width = classes * (self.K + self.smoothing + 1)
         probe('encoder', self.encoder, task.x.size(1), classes, self._private)
         probe('head', self.head, width, classes, self._private)
         self.relation = self._of_classes(classes)
@@ -399,17 +376,13 @@ class PrivateNodeClassifier(PrivateFit):
         self, graph: CSRGraph, classes: int
     ) -> tuple[float, tuple[Tensor, Tensor] | None]:
         # If rounding adds to the sensitivity, the noise grows as much.
-        feature = self.relation.name == 'feature'
-        if not feature and self.relation.num_classes is None:
+        if not self._feature and self.relation.num_classes is None:
             return 0.0, None
-        scales = columns(graph, self.measure) if feature else None
-        rho = rounding_share(
-            *(graph, classes, self._stds(0.0)[0], self.relation.sensitivity),
-            self.measure if feature else None,
-            own=self._own_messages,
-            scales=scales,
-        )
-        return rho, scales
+        known = classes, self._stds(0.0)[0], self.relation.sensitivity
+        if not self._feature:
+            return rounding_share(graph, *known), None
+        scales = columns(graph, TWO_HOPS)
+        return rounding_share(graph, *known, TWO_HOPS, False, scales), scales
 
     def _receivers(self, train: Tensor) -> Tensor:
         # Chosen by the mask and ids, which are public.
@@ -418,7 +391,7 @@ class PrivateNodeClassifier(PrivateFit):
             # If few nodes train, or all are receivers, shorter lists save
             # nothing.
             n, number = train.numel(), int(train.sum())
-            shorter = self.relation.name == 'node' and self.hops == 1
+            shorter = self.relation.name == 'node' and self.K == 1
             shorter = shorter and self.head is None and n < 2 * number < 2 * n
             share = _RECEIVERS if shorter else 1.0
         return choose_receivers(train, share)
@@ -436,14 +409,9 @@ class PrivateNodeClassifier(PrivateFit):
         relation = self.relation
         if relation.num_classes is not None:
             x, between = class_messages(q), 'clip'
-        if relation.name == 'feature':
-            one = scaled_propagate(
-                *(graph, x, self.measure, stds[0], paid),
-                own=self._own_messages,
-                scales=scales,
-                between=between,
-            )
-            return [one]
+        if self._feature:
+            sums = graph, x, TWO_HOPS, stds[0], paid, False, scales
+            return [scaled_propagate(*sums, between=between)]
         weights = None
         if relation.name == 'node':
             graph = received_lists(graph, receivers)
@@ -484,7 +452,7 @@ class PrivateNodeClassifier(PrivateFit):
         head, (y, train, val, classes) = name == 'head', nodes
         given = self.head if head else self.encoder
         if given is None:
-            blocks = self.hops + self.smoothing if head else 0
+            blocks = self.K + self.smoothing if head else 0
             module = default_model(x.size(1), classes, self._private, blocks)
         else:
             module = deepcopy(given)
@@ -507,10 +475,8 @@ class PrivateNodeClassifier(PrivateFit):
 
         Args:
             x (Tensor, optional): the features of all nodes; by default those
-                of :meth:`fit`, as they were then. Needed after
-                :meth:`load_state_dict`, as a checkpoint holds no private row.
-                Rows have to be a node's own: propagated ones would show edges,
-                which nothing paid for. (default: :obj:`None`)
+                of :meth:`fit`. Needed after :meth:`load_state_dict`, as a
+                checkpoint holds no private row. (default: :obj:`None`)
         """
         self._check_fitted()
         own = self._own
@@ -578,11 +544,11 @@ class PrivateNodeClassifier(PrivateFit):
         return self._head is not None
 
     def _setting(self) -> dict[str, Any]:
-        feature = self.relation.name == 'feature'
         return {
             **super()._setting(),
-            'measure': self.measure.key if feature else None,
-            'own_messages': self._own_messages,
+            'hops': self.K,
+            'measure': TWO_HOPS.key if self._feature else None,
+            'own_messages': False,
             'num_nodes': self._num_nodes,
         }
 
@@ -610,10 +576,8 @@ class PrivateNodeClassifier(PrivateFit):
         n = state['setting']['num_nodes']
         classes = state['setting']['num_classes']
         made: dict[str, Any] = {}
-        for name, count in (
-            ('released', self.hops),
-            ('smoothed', self.smoothing),
-        ):
+        counts = {'released': self.K, 'smoothed': self.smoothing}
+        for name, count in counts.items():
             check_instance('state', state[name], list)
             if len(state[name]) != count:
                 raise ValueError(
@@ -623,9 +587,7 @@ class PrivateNodeClassifier(PrivateFit):
             for row in state[name]:
                 check_tensor('state', row, torch.float64, (n, classes))
             made[f'_{name}'] = [row.clone() for row in state[name]]
-        rho = check_number('state', state['rho'])
-        if not 0 <= rho <= 0.01:
-            raise ValueError(f"'state' needs a 'rho' in [0, .01] (got {rho})")
+        rho = Number(0, 0.01, 'low')('state', state['rho'])
         head = like(state['head'], self.head)
         return n, {
             **made,
@@ -643,7 +605,7 @@ class PrivateNodeClassifier(PrivateFit):
         return torch.tensor(sorted(self._gone()[0]), dtype=torch.int64)
 
     def _receiving(self) -> tuple[Tensor | None, float]:
-        if self.relation.name == 'feature':
+        if self._feature:
             return None, self._rho
         grid = self.noise_stds[0] * 2.0**-SHIFT
         rows = self._released[0]
@@ -653,7 +615,7 @@ class PrivateNodeClassifier(PrivateFit):
         # A blank record is half as far as any other.
         near = 2 if self.relation.form == 'replace' else 1
         trained = math.hypot(self.mus[0], self.mus[2]) / near
-        return trained, math.sqrt(self.hops) / self.noise_stds[0]
+        return trained, math.sqrt(self.K) / self.noise_stds[0]
 
     def _erase(self, nodes: Tensor, graph: CSRGraph) -> tuple[str, ...]:
         if not nodes.numel():
@@ -674,5 +636,5 @@ class PrivateNodeClassifier(PrivateFit):
         return (
             f'{type(self).__name__}({self.relation.name!r}, '
             f'epsilon={self.epsilon:g}, delta={self.delta:g}, '
-            f'hops={self.hops})'
+            f'K={self.K})'
         )

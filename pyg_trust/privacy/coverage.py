@@ -29,6 +29,8 @@ from pyg_trust.transforms.aggregation_report import Relation
 from pyg_trust.verify.chain import LISTED
 from pyg_trust.verify.removal import covered
 
+__all__ = ['Coverage', 'CoverageReport', 'Seal']
+
 # By relation: the items that a request may name, and the reason for the limit.
 _TAKES = {
     'edge': (('edges', 'directed_edges'), 'rows train without noise there'),

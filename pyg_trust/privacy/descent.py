@@ -20,13 +20,12 @@ from pyg_trust._checks import (
     REAL,
     Array,
     Count,
-    OneOf,
     Positive,
     check_tensor,
     validated,
 )
 from pyg_trust.privacy.mechanisms import clip_factors
-from pyg_trust.privacy.propagation import FORMS, MARGIN, Noise
+from pyg_trust.privacy.propagation import MARGIN, Noise
 from pyg_trust.verify.release import check_sum, fits_float, released, truncated
 
 # Bits of rows after and before the binary point. More bits would leave fewer
@@ -38,9 +37,7 @@ _CHUNK = 1024
 
 
 @validated
-def descent_noise(
-    mu: Positive, steps: Count, form: Annotated[str, OneOf(FORMS)] = 'withdraw'
-) -> float:
+def descent_noise(mu: Positive, steps: Count, form: str = 'withdraw') -> float:
     r"""Return :math:`z = \sqrt{T} / \mu`, or twice this to replace a row."""
     return (2 if form == 'replace' else 1) * math.sqrt(steps) / mu
 

@@ -39,14 +39,7 @@ Model = TypeVar('Model', bound='Fitted')
 
 
 class Task(NamedTuple):
-    """Checked data of a fit, and a key by which data are compared.
-
-    Args:
-        graph (CSRGraph): the graph.
-        x (Tensor): its features.
-        key (str): a digest of the data.
-        more (Any): what else a model reads.
-    """
+    """Checked data of a fit: with a digest, and what else a model reads."""
 
     graph: CSRGraph
     x: Tensor
@@ -55,12 +48,7 @@ class Task(NamedTuple):
 
 
 class Fitted(Releasing):
-    r"""Base of objects that release data once: account, fit, checkpoint.
-
-    A subclass reads data into a :class:`Task`. ``_release`` trains on it, with
-    noise that is paid for when it is drawn; ``_pack`` and ``_unpack`` are its
-    entries of a checkpoint, ``_arguments`` its settings.
-    """
+    """Base of objects that release data once: account, fit, checkpoint."""
 
     advice = 'Save state_dict()'
     #: Attributes that a checkpoint repeats as settings.

@@ -8,15 +8,14 @@ the worst pair of neighbours attains (`Dong, Roth and Su 2022, Corollary 3.3
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import scipy
 
 from pyg_trust._checks import Fraction, NotNegative, Positive, validated
-from pyg_trust.privacy.mechanisms import numbers
 
-__all__ = ['gaussian_epsilon', 'gaussian_mu', 'gaussian_mu_for']
+__all__ = ['gaussian_epsilon', 'gaussian_mu_for']
 
 # Below this the first tail is so near to 1 that no ratio is needed.
 _DIRECT = -20.0
@@ -27,35 +26,6 @@ _NODES, _SHARES = (_NODES + 1) / 2, _SHARES / 2
 _ROUNDS = 200
 # A bound of the rounding of logarithms.
 _ROUNDED = 1e-13
-
-
-def gaussian_mu(
-    sensitivities: Sequence[float] | np.ndarray,
-    stds: Sequence[float] | np.ndarray,
-) -> float:
-    r"""Compose Gaussian releases into one :math:`\mu`.
-
-    Args:
-        sensitivities (sequence of float): :math:`\Delta_k`, not negative.
-        stds (sequence of float): :math:`s_k`, the standard deviations of the
-            noise, positive.
-
-    Example:
-        >>> gaussian_mu([3.0, 4.0], [1.0, 1.0])
-        5.0
-    """
-    moved, std = numbers('sensitivities', sensitivities), numbers('stds', stds)
-    if moved.ndim != 1 or not ((moved >= 0) & (moved < math.inf)).all():
-        raise ValueError(
-            "'sensitivities' needs to be a list of finite numbers from 0 up "
-            f'(got {moved.tolist()})'
-        )
-    if std.shape != moved.shape or not ((std > 0) & (std < math.inf)).all():
-        raise ValueError(
-            "'stds' needs to be finite and positive, one number per "
-            f'sensitivity (got {std.tolist()})'
-        )
-    return float(math.hypot(*(moved / std)))
 
 
 @validated
@@ -126,13 +96,8 @@ def _log_delta(epsilon: float, mu: float) -> float:
         slope = 1 - s * math.sqrt(math.pi / 2) * scipy.special.erfcx(s / root)
         apart = mu * float(_SHARES @ slope) / math.sqrt(2 * math.pi)
     else:
-        apart = (
-            float(
-                scipy.special.erfcx(t / root)
-                - scipy.special.erfcx((t + mu) / root)
-            )
-            / 2
-        )
+        one, two = scipy.special.erfcx((np.array([t, t + mu])) / root)
+        apart = float(one - two) / 2
     return -t * t / 2 + (math.log(apart) if apart > 0 else -math.inf)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +13,6 @@ from torch_geometric.typing import EdgeType
 from pyg_trust._checks import (
     Count,
     Fraction,
-    OneOf,
     Positive,
     check_integer,
     check_range,
@@ -21,6 +20,7 @@ from pyg_trust._checks import (
     validated,
 )
 from pyg_trust._checks.fingerprints import fingerprint
+from pyg_trust._moved import renamed
 from pyg_trust.account import PaidNoise
 from pyg_trust.files.commit import editing, synchronized
 from pyg_trust.graph import CSRGraph
@@ -30,11 +30,11 @@ from pyg_trust.privacy.item_scores import (
     item_sums,
     positive_factor,
 )
-from pyg_trust.privacy.propagation import FORMS
 from pyg_trust.removal import NodeIds
 from pyg_trust.transforms.aggregation_report import (
     AggregationReport,
     Relation,
+    form_of,
     make_report,
 )
 from pyg_trust.unlearning.recommender_data import read_interactions
@@ -97,11 +97,8 @@ class PrivateItemCounts(Fitted):
     The list of a user is a row :math:`x_u` of norm 1, and the table :math:`G =
     \sum_u x_u x_u^\top` of items by items is released once, with noise. A
     score is :math:`x_u F` with the positive part :math:`F` of :math:`G` of low
-    rank and the history that you pass.
-
-    Protected is a user with all of their list, however long: it moves the
-    table by at most 1 if it is removed, and by :math:`\sqrt 2` if another
-    list takes its place. The table may be published. Scores of a user read
+    rank and the history that you pass. Protected is a user with all of their
+    list, however long. The table may be published; scores of a user read
     their own list, so that they are for this user.
 
     The noise does not depend on the number of users: few users pay for
@@ -114,19 +111,17 @@ class PrivateItemCounts(Fitted):
             over ten times the number of users. (default: :obj:`1e-5`)
         ledger (str or Path, optional): a file for the account.
             (default: :obj:`None`)
-        form (str): :obj:`'withdraw'`: against an empty list; or
-            :obj:`'replace'`: against any other. (default: :obj:`'withdraw'`)
+        neighboring (str): :obj:`'add_remove'`: against an empty list; or
+            :obj:`'replace'`: against any other.
+            (default: :obj:`'add_remove'`)
         rank (int): the rank of :math:`F`. (default: :obj:`16`)
         items (Tensor or list[int], optional): the items of the table, a
             public list; all others are never counted and never recommended.
             Needed for more than 20,000 items. (default: :obj:`None`)
-        seed (int, optional): the seed of the noise, to repeat an experiment;
-            the result is not private. (default: :obj:`None`)
+        insecure_seed (int, optional): the seed of the noise, to repeat an
+            experiment; the result is not private. (default: :obj:`None`)
         ledger_head (str, optional): as in
             :class:`~pyg_trust.privacy.PrivacyEngine`. (default: :obj:`None`)
-
-    Raises:
-        TypeError, ValueError: on a wrong argument.
 
     Example:
         >>> likes = torch.tensor([[0, 0, 1, 1, 2], [0, 1, 1, 2, 2]])
@@ -142,20 +137,23 @@ class PrivateItemCounts(Fitted):
     _arguments = ('rank',)
     _noun = 'interactions'
 
+    @renamed(form='neighboring', seed='insecure_seed')
     def __init__(
         self,
         epsilon: Positive = 8.0,
         delta: Fraction = 1e-5,
         ledger: str | Path | None = None,
         *,
-        form: Annotated[str, OneOf(FORMS)] = 'withdraw',
+        neighboring: str = 'add_remove',
         rank: Count = 16,
         items: Tensor | Sequence[int] | None = None,
-        seed: int | None = None,
+        insecure_seed: int | None = None,
         ledger_head: str | None = None,
     ) -> None:
-        self.relation = Relation('user', form, False, None)
-        self._set_budget(epsilon, delta, (1.0,), ledger, ledger_head, seed)
+        self.relation = Relation('user', form_of(neighboring), False, None)
+        self._set_budget(
+            epsilon, delta, (1.0,), ledger, ledger_head, insecure_seed
+        )
         self.rank, self.items = rank, _public(items)
         self._size = 0, 0
         self._triangle: np.ndarray | None = None
@@ -204,8 +202,7 @@ class PrivateItemCounts(Fitted):
             TypeError, ValueError: if interactions are listed twice, have
                 ratings other than 1 or name what is not there. Nothing is
                 spent then.
-            BudgetExceededError: if the budget does not allow it. Nothing is
-                spent then.
+            BudgetExceededError: if the budget does not allow it.
         """
         edges, num_users, num_items, _ = read_interactions(
             interactions, num_users, num_items, edge_type
@@ -333,7 +330,7 @@ class PrivateItemCounts(Fitted):
     def __repr__(self) -> str:
         return (
             f'{type(self).__name__}(epsilon={self.epsilon:g}, '
-            f'delta={self.delta:g}, form={self.relation.form!r})'
+            f'delta={self.delta:g}, rank={self.rank})'
         )
 
     def _setting(self) -> dict[str, Any]:

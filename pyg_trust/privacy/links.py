@@ -24,6 +24,7 @@ from pyg_trust._checks import (
 )
 from pyg_trust._checks.fingerprints import fingerprint, stored
 from pyg_trust._checks.graphs import check_examples
+from pyg_trust._moved import renamed
 from pyg_trust.account import PaidNoise
 from pyg_trust.files.commit import editing, synchronized
 from pyg_trust.privacy.descent import descent_noise
@@ -55,6 +56,7 @@ from pyg_trust.removal import RemovalRequest
 from pyg_trust.report.claimed import claimed
 from pyg_trust.transforms.aggregation_report import (
     EXACT,
+    RENAMED,
     ReleaseReport,
     make_relation,
 )
@@ -163,43 +165,37 @@ class PrivateLinkPredictor(PrivateFit):
     and the noisy sums over neighbours are released once. A logistic scorer of
     pairs reads these and features, and trains by noisy gradient descent: each
     edge is a positive pair, judged without its own message, and public pairs
-    are the negatives. One account has the noise :math:`s` of the sums,
-    :math:`c` of the number of edges and the noise multiplier :math:`z` of
-    :math:`T` gradients: :math:`\mu^2 = \Delta^2 / s^2 + 1 / c^2 + T / z^2`,
-    :math:`\Delta = \sqrt 2` for undirected edges. After that any number of
-    scores costs nothing and reads no edge.
-
-    ``'node'`` protects the record of a node: its features and its own list. A
-    pair is judged from the source's own record and the released row of the
-    target, and gradients are clipped once an owner. Graphs need tens of
-    thousands of nodes, and nothing is covered when somebody leaves.
+    are the negatives, all on one account. After that any number of scores
+    costs nothing and reads no edge. ``'node'`` protects the record of a node:
+    its features and its own list; graphs need tens of thousands of nodes, and
+    nothing is covered when somebody leaves.
 
     Only edges of ``data.edge_index`` are private, and all of them are used.
     The test split of ``RandomLinkSplit`` holds validation edges in its
     ``edge_index``: it is another graph, whose release costs again. Graphs of
-    about 5,000 edges pay for privacy; on 170,000 the loss is small.
-
-    **Assumed public:** ids, features, labels, all arguments. Memory: 8 bytes
-    for each of :math:`d + 2 D + 3` columns of every edge.
+    about 5,000 edges pay for privacy; on 170,000 the loss is small. Public are
+    ids, under ``'edge'`` features, and all arguments. Memory: 8 bytes for each
+    of ``dim + 2 * message_dim + 3`` columns of every edge.
 
     Args:
-        relation (str): ``'edge'`` or ``'node'``. (default: :obj:`'edge'`)
+        adjacency (str): ``'edge'`` or ``'node'``. (default: :obj:`'edge'`)
         epsilon (float): the budget. (default: :obj:`4.0`)
         delta (float): its :math:`\delta`: a public power of ten, at most one
             over ten times the number of edges. (default: :obj:`1e-6`)
         ledger (str or Path, optional): a file for the account.
             (default: :obj:`None`)
-        form (str, optional): of ``'node'``: ``'withdraw'`` or ``'replace'``,
-            which is the default. (default: :obj:`None`)
-        shares (sequence of float, optional): shares of :math:`\mu^2` for the
-            rows, the number of edges and the scorer; by default :obj:`(.69,
-            .01, .3)`. Under ``'node'``, of the rows and the scorer; by default
-            :obj:`(.95, .05)`. (default: :obj:`None`)
-        dim (int): :math:`d`: the columns of features, of ``'edge'``.
+        neighboring (str, optional): of ``'node'``: ``'add_remove'`` or
+            ``'replace'``, which is the default. (default: :obj:`None`)
+        directed (bool): whether edges are arcs. (default: :obj:`False`)
+        shares (sequence of float, optional): advanced, as all that follow:
+            shares of :math:`\mu^2` for the rows, the number of edges and the
+            scorer; by default :obj:`(.69, .01, .3)`. Under ``'node'``, of the
+            rows and the scorer; by default :obj:`(.95, .05)`.
+        dim (int): the columns of features, of ``'edge'``.
             (default: :obj:`32`)
-        message_dim (int, optional): :math:`D`: the columns of messages, each
-            of which gets noise; by default 8, under ``'node'`` 16.
-        steps (int): :math:`T`. (default: :obj:`30`)
+        message_dim (int, optional): the columns of messages, each of which
+            gets noise; by default 8, under ``'node'`` 16.
+        steps (int): the steps of descent. (default: :obj:`30`)
         lr (float, optional): Adam's; by default :math:`.1 \sqrt p` of
             :math:`p` columns. (default: :obj:`None`)
         num_neg (int, optional): the number of negatives; by default five for
@@ -207,16 +203,12 @@ class PrivateLinkPredictor(PrivateFit):
             those of each node; by default 20, fewer above 10,000 nodes.
         leave_out (bool): whether an example is judged without its own edge;
             it is free, and better. (default: :obj:`True`)
-        directed (bool): whether edges are arcs. (default: :obj:`False`)
-        seed (int, optional): the seed of the noise, to repeat an experiment;
-            the result is not private. (default: :obj:`None`)
+        insecure_seed (int, optional): the seed of the noise, to repeat an
+            experiment; the result is not private. (default: :obj:`None`)
         ledger_head (str, optional): as of
             :class:`~pyg_trust.privacy.PrivacyEngine`. (default: :obj:`None`)
         forget_epsilon (float): up to which :math:`\epsilon` the noise may
             cover edges that are removed. (default: :obj:`1.0`)
-
-    Raises:
-        TypeError, ValueError: on a wrong argument.
 
     Example:
         >>> edges = torch.tensor([[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]])
@@ -231,14 +223,16 @@ class PrivateLinkPredictor(PrivateFit):
     _entries = ('count', 'negatives')
     _arguments = ('dim', 'message_dim', 'steps', 'lr', 'num_neg', 'leave_out')
 
+    @renamed(**RENAMED)
     def __init__(
         self,
-        relation: str = 'edge',
+        adjacency: str = 'edge',
         epsilon: Positive = 4.0,
         delta: Fraction = 1e-6,
         ledger: str | Path | None = None,
         *,
-        form: str | None = None,
+        neighboring: str | None = None,
+        directed: bool = False,
         shares: Sequence[float] | None = None,
         dim: Count = 32,
         message_dim: Count | None = None,
@@ -246,26 +240,27 @@ class PrivateLinkPredictor(PrivateFit):
         lr: Annotated[float, Number(0, 1e6, 'high')] | None = None,
         num_neg: Count | None = None,
         leave_out: bool = True,
-        directed: bool = False,
-        seed: int | None = None,
+        insecure_seed: int | None = None,
         ledger_head: str | None = None,
         forget_epsilon: Positive = 1.0,
     ) -> None:
-        if isinstance(relation, str) and relation in _REFUSED:
+        if adjacency in _REFUSED:
             raise ValueError(
-                f"'relation' needs to be 'edge' or 'node' (got {relation!r}): "
-                f'{_REFUSED[relation]}'
+                f"'adjacency' needs to be 'edge' or 'node' (got "
+                f'{adjacency!r}): {_REFUSED[adjacency]}'
             )
-        self.relation = make_relation(relation, form, directed, None)
+        self.relation = make_relation(adjacency, neighboring, directed, None)
         made = (
             check_shares(shares, _SHARES, 'rows, count and scorer')
-            if relation == 'edge'
+            if adjacency == 'edge'
             else check_shares(shares, _OF_OWNERS, 'rows and scorer')
         )
-        self._set_budget(epsilon, delta, made, ledger, ledger_head, seed)
+        self._set_budget(
+            epsilon, delta, made, ledger, ledger_head, insecure_seed
+        )
         self._set_coverage(forget_epsilon, math.inf)
         if message_dim is None:
-            message_dim = min(dim, _COLUMNS[relation])
+            message_dim = min(dim, _COLUMNS[adjacency])
         check_integer('message_dim', message_dim, 1, dim)
         if num_neg is not None:
             check_integer('num_neg', num_neg, 1, MOST_PAIRS)
@@ -279,11 +274,10 @@ class PrivateLinkPredictor(PrivateFit):
     def noise_stds(self) -> tuple[float, ...]:
         """Noise of rows and, of edges, the count; multiplier of gradients."""
         rows, *count, scorer = self.mus
-        form = 'replace' if self.relation.form == 'replace' else 'withdraw'
         return (
             self.relation.sensitivity / rows,
             *(1 / mu for mu in count),
-            descent_noise(scorer, self.steps, form),
+            descent_noise(scorer, self.steps, self.relation.form),
         )
 
     @property
@@ -315,11 +309,7 @@ class PrivateLinkPredictor(PrivateFit):
 
         Args:
             data (Data): with ``x`` (float32 or float64, dense or sparse) and
-                ``edge_index``; labels of pairs are not read, as every edge is
-                a positive one.
-
-        Returns:
-            PrivateLinkPredictor: itself.
+                ``edge_index``; labels of pairs are not read.
 
         Raises:
             TypeError, ValueError: if a release of the data can't be accounted
@@ -434,10 +424,6 @@ class PrivateLinkPredictor(PrivateFit):
 
         Returns:
             Tensor: float64, ``[num_pairs]``.
-
-        Raises:
-            TypeError, ValueError: if the pairs are no pairs of nodes, or the
-                features are others' or not needed.
         """
         self._check_fitted()
         shape = (2, 'num_pairs')
@@ -446,8 +432,8 @@ class PrivateLinkPredictor(PrivateFit):
         check_range('edge_label_index', edge_label_index, n, 'the nodes')
         if x is not None and not self._of_owners:
             raise ValueError(
-                "'x' needs to be left out but for the relation 'node': "
-                "features are public under 'edge', and kept since fit()"
+                "'x' needs to be left out with adjacency='edge', where "
+                'features are kept since fit()'
             )
         scores = self._by_record if self._of_owners else self._by_features
         # A part at a time, as memory is for each pair.
@@ -541,9 +527,8 @@ class PrivateLinkPredictor(PrivateFit):
     def _asked(self, request: RemovalRequest, fit: str) -> Any:
         if self._of_owners:
             raise ValueError(
-                "'request' can't be covered by noise: a node is also in the "
-                'gradients of all whose lists name it. Fit again without '
-                f'them, which spends {fit}'
+                "'request' can't be covered by noise, as lists of others name "
+                f'a node: fit again without them, which spends {fit}'
             )
         return super()._asked(request, fit)
 

@@ -1,17 +1,16 @@
-r"""Privacy loss of a step of private training; how gradients are clipped.
+r"""One step of private training: how gradients are clipped, and its cost.
 
-Two graphs are neighbours if one row of the features is replaced. A step draws
-:math:`m` of :math:`M` disjoint subgraphs without replacement, sums their
-clipped gradients and adds Gaussian noise of the standard deviation
-:math:`\sigma`. Two numbers describe it: the rate :math:`q = m / M` and
-:math:`\lambda = \sigma / (2C)`, here ``lam``, the noise over the sensitivity.
-Everywhere else noise is Opacus' multiplier :math:`z = \sigma / C = 2 \lambda`.
-Proofs are in the documentation, "Private training".
+A step draws :math:`m` of :math:`M` disjoint subgraphs without replacement,
+sums their clipped gradients and adds Gaussian noise of the standard deviation
+:math:`\sigma`. Two numbers describe it: the rate :math:`q = m / M` and Opacus'
+noise multiplier :math:`z = \sigma / C`. Neighbouring graphs differ in one row
+of the features, which moves the sum by :math:`2C`. Proofs are in the
+documentation, "Private training".
 """
 
 import math
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Annotated, Any
 
 import numpy as np
@@ -29,7 +28,6 @@ from pyg_trust._checks import (
     Positive,
     Rate,
     check_fraction,
-    check_integer,
     check_number,
     check_rate,
     validated,
@@ -40,8 +38,6 @@ __all__ = [
     'clip_factors',
     'fdp_terms',
     'gaussian_profile',
-    'lam_from_opacus',
-    'lam_to_opacus',
     'private_quantile',
     'rdp_fdp',
     'rdp_wor',
@@ -50,15 +46,15 @@ __all__ = [
     'wor_profile',
 ]
 
-MIN_LAM = 0.05
+#: The least noise over the sensitivity 2C of which an account is made.
+MIN_NOISE = 0.05
 CLIPPINGS = ('flat', 'automatic')
 # The stabiliser gamma of AUTO-S: smaller gradients stay smaller.
 _STABILISER = 0.01
 # The number of squares that are summed in float32, one after another.
 _BLOCK = 256
-Orders = Sequence[float] | np.ndarray
-_check_int = partial(check_integer, numpy=True)
 _MAX_TERNARY = 256
+Orders = Sequence[float] | np.ndarray
 
 
 @validated
@@ -80,9 +76,6 @@ def clip_factors(
         max_grad_norm (float): :math:`C`; infinity to clip nothing.
         clipping (str): :obj:`'flat'` or :obj:`'automatic'`.
             (default: :obj:`'flat'`)
-
-    Returns:
-        Tensor: as :obj:`norms`, not negative.
     """
     if not max_grad_norm > 0:
         raise ValueError(
@@ -103,12 +96,6 @@ def row_norms(rows: Annotated[Tensor, Array(None, 'num', 'length')]) -> Tensor:
 
     In float32 ``torch.linalg.vector_norm`` is up to 0.8 % too small for ten
     million equal numbers; here blocks of 256 are added up in float64.
-
-    Args:
-        rows (Tensor): floating point, ``[num, length]``.
-
-    Returns:
-        Tensor: ``[num]``, of the same dtype.
     """
     length = rows.size(1)
     if length <= _BLOCK or rows.dtype == torch.float64:
@@ -121,52 +108,83 @@ def row_norms(rows: Annotated[Tensor, Array(None, 'num', 'length')]) -> Tensor:
 
 
 @validated
-def lam_from_opacus(noise_multiplier: Positive) -> float:
-    r"""Convert :math:`\sigma / C` of Opacus to :math:`\sigma / (2C)`."""
-    return check_multiplier(noise_multiplier) / 2
+def private_quantile(
+    values: Sequence[float] | np.ndarray,
+    share: Fraction,
+    epsilon: Positive,
+    low: Positive,
+    high: Positive,
+    source: Callable[[int], bytes],
+    sensitivity: Count = 1,
+) -> float:
+    r"""Draw a quantile with pure :math:`\epsilon`-DP, in exact arithmetic.
+
+    The exponential mechanism (`Smith 2011
+    <https://doi.org/10.1145/1993636.1993743>`_) on 256 public candidates,
+    evenly on the logarithmic scale. The number of values is public.
+
+    Args:
+        values (sequence of float): the private values; those outside of the
+            interval, or no numbers, count as its nearer (or upper) end.
+        share (float): which quantile, in :math:`(0, 1)`.
+        epsilon (float): the privacy budget.
+        low (float): the least answer, positive.
+        high (float): the greatest answer.
+        source (callable): returns a given number of secret random bytes.
+        sensitivity (int): how many values a replaced row changes at most.
+            (default: :obj:`1`)
+    """
+    if not low < high:
+        raise ValueError(f"'low' needs to be below 'high' (got {low}, {high})")
+    v = numbers('values', values)
+    if v.ndim != 1 or v.size == 0:
+        raise ValueError("'values' needs to hold at least one number")
+    v = np.where(np.isnan(v), high, v)
+    return quantile(v, share, epsilon, low, high, sensitivity, source)
 
 
-def lam_to_opacus(lam: float) -> float:
-    r"""Convert :math:`\sigma / (2C)` to Opacus' :math:`\sigma / C`."""
-    return 2 * check_lam(lam)
+# Privacy profiles and Rényi divergences of one step #########################
 
 
 @validated
-def gaussian_profile(epsilon: Finite, lam: float) -> float:
-    r"""Compute :math:`\delta(\epsilon)` of the Gaussian mechanism, exactly.
+def gaussian_profile(epsilon: Finite, *, noise_multiplier: float) -> float:
+    r"""Compute :math:`\delta(\epsilon)` of a full batch, exactly.
 
     For any finite :math:`\epsilon` (`Balle and Wang 2018, Theorem 8
     <https://arxiv.org/abs/1805.06530>`_).
     """
-    mu = 1 / check_lam(lam)
+    mu = 2 / check_multiplier(noise_multiplier)
     high = scipy.special.log_ndtr(mu / 2 - epsilon / mu)
     low = epsilon + scipy.special.log_ndtr(-mu / 2 - epsilon / mu)
     return float(-math.exp(high) * math.expm1(min(low - high, 0.0)))
 
 
 @validated
-def wor_profile(epsilon: Finite, q: Rate, lam: float) -> float:
+def wor_profile(epsilon: Finite, q: Rate, *, noise_multiplier: float) -> float:
     r"""Bound :math:`\delta(\epsilon)` of one step without replacement.
 
     For any finite :math:`\epsilon` (`Balle, Barthe and Gaboardi 2018, Theorem
     9 <https://arxiv.org/abs/1807.01647>`_); the relation is symmetric.
     """
-    lam = check_lam(lam)
+    z = check_multiplier(noise_multiplier)
     if epsilon < 0:
-        return -math.expm1(epsilon) + math.exp(epsilon) * wor_profile(
-            -epsilon, q, lam
-        )
-    return q * gaussian_profile(float(unamplify(epsilon, q)), lam)
+        mirrored = wor_profile(-epsilon, q, noise_multiplier=z)
+        return -math.expm1(epsilon) + math.exp(epsilon) * mirrored
+    far = float(unamplify(epsilon, q))
+    return q * gaussian_profile(far, noise_multiplier=z)
 
 
-def rdp_wor(orders: Orders, q: float, lam: float) -> np.ndarray:
+def rdp_wor(
+    orders: Orders, q: float, *, noise_multiplier: float
+) -> np.ndarray:
     r"""Bound Rényi DP of a step: at each order the least of three bounds.
 
     Those of the Gaussian mechanism, of a coupling of both draws, and of
     Theorem 27 of `Wang et al. 2019 <https://arxiv.org/abs/1808.00087>`_, which
     is interpolated between integers, as :math:`(a - 1) g(a)` is convex.
     """
-    a, q, lam = check_orders(orders), check_q(q), check_lam(lam)
+    a, q = check_orders(orders), check_rate('q', q)
+    lam = check_multiplier(noise_multiplier) / 2
     moment = a * (a - 1) / (2 * lam**2)
     coupled = np.logaddexp(_log1m(q), math.log(q) + moment) / (a - 1)
     low = np.floor(a)
@@ -181,12 +199,14 @@ def rdp_wor(orders: Orders, q: float, lam: float) -> np.ndarray:
 
 
 @validated
-def rdp_wor_profile(orders: Orders, q: Rate, lam: float) -> np.ndarray:
+def rdp_wor_profile(
+    orders: Orders, q: Rate, *, noise_multiplier: float
+) -> np.ndarray:
     r"""Compute Rényi DP of the distributions behind :func:`wor_profile`.
 
     It is the least that the profile alone can give, by quadrature.
     """
-    a, mu = check_orders(orders), 1 / check_lam(lam)
+    a, mu = check_orders(orders), 2 / check_multiplier(noise_multiplier)
     node, weight = np.polynomial.legendre.leggauss(16)
     divergences = []
     for order in a:
@@ -221,15 +241,20 @@ def fdp_terms(K: Count, layers: Natural) -> int:
 
 @validated
 def rdp_fdp(
-    orders: Orders, num_nodes: Count, m: Count, terms: Count, lam: float
+    orders: Orders,
+    num_nodes: Count,
+    m: Count,
+    terms: Count,
+    *,
+    noise_multiplier: float,
 ) -> np.ndarray:
     r"""Compute Rényi DP of a step of the FDP baseline.
 
     How many of the drawn nodes read the row is hypergeometric (`Daigavane et
-    al. 2021 <https://arxiv.org/abs/2111.15521>`_). Opacus' noise multiplier is
-    :math:`2\, \mathrm{terms}\, \lambda`.
+    al. 2021 <https://arxiv.org/abs/2111.15521>`_).
     """
-    a, lam = check_orders(orders), check_lam(lam)
+    a = check_orders(orders)
+    lam = check_multiplier(noise_multiplier, terms) / terms / 2
     if max(m, terms) > num_nodes:
         raise ValueError(
             f"'m' and 'terms' can't be above {num_nodes} nodes (got {m} and "
@@ -250,77 +275,20 @@ def rdp_fdp(
     return log_moment / (a - 1)
 
 
-@validated
-def private_quantile(
-    values: Sequence[float] | np.ndarray,
-    share: Fraction,
-    epsilon: Positive,
-    low: Positive,
-    high: Positive,
-    source: Callable[[int], bytes],
-    sensitivity: Count = 1,
-) -> float:
-    r"""Draw a quantile with pure :math:`\epsilon`-DP, in exact arithmetic.
-
-    The exponential mechanism (`Smith 2011
-    <https://doi.org/10.1145/1993636.1993743>`_) on 256 public candidates,
-    evenly on the logarithmic scale. The number of values is public.
-
-    Args:
-        values (sequence of float): the private values; those outside of the
-            interval, or no numbers, count as its nearer (or upper) end.
-        share (float): which quantile, in :math:`(0, 1)`.
-        epsilon (float): the privacy budget.
-        low (float): the least answer, positive.
-        high (float): the greatest answer.
-        source (callable): returns a given number of secret random bytes.
-        sensitivity (int): how many values a replaced row changes at most.
-            (default: :obj:`1`)
-
-    Returns:
-        float: a candidate near the quantile.
-    """
-    if not low < high:
-        raise ValueError(f"'low' needs to be below 'high' (got {low}, {high})")
-    v = numbers('values', values)
-    if v.ndim != 1 or v.size == 0:
-        raise ValueError("'values' needs to hold at least one number")
-    v = np.where(np.isnan(v), high, v)
-    return quantile(v, share, epsilon, low, high, sensitivity, source)
-
-
 # Checks ######################################################################
-
-
-def check_lam(lam: float) -> float:
-    """Check a noise over sensitivity and return it as a float."""
-    lam = check_number('lam', lam)
-    if not MIN_LAM <= lam < math.inf:
-        raise ValueError(
-            f"the noise over the sensitivity 2C ('lam', half of Opacus' noise "
-            f'multiplier) needs to be finite and at least {MIN_LAM} (got '
-            f'{lam})'
-        )
-    return float(lam)
 
 
 def check_multiplier(noise_multiplier: Any, occurrences: int = 1) -> float:
     """Refuse a noise multiplier below a tenth of the occurrences."""
     z = check_number('noise_multiplier', noise_multiplier)
-    least = 2 * occurrences * MIN_LAM
+    least = 2 * occurrences * MIN_NOISE
     if not least <= z < math.inf:
         raise ValueError(
             f"'noise_multiplier' needs to be finite and at least {least:g} "
-            f'(got {z}): with less noise the epsilon of a single step can be '
-            'in the hundreds, and no account is made of it; to choose the '
-            'noise for a budget, call make_private_with_epsilon'
+            f'(got {z}): with less noise a single step can cost an epsilon of '
+            'hundreds; make_private_with_epsilon chooses it for a budget'
         )
-    return z
-
-
-def check_q(q: float, name: str = 'q') -> float:
-    """Check a sampling rate and return it as a float."""
-    return check_rate(name, q)
+    return float(z)
 
 
 def check_delta(delta: float) -> float:

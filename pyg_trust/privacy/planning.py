@@ -17,19 +17,15 @@ from pyg_trust._checks import (
     Fraction,
     OneOf,
     Positive,
-    check_choice,
     check_instance,
     check_number,
     validated,
 )
 from pyg_trust.ledger import BudgetExceededError
 from pyg_trust.privacy.accountant import (
-    ACCOUNTANTS,
-    EGO_ACCOUNTS,
     GROUP,
     GROUP_WOR,
     POISSON,
-    POISSON_SAMPLING,
     Accountant,
     create_accountant,
     epsilon_over_time,
@@ -56,6 +52,7 @@ LAWS = {
 BEST = 'best'
 # A plan's noise, in that of all units in every batch.
 _SLACK = 1.1
+_ROUNDED = 1 + 1e-9
 
 
 @dataclass(frozen=True)
@@ -74,7 +71,7 @@ class Proposal(Report):
             number of the mean gradient, in units of the clipping norm.
         sampling (str): the value for a loader's ``sampling``.
         terms (int): how many units a row is in at most.
-        num_units (int, optional): :math:`M`.
+        num_units (int): :math:`M`.
         candidates (tuple): sampling, batch size, noise multiplier and noise
             per step of all that were looked at.
     """
@@ -87,10 +84,10 @@ class Proposal(Report):
     delta: float
     mechanism: str
     noise_per_step: float
-    sampling: str = 'without_replacement'
-    terms: int = 1
-    num_units: int | None = None
-    candidates: tuple[tuple[str, int, float, float], ...] = ()
+    sampling: str
+    terms: int
+    num_units: int
+    candidates: tuple[tuple[str, int, float, float], ...]
 
     def explain(self) -> str:
         """Explain the plan, with the line of code that applies it."""
@@ -143,14 +140,15 @@ class Proposal(Report):
 
     def accountant(self) -> Accountant:
         """Return an accountant with all planned steps, for :func:`search`."""
-        made = _account(self.mechanism, self.num_units, self.terms)
+        made = _account(self.sampling, self.num_units, self.terms)
         line = self.noise_multiplier, self.sample_rate, self.steps
         made.history = [line]
         return made
 
 
-def _account(name: str, num_units: int | None, terms: int) -> Accountant:
-    if name not in (GROUP_WOR, GROUP):
+def _account(law: str, num_units: int, terms: int) -> Accountant:
+    name = LAWS[law][terms > 1]
+    if terms == 1:
         return create_accountant(name)
     return create_accountant(name, num_roots=num_units, occurrences=terms)
 
@@ -162,7 +160,6 @@ def propose(
     delta: Fraction,
     *,
     steps: Count = 60,
-    accountant: str | None = None,
     sampling: Annotated[str, OneOf((*LAWS, BEST))] = BEST,
     terms: Count = 1,
 ) -> Proposal:
@@ -171,27 +168,18 @@ def propose(
     The noise on the mean gradient of a step falls with the batch size
     :math:`m`, steeply at first and hardly in the end. The smallest of twenty
     batch sizes is taken whose noise is at most 1.1 times that of :math:`m =
-    M`. Both ways of sampling are tried, and the plan says which to pass to the
-    loader; a plan for Poisson sampling spends more if batches are drawn
-    without replacement.
+    M`. A plan for Poisson sampling spends more if batches are drawn without
+    replacement.
 
     Args:
         num_subgraphs (int): :math:`M`, ``loader.num_subgraphs``.
         epsilon (float): the budget.
         delta (float): in :math:`(0, 1)`.
         steps (int): how many steps are planned. (default: :obj:`60`)
-        accountant (str, optional): of disjoint units, such as
-            :obj:`'rdp_wor'`; by default the tightest of each law that is
-            tried. (default: :obj:`None`)
         sampling (str): :obj:`'without_replacement'`, :obj:`'poisson'`, or
-            :obj:`'best'` for what needs less noise; with an
-            :obj:`accountant`, its own. (default: :obj:`'best'`)
+            :obj:`'best'` for what needs less noise. (default: :obj:`'best'`)
         terms (int): how many units a row is in at most,
             ``EgoLoader.terms``. (default: :obj:`1`)
-
-    Raises:
-        TypeError, ValueError: if a number is out of range, or no noise is
-            enough.
 
     Example:
         >>> plan = propose(847, epsilon=8.0, delta=1e-4)
@@ -205,27 +193,12 @@ def propose(
             f"'terms' needs to be at most the {num_subgraphs} units (got "
             f'{terms})'
         )
-    laws = LAWS if sampling == BEST else {sampling: LAWS[sampling]}
-    names = {law: each[terms > 1] for law, each in laws.items()}
-    if accountant is not None:
-        check_choice(
-            'accountant',
-            accountant,
-            [name for name in ACCOUNTANTS if name not in EGO_ACCOUNTS],
-        )
-        if terms > 1:
-            raise ValueError(
-                "'accountant' can't be given with several 'terms', whose "
-                f'accounts are {GROUP_WOR!r} and {GROUP!r} (got '
-                f'{accountant!r})'
-            )
-        coins = create_accountant(accountant).sampling == POISSON_SAMPLING
-        names = {(*LAWS,)[coins]: accountant}
+    laws = [*LAWS] if sampling == BEST else [sampling]
     tried: dict[tuple[str, int], float] = {}
 
     def noise_of(law: str, size: int) -> float:
         if (law, size) not in tried:
-            account = _account(names[law], num_subgraphs, terms)
+            account = _account(law, num_subgraphs, terms)
             tried[law, size] = account.noise_multiplier_for(
                 epsilon,
                 delta,
@@ -235,7 +208,7 @@ def propose(
         return tried[law, size] / size
 
     # Smallest first; the noise of the whole is the reference.
-    limit = _SLACK * min(noise_of(law, num_subgraphs) for law in names)
+    limit = _SLACK * min(noise_of(law, num_subgraphs) for law in laws)
     sizes = sorted({math.ceil(num_subgraphs * k / 20) for k in range(1, 21)})
 
     def enough(law: str) -> int:
@@ -244,11 +217,11 @@ def propose(
 
         return sizes[bisect_left(sizes[:-1], True, key=fits)]
 
-    size = min(map(enough, names))
+    size = min(map(enough, laws))
     # The other law at this size, too: neither is worse than what is taken.
-    law = min(names, key=lambda each: noise_of(each, size))
+    law = min(laws, key=lambda each: noise_of(each, size))
     found, rate = tried[law, size], size / num_subgraphs
-    account = _account(names[law], num_subgraphs, terms)
+    account = _account(law, num_subgraphs, terms)
     account.history = [(found, rate, steps)]
     return Proposal(
         batch_size=size,
@@ -257,7 +230,7 @@ def propose(
         sample_rate=rate,
         epsilon=account.get_epsilon(delta),
         delta=float(delta),
-        mechanism=names[law],
+        mechanism=account.mechanism(),
         noise_per_step=found / size,
         sampling=law,
         terms=terms,
@@ -272,10 +245,9 @@ def propose(
 def search_epsilon(
     bound: Accountant, delta: Fraction, mean_runs: float, shape: float = 1.0
 ) -> float:
-    r""":math:`\epsilon` of the best of a random number of runs.
+    r"""Compute :math:`\epsilon` of the best of a random number of runs.
 
-    By :func:`pyg_trust.privacy.selection.rdp_select`, whichever accountant
-    is given: selection is analysed by Rényi DP.
+    Selection is analysed by Rényi DP, whichever accountant is given.
 
     Args:
         bound (Accountant): a bound of what each run spends.
@@ -290,13 +262,10 @@ def search_epsilon(
         True
     """
     check_law(mean_runs, shape, 'mean_runs')
-    found = rdp_select(ORDERS, _allowed(bound), mean_runs, shape)
-    return rdp_epsilon(ORDERS, found, delta)
-
-
-def _allowed(bound: Accountant) -> np.ndarray:
     # Allow for another order of sums.
-    return bound.rdp(ORDERS) * (1 + 1e-9)
+    allowed = bound.rdp(ORDERS) * _ROUNDED
+    found = rdp_select(ORDERS, allowed, mean_runs, shape)
+    return rdp_epsilon(ORDERS, found, delta)
 
 
 @claimed(
@@ -393,7 +362,7 @@ def search(
             f'{candidates!r})'
         )
     epsilon = search_epsilon(bound, delta, mean_runs, shape)
-    allowed = _allowed(bound)
+    allowed = bound.rdp(ORDERS) * _ROUNDED
     key = None if seed is None else rng.resolve(seed)
 
     def source(item: int) -> Any:

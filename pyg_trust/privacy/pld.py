@@ -28,13 +28,7 @@ _ROOM = 2e-4
 
 
 class Masses(NamedTuple):
-    """Pessimistic masses of the loss of one step, on a grid.
-
-    Args:
-        mass (ndarray): float64: at ``first * step, (first + 1) * step, ...``.
-        first (int): the index of the first.
-        infinite (float): the mass above the grid, as an infinite loss.
-    """
+    """Pessimistic masses of a loss at ``first * step, ...``, and above all."""
 
     mass: np.ndarray
     first: int
@@ -45,13 +39,13 @@ Phases = Mapping[tuple[float, float], int]
 Pair = Callable[[float, float, float], Masses]
 
 
-def check_least_delta(delta: Any, what: str, advice: str = '') -> float:
-    """Refuse a delta below what rounding errors allow, with advice."""
+def check_least_delta(delta: Any) -> float:
+    """Refuse a delta below what the rounding of float64 allows."""
     delta = check_delta(delta)
     if delta < MIN_DELTA:
         raise ValueError(
-            f"'delta' needs to be at least {MIN_DELTA:g} for {what}, "
-            f'which works in float64{advice} (got {delta})'
+            f"'delta' needs to be at least {MIN_DELTA:g}, as losses are "
+            f"composed in float64; 'rdp_wor' has no such limit (got {delta})"
         )
     return delta
 

@@ -27,7 +27,6 @@ import scipy
 from pyg_trust._checks import (
     Count,
     Finite,
-    Fraction,
     Positive,
     Rate,
     check_choice,
@@ -35,15 +34,10 @@ from pyg_trust._checks import (
     validated,
 )
 from pyg_trust.privacy import pld
-from pyg_trust.privacy.accounting import History, check_history, least_noise
+from pyg_trust.privacy.accounting import History, check_history
 from pyg_trust.privacy.mechanisms import Orders, check_multiplier, check_orders
 
-__all__ = [
-    'calibrate_poisson',
-    'poisson_epsilon',
-    'poisson_profile',
-    'rdp_poisson',
-]
+__all__ = ['poisson_epsilon', 'poisson_profile', 'rdp_poisson']
 
 FORMS = ('replace', 'withdraw')
 # The width of a grid in deviations of the noise: less than 1e-23 is outside.
@@ -110,9 +104,6 @@ def poisson_epsilon(
         form (str): as in :func:`poisson_profile`. (default: :obj:`'replace'`)
         occurrences (int): as in :func:`poisson_profile`. (default: :obj:`1`)
 
-    Raises:
-        ValueError: if a number is out of range.
-
     Example:
         >>> history = [(2.0, 0.05, 100)]  # sigma / C, rate, steps
         >>> 0 < poisson_epsilon(history, 1e-5) < 2.1
@@ -122,7 +113,7 @@ def poisson_epsilon(
         True
     """
     k = check_occurrences(occurrences, form)
-    delta = pld.check_least_delta(delta, 'Poisson sampling')
+    delta = pld.check_least_delta(delta)
     phases = check_history(history, k)
     if not phases:
         return 0.0
@@ -151,46 +142,6 @@ def poisson_epsilon(
 
 
 @validated
-def calibrate_poisson(
-    epsilon: Positive,
-    delta: Fraction,
-    q: Rate,
-    steps: Count,
-    *,
-    form: str = 'replace',
-    occurrences: Count = 1,
-    tol: Positive = 0.01,
-) -> float:
-    r"""Return the least noise that keeps :obj:`steps` steps within a budget.
-
-    The noise that is returned was itself accounted for by
-    :func:`poisson_epsilon`.
-
-    Args:
-        epsilon (float): the budget.
-        delta (float): in :math:`[10^{-10}, 1)`.
-        q (float): the sampling rate.
-        steps (int): the number of steps.
-        form (str): as in :func:`poisson_profile`. (default: :obj:`'replace'`)
-        occurrences (int): as in :func:`poisson_profile`. (default: :obj:`1`)
-        tol (float): the relative gap allowed below :obj:`epsilon`.
-            (default: :obj:`0.01`)
-
-    Example:
-        >>> z = calibrate_poisson(2.0, 1e-5, q=0.05, steps=100)
-        >>> 1.98 <= poisson_epsilon([(z, 0.05, 100)], 1e-5) <= 2.0
-        True
-    """
-    delta = pld.check_least_delta(delta, 'Poisson sampling')
-    k = check_occurrences(occurrences, form)
-
-    def spent(z: float) -> float:
-        return poisson_epsilon([(z, q, steps)], delta, form, occurrences=k)
-
-    return least_noise(spent, epsilon, tol, f'{form!r} with {delta=:g}', k)
-
-
-@validated
 def rdp_poisson(
     orders: Orders,
     q: Rate,
@@ -209,9 +160,6 @@ def rdp_poisson(
         noise_multiplier (float): :math:`z = \sigma / C`.
         form (str): as in :func:`poisson_profile`. (default: :obj:`'replace'`)
         occurrences (int): as in :func:`poisson_profile`. (default: :obj:`1`)
-
-    Returns:
-        ndarray: float64, ``[len(orders)]``.
     """
     a, k = check_orders(orders), check_occurrences(occurrences, form)
     z = check_multiplier(noise_multiplier, k)

@@ -15,7 +15,7 @@ and all arguments. Neighbouring graphs differ in
   of the node itself is for that node alone.
 - ``'feature'``: one row of the features and its label; edges are public.
 
-The form ``'withdraw'`` is a record against none, ``'replace'`` against any
+Neighbours by ``'add_remove'`` lack a record, by ``'replace'`` have any
 other. Sums are of integers on the grid of the noise, so that bounds hold to
 the last bit (:mod:`pyg_trust.verify.release`). Proofs are in the
 documentation, "Private aggregation".
@@ -66,6 +66,7 @@ __all__ = [
 #: The neighbouring relations.
 RELATIONS = ('edge', 'node', 'node_incident', 'feature')
 FORMS = ('withdraw', 'replace')
+NEIGHBORING = ('add_remove', 'replace')
 BETWEEN = ('normalize', 'clip')
 #: Norms stay this far below 1, so that no float64 rounding takes them above.
 MARGIN = 1e-6
@@ -89,14 +90,7 @@ class Noise(Protocol):
 
 @validated
 class MessageBlocks:
-    """Messages of rows, computed some columns at a time.
-
-    :func:`messages` defines them. This keeps three numbers per row.
-
-    Args:
-        x (Tensor): float32 or float64, ``[num_nodes, num_columns]``.
-        between (str): as of :func:`messages`.
-    """
+    """Messages of rows, as of :func:`messages`, some columns at a time."""
 
     def __init__(
         self,
@@ -206,10 +200,10 @@ def class_messages(probabilities: Tensor) -> Tensor:
 
 @validated
 def hop_sensitivity(
-    relation: Annotated[str, OneOf(RELATIONS)],
+    adjacency: Annotated[str, OneOf(RELATIONS)],
     *,
     directed: bool = False,
-    form: Annotated[str, OneOf(FORMS)] = 'withdraw',
+    neighboring: Annotated[str, OneOf(NEIGHBORING)] = 'add_remove',
     max_degree: Count | None = None,
     num_classes: Count | None = None,
 ) -> float:
@@ -218,7 +212,7 @@ def hop_sensitivity(
     In Frobenius norm, over the rows that may be published.
 
     ================= ================================ ====================
-    relation          withdraw                         replace
+    adjacency         add_remove                       replace
     ================= ================================ ====================
     ``edge``          :math:`\sqrt{2}`, directed: 1    the same
     ``node``          :math:`\sqrt{D}`, by default 1   twice as much
@@ -227,11 +221,11 @@ def hop_sensitivity(
     ================= ================================ ====================
 
     Args:
-        relation (str): one of :data:`RELATIONS`.
+        adjacency (str): what differs between neighbours.
         directed (bool): whether edges are arcs; ``'edge'`` reads it.
             (default: :obj:`False`)
-        form (str): :obj:`'withdraw'` or :obj:`'replace'`.
-            (default: :obj:`'withdraw'`)
+        neighboring (str): :obj:`'add_remove'` or :obj:`'replace'`.
+            (default: :obj:`'add_remove'`)
         max_degree (int, optional): :math:`D`: of ``'node_incident'``, which
             needs it, the most edges of a node that is covered in full; of
             ``'node'`` the :obj:`max_degree` of :func:`energy_weights`.
@@ -242,25 +236,26 @@ def hop_sensitivity(
             :math:`\sqrt{2 D C / (C - 1)}`. (default: :obj:`None`)
 
     Example:
-        >>> hop_sensitivity('node'), hop_sensitivity('node', form='replace')
-        (1.0, 2.0)
+        >>> hop_sensitivity('node')
+        1.0
+        >>> hop_sensitivity('node', neighboring='replace')
+        2.0
     """
-    if max_degree is not None:
-        if relation in ('edge', 'feature'):
-            raise ValueError(
-                f"'max_degree' is for relations of nodes (got {relation!r})"
-            )
-    elif relation == 'node_incident':
+    if max_degree is not None and adjacency in ('edge', 'feature'):
         raise ValueError(
-            "'max_degree' is needed by the relation 'node_incident': the "
-            'most edges of a node that is added or removed'
+            f"'max_degree' is for relations of nodes (got {adjacency!r})"
         )
-    if num_classes is not None and relation not in ('node', 'feature'):
+    if max_degree is None and adjacency == 'node_incident':
         raise ValueError(
-            "'num_classes' is for the relations 'node' and 'feature' (got "
-            f'{relation!r})'
+            "'max_degree' is needed for 'node_incident': the most edges of a "
+            'node that is added or removed'
         )
-    return sensitivity(relation, directed, form, max_degree, num_classes)
+    if num_classes is not None and adjacency not in ('node', 'feature'):
+        raise ValueError(
+            f"'num_classes' is for 'node' and 'feature' (got {adjacency!r})"
+        )
+    form = 'replace' if neighboring == 'replace' else 'withdraw'
+    return sensitivity(adjacency, directed, form, max_degree, num_classes)
 
 
 @validated
@@ -268,13 +263,6 @@ def energy_weights(graph: CSRGraph, max_degree: Count = 1) -> Tensor:
     r"""Return weights :math:`\min(1, \sqrt{D / |L_u|})` of messages.
 
     The squared weights of a list sum to :math:`D` at most.
-
-    Args:
-        graph (CSRGraph): rows are own lists.
-        max_degree (int): :math:`D`. (default: :obj:`1`)
-
-    Returns:
-        Tensor: float64, ``[num_nodes]``; 1 for an empty list.
     """
     degree = graph.degree.cpu().double().clamp(min=1)
     return (max_degree / degree).sqrt().clamp(max=1)
@@ -286,7 +274,7 @@ def private_propagate(
     x: Annotated[Tensor, Array(REAL, 'num_nodes', 'num_columns')],
     stds: Sequence[float],
     noise: Noise,
-    relation: Annotated[str, OneOf(RELATIONS[:3])] = 'edge',
+    adjacency: Annotated[str, OneOf(RELATIONS[:3])] = 'edge',
     weights: Tensor | None = None,
     *,
     between: str = 'normalize',
@@ -308,7 +296,7 @@ def private_propagate(
         x (Tensor): float32 or float64, ``[num_nodes, num_columns]``.
         stds (sequence of float): :math:`s_k`, a hop for each.
         noise (Noise): where noise comes from.
-        relation (str): ``'edge'``, ``'node'`` or ``'node_incident'``.
+        adjacency (str): ``'edge'``, ``'node'`` or ``'node_incident'``.
             (default: :obj:`'edge'`)
         weights (Tensor, optional): float64, ``[num_nodes]``: :math:`c`, for
             ``'node'`` alone. (default: :obj:`None`)
@@ -321,8 +309,7 @@ def private_propagate(
     """
     if graph.is_weighted or graph.has_duplicates:
         raise ValueError(
-            "'graph' needs to be unweighted and without duplicate edges: a "
-            'weight moves the sums by as much'
+            "'graph' needs to be unweighted and without duplicate edges"
         )
     _check_noise(noise)
     if dtype not in REAL:
@@ -334,14 +321,13 @@ def private_propagate(
             f"'stds' needs to be a list of at least one number (got {stds!r})"
         )
     stds = [check_positive('stds', std) for std in stds]
-    if relation == 'node':
+    if adjacency == 'node':
         if weights is None:
             weights = energy_weights(graph)
         check_tensor('weights', weights, torch.float64, (graph.num_nodes,))
     elif weights is not None:
         raise ValueError(
-            f"'weights' are for the relation 'node' (got {relation!r}): with "
-            'weights by degrees the others have no bound'
+            f"'weights' are for adjacency='node' alone (got {adjacency!r})"
         )
     into = _incoming(graph)
     n = graph.num_nodes
@@ -376,24 +362,20 @@ def rounding_share(
     std: Positive,
     sensitivity: Positive,
     measure: Measure | None = None,
-    *,
     own: bool = True,
     scales: tuple[Tensor, Tensor] | None = None,
 ) -> float:
     r"""Return the share that rounding adds to the sensitivity of a release.
 
-    The release is a linear propagation if there is a :obj:`measure`, else
-    messages of :obj:`width` classes under ``'node'``. A standard deviation
-    larger by the share pays for it.
-
-    Raises:
-        ValueError: if the share exceeds .01: sums are too long for float64.
+    The release is a linear propagation if there is a :obj:`measure`, with the
+    results of :func:`columns`, else messages of :obj:`width` classes under
+    ``'node'``. A standard deviation larger by the share pays for it.
     """
     n, g = graph.num_nodes, grid(std)
     if measure is None:
         moved = math.sqrt(2 * width * n) * g
     else:
-        norms, used = _scales(graph, measure, own, scales)
+        norms, used = _scales(graph, own, scales or columns(graph, measure))
         ratio = torch.where(used > 0, norms / used, 1.0)
         degree = int(graph.degree.max()) + 1 if n else 0
         if measure.along and not graph.is_undirected:
@@ -407,8 +389,7 @@ def rounding_share(
     if not share <= 0.01:
         raise ValueError(
             "'std' is too small, or 'graph' too large, for sums in float64: "
-            f'rounding may move them by {share:.2g} of their sensitivity '
-            '(at most 0.01 is paid for)'
+            f'rounding may move them by {share:.2g} of their sensitivity'
         )
     return share
 
@@ -432,10 +413,9 @@ def columns(graph: CSRGraph, measure: Measure) -> tuple[Tensor, Tensor]:
     while start < n:
         stop = min(n, start + size)
         result = _series(operator, measure, unit[:, start:stop])
-        own = result[start:stop].diagonal()
         squares = (result * result).sum(0)
         norms[start:stop] = np.sqrt(np.asarray(squares).ravel())
-        diagonal[start:stop] = own
+        diagonal[start:stop] = result[start:stop].diagonal()
         filled = result.nnz if scipy.sparse.issparse(result) else result.size
         if filled > _NUMBERS:
             size = max(_LEAST_BLOCK, size // 2)
@@ -452,9 +432,9 @@ def scaled_propagate(
     measure: Measure,
     std: Positive,
     noise: Noise,
-    *,
     own: bool = True,
     scales: tuple[Tensor, Tensor] | None = None,
+    *,
     between: str = 'normalize',
 ) -> Tensor:
     r"""Run one noisy linear propagation over public edges, columns scaled.
@@ -474,8 +454,8 @@ def scaled_propagate(
         noise (Noise): where noise comes from.
         own (bool): whether a node's row holds its own message; without, the
             diagonal of :math:`\Pi` is left out. (default: :obj:`True`)
-        scales (tuple[Tensor, Tensor], optional): of ``columns``, where
-            they are known. (default: :obj:`None`)
+        scales (tuple[Tensor, Tensor], optional): the norms of the columns of
+            :math:`\Pi` and its diagonal, if known. (default: :obj:`None`)
         between (str): as of :func:`messages`. (default: :obj:`'normalize'`)
 
     Returns:
@@ -485,7 +465,7 @@ def scaled_propagate(
     operator = _operator(graph, measure)
     if scales is None:
         scales = columns(graph, measure)
-    _, norms = _scales(graph, measure, own, scales)
+    _, norms = _scales(graph, own, scales)
     _, diagonal = scales
     inverse = torch.where(norms > 0, 1 / norms, 0.0)
     # Nearly N columns of norm 1 may meet in a row.
@@ -506,15 +486,10 @@ def scaled_propagate(
 
 
 def _scales(
-    graph: CSRGraph,
-    measure: Measure,
-    own: bool,
-    scales: tuple[Tensor, Tensor] | None,
+    graph: CSRGraph, own: bool, scales: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor]:
     # The norms of columns, and those that messages are divided by: 0 where
     # nothing is sent, as what is nothing but rounding is not scaled up to 1.
-    if scales is None:
-        scales = columns(graph, measure)
     check_instance('scales', scales, tuple)
     for tensor in scales:
         check_tensor('scales', tensor, torch.float64, (graph.num_nodes,))
@@ -564,27 +539,22 @@ def _operator(graph: CSRGraph, measure: Measure) -> scipy.sparse.csr_array:
     degree = graph.degree.cpu().double()
     inverse = torch.where(degree > 0, 1 / degree, 0.0)
 
-    def power(exponent: float) -> np.ndarray:
+    def power(exponent: float) -> scipy.sparse.dia_array:
         result = torch.where(degree > 0, inverse**exponent, 0.0)
-        return (result if exponent else torch.ones_like(result)).numpy()
+        result = result if exponent else torch.ones_like(result)
+        return scipy.sparse.dia_array((result.numpy()[None], [0]), (n, n))
 
-    left = scipy.sparse.dia_array((power(measure.a)[None], [0]), shape=(n, n))
-    right = scipy.sparse.dia_array((power(measure.b)[None], [0]), shape=(n, n))
+    left, right = power(measure.a), power(measure.b)
     scaled = left @ adjacency.astype(np.float64) @ right
     return scipy.sparse.csr_array(scaled * measure.shrink)
 
 
-def _series(
-    operator: scipy.sparse.csr_array,
-    measure: Measure,
-    x: Any,
-) -> Any:
+def _series(operator: scipy.sparse.csr_array, measure: Measure, x: Any) -> Any:
     level, total = x, measure.weights[0] * x
     for weight in measure.weights[1:]:
         level = operator @ level
-        if scipy.sparse.issparse(level):
-            size = level.shape[0] * level.shape[1]
-            if level.nnz > _DENSE * size:
-                level, total = level.toarray(), total.toarray()
+        sparse = scipy.sparse.issparse(level)
+        if sparse and level.nnz > _DENSE * math.prod(level.shape):
+            level, total = level.toarray(), total.toarray()
         total += weight * level
     return total

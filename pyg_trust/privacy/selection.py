@@ -44,9 +44,6 @@ def rdp_select(
             whichever settings.
         mean (float): :math:`E[K]`, in [1, 500].
         shape (float): :math:`\eta`, in [0, 10]. (default: :obj:`1.0`)
-
-    Returns:
-        ndarray: float64, ``[len(orders)]``.
     """
     a, g = check_rdp(orders, rdp)
     mean, shape = check_law(mean, shape)
@@ -94,24 +91,19 @@ def _norm(rate: float, shape: float) -> float:
     return math.expm1(shape * log) / shape if shape else log
 
 
-def _mean(rate: float, shape: float) -> float:
-    # f'(1) = (1 - gamma) gamma^(-eta - 1) / norm.
-    return (1 - rate) * rate ** (-shape - 1) / _norm(rate, shape)
-
-
 def _gamma(mean: float, shape: float) -> float:
     # The mean falls from infinity to 1 as gamma goes to 1.
     if shape == 1:
         return 1 / mean
     from scipy.optimize import brentq  # slow to import
 
-    log = brentq(
-        lambda x: math.log(_mean(math.exp(x), shape)) - math.log(mean),
-        -60.0 / (1 + shape),
-        -1e-9,
-        xtol=1e-14,
-    )
-    return math.exp(log)
+    def apart(log: float) -> float:
+        # The mean is (1 - gamma) gamma^(-eta - 1) / norm.
+        rate = math.exp(log)
+        found = (1 - rate) * rate ** (-shape - 1) / _norm(rate, shape)
+        return math.log(found) - math.log(mean)
+
+    return math.exp(brentq(apart, -60.0 / (1 + shape), -1e-9, xtol=1e-14))
 
 
 def check_law(

@@ -30,6 +30,17 @@ from pyg_trust.verify.declare import SEEDED, misfit
 from pyg_trust.verify.promises import GUARANTEE, claim
 from pyg_trust.verify.promises import KINDS as KINDS
 
+__all__ = [
+    'KINDS',
+    'Guarantee',
+    'Report',
+    'Verifiable',
+    'plain',
+    'provenance',
+    'short',
+    'stated',
+]
+
 
 def provenance(**arguments: Any) -> dict[str, Any]:
     """Return the versions in use and the arguments of a procedure.

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+__all__ = ['Chart', 'axes', 'draw', 'verified']
+
 BLUE, RED, GREY = '#1f6feb', '#cf222e', '#57606a'
 _COLOURS = (BLUE, '#bf8700', '#1a7f37', '#8250df', '#57606a')
 _MOST = 30
@@ -91,11 +93,6 @@ def axes(ax: Any, height: float = 3.2) -> Any:
 
 def draw(chart: Chart, ax: Any = None) -> Any:
     """Draw a chart.
-
-    Args:
-        chart (Chart): the chart to draw.
-        ax (matplotlib.axes.Axes, optional): the axes to draw on; by default
-            those of a new figure. (default: :obj:`None`)
 
     Returns:
         matplotlib.axes.Axes: the axes with the chart.

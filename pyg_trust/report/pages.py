@@ -1,12 +1,12 @@
 """Trust reports as pages for people, in HTML and in Markdown.
 
-The HTML needs nothing beside itself: no script, no font, no network. Every
-text of a guarantee is escaped, numbers have four digits, and no sentence of a
-list stands on the page twice.
+The HTML of ``templates/`` needs no script, no font and no network. Every text
+is escaped, numbers have four digits, and no sentence is there twice.
 """
 
 import math
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from pyg_trust.noise import SEEDED
@@ -14,23 +14,25 @@ from pyg_trust.registries import UNCHECKED
 from pyg_trust.report.base import Guarantee, plain
 from pyg_trust.verify.claims import outwards, visible
 
+__all__ = ['erasure', 'trust', 'verdict', 'versions']
+
 # By kind of promise: whom it is for, and what it says.
 _FOR = {
-    'privacy': 'This is a promise to every person whose record is in the '
+    'privacy': 'This is a guarantee for every person whose record is in the '
     'data. The stated numbers bound how much of what depends on that one '
     'record can be learnt from what was released.',
-    'removal': 'This is a promise to everybody who asked to be forgotten. The '
-    'numbers say how close what is in use now is to what would be in use if '
-    'their data had not been there.',
-    'robustness': 'This is a promise to everybody whose prediction is counted '
-    'as staying. Changes of the input within the stated limits do not change '
-    'it.',
-    'accuracy': 'This is a promise to the users of the numbers. The stated '
+    'removal': 'This is a guarantee for everybody who asked to be forgotten. '
+    'The numbers say how close what is in use now is to what would be in use '
+    'if their data had not been there.',
+    'robustness': 'This is a guarantee for everybody whose prediction is '
+    'counted as staying. Changes of the input within the stated limits do not '
+    'change it.',
+    'accuracy': 'This is a guarantee for the users of the numbers. The stated '
     'number bounds the error, or its standard deviation where it says so.',
-    'measurement': 'This is a measurement, and no promise to anybody. What '
+    'measurement': 'This is a measurement, and no guarantee for anybody. What '
     'the tests did not look for, they can not find.',
-    'other': 'This is a property of the procedure, on which other promises '
-    'rest.',
+    'other': 'This is a property of the procedure, on which other '
+    'guarantees rest.',
 }
 # Epsilon and delta, as what they bound.
 _ODDS = {
@@ -51,90 +53,21 @@ _DUTIES = {
     ),
     'other': (),
 }
-_CHECK = 'python -m pyg_trust check trust.json'
-_HOW = (
-    'Save the same report as trust.json and run this command on any machine; '
-    'it needs no torch. It makes derived fields and sentences again, proves '
-    'epsilon from what was recorded, counts votes again, and compares what '
-    'was spent with the budgets. With the files themselves (--ledger, '
-    '--model, --data) it also follows the ledger, compares fingerprints, and '
-    'looks for what was removed.'
+_MODES = {
+    'now': 'removed from the model',
+    'batch': 'removed from the model, in a batch',
+    'again': 'removed again, after a backup was restored',
+    'covered': 'the noise of the release hides it',
+    'in the ledger': 'the ledger of the model has the removal',
+    'removed before': 'an earlier request had removed it',
+    'not in it': 'the model never had it',
+    'by its owner': 'its owner states that it is erased',
+}
+_LIMITS = (
+    'What earlier releases, predictions, logs and exports have shown',
+    'Raw data, and copies that no model or recipient here is named for',
+    'Whether a recipient has done what it states',
 )
-_HTML = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{{ title }}</title><style>
-:root { color-scheme: light; }
-* { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 56rem; padding: 1rem; color: #1b1f24;
-  font: 16px/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
-h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin: 0 0 .5rem; }
-section { border: 1px solid #d0d7de; border-radius: 8px; padding: 1rem;
-  margin: 1rem 0; }
-.verdict, .promise { font-weight: 600; }
-ul { margin: 0; padding-left: 1.2rem; }
-table { border-collapse: collapse; width: 100%; font-size: .9rem; }
-th, td { text-align: left; vertical-align: top; padding: .25rem .5rem .25rem 0;
-  border-bottom: 1px solid #eaeef2; }
-.bar { background: #eaeef2; height: 1rem; border-radius: 4px; }
-.bar i { display: block; height: 1rem; border-radius: 4px;
-  background: #1f6feb; }
-.bar i.over { background: #cf222e; }
-summary { font-weight: 600; margin: .75rem 0 .25rem; cursor: pointer; }
-@media print { details::details-content { content-visibility: visible; } }
-</style></head><body>
-<h1>{{ title }}</h1>
-<p class="verdict">{{ verdict }}</p>
-<table>{% for name, value in facts %}
-<tr><th>{{ name }}</th><td>{{ value }}</td></tr>{% endfor %}
-</table>
-{% for p in promises %}
-<section id="p{{ loop.index }}"><h2>{{ loop.index }}. {{ p.name }}</h2>
-<p class="promise">{{ p.promise }}.</p>
-{% for label, width, over in p.bars %}<p>{{ label }}</p>
-{% if width is not none %}<div class="bar" role="img"
-aria-label="{{ label }}"><i style="width: {{ width }}%"
-{% if over %}class="over"{% endif %}></i></div>{% endif %}{% endfor %}
-<table><tr><th>Covered</th><th>Not covered</th><th>To do</th></tr>
-<tr><td>{{ p.odds }}</td>
-<td><ul>{% for text in p.limits %}<li>{{ text }}</li>{% endfor %}</ul></td>
-<td><ul>{% for text in p.todo %}<li>{{ text }}</li>{% endfor %}</ul></td></tr>
-</table>
-{% for name, texts in p.folded %}<details><summary>{{ name }}</summary>
-<ul>{% for text in texts %}<li>{{ text }}</li>{% endfor %}</ul></details>
-{% endfor %}<details><summary>Numbers, for engineers</summary><table>
-{% for name, value in p.table %}<tr><th>{{ name }}</th><td>{{ value }}</td>
-</tr>{% endfor %}</table></details></section>
-{% endfor %}<section><h2>How to check this page</h2>
-<p><code>{{ check }}</code></p><p>{{ how }}</p></section>
-</body></html>
-"""
-_MARKDOWN = """## {{ title }}
-
-**{{ verdict }}**
-
-| | |
-| --- | --- |
-{% for name, value in facts %}| {{ name }} | {{ value }} |
-{% endfor %}{% for p in promises %}
-### {{ loop.index }}. {{ p.name }}
-
-**{{ p.promise }}**
-
-{{ p.odds }}
-
-{% for label, _, _ in p.bars %}{{ label }}
-
-{% endfor %}{% for name, texts in p.lists %}{{ name }}:
-
-{% for text in texts %}- {{ text }}
-{% endfor %}
-{% endfor %}| | |
-| --- | --- |
-{% for name, value in p.table %}| {{ name }} | {{ value }} |
-{% endfor %}{% endfor %}
-To check this: save the report as trust.json, run `%s`.
-""".replace('%s', _CHECK)
 
 
 def versions(guarantees: Iterable[Guarantee]) -> list[str]:
@@ -149,38 +82,78 @@ def versions(guarantees: Iterable[Guarantee]) -> list[str]:
     )
 
 
-def html(report: Any) -> str:
-    """Make the HTML page of a trust report."""
-    return _rendered(_HTML, report, autoescape=True, finalize=_shown)
+def trust(report: Any, template: str = 'trust.html') -> str:
+    """Make the page of a trust report, or the Markdown of a model card."""
+    made, seen = report.guarantees, set[str]()
+    facts = {**report.about, 'made on': report.created}
+    facts['made with'] = ', '.join(versions(made))
+    title = facts.pop('title', 'Trust report')
+    promises = [_promise(each, seen) for each in made]
+    return _page(template, title, verdict(made), facts, promises=promises)
 
 
-def markdown(report: Any) -> str:
-    """Make the Markdown section of a model card."""
-    return _rendered(_MARKDOWN, report, autoescape=False, finalize=_line)
+def erasure(report: Any) -> str:
+    """Make the page of one request to be erased."""
+    done = sum(task['state'] == 'done' for task in report.tasks)
+    text = f'{done} of {len(report.tasks)} models and recipients are done'
+    if report.request_status == 'completed':
+        text = f'Erased: {text}'
+    elif report.request_status == 'cancelled':
+        text = f'Cancelled: {report.reason or text}'
+    else:
+        text = f'{"Overdue" if report.overdue else "Not yet erased"}: {text}'
+    facts = {
+        'request': report.subject_request_id,
+        'regulation': report.regulation.upper(),
+        'received': report.received_time,
+        'due': report.expected_completion_time,
+        'completed': report.completed_time,
+        'halted': report.halted,
+        'time zone': report.zone,
+        'backups are kept until': report.backups_until,
+    }
+    rows, limits, table = [], list(_LIMITS), []
+    for task in report.tasks:
+        is_done, claim = task['state'] == 'done', task['promise']
+        how = _MODES.get(task['mode'], task['mode']) if is_done else ''
+        if is_done and 'promise' in claim:
+            how += f': {claim["promise"]}'
+        todo = 'Nothing' if is_done else task['note'] or 'Run the desk again'
+        if not (is_done or task['is_model']):
+            todo = 'Ask the recipient, and record its answer (erasure done)'
+        rows.append((task['name'], task['state'], how, todo))
+        limits += claim.get('not_covered', ())
+        table += [
+            (f'{task["name"]}, {name}', _short(task[name]))
+            for name in ('mode', 'finished', 'reference', 'head')
+            if task[name]
+        ]
+    limits = list(dict.fromkeys(limits))
+    return _page(
+        *('erasure.html', 'Erasure of a request', text),
+        {name: value for name, value in facts.items() if value},
+        rows=rows,
+        limits=limits[:3],
+        folded=limits[3:],
+        table=table,
+    )
 
 
-def _rendered(template: str, report: Any, **options: Any) -> str:
+def _page(
+    template: str, title: str, text: str, facts: dict[str, str], **rest: Any
+) -> str:
     import jinja2  # which torch needs, too
 
-    made = report.guarantees
-    seen: set[str] = set()
-    facts = [*report.about.items(), ('made on', report.created)]
-    facts.append(('made with', ', '.join(versions(made))))
-    return (
-        jinja2.Environment(**options)
-        .from_string(template)
-        .render(
-            title=report.about.get('title', 'Trust report'),
-            verdict=verdict(made),
-            facts=[
-                (name.replace('_', ' '), value)
-                for name, value in facts
-                if name != 'title'
-            ],
-            promises=[_promise(each, seen) for each in made],
-            check=_CHECK,
-            how=_HOW,
-        )
+    page = template.endswith('.html')
+    folder = jinja2.FileSystemLoader(Path(__file__).parent / 'templates')
+    made = jinja2.Environment(
+        loader=folder, autoescape=page, finalize=_shown if page else _line
+    )
+    return made.get_template(template).render(
+        title=title,
+        verdict=text,
+        facts=[(k.replace('_', ' '), value) for k, value in facts.items()],
+        **rest,
     )
 
 
@@ -206,7 +179,10 @@ def verdict(guarantees: Sequence[Guarantee]) -> str:
     ]
     void = sum(map(_seeded, guarantees))
     measured = sum(each.kind == 'measurement' for each in guarantees)
-    numbers = {'promise': len(guarantees) - measured, 'measurement': measured}
+    numbers = {
+        'guarantee': len(guarantees) - measured,
+        'measurement': measured,
+    }
     what = ' and '.join(
         f'{number} {name}' + 's' * (number > 1)
         for name, number in numbers.items()
@@ -237,7 +213,7 @@ def _promise(each: Guarantee, seen: set[str]) -> dict[str, Any]:
     return {
         'name': each.procedure,
         'promise': each.promise[0].upper() + each.promise[1:],
-        'odds': _odds_text(each),
+        'odds': ' '.join(_once(_covered(each), seen)) or 'As above.',
         'bars': [_bar(n, s, each.budget[n]) for n, s in each.spent.items()],
         'limits': limits[:3],
         'todo': _todo(each),
@@ -274,42 +250,42 @@ def _todo(each: Guarantee) -> list[str]:
     if _foreign(each):
         todo.append('Ask the person who registered it for a proof')
     if not each.checked:
-        todo.append('Check it: no check was recorded with this promise')
+        todo.append('Check it: no check was recorded with this guarantee')
     if each.kind == 'removal':
         todo.append('Keep report and ledger private: they name what went')
     return todo or ['Nothing']
 
 
-def _odds_text(each: Guarantee) -> str:
+def _covered(each: Guarantee) -> tuple[str, ...]:
     # Whom it is for, and what it promises: the odds, if they are known.
-    whom = _FOR[each.kind]
+    whom, _, meaning = _FOR[each.kind].partition('. ')
     epsilon, delta = each.values.get('epsilon'), each.values.get('delta')
     if _foreign(each):
         return (
             'It rests on what its user has added to this package, and nobody '
-            'here has checked that.'
+            'here has checked that.',
         )
     if _seeded(each):
         return (
             'This guarantees nothing to anybody: the noise that would protect '
-            'people can be computed again.'
+            'people can be computed again.',
         )
     numbers = all(isinstance(n, int | float) for n in (epsilon, delta))
     weak = each.values.get('noise') == 'objective'
     if each.kind not in _ODDS or weak or not numbers:
-        return whom
-    whom = whom.partition('. ')[0]
+        return f'{whom}.', meaning
     if not (0 <= epsilon < 14 and 0 <= delta < 1):  # type: ignore[operator]
-        return f'{whom}. The numbers are too large to protect anybody.'
+        return f'{whom}.', 'The numbers are too large to protect anybody.'
     # Delta is added to what is likely; it is not how often that fails.
     chance = ''
     if delta:
         rare = math.floor((1 + 1e-9) / delta)
         chance = f', plus a probability of {_short(delta)} (1 in {rare:,})'
     return (
-        f'{whom}. Nothing that anybody concludes from what was released is '
-        f'more than {_factor(float(epsilon or 0))} times as likely as it '
-        f'would be {_ODDS[each.kind]}{chance}.'
+        f'{whom}.',
+        'Nothing that anybody concludes from what was released is more than '
+        f'{_factor(float(epsilon or 0))} times as likely as it would be '
+        f'{_ODDS[each.kind]}{chance}.',
     )
 
 

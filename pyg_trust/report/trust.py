@@ -18,6 +18,8 @@ from pyg_trust.verify.claims import MOST_PROMISES, digest, finite, visible
 from pyg_trust.verify.promises import ABOUT, LAYOUT, read
 from pyg_trust.verify.promises import schema as schema
 
+__all__ = ['SCHEMA_VERSION', 'TrustReport', 'schema']
+
 #: The version of the JSON's layout; :func:`schema` describes it.
 SCHEMA_VERSION = LAYOUT
 FORMATS = ('.json', '.html', '.md')
@@ -46,7 +48,7 @@ class TrustReport(Report):
         ... )
         >>> print(report)
         1. sampling
-           promised: no node is in two subgraphs
+           guaranteed: no node is in two subgraphs
     """
 
     guarantees: tuple[Guarantee, ...]
@@ -161,11 +163,11 @@ class TrustReport(Report):
 
     def to_html(self) -> str:
         """Make a self-contained HTML page for people, with figures."""
-        return pages.html(self)
+        return pages.trust(self)
 
     def to_markdown(self) -> str:
         """Make a section for a model card, in Markdown."""
-        return pages.markdown(self)
+        return pages.trust(self, 'trust.md')
 
     def _repr_html_(self) -> str:
         # Its styles are for a page of its own.
@@ -230,7 +232,7 @@ def _paragraph(number: int, guarantee: Guarantee) -> list[str]:
         )
 
     measured = guarantee.kind == 'measurement'
-    say('measured:' if measured else 'promised:', guarantee.promise)
+    say('measured:' if measured else 'guaranteed:', guarantee.promise)
     for title, texts in (
         ('it holds if', guarantee.assumptions),
         ('it does not cover', guarantee.not_covered),

@@ -24,6 +24,7 @@ from pyg_trust._checks.graphs import MAKE_HOMOGENEOUS, check_data, check_edges
 from pyg_trust.agp.measures import Measure, hkpr, ppr
 from pyg_trust.agp.queries import query
 from pyg_trust.graph import CSRGraph
+from pyg_trust.graph._building import row_of_entries
 from pyg_trust.graph.attributes import edge_attributes, refuse_adjacencies
 
 EPS = 1e-4  # what PyG recommends
@@ -190,7 +191,7 @@ def _estimate(
         eps=gdc.diffusion_kwargs['eps'] / 2,
         method='prune',
     )
-    row = nodes.repeat_interleave(rows.crow_indices().diff())
+    row = row_of_entries(rows.crow_indices())
     col, value = rows.col_indices(), rows.values()
     if gdc.normalization_in == 'col':
         row, col = col, row

@@ -1,11 +1,12 @@
 """Reports of noisy releases of private graphs, and their relations."""
 
 import math
+import warnings
 from typing import Annotated, Any, NamedTuple
 
 from pyg_trust._checks import OneOf, check_choice, validated
 from pyg_trust.privacy.gaussian import gaussian_epsilon
-from pyg_trust.privacy.propagation import FORMS, RELATIONS, hop_sensitivity
+from pyg_trust.privacy.propagation import RELATIONS, hop_sensitivity
 from pyg_trust.report.claimed import ClaimedReport, claimed
 from pyg_trust.verify.claims import outwards
 from pyg_trust.verify.claims_privacy import unit_of_sums
@@ -32,18 +33,27 @@ EXACT_NOISE = (
 EXACT = {'arithmetic': 'exact', 'grid_exponent': -SHIFT, 'table': DIGEST}
 
 
+#: Arguments of constructors by their names of 0.1.
+RENAMED = {
+    'relation': 'adjacency',
+    'form': 'neighboring',
+    'hops': 'K',
+    'seed': 'insecure_seed',
+}
+
+
 class Relation(NamedTuple):
     """Neighbouring relation of graphs, with checked arguments.
 
     Args:
-        name (str): the name of the relation: ``'edge'``, ``'node'``,
-            ``'node_incident'`` or ``'feature'``; of tables, ``'user'``.
-        form (str): ``'withdraw'``, ``'replace'`` or ``'either'``.
+        name (str): ``'edge'``, ``'node'``, ``'node_incident'`` or
+            ``'feature'``; of tables, ``'user'``.
+        form (str): ``'withdraw'`` (add or remove), ``'replace'`` or
+            ``'either'``.
         directed (bool): whether edges are arcs.
         max_degree (int, optional): the largest degree :math:`D`.
         num_classes (int, optional): the number of classes :math:`C`, if
             messages are those of :func:`~pyg_trust.privacy.class_messages`.
-            (default: :obj:`None`)
     """
 
     name: str
@@ -60,7 +70,7 @@ class Relation(NamedTuple):
         return hop_sensitivity(
             self.name,
             directed=self.directed,
-            form='withdraw' if self.form == 'either' else self.form,
+            neighboring='replace' if self.form == 'replace' else 'add_remove',
             max_degree=self.max_degree,
             num_classes=self.num_classes,
         )
@@ -76,34 +86,43 @@ class Relation(NamedTuple):
 
 @validated
 def make_relation(
-    relation: Annotated[str, OneOf(RELATIONS)],
-    form: str | None,
+    adjacency: Annotated[str, OneOf(RELATIONS)],
+    neighboring: str | None,
     directed: bool,
     max_degree: int | None,
 ) -> Relation:
     """Check the arguments that define the neighbouring relation."""
-    if relation == 'edge':
-        if form is not None:
+    form = 'withdraw' if adjacency == 'node_incident' else 'replace'
+    if neighboring is not None:
+        form = form_of(neighboring)
+    if adjacency == 'edge':
+        if neighboring is not None:
             raise ValueError(
-                "'form' is for relations of nodes: adding and removing an "
-                f'edge are the same (got {form!r})'
+                "'neighboring' is for relations of nodes: adding and removing "
+                f'an edge are the same (got {neighboring!r})'
             )
         form = 'either'
-    elif form is None:
-        form = 'withdraw' if relation == 'node_incident' else 'replace'
-    else:
-        check_choice('form', form, FORMS)
-    checked = Relation(relation, form, directed, max_degree)
+    checked = Relation(adjacency, form, directed, max_degree)
     assert checked.sensitivity > 0  # checks all of it
     return checked
 
 
-class ReleaseReport(ClaimedReport):
-    r"""Base of the reports of noisy releases of a private graph.
+def form_of(neighboring: str) -> str:
+    """Return what reports call ``'add_remove'`` and ``'replace'``."""
+    if neighboring == 'withdraw':
+        warnings.warn(
+            "neighboring='withdraw' is 'add_remove' now, and goes with the "
+            'next release',
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        neighboring = 'add_remove'
+    check_choice('neighboring', neighboring, ('add_remove', 'replace'))
+    return 'withdraw' if neighboring == 'add_remove' else 'replace'
 
-    A subclass names its parts of :math:`\mu`, what it assumes and what it does
-    not cover, and adds its own sentences to :meth:`explain`.
-    """
+
+class ReleaseReport(ClaimedReport):
+    """Base of the reports of noisy releases of a private graph."""
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -305,9 +324,7 @@ def make_report(
     kind: type[AggregationReport] = AggregationReport,
     *,
     delta: float,
-    mu_encoder: float = 0.0,
-    mu_aggregation: float = 0.0,
-    mu_head: float = 0.0,
+    mu_aggregation: float,
     mu_others: float = 0.0,
     **fields: Any,
 ) -> Any:
@@ -335,10 +352,14 @@ def make_report(
         delta=delta,
         epsilon_replace=replaced,
         degree_curve=curve,
-        mu_encoder=mu_encoder,
         mu_aggregation=mu_aggregation,
-        mu_head=mu_head,
         mu_edge=relation.mu_edge(own, mu_others),
         sensitivity=relation.sensitivity,
-        **{'receivers': fields['num_nodes'], **EXACT, **fields},
+        **{
+            'receivers': fields['num_nodes'],
+            'mu_encoder': 0.0,
+            'mu_head': 0.0,
+            **EXACT,
+            **fields,
+        },
     )

@@ -15,12 +15,11 @@ from pyg_trust._checks import (
     Count,
     Fraction,
     Positive,
-    check_instance,
-    check_positive,
     validated,
 )
 from pyg_trust._checks.graphs import warn_of_delta
 from pyg_trust._describe import described
+from pyg_trust._moved import renamed
 from pyg_trust.account import (
     PaidNoise,
     ReleaseAccount,
@@ -42,6 +41,7 @@ from pyg_trust.privacy.propagation import (
 )
 from pyg_trust.report import fingerprint, provenance
 from pyg_trust.transforms.aggregation_report import (
+    RENAMED,
     AggregationReport,
     make_relation,
     make_report,
@@ -71,15 +71,13 @@ class PrivateAGP(Releasing, BaseTransform):
     for :math:`k = 1, \ldots, K` (functional name: :obj:`private_agp`), with
     messages :math:`m` of norm 1 (:func:`~pyg_trust.privacy.messages`) and
     weights that bound what one edge or node can move
-    (:func:`~pyg_trust.privacy.hop_sensitivity`). All else is post-processing:
-    training on the released rows, heads and any number of predictions cost
-    nothing, as long as they read no edges.
+    (:func:`~pyg_trust.privacy.hop_sensitivity`). Training on the released
+    rows, and any number of predictions that read no edges, cost nothing more.
 
     .. code-block:: python
 
         transform = PrivateAGP(
-            hops=1, relation='edge', epsilon=2.0, delta=1e-6,
-            ledger='graph.ledger',
+            adjacency='edge', epsilon=2.0, delta=1e-6, ledger='graph.ledger',
         )
         data = transform(data)
         print(transform.report().explain())
@@ -88,49 +86,40 @@ class PrivateAGP(Releasing, BaseTransform):
     ``'node'`` where a person's own record is (features, label, the list of
     those it names), at any degree; ``'node_incident'`` where a node with all
     its edges must leave no trace, up to a degree; ``'feature'`` where edges
-    are public.
-
-    The same graph and features get the same rows again, without cost. Other
-    ones are another release, and need budget. Kept rows are in memory: a new
-    process with the ledger spends anew, or is refused.
+    are public. The same graph and features get the same rows again, without
+    cost, in this process; others are another release, and need budget.
 
     Args:
-        hops (int): the number of hops :math:`K`; 1 for ``'feature'``, where
-            the measure sets the range. (default: :obj:`1`)
-        relation (str): the neighbouring relation: ``'edge'``, ``'node'``,
+        K (int): the number of hops; 1 for ``'feature'``, where the measure
+            sets the range. (default: :obj:`1`)
+        adjacency (str): what is protected: ``'edge'``, ``'node'``,
             ``'node_incident'`` or ``'feature'``. (default: :obj:`'edge'`)
         epsilon (float, optional): the budget of all releases. One release
             spends all of it, unless :obj:`mu` is given. (default: :obj:`None`)
-        delta (float, optional): the :math:`\delta` of the budget; below one
-            over ten times the number of edges (a public power of ten) for
-            ``'edge'``, of nodes otherwise. Needed, unless there is an
-            :obj:`engine` with a budget. (default: :obj:`None`)
+        delta (float, optional): the :math:`\delta` of the budget: a public
+            power of ten, below one over ten times the number of edges for
+            ``'edge'``, of nodes otherwise. (default: :obj:`None`)
         mu (float, optional): the :math:`\mu` of one release.
             (default: :obj:`None`)
         engine (PrivacyEngine, optional): private training whose account the
-            release goes on, for ``'feature'`` in the form ``'replace'``; with
+            release goes on, for ``'feature'`` by ``'replace'``; with
             :obj:`mu`. (default: :obj:`None`)
-        form (str, optional): ``'replace'`` (a record against any other:
-            somebody's features or label, changed) or ``'withdraw'`` (against
-            an empty one: half the sensitivity, and no answer to what the
-            record says). By default ``'withdraw'`` for ``'node_incident'``,
-            else ``'replace'``. (default: :obj:`None`)
-        directed (bool): whether edges are arcs; the data have to be so, and
-            that they are has to be public: a graph all of whose arcs have one
-            back is refused, in case an edge was meant, which costs
-            :math:`\sqrt{2}` times as much. (default: :obj:`False`)
+        neighboring (str, optional): ``'replace'`` (a record against any other)
+            or ``'add_remove'`` (against an empty one: half the sensitivity,
+            and no answer to what the record says). By default
+            ``'add_remove'`` for ``'node_incident'``, else ``'replace'``.
+        directed (bool): whether edges are arcs, which has to be public.
+            (default: :obj:`False`)
         max_degree (int, optional): the largest degree :math:`D`; required for
             ``'node_incident'``, optional for ``'node'`` (1 by default).
         measure (Measure, optional): the linear propagation for ``'feature'``;
             by default :math:`(P + P^2) / 2` with :math:`P = D^{-1/2} A
             D^{-1/2}` and without a node's own message. (default: :obj:`None`)
-        cat (bool, optional): whether the output begins with the raw rows. By
-            default only for ``'edge'``, which assumes that they are known; the
-            other relations keep them private. (default: :obj:`None`)
-        attr (str): the attribute to sum, float32 or float64 with a row per
-            node. (default: :obj:`'x'`)
-        seed (int, optional): the seed of the noise, to repeat an experiment;
-            the output is then not private. (default: :obj:`None`)
+        cat (bool, optional): whether the output begins with the raw rows, by
+            default for ``'edge'`` alone. (default: :obj:`None`)
+        attr (str): the attribute to sum. (default: :obj:`'x'`)
+        insecure_seed (int, optional): the seed of the noise, to repeat an
+            experiment; the output is then not private. (default: :obj:`None`)
         ledger (str or Path, optional): the path of a file for the account.
             (default: :obj:`None`)
         ledger_head (str, optional): as in
@@ -145,7 +134,7 @@ class PrivateAGP(Releasing, BaseTransform):
     Example:
         >>> edges = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
         >>> data = Data(x=torch.eye(3), edge_index=edges)
-        >>> transform = PrivateAGP(relation='edge', epsilon=1.0, delta=1e-3)
+        >>> transform = PrivateAGP(adjacency='edge', epsilon=1.0, delta=1e-3)
         >>> tuple(transform(data).x.shape)
         (3, 6)
         >>> round(transform.report().mu, 3)
@@ -154,81 +143,69 @@ class PrivateAGP(Releasing, BaseTransform):
 
     advice = 'Transform first, and save the data'
 
+    @renamed(**RENAMED)
     def __init__(
         self,
-        hops: Count = 1,
-        relation: str = 'edge',
+        K: Count = 1,
+        adjacency: str = 'edge',
         *,
         epsilon: Positive | None = None,
         delta: Fraction | None = None,
         mu: Positive | None = None,
         engine: TrainingAccount | None = None,
-        form: str | None = None,
+        neighboring: str | None = None,
         directed: bool = False,
         max_degree: Count | None = None,
         measure: Measure | None = None,
         cat: bool | None = None,
         attr: str = 'x',
-        seed: int | None = None,
+        insecure_seed: int | None = None,
         ledger: str | Path | None = None,
         ledger_head: str | None = None,
     ) -> None:
-        self.hops = hops
-        self.relation = make_relation(relation, form, directed, max_degree)
-        self.cat = relation == 'edge' if cat is None else cat
-        self.attr = attr
-        self._check_measure(measure)
+        self.relation = make_relation(
+            adjacency, neighboring, directed, max_degree
+        )
+        self.K, self.attr = K, attr
+        self.cat = adjacency == 'edge' if cat is None else cat
+        feature = adjacency == 'feature'
+        if measure is not None and not feature:
+            raise ValueError(
+                f"'measure' is for adjacency='feature' (got {adjacency!r})"
+            )
+        if feature and K != 1:
+            raise ValueError(
+                "'K' needs to be 1 with adjacency='feature', where 'measure' "
+                f'has the levels (got {K})'
+            )
+        self.measure = measure or TWO_HOPS
+        self._own = measure is not None
         self.engine = engine
-        self._check_budget(epsilon, delta, mu, engine, ledger)
-        self._set_account(ledger, ledger_head, seed)
+        self._set_limit(epsilon, delta, mu, ledger)
+        self._set_account(ledger, ledger_head, insecure_seed)
         self._kept: dict[str, list[Tensor]] = {}
         self._num_nodes = 0
         self._others, self._rho = 0.0, 0.0
         self._through_engine: list[float] = []
 
-    def _check_measure(self, measure: Measure | None) -> None:
-        feature = self.relation.name == 'feature'
-        if measure is not None:
-            check_instance('measure', measure, Measure)
-            if not feature:
-                raise ValueError(
-                    "'measure' is for the relation 'feature' (got "
-                    f'{self.relation.name!r}): a linear chain of sums has no '
-                    'bounded sensitivity in edges'
-                )
-        if feature and self.hops != 1:
-            raise ValueError(
-                "'hops' is for sums: under 'feature', 'measure' has the "
-                f'levels (got {self.hops})'
-            )
-        self.measure = measure if measure is not None else TWO_HOPS
-        self._own = measure is not None
-
-    def _check_budget(
+    def _set_limit(
         self,
         epsilon: float | None,
         delta: float | None,
         mu: float | None,
-        engine: Any,
         ledger: Any,
     ) -> None:
-        if mu is not None:
-            check_positive('mu', mu)
-        if epsilon is not None:
-            check_positive('epsilon', epsilon)
-        if engine is not None:
-            if not hasattr(engine, 'spend_gaussian'):
+        if self.engine is not None:
+            if not hasattr(self.engine, 'spend_gaussian'):
                 raise TypeError(
                     "'engine' needs to be a PrivacyEngine (got "
-                    f'{type(engine).__name__})'
+                    f'{type(self.engine).__name__})'
                 )
-            relation = self.relation
-            if (relation.name, relation.form) != ('feature', 'replace'):
+            protects = self.relation.name, self.relation.form
+            if protects != ('feature', 'replace'):
                 raise ValueError(
-                    "'engine' counts for the relation 'feature' in the form "
-                    f"'replace' (got {relation.name!r}, {relation.form!r}): "
-                    'training on walks protects no edge and no presence, and '
-                    'two relations have no account together'
+                    "'engine' has an account of adjacency='feature' and "
+                    f"neighboring='replace' alone (got {protects})"
                 )
             if mu is None or epsilon is not None or ledger is not None:
                 raise ValueError(
@@ -240,15 +217,14 @@ class PrivateAGP(Releasing, BaseTransform):
                 "'epsilon' (the budget) or 'mu' (what a release spends) needs "
                 'to be given'
             )
-        if delta is None and engine is None:
+        elif delta is None:
             raise ValueError("'delta' needs to be given")
         self.epsilon = None if epsilon is None else float(epsilon)
         self.delta = None if delta is None else check_delta(delta)
         self.limit: float | None = None
         if epsilon is not None and delta is not None:
             self.limit = gaussian_mu_for(epsilon, delta)
-        self.mu = float(mu) if mu is not None else self.limit
-        assert self.mu is not None
+        self.mu: float = mu if mu is not None else self.limit  # type: ignore
         if self.limit is not None and self.mu > self.limit:
             raise ValueError(
                 f"'mu' needs to be at most {self.limit:.6g}, which is all of "
@@ -262,20 +238,15 @@ class PrivateAGP(Releasing, BaseTransform):
         Under ``'feature'`` a release makes it larger by what rounding adds to
         the sensitivity, a millionth or so.
         """
-        assert self.mu is not None
-        each = self.mu / math.sqrt(self.hops)
+        each = self.mu / math.sqrt(self.K)
         std = self.relation.sensitivity / each
-        return (widened(std, self._rho) if self._rho else std,) * self.hops
+        return (widened(std, self._rho) if self._rho else std,) * self.K
 
     def released(self, data: Data) -> list[Tensor]:
-        r"""Noisy sums :math:`S_1, \ldots, S_K`, float64.
+        r"""Return the noisy sums :math:`S_1, \ldots, S_K`, float64.
 
-        Args:
-            data (Data): the graph.
-
-        Returns:
-            list[Tensor]: the sums, computed now or kept from the first call;
-            rounded to the dtype of the features, in which they are kept.
+        They are computed now, or kept from the first call, rounded to the
+        dtype of the features.
         """
         return [
             row.to(torch.float64, copy=True) for row in self._rows(data, 3)
@@ -316,7 +287,6 @@ class PrivateAGP(Releasing, BaseTransform):
     def _release(
         self, graph: CSRGraph, x: Tensor, account: ReleaseAccount | None
     ) -> list[Tensor]:
-        assert self.mu is not None
         # Check the whole cost first: no budget is spent on half of the hops.
         if account is not None:
             account.check(self.mu)
@@ -324,35 +294,22 @@ class PrivateAGP(Releasing, BaseTransform):
         else:
             assert self.engine is not None
             number, spend = self.engine.steps, self._through
-        each = [self.mu / math.sqrt(self.hops)] * self.hops
+        each = [self.mu / math.sqrt(self.K)] * self.K
         paid = PaidNoise(self._source(number), spend, each)
         if self.relation.name == 'feature':
             self._rho, scales = 0.0, columns(graph, self.measure)
             self._rho = rounding_share(
                 *(graph, x.size(1), self.noise_stds[0]),
                 *(self.relation.sensitivity, self.measure),
-                own=self._own,
-                scales=scales,
+                *(self._own, scales),
             )
-            return [
-                scaled_propagate(
-                    *(graph, x, self.measure, self.noise_stds[0], paid),
-                    own=self._own,
-                    scales=scales,
-                )
-            ]
+            sums = graph, x, self.measure, self.noise_stds[0], paid
+            return [scaled_propagate(*sums, self._own, scales)]
         weights = None
         if self.relation.name == 'node':
             weights = energy_weights(graph, self.relation.max_degree or 1)
-        return private_propagate(
-            graph,
-            x,
-            self.noise_stds,
-            paid,
-            self.relation.name,
-            weights,
-            dtype=x.dtype,
-        )
+        noisy = graph, x, self.noise_stds, paid, self.relation.name, weights
+        return private_propagate(*noisy, dtype=x.dtype)
 
     def _account_of(self, num_nodes: int) -> ReleaseAccount | None:
         first = self._account is None
@@ -362,8 +319,7 @@ class PrivateAGP(Releasing, BaseTransform):
         if self._num_nodes and self._num_nodes != num_nodes:
             raise ValueError(
                 f"'data' needs to have the {self._num_nodes} nodes of the "
-                f'first release (got {num_nodes}): other data need another '
-                'account'
+                f'first release (got {num_nodes})'
             )
         self._num_nodes = num_nodes
         return account
@@ -427,7 +383,7 @@ class PrivateAGP(Releasing, BaseTransform):
             **spent,
             mu_aggregation=spent['mu'],
             mu_others=self._others,
-            hops=self.hops,
+            hops=self.K,
             noise_stds=self.noise_stds,
             rho=self._rho,
             raw_columns=self.cat,
@@ -442,9 +398,12 @@ class PrivateAGP(Releasing, BaseTransform):
         measure = f'{self.measure} of {self.measure.key}'
         return described(
             self,
-            relation=known.name,
+            adjacency=known.name,
             mu=self.mu if self.limit != self.mu else None,
-            form=None if known.name == 'edge' else known.form,
+            neighboring=None
+            if known.name == 'edge'
+            else ('replace' if known.form == 'replace' else 'add_remove'),
+            insecure_seed=self.seed,
             directed=known.directed,
             max_degree=known.max_degree,
             measure=measure if known.name == 'feature' else None,

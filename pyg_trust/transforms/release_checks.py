@@ -30,11 +30,10 @@ from pyg_trust.verify.claims import outwards
 
 
 class Releasing(NoCopies):
-    r"""Base of objects that release private data on one account.
+    """Base of objects that release private data on one account.
 
     The account is opened with the first data, whose number of nodes is part of
-    it. Subclasses set :obj:`relation`, :obj:`epsilon`, :obj:`delta` and
-    :obj:`limit`, the :math:`\mu` of the budget, and call ``_set_account``.
+    it.
     """
 
     relation: Relation
@@ -79,9 +78,8 @@ class Releasing(NoCopies):
     def _check_owner(self) -> None:
         if os.getpid() != self._owner:
             raise RuntimeError(
-                f'the {type(self).__name__} belongs to another process, whose '
-                'account would not know what is spent here: release before '
-                'workers are started'
+                f'the {type(self).__name__} belongs to another process: '
+                'release before workers are started'
             )
 
     def _open(self, num_nodes: int) -> ReleaseAccount:
@@ -104,8 +102,7 @@ class Releasing(NoCopies):
         elif self._account.about['num_nodes'] != num_nodes:
             raise ValueError(
                 f"'data' needs to have {self._account.about['num_nodes']} "
-                f'nodes, those of the first (got {num_nodes}): other data '
-                'need another account'
+                f'nodes, as the first (got {num_nodes})'
             )
         return self._account
 
@@ -140,48 +137,34 @@ def release_graph(data: Data, relation: Relation) -> CSRGraph:
         raise ValueError(
             re.sub(r' \([^()]*\d[^()]*\)', '', str(error))
         ) from None
-    if relation.name == 'feature':
-        if graph.is_weighted:
-            raise ValueError("'data' needs edges without weights")
-        return graph
     if graph.is_weighted:
         raise ValueError(
-            "'data' needs edges without weights: one of weight w would move "
-            'the sums w times as much, and no bound of them is known (set '
-            'data.edge_weight to None)'
+            "'data' needs edges without weights: set data.edge_weight to None"
         )
+    if relation.name == 'feature':
+        return graph
     if graph.has_self_loops:
         raise ValueError(
-            "'data' can't have self-loops, which send a node's own message to "
-            'itself; torch_geometric.utils.remove_self_loops takes them away'
+            "'data' can't have self-loops: take them away by "
+            'torch_geometric.utils.remove_self_loops'
         )
     if graph.num_edges and graph.is_undirected == relation.directed:
         raise ValueError(
-            "'directed' needs to say how edges are: 'data' has every edge in "
-            'both directions, so one edge is two entries and moves two rows '
-            '(directed=False)'
-            if relation.directed
-            else "'directed' needs to say how edges are: 'data' has edges in "
-            'one direction alone. Use directed=True, or make them undirected '
-            'by torch_geometric.utils.to_undirected'
+            "'directed' needs to be False where 'data' has every edge in both "
+            'directions, and True where it has not (or make edges undirected '
+            'by torch_geometric.utils.to_undirected)'
         )
     return graph
 
 
 def check_alone() -> None:
-    """Refuse a release by several processes.
-
-    Each would draw noise of its own for the same data, and claim to be the
-    only release.
-    """
+    """Refuse a release by several processes, each with noise of its own."""
     rank, size = rank_and_size()
     if size > 1:
         raise RuntimeError(
-            f'a release is made once, by one process, and this is rank {rank} '
-            f'of {size}, each of which would release the same data and spend '
-            'the budget again. Release before the processes are started (or '
-            'before torch.distributed is), save the result, and load it in '
-            'all of them'
+            f'a release is made once, by one process (got rank {rank} of '
+            f'{size}): release before torch.distributed is started, save the '
+            'result, and load it in all processes'
         )
 
 
@@ -227,8 +210,8 @@ def check_own(data: Data, attr: str, relation: Relation) -> Tensor:
     check_tensor(attr, x, REAL, shape)
     if attr in marked(data):
         raise ValueError(
-            f"'data' needs rows of '{attr}' that are a node's own: these were "
-            'propagated, so the graph is in them before any noise'
+            f"'data' needs rows of '{attr}' that are a node's own (got "
+            'propagated ones)'
         )
     if relation.name != 'edge':
         check_rows(data)

@@ -302,9 +302,7 @@ class LinkClassifier(NodeClassifier):
 
     @retired(on_exceed=('refine', 'retrain'))
     @renamed(
-        encoder_is_public='start_is_public',
-        levels='K',
-        lam='weight_decay',
+        encoder_is_public='start_is_public', levels='K', lam='weight_decay'
     )
     @validated
     def __init__(
@@ -400,9 +398,8 @@ class LinkClassifier(NodeClassifier):
         settings = self._settings._replace(pairs=pairs)
         none = torch.full((n,), -1)
         ids = NodeIds.of_data(data)
-        return self._begun(
-            PairState(settings, (0, 1), graph, x, none, ids=ids)
-        )
+        self._begun(PairState(settings, (0, 1), graph, x, none, ids=ids))
+        return self
 
     @synchronized
     def decision_function(self, edge_label_index: Tensor) -> Tensor:  # type: ignore[override]

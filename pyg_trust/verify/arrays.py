@@ -54,10 +54,6 @@ def fingerprint(*parts: Any) -> str:
 def named(state: Mapping[Any, Any], kind: type) -> list[Any]:
     """List the names and tensors of nested dictionaries, sorted by name.
 
-    Args:
-        state (dict): other values than tensors and dictionaries are left out.
-        kind (type): the type of the tensors.
-
     Raises:
         ValueError: if two tensors have one name.
     """
@@ -85,11 +81,6 @@ def divides(ptr: np.ndarray, rows: int, total: int) -> bool:
     """Return whether row i can be entries ``ptr[i]`` to ``ptr[i + 1]``.
 
     (Differences would wrap around, and hide entries beyond 2^63.)
-
-    Args:
-        ptr (ndarray): int64.
-        rows (int): the number of rows.
-        total (int): the number of all entries.
     """
     return (
         ptr.shape == (rows + 1,)

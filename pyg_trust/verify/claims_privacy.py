@@ -332,7 +332,7 @@ def unit_of_sums(
     """Name the unit of privacy of sums over neighbours."""
     if relation == 'edge':
         return f'{"arc" if directed else "undirected edge"}, there or not'
-    against = 'a blank' if form == 'withdraw' else 'any other'
+    against = 'an empty one' if form == 'withdraw' else 'any other'
     return f'{_RECORDS[relation].format(max_degree)}, against {against}'
 
 
@@ -446,7 +446,7 @@ class PrivateSums(_Released):
                 (mu2 * d / self.max_degree, e) for d, e in self.degree_curve
             ]
         if (self.form == 'withdraw') != (self.epsilon_replace is not None):
-            yield 'epsilon_replace: it is of the form of a blank record'
+            yield 'epsilon_replace: it is of the form of an empty record'
         elif self.epsilon_replace is not None:
             apart = 2 if self.relation == 'user' else 4
             of_all = apart * Fraction(self.mu) ** 2

@@ -67,11 +67,7 @@ class Program(NamedTuple):
 
 
 def program(attack: Attack) -> Program:
-    """Build the linear program of an attack.
-
-    Args:
-        attack (Attack): with at least one point, none above the budget.
-    """
+    """Build the linear program of an attack."""
     owner, points, reach, budget, caps, additions, attackers, rows = attack
     who, place = np.unique(owner, return_inverse=True)
     one = scipy.sparse.csr_array(
@@ -170,13 +166,7 @@ class _Blocks:
 
 
 def value(multipliers: np.ndarray, linear: Program) -> Fraction:
-    """Return the bound that any multipliers give.
-
-    Args:
-        multipliers (ndarray): float64, one for every row; what is below zero
-            or no number counts as zero.
-        linear (Program): the result of :func:`program`.
-    """
+    """Return the bound that any multipliers give."""
     each = (linear.matrix.data, linear.right, linear.gain, linear.upper)
     if not all((np.rint(x) == x).all() and abs(x).max() < 2**31 for x in each):
         raise ValueError('the program is not of whole numbers')

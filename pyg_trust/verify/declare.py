@@ -81,11 +81,6 @@ def one_of(*values: Any) -> Form:
 def misfit(value: Any, form: Form, at: str = '') -> str | None:
     """Find what does not fit, by the keywords of JSON schema used here.
 
-    Args:
-        value (Any): plain data.
-        form (dict): the JSON schema.
-        at (str): the name of the value. (default: :obj:`''`)
-
     Returns:
         str or None: the name of the first part that does not fit.
     """
@@ -263,11 +258,7 @@ class Claim:
         yield from ()
 
     def contradictions(self, values: Mapping[str, Any]) -> Iterator[str]:
-        """Describe every field that contradicts others.
-
-        Args:
-            values (dict): the fields that are stated, derived ones included.
-        """
+        """Describe every field that contradicts others."""
         for name in values.keys() - self.declared.keys():
             yield f'{name} is no field of {self.procedure}'
         for name, each in self.declared.items():

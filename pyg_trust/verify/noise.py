@@ -77,10 +77,6 @@ def magnitude(v: int, known: int, b: int = SHIFT) -> int | None:
 def settle(word: int, more: Iterator[int]) -> int | None:
     """Return the cell of a stream of bits, by integers alone.
 
-    Args:
-        word (int): the first 64 bits of the stream.
-        more (iterator): the 64 bits that follow, and so on.
-
     Returns:
         int: the integer nearest to :math:`2^{32} Z`, or None if the stream
         ended before its bits decided.
@@ -195,10 +191,6 @@ table = lru_cache(None)(make_table)
 def quick(words: np.ndarray, table: Table) -> tuple[np.ndarray, np.ndarray]:
     """Find the cells of words by the table.
 
-    Args:
-        words (ndarray): uint64, ``[n]``: the first word of each stream.
-        table (Table): the result of :func:`table`.
-
     Returns:
         tuple: int64, ``[n]``: the cells; bool, ``[n]``: whether a word is
         open, so that its cell has to come from :func:`settle`.
@@ -240,10 +232,6 @@ def cells(source: Bytes, count: int) -> np.ndarray:
 
     Words are read first, eight bytes a cell; then eight bytes at a time for
     those whose bits do not decide yet, in their order.
-
-    Args:
-        source (callable): maps a number to so many random bytes.
-        count (int): the number of cells to draw.
 
     Returns:
         ndarray: int64, ``[count]``.

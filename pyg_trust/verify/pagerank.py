@@ -445,12 +445,7 @@ def bound_within(
 
 
 def split(graphs: Graphs, shares: np.ndarray) -> np.ndarray:
-    """Check shares of an edge's price: at most 1 for both directions.
-
-    Args:
-        graphs (Graphs): with its pairs listed.
-        shares (ndarray): float64, ``[num_edges + num_pairs]``.
-    """
+    """Check shares of an edge's price: at most 1 for both directions."""
     n = len(graphs.budget)
     row = np.concatenate([rows(graphs), graphs.pairs[0]])
     col = np.concatenate([graphs.col, graphs.pairs[1]])
@@ -488,12 +483,6 @@ def slack(kind: str, model: Model, degree: int, top: float) -> Fraction:
     at most. In the limit the residual is checked in float64: the tolerance,
     :math:`8 \gamma_{d+8} / \alpha` of float64, and two units of rounding to
     the dtype. What underflows is below the smallest normal number.
-
-    Args:
-        kind (str): ``'float32'``, ``'float64'`` or ``'exact arithmetic'``.
-        model (Model): how scores are made.
-        degree (int): d, the largest of any admissible graph.
-        top (float): h.
     """
     if kind == 'exact arithmetic':
         return Fraction(0)

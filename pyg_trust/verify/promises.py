@@ -7,16 +7,7 @@ from typing import Any
 
 from . import claims_privacy, claims_removal, claims_robustness
 from .claims import MOST_PROMISES, digest, read_json
-from .declare import (
-    OBJECT,
-    TEXT,
-    Claim,
-    Form,
-    misfit,
-    named,
-    one_of,
-    several,
-)
+from .declare import OBJECT, TEXT, Claim, Form, misfit, named, one_of, several
 
 #: The version of a report's layout.
 LAYOUT = 3
@@ -44,10 +35,6 @@ PROMISES = {
 
 def claim(procedure: str, values: Mapping[str, Any]) -> Claim:
     """Make the claim of a procedure from its fields.
-
-    Args:
-        procedure (str): one of :obj:`PROMISES`.
-        values (dict): the fields by name, as plain data.
 
     Raises:
         ValueError: if the procedure is unknown, or a field is missing or of

@@ -325,12 +325,6 @@ def reached(
 ) -> np.ndarray:
     """Prove bounds of PageRank (0) and visits (1) of columns.
 
-    Args:
-        arrays (dict): as :func:`prove` takes them.
-        graphs (Graphs): the graphs from :func:`read`.
-        model (Model): the model from :func:`read`.
-        nodes (ndarray): int64, ``[num_columns]``.
-
     Returns:
         ndarray: float64, ``[2, num_columns, num_nodes]``, infinite where
         nothing is proved.
@@ -351,12 +345,6 @@ def flipped(
     graphs: Graphs, flips: np.ndarray, most: int, undirected: bool
 ) -> Graphs:
     """Return the graph after flips, without an attacker.
-
-    Args:
-        graphs (Graphs): the graphs from :func:`read`.
-        flips (ndarray): int64, ``[2, num_flips]``, of nodes.
-        most (int): the global budget, -1 without.
-        undirected (bool): whether both directions flip together.
 
     Raises:
         ValueError: if the attacker has no such flips.

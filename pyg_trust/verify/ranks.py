@@ -69,15 +69,7 @@ def flip(
     ends: list[int],
     gone: bool,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return y and Delta X of the scores t after a flip, and t's error.
-
-    Args:
-        made (Inverse): the inverse of the graph.
-        users (ndarray): int64, ``[num_users]``.
-        items (ndarray): int64, ``[num_items]``.
-        ends (list[int]): v and j.
-        gone (bool): whether the edge is removed; otherwise it is added.
-    """
+    """Return y and Delta X of the scores t after a flip, and t's error."""
     sign, a = (-1.0 if gone else 1.0), 1 - made.alpha
     old, size = made.degree[ends], made.degree[ends] + sign
     sums = made.sums[ends]

@@ -21,9 +21,6 @@ _LEAST_STD, _MOST_STD = 2.0**-900, 2.0**900
 def grid(std: float) -> float:
     """Return the grid of a release, exactly: the deviation times 2^-32.
 
-    Args:
-        std (float): standard deviation of the noise.
-
     Raises:
         ValueError: if the product is not exact, or sums may overflow.
     """
@@ -36,13 +33,7 @@ def grid(std: float) -> float:
 
 
 def check_sum(size: float, std: float, name: str = 'std') -> None:
-    """Refuse a sum that does not fit into 62 bits of the grid.
-
-    Args:
-        size (float): a public bound of the sizes that are added up.
-        std (float): standard deviation of the noise.
-        name (str): whose fault it would be. (default: :obj:`'std'`)
-    """
+    """Refuse a sum that does not fit into 62 bits of the grid."""
     if not size / grid(std) < MOST / 2:
         raise ValueError(
             f'{name!r} is too small for exact sums: what is added up may be '
@@ -61,12 +52,7 @@ def fits_float(size: float, std: float) -> bool:
 
 
 def truncated(x: np.ndarray, std: float) -> np.ndarray:
-    """Return numbers on the grid, towards zero, as float64 integers.
-
-    Args:
-        x (ndarray): float64, finite.
-        std (float): standard deviation of the noise.
-    """
+    """Return numbers on the grid, towards zero, as float64 integers."""
     made = x / grid(std)
     return np.trunc(made, out=made)
 
@@ -78,23 +64,12 @@ def rounded(x: np.ndarray, std: float) -> np.ndarray:
 
 
 def widened(std: float, share: float) -> float:
-    """Return a deviation larger by a share, rounded up.
-
-    Args:
-        std (float): standard deviation of the noise.
-        share (float): by what part of it rounding adds to the sensitivity.
-    """
+    """Return a deviation larger by a share, rounded up."""
     return math.nextafter(std * math.nextafter(1 + share, math.inf), math.inf)
 
 
 def released(k: np.ndarray, cells: np.ndarray, std: float) -> np.ndarray:
     """Return a release: the noisy integers, on their grid.
-
-    Args:
-        k (ndarray): int64, or float64 integers: the private sum.
-        cells (ndarray): int64, of the same shape: noise of
-            :func:`pyg_trust.verify.noise.cells`.
-        std (float): standard deviation of the noise.
 
     Returns:
         ndarray: float64: a function of the sum and :obj:`std` alone.
@@ -110,17 +85,7 @@ def sensitivity(
     max_degree: int | None = None,
     num_classes: int | None = None,
 ) -> float:
-    r"""Return how far sums of messages of neighbouring data are apart.
-
-    Args:
-        relation (str): ``'edge'``, ``'user'``, or one of nodes.
-        directed (bool): whether edges are arcs.
-        form (str): ``'withdraw'`` or ``'replace'``; any of an edge.
-        max_degree (int, optional): :math:`D`; 1 by default.
-            (default: :obj:`None`)
-        num_classes (int, optional): :math:`C`, of messages of classes.
-            (default: :obj:`None`)
-    """
+    r"""Return how far sums of messages of neighbouring data are apart."""
     if relation == 'edge':
         return 1.0 if directed else math.sqrt(2)
     if relation == 'user':

@@ -178,13 +178,7 @@ def _power(degree: np.ndarray, exponent: float) -> np.ndarray:
 
 
 def targets(labels: np.ndarray, num_classes: int, head: str) -> np.ndarray:
-    """Encode classes as targets: two share an output, except for softmax.
-
-    Args:
-        labels (ndarray): int64, ``[n]``: classes, from 0.
-        num_classes (int): at least 2.
-        head (str): of :func:`slopes`.
-    """
+    """Encode classes as targets: two share an output, except for softmax."""
     first = 1 if num_classes == 2 and head != 'softmax' else 0
     hot = labels[:, None] == np.arange(first, num_classes)
     return np.where(hot, 1.0, 0.0 if head == 'softmax' else -1.0)
@@ -192,14 +186,7 @@ def targets(labels: np.ndarray, num_classes: int, head: str) -> np.ndarray:
 
 @np.errstate(over='ignore')  # 1 / inf is 0, to 300 digits
 def slopes(margins: np.ndarray, targets: np.ndarray, head: str) -> np.ndarray:
-    r"""Return the derivative :math:`G` of the loss by the margins: step 3.
-
-    Args:
-        margins (ndarray): ``[n, num_outputs]``.
-        targets (ndarray): the same shape: -1 and 1, or one 1 in a row of 0
-            for ``'softmax'``.
-        head (str): ``'ovr'``, ``'softmax'`` or ``'squared'``.
-    """
+    r"""Return the derivative :math:`G` of the loss by the margins: step 3."""
     if head == 'ovr':
         return -targets / (1 + np.exp(targets * margins))
     if head == 'softmax':
@@ -210,21 +197,9 @@ def slopes(margins: np.ndarray, targets: np.ndarray, head: str) -> np.ndarray:
 
 @np.errstate(all='ignore')  # what is not finite proves nothing
 def residual(
-    rows: Features,
-    targets: np.ndarray,
-    W: np.ndarray,
-    lam: float,
-    head: str,
+    rows: Features, targets: np.ndarray, W: np.ndarray, lam: float, head: str
 ) -> Interval:
-    r"""Bound :math:`\lVert \nabla L(W) \rVert_F`, by :math:`\beta`: step 4.
-
-    Args:
-        rows (Features): features of the :math:`n` training rows.
-        targets (ndarray): of :func:`slopes`, ``[n, num_outputs]``.
-        W (ndarray): float64, ``[d, num_outputs]``: before the noise.
-        lam (float): :math:`\lambda > 0`.
-        head (str): of :func:`slopes`.
-    """
+    r"""Bound :math:`\lVert \nabla L(W) \rVert_F`, by :math:`\beta`: step 4."""
     Z, error = rows
     (n, d), outputs = Z.shape, W.shape[1]
     allowed = (0, 1) if head == 'softmax' else (-1, 1)
@@ -493,15 +468,7 @@ def root(x: Fraction | int, above: bool = True) -> Fraction:
 def node_shift(
     ends: np.ndarray, gone: np.ndarray, most: int, grid: float = 0.0
 ) -> Fraction:
-    r"""Bound :math:`\kappa` from above (``functional.forgetting`` proves it).
-
-    Args:
-        ends (ndarray): int64, ``[2, num_entries]``: of lists, who they name.
-        gone (ndarray): bool, ``[num_nodes]``: :math:`K`.
-        most (int): :math:`D`.
-        grid (float): how far truncation moves a row: those that are left of
-            a list are truncated anew. (default: :obj:`0.0`)
-    """
+    r"""Bound :math:`\kappa` from above (docs/theory/forgetting.rst)."""
     lists, n = np.bincount(ends[0], minlength=len(gone)), len(gone)
     left = np.bincount(ends[0, ~gone[ends[1]]], minlength=n)
     cut = ~gone & (left < lists) & (left > 0)

@@ -44,16 +44,7 @@ def divided(
     shares: Sequence[float],
     stage_key: int,
 ) -> Division:
-    """Divide nodes by keyed hashes of their own names.
-
-    Args:
-        names (list[int]): the names of the training nodes.
-        num_shards (int): the shard is the hash modulo this number.
-        key (int): the key of the shards' hash.
-        shares (list[float]): ascending, the last 1: the stage is how many
-            of them the hash, as a number in [0, 1), has reached.
-        stage_key (int): the key of the stages' hash.
-    """
+    """Divide nodes by keyed hashes of their own names."""
     names = list(names)
     value = {v: (hashed(stage_key, v) >> 10) / 2**53 for v in names}
     return Division(
@@ -91,11 +82,6 @@ def strangers(
     """List, by stage, the items that it has wrongly or lacks.
 
     Nothing, if every stage was trained on what it may see.
-
-    Args:
-        trained (dict): by shard and stage, the items that it was trained on.
-        items (set): the items of the remaining graph.
-        division (Division): the division of its training nodes.
     """
     at_home: dict[tuple[int, int] | None, set[Item]] = {}
     for item in items:

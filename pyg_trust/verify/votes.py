@@ -118,15 +118,7 @@ def bounds(
 def level(
     confidence: Number, targets: int, per: str, look: int = 0
 ) -> Fraction:
-    r"""Return the significance level per target, rounded down.
-
-    Args:
-        confidence (float): the confidence of all targets, or of each.
-        targets (int): the number of targets.
-        per (str): ``'all'`` or ``'node'``.
-        look (int): at which look it ended, 0 if the samples were fixed; look
-            :math:`j` has :math:`6 / \pi^2 j^2` of it. (default: :obj:`0`)
-    """
+    r"""Return the significance level per target, rounded down."""
     whole = (1 - Fraction(confidence)) / (targets if per == 'all' else 1)
     return whole * 6 / (PI * look) ** 2 if look else whole
 
@@ -188,14 +180,7 @@ def stays(
     parts: Sequence[tuple[Fraction, Fraction]],
     tolerance: Number = 0,
 ) -> bool:
-    """Return whether the class wins in every case that the bounds allow.
-
-    Args:
-        bound (tuple): the result of :func:`bounds`.
-        parts (list): the result of :func:`regions`.
-        tolerance (float): the sampler's tolerance, taken off the first bound
-            and added to the second. (default: :obj:`0`)
-    """
+    """Return whether the class wins in every case that the bounds allow."""
     off = Fraction(tolerance)
     kept = least(Fraction(bound[0]) - off, parts)
     left = 1 - Fraction(bound[1]) - off

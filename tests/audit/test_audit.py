@@ -7,12 +7,10 @@ from scipy.stats import norm
 
 from pyg_trust import noise
 from pyg_trust.audit import audit_training, empirical_epsilon
-from pyg_trust.privacy import (
-    PrivacyEngine,
-)
+from pyg_trust.privacy import PrivacyEngine
 from pyg_trust.privacy import training as steps
 from pyg_trust.privacy.exact import clip
-from pyg_trust.privacy.mechanisms import gaussian_profile, lam_to_opacus
+from pyg_trust.privacy.mechanisms import gaussian_profile
 
 CANARIES = 1600
 
@@ -24,7 +22,7 @@ def attach(lam=1.0, break_it=None, **arguments):
             module=module,
             optimizer=optimizer,
             data_loader=loader,
-            noise_multiplier=lam_to_opacus(lam),
+            noise_multiplier=2 * lam,
             max_grad_norm=0.01,
             loss_reduction='sum',
         )
@@ -172,7 +170,7 @@ def test_bound_of_a_known_mechanism():
     truth = next(
         eps
         for eps in np.arange(0, 5, 0.01)
-        if gaussian_profile(eps, 1 / mu) <= delta
+        if gaussian_profile(eps, noise_multiplier=2 / mu) <= delta
     )
     above = 0
     for run in range(60):

@@ -11,11 +11,14 @@ from pyg_trust.audit import audit_aggregation, audit_training, empirical_mu
 from pyg_trust.transforms import PrivateAGP
 
 ROOT = math.sqrt(2)
+NAMES = {'withdraw': 'add_remove', 'replace': 'replace'}
 
 
 def right(hops=1, **arguments):
     # Of a bound at 95 percent some seeds are above the truth: not these.
-    transform = PrivateAGP(hops, mu=2.0, delta=1e-6, seed=hops, **arguments)
+    transform = PrivateAGP(
+        hops, mu=2.0, delta=1e-6, insecure_seed=hops, **arguments
+    )
     return transform.released
 
 
@@ -71,13 +74,13 @@ def test_arcs():
 def test_records_of_any_degree(size):
     canaries = 4000 if size < 100 else 600
     arguments = {'list_size': size, 'seed': 0}
-    release = right(relation='node', directed=True)
+    release = right(adjacency='node', directed=True)
     report = audit_aggregation(release, 'node', 2.0, canaries, **arguments)
     assert 1.2 < report.mu_lower <= 2.0
     # Sums without weights, accounted as if they had them.
     report = audit_aggregation(faulty(1.0), 'node', 2.0, canaries, **arguments)
     assert report.violated == (size > 1)
-    blank = right(relation='node', directed=True, form='withdraw')
+    blank = right(adjacency='node', directed=True, neighboring='add_remove')
     # A record against a blank, where any other was claimed.
     report = audit_aggregation(blank, 'node', 2.0, canaries, **arguments)
     assert report.violated
@@ -96,9 +99,9 @@ def test_incident_records_go():
     for form in ('withdraw', 'replace'):
         report = audit_aggregation(
             right(
-                relation='node_incident',
+                adjacency='node_incident',
                 directed=True,
-                form=form,
+                neighboring=NAMES[form],
                 max_degree=3,
             ),
             *('node_incident', 2.0, 2000),
@@ -111,14 +114,14 @@ def test_incident_records_go():
 
 def test_features_over_public_edges():
     for form in ('withdraw', 'replace'):
-        release = right(relation='feature', form=form)
+        release = right(adjacency='feature', neighboring=NAMES[form])
         report = audit_aggregation(
             *(release, 'feature', 2.0, 4000),
             form=None if form == 'replace' else form,
             seed=0,
         )
         assert 1.2 < report.mu_lower <= 2.0
-    release = right(relation='feature', form='withdraw')
+    release = right(adjacency='feature', neighboring='add_remove')
     report = audit_aggregation(release, 'feature', 2.0, 4000, seed=0)
     assert report.violated
 

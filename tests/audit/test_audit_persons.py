@@ -15,7 +15,6 @@ from pyg_trust.audit import PrivacyAudit, empirical_epsilon
 from pyg_trust.loader import UnitLoader
 from pyg_trust.privacy import PrivacyEngine, training
 from pyg_trust.privacy.exact import clip
-from pyg_trust.privacy.mechanisms import lam_to_opacus
 from pyg_trust.unit import PrivacyUnit
 
 CANARIES, ROWS = 200, 4
@@ -108,7 +107,7 @@ def audit(
             num_steps=steps,
             seed=0,
         ),
-        noise_multiplier=lam_to_opacus(lam),
+        noise_multiplier=2 * lam,
         max_grad_norm=NORM,
         loss_reduction='sum',
     )

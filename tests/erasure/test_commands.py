@@ -66,6 +66,16 @@ def test_from_a_request_to_its_evidence(said, tmp_path):
     status, out, _ = said(f'erasure report {number} --out out/one.json')
     assert status == 0
     assert json.loads((tmp_path / 'out/one.json').read_text())['tasks']
+    # A page for people: a verdict, who has it, what is open, nothing twice.
+    assert said(f'erasure report {number} --out page.html')[0] == 0
+    page = (tmp_path / 'page.html').read_text()
+    assert 'Erased: 2 of 2 models and recipients are done' in page
+    assert '<td>partner</td><td>done</td><td>its owner states' in page
+    assert '<td>removed from the model: ' in page
+    assert 'the released weights are (' in page
+    for text in re.findall('<li>(.*?)</li>', page):
+        assert page.count(text) == 1
+    assert page.split('<details>')[0].count('<li>') == 3
     model = NodeClassifier(weight_decay=0.1, seed=0)
     model.load('scores.pt')
     assert 3 not in model.nodes
@@ -83,13 +93,17 @@ def test_from_a_request_to_its_evidence(said, tmp_path):
     assert (str(desk.zone), desk.policy.backup_days) == ('Europe/Berlin', 9)
 
 
-def test_a_request_that_needs_somebody(said):
+def test_a_request_that_needs_somebody(said, tmp_path):
     said('erasure run --models app:models')
     _, out, _ = said('erasure add --nodes 777')
     number = out[:36]
     status, out, _ = said('erasure run --models app:models')
     assert status == 3
     assert f'{number} was refused by scores' in out
+    said(f'erasure report {number} --out page.html')
+    page = (tmp_path / 'page.html').read_text()
+    assert 'Not yet erased: 0 of 2 models' in page
+    assert 'Ask the recipient' in page
     _, out, _ = said('erasure add --nodes 4 --received 2026-01-01T00:00:00Z')
     assert 'OVERDUE' in out
     status, out, _ = said('erasure status')

@@ -292,7 +292,7 @@ def test_no_refusal_tells_how_many_graphs_there_are(count):
         'batch_size': 4,
         'num_steps': 1,
         'sampling': 'poisson',
-        'relation': 'add_remove',
+        'neighboring': 'add_remove',
         'sample_rate': 0.3,
     }
     engine, _, training = attach(GRAPHS[:count], Table(), options)

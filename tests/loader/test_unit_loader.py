@@ -96,12 +96,12 @@ def test_one_person_changes_one_subgraph(block: int) -> None:
         hops = rng.randint(0, 3)
         data = shop(seed, n)
         index = rng.sample(range(n), n)
-        made = loader(data, 1, hops=hops)(index)
+        made = loader(data, 1, num_hops=hops)(index)
         before = [part(made, i) for i in range(n)]
         moved = 0
         for person in range(n):
             other = shop(seed, n, changed=person)
-            after = loader(other, 1, hops=hops)(index)
+            after = loader(other, 1, num_hops=hops)(index)
             changed = [
                 i for i in range(n) if not equal(before[i], part(after, i))
             ]
@@ -115,7 +115,7 @@ def test_few_neighbours_are_one_s_own(relation: str) -> None:
     few, many = shop(1), shop(1, orders={3: 1000})
     most = {HAS: 1, SEES: 1, IN: 0}
     index = list(range(12))
-    options = {'num_neighbors': most, 'relation': relation}
+    options = {'num_neighbors': most, 'neighboring': relation}
     before, after = (loader(data, **options)(index) for data in (few, many))
     roots = before['user'].n_id.tolist()
     assert after['user'].n_id.tolist() == roots
@@ -130,7 +130,7 @@ def test_each_row_brings_in_so_many_others() -> None:
     index = data[HAS].edge_index
 
     def items(**options: Any) -> list[set[int]]:
-        batch = loader(data, hops=1, **options)(list(range(12)))
+        batch = loader(data, num_hops=1, **options)(list(range(12)))
         rows = batch['item']
         return [{*rows.n_id[rows.batch == i].tolist()} for i in range(12)]
 
@@ -222,7 +222,7 @@ def test_no_view_moves_with_rows_that_others_alone_share() -> None:
         items = torch.arange(ITEMS).repeat(len(others) + 1)
         data[about].edge_index = torch.stack([chats, items])
         made = loader(
-            data, relation='contents', hops=1, num_neighbors={about: 1}
+            data, neighboring='contents', num_hops=1, num_neighbors={about: 1}
         )
         return part(made.own_view(torch.tensor([1])), 0)
 
@@ -283,8 +283,8 @@ def test_one_person_s_contents_change_one_claim(block: int) -> None:
         rng = random.Random(seed)
         n = rng.randint(3, 8)
         options = {
-            'relation': 'contents',
-            'hops': rng.randint(0, 2),
+            'neighboring': 'contents',
+            'num_hops': rng.randint(0, 2),
             'walk_length': rng.randint(0, 3),
             'restarts': rng.randint(1, 2),
             'along': ((KNOWS,), (), ((SEES, SEES),))[seed % 3],
@@ -339,10 +339,10 @@ def test_one_person_changes_the_target_rows_of_one_claim(
     for seed in range(4 * block, 4 * block + 4):
         rng = random.Random(f'targets {seed}')
         n = rng.randint(3, 8)
-        options = {'hops': rng.randint(0, 2)}
+        options = {'num_hops': rng.randint(0, 2)}
         if target == 'chat' or seed % 2:
             options |= {
-                'relation': 'contents',
+                'neighboring': 'contents',
                 'walk_length': rng.randint(0, 3),
                 'restarts': rng.randint(1, 2),
                 'along': (KNOWS,) if seed % 2 else (),
@@ -413,7 +413,7 @@ def test_a_claim_has_the_rows_that_it_owns_together() -> None:
     made = loader(
         data,
         3,
-        relation='contents',
+        neighboring='contents',
         walk_length=3,
         restarts=2,
         along=(KNOWS,),
@@ -446,7 +446,7 @@ def test_a_claim_has_the_rows_that_it_owns_together() -> None:
         assert met == {*mine}
     assert made([]).metadata() == data.metadata()
     # Rows of more than so many owners are in none.
-    few = loader(data, 3, relation='contents', walk_length=3, max_joint=2)
+    few = loader(data, 3, neighboring='contents', walk_length=3, max_joint=2)
     batch = few(list(range(few.num_subgraphs)))
     assert int(ptr.diff()[batch['chat'].n_id].max()) <= 2
     assert f'2 persons ({int((ptr.diff() > 2).sum())})' in repr(
@@ -458,7 +458,7 @@ def resampled(data: HeteroData, **options: Any) -> UnitLoader:
     return loader(
         data,
         **{
-            'relation': 'contents',
+            'neighboring': 'contents',
             'walk_length': 2,
             'restarts': 2,
             'along': (KNOWS,),
@@ -517,20 +517,20 @@ def test_walks_are_of_contents_alone() -> None:
     data = shop()
     away = {'sampling': 'poisson', 'sample_rate': 0.1}
     for options, match in (
-        ({'walk_length': 1}, "'relation' needs to be 'contents'"),
-        ({'along': (KNOWS,)}, "'relation' needs to be 'contents'"),
-        ({'relation': 'contents', **away}, "'sample_rate' needs"),
+        ({'walk_length': 1}, "'neighboring' needs to be 'contents'"),
+        ({'along': (KNOWS,)}, "'neighboring' needs to be 'contents'"),
+        ({'neighboring': 'contents', **away}, "'sample_rate' needs"),
         (
-            {'relation': 'contents', 'along': (SEES,)},
+            {'neighboring': 'contents', 'along': (SEES,)},
             "'along' needs edge types between rows that persons own",
         ),
         (
-            {'relation': 'contents', 'along': ((SEES, SEES, BY),)},
+            {'neighboring': 'contents', 'along': ((SEES, SEES, BY),)},
             "'along' needs metapaths from rows of one person",
         ),
         (
             {
-                'relation': 'contents',
+                'neighboring': 'contents',
                 'batch_size': 12,
                 'walk_length': 3,
                 'along': (KNOWS,),
@@ -539,12 +539,12 @@ def test_walks_are_of_contents_alone() -> None:
         ),
         ({'resample_every': 2}, "'resample_every' needs walks"),
         (
-            {'relation': 'contents', 'resample_every': 2},
+            {'neighboring': 'contents', 'resample_every': 2},
             "'resample_every' needs walks",
         ),
         (
             {
-                'relation': 'contents',
+                'neighboring': 'contents',
                 'batch_size': 5,
                 'walk_length': 2,
                 'resample_every': 1,
@@ -560,7 +560,7 @@ def test_walks_are_of_contents_alone() -> None:
 def test_a_person_s_own_view_has_all_that_it_owns(relation: str) -> None:
     data = shop(3, 30)
     unit = declared(data)
-    made = loader(data, relation=relation, max_joint=2)
+    made = loader(data, neighboring=relation, max_joint=2)
     persons = torch.tensor([7, 2, 29, 11, 0])
     view = made.own_view(persons)
     assert view['user'].n_id.equal(persons)
@@ -584,7 +584,7 @@ def test_a_person_s_own_view_has_all_that_it_owns(relation: str) -> None:
     # Others' rows are in no view: all that they own may be another.
     other = made.own_view(torch.tensor([7]))
     assert equal(part(view, 0), part(other, 0))
-    after = loader(held(data, 4, 1), relation=relation).own_view(persons)
+    after = loader(held(data, 4, 1), neighboring=relation).own_view(persons)
     shared = {*unit.rows(4)['chat'].tolist()}
     for i, person in enumerate(persons.tolist()):
         meets = bool(shared & {*unit.rows(person)['chat'].tolist()})
@@ -711,12 +711,12 @@ def test_nodes_and_neighbours_are_named_as_in_pyg():
         ({'input_nodes': list(range(6))}, {'input_nodes': mask}),
         ({'input_nodes': mask[:, None]}, {'input_nodes': mask}),
         ({'input_nodes': 'order'}, {'input_nodes': ('order', None)}),
-        ({'num_neighbors': [-1, -1, -1]}, {'hops': 3}),
+        ({'num_neighbors': [-1, -1, -1]}, {'num_hops': 3}),
         ({'num_neighbors': {HAS: -1, SOLD: -1}}, {}),
-        ({'num_neighbors': {HAS: [-1, -1, -1], IN: -1}}, {'hops': 3}),
+        ({'num_neighbors': {HAS: [-1, -1, -1], IN: -1}}, {'num_hops': 3}),
         (
             {'num_neighbors': {HAS: [1, 1, 1], SOLD: (1, 1, 1)}},
-            {'num_neighbors': {HAS: 1, SOLD: 1}, 'hops': 3},
+            {'num_neighbors': {HAS: 1, SOLD: 1}, 'num_hops': 3},
         ),
         (
             {'num_neighbors': [1, 1]},

@@ -77,9 +77,9 @@ def test_gaussian_profile_by_integration():
 
         zero = eps * lam**2 + 0.5
         want, _ = quad(stick, zero, zero + 40 * lam, epsabs=1e-13)
-        assert gaussian_profile(eps, lam) == pytest.approx(
-            want, rel=1e-7, abs=1e-11
-        )
+        assert gaussian_profile(
+            eps, noise_multiplier=2 * lam
+        ) == pytest.approx(want, rel=1e-7, abs=1e-11)
 
 
 @pytest.mark.parametrize('worst', [False, True])
@@ -89,7 +89,7 @@ def test_profile_bounds_every_tiny_instance(worst):
     for _ in range(40):
         p, q, width, rate, lam = neighbours(rng, worst)
         for eps in (-1.0, -0.2, 0.0, 0.05, 0.3, 1.0, 2.0):
-            bound = wor_profile(eps, rate, lam)
+            bound = wor_profile(eps, rate, noise_multiplier=2 * lam)
             found = [
                 np.maximum(a - math.exp(eps) * b, 0).sum() * width
                 for a, b in ((p, q), (q, p))
@@ -107,8 +107,8 @@ def test_rdp_bounds_every_tiny_instance():
     for _ in range(40):
         p, q, width, rate, lam = neighbours(rng, worst=rng.random() < 0.5)
         for bound in (
-            rdp_wor(orders, rate, lam),
-            rdp_wor_profile(orders, rate, lam),
+            rdp_wor(orders, rate, noise_multiplier=2 * lam),
+            rdp_wor_profile(orders, rate, noise_multiplier=2 * lam),
         ):
             for a, most in zip(orders, bound, strict=True):
                 for u, v in ((p, q), (q, p)):
@@ -145,7 +145,7 @@ def test_pld_without_sampling_is_the_gaussian(lam, steps, delta):
     total = lam / math.sqrt(steps)
 
     def gap(eps):
-        return gaussian_profile(eps, total) - delta
+        return gaussian_profile(eps, noise_multiplier=2 * total) - delta
 
     top = 40 / total + 1 / total**2
     want = brentq(gap, 0, top, xtol=1e-12)
@@ -160,8 +160,8 @@ def test_pld_without_sampling_is_the_gaussian(lam, steps, delta):
 def test_pld_of_one_step_is_the_profile():
     for q, lam, delta in ((0.3, 0.7, 1e-3), (0.01, 1.0, 1e-6)):
         eps = dp.wor_epsilon([(2 * lam, q, 1)], delta)
-        assert wor_profile(eps, q, lam) <= delta
-        assert wor_profile(eps * 0.999, q, lam) > delta
+        assert wor_profile(eps, q, noise_multiplier=2 * lam) <= delta
+        assert wor_profile(eps * 0.999, q, noise_multiplier=2 * lam) > delta
 
 
 def test_central_moments_against_exact_sums():
@@ -189,12 +189,12 @@ def test_oracle_orders(oracle):
         orders, q, lam = row['orders'], row['q'], row['lam']
         names = 'rdp_gauss', 'rdp_coupled', 'rdp_wor_wang2019'
         least = np.minimum.reduce([row[name] for name in names])
-        found = rdp_wor(orders, q, lam)
+        found = rdp_wor(orders, q, noise_multiplier=2 * lam)
         if lam == 8:
             # dp-accounting's differences cancel here, see below.
             assert (found <= least * (1 + 5e-6)).all()
             found, least = found[:7], least[:7]
-        profile = rdp_wor_profile(orders, q, lam)
+        profile = rdp_wor_profile(orders, q, noise_multiplier=2 * lam)
         # The oracle has six digits.
         np.testing.assert_allclose(found, least, rtol=5e-6)
         np.testing.assert_allclose(
@@ -273,21 +273,18 @@ def test_fdp_by_enumeration():
         * math.exp(a * (a - 1) * r**2 / (2 * lam**2 * terms**2))
         for r in range(terms + 1)
     )
-    found = rdp_fdp([a], N, m, terms, lam)[0]
+    found = rdp_fdp([a], N, m, terms, noise_multiplier=2 * terms * lam)[0]
     assert found == pytest.approx(math.log(moment) / (a - 1), rel=1e-12)
     assert fdp_terms(1, 3) == 4
 
 
 def test_trap_1_lam_is_not_sigma_over_clip():
     # dp-accounting: 4.73 (RDP, takes lam) and 10.00 (PLD, takes sigma / C).
-    right = dp.lam_from_opacus(2.0)
-    assert right == 1.0
-    assert dp.lam_to_opacus(right) == 2.0
     rdp = dp.wor_epsilon([(2.0, 1.0, 1)], 1e-5, 'rdp_wor')
     pld = dp.wor_epsilon([(2.0, 1.0, 1)], 1e-5)
     assert rdp == pytest.approx(4.73, abs=0.01)
     assert pld == pytest.approx(4.38, abs=0.01)
-    wrong = dp.wor_epsilon([(right, 1.0, 1)], 1e-5)
+    wrong = dp.wor_epsilon([(1.0, 1.0, 1)], 1e-5)
     assert wrong == pytest.approx(10.0, abs=0.01)
 
 
@@ -298,7 +295,10 @@ def test_trap_3_never_worse_than_no_amplification():
     assert plain == pytest.approx(10.87, abs=0.01)
     assert dp.wor_epsilon([(2 * lam, q, T)], delta, 'rdp_wor') <= plain
     for q in (0.3, 0.5, 0.7, 0.99, 1.0):
-        assert (rdp_wor(orders, q, lam) <= orders / (2 * lam**2)).all()
+        assert (
+            rdp_wor(orders, q, noise_multiplier=2 * lam)
+            <= orders / (2 * lam**2)
+        ).all()
 
 
 def test_trap_4_continuous_at_full_sampling():

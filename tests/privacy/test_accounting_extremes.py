@@ -10,11 +10,7 @@ import random
 import pytest
 
 from pyg_trust.privacy.accounting import wor_epsilon
-from pyg_trust.privacy.gaussian import (
-    gaussian_epsilon,
-    gaussian_mu,
-    gaussian_mu_for,
-)
+from pyg_trust.privacy.gaussian import gaussian_epsilon, gaussian_mu_for
 from pyg_trust.privacy.poisson import poisson_epsilon
 
 mp = pytest.importorskip('mpmath')
@@ -82,7 +78,7 @@ def test_a_release_in_many_parts_is_no_more_than_its_sum():
         stds = [10 ** source.uniform(-0.5, 3) for _ in range(9)]
         delta = 10 ** source.uniform(-10, -1)
         mu = mp.sqrt(mp.fsum(1 / mp.mpf(std) ** 2 for std in stds))
-        found = gaussian_epsilon(gaussian_mu([1.0] * 9, stds), delta)
+        found = gaussian_epsilon(math.hypot(*(1 / std for std in stds)), delta)
         assert gaussian_delta(found, mu) <= delta
         found = wor_epsilon([(2 * std, 1.0, 1) for std in stds], delta)
         assert gaussian_delta(found, mu) <= delta
@@ -100,12 +96,6 @@ def test_the_largest_mu_of_any_budget(epsilon, delta):
 
 
 def test_many_hops_and_many_steps_are_one_gaussian():
-    # Nothing is lost in ten thousand small parts beside a large one.
-    stds = [1e6] * 10_000 + [2.0]
-    want = mp.sqrt(mp.mpf(10_000) / 10**12 + mp.mpf(1) / 4)
-    assert gaussian_mu([1.0] * len(stds), stds) == pytest.approx(
-        float(want), rel=1e-15
-    )
     lines = [(100.0 + k, 1.0, 1 + k % 3) for k in range(300)]
     mu = mp.sqrt(mp.fsum(4 * n / mp.mpf(z) ** 2 for z, _, n in lines))
     found = wor_epsilon(lines, 1e-12)

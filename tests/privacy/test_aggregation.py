@@ -10,15 +10,15 @@ from torch import nn
 from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv
 
-from pyg_trust.privacy import PrivateNodeClassifier, aggregation
+from pyg_trust.privacy import PrivateNodeClassifier
 from pyg_trust.privacy.gaussian import gaussian_epsilon
 
 RELATIONS = [
-    {'relation': 'edge'},
-    {'relation': 'node'},
-    {'relation': 'node', 'form': 'replace', 'hops': 2},
-    {'relation': 'node_incident', 'max_degree': 4},
-    {'relation': 'feature'},
+    {'adjacency': 'edge'},
+    {'adjacency': 'node'},
+    {'adjacency': 'node', 'neighboring': 'replace', 'K': 2},
+    {'adjacency': 'node_incident', 'max_degree': 4},
+    {'adjacency': 'feature'},
 ]
 QUICK = {'epsilon': 8.0, 'delta': 1e-4, 'steps': 5, 'epochs': 5}
 
@@ -81,11 +81,11 @@ def test_predictions_are_free_and_read_no_edges(arguments):
     assert math.hypot(
         report.mu_encoder, report.mu_aggregation, report.mu_head
     ) == pytest.approx(report.mu)
-    private = arguments['relation'] != 'edge'
-    assert lines == arguments.get('hops', 1) + 2 * private
+    private = arguments['adjacency'] != 'edge'
+    assert lines == arguments.get('K', 1) + 2 * private
     assert bool(report.mu_head) == private
     assert report.rows == (
-        'others' if arguments['relation'] == 'node_incident' else 'all'
+        'others' if arguments['adjacency'] == 'node_incident' else 'all'
     )
     report.to_json()
     assert 'Not covered' in report.explain()
@@ -96,11 +96,15 @@ def test_labels_of_other_nodes_are_never_read(relation):
     data = graph()
     del data.val_mask
     data.y[~data.train_mask] = 10**6  # would be out of range
-    model = PrivateNodeClassifier(relation, **QUICK, num_classes=3, seed=0)
+    model = PrivateNodeClassifier(
+        relation, **QUICK, num_classes=3, insecure_seed=0
+    )
     torch.manual_seed(0)
     first = model.fit(data).logits()
     data.y[~data.train_mask] = 1
-    other = PrivateNodeClassifier(relation, **QUICK, num_classes=3, seed=0)
+    other = PrivateNodeClassifier(
+        relation, **QUICK, num_classes=3, insecure_seed=0
+    )
     torch.manual_seed(0)
     assert torch.equal(other.fit(data).logits(), first)
     assert str(model.report()).startswith('not private')
@@ -117,7 +121,7 @@ def test_a_checkpoint_of_smoothed_rows_needs_no_edges():
     for changes in ({'smoothed': []}, {'smoothed': state['smoothed'][:1]}):
         with pytest.raises(ValueError, match="'state' needs 2 smoothed"):
             model.load_state_dict({**state, **changes})
-    other = PrivateNodeClassifier('feature', **QUICK, smoothing=0)
+    other = PrivateNodeClassifier('feature', **{**QUICK, 'steps': 3})
     with pytest.raises(ValueError, match='other arguments'):
         other.load_state_dict(state)
 
@@ -144,7 +148,7 @@ def test_a_prediction_reads_no_raw_record_but_its_own(relation):
     # Predictions propagated over edges would show those of neighbours.
     data = graph()
     model = PrivateNodeClassifier(
-        relation, **QUICK, seed=0, form='replace'
+        relation, **QUICK, insecure_seed=0, neighboring='replace'
     ).fit(data)
     before = model.logits()
     for v in (0, 7, 31):
@@ -164,11 +168,10 @@ def test_a_replaced_record_moves_sums_by_what_is_paid(relation, quiet):
         model = PrivateNodeClassifier(
             relation,
             **QUICK,
-            form='replace',
+            neighboring='replace',
             encoder=encoder,
             start_is_public=True,
             num_classes=3,
-            measure=measure,
         ).fit(data)
         # All of its share: mu is the sensitivity over the deviation.
         bound = model.noise_stds[0] * model.report().mu_aggregation
@@ -176,7 +179,6 @@ def test_a_replaced_record_moves_sums_by_what_is_paid(relation, quiet):
         assert bound == pytest.approx(math.sqrt(3))
         return model.released[0], bound
 
-    measure = None if relation == 'node' else aggregation.TWO_HOPS
     data, most = graph(), 0.0
     for v in (
         *data.train_mask.nonzero()[:4],
@@ -272,14 +274,16 @@ def test_the_length_of_a_row_says_nothing():
     other = data.clone()
     other.x = data.x * 2.0 ** (torch.arange(60) % 9 - 4)[:, None]
     one, two = (
-        PrivateNodeClassifier('node', **QUICK, seed=3).fit(each).logits()
+        PrivateNodeClassifier('node', **QUICK, insecure_seed=3)
+        .fit(each)
+        .logits()
         for each in (data, other)
     )
     assert torch.equal(one, two)
 
 
 def test_the_account_is_one_closed_form():
-    model = PrivateNodeClassifier('node', **QUICK, hops=2)
+    model = PrivateNodeClassifier('node', **QUICK, K=2)
     encoder, sums, head = model.mus
     each = model.relation.sensitivity / model.noise_stds[0]
     mu = math.sqrt(encoder**2 + 2 * each**2 + head**2)
@@ -315,12 +319,14 @@ def test_facebook(shared):
         edge_index=to_undirected(remove_self_loops(edges)[0], num_nodes=n),
     )
     for relation, form, epsilon, least in (
-        ('node', 'withdraw', 4.0, 0.875),
-        ('node', 'withdraw', 8.0, 0.900),
-        ('node', 'withdraw', 16.0, 0.920),
+        ('node', 'add_remove', 4.0, 0.875),
+        ('node', 'add_remove', 8.0, 0.900),
+        ('node', 'add_remove', 16.0, 0.920),
         ('feature', 'replace', 8.0, 0.920),
     ):
-        model = PrivateNodeClassifier(relation, epsilon, 1e-5, form=form)
+        model = PrivateNodeClassifier(
+            relation, epsilon, 1e-5, neighboring=form
+        )
         right = model.fit(data).predict(test) == y[test]
         # One split has a deviation of half a point.
         assert float(right.float().mean()) > least - 0.01

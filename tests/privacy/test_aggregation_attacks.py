@@ -21,10 +21,10 @@ from pyg_trust.privacy.propagation import (
 from pyg_trust.transforms import PrivateAGP
 
 RELATIONS = [
-    {'relation': 'edge'},
-    {'relation': 'node', 'form': 'replace', 'hops': 2},
-    {'relation': 'node_incident', 'max_degree': 2},
-    {'relation': 'feature'},
+    {'adjacency': 'edge'},
+    {'adjacency': 'node', 'neighboring': 'replace', 'K': 2},
+    {'adjacency': 'node_incident', 'max_degree': 2},
+    {'adjacency': 'feature'},
 ]
 QUICK = {'epsilon': 8.0, 'delta': 1e-4, 'steps': 3, 'epochs': 3}
 
@@ -63,7 +63,7 @@ def odd_graphs():
     )
 
 
-@pytest.mark.parametrize('arguments', RELATIONS, ids=lambda a: a['relation'])
+@pytest.mark.parametrize('arguments', RELATIONS, ids=lambda a: a['adjacency'])
 @pytest.mark.parametrize(
     'data', [pytest.param(data, id=name) for name, data in odd_graphs()]
 )
@@ -71,10 +71,10 @@ def test_odd_graphs_are_like_any_other(data, arguments):
     # What they are is private, so neither shapes nor costs may tell.
     with warnings.catch_warnings():
         warnings.simplefilter('ignore', UserWarning)  # a large delta
-        asked = {'hops': 1, **arguments}
+        asked = {'K': 1, **arguments}
         transform = PrivateAGP(mu=1.0, delta=1e-4, cat=False, **asked)
         rows = transform.released(data)
-        hops = asked['hops']
+        hops = asked['K']
         assert [row.shape for row in rows] == [data.x.shape] * hops
         assert all(bool(row.isfinite().all()) for row in rows)
         assert transform.account.lines == pytest.approx(
@@ -83,7 +83,7 @@ def test_odd_graphs_are_like_any_other(data, arguments):
         model = PrivateNodeClassifier(**QUICK, **arguments).fit(data)
         assert bool(model.logits().isfinite().all())
         assert model.predict().shape == (data.num_nodes,)
-        private = arguments['relation'] != 'edge'
+        private = arguments['adjacency'] != 'edge'
         assert len(model.account.lines) == hops + 2 * private
         assert model.report().epsilon == pytest.approx(8.0, rel=1e-9)
 
@@ -129,10 +129,10 @@ def test_blocks_of_messages_are_the_messages(between, monkeypatch):
 
 def test_two_accounts_on_one_file(tmp_path):
     file, data = tmp_path / 'ledger', graph([(0, 1), (1, 2)], 4)
-    first = PrivateAGP(relation='node', mu=0.5, delta=1e-4, ledger=file)
+    first = PrivateAGP(adjacency='node', mu=0.5, delta=1e-4, ledger=file)
     first(data)
     # While it is open nobody else spends from it, in this process either.
-    second = PrivateAGP(relation='node', mu=0.5, delta=1e-4, ledger=file)
+    second = PrivateAGP(adjacency='node', mu=0.5, delta=1e-4, ledger=file)
     model = PrivateNodeClassifier('node', **QUICK, ledger=file)
     for attempt in (lambda: second(data), lambda: model.fit(data)):
         with pytest.raises(RuntimeError, match='open'):
@@ -152,7 +152,7 @@ def test_two_accounts_on_one_file(tmp_path):
 def test_what_a_refusal_tells_is_in_the_guarantee(relation):
     # One arc less, and the graph is refused: whoever sees that knows it.
     arcs = torch.tensor([[0, 1, 1], [1, 0, 2]])
-    asked = {'relation': relation, 'mu': 1.0, 'delta': 1e-4}
+    asked = {'adjacency': relation, 'mu': 1.0, 'delta': 1e-4}
     transform = PrivateAGP(**asked, directed=True)
     transform(Data(x=torch.eye(3), edge_index=arcs))
     with pytest.raises(ValueError, match='directed'):

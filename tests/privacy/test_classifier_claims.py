@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-from pyg_trust.agp.measures import Measure
 from pyg_trust.ledger import BudgetExceededError
 from pyg_trust.privacy import PrivateNodeClassifier
 from pyg_trust.privacy import propagation as private_propagation
@@ -33,41 +32,34 @@ def graph(directed=False):
 @pytest.mark.parametrize('relation', ['edge', 'node', 'feature'])
 def test_a_checkpoint_does_not_wash_the_seed_off(relation):
     # The report said that the noise of a seed was the operating system's.
-    arguments = {'relation': relation, **QUICK, 'epochs': 3}
-    state = PrivateNodeClassifier(**arguments, seed=0).fit(graph())
+    arguments = {'adjacency': relation, **QUICK, 'epochs': 3}
+    state = PrivateNodeClassifier(**arguments, insecure_seed=0).fit(graph())
     state = state.state_dict()
     fresh = PrivateNodeClassifier(**arguments)
     with pytest.raises(ValueError, match="'seeded' = False"):
         fresh.load_state_dict(state)
     assert fresh.account is None
-    fresh = PrivateNodeClassifier(**arguments, seed=1)
+    fresh = PrivateNodeClassifier(**arguments, insecure_seed=1)
     fresh.load_state_dict(state)
     assert fresh.report().seeded
     # Secret noise stays secret noise, and is none of a seed either.
     secret = PrivateNodeClassifier(**arguments).fit(graph()).state_dict()
     with pytest.raises(ValueError, match="'seeded' = True"):
-        PrivateNodeClassifier(**arguments, seed=0).load_state_dict(secret)
+        PrivateNodeClassifier(**arguments, insecure_seed=0).load_state_dict(
+            secret
+        )
     fresh = PrivateNodeClassifier(**arguments)
     fresh.load_state_dict(secret)
     assert not fresh.report().seeded
 
 
-@pytest.mark.parametrize('case', ['size', 'directions'])
-def test_graphs_that_a_measure_is_not_for_cost_nothing(
-    case, monkeypatch, tmp_path
-):
+def test_a_graph_that_is_too_large_costs_nothing(monkeypatch, tmp_path):
     # The encoder was paid for, then the graph refused.
-    arguments, data = {}, graph(directed=case == 'directions')
-    if case == 'size':
-        monkeypatch.setattr(private_propagation, 'MAX_COLUMNS', n - 1)
-    else:
-        arguments['measure'] = Measure(0.5, 0.5, (0.0, 1.0), undirected=True)
+    monkeypatch.setattr(private_propagation, 'MAX_COLUMNS', n - 1)
     ledger = tmp_path / 'ledger'
-    model = PrivateNodeClassifier(
-        'feature', **QUICK, **arguments, ledger=ledger
-    )
+    model = PrivateNodeClassifier('feature', **QUICK, ledger=ledger)
     with pytest.raises(ValueError, match="'graph'"):
-        model.fit(data)
+        model.fit(graph())
     assert model.account.lines == ()
     model.close()
     monkeypatch.undo()
@@ -99,7 +91,7 @@ def test_sums_of_another_on_the_ledger_are_not_taken_for_an_encoder(tmp_path):
     # Sums of mu 'a' were taken for an encoder of the same mu, and an edge's
     # mu lacked them.
     ledger, data = tmp_path / 'ledger', graph()
-    blank = {**QUICK, 'form': 'withdraw'}
+    blank = {**QUICK, 'neighboring': 'add_remove'}
     first = PrivateNodeClassifier(
         'node', **blank, shares=(0.05, 0.9, 0.05), ledger=ledger
     )
@@ -128,7 +120,7 @@ def test_what_others_spent_of_more_classes_counts_for_an_edge(tmp_path):
         'node',
         **{**QUICK, 'num_classes': 30},
         shares=(0.01, 0.98, 0.01),
-        form='replace',
+        neighboring='replace',
         ledger=ledger,
     ).fit(data)
     first.close()
@@ -136,8 +128,8 @@ def test_what_others_spent_of_more_classes_counts_for_an_edge(tmp_path):
     (std,) = first.noise_stds
     assert alone == pytest.approx(math.sqrt(2) / std)
     transform = PrivateAGP(
-        relation='node',
-        form='replace',
+        adjacency='node',
+        neighboring='replace',
         mu=0.1,
         delta=QUICK['delta'],
         ledger=ledger,
@@ -149,11 +141,11 @@ def test_what_others_spent_of_more_classes_counts_for_an_edge(tmp_path):
     transform.account.close()
 
 
-@pytest.mark.parametrize('form', ['withdraw', 'replace'])
+@pytest.mark.parametrize('form', ['add_remove', 'replace'])
 @pytest.mark.parametrize('hops', [1, 2])
 def test_parts_of_ones_own_account_are_exact(form, hops):
     # Also where encoder, sums and head cost the same.
-    arguments = {**QUICK, 'form': form, 'hops': hops}
+    arguments = {**QUICK, 'neighboring': form, 'K': hops}
     for shares in ((0.4, 0.5, 0.1), (0.25, 0.5, 0.25)):
         model = PrivateNodeClassifier('node', **arguments, shares=shares)
         fresh = PrivateNodeClassifier('node', **arguments, shares=shares)

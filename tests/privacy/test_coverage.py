@@ -233,7 +233,7 @@ def test_a_hub_is_refused_and_so_is_a_model_of_a_seed():
     made = model(data=data)
     with pytest.raises(ValueError, match="'max_units' = 4"):
         made.remove(nodes(0), data)
-    made = model(seed=1)
+    made = model(insecure_seed=1)
     with pytest.raises(ValueError, match='it covers nothing'):
         made.remove(nodes(0), ring())
 
@@ -742,7 +742,7 @@ def test_weights_cover_graphs_where_graphs_are_private(relation):
     law = {'batch_size': 5}
     if relation == 'add_remove':
         law |= {'sampling': 'poisson', 'sample_rate': 0.25}
-    loader = GraphLoader(graphs, relation=relation, num_steps=3, **law)
+    loader = GraphLoader(graphs, neighboring=relation, num_steps=3, **law)
     engine, model = PrivacyEngine(), Pooled()
     engine.make_private(
         module=model,

@@ -204,7 +204,7 @@ def test_a_graph_less_moves_the_sum_by_one_clipping_norm_at_most(
                 [graph] * count,
                 batch_size=8,
                 sampling='poisson',
-                relation='add_remove',
+                neighboring='add_remove',
                 sample_rate=1.0,
                 num_steps=1,
             ),

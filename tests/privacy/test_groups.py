@@ -137,7 +137,7 @@ def test_one_occurrence_is_a_disjoint_unit():
     assert found == pytest.approx(dp.wor_epsilon(history, 1e-5), rel=1e-9)
     for epsilon in (-1.0, 0.0, 0.4, 2.0):
         found = dp.group_wor_profile(epsilon, 4, 20, 1, 2.6)
-        want = wor_profile(epsilon, 0.2, 1.3)
+        want = wor_profile(epsilon, 0.2, noise_multiplier=2.6)
         assert found == pytest.approx(want, rel=1e-12)
     # The search for an outcome, where there is a closed form.
     loss = np.linspace(0, 6, 50)
@@ -384,7 +384,10 @@ def audited(z, q, steps, delta, seed, count=8000):
 
 
 def test_an_audit_stays_below_the_claim_and_finds_forgotten_occurrences():
-    right = dp.calibrate_poisson(3.0, 1e-5, 0.05, 100, occurrences=5)
+    budget = {'sample_rate': 0.05, 'steps': 100}
+    account = dp.GroupPoissonAccountant(100, 5)
+    right = account.noise_multiplier_for(3.0, 1e-5, **budget)
     assert all(audited(right, 0.05, 100, 1e-5, s) <= 3 for s in range(3))
-    forgotten = dp.calibrate_poisson(3.0, 1e-5, 0.05, 100)
+    account = dp.PoissonAccountant()
+    forgotten = account.noise_multiplier_for(3.0, 1e-5, **budget)
     assert audited(forgotten, 0.05, 100, 1e-5, 9) > 3

@@ -64,10 +64,10 @@ def test_without_noise_users_get_what_their_kind_likes(monkeypatch):
     assert best[0].tolist() == np.argsort(-score)[:3].tolist()
 
 
-@pytest.mark.parametrize('form', ['withdraw', 'replace'])
+@pytest.mark.parametrize('form', ['add_remove', 'replace'])
 def test_one_release_is_all_of_the_budget(form):
-    model = fitted(form=form)
-    moved = 1.0 if form == 'withdraw' else math.sqrt(2)
+    model = fitted(neighboring=form)
+    moved = 1.0 if form == 'add_remove' else math.sqrt(2)
     assert model.account.lines == pytest.approx([moved / model.noise_std])
     report = model.report()
     assert report.sensitivity == moved
@@ -80,17 +80,17 @@ def test_one_release_is_all_of_the_budget(form):
         assert other == pytest.approx(least, rel=1e-9)
 
 
-@pytest.mark.parametrize('form', ['withdraw', 'replace'])
+@pytest.mark.parametrize('form', ['add_remove', 'replace'])
 def test_the_noise_is_as_large_as_the_account_says(form):
     # 78 entries of 60 tables: half of the noise, or a sensitivity that it was
     # not made for, is 30 standard errors away.
     off = []
     for seed in range(60):
-        table = fitted(seed + 100, form=form, seed=seed)
+        table = fitted(seed + 100, neighboring=form, insecure_seed=seed)
         sums = item_sums(lists_of(likes(seed + 100), USERS, ITEMS), ITEMS, 1.0)
         exact = sums * grid(1.0)
         off.append(table._triangle - exact)
-    moved = 1.0 if form == 'withdraw' else math.sqrt(2)
+    moved = 1.0 if form == 'add_remove' else math.sqrt(2)
     found = np.concatenate(off).std() * table.report().mu / moved
     assert 0.95 < found < 1.05
 

@@ -90,7 +90,7 @@ def neighbours(relation):
 @pytest.mark.parametrize('relation', ['edge', 'node', 'feature'])
 def test_released_sums_do_not_tell_by_their_last_bits(relation):
     one, other = neighbours(relation)
-    asked = {'relation': relation, 'delta': 1e-5}
+    asked = {'adjacency': relation, 'delta': 1e-5}
     unit = PrivateAGP(mu=1.0, **asked).noise_stds[0]
 
     def release(graph):
@@ -122,7 +122,7 @@ def test_sums_of_a_classifier_do_not_tell(relation, monkeypatch):
         model = PrivateNodeClassifier(
             *(relation, EPSILONS[relation], 1e-4),
             **{'steps': 1, 'epochs': 1, 'num_classes': 12, 'smoothing': 0},
-            form=None if relation == 'edge' else 'replace',
+            neighboring=None if relation == 'edge' else 'replace',
         )
         with warnings.catch_warnings():
             warnings.simplefilter('ignore')
@@ -167,7 +167,7 @@ def test_a_step_of_private_descent_does_not_tell(monkeypatch):
 
 def test_releases_are_integers_on_a_public_grid():
     one, _ = neighbours('edge')
-    transform = PrivateAGP(relation='edge', mu=0.7, delta=1e-5)
+    transform = PrivateAGP(adjacency='edge', mu=0.7, delta=1e-5)
     transform(one)
     (std,) = transform.noise_stds
     grid, rows = std * 2.0**-32, transform.released(one)[0].numpy()

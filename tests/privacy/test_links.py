@@ -160,7 +160,9 @@ def test_releases_are_all_that_is_read_of_edges(relation, monkeypatch):
         monkeypatch.setattr(inner, name, sums)
     states = []
     for each in (data, less):
-        model = PrivateLinkPredictor(relation, **QUICK, seed=0, num_neg=50)
+        model = PrivateLinkPredictor(
+            relation, **QUICK, insecure_seed=0, num_neg=50
+        )
         state = model.fit(each).state_dict()
         states.append({k: v for k, v in state.items() if torch.is_tensor(v)})
     assert states[0].keys() == states[1].keys() >= {'weight', 'rows'}

@@ -28,7 +28,7 @@ from pyg_trust.transforms import PrivateAGP
 
 QUICK = {'epsilon': 4.0, 'delta': 1e-4, 'steps': 5}
 STD, C = 2.0**-8, 0.125
-FORMS = {'withdraw': 1, 'replace': 2}
+FORMS = {'add_remove': 1, 'replace': 2}
 
 
 def graph(n=60, seed=0):
@@ -96,12 +96,12 @@ def test_one_record_moves_a_sum_by_a_clip_in_all_digraphs(n):
                 if other == lists[v]:
                     continue
                 near = made[(*lists[:v], other, *lists[v + 1 :])]
-                form = 'withdraw' if not other else 'replace'
+                form = 'add_remove' if not other else 'replace'
                 moved = float(np.linalg.norm(near - total))
                 assert moved <= C * FORMS[form]
                 largest[form] = max(largest[form], moved)
     # Attained: gradients are longer than the clip.
-    assert largest['withdraw'] > 0.999 * C
+    assert largest['add_remove'] > 0.999 * C
     assert n == 2 or largest['replace'] > C / 4
 
 
@@ -208,7 +208,9 @@ def test_sums_are_the_formula_and_owners_do_not_meet():
 
 @pytest.mark.parametrize('form', FORMS)
 def test_two_lines_are_all_of_the_budget(tmp_path, form):
-    model = PrivateLinkPredictor('node', **QUICK, form=form).fit(graph())
+    model = PrivateLinkPredictor('node', **QUICK, neighboring=form).fit(
+        graph()
+    )
     assert model.account.lines == pytest.approx(model.mus, rel=1e-12)
     report, moved = model.report(), FORMS[form]
     parts = moved / report.row_std
@@ -293,7 +295,7 @@ def test_scores_read_no_edge_and_of_records_the_source_alone():
     with pytest.raises(ValueError, match="'x'"):
         model.score(pairs, data.x[:, :5])
     plain = PrivateLinkPredictor(**QUICK).fit(data)
-    with pytest.raises(ValueError, match=r"'x'.*the relation 'node'"):
+    with pytest.raises(ValueError, match=r"'x'.*adjacency='edge'"):
         plain.score(pairs, data.x)
 
 
@@ -323,13 +325,13 @@ def test_an_edge_is_an_example_of_both_ends_on_a_shared_account(
         data.edge_index = data.edge_index[:, data.edge_index[0] < 9]
     ledger = tmp_path / 'all.ledger'
     links = PrivateLinkPredictor(
-        'node', 2.0, 1e-3, ledger, form=form, directed=directed, steps=2
+        'node', 2.0, 1e-3, ledger, neighboring=form, directed=directed, steps=2
     ).fit(data)
     links.close()
     model = PrivateAGP(
         *(1, 'node'),
         **{'epsilon': 6.0, 'delta': 1e-3, 'mu': 0.5, 'ledger': ledger},
-        **{'form': form, 'directed': directed},
+        **{'neighboring': form, 'directed': directed},
     )
     model(data)
     scorer = links.mus[1] / FORMS[form] * 2 * ends

@@ -178,7 +178,7 @@ def of_graphs(relation):
         2,
         num_steps=1,
         sampling='poisson',
-        relation=relation,
+        neighboring=relation,
         sample_rate=0.25 if relation == 'add_remove' else None,
     )
     module = Pooled()
@@ -264,7 +264,9 @@ def test_moments_of_accountants():
         assert one.get_epsilon(1e-5) <= found * (1 + 1e-9) or kind != 'pld_wor'
     fdp = FDPAccountant(100, 10, 3)
     fdp.step(noise_multiplier=12.0, sample_rate=0.1)
-    assert fdp.rdp(a) == pytest.approx(rdp_fdp(a, 100, 10, 3, 2.0))
+    assert fdp.rdp(a) == pytest.approx(
+        rdp_fdp(a, 100, 10, 3, noise_multiplier=12.0)
+    )
 
 
 def test_a_private_gcn_learns_with_what_is_proposed(shared):

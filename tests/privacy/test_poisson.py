@@ -159,7 +159,9 @@ def test_renyi_divergences():
 
 
 def test_calibration_and_order():
-    z = dp.calibrate_poisson(2.0, 1e-5, 0.1, 50)
+    z = dp.PoissonAccountant().noise_multiplier_for(
+        2.0, 1e-5, sample_rate=0.1, steps=50
+    )
     assert 1.98 <= dp.poisson_epsilon([(z, 0.1, 50)], 1e-5) <= 2.0
     # A higher rate, more steps and less noise cost more.
     base = dp.poisson_epsilon([(z, 0.1, 50)], 1e-5)

@@ -140,7 +140,7 @@ def test_a_replaced_record_moves_by_twice_as_much():
         # Messages of opposite signs are the worst of unit ones.
         worst = max(worst, float((a + b).norm()))
     assert worst == pytest.approx(2.0)
-    assert hop_sensitivity('node', form='replace') == 2
+    assert hop_sensitivity('node', neighboring='replace') == 2
 
 
 def certain_and_mixed(C):
@@ -178,7 +178,7 @@ def test_messages_of_classes_have_no_opposites(C, D):
     for one, other in itertools.product(sent.values(), repeat=2):
         worst = max(worst, float(torch.cdist(one, other).max()))
     bound = hop_sensitivity(
-        'node', form='replace', max_degree=D, num_classes=C
+        'node', neighboring='replace', max_degree=D, num_classes=C
     )
     assert bound == pytest.approx(math.sqrt(2 * D * C / (C - 1)))
     assert worst == pytest.approx(bound, rel=1e-5)
@@ -187,7 +187,9 @@ def test_messages_of_classes_have_no_opposites(C, D):
 
 def test_one_class_or_two_have_the_noise_of_any_messages():
     for C in (1, 2, None):
-        bound = hop_sensitivity('feature', form='replace', num_classes=C)
+        bound = hop_sensitivity(
+            'feature', neighboring='replace', num_classes=C
+        )
         assert bound == 2
     assert hop_sensitivity('node', num_classes=5) == 1
     one = class_messages(torch.ones(3, 1, dtype=torch.float64))
@@ -215,7 +217,7 @@ def test_a_replaced_row_moves_a_scaled_propagation_by_the_bound(own):
     for v in range(12):
         found = torch.stack([made(v, row) for row in q]).flatten(1)
         worst = max(worst, float(torch.cdist(found, found).max()))
-    bound = hop_sensitivity('feature', form='replace', num_classes=4)
+    bound = hop_sensitivity('feature', neighboring='replace', num_classes=4)
     assert worst == pytest.approx(bound, rel=1e-5)
     assert worst <= bound
 
@@ -249,7 +251,9 @@ def test_later_hops_move_by_no_more_than_messages_of_classes():
     worst = float(torch.cdist(torch.stack(found), torch.stack(found)).max())
     assert worst == pytest.approx(math.sqrt(2), rel=1e-5)
     for C in (2, 3, 100):
-        assert worst <= hop_sensitivity('node', form='replace', num_classes=C)
+        assert worst <= hop_sensitivity(
+            'node', neighboring='replace', num_classes=C
+        )
 
 
 @pytest.mark.parametrize('n', [3, 4])
@@ -293,7 +297,7 @@ def test_the_oracles_instances_and_sups(shared):
         sent = float(energy_weights(graph, D)[n])
         found = sent * math.sqrt(len(each['list']))
         assert found == pytest.approx(each['withdraw'], abs=1e-9)
-        bound = hop_sensitivity('node', max_degree=D, form='replace')
+        bound = hop_sensitivity('node', max_degree=D, neighboring='replace')
         assert each['replace'] <= bound + 1e-9
     for each in oracle['instances']:
         n, pairs = each['n'], [tuple(p) for p in each['edges']]

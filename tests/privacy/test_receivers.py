@@ -105,7 +105,9 @@ def test_lists_replaced_move_by_twice_as_much():
         for a, b in itertools.product(made, repeat=2):
             # Messages of opposite signs are the worst of unit ones.
             worst = max(worst, float((a + b).norm()))
-    assert worst == pytest.approx(hop_sensitivity('node', form='replace'))
+    assert worst == pytest.approx(
+        hop_sensitivity('node', neighboring='replace')
+    )
 
 
 def test_an_edge_moves_no_more_than_of_whole_lists():

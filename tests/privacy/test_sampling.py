@@ -208,7 +208,7 @@ def test_graphs_by_coins(relation):
         2,
         num_steps=25,
         sampling='poisson',
-        relation=relation,
+        neighboring=relation,
         sample_rate=rate,
     )
     module = Pooled()
@@ -250,7 +250,7 @@ def test_nothing_public_tells_how_many_graphs_may_come_and_go():
             graphs(count),
             2,
             sampling='poisson',
-            relation='add_remove',
+            neighboring='add_remove',
             sample_rate=0.1,
             seed=0,
         )
@@ -295,7 +295,7 @@ def test_a_gin_that_forgets_a_graph_moves_by_less_than_the_norm(monkeypatch):
         4,
         num_steps=8,
         sampling='poisson',
-        relation='add_remove',
+        neighboring='add_remove',
         sample_rate=0.5,
     )
     module = Pooled()

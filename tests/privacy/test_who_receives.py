@@ -38,7 +38,7 @@ def silent(data):
 
 
 def fitted(data, **arguments):
-    given = {'relation': 'node', 'seed': 0, **QUICK, **arguments}
+    given = {'adjacency': 'node', 'insecure_seed': 0, **QUICK, **arguments}
     return PrivateNodeClassifier(**given).fit(data)
 
 
@@ -59,7 +59,7 @@ def test_rows_of_those_who_receive_nothing_are_zero():
     # What they are told comes of their own row: no draw, no edge is in it.
     without = data.clone()
     without.edge_index = data.edge_index[:, :0]
-    for other in (fitted(data, seed=1), fitted(without)):
+    for other in (fitted(data, insecure_seed=1), fitted(without)):
         other._own, other._head = model._own, model._head
         same = (other.logits() == model.logits()).all(1)
         assert torch.equal(same, silent(data))
@@ -126,7 +126,7 @@ def test_a_list_that_is_withdrawn_moves_sums_by_one_at_any_degree():
     whole = data.edge_index[:, data.edge_index[0] != 0]
     asked = {
         'directed': True,
-        'form': 'withdraw',
+        'neighboring': 'add_remove',
         'encoder': linear(),
         'start_is_public': True,
     }
@@ -161,9 +161,9 @@ def test_a_list_that_is_withdrawn_moves_sums_by_one_at_any_degree():
     ('arguments', 'train', 'all_receive'),
     [
         ({}, 0.75, False),
-        ({'form': 'replace'}, 0.75, False),
+        ({'neighboring': 'replace'}, 0.75, False),
         ({'train_receivers': 1.0}, 0.75, True),
-        ({'hops': 2}, 0.75, True),
+        ({'K': 2}, 0.75, True),
         ({'head': nn.Linear(6, 3), 'start_is_public': True}, 0.75, True),
         (
             {
@@ -177,9 +177,9 @@ def test_a_list_that_is_withdrawn_moves_sums_by_one_at_any_degree():
         ({}, 0.4, True),
         ({'train_receivers': 0.2}, 0.4, False),
         ({}, 1.0, True),
-        ({'relation': 'node_incident', 'max_degree': 4}, 0.75, True),
-        ({'relation': 'feature'}, 0.75, True),
-        ({'relation': 'edge', 'epochs': 3}, 0.75, True),
+        ({'adjacency': 'node_incident', 'max_degree': 4}, 0.75, True),
+        ({'adjacency': 'feature'}, 0.75, True),
+        ({'adjacency': 'edge', 'epochs': 3}, 0.75, True),
     ],
 )
 def test_who_receives_by_default(arguments, train, all_receive):

@@ -28,11 +28,11 @@ from pyg_trust.transforms import (
 )
 
 RELATIONS = [
-    {'relation': 'edge'},
-    {'relation': 'node'},
-    {'relation': 'node', 'form': 'replace'},
-    {'relation': 'node_incident', 'max_degree': 3},
-    {'relation': 'feature'},
+    {'adjacency': 'edge'},
+    {'adjacency': 'node'},
+    {'adjacency': 'node', 'neighboring': 'replace'},
+    {'adjacency': 'node_incident', 'max_degree': 3},
+    {'adjacency': 'feature'},
 ]
 
 
@@ -95,7 +95,7 @@ def test_with_a_price_another_graph_is_another_line():
 
 def test_a_fresh_process_draws_other_noise_or_none(tmp_path):
     data, file = path(), tmp_path / 'ledger'
-    arguments = {'mu': 0.5, 'delta': 1e-3, 'ledger': file, 'seed': 1}
+    arguments = {'mu': 0.5, 'delta': 1e-3, 'ledger': file, 'insecure_seed': 1}
     transform = PrivateAGP(**arguments)
     first = transform(data).x
     transform.account.close()
@@ -104,11 +104,11 @@ def test_a_fresh_process_draws_other_noise_or_none(tmp_path):
     assert lines(again) == 2
     assert not torch.equal(first, second), 'the same seed, but not the noise'
     again.account.close()
-    spent = PrivateAGP(epsilon=0.1, delta=1e-3, ledger=file, seed=1)
+    spent = PrivateAGP(epsilon=0.1, delta=1e-3, ledger=file, insecure_seed=1)
     with pytest.raises(BudgetExceededError):
         spent(data)
     spent.account.close()
-    other = PrivateAGP(relation='node', mu=0.5, delta=1e-3, ledger=file)
+    other = PrivateAGP(adjacency='node', mu=0.5, delta=1e-3, ledger=file)
     with pytest.raises(ValueError, match='another mechanism'):
         other(data)
 
@@ -126,7 +126,7 @@ def test_what_is_released_is_the_sum_and_noise_of_its_deviation():
         )
         sent = messages(data.x)
         for row, std in zip(rows, transform.noise_stds, strict=True):
-            if arguments['relation'] == 'node':
+            if arguments['adjacency'] == 'node':
                 degree = torch.bincount(data.edge_index[0], minlength=n)
                 sent = sent / degree.double().sqrt()[:, None]
             drawn = (row - A @ sent) / std
@@ -141,7 +141,7 @@ def test_what_is_released_is_the_sum_and_noise_of_its_deviation():
 @pytest.mark.parametrize('arguments', RELATIONS)
 def test_raw_rows_are_in_the_output_where_they_are_known(arguments):
     made = PrivateAGP(mu=1.0, delta=1e-3, **arguments)(path()).x
-    wide = arguments['relation'] == 'edge'
+    wide = arguments['adjacency'] == 'edge'
     assert made.shape == (12, 6 if wide else 3)
     transform = PrivateAGP(mu=1.0, delta=1e-3, cat=True, **arguments)
     transform(path())
@@ -167,7 +167,7 @@ def test_what_can_not_be_accounted_for_spends_nothing(relation, case):
     data = path()
     for name, value in changes.items():
         data[name] = value
-    transform = PrivateAGP(relation=relation, mu=1.0, delta=1e-3, **arguments)
+    transform = PrivateAGP(adjacency=relation, mu=1.0, delta=1e-3, **arguments)
     with pytest.raises(ValueError, match=said):
         transform(data)
     assert transform.account is None
@@ -190,7 +190,7 @@ def test_other_data_and_copies():
 
 def test_reports_of_blanks_say_what_replacing_costs():
     transform = PrivateAGP(
-        relation='node', form='withdraw', epsilon=8.0, delta=1e-5
+        adjacency='node', neighboring='add_remove', epsilon=8.0, delta=1e-5
     )
     transform(path())
     report = transform.report()
@@ -198,20 +198,22 @@ def test_reports_of_blanks_say_what_replacing_costs():
     assert report.epsilon_replace == pytest.approx(19.1, abs=0.05)
     assert 'any other record' in report.explain()
     assert above(report.epsilon_replace) in report.explain()
-    other = PrivateAGP(relation='node', epsilon=8.0, delta=1e-5)
+    other = PrivateAGP(adjacency='node', epsilon=8.0, delta=1e-5)
     other(path())
     assert other.report().epsilon_replace is None
     assert 'any other record' not in other.report().explain()
 
 
-@pytest.mark.parametrize('form', ['withdraw', 'replace'])
+@pytest.mark.parametrize('form', ['add_remove', 'replace'])
 def test_reports_say_what_holds(form):
-    transform = PrivateAGP(relation='node', form=form, epsilon=8.0, delta=1e-5)
+    transform = PrivateAGP(
+        adjacency='node', neighboring=form, epsilon=8.0, delta=1e-5
+    )
     transform(path())
     report = transform.report()
     assert report.epsilon == pytest.approx(8.0, rel=1e-9)
     # An edge moves sums by the root of 2, a record by 1 or 2.
-    moved = math.sqrt(2) / (1 if form == 'withdraw' else 2)
+    moved = math.sqrt(2) / (1 if form == 'add_remove' else 2)
     assert report.mu_edge == pytest.approx(moved * report.mu)
     assert (report.arithmetic, report.grid_exponent) == ('exact', -32)
     assert report.rho == 0
@@ -222,7 +224,7 @@ def test_reports_say_what_holds(form):
     assert report.guarantee().kind == 'privacy'
     report.to_json()
     incident = PrivateAGP(
-        relation='node_incident', max_degree=16, epsilon=4.0, delta=1e-5
+        adjacency='node_incident', max_degree=16, epsilon=4.0, delta=1e-5
     )
     incident(path())
     report = incident.report()
@@ -260,7 +262,7 @@ def trained(ledger=None, loader=None, **target):
 def test_walks_and_a_release_have_one_account(tmp_path):
     engine, data, epoch, loader = trained(tmp_path / 'ledger')
     epoch()
-    transform = PrivateAGP(relation='feature', mu=0.5, engine=engine)
+    transform = PrivateAGP(adjacency='feature', mu=0.5, engine=engine)
     first = transform(data).x
     assert torch.equal(transform(data).x, first)
     rate = loader.sample_rate_at(0)
@@ -283,7 +285,7 @@ def test_walks_by_coins_and_a_release_have_one_account(tmp_path):
     coins = {'batch_size': size, 'sampling': 'poisson'}
     engine, data, epoch, _ = trained(tmp_path / 'ledger', coins)
     epoch()
-    PrivateAGP(relation='feature', mu=0.5, engine=engine)(data)
+    PrivateAGP(adjacency='feature', mu=0.5, engine=engine)(data)
     want = gaussian_epsilon(math.sqrt(3 * (2 / 8) ** 2 + 0.5**2), 1e-3)
     found = engine.get_epsilon(1e-3)
     assert 0 <= found / want - 1 < 1e-4
@@ -302,15 +304,15 @@ def test_a_release_does_not_exceed_the_budget_of_training(sampling):
     epoch()
     steps = engine.steps
     with pytest.raises(BudgetExceededError, match='nothing was spent'):
-        PrivateAGP(relation='feature', mu=0.5, engine=engine)(data)
+        PrivateAGP(adjacency='feature', mu=0.5, engine=engine)(data)
     assert engine.steps == steps
     next(iter(loader))
     with pytest.raises(RuntimeError, match='step was not taken'):
-        PrivateAGP(relation='feature', mu=0.01, engine=engine)(data)
+        PrivateAGP(adjacency='feature', mu=0.01, engine=engine)(data)
 
 
 def test_two_threads_have_one_account(monkeypatch):
-    transform = PrivateAGP(relation='edge', epsilon=1.0, delta=1e-3)
+    transform = PrivateAGP(adjacency='edge', epsilon=1.0, delta=1e-3)
 
     def release(seed):
         data = path()

@@ -147,14 +147,14 @@ TABLE = [
         PrivateAGP,
         {'epsilon': 1.0, 'delta': 1e-5},
         {
-            'hops': [2],
-            'relation': ['node'],
+            'K': [2],
+            'adjacency': ['node'],
             'epsilon': [2.0],
             'delta': [1e-6],
             'directed': [True],
             'cat': [False],
             'attr': ['h'],
-            'seed': [1],
+            'insecure_seed': [1],
         },
     ),
 ]
@@ -182,7 +182,7 @@ def test_no_argument_is_forgotten():
         tried.setdefault(cls, {'args', 'kwargs'}).update(given, others)
     # Pays for a release by other means, which its text states as epsilon.
     tried[PrivateAGP] |= {'mu', 'engine', 'ledger', 'ledger_head'}
-    tried[PrivateAGP] |= {'form', 'max_degree', 'measure'}
+    tried[PrivateAGP] |= {'neighboring', 'max_degree', 'measure'}
     for cls, names in tried.items():
         asked = list(inspect.signature(cls).parameters)
         assert not set(asked) - names, cls

@@ -5,6 +5,7 @@ proves the claim of the right code, and of the faulty one it says that it
 fails, or that it is not proved.
 """
 
+import math
 from fractions import Fraction
 
 import pytest
@@ -16,7 +17,7 @@ from pyg_trust.check import FAILS, HOLDS, UNPROVED, check_report
 from pyg_trust.privacy import accounting, pld, poisson
 from pyg_trust.privacy import gaussian as private_accounting
 from pyg_trust.privacy.accounting import wor_epsilon
-from pyg_trust.privacy.gaussian import gaussian_epsilon, gaussian_mu
+from pyg_trust.privacy.gaussian import gaussian_epsilon
 from pyg_trust.privacy.poisson import poisson_epsilon
 from pyg_trust.report import TrustReport
 from pyg_trust.transforms import PrivateAGP, aggregation_report, private_agp
@@ -27,7 +28,7 @@ DELTA = 1e-5
 
 def gaussian():
     """Two releases with noise of two and three times their sensitivity."""
-    claim = gaussian_epsilon(gaussian_mu([1.0, 1.0], [2.0, 3.0]), DELTA)
+    claim = gaussian_epsilon(math.hypot(1 / 2, 1 / 3), DELTA)
     return judge_mu(Fraction(1, 4) + Fraction(1, 9), claim, DELTA)
 
 
@@ -58,12 +59,6 @@ def withdrawn():
 
 
 FAULTS = {
-    'the larger of two releases': (
-        gaussian,
-        gaussian_mu,
-        'math.hypot(*(moved / std))',
-        'max(moved / std)',
-    ),
     'a mean on the other side': (
         gaussian,
         private_accounting._log_delta,
@@ -213,7 +208,7 @@ def released(folder, name=''):
         mu=0.3,
         epsilon=3.0,
         delta=1e-3,
-        form=form,
+        neighboring=form,
         ledger=folder / 'run.ledger',
     )
     data = cycle(20)

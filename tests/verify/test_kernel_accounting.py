@@ -177,7 +177,7 @@ def test_small_rates_of_many_steps_are_proved(law):
 def test_both_bounds_are_around_the_definition(law):
     # One step is the profile itself, to the grid's second order.
     if law == 'wor':
-        true = wor_profile(0.2, 0.3, 1.0)
+        true = wor_profile(0.2, 0.3, noise_multiplier=2.0)
     else:
         form = law if law == 'replace' else 'withdraw'
         true = poisson_profile(0.2, 0.3, 2.0, form)
@@ -481,8 +481,7 @@ def test_wide_cells_do_not_prove():
 
 
 @pytest.mark.parametrize(
-    ('epsilon', 'delta'),
-    [(-1.0, 1e-5), (1.0, 0.0), (1.0, 1.0), (1.0, -1e-5)],
+    ('epsilon', 'delta'), [(-1.0, 1e-5), (1.0, 0.0), (1.0, 1.0), (1.0, -1e-5)]
 )
 def test_what_is_no_claim_fails(epsilon, delta):
     assert kernel.judge('wor', [(2.0, 0.5, 1)], epsilon, delta) == 'FAILS'

@@ -150,6 +150,30 @@ def test_what_is_no_statement_is_not_proved():
     assert judge_group(line, 1e6, 1e-5, 5, 1) == 'not proved'
     many = [(500.0, 0.5, 3)]
     assert judge_group(many, 1e6, 1e-5, 1000) == 'not proved'
+    many = [(500.0, Fraction(1, 2), 3)]
+    assert judge_group(many, 1e6, 1e-5, 400, 500) == 'not proved'
+
+
+def test_weights_that_are_left_out_belong_to_no_set_or_to_every_set(
+    monkeypatch,
+):
+    def profiles():
+        groups.hypergeometric.cache_clear()
+        law = groups.without_replacement(80, 60)
+        return [
+            part
+            for num in (0, 9, 3200)
+            for part in law(num, 5, Fraction(1, 5), Fraction(20))
+        ]
+
+    found = profiles()
+    assert groups.hypergeometric(80, 400, 60)[1] > 0
+    # All of them are there: what is left to be seen is rounding.
+    monkeypatch.setattr(groups, 'LEAST', Fraction(0))
+    for (low, high), (less, most) in zip(found, profiles(), strict=True):
+        assert low <= less + 100
+        assert high >= most - 100
+    groups.hypergeometric.cache_clear()
 
 
 def test_a_guess_that_is_wrong_proves_nothing(monkeypatch):
