@@ -322,13 +322,13 @@ def test_threads_take_turns_with_an_object():
 
 def test_what_somebody_else_recorded_is_named_and_counted(tmp_path):
     first = Lineage().next()
-    mine, other = state_of(first.next()), first.next()
+    mine, other = state_of(first.next(), 'both'), first.next()
     for count, more in ((3, False), (5, True)):
+        found = state_of(other, 'both', *range(count))
         with pytest.raises(StaleStateError, match='retrain 2') as error:
-            commit.check_continues(
-                tmp_path / 'a', state_of(other, *range(count)), mine
-            )
+            commit.check_continues(tmp_path / 'a', found, mine)
         assert ('and 2 more' in str(error.value)) is more
+        assert 'both' not in str(error.value)
         assert 'retrain 3' not in str(error.value)
     for bad in (
         lambda: commit.check_continues(tmp_path / 'a', 3, mine),

@@ -523,6 +523,9 @@ class ShardPlan(Report):
 class ShardRemovalReport(RemovalReport):
     """The result of a removal by shards, and its cost."""
 
+    # The first line of the report.
+    secrets: str
+
     @property
     def _verification(self) -> type[Report]:
         return ShardVerifyReport
