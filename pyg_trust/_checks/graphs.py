@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
-from torch_geometric.data import Data, HeteroData, TemporalData
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.utils import to_edge_index
 
 from pyg_trust._checks import (
@@ -20,12 +20,6 @@ from pyg_trust._checks import (
     check_tensor,
 )
 
-# Hint for graphs with several kinds of nodes.
-MAKE_HOMOGENEOUS = (
-    ': HeteroData.to_homogeneous() makes one of rows that stand alone, and so '
-    'does a Data of one kind of nodes; persons who are several rows are '
-    'declared by pyg_trust.unit.PrivacyUnit'
-)
 SPARSE_LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
 
 
@@ -171,23 +165,6 @@ def check_square(name: str, shape: Any) -> int:
             f"'{name}' needs to be a square matrix (got {list(shape)})"
         )
     return check_num_nodes(int(shape[0]))
-
-
-def check_data(data: Any, advice: str = '') -> None:
-    """Refuse anything but a homogeneous PyG graph."""
-    if not isinstance(data, Data):
-        if not isinstance(data, HeteroData):
-            advice = ''
-        if isinstance(data, TemporalData):
-            advice = (
-                ': a list of events has no features of nodes. Take '
-                'Data(x=..., edge_index=torch.stack([data.src, data.dst]), '
-                'edge_attr=data.msg, time=data.t)'
-            )
-        raise TypeError(
-            "'data' needs to be a homogeneous torch_geometric.data.Data "
-            f'(got {type(data).__name__}){advice}'
-        )
 
 
 def check_examples(data: Data, row: Tensor, col: Tensor, n: int) -> None:

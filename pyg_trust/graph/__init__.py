@@ -376,7 +376,7 @@ class CSRGraph(Views):
             duplicates (str): as in :meth:`from_edge_index`.
                 (default: :obj:`'raise'`)
         """
-        graphs.check_data(data, graphs.MAKE_HOMOGENEOUS)
+        check_instance('data', data, Data)
         if data.num_nodes is None:
             raise ValueError("'data' needs to know its 'num_nodes'")
         if data.get('edge_index') is not None:
