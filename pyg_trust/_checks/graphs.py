@@ -28,23 +28,10 @@ def is_edge_index(graph: Any) -> bool:
     return isinstance(graph, Tensor) and graph.layout not in SPARSE_LAYOUTS
 
 
-def check_index(name: str, index: Tensor, dim: int) -> None:
-    """Refuse anything but an int64 tensor of a given number of dimensions."""
-    if not isinstance(index, Tensor):
-        raise TypeError(
-            f"'{name}' needs to be a tensor (got {type(index).__name__})"
-        )
-    if index.dtype != torch.int64:
-        raise TypeError(f"'{name}' needs to be int64 (got {index.dtype})")
-    if index.dim() != dim:
-        raise ValueError(
-            f"'{name}' needs to have {dim} dimensions "
-            f'(got the shape {list(index.shape)})'
-        )
-
-
-def plain_index(name: str, index: Any, dim: int = 2) -> Tensor:
+def plain_index(name: str, index: Any, *shape: int | str) -> Tensor:
     """Return an index as a plain int64 tensor, of any type PyG takes.
+
+    Its shape is ``[2, num_edges]``, if no other is given.
 
     Raises:
         TypeError, ValueError: on another type or shape.
@@ -62,7 +49,7 @@ def plain_index(name: str, index: Any, dim: int = 2) -> Tensor:
             index = torch.from_numpy(array.astype(np.int64))
     if isinstance(index, Tensor) and index.dtype == torch.int32:
         index = index.long()
-    check_index(name, index, dim)
+    check_tensor(name, index, torch.int64, shape or (2, 'num_edges'))
     return index
 
 
@@ -105,11 +92,6 @@ def check_edges(
             its range.
     """
     edge_index = plain_index(name, edge_index)
-    if edge_index.size(0) != 2:
-        raise ValueError(
-            f"'{name}' needs to have the shape [2, num_edges] "
-            f'(got {list(edge_index.shape)})'
-        )
     sizes = (num_nodes,) * 2 if isinstance(num_nodes, int) else num_nodes
     for k, size in enumerate(sizes):
         what = 'the nodes' if types is None else f'the rows of {types[k]!r}'
