@@ -164,7 +164,7 @@ class Runs:
         return made
 
     def run(self, what: str = 'data') -> Run:
-        """Fit, remove and inspect once, with the seed that twins share."""
+        """Fit, remove and inspect, with the seed of all compared runs."""
         if f'run {what}' not in self.kept:
             subject = self.subject(self.changed(what))
             before = opened(subject.released())
@@ -207,7 +207,7 @@ class Runs:
         return data
 
     def kinds(self) -> list[str]:
-        """List the kinds of content that :meth:`changed` can change."""
+        """List what :meth:`changed` can change, such as ``'features'``."""
         return ['features'] + ['labels', 'edges'] * bool(self.removed.numel())
 
     def noisy_runs(self, what: str = 'data') -> list[NoisyRun]:
