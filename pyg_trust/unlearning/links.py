@@ -417,7 +417,6 @@ class LinkClassifier(NodeClassifier):
         """
         model = self._fitted
         pairs = plain_index('edge_label_index', edge_label_index).cpu()
-        check_tensor('edge_label_index', pairs, torch.int64, (2, 'num_pairs'))
         alive = model.data.graph.alive
         check_range('edge_label_index', pairs, alive.numel(), 'the nodes')
         there = alive[pairs].all(0)
