@@ -39,8 +39,8 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
       "Tensor weights, bool half, Tensor? scale, bool three_term, "
       "Tensor? rows, bool loops, bool in_place) -> Tensor");
 
-  // Of lists of edges (row, col: int64 or int32, [m]), sorted rows. None of these relies on the numbers that
-  // count_rows, place_rows and check_rows get: they may be any.
+  // Sorted rows of lists of edges (row, col: int64 or int32, [m]), of which the
+  // numbers may be any.
   //
   // count[index[e]] += 1; the first e whose index is no node, or -1.
   // count: int64 [n].
@@ -99,7 +99,8 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
   // is expected to cost more than `pull_above` times as much. Also returns how
   // many levels of each block were pushed. `only_pull` (CPU): ends at the first
   // level that is pushed, with the number -1; of (rowptr, col) only the rows
-  // that costs are estimated from are read then. Block k, of 64 bytes of columns, draws from (seed, first + k).
+  // that costs are estimated from are read then. Block k, of 64 bytes of
+  // columns, draws from (seed, first + k).
   // scale: real [m], descending in every row; group_ptr: int64 [n + 1], of
   // group_end: int64; recv, send: real [n]; x: real [n, C]; eps: real [C];
   // ratio: float64 [L]; keep: float64 [L + 1]. Returns real [n, C] and int64,
@@ -234,17 +235,16 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
   m.def(
       "push_rows(Tensor start, Tensor length, Tensor col, Tensor seeds, "
       "Tensor recv, Tensor send, float theta, float follow, Tensor(a!) z, "
-      "Tensor(b!) residue, Tensor? x=None, float alpha=0) -> (Tensor, Tensor, Tensor, Tensor, int)");
+      "Tensor(b!) residue, Tensor? x=None, float alpha=0) "
+      "-> (Tensor, Tensor, Tensor, Tensor, int)");
 
-  // Z' G, G the derivative of the loss of a linear head in the margins Z W,
-  // and the sums of the squares of G, by output; of the outputs that `columns`
-  // lists, or all. `head`: 0 for one-versus-rest logistic, 1 for softmax, 2
-  // for squared.
+  // Z' G, G the derivative of the logistic losses of a linear head, one output
+  // against the rest, in the margins Z W, and the sums of the squares of G, by
+  // output; of the outputs that `columns` lists, or all.
   // Z: float64 [n, d]; Y: float64 [n, C]; W: float64 [d, C]; columns: int64
   // [k]. Returns float64 [d, k] and [k], k = C without columns.
   m.def(
-      "loss_gradient(Tensor Z, Tensor Y, Tensor W, int head, "
-      "Tensor? columns=None) "
+      "loss_gradient(Tensor Z, Tensor Y, Tensor W, Tensor? columns=None) "
       "-> (Tensor, Tensor)");
 
   // The loss gradient of rows `list` of Z, less that of the rows `old`; the sums
@@ -255,7 +255,7 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
   // [2].
   m.def(
       "loss_change(Tensor Z, Tensor Y, Tensor list, Tensor old, "
-      "Tensor old_Y, Tensor W, int head) -> (Tensor, Tensor, Tensor)");
+      "Tensor old_Y, Tensor W) -> (Tensor, Tensor, Tensor)");
 
   // A step from a gradient by an inverse Hessian for each output, corrected by
   // the first `count` pairs of steps and changes of the gradient (BFGS).

@@ -307,4 +307,56 @@ PYG_TRUST_HD inline double push_spread(const PushGraph<scalar_t>& graph,
   return spread;
 }
 
+// All that a push of dense signals reads and writes; `ratio` and `keep` are on
+// the host.
+template <typename scalar_t>
+struct Dense {
+  PushGraph<scalar_t> graph;
+  const int64_t* pull_rowptr;
+  const int32_t* pull_col;
+  const scalar_t* recv;
+  const scalar_t* send;
+  int64_t num_nodes;
+  int64_t num_entries;
+  const scalar_t* x;
+  const scalar_t* eps;
+  scalar_t* z;
+  int64_t columns;
+  const double* ratio;
+  const double* keep;
+  int64_t levels;
+  uint64_t seed;
+  int64_t first;      // number of the first block
+  double pull_above;  // in pushes per entry
+  int64_t* pushed;    // levels, for each block
+  bool only_pull = false;  // CPU: whether it ends where something is pushed
+
+  // What a level that is pushed may cost.
+  double above() const { return pull_above * static_cast<double>(num_entries); }
+};
+
+// All that a push of sparse signals reads and writes; `ratio` and `keep` are
+// on the host.
+template <typename scalar_t>
+struct Sparse {
+  PushGraph<scalar_t> graph;
+  const scalar_t* send;
+  int64_t num_nodes;
+  int64_t num_entries;
+  const int64_t* ptr;
+  const int64_t* node;
+  const scalar_t* value;
+  int64_t nnz;
+  int64_t num_signals;
+  const scalar_t* eps;
+  const scalar_t* prune;
+  const double* ratio;
+  const double* keep;
+  int64_t levels;
+  uint64_t seed;
+  int64_t first;  // number of the first signal
+  int64_t top_k;
+  double threshold;
+};
+
 }  // namespace pyg_trust

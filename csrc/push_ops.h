@@ -2,7 +2,9 @@
 // device's kernels.
 #pragma once
 
+#include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
 
 #include <cstdint>
 #include <optional>
@@ -13,49 +15,6 @@
 
 namespace pyg_trust {
 namespace {  // what holds tensors is as hidden as they are
-
-// The levels of one propagation: Y_{i+1} / Y_i and w_i / Y_i.
-struct Levels {
-  const double* ratio;
-  const double* keep;
-  int64_t count;  // L
-
-  Levels(const torch::stable::Tensor& ratio, const torch::stable::Tensor& keep)
-      : ratio(on_host(ratio, "ratio")),
-        keep(on_host(keep, "keep")),
-        count(ratio.numel()) {}
-};
-
-// The dense signals of `push`, as ops.cpp names what they come with.
-struct DenseArguments {
-  const torch::stable::Tensor& pull_rowptr;
-  const torch::stable::Tensor& pull_col;
-  const torch::stable::Tensor& recv;
-  const torch::stable::Tensor& send;
-  const torch::stable::Tensor& x;
-  const torch::stable::Tensor& eps;
-  Levels levels;
-  int64_t seed;
-  int64_t first;
-  double pull_above;
-  bool only_pull;  // CPU: whether it ends where something is pushed
-};
-
-// The sparse signals of `push_sparse`.
-struct SparseArguments {
-  const torch::stable::Tensor& col;
-  const torch::stable::Tensor& send;
-  const torch::stable::Tensor& ptr;
-  const torch::stable::Tensor& node;
-  const torch::stable::Tensor& value;
-  const torch::stable::Tensor& eps;
-  const torch::stable::Tensor& prune;
-  Levels levels;
-  int64_t seed;
-  int64_t first;
-  int64_t top_k;
-  double threshold;
-};
 
 template <typename scalar_t>
 PushGraph<scalar_t> view(const torch::stable::Tensor& rowptr,
@@ -69,8 +28,8 @@ PushGraph<scalar_t> view(const torch::stable::Tensor& rowptr,
           group_end.const_data_ptr<int64_t>()};
 }
 
-// Runs Device::push(graph, arguments) or Device::push_sparse(graph, arguments)
-// for a PushGraph of float or double.
+// Runs Device::push(like, Dense) or Device::push_sparse(like, ptr, Sparse) in
+// float or double.
 template <typename Device>
 struct PushOps {
   using Tensor = torch::stable::Tensor;
@@ -93,11 +52,26 @@ struct PushOps {
                                          double pull_above,
                                          bool only_pull) {
     return with_real(x, [&](auto zero) {
-      return Device::push(
-          view<decltype(zero)>(rowptr, col, scale, group_ptr, group_end),
-          DenseArguments{pull_rowptr, pull_col, recv, send, x, eps,
-                         Levels(ratio, keep), seed, first, pull_above,
-                         only_pull});
+      using scalar_t = decltype(zero);
+      constexpr int64_t block = 64 / sizeof(scalar_t);
+      const int64_t n = x.size(0), columns = x.size(1);
+      Tensor z = torch::stable::new_empty(x, {n, columns});
+      Tensor pushed =
+          torch::stable::new_zeros(x, {(columns + block - 1) / block},
+                                   torch::headeronly::ScalarType::Long);
+      Device::push(
+          x, Dense<scalar_t>{
+                 view<scalar_t>(rowptr, col, scale, group_ptr, group_end),
+                 pull_rowptr.const_data_ptr<int64_t>(),
+                 pull_col.const_data_ptr<int32_t>(),
+                 recv.const_data_ptr<scalar_t>(),
+                 send.const_data_ptr<scalar_t>(), n, pull_col.numel(),
+                 x.const_data_ptr<scalar_t>(), eps.const_data_ptr<scalar_t>(),
+                 z.mutable_data_ptr<scalar_t>(), columns,
+                 on_host(ratio, "ratio"), on_host(keep, "keep"), ratio.numel(),
+                 static_cast<uint64_t>(seed), first, pull_above,
+                 pushed.mutable_data_ptr<int64_t>(), only_pull});
+      return std::tuple{z, pushed};
     });
   }
 
@@ -120,11 +94,17 @@ struct PushOps {
       int64_t top_k,
       double threshold) {
     return with_real(value, [&](auto zero) {
+      using scalar_t = decltype(zero);
       return Device::push_sparse(
-          view<decltype(zero)>(rowptr, col, scale, group_ptr, group_end),
-          SparseArguments{col, send, ptr, node, value, eps, prune,
-                          Levels(ratio, keep), seed, first, top_k,
-                          threshold});
+          ptr, value,
+          Sparse<scalar_t>{
+              view<scalar_t>(rowptr, col, scale, group_ptr, group_end),
+              send.const_data_ptr<scalar_t>(), send.numel(), col.numel(),
+              ptr.const_data_ptr<int64_t>(), node.const_data_ptr<int64_t>(),
+              value.const_data_ptr<scalar_t>(), node.numel(), ptr.numel() - 1,
+              eps.const_data_ptr<scalar_t>(), prune.const_data_ptr<scalar_t>(),
+              on_host(ratio, "ratio"), on_host(keep, "keep"), ratio.numel(),
+              static_cast<uint64_t>(seed), first, top_k, threshold});
     });
   }
 };

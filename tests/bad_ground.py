@@ -12,8 +12,7 @@ from bad_functional import (
     NOT_NEGATIVE,
     N,
     directed,
-    perturbations,
-    reward,
+    rand,
 )
 from bad_inputs import (
     FLAG,
@@ -38,8 +37,8 @@ from torch_geometric.data import Data
 
 from pyg_trust import (
     files,
-    ops,
 )
+from pyg_trust.certificates import ThreatModel
 from pyg_trust.files.commit import Lineage
 from pyg_trust.ledger import (
     RemovalLedger,
@@ -128,64 +127,6 @@ entry(
 )
 
 
-def clip_uses(**other: Any) -> ops.ClipUses:
-    """Two rows of a gradient and an input."""
-    given = {
-        'grads': [torch.ones(3, 2)],
-        'inners': [torch.ones(3, 4)],
-        'rows': torch.tensor([0, 2]),
-        'owner': torch.tensor([0, 1]),
-        'pairs': torch.tensor([[0, 0]]),
-    }
-    return ops.ClipUses(**{**given, **other})
-
-
-def places(*given: Any) -> torch.Tensor:
-    """Places, of which some are out of range."""
-    return torch.tensor(given)
-
-
-USES = values(
-    3,
-    None,
-    (1, 2),
-    *(
-        clip_uses(**{name: wrong})
-        for name, wrongs in {
-            'grads': (3, [], [3], [torch.ones(3)], [torch.ones(3, 2).long()]),
-            'inners': (None, [torch.ones(2, 4)], [torch.ones(3, 4).double()]),
-            'rows': (
-                None,
-                torch.ones(2),
-                torch.ones(2, 2).long(),
-                places(0, 3),
-            ),
-            'owner': ('0', torch.zeros(3).long(), places(0, 2), places(-1, 0)),
-            'pairs': (
-                *(None, torch.zeros(1, 3).long(), torch.zeros(1, 2)),
-                *(places([0, 1]), places([1, 0]), places([0, -1])),
-            ),
-        }.items()
-        for wrong in wrongs
-    ),
-)
-INSIDE = {'uses': "'(uses|grads|inners|rows|owner|pairs|n)'"}
-entry(
-    'ops.clip_sums',
-    lambda: {
-        'uses': clip_uses(),
-        'scale': torch.ones(1, 2).double(),
-        'each': torch.ones(2).double(),
-    },
-    names={**INSIDE, 'uses': "'(uses|grads|inners|rows|owner|pairs|scale)'"},
-    uses=USES,
-    scale=values(
-        *(3, None, torch.ones(1, 2), torch.ones(1, 3).double()),
-        torch.ones(2, 2).double(),
-    ),
-    each=values(3, None, torch.ones(2), torch.ones(1, 2).double()),
-    only=integer(-1),
-)
 entry(
     'ops.push',
     lambda: {
@@ -217,15 +158,15 @@ entry(
 
 def solver_arguments() -> dict[str, Any]:
     return {
-        'reward': reward(),
-        'start': reward(),
+        'reward': rand(2, N),
+        'start': rand(2, N),
         'goal': torch.full((2,), 1e-9, dtype=torch.float64),
         'follow': 0.8,
     }
 
 
 FOLLOW = number(0, 1, closed='low')
-THREAT = perturbations().threat
+THREAT = ThreatModel(csr(), fixed='none', local_budget=1).perturbations.threat
 
 
 entry(
@@ -235,10 +176,10 @@ entry(
         'threat': THREAT,
         'rounding': 1e-12,
         'max_iter': 9,
-        'bonus': reward(),
-        'visit_cost': reward(),
-        'step_cost': reward(),
-        'root': reward(),
+        'bonus': rand(2, N),
+        'visit_cost': rand(2, N),
+        'step_cost': rand(2, N),
+        'root': rand(2, N),
         'removal_cost': torch.zeros((2, THREAT.col.numel())).double(),
         'addition_cost': torch.zeros((2, THREAT.add_col.numel())).double(),
     },

@@ -34,7 +34,6 @@ from torch_geometric.data import Data, HeteroData
 from pyg_trust import transforms, unlearning
 from pyg_trust.agp.measures import Measure, katz, sgc
 from pyg_trust.removal import RemovalRequest
-from pyg_trust.unlearning.sums import Sums
 from pyg_trust.update import Update
 
 # Ops #########################################################################
@@ -46,87 +45,6 @@ LIST = tensor(rows=False, finite=False)
 def ones(*shape: int) -> torch.Tensor:
     return torch.ones(shape, dtype=torch.float64)
 
-
-def live() -> list[torch.Tensor]:
-    return Sums(csr(), ones(N, 2), sgc(2))._state
-
-
-EVENTS = torch.tensor([[4], [1], [1]])
-NONE = torch.empty(0, dtype=torch.int64)
-STATES = (
-    Row('a tuple', {'state': ()}, "'state'"),
-    Row('too few', {'state': live()[1:]}, "'state'"),
-    Row('shifted', {'state': [*live()[1:], live()[0]]}, "'state'"),
-    Row(
-        'not contiguous',
-        {'state': [live()[0].t().contiguous().t(), *live()[1:]]},
-        "'state'",
-    ),
-)
-entry(
-    'ops.live_build',
-    lambda: {'state': live()},
-    *STATES,
-    state=instance(),
-)
-entry(
-    'ops.live_rows',
-    lambda: {
-        'state': live(),
-        'weights': ones(3),
-        'nodes': NODES,
-        'z': ones(2, 2),
-    },
-    *STATES,
-    Row('levels', {'weights': ones(2)}, "'weights'"),
-    state=instance(),
-    weights=tensor(finite=False),
-    nodes=tensor(rows=False, low=0, high=N - 1, none=True, finite=False),
-    z=tensor(finite=False, columns=True),
-    names={'nodes': "'(nodes|z)'"},
-)
-entry(
-    'ops.live_mark',
-    lambda: {
-        'state': live(),
-        'nodes': NODES,
-        'mark': torch.zeros(N, dtype=torch.bool),
-    },
-    *STATES,
-    state=instance(),
-    nodes=LIST,
-    mark=tensor(finite=False),
-)
-entry(
-    'ops.live_net',
-    lambda: {'state': live(), 'events': EVENTS, 'most': 9.0},
-    *STATES,
-    state=instance(),
-    events=tensor(finite=False),
-    most=values('half', None, [0.5]),
-)
-entry(
-    'ops.live_edit',
-    lambda: {
-        'state': live(),
-        'arcs': EVENTS[:, :0],
-        'loops': NONE,
-        'nodes': NONE,
-        'num_nodes': N,
-        'named': NODES,
-        'values': ones(2, 2),
-        'edits': 1,
-    },
-    *STATES,
-    state=instance(),
-    arcs=tensor(finite=False),
-    loops=LIST,
-    nodes=LIST,
-    num_nodes=integer(0, N),
-    named=tensor(rows=False, finite=False),
-    values=tensor(finite=False, columns=True),
-    edits=integer(0),
-)
 
 # Features of a changing graph ################################################
 

@@ -245,7 +245,7 @@ void push(int order,
           scalar_t* z,
           int64_t* pushed) {
   device::push([=] { return Host(order); },
-                      device::Dense<scalar_t>{
+                      Dense<scalar_t>{
                           {rowptr, col, scale, group_ptr, group_end},
                           pull_rowptr,
                           pull_col,
@@ -295,7 +295,7 @@ void push_sparse(int order,
   int64_t used = 0;
   device::push_sparse(
       [=] { return Host(order); },
-      device::Sparse<scalar_t>{{rowptr, col, scale, group_ptr, group_end},
+      Sparse<scalar_t>{{rowptr, col, scale, group_ptr, group_end},
                                send,
                                num_nodes,
                                rowptr[num_nodes],

@@ -52,6 +52,16 @@ def test_setup_promises_the_torch_that_is_tested():
     assert '"torch>=2.10",' in (ROOT / 'pyproject.toml').read_text()
 
 
+def toolkit():
+    # An nvcc on the path may be a script that calls another one.
+    found = Path(shutil.which('nvcc') or '/').resolve().parent.parent
+    homes = [os.environ.get('CUDA_HOME'), found, '/usr/local/cuda']
+    for home in map(Path, filter(None, homes)):
+        if (home / 'include' / 'cuda_runtime.h').exists():
+            return home
+    pytest.skip('needs a CUDA toolkit')
+
+
 @compiles
 @pytest.mark.parametrize('release', RELEASES)
 def test_cuda_sources_compile(release, tmp_path):
@@ -72,10 +82,7 @@ print(*[op for op in {OPS} if not has(f'pyg_trust::{{op}}', 'CUDA')])
 
 @compiles
 def test_the_library_with_cuda_builds_and_loads_without_a_gpu(tmp_path):
-    found = Path(shutil.which('nvcc') or '/usr/local/cuda/bin/nvcc').resolve()
-    home = Path(os.environ.get('CUDA_HOME') or found.parents[1])
-    if not (home / 'include' / 'cuda_runtime.h').exists():
-        pytest.skip('needs a CUDA toolkit')
+    home = toolkit()
     variables = {
         'TORCH_CUDA_ARCH_LIST': '9.0',  # one is enough to see errors
         'MAX_JOBS': str(os.cpu_count() or 2),
@@ -104,9 +111,7 @@ def test_the_library_with_cuda_builds_and_loads_without_a_gpu(tmp_path):
 
 
 def compile_cuda(path, release, tmp_path):
-    nvcc = shutil.which('nvcc') or '/usr/local/cuda/bin/nvcc'
-    if not Path(nvcc).exists():
-        pytest.skip('needs nvcc')
+    nvcc = toolkit() / 'bin' / 'nvcc'
     compile_(
         *(nvcc, '--cuda', '-std=c++20', f'-DTORCH_TARGET_VERSION={TARGET}'),
         *('-Xcicc', '-O0', '--expt-relaxed-constexpr', '--extended-lambda'),

@@ -244,4 +244,5 @@ def test_the_op_is_a_proper_one():
     torch.library.opcheck(
         torch.ops.pyg_trust.flip_bits.default,
         (graph.rowptr, graph.col.int(), graph.num_nodes, 0.1, 0.2, 2, 0, 0, 2),
+        test_utils='test_schema',
     )

@@ -508,6 +508,7 @@ def test_opcheck(kind):
             FOLLOW,
             9,
         ),
+        test_utils='test_schema',
     )
     _, flips = one_step(threat, reward)
     torch.library.opcheck(
@@ -522,6 +523,7 @@ def test_opcheck(kind):
             FOLLOW,
             False,
         ),
+        test_utils='test_schema',
     )
 
 

@@ -153,4 +153,4 @@ def test_threads_do_not_matter(threads):
 @pytest.mark.parametrize('name', ['random', 'no_edges'])
 def test_opcheck(name):
     op = torch.ops.pyg_trust.disjoint_walks.default
-    torch.library.opcheck(op, arguments(name))
+    torch.library.opcheck(op, arguments(name), test_utils='test_schema')

@@ -1,7 +1,6 @@
-// Bounds and sums of clipped gradients, row by row: what privacy/clipping.py
-// does with torch on other devices, in one pass over the rows. Numbers of a
-// unit are computed from its own rows, in their order, and sums are exact (see
-// kernel/clip.py).
+// Bounds and sums of clipped gradients, in one pass over the rows
+// (privacy/exact/clip.py). Numbers of a unit are computed from its own rows, in
+// their order, and sums are exact.
 #include "dispatch.h"
 #include "gather.h"
 #include "kernels.h"
@@ -25,7 +24,7 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 using Tensors = std::vector<Tensor>;
 
-// Of kernel/clip.py.
+// As in privacy/exact/clip.py.
 constexpr int kInputBits = 22, kGridBits = 43;
 const double kHuge = std::ldexp(1, 400), kTiny = std::ldexp(1, -300);
 // Rows that are added up in float64, below 2^51: fewer than exactness allows,
@@ -64,7 +63,7 @@ PYG_TRUST_INLINE Doubles widened(const scalar_t* from) {
 // Of rows `at` of a matrix, the squares of their lengths and their largest
 // entries; a NaN is in the squares alone.
 template <typename scalar_t>
-PYG_TRUST_INLINE void measure(const Matrix<scalar_t>& x,
+PYG_TRUST_CLONES void measure(const Matrix<scalar_t>& x,
                               const int64_t* at,
                               int64_t count,
                               double* squares,
@@ -97,23 +96,6 @@ PYG_TRUST_INLINE void measure(const Matrix<scalar_t>& x,
   }
 }
 
-PYG_TRUST_CLONES
-void sizes_of(const Matrix<float>& x,
-              const int64_t* at,
-              int64_t count,
-              double* squares,
-              double* tops) {
-  measure(x, at, count, squares, tops);
-}
-PYG_TRUST_CLONES
-void sizes_of(const Matrix<double>& x,
-              const int64_t* at,
-              int64_t count,
-              double* squares,
-              double* tops) {
-  measure(x, at, count, squares, tops);
-}
-
 // Upper bounds of lengths from squares, as `bounds.lengths` in float64.
 PYG_TRUST_CLONES
 void bound_lengths(double* squares,
@@ -135,7 +117,7 @@ void bound_lengths(double* squares,
 // Marks rows in which an entry is not zero (a gradient) or not finite (an
 // input).
 template <typename scalar_t>
-PYG_TRUST_INLINE void find_live(const Matrix<scalar_t>& x,
+PYG_TRUST_CLONES void find_live(const Matrix<scalar_t>& x,
                                 int64_t begin,
                                 int64_t end,
                                 bool input,
@@ -149,43 +131,24 @@ PYG_TRUST_INLINE void find_live(const Matrix<scalar_t>& x,
     scalar_t rest = 0;
     int64_t k = 0;
     // A NaN stays, and so does a sum of magnitudes, unless it is one.
-    if (input) {
+    const auto add = [&](auto one) __attribute__((always_inline)) {
       for (; k + step <= x.width; k += step)
         for (int part = 0; part < 2; ++part)
-          found[part] += load<lanes>(row + k + part * lanes) * 0;
+          found[part] += one(load<lanes>(row + k + part * lanes));
       for (; k < x.width; ++k)
-        rest += row[k] * 0;
-    } else {
-      for (; k + step <= x.width; k += step)
-        for (int part = 0; part < 2; ++part) {
-          const Numbers value = load<lanes>(row + k + part * lanes);
-          found[part] += value < 0 ? -value : value;
-        }
-      for (; k < x.width; ++k)
-        rest += std::fabs(row[k]);
-    }
+        rest += one(row[k]);
+    };
+    if (input)
+      add([](auto value) __attribute__((always_inline)) { return value * 0; });
+    else
+      add([](auto value) __attribute__((always_inline)) {
+        return value < 0 ? -value : value;
+      });
     found[0] += found[1];
     for (int j = 0; j < lanes; ++j)
       rest += found[0][j];
     lives[r] |= rest != 0;
   }
-}
-
-PYG_TRUST_CLONES
-void mark_live(const Matrix<float>& x,
-               int64_t begin,
-               int64_t end,
-               bool input,
-               char* lives) {
-  find_live(x, begin, end, input, lives);
-}
-PYG_TRUST_CLONES
-void mark_live(const Matrix<double>& x,
-               int64_t begin,
-               int64_t end,
-               bool input,
-               char* lives) {
-  find_live(x, begin, end, input, lives);
 }
 
 // to[k * step] = rint(scale * x[k]).
@@ -208,18 +171,12 @@ PYG_TRUST_INLINE void round_into(const scalar_t* x,
     to[k * step] = double(x[k]) * scale + kMagic - kMagic;
 }
 
-PYG_TRUST_CLONES
-void round_row(const float* x, int64_t n, double by, double* to, int64_t step) {
-  if (step == 1)
-    return round_into(x, n, by, to, 1);
-  round_into(x, n, by, to, step);
-}
-PYG_TRUST_CLONES
-void round_row(const double* x,
-               int64_t n,
-               double by,
-               double* to,
-               int64_t step) {
+template <typename scalar_t>
+PYG_TRUST_CLONES void round_row(const scalar_t* x,
+                                int64_t n,
+                                double by,
+                                double* to,
+                                int64_t step) {
   if (step == 1)
     return round_into(x, n, by, to, 1);
   round_into(x, n, by, to, step);
@@ -227,10 +184,10 @@ void round_row(const double* x,
 
 // to += rint(scale * x), for numbers up to 2^51; x may be integers already.
 template <typename scalar_t>
-PYG_TRUST_INLINE void add_rounded(const scalar_t* x,
-                                  int64_t count,
-                                  double scale,
-                                  int64_t* to) {
+PYG_TRUST_CLONES void add_row(const scalar_t* x,
+                              int64_t count,
+                              double scale,
+                              int64_t* to) {
   int64_t zero;
   std::memcpy(&zero, &kMagic, sizeof(zero));
   for (int64_t k = 0; k < count; ++k) {
@@ -239,15 +196,6 @@ PYG_TRUST_INLINE void add_rounded(const scalar_t* x,
     std::memcpy(&bits, &value, sizeof(bits));
     to[k] += bits - zero;
   }
-}
-
-PYG_TRUST_CLONES
-void add_row(const float* x, int64_t count, double scale, int64_t* to) {
-  add_rounded(x, count, scale, to);
-}
-PYG_TRUST_CLONES
-void add_row(const double* x, int64_t count, double scale, int64_t* to) {
-  add_rounded(x, count, scale, to);
 }
 
 // 2^-k of `clip.scales`, from the bits of a number.
@@ -271,9 +219,9 @@ Tensor clip_rows(const Tensor& grad, Tensors inners) {
     const Matrix<scalar_t> given(grad);
     const auto inputs = matrices<scalar_t>(inners);
     by_rows(n, given.width, [&](int64_t begin, int64_t end) {
-      mark_live(given, begin, end, false, lives.data());
+      find_live(given, begin, end, false, lives.data());
       for (const auto& x : inputs)
-        mark_live(x, begin, end, true, lives.data());
+        find_live(x, begin, end, true, lives.data());
     });
   });
   const int64_t count = std::count(lives.begin(), lives.end(), true);
@@ -314,7 +262,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> clip_sizes(Tensors grads,
       for (int64_t v = 0; v < num + others; ++v) {
         double* length = lengths.data() + v * m + begin;
         double* top = tops.data() + v * m + begin;
-        sizes_of(all[v], at + begin, end - begin, length, top);
+        measure(all[v], at + begin, end - begin, length, top);
         bound_lengths(length, top, end - begin, all[v].width);
         if (v >= num)
           for (int64_t r = 0; r < end - begin; ++r)

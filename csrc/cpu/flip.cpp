@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels.h"
+#include "gather.h"
 #include "parallel.h"
 
 namespace pyg_trust {
@@ -51,6 +51,26 @@ struct Ones {
   }
 };
 
+// GapLaw::length of the counters from `first` on.
+PYG_TRUST_CLONES void gap_lengths(uint64_t key,
+                        uint64_t first,
+                        int64_t count,
+                        double scale,
+                        double* length) {
+  for (int64_t k = 0; k < count; ++k)
+    length[k] = GapLaw::length(key, first + static_cast<uint64_t>(k), scale);
+}
+
+// Which of the entries with these numbers are not deleted.
+PYG_TRUST_CLONES void stay(uint64_t key,
+                 const int64_t* entry,
+                 int64_t count,
+                 uint64_t below,
+                 uint8_t* kept) {
+  for (int64_t k = 0; k < count; ++k)
+    kept[k] = !deleted(key, static_cast<uint64_t>(entry[k]), below);
+}
+
 // The cells that gaps lead to, ascending, a block at a time; kNoCell behind
 // the last of them.
 class Gaps {
@@ -77,7 +97,7 @@ class Gaps {
     const bool extended = total_ > static_cast<uint64_t>(kManyCells);
     double length[kBlock];
     if (!extended)
-      kernels().gap_lengths(key_, counter_, size_, law_.scale, length);
+      gap_lengths(key_, counter_, size_, law_.scale, length);
     const auto all = static_cast<double>(total_);
     for (int64_t k = 0; k < size_; ++k) {
       next_ += extended ? long_gap(counter_ + static_cast<uint64_t>(k))
@@ -137,7 +157,7 @@ int64_t draw(const Matrix& x,
   const auto count = static_cast<int64_t>(ones.key.size());
   room.kept.resize(static_cast<size_t>(count));
   uint8_t* kept = room.kept.data();
-  kernels().stay(derive(key, 1), ones.entry.data(), count, below, kept);
+  stay(derive(key, 1), ones.entry.data(), count, below, kept);
   for (const int64_t e : ones.loops)
     kept[e] = 1;
   Gaps gaps(x, derive(key, 0), p_plus);

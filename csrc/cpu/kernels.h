@@ -5,7 +5,6 @@
 
 #include <cstdint>
 
-#include "flip.h"
 #include "half.h"
 #include "parallel.h"
 #include "pull.h"
@@ -98,8 +97,6 @@ struct Loops {
 
 constexpr int32_t kNoPlace = -1;  // it is there already
 
-enum Head : int64_t { kOneVersusRest, kSoftmax, kSquared };
-
 // Rows of a linear head: row i of Z has the margins Z[i] W, and targets in Y[i]
 // at the places that `columns` lists. W, and sums of gradients, are there
 // output by output, `stride` numbers each: whole cache lines, zeros beyond d.
@@ -112,19 +109,9 @@ struct LossRows {
   int64_t outputs;  // of a row of Y
   int64_t count;    // of those that `columns` lists
   int64_t stride;
-  Head head;
 };
 
 constexpr int64_t kLossStrip = 16;  // rows
-
-// Of the solver of a policy's linear systems.
-struct Products {
-  double with_other, with_itself;
-};
-struct Moved {
-  double largest;  // magnitude of the residual
-  double along;    // its product with the shadow
-};
 
 struct Kernels {
   int level;  // 0: what every processor has, 1: AVX2 and F16C, 2: AVX-512
@@ -149,18 +136,6 @@ struct Kernels {
   void (*find_places)(const Loops&, int64_t begin, int64_t end);
   // Values as they would be stored, widened again.
   void (*round_half)(float* values, int64_t count);
-  // GapLaw::length of the counters from `first` on.
-  void (*gap_lengths)(uint64_t key,
-                      uint64_t first,
-                      int64_t count,
-                      double scale,
-                      double* length);
-  // Which of the entries with these numbers are not deleted.
-  void (*stay)(uint64_t key,
-               const int64_t* entry,
-               int64_t count,
-               uint64_t below,
-               uint8_t* kept);
   // sum += Z' G of the rows [begin, end), G the slopes of the loss, and squares
   // += those of G, by output. There is room for two strips of G.
   void (*loss_gradient)(const LossRows& loss,
@@ -169,58 +144,6 @@ struct Kernels {
                         double* room,
                         double* sum,
                         double* squares);
-  // largest[c] = the larger of it and the bits of |x| in column c of the rows
-  // [begin, end). A NaN is larger than all numbers.
-  void (*magnitudes)(const float* x,
-                     int64_t begin,
-                     int64_t end,
-                     int64_t columns,
-                     int32_t* largest);
-  // Of vectors of n numbers, whole cache lines (krylov.h).
-  double (*dot)(const double* x, const double* y, int64_t n);
-  // out = b + image - x; the largest magnitude.
-  double (*subtract)(const double* b,
-                     const double* image,
-                     const double* x,
-                     double* out,
-                     int64_t n);
-  // direction = residual + beta (direction - omega image).
-  void (*turn)(const double* residual,
-               double beta,
-               double omega,
-               const double* image,
-               double* direction,
-               int64_t n);
-  // image = x - image; its products with `left` and with itself.
-  Products (*reflect)(const double* x,
-                      const double* left,
-                      double* image,
-                      int64_t n);
-  // out = x - factor y.
-  void (*move)(const double* x,
-               double factor,
-               const double* y,
-               double* out,
-               int64_t n);
-  // x += size direction + omega half; residual = half - omega moved.
-  Moved (*advance_solution)(double size,
-                            const double* direction,
-                            double omega,
-                            const double* half,
-                            const double* moved,
-                            const double* shadow,
-                            double* x,
-                            double* residual,
-                            int64_t n);
-  // to += rint(scale * in), in integers.
-  void (*add_grid_float)(const float* in,
-                         double scale,
-                         int64_t count,
-                         int64_t* to);
-  void (*add_grid_double)(const double* in,
-                          double scale,
-                          int64_t count,
-                          int64_t* to);
 };
 
 extern const Kernels kBaseKernels;

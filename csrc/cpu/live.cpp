@@ -23,7 +23,7 @@
 #include <vector>
 
 #include "dispatch.h"
-#include "grid.h"
+#include "gather.h"
 #include "kernels.h"
 #include "parallel.h"
 #include "pool.h"
@@ -35,6 +35,13 @@ namespace {
 using torch::stable::Tensor;
 
 constexpr int64_t kAtOnce = 64;  // columns: work memory
+
+// Doubles near this one are integers, which their last bits hold: it converts
+// integers below 2^51 by an addition, and rounds to nearest, ties to even.
+constexpr double kMagic = 6755399441055744.0;
+constexpr int64_t kMagicBits = __builtin_bit_cast(int64_t, kMagic);
+constexpr int64_t kHalf = int64_t{1} << 51;
+
 double power(int64_t degree, double e) {
   if (e == 0)
     return 1;
@@ -46,7 +53,10 @@ double power(int64_t degree, double e) {
 
 // out = rint(scale * in), of numbers.
 template <typename scalar_t>
-void to_grid(const scalar_t* in, double scale, int64_t count, int64_t* out) {
+PYG_TRUST_CLONES void to_grid(const scalar_t* in,
+                              double scale,
+                              int64_t count,
+                              int64_t* out) {
   uint64_t wide = 0;
   for (int64_t c = 0; c < count; ++c) {
     const double value = scale * static_cast<double>(in[c]);
@@ -75,17 +85,28 @@ void to_grid(const int64_t* in, double scale, int64_t count, int64_t* out) {
   }
 }
 
-// to += rint(scale * in), of numbers.
-void add_grid(const float* in, double scale, int64_t count, int64_t* to) {
-  kernels().add_grid_float(in, scale, count, to);
-}
-void add_grid(const double* in, double scale, int64_t count, int64_t* to) {
-  kernels().add_grid_double(in, scale, count, to);
-}
-
-void add(int64_t* to, const int64_t* from, int64_t count) {
+PYG_TRUST_CLONES void add(int64_t* to, const int64_t* from, int64_t count) {
   for (int64_t c = 0; c < count; ++c)
     to[c] += from[c];
+}
+
+// to += rint(scale * in), of numbers.
+template <typename scalar_t>
+PYG_TRUST_CLONES void add_grid(const scalar_t* in,
+                               double scale,
+                               int64_t count,
+                               int64_t* to) {
+  const auto near = [&](int64_t c) __attribute__((always_inline)) {
+    const double value = scale * static_cast<double>(in[c]);
+    return std::bit_cast<int64_t>(value + kMagic) - kMagicBits;
+  };
+  uint64_t wide = 0;
+  for (int64_t c = 0; c < count; ++c) {
+    to[c] += near(c);
+    wide |= static_cast<uint64_t>(near(c) + kHalf);
+  }
+  for (int64_t c = 0; wide >> 52 && c < count; ++c)
+    to[c] += std::llrint(scale * static_cast<double>(in[c])) - near(c);
 }
 
 void subtract(int64_t* to, const int64_t* from, int64_t count) {

@@ -9,6 +9,7 @@
 #include <numeric>
 #include <optional>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "gather.h"
@@ -145,39 +146,54 @@ double add_gradient(const LossRows& loss,
   return size;
 }
 
+// A gradient and the squares of its slopes, by output, of the outputs `listed`.
+struct Gradient {
+  Tensor value, square;
+  std::vector<int64_t> listed;
+  Scratch<double> weights;
+  LossRows loss;
+
+  Gradient(const Tensor& Z,
+           const Tensor& Y,
+           const Tensor& W,
+           std::vector<int64_t> outputs)
+      : value(torch::stable::new_zeros(Z, {Z.size(1), count_of(outputs)})),
+        square(torch::stable::new_zeros(Z, {count_of(outputs)})),
+        listed(std::move(outputs)),
+        weights(by_output(W, listed, whole_lines(Z.size(1)))),
+        loss{Z.const_data_ptr<double>(), Y.const_data_ptr<double>(),
+             weights.get(), listed.data(), Z.size(1), W.size(1),
+             count_of(listed), whole_lines(Z.size(1))} {}
+
+  double add(const int64_t* list, int64_t n, bool wanted, double sign) {
+    return add_gradient(loss, list, n, wanted, sign,
+                        value.mutable_data_ptr<double>(),
+                        square.mutable_data_ptr<double>());
+  }
+
+  static int64_t count_of(const std::vector<int64_t>& outputs) {
+    return static_cast<int64_t>(outputs.size());
+  }
+};
+
+std::vector<int64_t> all_of(int64_t count) {
+  std::vector<int64_t> all(count);
+  std::iota(all.begin(), all.end(), 0);
+  return all;
+}
+
 std::tuple<Tensor, Tensor> loss_gradient(
     const Tensor& Z,
     const Tensor& Y,
     const Tensor& W,
-    int64_t head,
     const std::optional<Tensor>& columns) {
-  const int64_t d = Z.size(1), outputs = W.size(1);
-  std::vector<int64_t> listed(columns ? columns->numel() : outputs);
+  std::vector<int64_t> listed = all_of(columns ? columns->numel() : W.size(1));
   if (columns)
     std::copy_n(columns->const_data_ptr<int64_t>(), listed.size(),
                 listed.begin());
-  else
-    std::iota(listed.begin(), listed.end(), 0);
-  const auto count = static_cast<int64_t>(listed.size());
-  const int64_t stride = whole_lines(d);
-  Tensor value = torch::stable::new_empty(Z, {d, count});
-  Tensor square = torch::stable::new_empty(Z, {count});
-  auto* out = value.mutable_data_ptr<double>();
-  auto* squared = square.mutable_data_ptr<double>();
-  std::fill_n(out, d * count, 0.0);
-  std::fill_n(squared, count, 0.0);
-  Scratch<double> weights = by_output(W, listed, stride);
-  const LossRows loss{Z.const_data_ptr<double>(),
-                      Y.const_data_ptr<double>(),
-                      weights.get(),
-                      listed.data(),
-                      d,
-                      outputs,
-                      count,
-                      stride,
-                      static_cast<Head>(head)};
-  add_gradient(loss, nullptr, Z.size(0), false, 1, out, squared);
-  return {value, square};
+  Gradient made(Z, Y, W, std::move(listed));
+  made.add(nullptr, Z.size(0), false, 1);
+  return {made.value, made.square};
 }
 
 std::tuple<Tensor, Tensor, Tensor> loss_change(const Tensor& Z,
@@ -185,36 +201,15 @@ std::tuple<Tensor, Tensor, Tensor> loss_change(const Tensor& Z,
                                                const Tensor& list,
                                                const Tensor& old,
                                                const Tensor& old_Y,
-                                               const Tensor& W,
-                                               int64_t head) {
-  const int64_t d = Z.size(1), outputs = W.size(1);
-  std::vector<int64_t> listed(outputs);
-  std::iota(listed.begin(), listed.end(), 0);
-  const int64_t stride = whole_lines(d);
-  Tensor value = torch::stable::new_empty(Z, {d, outputs});
-  Tensor square = torch::stable::new_empty(Z, {outputs});
+                                               const Tensor& W) {
   Tensor sizes = torch::stable::new_empty(Z, {2});
-  auto* out = value.mutable_data_ptr<double>();
-  auto* squared = square.mutable_data_ptr<double>();
   auto* size = sizes.mutable_data_ptr<double>();
-  std::fill_n(out, d * outputs, 0.0);
-  std::fill_n(squared, outputs, 0.0);
-  Scratch<double> weights = by_output(W, listed, stride);
-  LossRows loss{Z.const_data_ptr<double>(),
-                Y.const_data_ptr<double>(),
-                weights.get(),
-                listed.data(),
-                d,
-                outputs,
-                outputs,
-                stride,
-                static_cast<Head>(head)};
-  size[0] = add_gradient(loss, list.const_data_ptr<int64_t>(), list.numel(),
-                         true, 1, out, squared);
-  loss.Z = old.const_data_ptr<double>();
-  loss.Y = old_Y.const_data_ptr<double>();
-  size[1] = add_gradient(loss, nullptr, old.size(0), true, -1, out, squared);
-  return {value, square, sizes};
+  Gradient made(Z, Y, W, all_of(W.size(1)));
+  size[0] = made.add(list.const_data_ptr<int64_t>(), list.numel(), true, 1);
+  made.loss.Z = old.const_data_ptr<double>();
+  made.loss.Y = old_Y.const_data_ptr<double>();
+  size[1] = made.add(nullptr, old.size(0), true, -1);
+  return {made.value, made.square, sizes};
 }
 
 // The two loops of BFGS for one output: from the gradient g to the step p, with

@@ -190,45 +190,14 @@ PYG_TRUST_INLINE void tiles(const LossRows& loss,
     tile<1, margins>(loss, z + r * loss.d, slopes + r * loss.count, sum);
 }
 
-// The derivative of the loss in the margins of a strip of rows, in their place;
-// both buffers are whole vectors long.
-PYG_TRUST_INLINE void slopes_of(const LossRows& loss,
-                                int64_t rows,
-                                double* margin,
-                                double* target) {
-  const int64_t count = loss.count, size = rows * count;
+// The derivative of the logistic loss in the margins of a strip of rows, in
+// their place; both buffers are whole vectors long.
+PYG_TRUST_INLINE void slopes_of(int64_t size, double* margin, double* target) {
   for (int64_t i = size; i % kAlong != 0; ++i)
     margin[i] = target[i] = 0;
-  if (loss.head == kSoftmax) {
-    for (int64_t r = 0; r < rows; ++r) {
-      double* at = margin + r * count;
-      double most = at[0];
-      for (int64_t c = 0; c < count; ++c)
-        most = at[c] > most ? at[c] : most;
-      for (int64_t c = 0; c < count; ++c)
-        at[c] -= most;
-    }
-    for (int64_t i = 0; i < size; i += kWide)
-      store<kWide>(margin + i, exponential(load<kWide>(margin + i)));
-    for (int64_t r = 0; r < rows; ++r) {
-      double* at = margin + r * count;
-      const double* y = target + r * count;
-      double all = 0, weight = 0;
-      for (int64_t c = 0; c < count; ++c) {
-        all += at[c];
-        weight += y[c];
-      }
-      for (int64_t c = 0; c < count; ++c)
-        at[c] = at[c] / all * weight - y[c];
-    }
-    return;
-  }
   for (int64_t i = 0; i < size; i += kWide) {
     const Along y = load<kWide>(target + i), at = load<kWide>(margin + i);
-    if (loss.head == kOneVersusRest)
-      store<kWide>(margin + i, -y / (1 + exponential(y * at)));
-    else
-      store<kWide>(margin + i, 2 * (at - y) * (y < 0 ? -y : y));
+    store<kWide>(margin + i, -y / (1 + exponential(y * at)));
   }
 }
 
@@ -249,7 +218,7 @@ inline void loss_gradient(const LossRows& loss,
         target[r * count + c] = y[loss.columns[c]];
     }
     tiles<true>(loss, begin, rows, room, sum);
-    slopes_of(loss, rows, room, target);
+    slopes_of(rows * count, room, target);
     for (int64_t r = 0; r < rows; ++r) {
       for (int64_t c = 0; c < count; ++c)
         squares[c] += room[r * count + c] * room[r * count + c];

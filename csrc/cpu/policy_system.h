@@ -1,9 +1,6 @@
 // Linear systems of a policy on the CPU: what a policy makes of a graph, and
-// the solution of x = b + a P~ x, for one thread.
-//
-// BiCGSTAB stands here and in pyg_trust/functional/diffusion.py, and has to:
-// here every column has a graph of its own; there all columns share one, which
-// may have weights and lie on a GPU, and a step is one product of torch.
+// the solution of x = b + a P~ x, for one thread. Every column has a graph of
+// its own.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +10,6 @@
 #include <vector>
 
 #include "gather.h"
-#include "kernels.h"
 #include "parallel.h"
 
 namespace pyg_trust {
@@ -60,6 +56,147 @@ int64_t padded(int64_t n) {
   constexpr int64_t line = kCacheLine / sizeof(double);
   return (n + line - 1) / line * line;
 }
+
+// Steps of the solver. Each of the eight numbers of a cache line has a sum of
+// its own, so that the bits are the same for all registers.
+constexpr int kLine = kCacheLine / int{sizeof(double)};
+constexpr int kPart = 4;
+constexpr int kParts = kLine / kPart;
+using Part = Vector<double, kPart>::type;
+
+struct Products {
+  double with_other, with_itself;
+};
+struct Moved {
+  double largest;  // magnitude of the residual
+  double along;    // its product with the shadow
+};
+
+PYG_TRUST_INLINE Part magnitude(const Part& value) {
+  return value < 0 ? -value : value;
+}
+
+PYG_TRUST_INLINE Part larger(const Part& a, const Part& b) {
+  return a > b ? a : b;
+}
+
+PYG_TRUST_INLINE double total_of(const Part (&value)[kParts]) {
+  double sum = 0;
+  for (int k = 0; k < kLine; ++k)
+    sum += value[k / kPart][k % kPart];
+  return sum;
+}
+
+PYG_TRUST_INLINE double largest_of(const Part (&value)[kParts]) {
+  double most = 0;
+  for (int k = 0; k < kLine; ++k) {
+    const double next = value[k / kPart][k % kPart];
+    most = most < next ? next : most;
+  }
+  return most;
+}
+
+// Calls run(i, part) for every part of the vectors, which starts at i.
+template <typename Run>
+PYG_TRUST_INLINE void each_part(int64_t n, const Run& run) {
+  for (int64_t i = 0; i < n; i += kLine)
+    for (int p = 0; p < kParts; ++p)
+      run(i + p * kPart, p);
+}
+
+#define PYG_TRUST_EACH [&](int64_t i, int p) __attribute__((always_inline))
+
+PYG_TRUST_CLONES double dot(const double* x, const double* y, int64_t n) {
+  Part sum[kParts] = {};
+  each_part(n, PYG_TRUST_EACH {
+    sum[p] += load<kPart>(x + i) * load<kPart>(y + i);
+  });
+  return total_of(sum);
+}
+
+// out = b + image - x; the largest magnitude.
+PYG_TRUST_CLONES double subtract(const double* b,
+                       const double* image,
+                       const double* x,
+                       double* out,
+                       int64_t n) {
+  Part most[kParts] = {};
+  each_part(n, PYG_TRUST_EACH {
+    const Part made =
+        load<kPart>(b + i) + load<kPart>(image + i) - load<kPart>(x + i);
+    store<kPart>(out + i, made);
+    most[p] = larger(magnitude(made), most[p]);
+  });
+  return largest_of(most);
+}
+
+// direction = residual + beta (direction - omega image).
+PYG_TRUST_CLONES void turn(const double* residual,
+                 double beta,
+                 double omega,
+                 const double* image,
+                 double* direction,
+                 int64_t n) {
+  each_part(n, PYG_TRUST_EACH {
+    static_cast<void>(p);
+    store<kPart>(direction + i,
+                 load<kPart>(residual + i) +
+                     beta * (load<kPart>(direction + i) -
+                             omega * load<kPart>(image + i)));
+  });
+}
+
+// image = x - image; its products with `left` and with itself.
+PYG_TRUST_CLONES Products reflect(const double* x,
+                        const double* left,
+                        double* image,
+                        int64_t n) {
+  Part sum[kParts] = {}, square[kParts] = {};
+  each_part(n, PYG_TRUST_EACH {
+    const Part made = load<kPart>(x + i) - load<kPart>(image + i);
+    store<kPart>(image + i, made);
+    sum[p] += load<kPart>(left + i) * made;
+    square[p] += made * made;
+  });
+  return {total_of(sum), total_of(square)};
+}
+
+// out = x - factor y.
+PYG_TRUST_CLONES void move(const double* x,
+                 double factor,
+                 const double* y,
+                 double* out,
+                 int64_t n) {
+  each_part(n, PYG_TRUST_EACH {
+    static_cast<void>(p);
+    store<kPart>(out + i, load<kPart>(x + i) - factor * load<kPart>(y + i));
+  });
+}
+
+// x += size direction + omega half; residual = half - omega moved.
+PYG_TRUST_CLONES Moved advance_solution(double size,
+                              const double* direction,
+                              double omega,
+                              const double* half,
+                              const double* moved,
+                              const double* shadow,
+                              double* x,
+                              double* residual,
+                              int64_t n) {
+  Part most[kParts] = {}, sum[kParts] = {};
+  each_part(n, PYG_TRUST_EACH {
+    const Part middle = load<kPart>(half + i);
+    store<kPart>(x + i, load<kPart>(x + i) + size * load<kPart>(direction + i) +
+                            omega * middle);
+    const Part left = middle - omega * load<kPart>(moved + i);
+    store<kPart>(residual + i, left);
+    most[p] = larger(magnitude(left), most[p]);
+    sum[p] += left * load<kPart>(shadow + i);
+  });
+  return {largest_of(most), total_of(sum)};
+}
+
+#undef PYG_TRUST_EACH
 
 // Zero stops a column that has converged to nothing or broken down.
 double quotient(double numerator, double denominator) {
@@ -233,12 +370,12 @@ class Solver {
     int stale = 0;
     while (true) {
       apply(x, image_);
-      const double left = of_.subtract(b.data(), image_.data(), x.data(),
+      const double left = subtract(b.data(), image_.data(), x.data(),
                                        residual_.data(), n_);
       stale = left < best ? 0 : stale + 1;
       if (left <= tol || stale > kMaxStale)
         return;
-      of_.move(x.data(), -1.0, residual_.data(), x.data(), n_);
+      move(x.data(), -1.0, residual_.data(), x.data(), n_);
       best = std::min(best, left);
     }
   }
@@ -248,29 +385,29 @@ class Solver {
   void krylov(const Apply& apply, const Values& b, double tol, Values& x) {
     first_ = x;
     apply(x, image_);
-    const double initial = of_.subtract(b.data(), image_.data(), x.data(),
+    const double initial = subtract(b.data(), image_.data(), x.data(),
                                         residual_.data(), n_);
     double left = initial;
     shadow_ = residual_;
     std::fill(direction_.begin(), direction_.end(), 0.0);
     std::fill(image_.begin(), image_.end(), 0.0);
     double rho = 1, size = 1, omega = 1;
-    double rho_next = of_.dot(shadow_.data(), residual_.data(), n_);
+    double rho_next = dot(shadow_.data(), residual_.data(), n_);
     for (int k = 0; k < kMaxKrylov && !(left <= tol); ++k) {
       const double beta = quotient(rho_next * size, rho * omega);
-      of_.turn(residual_.data(), beta, omega, image_.data(), direction_.data(),
+      turn(residual_.data(), beta, omega, image_.data(), direction_.data(),
                n_);
       apply(direction_, image_);
-      const Products made = of_.reflect(direction_.data(), shadow_.data(),
+      const Products made = reflect(direction_.data(), shadow_.data(),
                                         image_.data(), n_);
       size = quotient(rho_next, made.with_other);
-      of_.move(residual_.data(), size, image_.data(), half_.data(), n_);
+      move(residual_.data(), size, image_.data(), half_.data(), n_);
       apply(half_, moved_);
       const Products next =
-          of_.reflect(half_.data(), half_.data(), moved_.data(), n_);
+          reflect(half_.data(), half_.data(), moved_.data(), n_);
       omega = quotient(next.with_other, next.with_itself);
       rho = rho_next;
-      const Moved moved = of_.advance_solution(
+      const Moved moved = advance_solution(
           size, direction_.data(), omega, half_.data(), moved_.data(),
           shadow_.data(), x.data(), residual_.data(), n_);
       left = moved.largest;
@@ -280,7 +417,6 @@ class Solver {
       x = first_;
   }
 
-  const Kernels& of_ = kernels();
   const int64_t n_;
   Values first_, residual_, shadow_, direction_, image_, half_, moved_;
 };

@@ -28,6 +28,7 @@
 #include <vector>
 
 #include "dispatch.h"
+#include "gather.h"
 #include "half.h"
 #include "kernels.h"
 #include "scratch.h"
@@ -582,6 +583,20 @@ Tensor propagate(const Tensor& rowptr,
   });
 }
 
+// largest[c] = the larger of it and the bits of |x| in column c. A NaN is
+// larger than all numbers.
+PYG_TRUST_CLONES void magnitudes(const float* x,
+                                 int64_t rows,
+                                 int64_t columns,
+                                 int32_t* largest) {
+  for (int64_t v = 0; v < rows; ++v, x += columns) {
+    for (int64_t c = 0; c < columns; ++c) {
+      const int32_t word = std::bit_cast<int32_t>(x[c]) & 0x7FFFFFFF;
+      largest[c] = word > largest[c] ? word : largest[c];
+    }
+  }
+}
+
 Tensor column_magnitudes(const Tensor& x) {
   const int64_t n = x.size(0), columns = x.size(1);
   const auto* from = x.const_data_ptr<float>();
@@ -590,7 +605,7 @@ Tensor column_magnitudes(const Tensor& x) {
   std::mutex merging;
   by_rows(n, columns, [&](int64_t begin, int64_t end) {
     std::vector<int32_t> mine(columns, 0);
-    kernels().magnitudes(from, begin, end, columns, mine.data());
+    magnitudes(from + begin * columns, end - begin, columns, mine.data());
     const std::lock_guard<std::mutex> lock(merging);
     for (int64_t c = 0; c < columns; ++c)
       largest[c] = std::max(largest[c], mine[c]);

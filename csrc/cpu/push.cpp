@@ -4,7 +4,6 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
-#include <torch/headeronly/core/ScalarType.h>
 
 #include <algorithm>
 #include <cmath>
@@ -21,7 +20,6 @@
 namespace pyg_trust {
 namespace {
 
-using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
 constexpr int64_t kHits = 128;      // sent together
@@ -36,29 +34,6 @@ void advance_rows(const Level<float>& level, int64_t begin, int64_t end) {
 void advance_rows(const Level<double>& level, int64_t begin, int64_t end) {
   kernels().advance_double(level, begin, end);
 }
-
-// Everything that is the same for all columns. Rows (pull_rowptr, pull_col)
-// are the graph from the receiving side, for levels that are done exactly:
-// those whose pushes are expected to cost more than `above`.
-template <typename scalar_t>
-struct Problem {
-  PushGraph<scalar_t> graph;
-  const int64_t* pull_rowptr;
-  const int32_t* pull_col;
-  const scalar_t* recv;
-  const scalar_t* send;
-  Levels levels;
-  double above;
-  const scalar_t* x;
-  const scalar_t* eps;
-  scalar_t* z;
-  int64_t num_nodes;
-  int64_t columns;
-  uint64_t seed;
-  int64_t first;  // the number of block 0
-  int64_t* pushed;
-  bool only_pull;  // whether it ends where something is to be pushed
-};
 
 // What one block of columns knows of its residues.
 template <typename scalar_t, int width>
@@ -89,7 +64,7 @@ struct Block {
 // One level that is pushed, for some blocks of a wave.
 template <typename scalar_t>
 struct PushLevel {
-  const Problem<scalar_t>& all;
+  const Dense<scalar_t>& all;
   scalar_t* residue;
   scalar_t* next;
   int64_t stride;
@@ -116,11 +91,11 @@ struct Waiting {
   alignas(kCacheLine) scalar_t value[kHits][width];
 };
 
-// Adds all that waits to the residues of the next level.
+// Adds all that waits to the residues of the next level. One function for all
+// calls: what is rounded must not depend on who calls.
 template <typename scalar_t, int width>
-inline __attribute__((always_inline)) void deliver_hits(
-    const PushLevel<scalar_t>& level,
-    Waiting<scalar_t, width>& waiting) {
+PYG_TRUST_CLONES void deliver(const PushLevel<scalar_t>& level,
+                              Waiting<scalar_t, width>& waiting) {
   for (int64_t i = 0; i < waiting.hits; ++i) {
     const auto& hit = waiting.hit[i];
     scalar_t* row = level.next + hit.node * level.stride + hit.block->offset;
@@ -139,19 +114,6 @@ inline __attribute__((always_inline)) void deliver_hits(
   }
   waiting.hits = 0;
   waiting.slots = 0;
-}
-
-// One function for all calls: what is rounded must not depend on who calls.
-template <int width>
-PYG_TRUST_CLONES void deliver(const PushLevel<float>& level,
-                              Waiting<float, width>& waiting) {
-  deliver_hits(level, waiting);
-}
-
-template <int width>
-PYG_TRUST_CLONES void deliver(const PushLevel<double>& level,
-                              Waiting<double, width>& waiting) {
-  deliver_hits(level, waiting);
 }
 
 // Where a push goes: to what waits, so that the memory it is for is on its way
@@ -185,7 +147,7 @@ inline __attribute__((always_inline)) void visit(
     Waiting<scalar_t, width>& waiting,
     Block<scalar_t, width>& block,
     int64_t u) {
-  const Problem<scalar_t>& all = level.all;
+  const Dense<scalar_t>& all = level.all;
   scalar_t* row = level.residue + u * level.stride + block.offset;
   scalar_t* value = waiting.value[waiting.slots];
   bool any = false;
@@ -215,7 +177,7 @@ inline __attribute__((always_inline)) void visit(
 
 // Pushes blocks of one level. Blocks that look everywhere do so together.
 template <int width, typename scalar_t>
-inline __attribute__((always_inline)) void push_level(
+PYG_TRUST_CLONES void push_blocks(
     const PushLevel<scalar_t>& level,
     const std::vector<Block<scalar_t, width>*>& blocks) {
   Waiting<scalar_t, width> waiting;
@@ -237,20 +199,6 @@ inline __attribute__((always_inline)) void push_level(
   deliver(level, waiting);
 }
 
-template <int width>
-PYG_TRUST_CLONES void push_blocks(
-    const PushLevel<float>& level,
-    const std::vector<Block<float, width>*>& blocks) {
-  push_level<width>(level, blocks);
-}
-
-template <int width>
-PYG_TRUST_CLONES void push_blocks(
-    const PushLevel<double>& level,
-    const std::vector<Block<double, width>*>& blocks) {
-  push_level<width>(level, blocks);
-}
-
 // Some blocks of `width` columns, which go through the levels side by side: a
 // row of the buffers holds the residues of a node in all of them. What a block
 // does depends on no other, only how fast it is done.
@@ -259,7 +207,7 @@ class Wave {
  public:
   using Columns = Block<scalar_t, width>;
 
-  Wave(const Problem<scalar_t>& all, int64_t num_blocks)
+  Wave(const Dense<scalar_t>& all, int64_t num_blocks)
       : all_(all),
         stride_(num_blocks * width),
         residue_(all.num_nodes * stride_, Pages::kHuge),
@@ -268,11 +216,11 @@ class Wave {
   // Blocks [begin, end).
   void run(int64_t begin, int64_t end) {
     load(begin, end);
-    for (int64_t level = 0; level <= all_.levels.count; ++level) {
-      const bool last = level == all_.levels.count;
-      const auto keep = static_cast<scalar_t>(all_.levels.keep[level]);
+    for (int64_t level = 0; level <= all_.levels; ++level) {
+      const bool last = level == all_.levels;
+      const auto keep = static_cast<scalar_t>(all_.keep[level]);
       const auto ratio =
-          last ? scalar_t(0) : static_cast<scalar_t>(all_.levels.ratio[level]);
+          last ? scalar_t(0) : static_cast<scalar_t>(all_.ratio[level]);
       std::vector<Columns*> pull, push;
       for (Columns& block : blocks_) {
         if (block.everywhere && !last && costs_more(block, ratio))
@@ -315,7 +263,7 @@ class Wave {
     const int64_t first = begin * kBlock<scalar_t>;
     const int64_t count =
         std::min<int64_t>((end - begin) * width, all_.columns - first);
-    const auto keep = static_cast<scalar_t>(all_.levels.keep[0]);
+    const auto keep = static_cast<scalar_t>(all_.keep[0]);
     by_rows(all_.num_nodes, stride_, [&](int64_t from, int64_t to) {
       for (int64_t u = from; u < to; ++u) {
         const scalar_t* x = all_.x + u * all_.columns + first;
@@ -343,7 +291,7 @@ class Wave {
           value, send_factor(block.ready, ratio, all_.send[u]),
           block.per_eps);
       cost += visit_cost(all_.graph, u, mass);
-      if (cost * static_cast<double>(step) > all_.above)
+      if (cost * static_cast<double>(step) > all_.above())
         return true;
     }
     return false;
@@ -397,13 +345,13 @@ class Wave {
       level.col = all_.pull_col;
       level.num_entries = all_.pull_rowptr[all_.num_nodes];
       level.in = residue_.get();
-      level.out = index + 1 < all_.levels.count ? next_.get() : nullptr;
+      level.out = index + 1 < all_.levels ? next_.get() : nullptr;
       level.recv = all_.recv;
       level.send = all_.send;
-      level.ratio = static_cast<scalar_t>(all_.levels.ratio[index]);
+      level.ratio = static_cast<scalar_t>(all_.ratio[index]);
       level.z = all_.z + one.column - one.offset;
       level.z_stride = all_.columns;
-      level.weight = static_cast<scalar_t>(all_.levels.keep[index + 1]);
+      level.weight = static_cast<scalar_t>(all_.keep[index + 1]);
       level.stride = stride_;
       level.first = one.offset;
       level.end = two.offset + width;
@@ -455,7 +403,7 @@ class Wave {
     });
   }
 
-  const Problem<scalar_t>& all_;
+  const Dense<scalar_t>& all_;
   const int64_t stride_;
   Scratch<scalar_t> residue_, next_;
   std::vector<Columns> blocks_;
@@ -463,7 +411,7 @@ class Wave {
 };
 
 template <int width, typename scalar_t>
-void run_waves(const Problem<scalar_t>& all, int64_t num_blocks) {
+void run_waves(const Dense<scalar_t>& all, int64_t num_blocks) {
   if (num_blocks == 0)
     return;
   // As many as go through an exact level together, and enough for all threads.
@@ -478,38 +426,15 @@ void run_waves(const Problem<scalar_t>& all, int64_t num_blocks) {
 
 struct PushOnCpu {
   template <typename scalar_t>
-  static std::tuple<Tensor, Tensor> push(const PushGraph<scalar_t>& graph,
-                                         const DenseArguments& p) {
-    const int64_t n = p.x.size(0), columns = p.x.size(1);
+  static void push(const Tensor&, const Dense<scalar_t>& all) {
     constexpr int block = kBlock<scalar_t>;
-    const int64_t num_blocks = (columns + block - 1) / block;
-    Tensor out = torch::stable::new_empty(p.x, {n, columns});
-    Tensor pushed =
-        torch::stable::new_zeros(p.x, {num_blocks}, ScalarType::Long);
-    const Problem<scalar_t> all{
-        graph,
-        p.pull_rowptr.const_data_ptr<int64_t>(),
-        p.pull_col.const_data_ptr<int32_t>(),
-        p.recv.const_data_ptr<scalar_t>(),
-        p.send.const_data_ptr<scalar_t>(),
-        p.levels,
-        p.pull_above * static_cast<double>(p.pull_col.numel()),
-        p.x.const_data_ptr<scalar_t>(),
-        p.eps.const_data_ptr<scalar_t>(),
-        out.mutable_data_ptr<scalar_t>(),
-        n,
-        columns,
-        static_cast<uint64_t>(p.seed),
-        p.first,
-        pushed.mutable_data_ptr<int64_t>(),
-        p.only_pull};
-    if (columns == 1)
+    const int64_t num_blocks = (all.columns + block - 1) / block;
+    if (all.columns == 1)
       run_waves<1>(all, 1);
-    else if (columns <= 4)
+    else if (all.columns <= 4)
       run_waves<4>(all, num_blocks);
     else
       run_waves<block>(all, num_blocks);
-    return {out, pushed};
   }
 };
 using Ops = PushOps<PushOnCpu>;

@@ -4,7 +4,6 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <memory>
 #include <mutex>
@@ -14,6 +13,7 @@
 
 #include "parallel.h"
 #include "push_ops.h"
+#include "radix.h"
 #include "scratch.h"
 
 namespace pyg_trust {
@@ -86,86 +86,46 @@ class Pool {
   std::vector<std::unique_ptr<Work<scalar_t>>> kept_;
 };
 
-// Sorts by node. Nodes are below `n`.
-template <typename scalar_t>
-void sort_row(std::vector<std::pair<int32_t, scalar_t>>& row, int64_t n) {
-  constexpr int bits = 11;
-  constexpr int64_t few = 512;
-  if (static_cast<int64_t>(row.size()) < few) {
-    std::sort(row.begin(), row.end(), [](const auto& x, const auto& y) {
-      return x.first < y.first;
-    });
-    return;
-  }
-  std::vector<std::pair<int32_t, scalar_t>> other(row.size());
-  for (int shift = 0; (n - 1) >> shift > 0; shift += bits) {
-    std::array<size_t, (1 << bits) + 1> start{};
-    const auto digit = [shift](const auto& entry) {
-      return entry.first >> shift & ((1 << bits) - 1);
-    };
-    for (const auto& entry : row)
-      ++start[digit(entry) + 1];
-    for (int d = 0; d < 1 << bits; ++d)
-      start[d + 1] += start[d];
-    for (const auto& entry : row)
-      other[start[digit(entry)]++] = entry;
-    row.swap(other);
-  }
-}
-
 // One signal at a time, level after level.
 template <typename scalar_t>
 class Query {
  public:
   using Row = std::vector<std::pair<int32_t, scalar_t>>;
 
-  Query(const PushGraph<scalar_t>& graph,
-        const scalar_t* send,
-        const Levels& levels,
-        int64_t num_nodes)
-      : graph_{graph.rowptr, {}, graph.scale, graph.group_ptr,
-               graph.group_end},
-        col_(graph.col),
-        send_(send),
-        levels_(levels),
-        num_nodes_(num_nodes),
-        longest_(few_nodes(num_nodes)),
-        work_(Pool<scalar_t>::shared().take(num_nodes)),
+  explicit Query(const Sparse<scalar_t>& all)
+      : all_(all),
+        graph_{all.graph.rowptr, {}, all.graph.scale, all.graph.group_ptr,
+               all.graph.group_end},
+        col_(all.graph.col),
+        send_(all.send),
+        num_nodes_(all.num_nodes),
+        longest_(few_nodes(all.num_nodes)),
+        work_(Pool<scalar_t>::shared().take(all.num_nodes)),
         cells_(work_->cells.get()) {}
 
   // Gives the working memory back; call it once, after the last signal.
   void finish() { Pool<scalar_t>::shared().give(std::move(work_)); }
 
-  // Adds to the residues of level 0.
-  void start(int64_t u, scalar_t value) {
-    entry_[count_] = u;
-    node_[count_] = static_cast<int32_t>(u);
-    amount_[count_++] = value;
-    if (count_ == kHits)
-      arrive();
-  }
-
-  // Pushes everything started: `eps` is the quantum, and residues with
-  // |r| * send < prune stay where they are. Returns the entries of magnitude
-  // above `threshold`, the top_k largest of them (the smaller node first among
-  // equals), in ascending order.
-  Row run(scalar_t eps,
-          scalar_t prune,
-          uint64_t key,
-          int64_t top_k,
-          double threshold) {
+  // Signal k: residues with |r| * send < prune stay where they are. Returns the
+  // entries of magnitude above `threshold`, the top_k largest of them (the
+  // smaller node first among equals), in ascending order.
+  Row run(int64_t k) {
+    for (int64_t i = all_.ptr[k]; i < all_.ptr[k + 1]; ++i)
+      start(all_.node[i], all_.value[i]);
     arrive();
-    per_eps_ = scalar_t(1) / eps;
-    for (int64_t level = 0; level <= levels_.count; ++level) {
+    const scalar_t prune = all_.prune[k];
+    const uint64_t key = derive(all_.seed, all_.first + k);
+    per_eps_ = scalar_t(1) / all_.eps[k];
+    for (int64_t level = 0; level <= all_.levels; ++level) {
       now_ = 1 - now_;
       work_->frontier.swap(work_->next_frontier);
       const int64_t size = std::exchange(enlisted_, 0);
       // A frontier that outgrew its list is found by looking everywhere.
       const bool everywhere = std::exchange(outgrown_, false);
-      last_ = level == levels_.count;
-      keep_ = static_cast<scalar_t>(levels_.keep[level]);
+      last_ = level == all_.levels;
+      keep_ = static_cast<scalar_t>(all_.keep[level]);
       ratio_ =
-          last_ ? scalar_t(0) : static_cast<scalar_t>(levels_.ratio[level]);
+          last_ ? scalar_t(0) : static_cast<scalar_t>(all_.ratio[level]);
       below_ = prune * ratio_;
       level_key_ = derive(key, level);
       if (everywhere) {
@@ -181,10 +141,19 @@ class Query {
       }
       flush();
     }
-    return take(top_k, threshold);
+    return take(all_.top_k, all_.threshold);
   }
 
  private:
+  // Adds to the residues of level 0.
+  void start(int64_t u, scalar_t value) {
+    entry_[count_] = u;
+    node_[count_] = static_cast<int32_t>(u);
+    amount_[count_++] = value;
+    if (count_ == kHits)
+      arrive();
+  }
+
   // Where a push goes: along entries, whose nodes are looked up later.
   struct To {
     Query& query;
@@ -298,18 +267,20 @@ class Query {
       sorted = false;
     }
     if (!sorted)
-      sort_row(row, num_nodes_);
+      sort_by(row.data(), static_cast<int64_t>(row.size()), num_nodes_, room_,
+              [](const auto& entry) { return entry.first; });
     return row;
   }
 
+  const Sparse<scalar_t>& all_;
   const PushGraph<scalar_t, Entries> graph_;
   const int32_t* col_;
   const scalar_t* send_;
-  const Levels levels_;
   const int64_t num_nodes_;
   const int64_t longest_;  // frontier that is kept as a list
   std::unique_ptr<Work<scalar_t>> work_;
   typename Work<scalar_t>::Cell* cells_;
+  Row room_;
   int now_ = 0;  // which residue is this level's
   int64_t enlisted_ = 0;
   bool outgrown_ = false;
@@ -327,44 +298,33 @@ class Query {
 struct PushSparseOnCpu {
   template <typename scalar_t>
   static std::tuple<Tensor, Tensor, Tensor> push_sparse(
-      const PushGraph<scalar_t>& graph,
-      const SparseArguments& p) {
-    const int64_t num_signals = p.ptr.numel() - 1, n = p.send.numel();
-    const auto* begin = p.ptr.const_data_ptr<int64_t>();
-    const auto* node = p.node.const_data_ptr<int64_t>();
-    const auto* value = p.value.const_data_ptr<scalar_t>();
-    const auto* quanta = p.eps.const_data_ptr<scalar_t>();
-    const auto* bounds = p.prune.const_data_ptr<scalar_t>();
-    const auto seed = static_cast<uint64_t>(p.seed);
+      const Tensor& like,
+      const Tensor& like_value,
+      const Sparse<scalar_t>& all) {
+    const int64_t num_signals = all.num_signals;
     std::vector<typename Query<scalar_t>::Row> rows(num_signals);
     std::mutex mutex;
     std::vector<std::shared_ptr<Query<scalar_t>>> queries;
     // A query may touch little or much: it says nothing of n.
     parallel_tasks(num_signals, kSerial, [&] {
-      auto query = std::make_shared<Query<scalar_t>>(
-          graph, p.send.const_data_ptr<scalar_t>(), p.levels, n);
+      auto query = std::make_shared<Query<scalar_t>>(all);
       {
         const std::lock_guard<std::mutex> lock(mutex);
         queries.push_back(query);
       }
-      return [&, query](int64_t k) {
-        for (int64_t i = begin[k]; i < begin[k + 1]; ++i)
-          query->start(node[i], value[i]);
-        rows[k] = query->run(quanta[k], bounds[k], derive(seed, p.first + k),
-                             p.top_k, p.threshold);
-      };
+      return [&, query](int64_t k) { rows[k] = query->run(k); };
     });
     for (const auto& query : queries)
       query->finish();
 
-    Tensor ptr = torch::stable::new_empty(p.ptr, {num_signals + 1});
+    Tensor ptr = torch::stable::new_empty(like, {num_signals + 1});
     auto* ptr_data = ptr.mutable_data_ptr<int64_t>();
     ptr_data[0] = 0;
     for (int64_t k = 0; k < num_signals; ++k)
       ptr_data[k + 1] = ptr_data[k] + static_cast<int64_t>(rows[k].size());
-    Tensor out_node = torch::stable::new_empty(p.node, {ptr_data[num_signals]});
+    Tensor out_node = torch::stable::new_empty(like, {ptr_data[num_signals]});
     Tensor out_value =
-        torch::stable::new_empty(p.value, {ptr_data[num_signals]});
+        torch::stable::new_empty(like_value, {ptr_data[num_signals]});
     auto* node_data = out_node.mutable_data_ptr<int64_t>();
     auto* value_data = out_value.mutable_data_ptr<scalar_t>();
     for (const auto& row : rows) {

@@ -1,11 +1,8 @@
 // Rows of a level, for the instruction set of the file that includes this.
 #pragma once
 
-#include "flip.h"
 #include "gather.h"
-#include "grid.h"
 #include "kernels.h"
-#include "krylov.h"
 #include "loss.h"
 #include "pulled.h"
 
@@ -432,61 +429,6 @@ inline void round_half(float* values, int64_t count) {
   }
 }
 
-template <int width>
-PYG_TRUST_INLINE void magnitudes_of(const float* x,
-                                    int64_t begin,
-                                    int64_t end,
-                                    int64_t columns,
-                                    int32_t* largest) {
-  constexpr int lanes = kRowLanes<float, width>;
-  using Words = typename Vector<int32_t, lanes>::type;
-  Words most[width / lanes];
-  std::memcpy(most, largest, sizeof(most));
-  for (int64_t v = begin; v < end; ++v) {
-    for (int k = 0; k < width / lanes; ++k) {
-      Words word;
-      std::memcpy(&word, x + v * columns + k * lanes, sizeof(word));
-      word &= 0x7FFFFFFF;
-      most[k] = word > most[k] ? word : most[k];
-    }
-  }
-  std::memcpy(largest, most, sizeof(most));
-}
-
-inline void magnitudes(const float* x,
-                       int64_t begin,
-                       int64_t end,
-                       int64_t columns,
-                       int32_t* largest) {
-  int64_t first = 0;
-  for (; first + 64 <= columns; first += 64)
-    magnitudes_of<64>(x + first, begin, end, columns, largest + first);
-  for (; first + 16 <= columns; first += 16)
-    magnitudes_of<16>(x + first, begin, end, columns, largest + first);
-  for (; first + 4 <= columns; first += 4)
-    magnitudes_of<4>(x + first, begin, end, columns, largest + first);
-  for (; first < columns; ++first)
-    magnitudes_of<1>(x + first, begin, end, columns, largest + first);
-}
-
-inline void gap_lengths(uint64_t key,
-                        uint64_t first,
-                        int64_t count,
-                        double scale,
-                        double* length) {
-  for (int64_t k = 0; k < count; ++k)
-    length[k] = GapLaw::length(key, first + static_cast<uint64_t>(k), scale);
-}
-
-inline void stay(uint64_t key,
-                 const int64_t* entry,
-                 int64_t count,
-                 uint64_t below,
-                 uint8_t* kept) {
-  for (int64_t k = 0; k < count; ++k)
-    kept[k] = !deleted(key, static_cast<uint64_t>(entry[k]), below);
-}
-
 }  // namespace
 }  // namespace pyg_trust
 
@@ -500,10 +442,5 @@ inline void stay(uint64_t key,
                         wide_rows<double>, pull_all_columns<float>,          \
                         pull_all_columns<double>, pull_all_columns<int64_t>, \
                         find_places,     round_half,                         \
-                        gap_lengths,     stay,                               \
-                        loss_gradient,   magnitudes,                         \
-                        dot,             subtract,                           \
-                        turn,            reflect,                            \
-                        move,            advance_solution,                   \
-                        add_rounded<float>, add_rounded<double>};            \
+                        loss_gradient};                                      \
   }

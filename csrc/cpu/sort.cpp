@@ -11,7 +11,6 @@
 #include <torch/headeronly/core/ScalarType.h>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <cstdint>
 #include <optional>
@@ -21,6 +20,7 @@
 
 #include "dispatch.h"
 #include "parallel.h"
+#include "radix.h"
 #include "scratch.h"
 
 namespace pyg_trust {
@@ -30,8 +30,6 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
 constexpr int64_t kAhead = 48;  // edges
-// Rows longer than this are sorted digit by digit.
-constexpr int64_t kLongRow = 2048;
 
 // ++count[index[e]]; the first e with an index outside of the nodes, or -1.
 int64_t count_rows(const Tensor& index, Tensor count_) {
@@ -97,24 +95,6 @@ bool place_rows(const Tensor& row_,
   });
 }
 
-// Least significant digit first, 11 bits each.
-void sort_long(int32_t* values, int64_t count, std::vector<int32_t>& room) {
-  room.resize(count);
-  int32_t* from = values;
-  int32_t* to = room.data();
-  for (int shift = 0; shift < 33; shift += 11) {
-    std::array<int64_t, 2049> start{};
-    for (int64_t k = 0; k < count; ++k)
-      ++start[((static_cast<uint32_t>(from[k]) >> shift) & 2047) + 1];
-    for (int digit = 0; digit < 2048; ++digit)
-      start[digit + 1] += start[digit];
-    for (int64_t k = 0; k < count; ++k)
-      to[start[(static_cast<uint32_t>(from[k]) >> shift) & 2047]++] = from[k];
-    std::swap(from, to);
-  }
-  std::copy(from, from + count, values);  // after three passes it is the room
-}
-
 // Sorts every row, equal targets by perm, which was ascending in every row.
 // Returns how many entries repeat the one before, and the first that does.
 std::tuple<int64_t, int64_t> sort_rows(const Tensor& rowptr_,
@@ -131,24 +111,23 @@ std::tuple<int64_t, int64_t> sort_rows(const Tensor& rowptr_,
             pairs = std::vector<std::pair<int32_t, int64_t>>()](
                int64_t task) mutable {
       int64_t found = 0, earliest = m;
+      const auto sort_pairs = [&](int64_t begin, int64_t stop) {
+        pairs.clear();
+        for (int64_t e = begin; e < stop; ++e)
+          pairs.emplace_back(col[e], perm[e]);
+        std::sort(pairs.begin(), pairs.end());
+        for (int64_t e = begin; e < stop; ++e)
+          std::tie(col[e], perm[e]) = pairs[e - begin];
+      };
       const int64_t end = std::min((task + 1) * together, n);
       for (int64_t v = task * together; v < end; ++v) {
         const int64_t begin = rowptr[v], stop = rowptr[v + 1];
         if (!std::is_sorted(col + begin, col + stop)) {
-          if (perm != nullptr) {
-            pairs.clear();
-            for (int64_t e = begin; e < stop; ++e)
-              pairs.emplace_back(col[e], perm[e]);
-            std::sort(pairs.begin(), pairs.end());
-            for (int64_t e = begin; e < stop; ++e) {
-              col[e] = pairs[e - begin].first;
-              perm[e] = pairs[e - begin].second;
-            }
-          } else if (stop - begin > kLongRow) {
-            sort_long(col + begin, stop - begin, room);
-          } else {
-            std::sort(col + begin, col + stop);
-          }
+          if (perm == nullptr)
+            sort_by(col + begin, stop - begin, int64_t{1} << 31, room,
+                    [](int32_t target) { return target; });
+          else
+            sort_pairs(begin, stop);
         }
         for (int64_t e = begin + 1; e < stop; ++e) {
           if (col[e] == col[e - 1]) {

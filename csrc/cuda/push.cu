@@ -12,75 +12,31 @@
 namespace pyg_trust {
 namespace {
 
-using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
 struct PushOnCuda {
   template <typename scalar_t>
-  static std::tuple<Tensor, Tensor> push(const PushGraph<scalar_t>& graph,
-                                         const DenseArguments& p) {
-    const cuda::Guard guard(p.x);
-    constexpr int64_t block = 64 / sizeof(scalar_t);
-    const int64_t n = p.x.size(0), columns = p.x.size(1);
-    Tensor out = torch::stable::new_empty(p.x, {n, columns});
-    Tensor pushed = torch::stable::new_zeros(
-        p.x, {(columns + block - 1) / block}, ScalarType::Long);
-    const device::Dense<scalar_t> all{graph,
-                                      p.pull_rowptr.const_data_ptr<int64_t>(),
-                                      p.pull_col.const_data_ptr<int32_t>(),
-                                      p.recv.const_data_ptr<scalar_t>(),
-                                      p.send.const_data_ptr<scalar_t>(),
-                                      n,
-                                      p.pull_col.numel(),
-                                      p.x.const_data_ptr<scalar_t>(),
-                                      p.eps.const_data_ptr<scalar_t>(),
-                                      out.mutable_data_ptr<scalar_t>(),
-                                      columns,
-                                      p.levels.ratio,
-                                      p.levels.keep,
-                                      p.levels.count,
-                                      static_cast<uint64_t>(p.seed),
-                                      p.first,
-                                      p.pull_above,
-                                      pushed.mutable_data_ptr<int64_t>()};
-    device::push([&] { return cuda::Machine(p.x); }, all);
-    return {out, pushed};
+  static void push(const Tensor& like, const Dense<scalar_t>& all) {
+    const cuda::Guard guard(like);
+    device::push([&] { return cuda::Machine(like); }, all);
   }
 
   template <typename scalar_t>
   static std::tuple<Tensor, Tensor, Tensor> push_sparse(
-      const PushGraph<scalar_t>& graph,
-      const SparseArguments& p) {
-    const cuda::Guard guard(p.value);
-    const int64_t num_signals = p.ptr.numel() - 1;
-    const device::Sparse<scalar_t> all{graph,
-                                       p.send.const_data_ptr<scalar_t>(),
-                                       p.send.numel(),
-                                       p.col.numel(),
-                                       p.ptr.const_data_ptr<int64_t>(),
-                                       p.node.const_data_ptr<int64_t>(),
-                                       p.value.const_data_ptr<scalar_t>(),
-                                       p.node.numel(),
-                                       num_signals,
-                                       p.eps.const_data_ptr<scalar_t>(),
-                                       p.prune.const_data_ptr<scalar_t>(),
-                                       p.levels.ratio,
-                                       p.levels.keep,
-                                       p.levels.count,
-                                       static_cast<uint64_t>(p.seed),
-                                       p.first,
-                                       p.top_k,
-                                       p.threshold};
-    Tensor ptr = torch::stable::new_zeros(p.ptr, {num_signals + 1});
+      const Tensor& like,
+      const Tensor& like_value,
+      const Sparse<scalar_t>& all) {
+    const cuda::Guard guard(like);
+    Tensor ptr = torch::stable::new_zeros(like, {all.num_signals + 1});
     std::vector<Tensor> nodes, values;
     const auto allocate = [&](int64_t count) {
-      nodes.push_back(torch::stable::new_empty(p.node, {count}));
-      values.push_back(torch::stable::new_empty(p.value, {count}));
+      nodes.push_back(torch::stable::new_empty(like, {count}));
+      values.push_back(torch::stable::new_empty(like_value, {count}));
       return device::Entries<scalar_t>{
           nodes.back().mutable_data_ptr<int64_t>(),
           values.back().template mutable_data_ptr<scalar_t>()};
     };
-    device::push_sparse([&] { return cuda::Machine(p.value); }, all,
+    device::push_sparse([&] { return cuda::Machine(like); }, all,
                         ptr.mutable_data_ptr<int64_t>(), allocate);
     if (nodes.size() == 1)
       return {ptr, nodes[0], values[0]};
@@ -88,8 +44,8 @@ struct PushOnCuda {
     int64_t size = 0;
     for (const Tensor& part : nodes)
       size += part.numel();
-    Tensor node = torch::stable::new_empty(p.node, {size});
-    Tensor value = torch::stable::new_empty(p.value, {size});
+    Tensor node = torch::stable::new_empty(like, {size});
+    Tensor value = torch::stable::new_empty(like_value, {size});
     int64_t at = 0;
     for (size_t i = 0; i < nodes.size(); ++i) {
       const int64_t end = at + nodes[i].numel();

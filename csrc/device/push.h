@@ -79,30 +79,6 @@ __device__
     add(to, to_integer(value * factor * unit.up));
 }
 
-// All that a push of dense signals reads and writes; `ratio` and `keep` are on
-// the host.
-template <typename scalar_t>
-struct Dense {
-  PushGraph<scalar_t> graph;
-  const int64_t* pull_rowptr;
-  const int32_t* pull_col;
-  const scalar_t* recv;
-  const scalar_t* send;
-  int64_t num_nodes;
-  int64_t num_entries;
-  const scalar_t* x;
-  const scalar_t* eps;
-  scalar_t* z;
-  int64_t columns;
-  const double* ratio;
-  const double* keep;
-  int64_t levels;
-  uint64_t seed;
-  int64_t first;      // number of the first block
-  double pull_above;  // in pushes per entry
-  int64_t* pushed;    // levels, for each block
-};
-
 // The stream of one push.
 PYG_TRUST_HD inline uint64_t push_key(uint64_t seed,
                                       int64_t number,
@@ -263,7 +239,7 @@ void push_blocks(Machine& machine,
   int64_t* pushed = p.pushed + begin;
   const auto seed = p.seed;
   const int64_t number = p.first + begin;
-  const double above = p.pull_above * static_cast<double>(p.num_entries);
+  const double above = p.above();
   for (int64_t level = 0; level <= p.levels; ++level) {
     const bool start = level == 0, last = level == p.levels;
     const auto keep = static_cast<scalar_t>(p.keep[level]);
@@ -484,30 +460,6 @@ void push(const MakeMachine& make_machine, const Dense<scalar_t>& p) {
   else
     push_blocks<1>(machine, p, block, whole, whole + 1);
 }
-
-// All that a push of sparse signals reads and writes; `ratio` and `keep` are
-// on the host.
-template <typename scalar_t>
-struct Sparse {
-  PushGraph<scalar_t> graph;
-  const scalar_t* send;
-  int64_t num_nodes;
-  int64_t num_entries;
-  const int64_t* ptr;
-  const int64_t* node;
-  const scalar_t* value;
-  int64_t nnz;
-  int64_t num_signals;
-  const scalar_t* eps;
-  const scalar_t* prune;
-  const double* ratio;
-  const double* keep;
-  int64_t levels;
-  uint64_t seed;
-  int64_t first;  // number of the first signal
-  int64_t top_k;
-  double threshold;
-};
 
 // Where results go.
 template <typename scalar_t>

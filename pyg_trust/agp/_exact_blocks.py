@@ -35,17 +35,7 @@ def exact_blocks(
     ratio: Tensor,
     above: float,
 ) -> list[bool]:
-    """Return, block by block, whether to compute it exactly from level 0 on.
-
-    Args:
-        graph (CSRGraph): the graph, with self-loops if the measure has them.
-        x (Tensor): the signals, ``[num_nodes, num_columns]``.
-        measure (Measure): the measure to estimate.
-        eps (float): the quantum, relative to the L1 norm of a column.
-        ratio (Tensor): as in :func:`pyg_trust.ops.push`.
-        above (float): a level is exact if pushing it is expected to cost more
-            than so much of it.
-    """
+    """Return which blocks to compute exactly from level 0 on."""
     n, width = graph.num_nodes, ops.block_size(x.dtype)
     none = [False] * -(-x.size(1) // width)
     if not none or n == 0 or ratio.numel() == 0:

@@ -87,15 +87,7 @@ def check_half(
 def power_norms(
     rowptr: Tensor, col: Tensor, ends: Tensor, levels: int, loops: bool
 ) -> list[float]:
-    """Return the largest row sum of each power of S R B, from the zeroth on.
-
-    Args:
-        rowptr (Tensor): as in :func:`pyg_trust.ops.propagate`.
-        col (Tensor): as there.
-        ends (Tensor): the diagonal of S R, in the dtype to compute in.
-        levels (int): the last power.
-        loops (bool): as in :func:`pyg_trust.ops.propagate`.
-    """
+    """Return the largest row sum of each power of S R B from 0 on."""
     ones, once = torch.ones_like(ends), torch.tensor([0.0, 1.0]).double()
     sums, norms = ones.view(-1, 1), [1.0]
     for _ in range(levels):

@@ -151,9 +151,14 @@ def check_signal(x: Tensor, graph: CSRGraph) -> None:
         ops.sparse_parts(x)
 
 
+def values_of(x: Tensor) -> Tensor:
+    """Return the numbers of a dense or sparse signal."""
+    return (x.values() if x.layout == torch.sparse_csr else x).detach()
+
+
 def check_finite_signal(x: Tensor) -> None:
     """Refuse NaN and infinity in the signal."""
-    if not is_finite(x.values() if x.layout == torch.sparse_csr else x):
+    if not is_finite(values_of(x)):
         raise ValueError("'x' needs to be finite (got NaN or infinity)")
 
 

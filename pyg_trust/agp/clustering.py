@@ -99,8 +99,7 @@ def sweep_cut(
     start = graph.rowptr[ranked]
     degree = graph.rowptr[ranked + 1] - start
     volume = degree.cumsum(0)
-    here = torch.arange(count, device=nodes.device)
-    here = here.repeat_interleave(degree)
+    here = torch.repeat_interleave(degree)
     other = graph.col32[ranges(start, degree)].long()
     place = torch.searchsorted(known, other).clamp_(max=count - 1)
     inside = known[place] == other

@@ -77,17 +77,12 @@ class _Exchange:
         place = torch.searchsorted(self.halo, graph.col[strange]) + own
         local = graph.col - graph.start
         local[strange] = place
-        self.rows = ops.OpenRows(
-            graph.rowptr[:-1].contiguous(),
-            graph.rowptr.diff(),
-            local.to(torch.int32),
-        )
         # The halo: nodes whose rows another process has.
         zeros = torch.zeros(self.halo.numel(), dtype=torch.int64)
         self.rows = ops.OpenRows(
-            torch.cat([self.rows.start, zeros]),
-            torch.cat([self.rows.length, zeros]),
-            self.rows.col,
+            torch.cat([graph.rowptr[:-1], zeros]),
+            torch.cat([graph.rowptr.diff(), zeros]),
+            local.to(torch.int32),
         )
         borders = torch.tensor(ends)
         cuts = torch.searchsorted(self.halo, borders)
@@ -115,7 +110,7 @@ def _check(graph: HaloGraph, x: Tensor, measure: Measure) -> None:
     check_tensor('graph', graph.rowptr, torch.int64, ('num_own + 1',))
     check_tensor('graph', graph.col, torch.int64, ('num_entries',))
     check_integer('graph', graph.start, 0)
-    check_integer('graph', graph.num_nodes, 1)
+    check_integer('graph', graph.num_nodes, 1, 2**31 - 1)
     own = graph.rowptr.numel() - 1
     _check_rows(graph)
     check_tensor('x', x, (torch.float32, torch.float64), (own, 'num_columns'))
@@ -136,7 +131,6 @@ def _check(graph: HaloGraph, x: Tensor, measure: Measure) -> None:
 
 def _check_rows(graph: HaloGraph) -> None:
     rowptr, col = graph.rowptr, graph.col
-    n = graph.num_nodes
     if (
         rowptr.numel() == 0
         or int(rowptr[0]) != 0
@@ -147,13 +141,8 @@ def _check_rows(graph: HaloGraph) -> None:
             "'graph' needs a 'rowptr' that ascends from 0 to the number of "
             f"entries of 'col', {col.numel()}"
         )
-    if n >= 2**31:
-        raise ValueError(
-            "'graph' needs to have fewer than 2**31 nodes, as the kernels "
-            f'index nodes with 32 bits (got {n})'
-        )
-    check_range('graph', col, n, "the nodes, in 'col'")
-    row = graph.start + row_of_entries(rowptr)
+    check_range('graph', col, graph.num_nodes, "the nodes, in 'col'")
+    row = row_of_entries(rowptr)
     if bool(((row.diff() == 0) & (col.diff() < 0)).any()):
         raise ValueError("'graph' needs to be ascending in every row")
 
@@ -229,14 +218,13 @@ def propagate_halo(graph: HaloGraph, x: Tensor, measure: Measure) -> Tensor:
         _check(graph, x, measure)
     except Exception as error:
         failed = error
+    same = {}
     if failed is None:
         same = {
             'measure': measure.key,
             'num_nodes': graph.num_nodes,
             'x': (str(x.dtype), x.size(1)),
         }
-    else:
-        same = {}
     check_same(same, failed)
     exchange = _Exchange(graph, measure)
     own = graph.rowptr.numel() - 1

@@ -34,7 +34,7 @@ from pyg_trust.agp.measures import Measure
 from pyg_trust.agp.propagation import (
     check_half_levels,
     exact_checked,
-    exact_limits,
+    operator_of,
 )
 from pyg_trust.files.commit import exclusive
 from pyg_trust.graph import CSRGraph
@@ -354,7 +354,7 @@ def _prepared(
     )
     how = how._replace(loops=loops)
     # Before columns and levels are allocated, as it needs temporary memory.
-    exact_limits(looped, measure, _torch(dtype), how)
+    operator_of(looped, measure, _torch(dtype), how)
     if half:
         check_half_levels(looped, measure, _torch(dtype), how)
     rows, entries = (

@@ -1,5 +1,3 @@
-# Longer than 700 lines because the exact and the randomized way share
-# operator, gradient and checks.
 """Exact and randomized graph propagation, with its error bounds.
 
 The algorithms are those of "Approximate Graph Propagation" (Wang et al. 2021).
@@ -16,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pyg_trust import ops, rng
-from pyg_trust._checks import check_nodes
+from pyg_trust._checks import check_nodes, is_finite
 from pyg_trust.agp._exact_blocks import exact_blocks
 from pyg_trust.agp._ranges import (
     check_half,
@@ -35,11 +33,12 @@ from pyg_trust.agp.checks import (
     check_signal,
     prepare_exact,
     prepare_loops,
+    values_of,
 )
 from pyg_trust.agp.measures import Measure
 from pyg_trust.agp.polynomials import chebyshev
 from pyg_trust.graph import CSRGraph, sparse_rows
-from pyg_trust.graph._building import own_loops
+from pyg_trust.graph._building import own_loops, row_of_entries
 
 # A level of a block is pushed if that is expected to cost less than so much of
 # an exact level: blocks share the memory that an exact level reads, and one
@@ -63,34 +62,22 @@ def propagate(
 
     Exactly for :obj:`eps = 0`, for all columns at once; otherwise the unbiased
     AGP estimate, whose variance :func:`variance_bound` bounds. The same seed
-    gives the same result for any number of threads, and on CUDA, up to
-    rounding (:func:`pyg_trust.ops.push`), that of the CPU. Differentiable in
-    :obj:`x`: the gradient is the propagation by the transposed operator,
-    exact or estimated with the same :obj:`eps`.
+    gives the same result for any number of threads and, up to rounding, on
+    CUDA. Differentiable in :obj:`x`: the gradient is the propagation by the
+    transposed operator, exact or estimated with the same :obj:`eps`.
 
-    The exact sum goes from the last weight to the first (Horner): :math:`u_L =
-    w_L x`, :math:`u_i = w_i x + P u_{i+1}`, :math:`z = u_0`. A column has the
-    same bits beside any other columns.
-
-    An estimate goes through the columns in blocks of a cache line, which
-    share what is sampled, and level by level: where sampling would cost a
-    block more than the exact product, it takes the product, and where all
-    levels would be products it is the exact sum. Randomization
-    pays for signals that are sparse or concentrated and for errors of several
-    percent; otherwise the exact path is as fast (``benchmarks/push.py``).
-    Memory beside the result: two vectors for each column in flight, which are
-    256 bytes of a row (64 float32 columns) or a block per thread.
-
-    Under :func:`torch.compile` with ``fullgraph=True`` and
+    An estimate takes the exact product for levels where sampling would cost
+    more. It pays for signals that are sparse or concentrated and for errors of
+    several percent; otherwise the exact path is as fast. Under
+    :func:`torch.compile` with ``fullgraph=True`` and
     :func:`torch.export.export` the exact path is one op, for a graph that was
-    propagated on before; checks of data (NaN, overflow) are left out there.
+    propagated on before; NaN and overflow are not checked there.
 
     Args:
         graph (CSRGraph): the graph, unweighted.
-        x (Tensor): the signals, float32 or float64, of shape ``[num_nodes]``
-            or ``[num_nodes, num_columns]``; or as many columns as a sparse CSR
-            matrix, such as bags of words. The first level of the exact path
-            then reads the entries alone; estimates make the matrix dense.
+        x (Tensor): the signals, float32 or float64, ``[num_nodes]`` or
+            ``[num_nodes, num_columns]``; the latter also as a sparse CSR
+            matrix, such as bags of words.
         measure (Measure): the measure to compute (:mod:`.measures`).
         eps (float): the quantum of AGP, relative to the L1 norm of each
             column; 0 for the exact result. (default: :obj:`0.0`)
@@ -98,45 +85,28 @@ def propagate(
             generator. (default: :obj:`None`)
         force_push (bool): whether to sample even where the exact product is
             expected to be cheaper, as in the paper. (default: :obj:`False`)
-        half (bool): whether the exact path keeps its levels in float16, for
-            float32 signals: faster, with a relative error of up to
-            :math:`2^{-11}` per level where nothing averages out (of a slow
-            series with :obj:`tol` more, as :mod:`.polynomials` bounds it; and
-            of :math:`2^{-31}` of a column's largest entry, times the largest
-            sum of a row of the operator, where the range of float16 ends;
-            a measure whose weights fall as fast as the powers of the
-            operator grow is refused, as levels would vanish),
-            and of about :math:`10^{-4}` in the Frobenius norm as measured;
-            the gradient likewise. Columns are scaled by powers of two; what
-            overflows all the same is an error.
+        half (bool): whether the exact path keeps the levels of float32 signals
+            in float16: faster, with a relative error of up to
+            :math:`2^{-11}` a level, and about :math:`10^{-4}` in the Frobenius
+            norm as measured. What leaves the range of float16 is an error.
             (default: :obj:`False`)
         tol (float): how far from :math:`z` the result may be, in exchange for
             fewer levels: :math:`\lVert D^{a-1/2} (z' - z) \rVert_F \le
-            \text{tol} \cdot W \lVert D^{a-1/2} x \rVert_F`, certainly and for
-            every signal (:func:`chebyshev`). This is in exact arithmetic: the
-            rounding of the levels, in the dtype of :obj:`x` or in float16,
-            comes on top, so that less than that of a level gains nothing.
-            Needs :math:`a + b = 1` and an undirected graph.
-            (default: :obj:`0.0`)
+            \text{tol} \cdot W \lVert D^{a-1/2} x \rVert_F` for every signal,
+            before rounding (:func:`chebyshev`). Needs :math:`a + b = 1` and an
+            undirected graph. (default: :obj:`0.0`)
         rows (Tensor, optional): the nodes whose rows of :math:`z` are wanted,
-            int64 or a bool mask: the last level is computed for them alone,
-            and earlier ones for what they need if that is little.
-            (default: :obj:`None`)
+            int64 or a bool mask. (default: :obj:`None`)
 
     Returns:
         Tensor: :math:`z`, of the shape and dtype of :obj:`x`, dense; of the
         rows alone if :obj:`rows` is given.
 
     Raises:
-        TypeError: on another graph, measure or dtype, or a flag that is no
-            bool.
-        ValueError: on a weighted graph, a directed one if the measure needs
-            an undirected one, a graph beyond the spectral radius of a Katz
-            measure, NaN or infinity in :obj:`x`, a wrong shape or device,
-            :obj:`eps` that is negative or not finite, :obj:`half` or
-            :obj:`tol` together with :obj:`eps`, :obj:`half` with float64,
-            :obj:`tol` where its bound does not hold, a measure whose weights
-            vanish in the dtype, or a result that overflows.
+        TypeError: on another graph, measure or dtype.
+        ValueError: on a graph that the measure is not defined on, NaN or
+            infinity in :obj:`x`, a wrong shape or device, options that exclude
+            each other, or a result that overflows.
 
     Example:
         >>> from pyg_trust.agp import ppr
@@ -238,8 +208,6 @@ class _Propagate(torch.autograd.Function):
             signal = sparse_rows(entries.ptr, entries.column, x, size)
         if how.eps == 0:
             return exact_checked(graph, signal, measure, how, rows)
-        if how.check:
-            check_finite_signal(x)
         z = _randomized(graph, signal, measure, how)
         z = z if rows is None else z[rows]
         if how.check:
@@ -260,8 +228,7 @@ class _Propagate(torch.autograd.Function):
             grad = zeros.index_add(0, rows, grad)
         z = _Propagate.apply(grad, None, graph, measure.adjoint(), None, how)
         if entries is not None:
-            nodes = torch.arange(graph.num_nodes, device=z.device)
-            z = z[nodes.repeat_interleave(entries.ptr.diff()), entries.column]
+            z = z[row_of_entries(entries.ptr), entries.column]
         return z, None, None, None, None, None
 
     @staticmethod
@@ -298,17 +265,15 @@ _Propagate.forward.__signature__ = inspect.signature(  # type: ignore[attr-defin
 )
 
 
-def _operator(
-    graph: CSRGraph,
-    measure: Measure,
-    dtype: torch.dtype,
-    tol: float,
-    loops: bool,
+def operator_of(
+    graph: CSRGraph, measure: Measure, dtype: torch.dtype, how: How
 ) -> tuple[Tensor, Tensor, Tensor, bool]:
-    # R, S, the coefficients, and whether these are of Chebyshev polynomials.
-    key = ('operator', loops, _key_of(measure, dtype, tol))
+    """Return R, S, the weights, and whether they are of Chebyshev terms."""
+    key = ('operator', how.loops, _key_of(measure, dtype, how.tol))
     if key not in graph._cache:
-        graph._cache[key] = _make_operator(graph, measure, dtype, tol, loops)
+        graph._cache[key] = _make_operator(
+            graph, measure, dtype, how.tol, how.loops
+        )
     return graph._cache[key]
 
 
@@ -365,46 +330,24 @@ def check_half_levels(
 ) -> None:
     """Refuse a measure whose levels would leave the range of float16."""
     key = ('fits half', how.loops, _key_of(measure, dtype, how.tol))
-    recv, send, weights, three_term = _operator(
-        graph, measure, dtype, how.tol, how.loops
-    )
+    recv, send, weights, three_term = operator_of(graph, measure, dtype, how)
     if three_term or key in graph._cache:
         return
     norms = _powers(graph, measure, recv * send, how.loops)
-    room = exact_limits(graph, measure, dtype, how).room
+    room = _room(graph, measure, dtype, how)
     check_half(measure, weights, room, norms)
     graph._cache[key] = True
 
 
-class Limits(NamedTuple):
-    """Bounds of the numbers on the way from x to z.
-
-    Args:
-        room (float): the factor that float16 levels are scaled down by.
-        gain (float): no number exceeds :math:`2^{gain}` times the largest
-            entry of x.
-        half_gain (float): the same where levels are float16.
-    """
-
-    room: float
-    gain: float
-    half_gain: float
-
-
-def exact_limits(
+def _room(
     graph: CSRGraph, measure: Measure, dtype: torch.dtype, how: How
-) -> Limits:
-    """Return the bounds of one measure on one graph, computed once."""
-    key = ('limits', how.loops, _key_of(measure, dtype, how.tol))
+) -> float:
+    # The factor that float16 levels are scaled down by.
+    key = ('room', how.loops, _key_of(measure, dtype, how.tol))
     if key not in graph._cache:
-        recv, send, weights, three_term = _operator(
-            graph, measure, dtype, how.tol, how.loops
-        )
+        recv, send, *series = operator_of(graph, measure, dtype, how)
         sizes = _row_sizes(*graph.receivers(measure.along), how.loops)
-        room, fits = _growth(sizes, recv * send, weights, three_term)
-        gain = _gain(sizes, recv, send, weights, three_term)
-        half_gain = gain if fits and weights.numel() < 1000 else math.inf
-        graph._cache[key] = Limits(room, gain, half_gain)
+        graph._cache[key] = _growth(sizes, recv * send, *series)
     return graph._cache[key]
 
 
@@ -416,79 +359,15 @@ def exact_checked(
     rows: Tensor | None = None,
     in_place: bool = False,
 ) -> Tensor:
-    """Propagate exactly; refuse input that is not finite, and overflow.
-
-    One pass over x: its size mostly shows that nothing can overflow. Otherwise
-    z is read once more.
-    """
-    largest, bound = None, math.inf
-    if how.half:
-        largest = _largest(x)
-    if how.check or how.half:
-        bound = _bound(x, largest)
-        if how.check and not math.isfinite(bound):
-            check_finite_signal(x)
-    asked = how.check or (how.half and math.isfinite(bound))
-    z = _exact(graph, x, measure, how, rows, in_place, largest)
+    """Propagate exactly; refuse input that is not finite, and overflow."""
+    if how.check:
+        check_finite_signal(x)
+    # Layers pass NaN on, but a float16 that overflows is an error there too.
+    asked = how.check or (how.half and is_finite(values_of(x)))
+    z = _exact(graph, x, measure, how, rows, in_place)
     if asked:
-        limits = exact_limits(graph, measure, x.dtype, how)
-        gain = limits.half_gain if how.half else limits.gain
-        if not _stays_finite(bound, gain, x.dtype):
-            check_overflow(z, measure, how.half)
+        check_overflow(z, measure, how.half)
     return z
-
-
-def _bound(x: Tensor, largest: Tensor | None) -> float:
-    # The largest magnitude in x, or a little more. Not finite if x is not;
-    # perhaps also if it overflows on the way.
-    if x.layout == torch.sparse_csr:
-        # An entry that is there twice counts twice.
-        return float(x.values().detach().abs().sum(dtype=torch.float64))
-    if largest is not None:
-        return float(largest.max()) if largest.numel() > 0 else 0.0
-    # Squares below the smallest number are lost.
-    norm = float(torch.linalg.vector_norm(x.detach()))
-    return max(norm, 1e-15) if math.isfinite(norm) else math.inf
-
-
-def _stays_finite(bound: float, gain: float, dtype: torch.dtype) -> bool:
-    if not math.isfinite(bound):
-        return False
-    most = math.log2(torch.finfo(dtype).max) - 3
-    return bound == 0 or math.log2(bound) + gain < most
-
-
-def _gain(
-    sizes: Tensor,
-    recv: Tensor,
-    send: Tensor,
-    weights: Tensor,
-    three_term: bool,
-) -> float:
-    # y_i = S u_i is at most max|S x| * sum |w| * rate^L, where the rate is the
-    # largest sum g of a row of S R B, at least one, and for three terms that
-    # of t_k = 2 g t_{k-1} + t_{k-2}; then what comes between y and z, and the
-    # rounding of sums and of levels.
-    if sizes.numel() == 0:
-        return 0.0
-    sums = sizes * recv.double()
-    sums *= send
-    g = float(sums.max())
-    rate = g + math.sqrt(g * g + 1) if three_term else max(1.0, g)
-    longest = max(1.0, float(sizes.max()))
-    sending = send[send > 0].double()
-    ends = max(1.0, float(recv.max())) * longest
-    if sending.numel() > 0:
-        ends *= max(1.0, float(sending.max()))
-        ends *= max(1.0, 1 / float(sending.min()))
-    levels = weights.numel() - 1
-    total = max(1.0, float(weights.abs().sum()))
-    rounding = longest * 2**-20 + 2**-9
-    if not math.isfinite(rate * ends * total):
-        return math.inf
-    return (
-        math.log2(16 * total) + math.log2(ends) + levels * math.log2(rate)
-    ) + levels * rounding
 
 
 def _exact(
@@ -498,17 +377,13 @@ def _exact(
     how: How,
     rows: Tensor | None = None,
     in_place: bool = False,
-    largest: Tensor | None = None,
 ) -> Tensor:
-    recv, send, weights, three_term = _operator(
-        graph, measure, x.dtype, how.tol, how.loops
-    )
+    recv, send, weights, three_term = operator_of(graph, measure, x.dtype, how)
     scale = None
     if how.half:
         check_half_levels(graph, measure, x.dtype, how)
-        largest = _largest(x) if largest is None else largest
-        room = exact_limits(graph, measure, x.dtype, how).room
-        scale = half_scale(largest * (send.max() * room))
+        room = _room(graph, measure, x.dtype, how)
+        scale = half_scale(_largest(x) * (send.max() * room))
     return ops.propagate(
         *(*graph.receivers(measure.along), x, recv, send, weights),
         *(how.half, scale, three_term, rows, how.loops, in_place),
@@ -518,16 +393,14 @@ def _exact(
 def _largest(x: Tensor) -> Tensor:
     # The largest magnitude in every column.
     if x.layout == torch.sparse_csr:
-        zeros = x.values().new_zeros(x.size(1))
-        index, size = x.col_indices().long(), x.values().abs()
-        if not _ascends(x.crow_indices(), index):
-            # An entry that is there twice is added up.
-            rows = torch.arange(x.size(0), device=x.device)
-            rows = rows.repeat_interleave(x.crow_indices().diff())
-            keys, same = (rows * x.size(1) + index).unique(return_inverse=True)
-            size = size.new_zeros(keys.numel()).index_add_(0, same, size)
-            index = keys % x.size(1)
-        return zeros.scatter_reduce_(0, index, size, 'amax')
+        # An entry that is there twice is added up.
+        row = row_of_entries(x.crow_indices())
+        key = row * x.size(1) + x.col_indices()
+        keys, same = key.unique(return_inverse=True)
+        size = x.values().new_zeros(keys.numel())
+        size.index_add_(0, same, x.values().abs())
+        zeros = size.new_zeros(x.size(1))
+        return zeros.scatter_reduce_(0, keys % x.size(1), size, 'amax')
     if x.size(0) == 0:
         return x.new_zeros(x.size(1))
     if (
@@ -536,22 +409,7 @@ def _largest(x: Tensor) -> Tensor:
         and x.is_contiguous()
     ):
         return torch.ops.pyg_trust.column_magnitudes(x.detach())
-    # aminmax is 25 times slower. Few rows at a time stay in the cache for the
-    # second pass.
-    step = x.size(0)
-    if x.device.type == 'cpu':
-        step = max(256, 2**17 // max(x.size(1), 1))
-    found = [torch.maximum(p.amax(0), -p.amin(0)) for p in x.split(step)]
-    return found[0] if len(found) == 1 else torch.stack(found).amax(0)
-
-
-def _ascends(ptr: Tensor, index: Tensor) -> bool:
-    # Whether no index of a row is there twice or out of order.
-    falls = index.diff() <= 0
-    starts = ptr[1:-1].long()
-    inner = starts[(starts > 0) & (starts < index.numel())]
-    falls[inner - 1] = False
-    return not bool(falls.any())
+    return torch.maximum(x.amax(0), -x.amin(0))
 
 
 def _row_sizes(rowptr: Tensor, col: Tensor, loops: bool) -> Tensor:
@@ -563,34 +421,27 @@ def _row_sizes(rowptr: Tensor, col: Tensor, loops: bool) -> Tensor:
 
 
 def _growth(
-    sizes: Tensor,
-    ends: Tensor,
-    weights: Tensor,
-    three_term: bool,
-) -> tuple[float, bool]:
-    # And whether that is certain. What is stored is y_i = sum_{k >= i} w_k (S
-    # R B)^(k - i) S x: at most so many times the largest entry of S x, by the
-    # largest sum of a row of S R B. For Chebyshev polynomials the sizes in the
-    # mean, sum_{j >= i} (j - i + 1) |c_j|, as |U_j| <= j + 1. Beyond 2^8
-    # precision is worth more: what overflows float16 then shows in z, and is
-    # refused.
+    sizes: Tensor, ends: Tensor, weights: Tensor, three_term: bool
+) -> float:
+    # What is stored is y_i = sum_{k >= i} w_k (S R B)^(k - i) S x: at most so
+    # many times the largest entry of S x, by the largest sum of a row of S R
+    # B. For Chebyshev polynomials the sizes in the mean, sum_{j >= i} (j - i +
+    # 1) |c_j|, as |U_j| <= j + 1. Beyond 2^8 precision is worth more: what
+    # overflows float16 then shows in z, and is refused.
     size = weights.abs().tolist()
-    largest = 1.0
-    if not three_term:
-        sums = sizes * ends.double()
-        largest = max(1.0, float(sums.max())) * (1 + 1e-5)
-        tail = top = 0.0
-        for w in reversed(size):
-            tail = w + largest * tail
-            top = max(top, tail)
-    else:
-        top = tail = slope = 0.0
+    top = tail = slope = 0.0
+    if three_term:
         for w in reversed(size):
             tail += w
             slope += tail
             top = max(top, slope)
-    most = 256.0 * max(size)
-    return min(top, most), not three_term and top <= most
+    else:
+        sums = sizes * ends.double()
+        largest = max(1.0, float(sums.max())) * (1 + 1e-5)
+        for w in reversed(size):
+            tail = w + largest * tail
+            top = max(top, tail)
+    return min(top, 256.0 * max(size))
 
 
 def half_scale(largest: Tensor) -> Tensor:
@@ -610,8 +461,8 @@ def _traced(x: Tensor, given: CSRGraph, measure: Measure, how: How) -> Tensor:
             "and 'half' before it is compiled or exported"
         )
     graph, loops = prepare_loops(given, measure)
-    recv, send, weights, three_term = _operator(
-        graph, measure, x.dtype, how.tol, loops
+    recv, send, weights, three_term = operator_of(
+        graph, measure, x.dtype, how._replace(loops=loops)
     )
     if x.layout != torch.strided:
         x = x.to_dense()
@@ -641,7 +492,7 @@ def propagate_exactly(
     scale = None
     if half:
         sizes = _row_sizes(rowptr, col, loops)
-        room, _ = _growth(sizes, recv * send, weights, three_term)
+        room = _growth(sizes, recv * send, weights, three_term)
         scale = half_scale(_largest(x) * (send.max() * room))
     return ops.propagate(
         *(rowptr, col, x, recv, send),

@@ -12,6 +12,7 @@ from pyg_trust.agp.checks import check_eps, check_overflow, prepare_graph
 from pyg_trust.agp.measures import Measure
 from pyg_trust.agp.propagation import push_levels
 from pyg_trust.graph import CSRGraph, sparse_rows
+from pyg_trust.graph._building import row_of_entries
 
 METHODS = ('sample', 'prune')
 
@@ -79,8 +80,7 @@ def query(
     seed = rng.resolve(seed) if method == 'sample' else 0
     total, ratio, keep = push_levels(measure)
     count = ptr.numel() - 1
-    row = torch.arange(count, device=graph.device)
-    row = row.repeat_interleave(ptr.diff())
+    row = row_of_entries(ptr)
     size = torch.zeros(count, dtype=torch.float64, device=graph.device)
     size = eps * size.index_add_(0, row, value.abs().double())
     # A norm may overflow: the largest number is quantum enough, and no bound

@@ -75,8 +75,7 @@ def rowptr_of(row: Tensor, num_nodes: int) -> Tensor:
 
 def row_of_entries(rowptr: Tensor) -> Tensor:
     """Return the row of each entry: int64."""
-    nodes = torch.arange(rowptr.numel() - 1, device=rowptr.device)
-    return nodes.repeat_interleave(rowptr.diff())
+    return torch.repeat_interleave(rowptr.diff().long())
 
 
 @_on_cpu

@@ -170,18 +170,7 @@ def _turn(given: np.ndarray, target: np.ndarray) -> None:
 
 
 class ColumnFile:
-    """Unfinished result file that is written block by block.
-
-    Args:
-        path (Path): the path of the result.
-        shape (tuple[int, int]): rows and columns.
-        dtype (numpy.dtype): the dtype of the entries.
-        key (str): identifies all inputs that determine the result.
-        create (bool): whether this process creates the file; otherwise another
-            one does.
-        room (int): the bytes available for transposing rows.
-            (default: :obj:`2**27`)
-    """
+    """Unfinished result file that is written block by block."""
 
     def __init__(
         self,

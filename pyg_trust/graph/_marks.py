@@ -22,11 +22,7 @@ from torch_geometric.data.storage import BaseStorage
 
 
 def marked(data: Data | BaseStorage) -> tuple[str, ...]:
-    """Return the names of attributes that are marked as propagated.
-
-    Raises:
-        TypeError: if ``data.propagated`` does not hold names.
-    """
+    """Return the names of attributes that are marked as propagated."""
     names, todo = [], [data.get('propagated', ())]
     while todo:
         value = todo.pop(0)
@@ -53,11 +49,7 @@ def declare(data: Any, person: str | None) -> None:
 
 
 def check_rows(data: Any) -> None:
-    """Refuse a graph of persons where each row is protected alone.
-
-    Raises:
-        ValueError: if a privacy unit was declared for the graph.
-    """
+    """Refuse a graph of persons where each row is protected alone."""
     person = data.get('privacy_unit') if isinstance(data, Data) else None
     if person is not None:
         raise ValueError(

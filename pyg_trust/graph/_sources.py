@@ -226,18 +226,6 @@ def rows_from_edges(
 
     The source is read once to count, and once more for every block of rows
     that fits into the memory.
-
-    Args:
-        source (Any): as :meth:`.CSRGraph.from_edges` takes it.
-        num_nodes (int): the number of nodes.
-        folder (Path, optional): the folder to write the rows to.
-        memory (int): the bytes of memory to use.
-        duplicates (str): as in :meth:`.CSRGraph.from_edge_index`.
-        undirected (bool): whether every edge counts in both directions.
-
-    Returns:
-        tuple[Tensor, Tensor, bool]: ``rowptr``, ``col``, and whether any edge
-        occurs more than once.
     """
     fixed = 24 * num_nodes + 2**24
     # Four chunks at a time (read ahead, in work, and reversed), 16 bytes an

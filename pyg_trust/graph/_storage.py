@@ -88,11 +88,6 @@ class ArrayWriter:
     """Writer of a one-dimensional ``.npy`` file, piece by piece.
 
     The file has a temporary name until :meth:`close`.
-
-    Args:
-        folder (Path): the folder of the file.
-        name (str): what the array is; the file has a name that is new.
-        dtype (numpy.dtype): the dtype of the entries.
     """
 
     def __init__(self, folder: Path, name: str, dtype: np.dtype) -> None:
@@ -136,11 +131,7 @@ class ArrayWriter:
 
 
 def map_array(path: Path, what: str = '') -> np.memmap:
-    """Map the array in a ``.npy`` file; refuse a wrong length.
-
-    Raises:
-        DamagedFileError: if the file holds no array.
-    """
+    """Map the array in a ``.npy`` file; refuse a wrong length."""
     try:
         return np.lib.format.open_memmap(path, 'r')
     except Exception as error:
@@ -233,15 +224,7 @@ def save_rows(
     written: dict[str, dict[str, Any]],
     facts: dict[str, bool | None],
 ) -> None:
-    """Write the arrays that are not on disk yet, then the header.
-
-    Args:
-        folder (Path): the folder, created if it does not exist.
-        tensors (dict): one-dimensional tensors, by name.
-        written (dict): results of :meth:`ArrayWriter.close`, by name.
-        facts (dict): whether the graph is undirected and has duplicates; None
-            if unknown.
-    """
+    """Write the arrays that are not on disk yet, then the header."""
     folder.mkdir(parents=True, exist_ok=True)
     arrays = dict(written)
     for name, tensor in tensors.items():
@@ -270,13 +253,7 @@ def save_rows(
 def load_rows(
     folder: Path, mmap: bool, verify: bool
 ) -> tuple[dict[str, Tensor], dict[str, bool]]:
-    """Read the tensors of a saved graph, and the known :obj:`facts`.
-
-    Args:
-        folder (Path): the folder of the graph.
-        mmap (bool): whether to map tensors with an entry per edge.
-        verify (bool): whether to read and check all tensors.
-    """
+    """Read the tensors of a saved graph, and the known :obj:`facts`."""
     header = _read_header(folder)
     tensors = {}
     for name, entry in header['arrays'].items():

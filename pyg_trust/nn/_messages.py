@@ -21,14 +21,6 @@ def changed(layer: MessagePassing, own: type, flow: str) -> str | None:
     A fast path stands for sums of the messages of one class. Whoever passes
     another aggregation, overrides a method, registers a hook or explains the
     layer has to get what PyG's message passing does.
-
-    Args:
-        layer (MessagePassing): the layer.
-        own (type): the class whose messages the fast path stands for.
-        flow (str): their direction.
-
-    Returns:
-        str or None: the argument or method, or :obj:`None` if nothing is.
     """
     if layer.explain:
         return 'explain'
@@ -55,17 +47,7 @@ def recording() -> bool:
 def as_edges(
     graph: Any, edge_weight: Tensor | None, num_nodes: int
 ) -> tuple[Tensor, Tensor | None]:
-    """Return a graph as an ``edge_index`` in the user's order, and weights.
-
-    Args:
-        graph (Any): an ``edge_index``, or any form that
-            :meth:`.CSRGraph.convert` takes.
-        edge_weight (Tensor, optional): with an ``edge_index``.
-        num_nodes (int): the number of nodes.
-
-    Raises:
-        TypeError, ValueError: on another type, shape or range.
-    """
+    """Return a graph as an ``edge_index`` in the user's order, and weights."""
     if isinstance(graph, Tensor) and graph.layout == torch.strided:
         if recording():  # the numbers are not there to be checked
             return graph.long(), edge_weight

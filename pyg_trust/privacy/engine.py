@@ -13,12 +13,10 @@ from torch import Tensor, nn
 from pyg_trust._checks import (
     Count,
     Fraction,
-    Is,
     NotNegative,
     Number,
     OneOf,
     Positive,
-    Sizes,
     check_instance,
     check_positive,
     constraints,
@@ -49,6 +47,8 @@ from pyg_trust.privacy.state import Checkpoints
 from pyg_trust.privacy.training import REDUCTIONS, PrivateStep
 from pyg_trust.privacy.validation import (
     Criterion,
+    IsLoader,
+    Loader,
     check_arithmetic,
     check_grid,
     check_group,
@@ -66,25 +66,6 @@ from pyg_trust.removal import RemovalRequest
 
 __all__ = ['PrivacyEngine']
 
-
-class _IsLoader(Is):
-    """Requirement that accountants cover the sampling of a loader."""
-
-    def check(self, name: str, value: Any, sizes: Sizes = None) -> Any:
-        """Return the loader, or raise a ``TypeError``."""
-        if not isinstance(value, self.kinds):
-            raise TypeError(
-                f"'{name}' needs to be a StepLoader, as of what others draw "
-                'there is no account: pyg_trust.loader.DisjointWalkLoader('
-                'data, batch_size, walk_length) of a graph, GraphLoader('
-                'graphs, batch_size) of graphs, or UnitLoader(data, unit, '
-                'batch_size) of a typed graph (for edges there is '
-                f'PrivateLinkPredictor; got {type(value).__name__})'
-            )
-        return value
-
-
-Loader = Annotated[StepLoader, _IsLoader(StepLoader)]
 
 # Arguments of Opacus' engine that have another place here.
 _OPACUS = {
@@ -242,7 +223,7 @@ class PrivacyEngine(Checkpoints):
                 check_parts(module, optimizer)
                 check_model(module, optimizer)
             else:
-                _IsLoader(StepLoader).check('data_loader', data_loader)
+                IsLoader(StepLoader).check('data_loader', data_loader)
                 engine = PrivacyEngine()
                 engine._check_free(module, optimizer, data_loader)
                 engine._prepare(

@@ -28,26 +28,6 @@ def metapath_features(
     with the adjacency matrix of each step and the number of messages that its
     rows receive; rows without any are zero. Each row's messages are added in
     the order of their senders, so that a row's bits depend on nobody else.
-
-    Args:
-        x_dict (dict[str, Tensor]): features by node type, floating point,
-            ``[num_rows, num_columns]``; of the last type of the path. Of the
-            others, the number of rows counts.
-        edge_index_dict (dict[tuple[str, str, str], Tensor]): edges by type.
-        path (Sequence[tuple[str, str, str]]): edge types, as a walk from the
-            rows that receive, each walked along where it starts at the type
-            that the walk is at, else against.
-        node_type (str): the type of the rows that receive.
-
-    Returns:
-        Tensor: ``[num_rows, num_columns]`` of :obj:`node_type`.
-
-    Raises:
-        ValueError: on an edge type or features that are missing, steps that
-            do not follow each other, or edges of rows that do not exist.
-
-    Source: mean aggregation of "Simple and Efficient Heterogeneous Graph
-    Neural Network" (Yang et al. 2023).
     """
     steps = path_steps(path, node_type, edge_index_dict)
     for t in (node_type, *(sender for _, _, sender, _ in steps)):

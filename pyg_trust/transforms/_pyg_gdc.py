@@ -20,10 +20,11 @@ from pyg_trust._checks import (
     check_tensor,
     validated,
 )
-from pyg_trust._checks.graphs import MAKE_HOMOGENEOUS, check_data, check_edges
+from pyg_trust._checks.graphs import check_edges
 from pyg_trust.agp.measures import Measure, hkpr, ppr
 from pyg_trust.agp.queries import query
 from pyg_trust.graph import CSRGraph
+from pyg_trust.graph._building import row_of_entries
 from pyg_trust.graph.attributes import edge_attributes, refuse_adjacencies
 
 EPS = 1e-4  # what PyG recommends
@@ -134,7 +135,7 @@ def measure_of(diffusion: dict[str, Any]) -> Measure:
 
 def transform(gdc: pyg.GDC, data: Data) -> Data:
     """Apply PyG's GDC, with estimated diffusion unless ``exact``."""
-    check_data(data, MAKE_HOMOGENEOUS)
+    check_instance('data', data, Data)
     num_nodes = data.num_nodes
     if num_nodes is None:
         raise ValueError("'data' needs to know its 'num_nodes'")
@@ -190,7 +191,7 @@ def _estimate(
         eps=gdc.diffusion_kwargs['eps'] / 2,
         method='prune',
     )
-    row = nodes.repeat_interleave(rows.crow_indices().diff())
+    row = row_of_entries(rows.crow_indices())
     col, value = rows.col_indices(), rows.values()
     if gdc.normalization_in == 'col':
         row, col = col, row

@@ -20,6 +20,7 @@ from pyg_trust._describe import described
 from pyg_trust.agp.measures import Measure
 from pyg_trust.agp.queries import METHODS, query
 from pyg_trust.graph import CSRGraph
+from pyg_trust.graph._building import row_of_entries
 from pyg_trust.transforms import _pyg_gdc
 from pyg_trust.transforms.agp import MeasureTransform
 
@@ -177,8 +178,7 @@ class GDC(MeasureTransform):
             threshold=self.threshold,
         )
         ptr, source = rows.crow_indices(), rows.col_indices()
-        target = torch.arange(graph.num_nodes, device=graph.device)
-        target = target.repeat_interleave(ptr.diff())
+        target = row_of_entries(ptr)
         data.num_nodes = graph.num_nodes
         data.edge_index = torch.stack([source, target])
         data.edge_weight = _normalize(

@@ -1,4 +1,3 @@
-# Longer than 700 lines because its theory stands above it.
 """Propagated features of a changing graph, as exact sums of integers.
 
 What nodes send is rounded to a grid, so that sums are integers and do not
@@ -14,7 +13,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_trust import ops
 from pyg_trust._checks import check_instance, check_range
 from pyg_trust.agp.measures import Measure
 from pyg_trust.graph import CSRGraph
@@ -56,23 +54,17 @@ _NONE = torch.empty(0, dtype=torch.int64)
 _NO_EDGES = torch.empty((2, 0), dtype=torch.int64)
 _KINDS = [torch.tensor([[kind]]) for kind in range(5)]
 _ALL = 127
-# As the state is made here, it is not checked at each edit, as `ops` does.
-_LIVE_ROWS, _LIVE_NET, _LIVE_EDIT = (
-    getattr(torch.ops.pyg_trust, name).default
-    for name in ('live_rows', 'live_net', 'live_edit')
+_LIVE_BUILD, _LIVE_MARK, _LIVE_ROWS, _LIVE_NET, _LIVE_EDIT = (
+    getattr(torch.ops.pyg_trust, f'live_{name}').default
+    for name in ('build', 'mark', 'rows', 'net', 'edit')
 )
 
 
 class Step(NamedTuple):
     """One edit of a graph: removals, then additions, then changes.
 
-    Args:
-        gone (Tensor): int64: nodes to remove, with their edges.
-        cut (Tensor): int64, ``[2, k]``: edges to remove.
-        new (Tensor, optional): features of nodes to add, ``[k, columns]``.
-        edges (Tensor): int64, ``[2, k]``: edges to add.
-        nodes (Tensor): int64, each once: nodes whose features change.
-        x (Tensor, optional): their features, ``[k, columns]``.
+    Nodes and edges that go, features of nodes that come, edges that come, and
+    nodes, each once, with their new features.
     """
 
     gone: Tensor = _NONE
@@ -86,22 +78,10 @@ class Step(NamedTuple):
 class Sums:
     r"""Graph, features and sums.
 
-    Args:
-        graph (CSRGraph): unweighted, without duplicates, on the CPU.
-        x (Tensor): float32 or float64, ``[num_nodes, num_columns]``; copied.
-        measure (Measure): with fixed weights and :math:`a + b \ge 1`.
-        bound (float): :math:`B`, of all features that will ever come.
-            (default: :obj:`16.0`)
-        bits (int): :math:`f`. (default: :obj:`40`)
-        reads (float, optional): :math:`r`; changes no bit. With infinity all
-            are kept. By default :func:`reads_of` chooses it, again when all
-            sums are made and when the lists of neighbours need more memory.
-        directed (bool): whether an edge may go in one direction alone, if
-            none does now. (default: :obj:`False`)
-        gone (Tensor): int64: rows of removed nodes.
-
-    Raises:
-        ValueError: if the measure does not fit, or the range does not do.
+    Of an unweighted graph without duplicates, on the CPU. ``bound`` is of all
+    features that will ever come, ``bits`` of the grid. ``reads``, rows read
+    for each event, changes no bit: by default :func:`reads_of` chooses it.
+    ``gone`` are rows of removed nodes.
     """
 
     def __init__(
@@ -308,7 +288,7 @@ class Sums:
                 return None
             level = torch.zeros_like(found)
             level[changed] = True
-            ops.live_mark(self._state, seeds, level)
+            _LIVE_MARK(self._state, seeds, level)
             found |= level & (weight > 0)
             seeds = level.nonzero().view(-1)
         return found.nonzero().view(-1)
@@ -323,9 +303,13 @@ class Sums:
             read = read.contiguous()
             count = read.numel()
         z = torch.empty((count, x.size(1)), dtype=torch.float64)
-        given = self._state, self._weights, read, z
-        if _LIVE_ROWS(*given) >= 0:
-            ops.live_rows(*given)  # which says what is wrong
+        at = _LIVE_ROWS(self._state, self._weights, read, z)
+        if at >= 0 and read is not None:
+            check_range('nodes', read, self.num_nodes, 'the nodes')
+            raise ValueError(
+                "'nodes' needs to have nodes that are there (got "
+                f'{int(read[at])}, which was removed)'
+            )
         return z.to(x.dtype)
 
     # Edits ##################################################################
@@ -365,8 +349,11 @@ class Sums:
             return _NONE, first
         played = events[0] if len(events) == 1 else torch.cat(events, dim=1)
         most = self._most(names)
-        net = _LIVE_NET if played.is_cpu else ops.live_net
-        arcs, loops, lives, changed, at = net(self._state, played, most)
+        if not played.is_cpu:
+            raise ValueError(
+                f"'edge_index' needs to be on the CPU (got {played.device})"
+            )
+        arcs, loops, lives, changed, at = _LIVE_NET(self._state, played, most)
         if at >= 0:
             self._refuse(played, at // 4, at % 4, names)
         # New names may be what makes them too many.
@@ -422,7 +409,7 @@ class Sums:
         limit = limits(self._now, mean)
         state[_LIMIT] = limit.masked_fill(limit >= top.bit_length(), _ALL)
         self._state = state
-        ops.live_build(self._state)
+        _LIVE_BUILD(self._state)
 
     def _wanted(self) -> float:
         if self.measure.levels != 2:
@@ -584,12 +571,12 @@ def limits(reads: float, mean: float) -> Tensor:
 
 
 def reads_of(length: Tensor) -> float:
-    r"""Choose for how many reads an event the sums should be kept.
+    r"""Choose the number of reads per event for which sums are kept.
 
-    The largest power of two with which an event is expected to change no more
-    than 96 (``WRITES``) rows of sums, in a random graph of these degrees. The
-    ends of edges that come are uniform, those that go by degree. A node of
-    rank :math:`k` has :math:`\min(d_k e_l, n_l)` neighbours of rank
+    It is the largest power of two with which an event is expected to update at
+    most 96 (``WRITES``) rows of sums, in a random graph of these degrees. New
+    edges have uniform ends there, and removed edges have ends by degree. A
+    node of rank :math:`k` has :math:`\min(d_k e_l, n_l)` neighbours of rank
     :math:`l`, :math:`d_k` being the mean degree, :math:`n_l` the number, and
     :math:`e_l` the share in all ends of nodes of a rank.
     """

@@ -421,6 +421,7 @@ def test_the_ops_of_rows_are_registered_as_they_are():
     check(
         torch.ops.pyg_trust.pull_rows,
         (*rows, seeds, x, ones, ones, torch.zeros_like(x), x[:2].clone(), 1.0),
+        test_utils='test_schema',
     )
     check(
         torch.ops.pyg_trust.push_rows,
