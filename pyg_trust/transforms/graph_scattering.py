@@ -14,7 +14,7 @@ from pyg_trust._describe import described
 from pyg_trust.graph import CSRGraph, sparse_rows
 from pyg_trust.scattering.transform import check_order, scattering_transform
 
-__all__ = ['GraphEmbedding', 'GraphScattering', 'graph_signal']
+__all__ = ['GraphEmbedding', 'GraphScattering']
 
 
 @validated
@@ -101,6 +101,7 @@ class GraphEmbedding(BaseTransform):
         x = self.signal(data, graph, dtype)
         return self._embed(graph, x, _ptr(data), sparse)
 
+    @validated
     def signal(
         self,
         data: Data,
@@ -114,7 +115,37 @@ class GraphEmbedding(BaseTransform):
             graph (CSRGraph, optional): the graph as a :class:`CSRGraph`.
             dtype (torch.dtype, optional): as in :meth:`embed`.
         """
-        return graph_signal(data, graph, self.max_degree, self.clip, dtype)
+        _check_dtype(dtype)
+        if self.max_degree is not None:
+            graph = CSRGraph.from_data(data) if graph is None else graph
+            n = graph.num_nodes
+            dtype = dtype or torch.get_default_dtype()
+            return sparse_rows(
+                torch.arange(n + 1, device=graph.device),
+                graph.degree.clamp(max=self.max_degree),
+                torch.ones(n, dtype=dtype, device=graph.device),
+                (n, self.max_degree + 1),
+            )
+        x = data.get('x')
+        if x is None:
+            raise ValueError(
+                "'data' needs to have features 'x', or 'max_degree' to be "
+                'given to use one-hot degrees'
+            )
+        x = x.view(-1, 1) if isinstance(x, Tensor) and x.dim() == 1 else x
+        n = data.num_nodes
+        check_tensor('x', x, None, (n, 'num_features'))
+        x = x if dtype is None else x.to(dtype)
+        if self.clip:
+            return x.clamp(-1, 1)
+        largest = float(x.abs().max()) if x.numel() > 0 else 0.0
+        if not largest <= 1:
+            raise ValueError(
+                f"'x' needs to be in [-1, 1] (got {largest:.6g} in magnitude)"
+                ': scale it by constants that do not depend on the data, or '
+                'clip=True'
+            )
+        return x
 
     def _embed(
         self, graph: CSRGraph, x: Tensor, ptr: Tensor | None, sparse: bool
@@ -200,55 +231,6 @@ class GraphScattering(GraphEmbedding):
 
     def __repr__(self) -> str:
         return described(self)
-
-
-@validated
-def graph_signal(
-    data: Data,
-    graph: CSRGraph | None = None,
-    max_degree: int | None = None,
-    clip: bool = False,
-    dtype: torch.dtype | None = None,
-) -> Tensor:
-    """Return the features of a graph or batch: ``data.x`` or one-hot degrees.
-
-    Returns:
-        Tensor: ``[num_nodes, num_features]``, sparse CSR for degrees.
-
-    Raises:
-        ValueError: if there are no features, or some outside :math:`[-1, 1]`.
-    """
-    _check_dtype(dtype)
-    if max_degree is not None:
-        graph = CSRGraph.from_data(data) if graph is None else graph
-        n = graph.num_nodes
-        dtype = dtype or torch.get_default_dtype()
-        return sparse_rows(
-            torch.arange(n + 1, device=graph.device),
-            graph.degree.clamp(max=max_degree),
-            torch.ones(n, dtype=dtype, device=graph.device),
-            (n, max_degree + 1),
-        )
-    x = data.get('x')
-    if x is None:
-        raise ValueError(
-            "'data' needs to have features 'x', or 'max_degree' to be given "
-            'to use one-hot degrees'
-        )
-    x = x.view(-1, 1) if isinstance(x, Tensor) and x.dim() == 1 else x
-    n = data.num_nodes
-    check_tensor('x', x, None, (n, 'num_features'))
-    x = x if dtype is None else x.to(dtype)
-    if clip:
-        return x.clamp(-1, 1)
-    largest = float(x.abs().max()) if x.numel() > 0 else 0.0
-    if not largest <= 1:
-        raise ValueError(
-            f"'x' needs to be in [-1, 1] (got {largest:.6g} in magnitude): "
-            'scale it by constants that do not depend on the data, or '
-            'clip=True'
-        )
-    return x
 
 
 def _check_dtype(dtype: torch.dtype | None) -> None:
