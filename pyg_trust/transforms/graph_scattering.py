@@ -11,6 +11,7 @@ from torch_geometric.transforms import BaseTransform
 
 from pyg_trust._checks import Count, check_tensor, validated
 from pyg_trust._describe import described
+from pyg_trust._moved import retired
 from pyg_trust.graph import CSRGraph, sparse_rows
 from pyg_trust.scattering.transform import check_order, scattering_transform
 
@@ -33,10 +34,6 @@ class GraphEmbedding(BaseTransform):
         clip (bool): whether to clip features to :math:`[-1, 1]`; otherwise
             features outside are an error. (default: :obj:`False`)
         attr (str): the attribute to write. (default: :obj:`'z'`)
-        sparse (bool): whether to write a sparse CSR matrix; worth it for
-            one-hot degrees. (default: :obj:`False`)
-        dtype (torch.dtype, optional): the dtype of the vectors; by default
-            that of ``data.x``, or torch's default dtype for degrees.
     """
 
     def __init__(
@@ -44,19 +41,14 @@ class GraphEmbedding(BaseTransform):
         max_degree: Count | None = None,
         clip: bool = False,
         attr: str = 'z',
-        sparse: bool = False,
-        dtype: torch.dtype | None = None,
     ) -> None:
-        _check_dtype(dtype)
         self.max_degree = max_degree
         self.clip = clip
         self.attr = attr
-        self.sparse = sparse
-        self.dtype = dtype
 
     def forward(self, data: Data) -> Data:
         """Write ``[num_graphs, num_coefficients]`` to :obj:`attr`."""
-        data[self.attr] = self.embed(data, self.dtype, self.sparse)
+        data[self.attr] = self.embed(data)
         return data
 
     def embed(
@@ -177,8 +169,6 @@ class GraphScattering(GraphEmbedding):
             ``data.x`` is used.
         clip (bool): see :class:`GraphEmbedding`. (default: :obj:`False`)
         attr (str): the attribute to write. (default: :obj:`'z'`)
-        sparse (bool): see :class:`GraphEmbedding`. (default: :obj:`False`)
-        dtype (torch.dtype, optional): see :class:`GraphEmbedding`.
 
     Example:
         >>> data = Data(
@@ -189,6 +179,7 @@ class GraphScattering(GraphEmbedding):
         torch.Size([1, 6])
     """
 
+    @retired(sparse=(False,), dtype=(None,))
     def __init__(
         self,
         J: int = 5,
@@ -201,10 +192,8 @@ class GraphScattering(GraphEmbedding):
         max_degree: int | None = None,
         clip: bool = False,
         attr: str = 'z',
-        sparse: bool = False,
-        dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(max_degree, clip, attr, sparse, dtype)
+        super().__init__(max_degree, clip, attr)
         check_order(wavelet, low_pass, J, Q, L)
         self.J = J
         self.Q = Q

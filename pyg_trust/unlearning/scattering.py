@@ -533,10 +533,12 @@ class ScatteringClassifier(CertifiedClassifier):
 
     def _config(self) -> dict[str, Any]:
         transform = {
-            key: str(value) if isinstance(value, torch.dtype) else value
+            key: value
             for key, value in vars(self.transform).items()
             if not isinstance(value, Tensor | torch.nn.Module)
         }
+        # As earlier states have them.
+        transform |= {'sparse': False, 'dtype': None}
         if weights := tensors_of(self.transform):
             transform['weights'] = fingerprint_model(weights)
         return {
