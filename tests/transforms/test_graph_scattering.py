@@ -110,7 +110,6 @@ def test_one_feature_may_be_a_vector():
         ({'low_pass': 'max'}, ValueError),
         ({'max_degree': 0}, ValueError),
         ({'max_degree': True}, TypeError),
-        ({'dtype': torch.int64}, TypeError),
     ],
 )
 def test_bad_arguments(change, error):
