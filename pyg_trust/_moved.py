@@ -30,13 +30,14 @@ agp: Measure appnp chebyshev eps_for heat hkpr katz make_measure pagerank
 plan_memory ppr propagate propagate_halo propagate_to query sgc single_target
 sweep_cut transition variance_bound agp.clustering: SweepCut uniform_signal
 agp.estimates: Plan plan propagate_median agp.queries: prune_bound
-audit.scores: AUC auc_interval certificates: Perturbations certified
-certified_mean certified_votes clopper_pearson collective_votes diffuse
-diffusion_error flip_regions linear_program min_probability pagerank_bounds
-policy_iteration robust_margins worst_case_margins worst_case_probability
-certificates.budget: BudgetBound clip_budget dual_bound
-certificates.perturbations: Policy certificates.policy: Optimum WorstCase
-policy_value privacy: class_messages clip_factors
+audit.scores: AUC auc_interval certificates: certified_mean certified_votes
+collective_votes certificates.budget: BudgetBound dual_bound linear_program
+pagerank_bounds certificates.diffusion: diffuse diffusion_error
+certificates.policy: Optimum WorstCase policy_iteration robust_margins
+worst_case_margins certificates.smoothing: certified clopper_pearson
+flip_regions min_probability worst_case_probability certificates.policy:
+policy_value certificates.threat: Perturbations Policy privacy: class_messages
+clip_factors
 gaussian_epsilon gaussian_mu_for group_wor_epsilon
 group_wor_profile hop_sensitivity messages
 poisson_epsilon private_propagate private_quantile rdp_group_wor wor_epsilon
@@ -106,7 +107,7 @@ def retired(**arguments: tuple[Any, ...] | None) -> Callable[[F], F]:
 
 
 def renamed(**arguments: str) -> Callable[[F], F]:
-    """Decorate a constructor to take arguments by their names of 0.1, too.
+    """Decorate a constructor or function to take names of 0.1, too.
 
     Args:
         **arguments (str): the new name, by the old one.
@@ -118,8 +119,10 @@ def _adapted(
     gone: dict[str, tuple[Any, ...] | None], names: dict[str, str]
 ) -> Callable[[F], F]:
     def decorate(init: Any) -> Any:
-        def accept(self: Any, *args: Any, **kwargs: Any) -> Any:
-            said, kind = [], type(self).__name__
+        def accept(*args: Any, **kwargs: Any) -> Any:
+            said, kind = [], init.__name__
+            if kind == '__init__':
+                kind = type(args[0]).__name__
             for name in [name for name in kwargs if name in gone]:
                 value, known = kwargs.pop(name), gone[name]
                 if known is not None and value not in list(known):
@@ -130,18 +133,10 @@ def _adapted(
                     f"'{name}' of {kind} goes with the next release: leave it "
                     'out'
                 )
-            for old in [name for name in kwargs if name in names]:
-                new = names[old]
-                if new in kwargs:
-                    raise TypeError(f"'{old}' is '{new}' now: leave it out")
-                kwargs[new] = kwargs.pop(old)
-                said.append(
-                    f"'{old}' of {kind} is '{new}' now, and goes with the "
-                    'next release'
-                )
+            said += _new_names(kwargs, names, kind)
             for text in said:
                 warnings.warn(text, DeprecationWarning, made.level)
-            return init(self, *args, **kwargs)
+            return init(*args, **kwargs)
 
         # The caller's frame, and for those who look arguments up the new
         # names, '' for none.
@@ -154,3 +149,24 @@ def _adapted(
         return made
 
     return decorate
+
+
+def by_new_names(options: dict[str, Any], of: Any, level: int) -> None:
+    """Rename options that a decorated function has other names for now."""
+    for text in _new_names(options, getattr(of, 'new', {}), of.__name__):
+        warnings.warn(text, DeprecationWarning, level)
+
+
+def _new_names(
+    given: dict[str, Any], names: dict[str, str], kind: str
+) -> list[str]:
+    said = []
+    for old in [name for name in given if name in names]:
+        new = names[old]
+        if new in given:
+            raise TypeError(f"'{old}' is '{new}' now: leave it out")
+        given[new] = given.pop(old)
+        said.append(
+            f"'{old}' of {kind} is '{new}' now, and goes with the next release"
+        )
+    return said

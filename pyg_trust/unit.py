@@ -201,7 +201,7 @@ class PrivacyUnit:
 
     @validated
     def owners(self, node_type: str) -> tuple[Tensor, Tensor]:
-        """Return where each row's owners start, and the owners, int64."""
+        """Return the owners of all rows, as pointers and ids of a CSR."""
         check_choice('node_type', node_type, self._of)
         of = self._of[node_type]
         ptr, who = of.indptr.astype(np.int64), of.indices.astype(np.int64)

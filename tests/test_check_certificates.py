@@ -33,7 +33,7 @@ from pyg_trust.certificates import (
     votes,
     voting,
 )
-from pyg_trust.certificates.confidence import clopper_pearson
+from pyg_trust.certificates.smoothing import clopper_pearson
 from pyg_trust.check import (
     FAILS,
     HOLDS,

@@ -44,12 +44,7 @@ from .answers import (
 )
 from .certificates import check_certificate, check_witness
 from .epsilon import KNOWN, SUMS, account, check_epsilon, proved, together
-from .files import (
-    fingerprint_data,
-    fingerprint_model,
-    left_over,
-    read_graphs,
-)
+from .files import fingerprint_data, fingerprint_model, left_over, read_graphs
 
 __all__ = ['check_report']
 

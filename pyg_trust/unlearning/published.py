@@ -147,7 +147,8 @@ class _State(NamedTuple):
 class PublishedScatteringClassifier:
     """Graph classifier by objective perturbation; *its certificate may fail*.
 
-    See the text of this module.
+    Kept for comparison with the published method; the module explains why
+    the theorem of its certificate does not hold in general.
 
     Args:
         transform (GraphEmbedding): as in
