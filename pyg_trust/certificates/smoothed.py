@@ -260,7 +260,7 @@ class SmoothedClassifier(Module):
 
     def __init__(self, model: Module, noise: BitFlips, **options: Any) -> None:
         known = inspect.unwrap(certify_smoothed).__kwdefaults__ or {}
-        by_new_names(options, certify_smoothed, 4)
+        by_new_names(options, certify_smoothed)
         for name in options:
             if name not in known:
                 raise TypeError(

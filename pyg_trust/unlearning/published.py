@@ -332,7 +332,7 @@ class PublishedScatteringClassifier:
 
     @property
     def linear_term(self) -> Tensor:
-        """The secret :math:`b`: ``[d, num_outputs]``, a copy."""
+        """The secret noise :math:`b` of the objective, a copy."""
         return self._fitted.B.clone()
 
     @property
