@@ -366,7 +366,7 @@ class Perturbations:
     def column_blocks(
         self, num_columns: int, numbers: int = 1
     ) -> Iterator[slice]:
-        """Split columns, of some numbers a node, to blocks that fit memory."""
+        """Split columns into blocks of even size that fit into memory."""
         size = max(1, _BLOCK // (self.num_nodes * numbers))
         # Blocks of even size: 30 columns as 15 + 15, not 29 + 1.
         count = max(1, math.ceil(num_columns / size))
