@@ -10,7 +10,7 @@ from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
 from pyg_trust import ops, rng
-from pyg_trust._checks import check_instance
+from pyg_trust._checks import check_instance, check_tensor
 from pyg_trust._checks.graphs import with_edge_index
 from pyg_trust._describe import described
 from pyg_trust.certificates.smoothing import check_noise, sampling_slack
@@ -265,18 +265,9 @@ def _graph(data: Data, noise: BitFlips) -> CSRGraph:
 
 def _bits(data: Data) -> tuple[Tensor, Tensor]:
     x = data.x.detach().cpu()
-    if x.dim() != 2 or x.layout != torch.strided:
-        raise ValueError(
-            "'x' needs to have the shape [num_nodes, num_features], dense "
-            f'(got {list(x.shape)})'
-        )
-    if x.size(0) != data.num_nodes:
-        raise ValueError(
-            f"'x' needs to have {data.num_nodes} rows, as there are nodes "
-            f'(got {x.size(0)})'
-        )
-    if not x.is_floating_point():
-        raise TypeError(f"'x' needs to be floating point (got {x.dtype})")
+    if x.layout != torch.strided:
+        raise ValueError(f"'x' needs to be dense (got {x.layout})")
+    check_tensor('x', x, None, (int(data.num_nodes or 0), 'num_features'))
     if not bool(((x == 0) | (x == 1)).all()):
         raise ValueError(
             "'x' needs to be 0 or 1 everywhere under noise on the features "

@@ -407,13 +407,7 @@ def _check_features(graph: Data) -> None:
             "'data' needs to have features 'x', or a 'transform' that makes "
             'them'
         )
-    if not x.is_floating_point():
-        raise TypeError(f"'x' needs to be floating point (got {x.dtype})")
-    if x.dim() != 2 or x.size(0) != graph.num_nodes:
-        raise ValueError(
-            f"'x' needs to have the shape [{graph.num_nodes}, num_features] "
-            f'(got {list(x.shape)})'
-        )
+    check_tensor('x', x, None, (int(graph.num_nodes), 'num_features'))
     weight = graph.get('edge_weight')
     if weight is not None and weight.shape != graph.edge_index.shape[1:]:
         raise ValueError(
