@@ -58,7 +58,7 @@ class NoisyRun(NamedTuple):
 
 
 class Runs:
-    """Runs of one audit, shared by its attacks.
+    """Trains and keeps the models that the attacks of one audit compare.
 
     Args:
         make (Callable): makes a fresh subject.

@@ -214,16 +214,7 @@ def edge_index_of(ptr: Tensor, col: Tensor) -> Tensor:
 
 
 def check_graph(data: Any, noise: BitFlips) -> None:
-    """Refuse a graph that the noise can't be applied to.
-
-    Raises:
-        TypeError: if the data are no homogeneous graph, or features have no
-            floating point.
-        ValueError: under noise on the edges, if there are weights, attributes,
-            a second adjacency or duplicates, or the graph is directed and the
-            noise is not; under noise on the features, if an entry is neither 0
-            nor 1.
-    """
+    """Refuse a graph that the noise can't be applied to."""
     check_instance('data', data, Data)
     if data.edge_index is None:
         raise ValueError("'data' needs to have an 'edge_index'")
@@ -242,12 +233,9 @@ def check_graph(data: Any, noise: BitFlips) -> None:
                     'have noise on the features alone'
                 )
         _graph(data, noise)
-    x = data.get('x')
-    if x is not None:
-        check_instance('x', x, Tensor)
+    if data.get('x') is not None:
+        check_instance('x', data.x, Tensor)
     if 'features' in noise.noisy:
-        if x is None:
-            raise ValueError("'data' needs to have features 'x' to be noisy")
         _bits(data)
 
 
@@ -263,11 +251,20 @@ def _graph(data: Data, noise: BitFlips) -> CSRGraph:
     return graph
 
 
+def check_features(data: Data) -> None:
+    """Refuse features that are no dense rows of the nodes."""
+    x = data.get('x')
+    if x is None:
+        raise ValueError(
+            "'data' needs to have features 'x', or a 'transform' that makes "
+            'them'
+        )
+    check_tensor('x', x, None, (data.num_nodes, 'num_features'))
+
+
 def _bits(data: Data) -> tuple[Tensor, Tensor]:
+    check_features(data)
     x = data.x.detach().cpu()
-    if x.layout != torch.strided:
-        raise ValueError(f"'x' needs to be dense (got {x.layout})")
-    check_tensor('x', x, None, (int(data.num_nodes or 0), 'num_features'))
     if not bool(((x == 0) | (x == 1)).all()):
         raise ValueError(
             "'x' needs to be 0 or 1 everywhere under noise on the features "

@@ -147,11 +147,11 @@ class SmoothedCertificate(SpeaksOf, Report):
         return stays & (self.predicted >= 0)
 
     def answered(self, **budget: tuple[int, int]) -> Tensor:
-        r"""Return a mask of targets that the deployed classifier answers.
+        r"""Return a mask of targets where the classifier will not abstain.
 
-        With these numbers of samples, :class:`SmoothedClassifier` returns the
-        class on any admissible graph instead of abstaining, each time with
-        probability :math:`1 - \alpha` (:obj:`alpha`) at least.
+        With the same numbers of samples, :class:`SmoothedClassifier` returns
+        the class on any admissible graph, each time with probability at least
+        :math:`1 - \alpha` (:obj:`alpha`).
 
         Args:
             **budget (tuple[int, int]): as in :meth:`certified`.

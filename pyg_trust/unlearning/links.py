@@ -466,8 +466,8 @@ class LinkClassifier(NodeClassifier):
     def predict_proba(self, edge_label_index: Tensor) -> Tensor:  # type: ignore[override]
         """Predict the probabilities of no link and of a link: ``[k, 2]``.
 
-        Of the balance of edges and negative pairs that it was fitted to; NaN
-        for pairs with a removed node.
+        They assume the same balance of edges and negative pairs as in the fit.
+        Pairs with a removed node have NaN.
         """
         return probabilities(self.decision_function(edge_label_index))
 

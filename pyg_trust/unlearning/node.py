@@ -540,7 +540,7 @@ class NodeClassifier(NodeReleases, EditedInPlace):
     ) -> NodePlan:
         """Estimate the work of an update with a release; change nothing.
 
-        Costs the features of the update, and no step.
+        This computes the features after the update, but does not train.
         """
         model = self._fitted
         data = model.data
