@@ -23,7 +23,6 @@ from bad_table import FOLDER, entry
 
 from pyg_trust import agp as F
 from pyg_trust import certificates
-from pyg_trust.agp.estimates import Plan
 from pyg_trust.agp.halo import HaloGraph
 from pyg_trust.certificates.perturbations import Policy
 from pyg_trust.certificates.policy import WorstCase
@@ -481,22 +480,6 @@ entry(
     lambda: {'graph': csr(), 'measure': F.ppr(0.2), 'eps': 0.1},
     *PROPAGATE,
     eps=EPS,
-)
-entry(
-    'agp.propagate_median',
-    lambda: {
-        'graph': csr(),
-        'x': rand(N),
-        'measure': F.ppr(0.2),
-        'plan': Plan(0.1, 3, 0.1),
-    },
-    *PROPAGATE,
-    x=SIGNAL,
-    plan=either(
-        instance(),
-        values(Plan(-1.0, 3, 0.1), Plan(0.1, 0, 0.1), Plan(0.1, 2, 0.1)),
-    ),
-    names={'plan': "'(plan|eps|repetitions)'"},
 )
 
 # Scattering

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "device/policy.h"
+#include "device/machine.h"
 
 namespace pyg_trust::device {
 

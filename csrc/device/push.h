@@ -25,7 +25,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "device/policy.h"
+#include "device/machine.h"
 #include "device/gather.h"
 #include "../push.h"
 

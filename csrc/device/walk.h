@@ -26,7 +26,7 @@
 
 #include <cstdint>
 
-#include "device/policy.h"
+#include "device/machine.h"
 #include "../walk.h"
 
 namespace pyg_trust::device {
