@@ -41,10 +41,13 @@ from torch_geometric.transforms import Compose, LargestConnectedComponents
 from torch_geometric.utils import remove_self_loops, to_undirected
 
 from pyg_trust.certificates import RobustLoss, ThreatModel, certify
-from pyg_trust.certificates.budget import dual_bound, pagerank_bounds
+from pyg_trust.certificates.budget import (
+    dual_bound,
+    linear_program,
+    pagerank_bounds,
+)
 from pyg_trust.certificates.diffusion import diffuse
 from pyg_trust.certificates.policy import worst_case_margins
-from pyg_trust.certificates.program import linear_program
 from pyg_trust.graph import CSRGraph
 from pyg_trust.nn import PPNP
 
@@ -478,7 +481,7 @@ def run_targets() -> None:
                     undirected=undirected,
                 )
                 start = time.process_time()
-                made = certify(logits, threat, targets=targets, sign_only=True)
+                made = certify(logits, threat, nodes=targets, sign_only=True)
                 taken = time.process_time() - start
                 kind = 'undirected' if undirected else 'directed'
                 case = f'{n} nodes, B={budget} {kind}'

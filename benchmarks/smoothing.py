@@ -65,8 +65,8 @@ from pyg_trust.certificates import (
     certify,
     certify_collective,
 )
-from pyg_trust.certificates.confidence import clopper_pearson
 from pyg_trust.certificates.sampling import Pipeline, Sampler, evaluating
+from pyg_trust.certificates.smoothing import clopper_pearson
 from pyg_trust.transforms import FlipBits
 from pyg_trust.unlearning import ShardedUnlearner
 
@@ -427,7 +427,7 @@ def lp(data: Data) -> None:
     )
     for budget in ((1, 0), (0, 5), (2, 4)):
         start = time.process_time()
-        made = certify_collective(report, model, data, hops=2, features=budget)
+        made = certify_collective(report, model, data, K=2, features=budget)
         spent = time.process_time() - start
         print(
             f'collective {budget}: {made.one_by_one} one by one, '
@@ -571,7 +571,7 @@ def attacks(data: Data, copies: int = 400, nodes: int = 10) -> None:
                 num_selection=10,
                 per='node',
                 confidence=0.9,
-                targets=torch.tensor([node]),
+                nodes=torch.tensor([node]),
                 **settings,
             )
             count = again.votes[0, label]

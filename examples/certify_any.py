@@ -154,7 +154,7 @@ def collective(data: Data, args: argparse.Namespace) -> list[Report]:
     )
     budgets = (1, 2, 5, 10, 15, 20)
     made = [
-        certify_collective(report, model, data, hops=2, features=(0, r))
+        certify_collective(report, model, data, K=2, features=(0, r))
         for r in budgets
     ]
     axes = pyplot.subplots()[1]

@@ -183,7 +183,7 @@ class Experiment:
             model,
             self.data,
             ThreatModel(self.graph, **threat),
-            targets=self.test if targets is None else targets,
+            nodes=self.test if targets is None else targets,
             method='dual',
             sign_only=True,
         )

@@ -2,11 +2,14 @@
 
 import functools
 import importlib
+import os
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 F = TypeVar('F', bound=Callable[..., Any])
+_PLACE = os.path.dirname(__file__) + os.sep
 
 
 def _read(text: str) -> dict[str, str]:
@@ -30,13 +33,14 @@ agp: Measure appnp chebyshev eps_for heat hkpr katz make_measure pagerank
 plan_memory ppr propagate propagate_halo propagate_to query sgc single_target
 sweep_cut transition variance_bound agp.clustering: SweepCut uniform_signal
 agp.queries: prune_bound
-audit.scores: AUC auc_interval certificates: Perturbations certified
-certified_mean certified_votes clopper_pearson collective_votes diffuse
-diffusion_error flip_regions linear_program min_probability pagerank_bounds
-policy_iteration robust_margins worst_case_margins worst_case_probability
-certificates.budget: BudgetBound clip_budget dual_bound
-certificates.perturbations: Policy certificates.policy: Optimum WorstCase
-policy_value privacy: class_messages clip_factors
+audit.scores: AUC auc_interval certificates: certified_mean certified_votes
+collective_votes certificates.budget: BudgetBound dual_bound linear_program
+pagerank_bounds certificates.diffusion: diffuse diffusion_error
+certificates.policy: Optimum WorstCase policy_iteration robust_margins
+worst_case_margins certificates.smoothing: certified clopper_pearson
+flip_regions min_probability worst_case_probability certificates.policy:
+policy_value certificates.threat: Perturbations Policy privacy: class_messages
+clip_factors
 gaussian_epsilon gaussian_mu_for group_wor_epsilon
 group_wor_profile hop_sensitivity messages
 poisson_epsilon private_propagate private_quantile rdp_group_wor wor_epsilon
@@ -106,7 +110,7 @@ def retired(**arguments: tuple[Any, ...] | None) -> Callable[[F], F]:
 
 
 def renamed(**arguments: str) -> Callable[[F], F]:
-    """Decorate a constructor to take arguments by their names of 0.1, too.
+    """Decorate a constructor or function to take names of 0.1, too.
 
     Args:
         **arguments (str): the new name, by the old one.
@@ -118,9 +122,10 @@ def _adapted(
     gone: dict[str, tuple[Any, ...] | None], names: dict[str, str]
 ) -> Callable[[F], F]:
     def decorate(init: Any) -> Any:
-        @functools.wraps(init)
-        def accept(self: Any, *args: Any, **kwargs: Any) -> Any:
-            said, kind = [], type(self).__name__
+        def accept(*args: Any, **kwargs: Any) -> Any:
+            said, kind = [], init.__name__
+            if kind == '__init__':
+                kind = type(args[0]).__name__
             for name in [name for name in kwargs if name in gone]:
                 value, known = kwargs.pop(name), gone[name]
                 if known is not None and value not in list(known):
@@ -131,26 +136,43 @@ def _adapted(
                     f"'{name}' of {kind} goes with the next release: leave it "
                     'out'
                 )
-            for old in [name for name in kwargs if name in names]:
-                new = names[old]
-                if new in kwargs:
-                    raise TypeError(f"'{old}' is '{new}' now: leave it out")
-                kwargs[new] = kwargs.pop(old)
-                said.append(
-                    f"'{old}' of {kind} is '{new}' now, and goes with the "
-                    'next release'
-                )
-            for text in said:
-                warnings.warn(text, DeprecationWarning, accept.level)
-            return init(self, *args, **kwargs)
+            said += _new_names(kwargs, names, kind)
+            _warn(said)
+            return init(*args, **kwargs)
 
-        # The caller's frame, and for those who look arguments up the new
-        # names, '' for none.
-        accept.level = 2
-        if hasattr(init, 'level'):
-            init.level += 1
+        # For those who look arguments up: the new names, '' for none.
+        made: Any = functools.wraps(init)(accept)
         given = {**dict.fromkeys(gone, ''), **names}
-        accept.new = {**getattr(init, 'new', {}), **given}
-        return accept
+        made.new = {**getattr(init, 'new', {}), **given}
+        return made
 
     return decorate
+
+
+def by_new_names(options: dict[str, Any], of: Any) -> None:
+    """Rename options that a decorated function has other names for now."""
+    _warn(_new_names(options, getattr(of, 'new', {}), of.__name__))
+
+
+def _warn(texts: list[str]) -> None:
+    # At the line that called the package.
+    frame, level = sys._getframe(), 1
+    while frame.f_back and frame.f_code.co_filename.startswith(_PLACE):
+        frame, level = frame.f_back, level + 1
+    for text in texts:
+        warnings.warn(text, DeprecationWarning, level)
+
+
+def _new_names(
+    given: dict[str, Any], names: dict[str, str], kind: str
+) -> list[str]:
+    said = []
+    for old in [name for name in given if name in names]:
+        new = names[old]
+        if new in given:
+            raise TypeError(f"'{old}' is '{new}' now: leave it out")
+        given[new] = given.pop(old)
+        said.append(
+            f"'{old}' of {kind} is '{new}' now, and goes with the next release"
+        )
+    return said

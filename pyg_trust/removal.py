@@ -323,14 +323,8 @@ class RemovalRequest:
 class NotThere(ValueError):
     """Error of a request for items that a model does not hold.
 
-    Args:
-        missing (RemovalRequest): the items that never were, or were removed
-            before.
-        message (str): the text of the error; by default it names the first
-            item. (default: :obj:`''`)
-
-    Attributes:
-        missing (RemovalRequest): as above, in the ids of the request.
+    ``missing``, a request, names the items that never were, or were removed
+    before.
 
     Example:
         >>> raise NotThere(RemovalRequest(nodes=[3]))
@@ -355,18 +349,9 @@ removed before
 class NodeIds:
     """The ids of the rows of a graph, and the rows of ids.
 
-    The ids are ``data.n_id`` if the data have it, else the positions. Rows
-    that come later have the ids after the largest one.
-
-    Args:
-        n_id (Tensor, optional): int64, ``[num_nodes]``: distinct ids from 0
-            on; by default the positions.
-        name (str): the argument that an error names.
-            (default: :obj:`'data.n_id'`)
-
-    Raises:
-        TypeError, ValueError: if the ids are no integers, negative, or there
-            twice.
+    The ids are ``n_id``, int64, if it is given, else the positions. Rows that
+    come later have the ids after the largest one. ``name`` is the argument
+    that an error names.
 
     Example:
         >>> ids = NodeIds(torch.tensor([70, 50]))

@@ -201,7 +201,7 @@ class PrivacyUnit:
 
     @validated
     def owners(self, node_type: str) -> tuple[Tensor, Tensor]:
-        """Return where each row's owners start, and the owners, int64."""
+        """Return the owners of all rows, as pointers and ids of a CSR."""
         check_choice('node_type', node_type, self._of)
         of = self._of[node_type]
         ptr, who = of.indptr.astype(np.int64), of.indices.astype(np.int64)
@@ -698,9 +698,7 @@ class PrivacyUnit:
     ) -> tuple[Tensor, Tensor]:
         what, n = f'{name}[{node_type!r}]', self._sizes[node_type]
         if isinstance(by, Tensor):
-            by = plain_index(what, by, 1 if name == 'owned' else 2)
-            shape = (n,) if name == 'owned' else (2, 'k')
-            check_tensor(what, by, torch.int64, shape)
+            by = plain_index(what, by, *[n] * (name == 'owned'))
             rows, who = (
                 (torch.arange(n), by) if name == 'owned' else by.unbind()
             )
@@ -738,8 +736,7 @@ class PrivacyUnit:
         made = {}
         for e, who in given.items():
             size = self._edges[self.known(e, 'edge_owner')].size(1)
-            who = plain_index('edge_owner', who, 1)
-            check_tensor('edge_owner', who, torch.int64, (size,))
+            who = plain_index('edge_owner', who, size)
             check_range('edge_owner', who, self.num_names, 'the persons')
             made[e] = self._one[who]
         return made

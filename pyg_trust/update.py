@@ -179,7 +179,6 @@ class Update:
             edges = torch.tensor(edges or (), dtype=torch.int64)
             edges = edges.view(-1, 2).t()
         edges = plain_index('edges', edges)
-        check_tensor('edges', edges, torch.int64, (2, 'k'))
         _check_not_negative('edges', edges)
         if features is not None:
             of, x = _pair('features', features)

@@ -52,25 +52,6 @@ RADIUS = values(
 P = either(number(0, 1, closed='low'))
 
 
-# The mathematics #############################################################
-
-entry(
-    'certificates.flip_regions',
-    lambda: {
-        'additions': 1,
-        'deletions': 2,
-        'p_plus': 0.1,
-        'p_minus': 0.3,
-    },
-    Row('too much', {'p_plus': 0.7}, "'p_plus'"),
-    names={'p_plus': "'p_", 'p_minus': "'p_"},
-    additions=integer(0),
-    deletions=integer(0),
-    p_plus=P,
-    p_minus=P,
-)
-
-
 # The sampler #################################################################
 
 
@@ -192,7 +173,7 @@ SMOOTHED: dict[str, Any] = {
     'confidence': number(0, 1),
     'per': choice(),
     'classes': choice(),
-    'targets': values(
+    'nodes': values(
         3,
         'all',
         [0],
@@ -212,7 +193,7 @@ SMOOTHED: dict[str, Any] = {
     'sparse_x': FLAG,
     'sparse_adj': FLAG,
     'over_ranks': FLAG,
-    'tolerance': NOT_NEGATIVE,
+    'tol': NOT_NEGATIVE,
 }
 entry(
     'certificates.certify_smoothed',
@@ -257,7 +238,7 @@ entry(
         'report': for_all(),
         'model': model(),
         'data': data(),
-        'hops': 2,
+        'K': 2,
         'features': (1, 0),
     },
     Row('rows that stay', {'features': (0, 0), 'attackers': 1}, 'attackers'),
@@ -292,7 +273,7 @@ entry(
     users=values(None, 3, 'x', [0], torch.zeros(2), torch.tensor([N])),
     items=values(3, 'x', [0], torch.zeros(2), torch.tensor([N])),
     k=integer(1),
-    tolerance=values('a', None, [1], -1.0, math.nan),
+    tol=values('a', None, [1], -1.0, math.nan),
 )
 
 # Votes #######################################################################

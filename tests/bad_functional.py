@@ -22,10 +22,7 @@ from bad_inputs import (
 from bad_table import FOLDER, entry
 
 from pyg_trust import agp as F
-from pyg_trust import certificates
 from pyg_trust.agp.halo import HaloGraph
-from pyg_trust.certificates.perturbations import Policy
-from pyg_trust.certificates.policy import WorstCase
 from pyg_trust.graph import CSRGraph
 from pyg_trust.sampler.walks import DisjointWalks, disjoint_walks
 
@@ -40,15 +37,6 @@ COUNT = integer(1)
 
 def rand(*shape: int) -> torch.Tensor:
     return torch.rand(shape, generator=G, dtype=torch.float64)
-
-
-def perturbations() -> certificates.Perturbations:
-    graph = csr()
-    return certificates.Perturbations(
-        graph,
-        torch.ones(graph.num_edges, dtype=torch.bool),
-        graph.degree - 1,
-    )
 
 
 # What goes through a training step is not searched for NaN.
@@ -72,92 +60,10 @@ entry(
     score=tensor(columns=True, finite=False),
     mask=tensor(columns=True, none=True),
 )
-# Policies and budgets
 
-
-def reward(count: int = 2) -> torch.Tensor:
-    return rand(count, N)
-
-
-entry(
-    'certificates.Perturbations',
-    lambda: {
-        'graph': csr(),
-        'removable': torch.ones(14, dtype=torch.bool),
-        'budget': csr().degree - 1,
-        'addable': torch.tensor([[0, 1], [3, 4]]),
-    },
-    Row('both', {'all_pairs': True}, "'addable'"),
-    Row('there', {'addable': torch.tensor([[0], [1]])}, "'addable'"),
-    Row('twice', {'addable': torch.tensor([[0, 0], [3, 3]])}, "'addable'"),
-    removable=tensor(),
-    budget=tensor(low=0),
-    addable=tensor(columns=False, low=0, high=N - 1, none=True),
-    all_pairs=FLAG,
-)
-entry(
-    'certificates.Policy.from_flips',
-    lambda: {
-        'perturbations': perturbations(),
-        'flips': [torch.tensor([[0], [1]])],
-    },
-    Row('a node', {'flips': [torch.tensor([[0], [N]])]}, "'flips'"),
-    Row('twice', {'flips': [torch.tensor([[0, 0], [1, 1]])]}, "'flips'"),
-    flips=sequence(3, None, torch.tensor([0, 1]), torch.tensor([[0.0], [1]])),
-)
-
-
-def policy() -> Policy:
-    return Policy.from_flips(perturbations(), [torch.tensor([[0], [1]])] * 2)
-
-
-def worst() -> WorstCase:
-    logits = torch.arange(12, dtype=torch.float64).view(N, 2).sin()
-    return certificates.worst_case_margins(logits, perturbations(), 0.2)
-
-
-entry(
-    'certificates.WorstCase.flips',
-    lambda: (worst(), {'c1': 0, 'c2': 1}),
-    Row('the same', {'c2': 0}, "'c2'"),
-    c1=integer(0, 1),
-    c2=integer(0, 1),
-)
 LOGITS = tensor(
     columns=False, dtypes=(torch.int64, torch.bool, torch.complex64)
 )
-entry(
-    'certificates.worst_case_margins',
-    lambda: {
-        'logits': rand(N, 2),
-        'perturbations': perturbations(),
-        'alpha': 0.2,
-        'start': rand(2, 2, N),
-    },
-    Row('one class', {'logits': rand(N, 1)}, "'logits'"),
-    logits=LOGITS,
-    start=tensor(columns=True, none=True, finite=False),
-)
-entry(
-    'certificates.diffuse',
-    lambda: {'graph': csr(), 'x': rand(N, 2), 'alpha': 0.2},
-    Row(
-        'directed',
-        {
-            'graph': CSRGraph.from_edge_index(undirected()[:, :7], N),
-            'normalization': 'sym',
-        },
-        "'graph'",
-    ),
-    x=tensor(),
-    normalization=choice(),
-    tol=number(0, none=True),
-)
-
-
-SEVERAL = "'(targets|reward)'"
-
-# Clusters and queries
 
 
 def directed() -> CSRGraph:
@@ -169,6 +75,8 @@ def weighted() -> CSRGraph:
         undirected(), N, torch.arange(14).double() + 1
     )
 
+
+# Clusters and queries
 
 SEVERAL = "'(nodes|score)'"
 entry(

@@ -12,8 +12,7 @@ from bad_functional import (
     NOT_NEGATIVE,
     N,
     directed,
-    perturbations,
-    reward,
+    rand,
 )
 from bad_inputs import (
     FLAG,
@@ -39,6 +38,7 @@ from torch_geometric.data import Data
 from pyg_trust import (
     files,
 )
+from pyg_trust.certificates import ThreatModel
 from pyg_trust.files.commit import Lineage
 from pyg_trust.ledger import (
     RemovalLedger,
@@ -158,15 +158,15 @@ entry(
 
 def solver_arguments() -> dict[str, Any]:
     return {
-        'reward': reward(),
-        'start': reward(),
+        'reward': rand(2, N),
+        'start': rand(2, N),
         'goal': torch.full((2,), 1e-9, dtype=torch.float64),
         'follow': 0.8,
     }
 
 
 FOLLOW = number(0, 1, closed='low')
-THREAT = perturbations().threat
+THREAT = ThreatModel(csr(), fixed='none', local_budget=1).perturbations.threat
 
 
 entry(
@@ -176,10 +176,10 @@ entry(
         'threat': THREAT,
         'rounding': 1e-12,
         'max_iter': 9,
-        'bonus': reward(),
-        'visit_cost': reward(),
-        'step_cost': reward(),
-        'root': reward(),
+        'bonus': rand(2, N),
+        'visit_cost': rand(2, N),
+        'step_cost': rand(2, N),
+        'root': rand(2, N),
         'removal_cost': torch.zeros((2, THREAT.col.numel())).double(),
         'addition_cost': torch.zeros((2, THREAT.add_col.numel())).double(),
     },

@@ -490,8 +490,7 @@ entry(
         {
             'logits': rand(N, 2),
             'y': torch.tensor([0, 1, 0, 1, 0, 1]),
-            'index': torch.tensor([2, 3]),
-            'diffused': rand(N, 2),
+            'nodes': torch.tensor([2, 3]),
             'pseudo': torch.tensor([0, -1, -1, 0, -1, 1]),
         },
     ),
@@ -502,7 +501,7 @@ entry(
     ),
     logits=LOGITS,
     y=tensor(low=None),
-    index=either(
+    nodes=either(
         values(3, 'a', [N], [0.5], torch.ones(3).bool()),
         tensor(
             rows=False,
@@ -513,7 +512,6 @@ entry(
             numbers=True,
         ),
     ),
-    diffused=tensor(columns=True, none=True, finite=False),
     pseudo=tensor(low=-1, high=1, none=True),
 )
 entry(
@@ -586,17 +584,17 @@ entry(
         'model': rand(N, 2),
         'data': None,
         'threat': threat(),
-        'targets': torch.tensor([0, 3]),
+        'nodes': torch.tensor([0, 3]),
         'reference': torch.zeros(N).long(),
     },
     names={'model': "'(model|logits)'"},
     model=LOGITS,
     data=values(3, 'data', plain_data()),
-    targets=tensor(
+    nodes=tensor(
         rows=False, low=0, high=N - 1, none=True, dtypes=(torch.float32,)
     ),
     reference=tensor(low=0, high=1, none=True),
     method=choice(),
     cost=choice(),
-    tolerance=values('a', None, np.nan, -1.0, True, [0.5]),
+    tol=values('a', None, np.nan, -1.0, True, [0.5]),
 )

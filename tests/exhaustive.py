@@ -9,7 +9,7 @@ import itertools
 import torch
 from torch import Tensor
 
-from pyg_trust.certificates.perturbations import Perturbations
+from pyg_trust.certificates.threat import Perturbations
 from pyg_trust.graph import CSRGraph
 
 

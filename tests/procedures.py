@@ -17,8 +17,6 @@ from torch_geometric.nn import GCN, GCNConv
 
 from pyg_trust.audit import audit_training
 from pyg_trust.certificates import ThreatModel, certify
-from pyg_trust.certificates.budget import dual_bound, pagerank_bounds
-from pyg_trust.certificates.search import attacks
 from pyg_trust.loader import DisjointWalkLoader
 from pyg_trust.nn import (
     learned_partition,
@@ -110,9 +108,9 @@ def logits():
     return torch.randn(12, 3, generator=generator)
 
 
-def certificate(budget, method, shows, targets=None):
+def certificate(budget, method, shows, nodes=None):
     def run(objects):
-        return certify(logits(), objects, targets=targets, method=method)
+        return certify(logits(), objects, nodes=nodes, method=method)
 
     return Procedure(lambda folder: threat(budget), run, shows=shows)
 
@@ -122,22 +120,6 @@ PROCEDURES['certify, dual'] = certificate(2, 'dual', 7)
 PROCEDURES['certify, lp'] = certificate(2, 'lp', 4, torch.tensor([4]))
 # With the bounds that its witness proves.
 PROCEDURES['certify, exact'] = certificate(1, 'exact', 5)
-
-
-def bounds(objects):
-    perturbations = objects.perturbations
-    targets, reward = torch.tensor([0, 3]), logits().double().t()[:2]
-    upper = pagerank_bounds(perturbations, targets, 0.15)
-    found = dual_bound(
-        perturbations, reward.contiguous(), targets, upper, 2, 0.15
-    )
-    flips = attacks(perturbations, reward.contiguous(), targets, 2, 0.15)
-    return found.bound, flips
-
-
-PROCEDURES['bounds and attacks'] = Procedure(
-    lambda folder: threat(2), bounds, shows=3
-)
 
 
 # Certified removal ##########################################################

@@ -79,7 +79,7 @@ FAULTS = [
     ),
     (
         '17 radii that are smaller by the more of both kinds',
-        'certificates.current:certified_after',
+        'certificates.votes:certified_after',
         ('edges[1] + removed', 'max(edges[1], removed)'),
         f'{NOW}::test_smoothed_classes_stay_within_smaller_radii',
     ),

@@ -285,7 +285,7 @@ def test_smoothing_of_a_rank_that_dies_is_an_error(tmp_path, monkeypatch):
 def exact(n=40, undirected=False, **arguments):
     options = {
         name: arguments.pop(name)
-        for name in ('method', 'cost', 'sign_only', 'targets', 'over_ranks')
+        for name in ('method', 'cost', 'sign_only', 'nodes', 'over_ranks')
         if name in arguments
     }
     generator = torch.Generator().manual_seed(2)
@@ -313,7 +313,7 @@ def everything(report):
         {'global_budget': None},
         {'method': 'dual'},
         {'undirected': True, 'sign_only': True},
-        {'n': 3000, 'targets': torch.tensor([3, 14, 15]), 'method': 'dual'},
+        {'n': 3000, 'nodes': torch.tensor([3, 14, 15]), 'method': 'dual'},
     ],
 )
 def test_certificates_have_the_bits_of_one_process(
@@ -322,7 +322,7 @@ def test_certificates_have_the_bits_of_one_process(
     # Several blocks of columns of each kind.
     if 'n' not in arguments:
         monkeypatch.setattr('pyg_trust.certificates.solver._BLOCK', 4000)
-        monkeypatch.setattr('pyg_trust.certificates.perturbations._BLOCK', 100)
+        monkeypatch.setattr('pyg_trust.certificates.threat._BLOCK', 100)
     wanted = everything(exact(**arguments))
     assert len(set(wanted['status'])) > 1 or 'n' in arguments
     own, calls = distributed.own_items, []
@@ -347,7 +347,7 @@ def test_certificates_refuse_ranks_that_disagree(tmp_path):
             ('threat', {'local_budget': 1 + rank}),
             ('threat', {'undirected': bool(rank)}),
             ('method', {'method': 'dual' if rank else 'auto'}),
-            ('targets', {'targets': torch.tensor([rank])}),
+            ('nodes', {'nodes': torch.tensor([rank])}),
         ):
             with pytest.raises(ValueError, match=f"'{name}' .*rank 1"):
                 exact(over_ranks=True, **wrong)

@@ -19,7 +19,7 @@ from pyg_trust import rng
 from pyg_trust._checks import Fraction, NotNegative, Positive, validated
 from pyg_trust.audit.report import PrivacyAudit
 from pyg_trust.audit.scores import permutation_test
-from pyg_trust.certificates.confidence import clopper_pearson
+from pyg_trust.certificates.smoothing import clopper_pearson
 from pyg_trust.report import provenance
 
 __all__ = [
@@ -89,7 +89,7 @@ class Trials:
         }
 
     def best(self, bound: Callable[..., np.ndarray]) -> tuple[float, float]:
-        """Return the largest bound of a pair of rates, and its threshold."""
+        """Return the largest bound over all thresholds, and its threshold."""
         at = np.unique(np.concatenate([self.negative, self.positive]))
         at = at[:: max(1, at.size // _THRESHOLDS)]
         found = bound(*self.rates(at))

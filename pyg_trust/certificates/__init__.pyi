@@ -3,42 +3,27 @@
 from .any_model import UserCertificate as UserCertificate
 from .any_model import certifies as certifies
 from .any_model import certify as certify
-from .budget import pagerank_bounds as pagerank_bounds
 from .certificate import BROKEN as BROKEN
 from .certificate import ROBUST as ROBUST
 from .certificate import UNKNOWN as UNKNOWN
 from .certificate import Certificate as Certificate
 from .collective import CollectiveCertificate as CollectiveCertificate
 from .collective import certify_collective as certify_collective
-from .confidence import clopper_pearson as clopper_pearson
-from .current import certified_after as certified_after
-from .diffusion import diffuse as diffuse
-from .diffusion import diffusion_error as diffusion_error
 from .divided import Divided as Divided
 from .divided import VoteCertificate as VoteCertificate
 from .exact import certify_pagerank as certify_pagerank
 from .flip_bits import BitFlips as BitFlips
 from .losses import RobustLoss as RobustLoss
-from .perturbations import Perturbations as Perturbations
-from .plots import neighborhood_purity as neighborhood_purity
 from .plots import plot_certified_grid as plot_certified_grid
 from .plots import plot_certified_ratio as plot_certified_ratio
 from .plots import plot_certified_votes as plot_certified_votes
-from .plots import plot_purity as plot_purity
-from .policy import policy_iteration as policy_iteration
-from .policy import robust_margins as robust_margins
-from .policy import worst_case_margins as worst_case_margins
-from .program import linear_program as linear_program
 from .ranks import RankCertificate as RankCertificate
 from .ranks import certify_ranks as certify_ranks
 from .smoothed import SmoothedClassifier as SmoothedClassifier
 from .smoothed import certify_smoothed as certify_smoothed
-from .smoothing import certified as certified
-from .smoothing import flip_regions as flip_regions
-from .smoothing import min_probability as min_probability
-from .smoothing import worst_case_probability as worst_case_probability
 from .threat import ThreatModel as ThreatModel
 from .votes import SmoothedCertificate as SmoothedCertificate
+from .votes import certified_after as certified_after
 from .voting import certified_mean as certified_mean
 from .voting import certified_votes as certified_votes
 from .voting import collective_votes as collective_votes
@@ -52,7 +37,6 @@ __all__ = [
     'Certificate',
     'CollectiveCertificate',
     'Divided',
-    'Perturbations',
     'RankCertificate',
     'RobustLoss',
     'SmoothedCertificate',
@@ -61,7 +45,6 @@ __all__ = [
     'UserCertificate',
     'VoteCertificate',
     'Witness',
-    'certified',
     'certified_after',
     'certified_mean',
     'certified_votes',
@@ -71,21 +54,8 @@ __all__ = [
     'certify_pagerank',
     'certify_ranks',
     'certify_smoothed',
-    'clopper_pearson',
     'collective_votes',
-    'diffuse',
-    'diffusion_error',
-    'flip_regions',
-    'linear_program',
-    'min_probability',
-    'neighborhood_purity',
-    'pagerank_bounds',
     'plot_certified_grid',
     'plot_certified_ratio',
     'plot_certified_votes',
-    'plot_purity',
-    'policy_iteration',
-    'robust_margins',
-    'worst_case_margins',
-    'worst_case_probability',
 ]

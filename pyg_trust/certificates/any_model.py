@@ -1,8 +1,6 @@
 """Entry point of all certificates, chosen by the type of the threat.
 
-A kind of threat brings its certificate along: a function that takes the
-model, the data, the threat and options of its own, under :func:`certifies`.
-To add a threat, write its class and decorate one function.
+To add a threat, write its class and decorate one function: :func:`certifies`.
 """
 
 import dataclasses
@@ -14,6 +12,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from pyg_trust._checks import validated
+from pyg_trust._moved import by_new_names
 from pyg_trust.registries import Registry
 from pyg_trust.report import Guarantee, Report
 from pyg_trust.report.base import stated
@@ -35,20 +34,19 @@ _ROUTES: dict[type, tuple[str, Callable[..., Report]]] = {}
 def certifies(threat: type) -> Callable[[Route], Route]:
     """Register the function that certifies against a type of threat.
 
+    :func:`certify` then returns a :class:`UserCertificate`.
+
     .. code-block:: python
 
         @certifies(MyThreat)
         def certify_mine(model, data, threat, *, num_samples=10_000):
             ...
 
-    What :func:`certify` returns is then a :class:`UserCertificate`.
-
     Args:
         threat (type): the class of the threat; subclasses without a function
             of their own use it, too.
 
     Raises:
-        TypeError: if :obj:`threat` is no class.
         ValueError: if there is a certificate against threats of this name.
     """
     name = threat.__name__
@@ -113,39 +111,23 @@ def certify(
 ) -> Any:
     r"""Certify the predictions of a model against a threat.
 
-    A certificate is of the model as it is now: ``report.speaks_of(model)``
-    is true if another one, or this one later, is the same by its tensors,
-    attributes and code (``pyg_trust._checks.identity``).
-
-    The threat decides how:
-
-    * a :class:`ThreatModel` (so many flips of edges): **exactly**, for models
-      that are linear in personalized PageRank, see :func:`certify_pagerank`:
-      those of this package, and models whose only layer that reads edges is
-      an ``APPNP``, at their end;
-      what is certified is the deployed model, with its :obj:`alpha`,
-      :obj:`K`, normalization, self-loops and dtype;
+    * A :class:`ThreatModel` (so many flips of edges): **exactly**, for models
+      that are linear in personalized PageRank, those of this package and
+      models that end in an ``APPNP``: see :func:`certify_pagerank`.
     * :class:`BitFlips` (noise on edges and binary features): **any** model of
-      nodes or graphs, with confidence, by smoothing, see
-      :func:`certify_smoothed`; what is certified is the smoothed classifier,
-      which :class:`SmoothedClassifier` deploys. Where a model has exact
-      certificates, these certify more.
+      nodes or graphs, with confidence, by smoothing: see
+      :func:`certify_smoothed`. What is certified is the smoothed classifier,
+      which :class:`SmoothedClassifier` deploys.
 
     For certain and any model, by votes over divided inputs: :class:`Divided`.
     Against poisoned training data:
-    :meth:`~pyg_trust.unlearning.ShardedUnlearner.certify`.
-
-    .. code-block:: python
-
-        threat = ThreatModel(data, strength=6)
-        report = certify(model, data, threat)
-
-    :obj:`certify(logits, threat)` certifies logits that somebody else
-    diffuses; the report lists what is assumed of them.
+    :meth:`~pyg_trust.unlearning.ShardedUnlearner.certify`. A certificate is of
+    the model as it is now: ``report.speaks_of(model)`` compares tensors,
+    attributes and code.
 
     Args:
         model (torch.nn.Module or Tensor): the deployed model, or logits before
-            diffusion.
+            diffusion, which somebody else diffuses.
         data (Data): the input of the model; left out with logits.
         threat (ThreatModel or BitFlips): the attacker.
         **options (Any): options of the function that certifies against this
@@ -174,6 +156,7 @@ def certify(
     if threat is None and isinstance(model, Tensor):
         data, threat = None, data
     name, route = _route(threat)
+    by_new_names(options, route)
     known = [
         option
         for option, parameter in inspect.signature(route).parameters.items()

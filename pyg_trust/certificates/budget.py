@@ -9,129 +9,59 @@ the optimum of the relaxed linear program; docs/theory has the proof.
 """
 
 import math
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, NamedTuple
+from dataclasses import replace
+from typing import NamedTuple
 
+import numpy as np
+import scipy.sparse
 import torch
 from torch import Tensor
 
-from pyg_trust._checks import (
-    Array,
-    Count,
-    Fraction,
-    Natural,
-    OneOf,
-    Positive,
-    validated,
-)
 from pyg_trust._progress import Bar
-from pyg_trust.certificates.perturbations import Perturbations, Policy
 from pyg_trust.certificates.policy import Horizon, Optimum, policy_iteration
+from pyg_trust.certificates.threat import Perturbations, Policy
 from pyg_trust.distributed import shared
 from pyg_trust.graph import sparse_rows
 
-__all__ = [
-    'BudgetBound',
-    'clip_budget',
-    'dual_bound',
-    'flip_costs',
-    'pagerank_bounds',
-]
+__all__ = ['BudgetBound', 'dual_bound', 'linear_program', 'pagerank_bounds']
 
-COSTS = ('pagerank', 'visits')
 # Prices are rounded down by this factor, so that roundoff cannot raise them.
 _DOWN = 1 - 1e-15
 
-Cost = Annotated[str, OneOf(COSTS)]
-#: The nodes of a problem, and numbers of each target at each node.
-Targets = Annotated[
-    Tensor, Array(torch.int64, 'num_targets', below='num_nodes')
-]
-Rewards = Annotated[
-    Tensor, Array(torch.float64, 'num_targets', 'num_nodes', finite=True)
-]
-Bounds = Annotated[Tensor, Array(torch.float64, 'num_targets', 'num_nodes')]
 
-
-def check_upper(upper: Tensor) -> None:
-    """Refuse upper bounds that are not positive."""
-    if not bool((upper > 0).all()):
-        raise ValueError("'upper' needs to be positive everywhere")
-
-
-@validated
-def clip_budget(
-    perturbations: Perturbations, budget: Natural
-) -> Perturbations:
-    """Lower each row's budget to the budget of the whole graph."""
-    if int(perturbations.budget.max()) <= budget:
-        return perturbations
-    return perturbations.with_budget(perturbations.budget.clamp(max=budget))
-
-
-@validated
 def pagerank_bounds(
     perturbations: Perturbations,
-    targets: Targets,
-    alpha: Fraction,
+    targets: Tensor,
+    alpha: float,
     *,
-    cost: Cost = 'pagerank',
-    tol: Positive = 1e-9,
+    cost: str = 'pagerank',
     over_ranks: bool = False,
+    vectors: list[Tensor] | None = None,
 ) -> Tensor:
     r"""Bound PageRank from above over all admissible graphs.
 
     :math:`\bar\pi_t(u)` (:obj:`cost='pagerank'`) or :math:`\bar y_t(u)`, its
-    share of one edge (:obj:`'visits'`), exact up to :obj:`tol` and never too
-    small, for all teleport nodes :math:`u` in :obj:`targets`. Rows :math:`t`
-    that cannot be perturbed have no price and get 1.
-
-    Args:
-        perturbations (Perturbations): the admissible graphs.
-        targets (Tensor): int64, ``[num_targets]``: the nodes :math:`u`.
-        alpha (float): the teleport probability, in :math:`(0, 1)`.
-        cost (str): which of the two. (default: :obj:`'pagerank'`)
-        tol (float): how far they are rounded up. (default: :obj:`1e-9`)
-        over_ranks (bool): whether the processes of torchrun share the rows.
-            (default: :obj:`False`)
-
-    Returns:
-        Tensor: float64, ``[num_targets, num_nodes]``.
+    share of one edge (:obj:`'visits'`), never too small and by 1e-9 too large,
+    for all :math:`u` in :obj:`targets`: ``[num_targets, num_nodes]``. Rows
+    :math:`t` that cannot be perturbed have no price and get 1. The bounds of
+    all teleport nodes are appended to :obj:`vectors`.
     """
-    return bounds_and_vectors(
-        *(perturbations, targets, alpha, cost, tol, over_ranks)
-    )[0]
-
-
-def bounds_and_vectors(
-    perturbations: Perturbations,
-    targets: Tensor,
-    alpha: float,
-    cost: str,
-    tol: float = 1e-9,
-    over_ranks: bool = False,
-    keep: bool = False,
-) -> tuple[Tensor, Tensor | None]:
-    """Return :func:`pagerank_bounds`, and with :obj:`keep` at all nodes."""
     active, n = perturbations.active, perturbations.num_nodes
     bounds = torch.ones((targets.numel(), n), dtype=torch.float64)
-    vectors = []
     blocks = list(perturbations.column_blocks(active.numel()))
 
     def bounded(block: slice) -> tuple[Tensor, Tensor]:
         row = active[block]
         unit = torch.zeros((row.numel(), n), dtype=torch.float64)
         unit[torch.arange(row.numel()), row] = 1
-        visits = cost == 'visits'
+        reward, more = unit, {}
+        if cost == 'visits':
+            reward, more = torch.zeros_like(unit), {'bonus': unit}
         optimum = policy_iteration(
-            perturbations,
-            torch.zeros_like(unit) if visits else unit,
-            alpha,
-            bonus=unit if visits else None,
-            tol=tol,
+            perturbations, reward, alpha, tol=1e-9, **more
         )
         bound = alpha * (optimum.value + optimum.high[:, None])
-        return bound[:, targets], bound if keep else bound[:0]
+        return bound[:, targets], bound[: 0 if vectors is None else None]
 
     with Bar(blocks, desc='PageRank') as bar:
         for block, (bound, whole) in zip(
@@ -139,8 +69,9 @@ def bounds_and_vectors(
         ):
             # At most one, as PageRank is a distribution.
             bounds[:, active[block]] = bound.t().clamp(max=1)
-            vectors.append(whole)
-    return bounds, torch.cat(vectors) if keep and vectors else None
+            if vectors is not None:
+                vectors.append(whole)
+    return bounds
 
 
 class EdgeShares(NamedTuple):
@@ -148,6 +79,10 @@ class EdgeShares(NamedTuple):
 
     removal: Tensor
     addition: Tensor
+
+    def of(self, columns: Tensor | slice) -> 'EdgeShares':
+        """Return those of some columns."""
+        return EdgeShares(self.removal[columns], self.addition[columns])
 
 
 class Mirror(NamedTuple):
@@ -160,16 +95,11 @@ class Mirror(NamedTuple):
     @classmethod
     def of(cls, perturbations: Perturbations) -> 'Mirror':
         """Find the opposite directions; -1 where none is fragile."""
-        if perturbations.all_pairs:
-            raise ValueError(
-                "'perturbations' needs to list its additions for undirected "
-                'prices (got all pairs)'
-            )
         n, graph = perturbations.num_nodes, perturbations.graph
         places = []
-        for (row, col), free in (
-            ((graph.row, graph.col), perturbations.removable),
-            (perturbations.pairs, None),
+        for row, col, free in (
+            (graph.row, graph.col, perturbations.removable),
+            (*perturbations.pairs, None),
         ):
             key, other = row * n + col, col * n + row
             place = torch.searchsorted(key, other)
@@ -191,7 +121,6 @@ class Mirror(NamedTuple):
         the least possible multiplier on. Any shares are valid.
         """
         graph = self.perturbations.graph
-        follow = 1 - horizon.alpha
         degree = graph.degree.double()
         size = (graph.num_nodes, graph.num_nodes)
         part = 1 / degree.clamp(min=1)
@@ -203,8 +132,7 @@ class Mirror(NamedTuple):
             (*self.perturbations.pairs, 1, self.pair),
         ):
             gain = flip_gains(
-                *(value, mean, signal, degree, row, col),
-                *(sign, follow, horizon.normalization),
+                *(value, mean, signal, degree, row, col, sign, horizon)
             )
             worth = (gain * upper[:, row]).clamp(min=0)
             both = worth + worth[:, place]
@@ -222,16 +150,16 @@ def flip_gains(
     row: Tensor,
     col: Tensor,
     sign: Tensor | int,
-    follow: float,
-    normalization: str,
+    horizon: Horizon,
 ) -> Tensor:
     """Return what each flip adds to the step at its source."""
     old = size[..., row]
     after = old + sign
     gain = sign * (value[:, col] - mean[:, row]) / after.clamp(min=1)
     # The last edge empties the row.
-    gain = follow * torch.where(after < 1, -mean[:, row], gain)
-    if normalization == 'sym':
+    gain = torch.where(after < 1, -mean[:, row], gain)
+    gain = (1 - horizon.alpha) * gain
+    if horizon.normalization == 'sym':
         change = after.clamp(min=1).rsqrt() - old.clamp(min=1).rsqrt()
         gain = gain + signal[:, row] * change
     return gain
@@ -243,12 +171,8 @@ def flip_costs(
     multiplier: Tensor,
     cost: str,
     shares: EdgeShares | None = None,
-) -> dict[str, Any]:
-    """Return the prices of flips at one multiplier per column.
-
-    Returns:
-        dict[str, Tensor]: arguments of :func:`.policy_iteration`.
-    """
+) -> dict[str, Tensor]:
+    """Return the prices of flips at one multiplier per column."""
     price = multiplier[:, None] * _DOWN / upper
     if cost == 'visits':
         return {'visit_cost': price}
@@ -261,19 +185,12 @@ def flip_costs(
     }
 
 
-@dataclass(frozen=True)
-class BudgetBound:
-    """Bounds on the worst case of some targets under a global budget.
+class BudgetBound(NamedTuple):
+    """Bounds of targets' worst cases under a global budget.
 
-    Args:
-        bound (Tensor): float64, ``[num_columns]``: no admissible graph
-            exceeds it.
-        optimum (Tensor): about how far :obj:`bound` can fall at most: a lower
-            bound on the optimum of the relaxation, up to the solver's
-            tolerance; 0 with K steps.
-        multiplier (Tensor): the multipliers that prove :obj:`bound`.
-        shares (EdgeShares, optional): the shares that prove it, of undirected
-            edges.
+    No admissible graph exceeds ``bound``, which ``multiplier`` and, of
+    undirected edges, ``shares`` prove. It can fall to ``optimum`` at most, up
+    to the solver's tolerance (0 with K steps).
     """
 
     bound: Tensor
@@ -282,96 +199,63 @@ class BudgetBound:
     shares: EdgeShares | None = None
 
 
-@validated
 def dual_bound(
     perturbations: Perturbations,
-    reward: Rewards,
-    targets: Targets,
-    upper: Bounds,
-    global_budget: Natural,
-    alpha: Fraction,
+    reward: Tensor,
+    targets: Tensor,
+    upper: Tensor,
+    global_budget: int,
+    alpha: float,
     *,
-    cost: Cost = 'pagerank',
+    cost: str = 'pagerank',
     sign_only: bool = False,
-    start: Rewards | None = None,
-    clean: Annotated[Tensor, Array(torch.float64, 'num_targets', finite=True)]
-    | None = None,
-    K: Natural | None = None,
+    start: Tensor | None = None,
+    clean: Tensor | None = None,
+    K: int | None = None,
     normalization: str = 'rw',
     undirected: bool = False,
-    rounds: Count = 4,
-    tol: Positive = 1e-9,
-    max_iter: Count = 60,
+    rounds: int = 4,
+    tol: float = 1e-9,
+    max_iter: int = 60,
 ) -> BudgetBound:
     r"""Bound :math:`\max_{\tilde G} \pi_{\tilde G}(u)^\top r` from above.
 
     .. math::
         \min_{\lambda \ge 0} \lambda B + \alpha V^{(\lambda)}_u
 
-    for many pairs of a reward and a target at once. The bound holds whenever
-    it stops, roundoff included.
-
-    Args:
-        perturbations (Perturbations): the graphs admissible by the local
-            budgets; clip them first (:func:`clip_budget`) for a tighter bound.
-        reward (Tensor): :math:`r`, float64, ``[num_columns, num_nodes]``.
-        targets (Tensor): int64, ``[num_columns]``: :math:`u`.
-        upper (Tensor): float64, ``[num_columns, num_nodes]``: upper bounds
-            as :func:`pagerank_bounds` makes them, of the same :obj:`cost`.
-        global_budget (int): :math:`B`.
-        alpha (float): the teleport probability, in :math:`(0, 1)`.
-        cost (str): the price of a flip. (default: :obj:`'pagerank'`)
-        sign_only (bool): stop as soon as the bound is negative, or it is clear
-            that the relaxation's optimum is not. (default: :obj:`False`)
-        start (Tensor, optional): a guess of :math:`V^{(0)}`.
-            (default: :obj:`None`)
-        clean (Tensor, optional): a guess of :math:`\pi(u)^{\top} r` in the
-            graph as it is, float64, ``[num_columns]``. Neither guess can make
-            the bound wrong. (default: :obj:`None`)
-        K (int, optional): as in :class:`Horizon`. (default: :obj:`None`)
-        normalization (str): as in :class:`Horizon`. (default: :obj:`'rw'`)
-        undirected (bool): whether :math:`B` counts undirected edges, each of
-            which has one price, shared by its two directions; for the cost
-            :obj:`'pagerank'`. (default: :obj:`False`)
-        rounds (int): how often the shares are chosen anew. (default: :obj:`4`)
-        tol (float): stop within this of the relaxation's optimum, relative to
-            the largest reward. (default: :obj:`1e-9`)
-        max_iter (int): the largest number of multipliers tried.
-            (default: :obj:`60`)
-
-    Returns:
-        BudgetBound: the bounds, in the order of the columns.
+    for pairs of a reward, ``[num_columns, num_nodes]``, and a target
+    :math:`u`, whatever it stops at, roundoff included. :obj:`upper` are
+    :func:`pagerank_bounds` of the same :obj:`cost`. With :obj:`sign_only` it
+    stops as soon as the bound is negative, or it is clear that the
+    relaxation's optimum is not; else within :obj:`tol` of that optimum,
+    relative to the largest reward, or after :obj:`max_iter` multipliers.
+    :obj:`start` guesses :math:`V^{(0)}`, :obj:`clean` guesses
+    :math:`\pi(u)^{\top} r` in the clean graph; neither can make the bound
+    wrong. With :obj:`undirected`, :math:`B` counts undirected edges, each of
+    which has one price, shared by its two directions (anew in each of
+    :obj:`rounds`); for the cost :obj:`'pagerank'`.
     """
-    check_upper(upper)
     horizon = Horizon(alpha, K, normalization)
-    if undirected and cost != 'pagerank':
-        raise ValueError(
-            f"'undirected' needs the cost 'pagerank' (got {cost!r})"
-        )
     mirror = Mirror.of(perturbations) if undirected else None
-    count, numbers = targets.numel(), 1
+    numbers = 1
     if undirected:
         prices = perturbations.graph.num_edges + perturbations.pairs.size(1)
         numbers += 4 * prices // perturbations.num_nodes
-    blocks = list(perturbations.column_blocks(count, numbers))
+    blocks = list(perturbations.column_blocks(targets.numel(), numbers))
     found = []
     for block in Bar(blocks, desc='bounds'):
         search = _DualSearch(
-            perturbations,
-            *(reward[block], targets[block], upper[block]),
+            *(perturbations, reward[block], targets[block], upper[block]),
             *(global_budget, horizon, cost),
+            *(sign_only, tol, max_iter),
         )
         first = None if start is None else start[block]
         known = None if clean is None else clean[block]
-        options = sign_only, tol, max_iter
         if mirror is None:
-            search.run(first, known, *options)
+            search.run(first, known)
         else:
-            search.share(mirror, first, known, rounds, *options)
+            search.share(mirror, first, known, rounds)
         found.append(search)
-    if not found:
-        none = reward.new_zeros(0)
-        return BudgetBound(none, none, none)
     parts = [s.shares for s in found if s.shares is not None]
     return BudgetBound(
         torch.cat([s.bound for s in found]),
@@ -403,10 +287,14 @@ class _DualSearch:
         budget: int,
         horizon: Horizon,
         cost: str,
+        sign_only: bool,
+        tol: float,
+        max_iter: int,
     ) -> None:
         self.perturbations = perturbations
         self.signal, self.targets, self.upper = signal, targets, upper
         self.budget, self.horizon, self.cost = budget, horizon, cost
+        self.sign_only, self.tol, self.max_iter = sign_only, tol, max_iter
         self.value = signal / horizon.alpha
         self.multiplier = signal.new_zeros(targets.numel())
         self.pagerank: Tensor | None = None
@@ -419,17 +307,10 @@ class _DualSearch:
         self.cheap = self.signal.new_full((2, len(self.bound)), math.nan)
         self.dear = self.cheap.clone()
 
-    def run(
-        self,
-        start: Tensor | None,
-        clean: Tensor | None,
-        sign_only: bool,
-        tol: float,
-        max_iter: int,
-    ) -> None:
+    def run(self, start: Tensor | None, clean: Tensor | None) -> None:
         """Lower the bound until no step improves it."""
         if self.horizon.K is not None:
-            self.of_steps(sign_only, tol, max_iter)
+            self.of_steps()
             return
         scale = self.signal.abs().amax(1).clamp(min=1e-300)
         if start is not None:
@@ -437,15 +318,17 @@ class _DualSearch:
         trial = torch.zeros_like(self.multiplier)
         live = torch.arange(self.targets.numel())
         # A sign needs less exact lines than a tight bound.
-        self.care, self.coarse = (1e2, 1e-6) if sign_only else (1e4, 1e-10)
+        self.care, self.coarse = (
+            (1e2, 1e-6) if self.sign_only else (1e4, 1e-10)
+        )
         if clean is None:
             policy = self.perturbations.clean_policy(live.numel())
-            sure = torch.full_like(scale, 1e-6 if sign_only else 1e-9)
+            sure = torch.full_like(scale, 1e-6 if self.sign_only else 1e-9)
             self.cheap = self.line(policy, live, sure)
         else:
             self.cheap = torch.stack([clean, torch.zeros_like(clean)])
         precision = torch.full_like(scale, 1e-4)
-        for _ in range(max_iter):
+        for _ in range(self.max_iter):
             optimum = self.solve(live, trial[live], precision[live])
             self.value[live] = optimum.value
             line = self.line(optimum.policy, live, precision[live])
@@ -453,8 +336,8 @@ class _DualSearch:
             self.cheap[:, live[fits]] = line[:, fits]
             self.dear[:, live[~fits]] = line[:, ~fits]
             gap = (self.bound - self.predicted()) / scale
-            left = gap > tol
-            if sign_only:
+            left = gap > self.tol
+            if self.sign_only:
                 # The prediction is about as exact as the last values.
                 below = self.predicted() < precision * scale
                 left &= (self.bound >= 0) & below
@@ -463,26 +346,20 @@ class _DualSearch:
                 return
             trial = self.crossing()
             # A hundred times more precise than the possible gain.
-            precision = precision.minimum(gap / 100).clamp(min=tol / 10)
+            precision = precision.minimum(gap / 100).clamp(min=self.tol / 10)
 
     def solve(
         self, columns: Tensor, multiplier: Tensor, tol: Tensor | float
     ) -> Optimum:
         """Find the best policies at some multipliers, and their bounds."""
-        shares = self.shares
-        if shares is not None:
-            shares = EdgeShares(*(part[columns] for part in shares))
         optimum = self.horizon.maximize(
             self.perturbations,
             self.signal[columns],
             start=self.value[columns],
             tol=tol,
             **flip_costs(
-                self.perturbations,
-                self.upper[columns],
-                multiplier,
-                self.cost,
-                shares,
+                *(self.perturbations, self.upper[columns], multiplier),
+                *(self.cost, self.shares and self.shares.of(columns)),
             ),
         )
         here = torch.arange(columns.numel())
@@ -499,7 +376,6 @@ class _DualSearch:
         start: Tensor | None,
         clean: Tensor | None,
         rounds: int,
-        *options: float,
     ) -> None:
         """Alternate between splitting prices of edges and solving."""
         if start is None:
@@ -513,12 +389,8 @@ class _DualSearch:
                 self.value, self.signal, self.upper, self.horizon
             )
             self.reset()
-            self.run(self.value, clean, *options)  # type: ignore[arg-type]
-            now: tuple[Tensor, ...] = (
-                self.bound,
-                self.multiplier.clone(),
-                *self.shares,
-            )
+            self.run(self.value, clean)
+            now = (self.bound, self.multiplier.clone(), *self.shares)
             if best:
                 better = self.bound < best[0]
                 now = tuple(
@@ -528,27 +400,28 @@ class _DualSearch:
                     for x, y in zip(now, best, strict=True)
                 )
             best = now
-            if options[0] and bool((best[0] < 0).all()):
+            if self.sign_only and bool((best[0] < 0).all()):
                 break
         self.bound, self.multiplier = best[:2]
         self.shares = EdgeShares(*best[2:])
 
-    def of_steps(self, sign_only: bool, tol: float, max_iter: int) -> None:
+    def of_steps(self) -> None:
         """Refine the multipliers of the limit for K steps, by halving."""
         every = torch.arange(self.targets.numel())
         limit = _DualSearch(
             *(self.perturbations, self.signal, self.targets, self.upper),
             *(self.budget, replace(self.horizon, K=None), self.cost),
+            *(False, max(self.tol, 1e-3), self.max_iter),
         )
         limit.shares = self.shares
-        limit.run(None, None, False, max(tol, 1e-3), max_iter)
+        limit.run(None, None)
         middle = limit.multiplier
         trials = [torch.zeros_like(middle), middle]
         step = middle / 2 + 1e-3 * self.signal.abs().amax(1)
-        for _ in range(1 + min(5, max_iter)):
+        for _ in range(1 + min(5, self.max_iter)):
             for trial in trials:
                 self.solve(every, trial.clamp(min=0), 1e-12)
-            if sign_only and bool((self.bound < 0).all()):
+            if self.sign_only and bool((self.bound < 0).all()):
                 break
             trials = [self.multiplier - step, self.multiplier + step]
             step = step / 2
@@ -573,9 +446,10 @@ class _DualSearch:
         gained = (pagerank * signal).sum(1)
         if self.shares is not None:
             row, pair = self.perturbations.graph.row, self.perturbations.pairs
+            shares = self.shares.of(columns)
             spent = policy.total(
-                part[:, row] * self.shares.removal[columns],
-                part[:, pair[0]] * self.shares.addition[columns],
+                part[:, row] * shares.removal,
+                part[:, pair[0]] * shares.addition,
             )
         else:
             flips = policy.flips * part
@@ -608,3 +482,90 @@ def pagerank_of(
     teleport[torch.arange(nodes.numel()), nodes] = alpha
     first = teleport if start is None else start
     return policy.solve(teleport, 1 - alpha, first, tol, back=True)[0]
+
+
+def linear_program(
+    perturbations: Perturbations,
+    reward: Tensor,
+    target: int,
+    upper: Tensor,
+    global_budget: int,
+    alpha: float,
+    *,
+    undirected: bool = False,
+) -> tuple[float, float]:
+    r"""Bound a margin by the paper's linear program, with cvxpy and HiGHS.
+
+    Equations 4a to 4d and 5 of Bojchevski and Günnemann 2019, for graphs in
+    which every node keeps an edge. It is the reference for :func:`dual_bound`
+    with the cost ``'visits'``, and far slower.
+    HiGHS stops on either side of the optimum (about 1e-7 here), so that the
+    value proves nothing by itself; the multiplier, which is returned with it,
+    does. With :obj:`undirected` each edge has a share :math:`f_e \in [0, 1]`
+    of the budget, which bounds the flips of both its directions.
+    """
+    import cvxpy
+
+    n, graph = perturbations.num_nodes, perturbations.graph
+    row, col, there = perturbations.fragile(perturbations.active)
+    count = row.numel()
+    fixed = ~(perturbations.removable & (perturbations.budget[graph.row] > 0))
+    size = row[~there].bincount(minlength=n) + graph.degree
+    bar = (upper * size).numpy()
+
+    def matrix(value: Tensor, i: Tensor, j: Tensor, shape: tuple) -> object:
+        return scipy.sparse.csr_array(
+            (value.double().numpy(), (i.numpy(), j.numpy())), shape=shape
+        )
+
+    pair, ones = torch.arange(count), torch.ones(count)
+    share = 1 / size.double()
+    source = matrix(ones, row, pair, (n, count))
+    head = matrix(ones, col, pair, (n, count))
+    stay = matrix(
+        share[graph.row[fixed]], graph.col[fixed], graph.row[fixed], (n, n)
+    )
+    spread = matrix(share[row], pair, row, (count, n))
+    is_old = there.double().numpy()
+    price = 1 / bar[row.numpy()] * size[row].double().numpy()
+    local = (perturbations.budget * share).numpy()
+    teleport = np.zeros(n)
+    teleport[target] = alpha
+
+    visits = cvxpy.Variable(n, nonneg=True)
+    off = cvxpy.Variable(count, nonneg=True)
+    on = cvxpy.Variable(count, nonneg=True)
+    flipped = cvxpy.multiply(is_old, off) + cvxpy.multiply(1 - is_old, on)
+    coupled = []
+    if undirected:
+        low, high = torch.minimum(row, col), torch.maximum(row, col)
+        edges, which = (low * n + high).unique(return_inverse=True)
+        used = cvxpy.Variable(edges.numel(), nonneg=True)
+        # Either direction uses at most the share of its edge.
+        coupled = [
+            cvxpy.multiply(price, flipped) <= used[which.numpy()],
+            used <= 1,
+        ]
+        limit = cvxpy.sum(used) <= global_budget
+    else:
+        limit = price @ flipped <= global_budget
+    gain = reward.numpy()
+    flow = stay @ visits + head @ on
+    problem = cvxpy.Problem(
+        cvxpy.Maximize(gain @ visits - gain[row.numpy()] @ off),
+        [
+            visits - (1 - alpha) * flow - source @ off == teleport,
+            off + on == spread @ visits,
+            source @ flipped <= cvxpy.multiply(local, visits),
+            limit,
+            *coupled,
+        ],
+    )
+    problem.solve(
+        solver=cvxpy.HIGHS,
+        primal_feasibility_tolerance=1e-9,
+        dual_feasibility_tolerance=1e-9,
+    )
+    if problem.status != 'optimal':
+        raise RuntimeError(f'HiGHS ended with status {problem.status!r}')
+    return float(problem.value), max(0.0, float(limit.dual_value))

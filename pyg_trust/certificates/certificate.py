@@ -30,14 +30,11 @@ from pyg_trust.verify import proofs
 __all__ = ['BROKEN', 'ROBUST', 'UNKNOWN', 'Certificate']
 
 ROBUST, UNKNOWN, BROKEN = 1, 0, -1
-
-
-class Ratio(float):
-    """Share, as an attribute or, as other certificates have it, a method."""
-
-    def __call__(self) -> float:
-        """Return the share."""
-        return float(self)
+_CHECKED = (
+    'the scores of the model were compared with the PageRank diffusion of its '
+    'logits in float64: they are apart by roundoff alone',
+    'the graph of the data is that of the threat, edge by edge',
+)
 
 
 @dataclass(frozen=True)
@@ -53,21 +50,10 @@ class Certificate(Proved, SpeaksOf, Report):
     It is about the model as it is deployed (in exact arithmetic, for logits
     without a model), and about each node by itself: the worst graphs of two
     nodes may differ. With symmetric normalization margins are those of
-    :math:`D^{-1/2} Z`, which have the same signs.
+    :math:`D^{-1/2} Z`, which have the same signs. Fields that are not listed
+    are numbers of targets, and properties of the model and the threat.
 
     Args:
-        num_robust (int): the number of robust targets.
-        num_broken (int): the number of broken targets.
-        num_unknown (int): the number of the others.
-        model (str): the class of the model, or 'logits' without a model.
-        scenario (str): the edges that may flip.
-        undirected (bool): whether both directions of an edge flip together.
-        global_budget (int, optional): the most flips in all.
-        alpha (float): the teleport probability.
-        K (int, optional): the number of steps; :obj:`None` for the limit.
-        normalization (str): ``'rw'`` or ``'sym'``.
-        self_loops (bool): whether the model adds self-loops.
-        dtype (str): the dtype that the model computes in.
         method (str): the method that was run.
         exact (bool): whether all bounds meet, up to a millionth of the largest
             logit.
@@ -92,17 +78,10 @@ class Certificate(Proved, SpeaksOf, Report):
             ``[2, num_flips]``.
         flips_ptr (Tensor): where each witness starts.
         flips_of (Tensor): the witness of each target, -1 if there is none.
-        assumptions (tuple[str, ...]): the assumptions about the model.
-        provenance (dict): versions and arguments of the run.
-        weights (str): SHA-256 of the model's weights, if there are some.
-        data (str): SHA-256 of the graph that was passed, if one was.
-        fixed_edges (int): the number of directed edges that never change,
-            added self-loops included.
         witness_digest (str): SHA-256 of ``proof``, or why there is none.
         proof (Witness, optional): the witness from which :meth:`verify` proves
-            each robust and each broken node. There is none for a large graph;
-            it proves fewer nodes where all graphs were tried. It holds the
-            logits and the edges, so no report contains it:
+            each robust and each broken node; none for a large graph. It holds
+            the logits and the edges, so no report contains it:
             :meth:`~Witness.save` it separately.
     """
 
@@ -177,7 +156,9 @@ class Certificate(Proved, SpeaksOf, Report):
             and np.array_equal(arrays['budget'], self.local_budget.numpy())
             and self.num_robust == int(self.robust.sum())
             and self.num_broken == int(self.broken.sum())
-            and not list(proofs.differences(arrays, self._fields()))
+            and not list(
+                proofs.differences(arrays, {**vars(self), **self._counts()})
+            )
         )
 
     def _follows(self, arrays: dict[str, np.ndarray]) -> bool:
@@ -185,24 +166,13 @@ class Certificate(Proved, SpeaksOf, Report):
         sure = (self.status == UNKNOWN) | (status == self.status)
         return bool(sure.all())
 
-    def _fields(self) -> dict[str, Any]:
+    def _counts(self) -> dict[str, int]:
         return {
-            **vars(self),
             'targets': self.targets.numel(),
-            **self._budgets(),
-        }
-
-    def _budgets(self) -> dict[str, int]:
-        return {
             'max_local_budget': int(self.local_budget.max()),
             'sum_local_budget': int(self.local_budget.sum()),
             'num_nodes': self.local_budget.numel(),
         }
-
-    @property
-    def margins(self) -> Tensor:
-        """Return the proven worst-case margins: :obj:`lower`."""
-        return self.lower
 
     @property
     def robust(self) -> Tensor:
@@ -219,10 +189,9 @@ class Certificate(Proved, SpeaksOf, Report):
         """Return a mask of the targets that are neither robust nor broken."""
         return self.status == UNKNOWN
 
-    @property
-    def certified_ratio(self) -> Ratio:
-        """The share of targets that are certified robust, also as a method."""
-        return Ratio(self.robust.double().mean())
+    def certified_ratio(self) -> float:
+        """Return the share of targets that are certified robust."""
+        return float(self.robust.double().mean())
 
     def certified_accuracy(self, labels: Tensor) -> float:
         """Return the share of targets robust and correctly classified.
@@ -272,26 +241,14 @@ class Certificate(Proved, SpeaksOf, Report):
             'robustness certificate',
             {
                 **self.numbers(),
-                'targets': self.targets.numel(),
-                **self._budgets(),
+                **self._counts(),
                 'data_fields': list(DATA_FIELDS) if self.data else None,
             },
             assumptions=self.assumptions,
             data=self.data or self.fingerprint,
             origin=self.provenance,
-            checked=self._checks(),
+            checked=_CHECKED if self.model_digest else (),
             model=self.weights,
-        )
-
-    def _checks(self) -> tuple[str, ...]:
-        # Checks that stop a certificate where it does not hold.
-        if not self.model_digest:
-            return ()
-        return (
-            'the scores of the model were compared with the PageRank '
-            'diffusion of its logits in float64: they are apart by roundoff '
-            'alone',
-            'the graph of the data is that of the threat, edge by edge',
         )
 
     def chart(self) -> Chart:

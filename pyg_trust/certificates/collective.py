@@ -1,4 +1,10 @@
-"""Number of smoothed predictions that stay at once under one budget."""
+r"""Number of smoothed predictions that stay at once under one budget.
+
+`"Collective Robustness Certificates"
+<https://openreview.net/forum?id=ULQdiUTHe3y>`_ (Schuchardt, Bojchevski,
+Klicpera and Günnemann 2021), with a tighter relaxation, a bound that does not
+trust the solver, and receptive fields that know of degrees.
+"""
 
 import math
 from collections.abc import Callable, Iterator
@@ -6,30 +12,20 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import numpy as np
+import scipy.sparse
 import torch
 from torch import Tensor
 from torch.nn import Module
 from torch_geometric.data import Data
 
-from pyg_trust._checks import (
-    Natural,
-    OneOf,
-    check_tensor,
-    validated,
-)
+from pyg_trust._checks import Natural, OneOf, check_tensor, validated
 from pyg_trust._checks.identity import (
     SpeaksOf,
     check_process,
     identity,
     identity_on,
 )
-from pyg_trust.certificates.collective_bounds import (
-    Matrix,
-    broken_bound,
-    edge_field,
-    frontier,
-    receptive_field,
-)
+from pyg_trust._moved import renamed
 from pyg_trust.certificates.sampling import check_uncached, evaluating
 from pyg_trust.certificates.smoothing import check_radius
 from pyg_trust.certificates.votes import SmoothedCertificate
@@ -38,6 +34,7 @@ from pyg_trust.report import DATA_FIELDS, Guarantee, Report
 from pyg_trust.report.base import stated
 from pyg_trust.report.charts import Chart
 from pyg_trust.verify import collective as kernel
+from pyg_trust.verify.collective import Attack, Matrix
 from pyg_trust.verify.declare import SEEDED_COPIES
 
 __all__ = ['CollectiveCertificate', 'certify_collective']
@@ -63,35 +60,23 @@ class CollectiveCertificate(Proved, SpeaksOf, Report):
         bound (float): an upper bound of the number of predictions that can
             break together.
         edges (tuple[int, int]): the budget of edges: additions and deletions.
-        features (tuple[int, int]): the budget of feature entries: additions
-            and deletions.
+        features (tuple[int, int]): the budget of feature entries, likewise.
         local_budget (int, optional): the largest number of changes of a kind
             in one row of the features.
         attackers (int, optional): the largest number of nodes whose features
             change.
         hops (int): the number of message passing rounds.
-        degrees (str): the end of a message whose degree weights it,
-            ``'source'`` or ``'target'``.
+        degrees (str): the end of a message whose degree weights it.
         confidence (float): the confidence for all predictions at once.
-        fingerprint (str): a fingerprint of model and data.
-        model_digest (str): a digest of the model: tensors, attributes and
-            code.
-        provenance (dict): versions and arguments of the run.
-        weights (str): SHA-256 of the model's weights.
-        data (str): SHA-256 of the graph that was passed.
-        checked (tuple[str, ...]): the ways in which receptive fields were
-            probed.
         named (tuple[str, ...]): the assumptions on values that the report's
             noise did not change.
         seeded (bool): whether its copies came from an explicit seed: then
             nothing is certified.
         witness_digest (str): SHA-256 of ``proof``, or why there is none.
         proof (Witness, optional): the witness from which :meth:`verify` proves
-            the bound, by :mod:`pyg_trust.verify.collective`: frontiers, fields
-            and multipliers of the linear program. Fields and certificates one
-            by one are taken as they were. It reveals which nodes are near each
-            other, so no report contains it: :meth:`~Witness.save` it
-            separately.
+            the bound. Receptive fields and certificates one by one are taken
+            as they were. It reveals which nodes are near each other, so no
+            report contains it: :meth:`~Witness.save` it separately.
     """
 
     num_targets: int
@@ -131,9 +116,6 @@ class CollectiveCertificate(Proved, SpeaksOf, Report):
         """Return the share of all targets that is guaranteed."""
         return self.guaranteed / self.num_targets
 
-    #: As :meth:`certified_ratio`.
-    ratio = property(certified_ratio)
-
     def chart(self) -> Chart:
         """Draw the number of predictions that stay, alone and all together."""
         return Chart(
@@ -161,13 +143,14 @@ class CollectiveCertificate(Proved, SpeaksOf, Report):
         )
 
 
+@renamed(hops='K')
 @validated
 def certify_collective(
     report: SmoothedCertificate,
     model: Module,
     data: Data,
     *,
-    hops: Natural,
+    K: Natural,
     edges: tuple[int, int] = (0, 0),
     features: tuple[int, int] = (0, 0),
     degrees: Annotated[str, OneOf(DEGREES)] = 'source',
@@ -179,11 +162,11 @@ def certify_collective(
     r"""Certify the number of smoothed predictions that stay in one attack.
 
     One budget is spent once: nodes that see different parts of the graph
-    can't all be attacked with the whole of it (:mod:`.collective_bounds`).
-    Every node sees the features within :obj:`hops` rounds of messages, and
-    the edges with an end there (or within one round less, if messages are
-    weighted by the degree of their target alone). That is probed: changes
-    right outside of the field may not move a single bit of the output.
+    can't all be attacked with the whole of it. Every node sees the features
+    within :obj:`K` rounds of messages, and the edges with an end there (or
+    within one round less, if messages are weighted by the degree of their
+    target alone). That is probed: changes right outside of the field may not
+    move a single bit of the output.
 
     Noise must not connect what is far apart: with noise on the edges,
     :math:`p_+ = 0`. An attacker may: edges that are added can show a node
@@ -194,7 +177,7 @@ def certify_collective(
             for all at once.
         model (Module): the model that was smoothed.
         data (Data): the graph of the report.
-        hops (int): the number of message passing rounds.
+        K (int): the number of message passing rounds.
         edges (tuple[int, int]): the budget of edges, as in
             :meth:`SmoothedCertificate.certified`. (default: :obj:`(0, 0)`)
         features (tuple[int, int]): the budget of feature entries, likewise.
@@ -216,11 +199,9 @@ def certify_collective(
 
     Raises:
         ValueError: if model and data are not those of the report; if it is of
-            graphs, or of each node by itself; if edges are noisy with
-            :math:`p_+ > 0`; if :obj:`attackers` or :obj:`local_budget` limit
-            features that don't change; if the report was made
-            with a :obj:`transform`, which is not probed, or with another
-            :obj:`forward`; or if the field is too small.
+            graphs, of each node by itself, or was made with a
+            :obj:`transform`; if edges are noisy with :math:`p_+ > 0`; or if
+            the field is too small.
     """
     budgets = {
         'edges': check_radius('edges', edges),
@@ -243,7 +224,7 @@ def certify_collective(
     digest = _same_model(report, model, data, forward)
     # A layer may keep its graph since then.
     check_uncached(model)
-    fields = _Fields(data, hops, degrees)
+    fields = _Fields(data, K, degrees)
 
     def call(graph: Data) -> Tensor:
         if forward is not None:
@@ -255,9 +236,9 @@ def certify_collective(
     with evaluating(model):
         fields.probe(
             call,
-            features=budgets['features'] != (0, 0),
-            edges=budgets['edges'] != (0, 0),
-            additions=budgets['edges'][0] > 0,
+            budgets['features'] != (0, 0),
+            budgets['edges'] != (0, 0),
+            budgets['edges'][0] > 0,
         )
     rows = report.targets.numpy()
     axes: list[tuple[str, int]] = []
@@ -300,7 +281,7 @@ def certify_collective(
     owner, points = frontier(sure)
     # Without a budget nothing changes, and no prediction breaks.
     held = counts[owner] & bool(axes)
-    attack = kernel.Attack(
+    attack = Attack(
         *(owner[held], points[held], reach, limits, caps),
         fields.near[rows] if budgets['edges'][0] else None,
         attackers,
@@ -321,7 +302,7 @@ def certify_collective(
         features=budgets['features'],
         local_budget=local_budget,
         attackers=attackers,
-        hops=hops,
+        hops=K,
         degrees=degrees,
         confidence=report.confidence,
         fingerprint=report.fingerprint,
@@ -381,7 +362,7 @@ def _same_model(
 
 
 def _witness(
-    attack: kernel.Attack, num_targets: int, multipliers: np.ndarray
+    attack: Attack, num_targets: int, multipliers: np.ndarray
 ) -> tuple[Witness | None, str]:
     # The arrays from which the kernel computes the bound.
     most, near = attack.attackers, attack.additions
@@ -410,6 +391,92 @@ def _witness(
     return witness, witness.digest
 
 
+def receptive_field(edge_index: Tensor, num_nodes: int, hops: int) -> Matrix:
+    """Mark the nodes whose features reach each target, by ones in its row."""
+    source, target = edge_index.numpy()
+    eye = scipy.sparse.eye_array(num_nodes, format='csr')
+    step = eye + scipy.sparse.csr_array(
+        (np.ones(source.size), (target, source)), shape=(num_nodes, num_nodes)
+    )
+    reach = eye
+    for _ in range(hops):
+        reach = scipy.sparse.csr_array(reach @ step)
+        reach.data[:] = 1
+    return reach
+
+
+def edge_field(field: Matrix, edges: Tensor) -> Matrix:
+    """Mark the edges with at least one end in a target's receptive field.
+
+    For layers whose messages are weighted by the *source's* degree (GCN, SGC,
+    APPNP) the field is that of all rounds: the deletion of an edge between
+    distance :math:`L` and :math:`L + 1` changes a degree within. For layers
+    that are normalized at the target alone it is that of one round less.
+    """
+    u, v = edges.numpy()
+    item = np.arange(u.size)
+    ends = scipy.sparse.csr_array(
+        (
+            np.ones(2 * u.size),
+            (np.concatenate([u, v]), np.concatenate([item, item])),
+        ),
+        shape=(field.shape[0], u.size),
+    )
+    reach = scipy.sparse.csr_array(field @ ends)
+    reach.data[:] = 1
+    return reach
+
+
+def frontier(certified: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return whose, and the smallest, budgets that are not certified."""
+    closed = certified.copy()
+    for axis in range(1, closed.ndim):
+        closed = np.logical_and.accumulate(closed, axis=axis)
+    smallest = ~closed
+    for axis in range(1, closed.ndim):
+        # Targets certified with one change less of this kind.
+        before = np.ones_like(closed)
+        rest = [slice(None)] * closed.ndim
+        less = rest.copy()
+        rest[axis], less[axis] = slice(1, None), slice(None, -1)
+        before[tuple(rest)] = closed[tuple(less)]
+        smallest &= before
+    points = np.argwhere(smallest)
+    return points[:, 0], points[:, 1:]
+
+
+def broken_bound(attack: Attack) -> tuple[float, np.ndarray]:
+    """Bound from above how many targets one budget can break at once.
+
+    The points of a node share what it sees, where the published relaxation
+    counts it once for each. The solver's objective is not used: from its
+    multipliers, also returned, the kernel computes a bound, which holds
+    whatever they are.
+    """
+    from scipy import optimize  # slow to import
+
+    attack = attack.within()
+    if attack.owner.size == 0:
+        return 0.0, np.zeros(0)
+    most = float(np.unique(attack.owner).size)
+    made = kernel.program(attack)
+    solved = optimize.linprog(
+        -made.gain,
+        A_ub=made.matrix,
+        b_ub=made.right,
+        bounds=np.stack([np.zeros(made.gain.size), made.upper], 1),
+        method='highs',
+    )
+    multipliers = np.zeros(made.right.size)
+    if solved.ineqlin is not None and solved.ineqlin.marginals is not None:
+        multipliers = np.maximum(-solved.ineqlin.marginals, 0.0)
+    proved = kernel.value(multipliers, made)
+    bound = float(proved)
+    if bound < proved:
+        bound = float(np.nextafter(bound, np.inf))
+    return min(bound, most), multipliers
+
+
 class _Fields:
     """The receptive field of every node, in features and in edges."""
 
@@ -424,23 +491,21 @@ class _Fields:
         # Nodes that see an end of an edge that is added or deleted.
         self.near = receptive_field(self.edge_index, n, near)
         self.edges = edge_field(self.near, self.pairs)
-        # One more hop shows whether 'hops' is too small.
+        # One more hop shows whether K is too small.
         self._wider = receptive_field(self.edge_index, n, hops + 2)
 
     def probe(
         self,
         call: Callable[[Data], Tensor],
-        *,
         features: bool,
         edges: bool,
-        additions: bool = False,
+        additions: bool,
     ) -> None:
-        """Change all nodes outside of some fields; compare outputs to the bit.
+        """Change nodes outside of some fields; compare outputs to the bit.
 
         Most probes change nodes next to the fields, which further rounds of
         messages would see; the others change all (or half) of the outside,
-        which layers see that mix all nodes without a path. Added edges have no
-        end in a field.
+        which layers see that mix all nodes without a path.
         """
         draw = np.random.default_rng(0)
         ends = edge_field(self._wider, self.pairs)
@@ -454,8 +519,14 @@ class _Fields:
                 if not wanted:
                     continue
                 for row, items in _outside(field, wider, draw):
-                    moved = call(change(items, draw))
-                    _compare(row, moved, clean)
+                    moved = call(change(items, draw))[row]
+                    same = (moved == clean[row]) | clean[row].isnan()
+                    if not bool(same.all()):
+                        raise ValueError(
+                            "'K' or 'degrees' need to cover all that a node "
+                            f'sees (got another output for node {row} after '
+                            'a change outside of its field)'
+                        )
 
     def _flip_rows(self, nodes: np.ndarray, draw: np.random.Generator) -> Data:
         bad = self.data.clone()
@@ -513,13 +584,3 @@ def _outside(
             rest = rest[draw.random(rest.size) < 0.5]
         if rest.size:
             yield int(row), rest
-
-
-def _compare(row: int, moved: Tensor, clean: Tensor) -> None:
-    same = (moved[row] == clean[row]) | clean[row].isnan()
-    if not bool(same.all()):
-        raise ValueError(
-            "'hops' or 'degrees' need to cover all that a node sees "
-            f'(got another output for node {row} after a change '
-            'outside of its field)'
-        )

@@ -21,7 +21,7 @@ from torch.nn import Module
 from torch_geometric.data import Data
 
 from pyg_trust import rng
-from pyg_trust._checks import Fraction, check_instance, validated
+from pyg_trust._checks import check_instance
 from pyg_trust._checks.identity import check_process, identity
 from pyg_trust.certificates.diffusion import (
     check_alpha,
@@ -29,9 +29,8 @@ from pyg_trust.certificates.diffusion import (
     diffuse,
     diffusion_error,
 )
-from pyg_trust.certificates.perturbations import Perturbations
 from pyg_trust.certificates.sampling import evaluating
-from pyg_trust.certificates.threat import ThreatModel
+from pyg_trust.certificates.threat import Perturbations, ThreatModel
 from pyg_trust.graph import CSRGraph, sparse_rows
 from pyg_trust.nn._messages import changed
 from pyg_trust.nn.agp_conv import APPNP
@@ -106,7 +105,7 @@ class Deployed:
 
     @property
     def kind(self) -> str:
-        """Return the name of the dtype."""
+        """The name of the dtype."""
         if self.dtype is None:
             return 'exact arithmetic'
         return str(self.dtype).removeprefix('torch.')
@@ -145,16 +144,13 @@ class Deployed:
         if not plain.all_pairs:
             addable = plain.pairs[:, plain.pairs[0] != plain.pairs[1]]
         return Perturbations(
-            graph,
-            removable,
-            plain.budget,
-            addable,
+            *(graph, removable, plain.budget, addable),
             all_pairs=plain.all_pairs,
         )
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """Return the assumptions about the model."""
+        """The assumptions about the model."""
         steps = 'in the limit' if self.K is None else f'K={self.K} steps'
         loops = 'with' if self.self_loops else 'without'
         sentences = (
@@ -177,9 +173,8 @@ class Deployed:
         )
 
     @classmethod
-    @validated
     def of_logits(
-        cls, logits: Tensor, alpha: Fraction, graph: CSRGraph
+        cls, logits: Tensor, alpha: float, graph: CSRGraph
     ) -> 'Deployed':
         """Make a model of given logits, diffused in exact arithmetic."""
         check_logits(logits, graph)
@@ -187,13 +182,7 @@ class Deployed:
 
     @classmethod
     def of_model(cls, model: Any, data: Any, graph: CSRGraph) -> 'Deployed':
-        """Describe a model and the data that it is applied to.
-
-        Raises:
-            TypeError: if the model is not linear in PageRank.
-            ValueError: if the model computes something else than PageRank, or
-                the threat is about another graph.
-        """
+        """Describe a model and its data; refuse what is not PageRank."""
         layer = _layer_of(model)
         check_process()
         check_instance('data', data, Data)
@@ -270,16 +259,13 @@ def _drawn(graph: CSRGraph, symmetric: bool) -> CSRGraph:
 def _layer_of(model: Any) -> pyg.MessagePassing:
     # The layer whose PageRank the model ends in.
     if isinstance(model, PageRankDiffusion):
-        if isinstance(model, LabelPropagation) and model.layers is not None:
+        if not hasattr(model, 'logits') or (
+            isinstance(model, LabelPropagation) and model.layers is not None
+        ):
             raise TypeError(
-                "'model' needs to be linear in PageRank: "
-                'LabelPropagation(num_classes=...) (got layers, num_layers='
-                f'{model.num_layers})'
-            )
-        if not hasattr(model, 'logits'):
-            raise TypeError(
-                "'model' needs logits: a PPNP, LabelPropagation or "
-                f'FeaturePropagation (got {type(model).__name__})'
+                "'model' needs logits that PageRank diffuses: a PPNP, "
+                'FeaturePropagation or LabelPropagation(num_classes=...) (got '
+                f'{model})'
             )
         layer, own, flow = model, PageRankDiffusion, 'target_to_source'
         method = getattr(model.diffuse, '__func__', None)
@@ -352,14 +338,10 @@ def _run(
             out = model(data.x, graph)
     finally:
         handle.remove()
-    last = seen[-1][1] if seen else None
-    if (
-        last is None
-        or len(seen) != 1
-        or not any(
-            torch.equal(out, z)
-            for z in (last, last.softmax(-1), last.log_softmax(-1))
-        )
+    last = seen[-1][1] if len(seen) == 1 else None
+    if last is None or not any(
+        torch.equal(out, z)
+        for z in (last, last.softmax(-1), last.log_softmax(-1))
     ):
         raise ValueError(
             f"'model' needs to return what its APPNP does, or the softmax of "
@@ -374,10 +356,7 @@ def _check_scores(deployed: Deployed, scores: Tensor, graph: CSRGraph) -> None:
     if deployed.self_loops:
         graph = graph.with_self_loops()
     degree = graph.degree.clamp(min=1).double()
-    expected = diffuse_steps(
-        *(graph, deployed.logits, deployed.alpha),
-        *(deployed.K, deployed.normalization),
-    )
+    expected = diffuse_steps(graph, deployed)
     most = int(graph.degree.max())
     exact = replace(deployed, dtype=torch.float64)
     allowed = deployed.error(most) + exact.error(most)
@@ -396,15 +375,10 @@ def _check_scores(deployed: Deployed, scores: Tensor, graph: CSRGraph) -> None:
         )
 
 
-def diffuse_steps(
-    graph: CSRGraph,
-    h: Tensor,
-    alpha: float,
-    K: int | None,
-    normalization: str,
-) -> Tensor:
+def diffuse_steps(graph: CSRGraph, model: Deployed) -> Tensor:
     """Return the diffused logits of a model, in float64."""
-    if K is None:
+    h, alpha, normalization = model.logits, model.alpha, model.normalization
+    if model.K is None:
         return diffuse(graph, h, alpha, normalization=normalization)
     degree = graph.degree.clamp(min=1).double()
     row, col = graph.row, graph.col
@@ -414,6 +388,6 @@ def diffuse_steps(
     size = (graph.num_nodes, graph.num_nodes)
     matrix = sparse_rows(graph.rowptr, col, weight, size)
     z = h
-    for _ in range(K):
+    for _ in range(model.K):
         z = (1 - alpha) * (matrix @ z) + alpha * h
     return z

@@ -16,12 +16,8 @@ from torch import Tensor
 from pyg_trust import ops
 from pyg_trust._checks import (
     REAL,
-    check_choice,
     check_dtype,
-    check_instance,
-    check_integer,
     check_number,
-    check_positive,
     check_tensor,
 )
 from pyg_trust.graph import CSRGraph, sparse_rows
@@ -43,43 +39,17 @@ def diffuse(
     alpha: float,
     *,
     normalization: str = 'rw',
-    tol: float | None = None,
 ) -> Tensor:
     r"""Solve for exact personalized PageRank diffusion.
 
     .. math::
         Z = \alpha (I - (1 - \alpha) \hat{A})^{-1} X
 
-    with :math:`\hat{A} = D^{-1} A` over out-edges (:obj:`'rw'`), whose rows
-    are the personalized PageRank vectors, or :math:`\hat{A} = D^{-1/2} A
-    D^{-1/2}` (:obj:`'sym'`, for undirected graphs), iteratively and without
-    a dense matrix. Differentiable in :obj:`x`. A node without out-edges gets
-    :math:`\alpha x`. Solved in float64 and rounded once at the end.
-
-    Args:
-        graph (CSRGraph): the graph; edge weights, if any, count, and are
-            non-negative.
-        x (Tensor): float32 or float64, ``[num_nodes, num_columns]``.
-        alpha (float): the teleport probability, in :math:`(0, 1)`.
-        normalization (str): :obj:`'rw'` or :obj:`'sym'`.
-            (default: :obj:`'rw'`)
-        tol (float, optional): the largest residual, relative to the largest
-            entry of each column; the error is at most :math:`1 / \alpha`
-            (:obj:`'rw'`) times that. By default 1e-12 (float64) or 1e-8.
-
-    Returns:
-        Tensor: :math:`Z`, of the shape and dtype of :obj:`x`.
-
-    Raises:
-        TypeError: on a wrong type or dtype.
-        ValueError: on a wrong shape, numbers that are not finite, or edge
-            weights that are negative or whose sum overflows float64.
-        RuntimeError: if the residual exceeds what :func:`diffusion_error`
-            counts with.
+    with :math:`\hat{A} = D^{-1} A` over out-edges (:obj:`'rw'`) or
+    :math:`\hat{A} = D^{-1/2} A D^{-1/2}` (:obj:`'sym'`, for undirected
+    graphs), without a dense matrix. Differentiable in :obj:`x`. A node without
+    out-edges gets :math:`\alpha x`. Solved in float64 and rounded once.
     """
-    check_instance('graph', graph, CSRGraph)
-    check_alpha(alpha)
-    check_choice('normalization', normalization, ('rw', 'sym'))
     if normalization == 'sym' and not graph.is_undirected:
         raise ValueError(
             "'graph' needs to be undirected for normalization='sym' (got a "
@@ -88,11 +58,7 @@ def diffuse(
     _check_weights(graph)
     shape = (graph.num_nodes, 'num_columns')
     check_tensor('x', x, REAL, shape, finite=True)
-    if tol is not None:
-        check_positive('tol', tol)
-    else:
-        tol = _TOL[x.dtype]
-    return _Diffuse.apply(x, graph, float(alpha), normalization, tol)
+    return _Diffuse.apply(x, graph, alpha, normalization, _TOL[x.dtype])
 
 
 def _check_weights(graph: CSRGraph) -> None:
@@ -232,9 +198,7 @@ def _rounding(degree: int) -> float:
     return 4 * part / (1 - part)
 
 
-def diffusion_error(
-    alpha: float, degree: int, dtype: torch.dtype = torch.float64
-) -> float:
+def diffusion_error(alpha: float, degree: int, dtype: torch.dtype) -> float:
     r"""Bound the distance of :func:`diffuse` from exact arithmetic.
 
     The solution :math:`y` (:math:`D^{-1/2} z` for :obj:`'sym'`, else
@@ -243,22 +207,8 @@ def diffusion_error(
     \epsilon) h`, measured with an error of :math:`\epsilon h / 2`, with the
     tolerance :math:`\tau` and the roundoff :math:`\epsilon` of float64; an
     error shrinks by :math:`1 - \alpha` a step; and rounding to the dtype adds
-    its unit roundoff.
-
-    Args:
-        alpha (float): the teleport probability.
-        degree (int): the largest degree.
-        dtype (torch.dtype): of :obj:`x`. (default: :obj:`torch.float64`)
-
-    Returns:
-        float: the error of :math:`y`, relative to :math:`h`.
+    its unit roundoff. The result is relative to :math:`h`.
     """
-    alpha = check_alpha(alpha)
-    check_integer('degree', degree, 0)
-    if dtype not in REAL:
-        raise ValueError(
-            f"'dtype' needs to be float32 or float64 (got {dtype})"
-        )
     unit = torch.finfo(dtype).eps
     return _TOL[dtype] + 2 * _rounding(degree) / alpha + unit
 

@@ -107,7 +107,7 @@ class VoteCertificate(SpeaksOf, Report):
 
     @validated
     def certified(self, changes: Natural, rows: Natural = 0) -> Tensor:
-        """Return a mask of the targets with a certified class.
+        """Return a mask of the targets whose class these changes cannot flip.
 
         Args:
             changes (int): the number of changed elements, such as persons;

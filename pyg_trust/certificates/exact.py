@@ -1,5 +1,6 @@
 """Certificates of models that are linear in personalized PageRank."""
 
+import math
 from typing import Any
 
 import torch
@@ -16,7 +17,9 @@ from pyg_trust._checks import (
     check_tensor,
     validated,
 )
+from pyg_trust._moved import renamed
 from pyg_trust.certificates.any_model import certifies
+from pyg_trust.certificates.budget import flip_costs
 from pyg_trust.certificates.certificate import (
     BROKEN,
     ROBUST,
@@ -24,10 +27,11 @@ from pyg_trust.certificates.certificate import (
     Certificate,
 )
 from pyg_trust.certificates.deployed import Deployed, diffuse_steps
-from pyg_trust.certificates.proofs import witness_of
 from pyg_trust.certificates.solver import Solver
 from pyg_trust.certificates.threat import ThreatModel
+from pyg_trust.certificates.witness import MOST_BYTES, Witness
 from pyg_trust.distributed import check_same
+from pyg_trust.graph.ragged import pointer
 from pyg_trust.report import (
     fingerprint,
     fingerprint_data,
@@ -39,9 +43,12 @@ __all__ = ['certify_pagerank']
 
 METHODS = ('auto', 'dual', 'lp', 'exact')
 COSTS = ('best', 'pagerank', 'visits')
+# Costs of a flip, by their number in a witness.
+_COSTS = ('pagerank', 'visits')
 
 
 @certifies(ThreatModel)
+@renamed(targets='nodes', tolerance='tol')
 @validated
 def certify_pagerank(
     model: Any,
@@ -49,33 +56,28 @@ def certify_pagerank(
     threat: ThreatModel,
     *,
     alpha: Fraction | None = None,
-    targets: Tensor | None = None,
+    nodes: Tensor | None = None,
     reference: Tensor | None = None,
     method: str = 'auto',
     cost: str = 'best',
     sign_only: bool = False,
-    tolerance: NotNegative = 1e-9,
+    tol: NotNegative = 1e-9,
     over_ranks: bool = False,
 ) -> Certificate:
     r"""Certify predictions :math:`\arg\max_c (\Pi H)_{v, c}` of a model.
 
-    For :class:`~pyg_trust.nn.PPNP`, label and feature propagation, and models
-    that end in an ``APPNP``: all that are linear in personalized PageRank.
-    Certified is the model as it is deployed, with its :obj:`alpha`,
-    normalization, self-loops and steps, and the roundoff of its dtype. A model
-    that returns anything else than the diffusion of its logits is refused.
+    For models that are linear in personalized PageRank
+    (:class:`~pyg_trust.nn.PPNP`, label and feature propagation, and models
+    that end in an ``APPNP``), as they are deployed: with their steps,
+    normalization, self-loops, and the roundoff of their dtype.
 
-    Without a global budget the worst-case margins are exact, by policy
-    iteration over pairs of classes, and so is the status of every node; with
-    :obj:`K` steps or an undirected attacker they are bounds. With one they
-    are bounded from below by the local worst case under budgets
-    :math:`\min(b_v, B)` and by the dual of the relaxed program. What that
-    leaves is attacked, and where all admissible graphs are few they are tried
-    (:obj:`method='auto'`): for a budget of one as a rule.
-
-    Memory with a global budget: 8 bytes per pair of a target that the local
-    worst case leaves open (all targets, unless :obj:`sign_only`) and a node.
-    Few targets in a large graph are bounded in a region around each.
+    Without a global budget the worst-case margins are exact, and so is every
+    status; with :obj:`K` steps or an undirected attacker they are bounds. With
+    one they are bounded from below, by the local worst case and by the dual of
+    the relaxed program. Nodes that this leaves open are attacked, and where
+    all admissible graphs are few they are tried: for a budget of one as a
+    rule. Memory with a global budget: 8 bytes per pair of a node that the
+    local worst case leaves open (all, unless :obj:`sign_only`) and a node.
 
     Args:
         model (PageRankDiffusion or Tensor): the deployed model; or :math:`H`,
@@ -84,67 +86,78 @@ def certify_pagerank(
             For label propagation :obj:`y`, and :obj:`train_mask` if there is
             one.
         threat (ThreatModel): the attacker.
-        alpha (float, optional): the teleport probability that goes with
-            logits, in :math:`(0, 1)`, by default 0.15; a model has its own.
-        targets (Tensor, optional): the nodes to certify: int64 indices or a
+        alpha (float): the teleport probability that goes with logits, by
+            default 0.15; a model has its own.
+        nodes (Tensor, optional): the nodes to certify: int64 indices or a
             bool mask. By default all. (default: :obj:`None`)
         reference (Tensor, optional): the class to defend, int64,
             ``[num_nodes]``. By default the predicted one.
-        method (str): for a global budget: :obj:`'auto'`, every method that is
-            worth its time; :obj:`'dual'`, bounds and attacks alone;
-            :obj:`'lp'`, which takes the multipliers from the linear program
-            (cvxpy, HiGHS) and proves the bound they give; or :obj:`'exact'`,
-            every admissible graph. (default: :obj:`'auto'`)
+        method (str): for a global budget: :obj:`'auto'`; :obj:`'dual'`, bounds
+            and attacks alone; :obj:`'lp'`, by the linear program (cvxpy); or
+            :obj:`'exact'`, every admissible graph. (default: :obj:`'auto'`)
         cost (str): the relaxation: :obj:`'pagerank'` (tighter as a rule),
             :obj:`'visits'` (the paper's, and the one of :obj:`'lp'`), or
-            :obj:`'best'`, the second where the first leaves a target open.
+            :obj:`'best'`, the second where the first leaves a node open.
             (default: :obj:`'best'`)
         sign_only (bool): whether to refine bounds only until their sign is
             known, which is many times faster. (default: :obj:`False`)
-        tolerance (float): the largest absolute margin that counts as unknown.
+        tol (float): the largest absolute margin that counts as unknown.
             (default: :obj:`1e-9`)
         over_ranks (bool): whether the processes of torchrun share the work.
             All of them call it with the same arguments, and get the
-            certificate of one process. Attacks and exhaustive search are done
-            by each, but in regions. (default: :obj:`False`)
+            certificate of one process. (default: :obj:`False`)
 
     Returns:
         Certificate: bounds, status and witnesses.
 
     Raises:
         TypeError: on a wrong type or dtype, or a model of another kind.
-        ValueError: on logits of a wrong shape or not finite, :obj:`alpha`
-            outside :math:`(0, 1)`, targets out of range, a model that
-            computes something else than PageRank, data with another graph
-            than the threat, or a method that does not fit.
+        ValueError: on logits of a wrong shape or not finite, nodes out of
+            range, a model that computes something else than PageRank, data
+            with another graph than the threat, or a method that does not fit.
     """
     if over_ranks:
-        check_same(
-            {
-                'model': model,
-                'data': data,
-                'threat': _parts(threat),
-                'alpha': alpha,
-                'targets': targets,
-                'reference': reference,
-                'method': method,
-                'cost': cost,
-                'sign_only': sign_only,
-                'tolerance': tolerance,
-            }
-        )
-    nodes = torch.arange(threat.num_nodes)
-    if targets is not None:
+        given = {**locals(), 'threat': _parts(threat)}
+        del given['over_ranks']
+        check_same(given)
+    targets = torch.arange(threat.num_nodes)
+    if nodes is not None:
         # A copy: the caller may change the tensor after the report.
-        nodes = check_nodes('targets', targets, threat.num_nodes).cpu().clone()
-    deployed = _deployed(model, data, threat, alpha)
-    _check_method(method, cost, threat, deployed)
-    held = deployed.predicted
-    if held is None:
-        held = diffuse_steps(
-            threat.graph, deployed.logits, deployed.alpha, None, 'rw'
-        ).argmax(1)
-    predicted = held
+        targets = check_nodes('nodes', nodes, threat.num_nodes).cpu().clone()
+    if isinstance(model, Tensor):
+        if data is not None:
+            raise TypeError(
+                "'data' needs to be left out with logits: "
+                'certify(logits, threat)'
+            )
+        alpha = 0.15 if alpha is None else alpha
+        deployed = Deployed.of_logits(model, alpha, threat.graph)
+    else:
+        deployed = Deployed.of_model(model, data, threat.graph)
+        if alpha is not None:
+            raise ValueError(
+                "'alpha' goes with logits alone: a model has its own teleport "
+                f'probability (got {alpha}); a failure rate of {alpha:g} is '
+                f'confidence={1 - alpha:g}, with a threat of BitFlips'
+            )
+    check_choice('method', method, METHODS)
+    check_choice('cost', cost, COSTS)
+    if cost == 'visits' and threat.undirected and method != 'lp':
+        raise ValueError(
+            "'cost' needs to be 'best' or 'pagerank' for an undirected "
+            "attacker (got 'visits')"
+        )
+    if method == 'lp' and (
+        deployed.K is not None or deployed.normalization != 'rw'
+    ):
+        raise ValueError(
+            "'method' can be 'lp' for the limit of row-normalized steps alone "
+            f'(got K={deployed.K}, {deployed.normalization!r})'
+        )
+    predicted = deployed.predicted
+    if predicted is None:
+        predicted = diffuse_steps(threat.graph, deployed).argmax(1)
+    held = predicted
     if reference is not None:
         check_tensor('reference', reference, torch.int64, (threat.num_nodes,))
         check_range(
@@ -152,21 +165,19 @@ def certify_pagerank(
         )
         held = reference.cpu()
     solver = Solver(
-        *(deployed, threat, nodes, held[nodes]),
-        *(tolerance, over_ranks),
+        *(deployed, threat, targets, held[targets], tol, over_ranks)
     )
-    used = solver.solve(method, cost, sign_only)
     return _report(
         solver,
-        predicted[nodes],
-        method=used,
+        predicted[targets],
+        method=solver.solve(method, cost, sign_only),
         provenance=provenance(
             threat=repr(threat),
             model=repr(deployed),
             method=method,
             cost=cost,
             sign_only=sign_only,
-            tolerance=tolerance,
+            tolerance=tol,
         ),
         weights=fingerprint_model(model.state_dict())
         if isinstance(model, Module)
@@ -248,41 +259,160 @@ def _parts(threat: ThreatModel) -> list[Any]:
     ]
 
 
-def _deployed(
-    model: Any, data: Any, threat: ThreatModel, alpha: float | None
-) -> Deployed:
-    if isinstance(model, Tensor):
-        if data is not None:
-            raise TypeError(
-                "'data' needs to be left out with logits: "
-                'certify(logits, threat)'
+def witness_of(solver: Solver) -> tuple[Witness | None, str]:
+    """Collect the arrays that prove the status; or say why there are none."""
+    perturbations, deployed = solver.perturbations, solver.deployed
+    if solver.targets.numel() == 0:
+        return None, 'none: there are no targets'
+    limit, n = deployed.K is None, perturbations.num_nodes
+    columns = _columns(solver)
+    names = {solver.priced[pair].cost for pair in columns}
+    charged = [
+        (row, cost)
+        for cost, name in enumerate(_COSTS)
+        if name in names
+        for row in perturbations.active.tolist()
+    ]
+    prices = perturbations.graph.num_edges + perturbations.pairs.size(1)
+    count = len(columns), len(charged)
+    numbers = limit * n * (len(solver.local) + count[0])
+    numbers += deployed.logits.numel() + 3 * prices + count[0] * count[1]
+    # Shares of an edge's price, by column.
+    shared = 'pagerank' in names
+    numbers += n * count[1] + solver.is_priced * shared * count[0] * prices
+    numbers += 2 * sum(pairs.size(1) for pairs in solver.witnesses)
+    size = 8 * numbers
+    if size > MOST_BYTES or not names <= set(solver.vectors):
+        return None, f'none: {size / 2**20:.0f} MiB were left out'
+    none = torch.zeros((0, n), dtype=torch.float64)
+    scores, values, shares = none, none, none.new_zeros((0, 0))
+    if limit:
+        scores = _rounded(
+            solver, torch.stack(list(solver.local.values())) * solver.alpha
+        )
+    multipliers = none.new_zeros(0)
+    upper = none.new_zeros((0, len(charged)))
+    if columns:
+        multipliers, values, shares = _values(solver, columns)
+        rows = torch.tensor([row for row, _ in charged], dtype=torch.int64)
+        upper = torch.stack(
+            [solver.priced[pair].upper[rows] for pair in columns]
+        )
+    reach = [none, *(solver.vectors[x] for x in _COSTS if x in names)]
+    # Flips sorted by number, as in the file.
+    flips = [torch.zeros((2, 0), dtype=torch.int64)]
+    flips += [
+        pairs[:, (pairs[0] * n + pairs[1]).argsort()]
+        for pairs in solver.witnesses
+    ]
+    counts = [pairs.size(1) for pairs in solver.witnesses]
+    arrays = {
+        'rowptr': perturbations.graph.rowptr,
+        'col': perturbations.graph.col,
+        'removable': perturbations.removable,
+        # With self-loops, some of which may not be there for this model.
+        'budget': solver.threat.local_budget,
+        'pairs': perturbations.pairs,
+        'logits': deployed.logits,
+        'classes': _table(list(solver.local), 2),
+        'scores': scores,
+        'columns': _table(
+            [(*p, _COSTS.index(solver.priced[p].cost)) for p in columns], 3
+        ),
+        'multipliers': multipliers,
+        'values': values,
+        'shares': shares,
+        'charged': _table(charged, 2),
+        'reach': torch.cat(reach),
+        'upper': upper,
+        'flips': torch.cat(flips, dim=1),
+        'flips_ptr': pointer(torch.tensor(counts, dtype=torch.int64)),
+        'flips_of': solver.witness_of,
+        'targets': solver.targets,
+        'reference': solver.reference,
+        'all_pairs': torch.tensor(perturbations.all_pairs),
+        'undirected': torch.tensor(solver.undirected),
+        'global_budget': torch.tensor(
+            -1 if solver.budget is None else solver.budget
+        ),
+        'alpha': torch.tensor(deployed.alpha, dtype=torch.float64),
+        'K': torch.tensor(-1 if limit else deployed.K),
+        'self_loops': torch.tensor(deployed.self_loops),
+        'tolerance': torch.tensor(solver.tolerance, dtype=torch.float64),
+    }
+    return Witness.of(
+        arrays,
+        {'normalization': deployed.normalization, 'dtype': deployed.kind},
+    )
+
+
+def _rounded(solver: Solver, values: Tensor) -> Tensor:
+    # Rounded up to units that a file stores in five bytes: a bound moves by at
+    # most 2^-33 of the largest score.
+    lower = (solver.lower - solver.slack).amin(1) - solver.tolerance
+    if bool(((lower > 0) & (lower < 1e-9)).any()):
+        return values
+    top = math.frexp(float(values.abs().max()))[1]
+    places = 33 - min(top, 0) - math.floor(math.log2(solver.alpha))
+    return torch.ldexp(
+        torch.ldexp(values, torch.tensor(places)).ceil(),
+        torch.tensor(-places),
+    )
+
+
+def _table(rows: list[Any], width: int) -> Tensor:
+    table = torch.tensor(rows, dtype=torch.int64).view(-1, width)
+    return table.t().contiguous()
+
+
+def _columns(solver: Solver) -> list[tuple[int, int]]:
+    # Pairs of a robust target and a class that local bounds leave open.
+    robust = ~solver.open_pairs().any(1)
+    columns = []
+    for k in robust.nonzero().view(-1).tolist():
+        u, y = int(solver.targets[k]), int(solver.reference[k])
+        for c in range(solver.logits.size(1)):
+            if (k, c) not in solver.priced:
+                continue
+            margin = -solver.alpha * solver.local[y, c][u]
+            if margin - solver.slack[k, c] <= solver.tolerance + 1e-9:
+                columns.append((k, c))
+    return columns
+
+
+def _values(
+    solver: Solver, columns: list[tuple[int, int]]
+) -> tuple[Tensor, Tensor, Tensor]:
+    # The multipliers, the largest scores with these prices, and shares.
+    moves, horizon = solver.perturbations, solver.horizon
+    k, against = torch.tensor(columns).t()
+    known = [solver.priced[pair] for pair in columns]
+    signal = solver.signal(k, against)
+    upper = torch.stack([proof.upper for proof in known])
+    multipliers = signal.new_tensor([proof.multiplier for proof in known])
+    values = signal.new_zeros(signal.shape)
+    shares = signal.new_zeros((0, 0))
+    for cost in dict.fromkeys(proof.cost for proof in known):
+        which = torch.tensor([proof.cost == cost for proof in known])
+        which = which.nonzero().view(-1)
+        split = None
+        if solver.is_priced and cost == 'pagerank':
+            dual = solver.dual(k[which], against[which], upper[which], cost)
+            multipliers[which], split = dual.multiplier, dual.shares
+            # Floats whose sum is below one, as the checker adds them.
+            found = torch.cat(list(split), 1) * (1 - 2**-48)
+            shares = signal.new_zeros((len(columns), found.size(1)))
+            shares[which] = found
+        if horizon.K is not None:
+            continue
+        for block in moves.column_blocks(which.numel()):
+            mine = which[block]
+            part = split and split.of(block)
+            paid = flip_costs(
+                moves, upper[mine], multipliers[mine], cost, part
             )
-        alpha = 0.15 if alpha is None else alpha
-        return Deployed.of_logits(model, alpha, threat.graph)
-    deployed = Deployed.of_model(model, data, threat.graph)
-    if alpha is not None:
-        raise ValueError(
-            "'alpha' goes with logits alone: a model has its own teleport "
-            f'probability (got {alpha}); a failure rate of {alpha:g} is '
-            f'confidence={1 - alpha:g}, with a threat of BitFlips'
-        )
-    return deployed
-
-
-def _check_method(
-    method: str, cost: str, threat: ThreatModel, deployed: Deployed
-) -> None:
-    check_choice('method', method, METHODS)
-    check_choice('cost', cost, COSTS)
-    if cost == 'visits' and threat.undirected and method != 'lp':
-        raise ValueError(
-            "'cost' needs to be 'best' or 'pagerank' for an undirected "
-            "attacker (got 'visits')"
-        )
-    if method == 'lp' and (
-        deployed.K is not None or deployed.normalization != 'rw'
-    ):
-        raise ValueError(
-            "'method' can be 'lp' for the limit of row-normalized steps alone "
-            f'(got K={deployed.K}, {deployed.normalization!r})'
-        )
+            best = horizon.maximize(moves, signal[mine], **paid)
+            values[mine] = solver.alpha * (best.value + best.high[:, None])
+    if horizon.K is not None:
+        return multipliers, values[:0], shares
+    return multipliers, _rounded(solver, values), shares

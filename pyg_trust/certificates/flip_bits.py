@@ -11,7 +11,7 @@ from torch_geometric.transforms import BaseTransform
 
 from pyg_trust import ops, rng
 from pyg_trust._checks import check_instance
-from pyg_trust._checks.graphs import check_data, with_edge_index
+from pyg_trust._checks.graphs import with_edge_index
 from pyg_trust._describe import described
 from pyg_trust.certificates.smoothing import check_noise, sampling_slack
 from pyg_trust.graph import CSRGraph
@@ -224,7 +224,7 @@ def check_graph(data: Any, noise: BitFlips) -> None:
             noise is not; under noise on the features, if an entry is neither 0
             nor 1.
     """
-    check_data(data)
+    check_instance('data', data, Data)
     if data.edge_index is None:
         raise ValueError("'data' needs to have an 'edge_index'")
     if not data.num_nodes:

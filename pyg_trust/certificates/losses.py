@@ -16,6 +16,7 @@ from pyg_trust._checks import (
     check_tensor,
     validated,
 )
+from pyg_trust._moved import renamed
 from pyg_trust.certificates.diffusion import check_logits, diffuse
 from pyg_trust.certificates.policy import robust_margins, worst_case_margins
 from pyg_trust.certificates.threat import ThreatModel
@@ -48,16 +49,12 @@ class RobustLoss(torch.nn.Module):
         L + \frac{w}{|U|} \sum_{v \in U} h_v , \quad h_v = \sum_{c \neq \hat
         y_v} \max(0, M - m^*_{\hat y_v, c}(v)) .
 
-    A node that is not certified has :math:`h_v \ge M`, so that the mean of
-    :math:`h_v / M` bounds the share of such nodes from above. Take
-    :math:`\hat y` from a trained model, once, and leave out the nodes that it
-    is least sure of. Where :math:`\hat y` is what the model itself predicts at
-    the time, classes merge.
+    A node that is not certified has :math:`h_v \ge M`. Take :math:`\hat y`
+    from a trained model, once, and leave out the nodes that it is least sure
+    of: with what the model itself predicts at the time, classes merge.
 
-    Gradients follow from Danskin's theorem
-    (:func:`~pyg_trust.certificates.robust_margins`). Policy iteration yields
-    the margins of all nodes and starts from those of the last call, so that an
-    epoch costs a few solves. They run on the CPU, wherever the model is.
+    Gradients follow from Danskin's theorem. An epoch costs a few solves, which
+    start from the last ones and run on the CPU, wherever the model is.
 
     .. code-block:: python
 
@@ -95,20 +92,17 @@ class RobustLoss(torch.nn.Module):
                 "'threat' needs to have no global budget: its worst case is "
                 f'bounded, not computed (got {threat.global_budget})'
             )
-        self.threat = threat
-        self.alpha = alpha
-        self.kind = kind
-        self.margin = margin
-        self.pseudo_weight = pseudo_weight
+        self.threat, self.alpha, self.kind = threat, alpha, kind
+        self.margin, self.pseudo_weight = margin, pseudo_weight
         self.tol = tol
         self._last: Tensor | None = None
 
+    @renamed(index='nodes')
     def forward(
         self,
         logits: Tensor,
         y: Tensor,
-        index: Tensor | None = None,
-        diffused: Tensor | None = None,
+        nodes: Tensor | None = None,
         pseudo: Tensor | None = None,
     ) -> Tensor:
         r"""Return the loss over labelled and, if given, pseudo-labelled nodes.
@@ -118,10 +112,8 @@ class RobustLoss(torch.nn.Module):
                 num_classes]``.
             y (Tensor): int64, ``[num_nodes]``: the classes; only those of
                 labelled nodes are read.
-            index (Tensor, optional): the labelled nodes, indices or a mask.
+            nodes (Tensor, optional): the labelled nodes, indices or a mask.
                 By default all. (default: :obj:`None`)
-            diffused (Tensor, optional): :math:`\Pi H`, if the caller has it;
-                for :obj:`'cem'`. (default: :obj:`None`)
             pseudo (Tensor, optional): :math:`\hat y`, int64,
                 ``[num_nodes]``: the class that each unlabelled node is to
                 keep, or -1 to leave it out; those of labelled nodes are not
@@ -136,19 +128,17 @@ class RobustLoss(torch.nn.Module):
         num_nodes, num_classes = logits.shape
         check_tensor('y', y, torch.int64, (num_nodes,))
         logits, y = logits.cpu(), y.cpu()
-        nodes = torch.arange(num_nodes)
-        if index is not None:
-            nodes = check_nodes('index', index, num_nodes).cpu()
-        if nodes.numel() == 0:
-            raise ValueError("'index' needs to hold a node (got none)")
-        target = y[nodes]
+        labelled = torch.arange(num_nodes)
+        if nodes is not None:
+            labelled = check_nodes('nodes', nodes, num_nodes).cpu()
+        if labelled.numel() == 0:
+            raise ValueError("'nodes' needs to hold a node (got none)")
+        target = y[labelled]
         check_range('y', target, num_classes, 'the classes')
-        if diffused is not None:
-            check_tensor('diffused', diffused, None, logits.shape)
         others = None
         if pseudo is not None:
             check_tensor('pseudo', pseudo, torch.int64, (num_nodes,))
-            hat = pseudo.cpu().index_fill(0, nodes, -1)
+            hat = pseudo.cpu().index_fill(0, labelled, -1)
             others = (hat != -1).nonzero().view(-1)
             if others.numel() == 0:
                 raise ValueError(
@@ -156,40 +146,33 @@ class RobustLoss(torch.nn.Module):
                     '(got none)'
                 )
             check_range('pseudo', hat[others], num_classes, 'the classes')
-        margins = self._margins(logits)
+        if self._last is not None and self._last.size(0) != num_classes:
+            self._last = None
+        worst = worst_case_margins(
+            *(logits, self.threat.perturbations, self.alpha),
+            start=self._last,
+            tol=self.tol,
+        )
+        self._last = worst.margins
+        margins = robust_margins(logits, worst, self.alpha)
         # [num_labelled, num_classes]; the class itself has infinite margin.
-        own = margins[target, :, nodes]
+        own = margins[target, :, labelled]
         if self.kind == 'rce':
             given = F.one_hot(target, num_classes).bool()
             loss = F.cross_entropy(-own.masked_fill(given, 0), target)
         else:
-            if diffused is None:
-                diffused = diffuse(self.threat.graph, logits, self.alpha)
-            loss = F.cross_entropy(diffused.cpu()[nodes], target)
+            diffused = diffuse(self.threat.graph, logits, self.alpha)
+            loss = F.cross_entropy(diffused[labelled], target)
             loss = loss + self._hinge(own)
         if others is not None:
             hinge = self._hinge(margins[hat[others], :, others])
             loss = loss + self.pseudo_weight * hinge
         return loss
 
-    def _margins(self, logits: Tensor) -> Tensor:
-        start = self._last
-        if start is not None and start.size(0) != logits.size(1):
-            start = None
-        worst = worst_case_margins(
-            logits,
-            self.threat.perturbations,
-            self.alpha,
-            start=start,
-            tol=self.tol,
-        )
-        self._last = worst.margins
-        return robust_margins(logits, worst, self.alpha)
-
     def _hinge(self, margins: Tensor) -> Tensor:
         # Infinite margins, those of the class itself, give none.
         return (self.margin - margins).clamp(min=0).sum(1).mean()
 
     def extra_repr(self) -> str:
-        """Return the arguments that matter."""
+        """Return the arguments."""
         return f'{self.threat}, alpha={self.alpha:g}, kind={self.kind}'

@@ -17,8 +17,9 @@ from pyg_trust._checks import (
     check_nodes,
     validated,
 )
+from pyg_trust._moved import renamed
 from pyg_trust._progress import Bar
-from pyg_trust.certificates.certificate import BROKEN, ROBUST, UNKNOWN, Ratio
+from pyg_trust.certificates.certificate import BROKEN, ROBUST, UNKNOWN
 from pyg_trust.certificates.exact import certify_pagerank
 from pyg_trust.certificates.threat import ThreatModel
 from pyg_trust.certificates.witness import Proved, Witness
@@ -56,15 +57,11 @@ class RankCertificate(Proved, Report):
         k (int): the number of best items.
         num_items (int): the number of items that are ranked.
         num_flips (int): the number of undirected pairs that may flip.
-        global_budget (int): the most flips.
         method (str): ``'flip'``: exact, for one flip; ``'certify'``: bounds
             for more.
-        alpha (float): the teleport probability.
         tolerance (float): how close scores count as tied.
         roundoff (float): no score of one flip is off by more: in the ranks
             already.
-        fingerprint (str): SHA-256 of the graph, the pairs, the users and the
-            items.
         users (Tensor): int64, ``[num_users]``.
         items (Tensor): the best items of the clean graph: int64,
             ``[num_users, k]``.
@@ -75,12 +72,10 @@ class RankCertificate(Proved, Report):
             :obj:`BROKEN` (-1): int8, likewise.
         flips (Tensor): the edge whose flip gives :obj:`attained`, -1 for the
             clean graph: int64, ``[num_users, k, 2]``.
-        provenance (dict): versions and arguments of the run.
-        data (str): SHA-256 of the graph that was passed, if it was a ``Data``.
         witness_digest (str): SHA-256 of ``proof``, or why there is none.
         proof (Witness, optional): the witness from which :meth:`verify` proves
-            the ranks: the graph, the pairs, users and items. It holds edges,
-            so no report contains it: :meth:`~Witness.save` it separately.
+            the ranks. It holds edges, so no report contains it:
+            :meth:`~Witness.save` it separately.
     """
 
     num_kept: int
@@ -106,10 +101,9 @@ class RankCertificate(Proved, Report):
     witness_digest: str = ''
     proof: Witness | None = field(default=None, repr=False, compare=False)
 
-    @property
-    def certified_ratio(self) -> Ratio:
-        """The share of items that stay, also as a method."""
-        return Ratio(self.num_kept / max(self.status.numel(), 1))
+    def certified_ratio(self) -> float:
+        """Return the share of items that stay."""
+        return self.num_kept / max(self.status.numel(), 1)
 
     def _is_about(self, arrays: dict[str, np.ndarray]) -> bool:
         kernel.read(arrays)
@@ -170,6 +164,7 @@ class RankCertificate(Proved, Report):
         )
 
 
+@renamed(tolerance='tol')
 @validated
 def certify_ranks(
     graph: Any,
@@ -179,21 +174,20 @@ def certify_ranks(
     alpha: Fraction = 0.15,
     k: Count = 10,
     items: Tensor | None = None,
-    tolerance: NotNegative = 1e-9,
+    tol: NotNegative = 1e-9,
 ) -> RankCertificate:
     r"""Certify how far a user's best items can fall in a PageRank ranking.
 
     Ranks the items that a user neither is nor has, by row :math:`u` of
     :math:`\alpha (I - (1 - \alpha) D^{-1} A)^{-1}`. The worst rank of an item
     is the largest number of items beside it or above it, itself included, in
-    any graph of the attacker. Distant items are included.
+    any graph of the attacker.
 
-    **One flip** (``global_budget=1``) is exact: the two rows that change have
-    a formula for all items at once. Each user is certified against the edges
-    of all others: its own pairs do not flip for its ranks.
+    **One flip** (``global_budget=1``) is exact. Each user is certified against
+    the edges of all others: its own pairs do not flip for its ranks.
     **More flips** are bounded by :func:`certify_pagerank`, each competitor
-    with the whole budget: for small graphs. On real ones this proves little,
-    and an item of which nothing is proved is *unknown*.
+    with the whole budget: on real graphs this proves little, and an item of
+    which nothing is proved is *unknown*.
 
     .. code-block:: python
 
@@ -216,14 +210,13 @@ def certify_ranks(
         items (Tensor, optional): the nodes that are ranked, int64 indices or a
             bool mask, such as one side of a bipartite graph. By default all
             nodes. (default: :obj:`None`)
-        tolerance (float): two items with scores closer than this count as
-            tied. (default: :obj:`1e-9`)
+        tol (float): two items with scores closer than this count as tied.
+            (default: :obj:`1e-9`)
 
     Returns:
         RankCertificate: worst ranks, and the flips that reach them.
 
     Raises:
-        TypeError: on a wrong type or dtype.
         ValueError: if the graph is not that of the threat, some items are
             left out, or a user has fewer than :obj:`k` left.
     """
@@ -238,25 +231,22 @@ def certify_ranks(
     if not who.numel():
         raise ValueError("'users' needs to name a node")
     ranked = _ranked(converted, items, pairs)
-    ranks = single_edge_ranks(
-        *(converted, who, ranked, pairs),
-        *(alpha, k, tolerance),
-    )
-    worst, single = ranks.worst, budget <= 1
+    ranks = single_edge_ranks(converted, who, ranked, pairs, alpha, k, tol)
+    worst = ranks.worst
     arrays = {
         **{'rowptr': converted.rowptr, 'col': converted.col, 'pairs': pairs},
         **{'users': who, 'items': ranked, 'best': ranks.items},
         **{'worst': ranks.worst, 'flips': ranks.flips},
         'alpha': torch.tensor(alpha, dtype=torch.float64),
-        'tolerance': torch.tensor(tolerance, dtype=torch.float64),
+        'tolerance': torch.tensor(tol, dtype=torch.float64),
     }
-    if single:
+    proof: Witness | None = None
+    if budget <= 1:
         proof, digest = Witness.of(arrays, {})
     else:
-        proof, digest = None, 'none: bounds for several flips have none'
+        digest = 'none: bounds for several flips have none'
         worst = _bounds(
-            *(converted, who, ranked, pairs, budget, ranks.items),
-            *(alpha, tolerance),
+            *(converted, who, ranked, pairs, budget, ranks.items, alpha, tol)
         ).maximum(ranks.worst)
     status = torch.full_like(worst, UNKNOWN, dtype=torch.int8)
     status[worst <= k] = ROBUST
@@ -271,13 +261,13 @@ def certify_ranks(
         num_items=ranked.numel(),
         num_flips=pairs.size(1),
         global_budget=budget,
-        method='flip' if single else 'certify',
+        method='flip' if budget <= 1 else 'certify',
         alpha=float(alpha),
-        tolerance=float(tolerance),
+        tolerance=float(tol),
         roundoff=ranks.roundoff,
         fingerprint=fingerprint(
             *(converted.rowptr, converted.col, pairs, budget, who, ranked, k),
-            *(float(alpha), float(tolerance)),
+            *(float(alpha), float(tol)),
         ),
         users=who,
         items=ranks.items,
@@ -286,7 +276,7 @@ def certify_ranks(
         status=status,
         flips=ends[ranks.flips],
         provenance=provenance(
-            threat=repr(threat), alpha=alpha, k=k, tolerance=tolerance
+            threat=repr(threat), alpha=alpha, k=k, tolerance=tol
         ),
         data=fingerprint_data(graph) if isinstance(graph, Data) else '',
         witness_digest=digest,
@@ -295,9 +285,8 @@ def certify_ranks(
 
 
 class _Ranks(NamedTuple):
-    # The best items of the clean graph, their worst and attained ranks and
-    # the number of the pair that attains each (-1: none), [num_users, k]; and
-    # the largest error of a score.
+    # The best items of the clean graph, their worst and attained ranks, the
+    # pair that attains each (-1: none), and the largest error of a score.
     items: Tensor
     worst: Tensor
     attained: Tensor
@@ -316,19 +305,9 @@ def single_edge_ranks(
 ) -> _Ranks:
     r"""Compute the worst ranks of users' best items under one flipped edge.
 
-    A flip costs two numbers for a user and two for an item, and each rank
-    counts every item whose score may be as large:
+    A flip costs two numbers for a user and two for an item:
     :mod:`pyg_trust.verify.ranks` has the formula and the bound of its error.
-    A pair of a user itself does not flip for its ranks. Needs the dense
-    inverse: about 40 bytes for each pair of nodes.
-
-    Example:
-        >>> path = torch.tensor([[0, 2, 1, 2, 1, 3], [2, 0, 2, 1, 3, 1]])
-        >>> graph = CSRGraph.from_edge_index(path, num_nodes=5)
-        >>> pairs = torch.tensor([[1], [4]])
-        >>> user, items = torch.tensor([0]), torch.tensor([3, 4])
-        >>> single_edge_ranks(graph, user, items, pairs, 0.2, k=1).worst
-        tensor([[2]])
+    Needs the dense inverse: about 40 bytes for each pair of nodes.
     """
     if graph.is_weighted or graph.has_self_loops or not graph.is_undirected:
         raise ValueError(
@@ -467,9 +446,9 @@ def _bounds(
             certificate = certify_pagerank(
                 *(logits, None, threat),
                 alpha=alpha,
-                targets=torch.tensor([user]),
+                nodes=torch.tensor([user]),
                 reference=torch.full((n,), c),
-                tolerance=tolerance,
+                tol=tolerance,
             )
             beside = free[items] & (certificate.class_margins[0] <= tolerance)
             worst[i, place] = 1 + int(beside.sum())

@@ -12,18 +12,10 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
-from pyg_trust._checks import (
-    Count,
-    Fraction,
-    Natural,
-    check_integer,
-    check_tensor,
-    validated,
-)
-from pyg_trust.certificates.budget import Rewards, dual_bound
-from pyg_trust.certificates.perturbations import Perturbations
+from pyg_trust.certificates.budget import dual_bound
 from pyg_trust.certificates.policy import policy_iteration
 from pyg_trust.certificates.search import attacks
+from pyg_trust.certificates.threat import Perturbations
 from pyg_trust.graph import CSRGraph
 from pyg_trust.graph.ragged import pointer, ranges
 
@@ -33,13 +25,11 @@ __all__ = ['Region', 'local_attack', 'local_bound', 'nearest']
 _LEAST = 1e-12
 
 
-@validated
 class Region:
     """Rows of a part of a graph, and the border that they lead to."""
 
     def __init__(self, perturbations: Perturbations, inside: Tensor) -> None:
         graph, n = perturbations.graph, perturbations.num_nodes
-        check_tensor('inside', inside, torch.int64, ('num_inside',))
         inside = inside.unique()
         place = torch.full((n,), -1)
         place[inside] = torch.arange(inside.numel())
@@ -51,10 +41,13 @@ class Region:
         )
         border = reached[place[reached] < 0].unique()
         place[border] = inside.numel() + torch.arange(border.numel())
-        budget = perturbations.budget[inside]
+        budget, all_pairs = (
+            perturbations.budget[inside],
+            perturbations.all_pairs,
+        )
         # With all pairs, stand-ins for the nodes beyond the border.
         spare = 0
-        if perturbations.all_pairs and budget.numel() > 0:
+        if all_pairs and budget.numel() > 0:
             spare = min(int(budget.max()), n - inside.numel() - border.numel())
         self.inside, self.border, self.spare = inside, border, spare
         count = inside.numel() + border.numel() + spare
@@ -66,14 +59,14 @@ class Region:
         free = torch.cat([free, torch.zeros_like(out).bool()])
         order = (row * count + col).argsort()
         addable = None
-        if not perturbations.all_pairs:
+        if not all_pairs:
             addable = place[perturbations.pairs[:, pair]]
         self.perturbations = Perturbations(
             CSRGraph(pointer(row.bincount(minlength=count)), col[order]),
             free[order],
             torch.cat([budget, torch.zeros_like(out)]),
             addable,
-            all_pairs=perturbations.all_pairs,
+            all_pairs=all_pairs,
         )
         self.place = place
 
@@ -129,11 +122,7 @@ class Region:
 
 
 def nearest(graph: CSRGraph, target: int, alpha: float, size: int) -> Tensor:
-    """Return the nodes with the largest personalized PageRank, by pushes.
-
-    Returns:
-        Tensor: int64, at most :obj:`size` nodes, the target among them.
-    """
+    """Find nodes with the largest personalized PageRank, by pushes."""
     reach = {target: 1.0}
     total: dict[int, float] = {}
     rowptr, col = graph.rowptr, graph.col
@@ -155,42 +144,24 @@ def nearest(graph: CSRGraph, target: int, alpha: float, size: int) -> Tensor:
     return torch.tensor(order if target in order else [target, *order[:-1]])
 
 
-@validated
 def local_bound(
     perturbations: Perturbations,
-    reward: Rewards,
+    reward: Tensor,
     target: int,
-    free: Rewards,
-    global_budget: Natural,
-    alpha: Fraction,
+    free: Tensor,
+    global_budget: int,
+    alpha: float,
     *,
     undirected: bool = False,
     sign_only: bool = False,
-    size: Count = 512,
+    size: int = 512,
 ) -> Tensor:
     r"""Bound :math:`\max_{\tilde G} \pi_{\tilde G}(u)^\top r` in a region.
 
     As :func:`dual_bound` with the cost :obj:`'pagerank'`, for one target of a
-    large graph; the time depends on the region, not on the graph.
-
-    Args:
-        perturbations (Perturbations): the graphs admissible by the local
-            budgets.
-        reward (Tensor): :math:`r`, float64, ``[num_columns, num_nodes]``.
-        target (int): :math:`u`.
-        free (Tensor): upper bounds of :math:`V^{(0)}`, the worst case under
-            the local budgets alone, as :obj:`reward`.
-        global_budget (int): :math:`B`.
-        alpha (float): the teleport probability, in :math:`(0, 1)`.
-        undirected (bool): whether :math:`B` counts undirected edges.
-            (default: :obj:`False`)
-        sign_only (bool): as in :func:`dual_bound`. (default: :obj:`False`)
-        size (int): the number of nodes of the region. (default: :obj:`512`)
-
-    Returns:
-        Tensor: float64, ``[num_columns]``: no admissible graph exceeds it.
+    large graph; the time depends on the region, of :obj:`size` nodes, not on
+    the graph. :obj:`free` bounds the worst case under local budgets alone.
     """
-    check_integer('target', target, 0, perturbations.num_nodes - 1)
     inside = nearest(perturbations.graph, target, alpha, size)
     region = Region(perturbations, inside)
     upper = region.upper(perturbations, target, alpha)
@@ -223,22 +194,9 @@ def local_attack(
     undirected: bool = False,
     size: int = 512,
 ) -> Tensor:
-    r"""Attack a target in a region around it.
+    """Attack a target in a region around it; evaluate the flips before use.
 
-    Args:
-        perturbations (Perturbations): the graphs admissible by the local
-            budgets.
-        reward (Tensor): :math:`r`, float64, ``[num_nodes]``.
-        target (int): :math:`u`.
-        value (Tensor): :math:`V` of the clean graph, where the border is held.
-        global_budget (int): :math:`B`.
-        alpha (float): the teleport probability, in :math:`(0, 1)`.
-        undirected (bool): whether a flip takes both directions.
-            (default: :obj:`False`)
-        size (int): the number of nodes of the region. (default: :obj:`512`)
-
-    Returns:
-        Tensor: the directed edges to flip, ``[2, num_flips]``; evaluate it.
+    The border is held at the :obj:`value` of the clean graph.
     """
     inside = nearest(perturbations.graph, target, alpha, size)
     region = Region(perturbations, inside)

@@ -3,13 +3,14 @@
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import Module
 from torch_geometric.data import Batch, Data
 
+from pyg_trust import rng
 from pyg_trust._progress import Bar
 from pyg_trust.certificates.flip_bits import (
     KINDS,
@@ -17,22 +18,24 @@ from pyg_trust.certificates.flip_bits import (
     NoisyCopies,
     edge_index_of,
 )
-from pyg_trust.certificates.lazy import LinearFeatures
 from pyg_trust.certificates.voting import differ
+from pyg_trust.distributed import from_first, rank_and_size, run_over_ranks
 from pyg_trust.graph import quiet_sparse, sparse_rows
 from pyg_trust.graph.ragged import pointer
 
+__all__ = ['Pipeline', 'Run', 'Sampler', 'check_uncached', 'evaluating']
+
 # Bytes of the copies that go through the model together.
 _BYTES = 2**28
-# How many copies show whether sparse matrices change an output.
+# How many copies, and how many graphs, are tried out.
 _TRIED = 3
 # How many copies have to be those of the clean graph to be suspicious.
 _HIDDEN = 16
+# The share of entries that are not 0 up to which features are sparse.
+_SPARSE = 0.1
 
 
 Parts = TypeVar('Parts')
-
-__all__ = ['Pipeline', 'Sampler', 'check_uncached', 'evaluating']
 
 
 class Pipeline(NamedTuple):
@@ -84,11 +87,7 @@ class Sampler:
     """Compute the logits of noisy copies of one graph."""
 
     def __init__(
-        self,
-        pipeline: Pipeline,
-        data: Data,
-        noise: BitFlips,
-        seed: int,
+        self, pipeline: Pipeline, data: Data, noise: BitFlips, seed: int
     ) -> None:
         self.pipeline, self.data, self.seed = pipeline, data, seed
         self.copies = NoisyCopies(data, noise)
@@ -102,15 +101,27 @@ class Sampler:
         self._fixed_x: Tensor | None = None
         self._products: dict[int, tuple[Tensor, Tensor]] = {}
         if pipeline.sparse_x and self.copies.features is None:
-            self._fixed_x = _csr_of(x)
+            row, col = x.cpu().nonzero(as_tuple=True)
+            ptr = pointer(row.bincount(minlength=x.size(0)))
+            value = x.detach().cpu()[row, col]
+            self._fixed_x = sparse_rows(
+                ptr.int(), col.int(), value, (x.size(0), x.size(1))
+            )
 
     def logits(self, first: int, count: int, plain: bool = False) -> Tensor:
         """Compute logits of copies: ``[count, rows, num_classes]``."""
         pipe = self.pipeline
         if pipe.transform is not None or pipe.forward is not None:
-            out = self._general(first, count)
+            # PyG's own batches: anything may be in the data.
+            out = self._called(self._drawn(first, count))
         else:
-            out = self._direct(first, count, plain)
+            x = self._features(first, count, pipe.sparse_x and not plain)
+            sparse = pipe.sparse_adj and not plain
+            inputs = [x, *self._graph(first, count, sparse)]
+            if pipe.graphs:
+                batch = torch.arange(count, device=self.device)
+                inputs.append(batch.repeat_interleave(self.copies.num_nodes))
+            out = pipe.model(*inputs)
         if not isinstance(out, Tensor) or not out.is_floating_point():
             raise TypeError(
                 "'model' needs to return a floating point tensor of logits "
@@ -125,10 +136,6 @@ class Sampler:
         if out.size(1) == 0:
             raise ValueError("'model' needs to return at least one class")
         return out.view(count, self.rows, -1)
-
-    def _general(self, first: int, count: int) -> Tensor:
-        # PyG's own batches: anything may be in the data.
-        return self._called(self._drawn(first, count))
 
     def _drawn(
         self, first: int, count: int, kinds: Sequence[str] = KINDS
@@ -186,26 +193,15 @@ class Sampler:
             samples.append(wild)
         return samples
 
-    def _direct(self, first: int, count: int, plain: bool) -> Tensor:
-        pipe, n = self.pipeline, self.copies.num_nodes
-        x = self._features(first, count, pipe.sparse_x and not plain)
-        inputs = [x, *self._graph(first, count, pipe.sparse_adj and not plain)]
-        if pipe.graphs:
-            batch = torch.arange(count, device=self.device)
-            inputs.append(batch.repeat_interleave(n))
-        return pipe.model(*inputs)
-
     def _features(self, first: int, count: int, sparse: bool) -> Tensor:
         x = self.data.x
-        width = x.size(-1)
-        shape = (count * self.copies.num_nodes, width)
+        shape = (count * self.copies.num_nodes, x.size(-1))
+        like = x.new_empty(0, device=self.device)
         if self.copies.features is None:
             if not sparse:
                 return x.to(self.device).repeat(count, 1)
             return LinearFeatures(
-                lambda weight: self._once(weight).repeat(count, 1),
-                shape,
-                x.new_empty(0, device=self.device),
+                lambda weight: self._once(weight).repeat(count, 1), shape, like
             )
         ptr, col = self.copies.draw_features(self.seed, first, count)
         if not sparse:
@@ -215,9 +211,7 @@ class Sampler:
             ptr.to(index), col.to(index), x.new_ones(col.numel()), shape
         ).to(self.device)
         return LinearFeatures(
-            lambda weight: _product(matrix, weight),
-            shape,
-            x.new_empty(0, device=self.device),
+            lambda weight: _product(matrix, weight), shape, like
         )
 
     def _once(self, weight: Tensor) -> Tensor:
@@ -281,13 +275,13 @@ class Sampler:
         most = (2**31 - 1) // max(n, 1)
         return max(1, min(_BYTES // max(size, 1), most, 10_000))
 
-    def check(self, fresh: Pipeline | None, together: int = 3) -> str:
+    def check(self, fresh: Pipeline | None) -> str:
         """Return why copies can't share a call of the model, or nothing.
 
-        Raises:
-            ValueError: if the model is random in evaluation mode, or keeps
-                what it was called with before.
+        Refuse a model that is random in evaluation mode, or keeps what it was
+        called with before.
         """
+        together = _TRIED
         alone = [self.logits(s, 1, True)[0] for s in range(together)]
         if differ(alone[0], self.logits(0, 1, True)[0]):
             raise ValueError(
@@ -369,16 +363,13 @@ class Sampler:
         count: int,
         batch_size: int,
         bar: Bar,
-        plain: bool = False,
-        place: tuple[int, int] = (0, 1),
+        plain: bool,
+        place: tuple[int, int],
     ) -> Tensor | None:
         """Count the votes of copies for each class: ``[rows, C + 1]``.
 
-        The last column has the votes of outputs that are not finite.
-
-        Raises:
-            ValueError: if a copy has another output alone, and after all
-                others, than it had in its batch.
+        The last column has the votes of outputs that are not finite. Refuse a
+        copy with another output alone, after all others, than in its batch.
         """
         total: Tensor | None = None
         early: Tensor | None = None
@@ -432,15 +423,239 @@ def _dense(ptr: Tensor, col: Tensor, like: Tensor) -> Tensor:
     return dense
 
 
-def _csr_of(x: Tensor) -> Tensor:
-    row, col = x.cpu().nonzero(as_tuple=True)
-    ptr = pointer(row.bincount(minlength=x.size(0)))
-    value = x.detach().cpu()[row, col]
-    return sparse_rows(ptr.int(), col.int(), value, (x.size(0), x.size(1)))
-
-
 def _product(matrix: Tensor, weight: Tensor) -> Tensor:
     # Compute matrix @ weight.t(); torch fills the result with zeros first.
     dense = weight.detach().t().contiguous()
     out = dense.new_empty(matrix.size(0), dense.size(1))
     return torch.addmm(out, matrix, dense, beta=0, out=out)
+
+
+# Features as a sparse matrix until a linear layer receives them
+
+Product = Callable[[Tensor], Tensor]
+
+_QUESTIONS = (
+    *('size', 'dim', 'numel', 'ndimension', '__len__', '__get__'),
+    *('is_floating_point', 'is_complex', 'get_device', 'stride'),
+    *('storage_offset', 'is_contiguous'),
+)
+_SAME = ('contiguous', 'clone', 'detach', 'requires_grad_', 'float', 'to')
+_DROPOUT = ('dropout', 'feature_dropout', 'alpha_dropout')
+_MATMUL = ('mm', 'matmul', '__matmul__', '_sparse_mm')
+
+
+class LinearFeatures(Tensor):
+    r"""Matrix :math:`L` defined by the product :math:`W \mapsto L W^{\top}`.
+
+    Stands in for dense features in models that are linear in them before
+    anything else, so that :math:`(A X) W^{\top}` is computed as :math:`A (X
+    W^{\top})`. Anything else raises; and its entries are NaN, so that any way
+    around that counts as no prediction.
+    """
+
+    product: Product
+
+    @staticmethod
+    def __new__(
+        cls, product: Product, shape: tuple[int, int], like: Tensor
+    ) -> 'LinearFeatures':
+        blank = like.new_full((1, 1), torch.nan).expand(shape).as_subclass(cls)
+        blank.product = product
+        return blank
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, '__name__', str(func))
+        if name in _QUESTIONS:
+            with torch._C.DisableTorchFunctionSubclass():
+                answer = func(*args, **kwargs)
+            found = None if isinstance(answer, Tensor) else answer
+        else:
+            found = _answer(name, *args, **kwargs)
+        if found is None:
+            raise ValueError(
+                "'sparse_x' needs a model that is linear in the features "
+                f"before anything else (got '{name}'); layers that sum over "
+                "neighbours first need 'sparse_adj', too"
+            )
+        return found
+
+
+def _answer(name: str, one: Any, *rest: Any, **kwargs: Any) -> Any:
+    # What a function makes of the features, or nothing if it is not linear.
+    two: Any = rest[0] if rest else None
+    mine, yours = (isinstance(x, LinearFeatures) for x in (one, two))
+    if name == 'linear' and mine:
+        bias = kwargs.get('bias', rest[1] if len(rest) > 1 else None)
+        out = one.product(two)
+        return out if bias is None else out + bias
+    if name in _DROPOUT and mine:
+        train = rest[1] if len(rest) > 1 else True
+        train = kwargs.get('train', kwargs.get('training', train))
+        return None if train else one
+    if name in _SAME and mine:
+        wanted = [x for x in rest if isinstance(x, torch.dtype)]
+        return one if all(x == one.dtype for x in wanted) else None
+    if name in _MATMUL and mine:
+        return one.product(two.t())
+    layout = getattr(one, 'layout', None)
+    if name in _MATMUL and yours and layout == torch.sparse_csr:
+        if (rest[1] if len(rest) > 1 else 'sum') not in ('sum', 'mean'):
+            return None
+        return _linear(
+            two,
+            lambda weight: torch.sparse.mm(
+                one, two.product(weight), *rest[1:]
+            ),
+            one.size(0),
+        )
+    if kwargs:
+        return None
+    if name in ('add', '__add__', '__radd__') and mine and yours:
+        if one.shape != two.shape:
+            return None
+        return _linear(one, lambda w: one.product(w) + two.product(w))
+    if name in ('mul', '__mul__', '__rmul__') and mine != yours:
+        inner, factor = (one, two) if mine else (two, one)
+        if isinstance(factor, int | float) or (
+            isinstance(factor, Tensor) and factor.numel() == 1
+        ):
+            return _linear(inner, lambda w: factor * inner.product(w))
+    return None
+
+
+def _linear(
+    x: LinearFeatures, product: Product, rows: int | None = None
+) -> LinearFeatures:
+    shape = (x.size(0) if rows is None else rows, x.size(1))
+    like = torch.empty(0, dtype=x.dtype, device=x.device)
+    return LinearFeatures(product, shape, like)
+
+
+class Run:
+    """Noisy copies of all graphs, and how the model is called with them."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        graphs: list[Data],
+        noise: BitFlips,
+        seed: int,
+        batch_size: int | None,
+        over_ranks: bool,
+        sparse: tuple[bool | None, bool | None],
+    ) -> None:
+        self.pipeline, self.noise = pipeline, noise
+        self.graphs, self.seed = graphs, seed
+        self.place = rank_and_size() if over_ranks else (0, 1)
+        # Copied before any call.
+        self.fresh = fresh_copy(pipeline)
+        self.samplers = self._samplers(graphs[:_TRIED])
+        flags = from_first(lambda: self._chosen(sparse), self.place[1])
+        self.pipeline = pipeline._replace(
+            sparse_x=flags[0], sparse_adj=flags[1]
+        )
+        self.samplers = self._samplers(graphs)
+        self.slack = max(sampler.copies.slack for sampler in self.samplers)
+        self.note, self.named = from_first(self._checked, self.place[1])
+        self.batch_size = 1 if self.note else batch_size
+
+    def _samplers(self, graphs: list[Data]) -> list[Sampler]:
+        seeds = [
+            rng.derive(self.seed, i) if self.pipeline.graphs else self.seed
+            for i in range(len(graphs))
+        ]
+        return [
+            Sampler(self.pipeline, graph, self.noise, seed)
+            for graph, seed in zip(graphs, seeds, strict=True)
+        ]
+
+    @property
+    def calls(self) -> dict[str, object]:
+        """The transform and the call around the model, if any."""
+        pipe = self.pipeline
+        given = {'transform': pipe.transform, 'forward': pipe.forward}
+        return {name: call for name, call in given.items() if call is not None}
+
+    def _chosen(self, sparse: tuple[bool | None, bool | None]) -> list[bool]:
+        # Sparse matrices where they may pay and change no output.
+        given = [bool(flag) for flag in sparse]
+        if self.calls or None not in sparse:
+            return given
+        few = all(sampler.density <= _SPARSE for sampler in self.samplers)
+        for flags in ((True, True), (False, True), (True, False)):
+            asked = all(
+                one is None or one == other
+                for one, other in zip(sparse, flags, strict=True)
+            )
+            if (
+                asked
+                and (few or sparse[0] or not flags[0])
+                and all(sampler.agrees(*flags) for sampler in self.samplers)
+            ):
+                return list(flags)
+        return given
+
+    def _checked(self) -> tuple[str, tuple[str, ...]]:
+        some = self.samplers[:_TRIED]
+        notes = [sampler.check(self.fresh) for sampler in some]
+        around = ' or '.join(map(repr, self.calls))
+        named = []
+        for kind in self.noise.noisy:
+            if not all(sampler.hides(kind) for sampler in some):
+                continue
+            if around:
+                raise ValueError(
+                    f'{around} needs to pass on the noise on the {kind} (got '
+                    'the outputs of the clean graph, to the bit, for each '
+                    f'noisy copy): values from the clean {kind} stay fixed '
+                    'here, and would change in an attack'
+                )
+            named.append(
+                f'no output of the model changes with the {kind}: nor was '
+                f'anything that it is given computed from the {kind}'
+            )
+        if around:
+            known = {'x', 'edge_index', 'num_nodes', 'y'}
+            rest = sorted({*self.graphs[0].keys()} - known)
+            named.append(
+                f'what {around} reads beside the noisy features and edges '
+                f'({", ".join(map(repr, rest)) or "no attribute of the data"})'
+                ' stays as it is: it was not computed from features or edges '
+                'that may change'
+            )
+        return next(filter(None, notes), ''), tuple(named)
+
+    def votes(
+        self, first: int, count: int, rows: Tensor | None, bar: Bar
+    ) -> Tensor:
+        """Count the votes of copies for each class: ``[targets, C + 1]``."""
+
+        def own(_: int) -> list[Tensor | None]:
+            # A graph's first batch is the next process's.
+            rank, size = self.place
+            return [
+                sampler.votes(
+                    *(first, count, self.batch_size or sampler.batch_size()),
+                    *(bar, bool(self.note), ((rank - i) % size, size)),
+                )
+                for i, sampler in enumerate(self.samplers)
+            ]
+
+        if self.place[1] == 1:
+            parts = [own(0)]
+        else:
+            parts = run_over_ranks(range(self.place[1]), own)
+        counts = [
+            [votes for votes in row if votes is not None]
+            for row in zip(*parts, strict=True)
+        ]
+        if len({votes.size(1) for row in counts for votes in row}) > 1:
+            raise ValueError(
+                "'model' needs to return as many classes for every graph"
+            )
+        votes = torch.cat([torch.stack(row).sum(0) for row in counts])
+        return votes if rows is None else votes[rows]

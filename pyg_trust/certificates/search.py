@@ -7,22 +7,15 @@ error. A flip is a directed edge, or an undirected one with both directions.
 import itertools
 import math
 from collections.abc import Iterator
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from pyg_trust._checks import Array, Fraction, Natural, check_range, validated
 from pyg_trust._progress import Bar
-from pyg_trust.certificates.budget import (
-    Rewards,
-    Targets,
-    flip_gains,
-    pagerank_of,
-)
-from pyg_trust.certificates.diffusion import check_logits
-from pyg_trust.certificates.perturbations import Perturbations, Policy
+from pyg_trust.certificates.budget import flip_gains, pagerank_of
 from pyg_trust.certificates.policy import Horizon, policy_value
+from pyg_trust.certificates.threat import Perturbations, Policy
 from pyg_trust.graph import sparse_rows
 from pyg_trust.graph.ragged import pointer
 
@@ -73,11 +66,7 @@ def directed(pairs: Tensor, undirected: bool) -> Tensor:
 def within(
     pairs: Tensor, budget: Tensor, undirected: bool, most: int | None = None
 ) -> Tensor:
-    """Take flips in the given order, as far as the local budgets allow.
-
-    Returns:
-        Tensor: a mask of the flips that are taken.
-    """
+    """Mark flips to take in the given order, as far as budgets allow."""
     n, left = budget.numel(), budget.clone()
     i, j = pairs
     # A self-loop takes from one row, as a directed flip does.
@@ -107,11 +96,7 @@ def within(
 def all_flips(
     perturbations: Perturbations, budget: int, undirected: bool
 ) -> Iterator[Tensor]:
-    """Iterate over every admissible set of flips, the empty one first.
-
-    Yields:
-        Tensor: the directed edges to flip, ``[2, num_flips]``.
-    """
+    """Iterate over every admissible set of flips, the empty one first."""
     pairs = candidates(perturbations, undirected)
     n = perturbations.num_nodes
     for k in range(min(budget, pairs.size(1)) + 1):
@@ -136,7 +121,7 @@ def try_all(
     horizon: Horizon,
     undirected: bool,
 ) -> Margins:
-    r"""Find the worst case over every admissible graph, by brute force."""
+    """Find the worst case over every admissible graph, by brute force."""
     classes, signal = logits.size(1), logits.t().contiguous()
     here, alpha = torch.arange(targets.numel()), horizon.alpha
     lower = logits.new_full((targets.numel(), classes), math.inf)
@@ -168,13 +153,12 @@ def try_all(
     return Margins(lower, upper, flips)
 
 
-@validated
 def try_each(
     logits: Tensor,
     perturbations: Perturbations,
-    targets: Targets,
-    reference: Annotated[Tensor, Array(torch.int64, 'num_targets')],
-    alpha: Fraction,
+    targets: Tensor,
+    reference: Tensor,
+    alpha: float,
 ) -> Margins:
     r"""Find the worst case over at most one directed flip, exactly.
 
@@ -194,9 +178,6 @@ def try_each(
     """
     follow = 1 - alpha
     graph, n = perturbations.graph, perturbations.num_nodes
-    check_logits(logits, graph)
-    check_range('reference', reference, logits.size(1), 'the classes')
-    logits = logits.detach().double()
     classes, degree = logits.size(1), graph.degree
     share = 1 / degree.clamp(min=1).double()
     mean = sparse_rows(graph.rowptr, graph.col, share[graph.row], (n, n))
@@ -254,9 +235,10 @@ def try_each(
             better = lowered < margins[held]
             margins[held] = torch.where(better, lowered, margins[held])
             number = torch.arange(len(row))[:, None].expand_as(drop)
+            first = torch.full_like(blank, len(row), dtype=torch.int64)
             first = _by_row(
                 number.where(drop == worst[place], len(row)),
-                *(place, worst, 'amin', len(row)),
+                *(place, first, 'amin'),
             )
             pair = first.gather(0, which).clamp(max=len(row) - 1)
             edges = torch.stack([row[pair], col[pair]], dim=2)
@@ -275,25 +257,23 @@ def try_each(
 
 
 def _by_row(
-    of_pairs: Tensor, place: Tensor, like: Tensor, how: str, fill: int = 0
+    of_pairs: Tensor, place: Tensor, least: Tensor, how: str
 ) -> Tensor:
-    # The smallest or largest of each row's pairs, and the fill.
-    out = torch.full_like(like, fill, dtype=of_pairs.dtype)
+    # The smallest or largest of each row's pairs and of what is there.
     where = place[:, None].expand_as(of_pairs)
-    return out.scatter_reduce(0, where, of_pairs, how)
+    return least.scatter_reduce(0, where, of_pairs, how)
 
 
-@validated
 def attacks(
     perturbations: Perturbations,
-    reward: Rewards,
-    targets: Targets,
-    global_budget: Natural,
-    alpha: Fraction,
+    reward: Tensor,
+    targets: Tensor,
+    global_budget: int,
+    alpha: float,
     *,
     normalization: str = 'rw',
     undirected: bool = False,
-    swaps: Natural = 1,
+    swaps: int = 1,
 ) -> list[Tensor]:
     r"""Search for attacks by the worth of single flips.
 
@@ -303,11 +283,7 @@ def attacks(
     best flip is added again and again; then each flip in turn is given up for
     the best one in its place. A heuristic: evaluate the attacks before use.
     With all pairs addable only removals are tried in graphs of more than 1,500
-    nodes.
-
-    Returns:
-        list[Tensor]: per column the directed edges to flip, ``[2,
-        num_flips]``.
+    nodes. Returns the directed edges to flip, ``[2, num_flips]``, per column.
     """
     used = perturbations
     if used.all_pairs and used.num_nodes > 1500:
@@ -362,12 +338,12 @@ class _Attack:
         """
         reward, targets = self.reward[of], self.targets[of]
         policy = Policy.from_flips(self.perturbations, self.flips(chosen))
-        alpha, follow = self.horizon.alpha, 1 - self.horizon.alpha
+        alpha = self.horizon.alpha
         signal = self.horizon.scaled(policy, reward)
         value = policy_value(policy, signal, alpha, tol=1e-9).value
         sure = torch.full((len(chosen),), 1e-9, dtype=torch.float64)
         reach = pagerank_of(policy, targets, alpha, None, sure)
-        mean, size = (value - signal) / follow, policy.size.double()
+        mean, size = (value - signal) / (1 - alpha), policy.size.double()
         left = self.perturbations.budget - policy.flips
         worth, free = torch.zeros_like(chosen).double(), ~chosen
         # An edge that is flipped is there if it was not, and flips back.
@@ -375,8 +351,7 @@ class _Attack:
         ways = [self.pairs, self.pairs.flip(0)][: 1 + self.undirected]
         for k, (row, col) in enumerate(ways):
             gain = flip_gains(
-                *(value, mean, reward, size, row, col),
-                *(sign, follow, self.horizon.normalization),
+                *(value, mean, reward, size, row, col, sign, self.horizon)
             )
             if k > 0:
                 gain = gain.masked_fill(row == col, 0)

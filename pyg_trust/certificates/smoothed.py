@@ -26,18 +26,20 @@ from pyg_trust._checks import (
     validated,
 )
 from pyg_trust._checks.identity import check_process, identity, identity_on
+from pyg_trust._moved import by_new_names, renamed
 from pyg_trust._progress import Bar
 from pyg_trust.certificates.any_model import certifies
-from pyg_trust.certificates.confidence import clopper_pearson, look_level
 from pyg_trust.certificates.flip_bits import KINDS, BitFlips, check_graph
-from pyg_trust.certificates.runs import Run
 from pyg_trust.certificates.sampling import (
     Pipeline,
+    Run,
     check_uncached,
     evaluating,
 )
 from pyg_trust.certificates.smoothing import (
     check_radius,
+    clopper_pearson,
+    look_level,
     min_probability,
     regions_at,
 )
@@ -59,6 +61,7 @@ _EXACT = (
 
 
 @certifies(BitFlips)
+@renamed(targets='nodes', tolerance='tol')
 @validated
 def certify_smoothed(
     model: Module,
@@ -70,7 +73,7 @@ def certify_smoothed(
     confidence: Fraction = 0.99,
     per: Annotated[str, OneOf(PER)] = 'all',
     classes: Annotated[str, OneOf(CLASSES)] = 'all',
-    targets: Tensor | None = None,
+    nodes: Tensor | None = None,
     until: dict[str, tuple[int, int]] | None = None,
     transform: Callable[[Data], Data] | None = None,
     forward: Callable[[Data], Tensor] | None = None,
@@ -79,7 +82,7 @@ def certify_smoothed(
     sparse_x: bool | None = None,
     sparse_adj: bool | None = None,
     seed: int | None = None,
-    tolerance: NotNegative = 1e-9,
+    tol: NotNegative = 1e-9,
     over_ranks: bool = False,
 ) -> SmoothedCertificate:
     r"""Certify the smoothed version of any classifier, with confidence.
@@ -93,26 +96,18 @@ def certify_smoothed(
     follows for changed inputs is exact over all classifiers, and one run
     serves all budgets.
 
-    With several numbers of samples the run ends at the first of them at which
-    every target is certified :obj:`until` that budget; look :math:`j` has the
-    level :math:`6 \alpha / \pi^2 j^2`, so that stopping early costs nothing
-    else. A model that is linear in personalized PageRank has exact
-    certificates against a :class:`ThreatModel`, which certify more.
-
-    Memory: :obj:`batch_size` copies of the graph at a time, nothing quadratic.
-
     Args:
         model (Module): ``model(x, edge_index)``, or ``model(x, edge_index,
             edge_weight)`` if the data have weights, to logits; for graphs
-            with :obj:`batch` last. It is evaluated as one function: copies
-            go through it in evaluation mode.
+            with :obj:`batch` last. It runs in evaluation mode.
         data (Data or list[Data]): a graph, to classify nodes; or a list of
             graphs (or a :class:`~torch_geometric.data.Batch`), to classify
             these.
         threat (BitFlips): the noise.
         num_samples (int or list[int]): the number of copies that bound
             probabilities, or a list of numbers at which to check for an early
-            end. (default: :obj:`10_000`)
+            end; look :math:`j` has the level :math:`6 \alpha / \pi^2 j^2`.
+            (default: :obj:`10_000`)
         num_selection (int): the number of copies that choose the class.
             (default: :obj:`1_000`)
         confidence (float): 1 minus the level :math:`\alpha`, shared by
@@ -121,10 +116,11 @@ def certify_smoothed(
             once, or of each :obj:`'node'`. (default: :obj:`'all'`)
         classes (str): whether bounds of :obj:`'all'` classes are used or of
             :obj:`'one'`. (default: :obj:`'all'`)
-        targets (Tensor, optional): nodes, graphs or pairs: int64 indices or a
+        nodes (Tensor, optional): nodes, graphs or pairs: int64 indices or a
             mask. By default all. (default: :obj:`None`)
-        until (dict, optional): by kind, the additions and deletions at which
-            to stop, see above. (default: :obj:`None`)
+        until (dict, optional): by kind, the additions and deletions that have
+            to be certified for all targets to stop early.
+            (default: :obj:`None`)
         transform (Callable, optional): applied to every noisy copy, as part
             of the model: degrees as features, positional encodings.
             (default: :obj:`None`)
@@ -133,8 +129,7 @@ def certify_smoothed(
             models with another call. (default: :obj:`None`)
         pairs (bool): whether the rows of :obj:`forward` are the pairs of
             ``data.edge_label_index``, to classify links: ``[copies *
-            num_pairs, num_classes]``. A pair's own edge is a bit like others,
-            so that the certificate holds if it is added or removed, too.
+            num_pairs, num_classes]``. A pair's own edge is a bit like others.
             (default: :obj:`False`)
         batch_size (int, optional): the number of copies per call of the model;
             by default as many as take about 256 MiB. (default: :obj:`None`)
@@ -148,9 +143,8 @@ def certify_smoothed(
         seed (int, optional): the seed of the copies: then nothing is
             certified, and the report states it first. By default from the
             operating system: nobody may know the noise beforehand.
-        tolerance (float): the amount by which bounds of probabilities are
-            lowered for rounding, besides the sampler's error.
-            (default: :obj:`1e-9`)
+        tol (float): the amount by which bounds of probabilities are lowered
+            for rounding, besides the sampler's error. (default: :obj:`1e-9`)
         over_ranks (bool): whether the processes of torchrun share the
             batches of copies. All of them call it with the same arguments,
             and get the certificate of one process. (default: :obj:`False`)
@@ -161,9 +155,8 @@ def certify_smoothed(
     Raises:
         ValueError: if the data don't fit the noise (see :class:`BitFlips`);
             on layers that keep the clean graph (``cached=True``), or a model
-            that is random in evaluation mode; if so few samples can't
-            certify anything; if ranks were given different arguments; or if
-            something is out of range.
+            that is random in evaluation mode; or if so few samples can't
+            certify anything.
     """
     if over_ranks:
         given = dict(locals())
@@ -174,7 +167,11 @@ def certify_smoothed(
     # Rounded down: 1 - 0.99 is a little above 0.01.
     alpha = (1 - confidence) * (1 - 1e-12)
     graphs, task = _graphs(data)
-    _check_model(model, sparse_x, sparse_adj, transform, forward)
+    _check_model(
+        model,
+        {'sparse_x': sparse_x, 'sparse_adj': sparse_adj},
+        {'transform': transform, 'forward': forward},
+    )
     check_process()
     for graph in graphs:
         check_graph(graph, threat)
@@ -184,11 +181,11 @@ def certify_smoothed(
     if pairs:
         size, task = _check_pairs(graphs[0], task, forward), 'pairs'
     index = torch.arange(size)
-    if targets is not None:
-        index = check_nodes('targets', targets, size).clone()
+    if nodes is not None:
+        index = check_nodes('nodes', nodes, size).clone()
     if index.numel() == 0 or index.unique().numel() < index.numel():
         raise ValueError(
-            f"'targets' needs to hold different {task}, at least one "
+            f"'nodes' needs to hold different {task}, at least one "
             f'(got {index.tolist()[:5]})'
         )
     level = alpha / index.numel() if per == 'all' else alpha
@@ -235,7 +232,7 @@ def certify_smoothed(
                     confidence=float(confidence),
                     per=per,
                     classes=classes,
-                    tolerance=tolerance + run.slack,
+                    tolerance=tol + run.slack,
                     seed=key,
                     seeded=seed is not None,
                 )
@@ -259,13 +256,11 @@ class SmoothedClassifier(Module):
         model (Module): the model.
         noise (BitFlips): the noise.
         **options (Any): further arguments of :func:`certify_smoothed`.
-
-    Raises:
-        TypeError: if an option is none of that function.
     """
 
     def __init__(self, model: Module, noise: BitFlips, **options: Any) -> None:
         known = inspect.unwrap(certify_smoothed).__kwdefaults__ or {}
+        by_new_names(options, certify_smoothed)
         for name in options:
             if name not in known:
                 raise TypeError(
@@ -288,8 +283,7 @@ def _bounds(
     votes: Tensor, chosen: Tensor, total: int, alpha: float, classes: str
 ) -> tuple[Tensor, Tensor]:
     # Levels: alpha / 2 for the class and alpha / (2 C) for each of the C
-    # others, one of which stands for outputs that are not finite; or alpha for
-    # the class alone.
+    # others, one of which stands for outputs that are not finite.
     others = votes.size(1) - 1
     count = votes.gather(1, chosen[:, None])[:, 0]
     share = alpha / 2 if classes == 'all' else alpha
@@ -317,6 +311,11 @@ def _report(
     # An output that is not finite is no class.
     sure &= chosen < votes.size(1) - 1
     noise, pipe = run.noise, run.pipeline
+    linear = isinstance(pipe.model, _LINEAR) and not (
+        isinstance(pipe.model, LabelPropagation) and pipe.model.layers
+    )
+    some = min(len(run.samplers), 3)
+    of = f' of {some} graphs' if pipe.graphs else ''
     return SmoothedCertificate(
         targets=index,
         predicted=torch.where(sure, chosen, -1),
@@ -332,13 +331,23 @@ def _report(
         noise=noise,
         note=run.note,
         named=run.named,
-        advice=_EXACT if _is_linear(pipe.model) else '',
+        advice=_EXACT if linear else '',
         fingerprint=identity_on(pipe.model, run.graphs),
         model_digest=identity(pipe.model, pipe.transform, pipe.forward),
         weights=fingerprint_model(pipe.model.state_dict()),
         data=fingerprint_data(run.graphs),
         num_abstained=int((~sure).sum()),
-        checked=_checks(run, fields['num_selection'], fields['num_samples']),
+        checked=(
+            f'the model gave the same output for the same noisy copy{of} '
+            'twice, and for one of them after all others',
+            'copies went through the model one at a time, as outputs depend '
+            'on what else is in a batch'
+            if run.note
+            else f'copies{of} had the same outputs together as alone, also '
+            'beside graphs that are unlike them',
+            f'classes were chosen by {fields["num_selection"]} copies, and '
+            f'their probabilities bounded by {fields["num_samples"]} others',
+        ),
         provenance=provenance(
             noise=repr(noise),
             seed=fields['seed'],
@@ -353,28 +362,6 @@ def _report(
             forward=_named(pipe.forward),
         ),
         **fields,
-    )
-
-
-def _is_linear(model: Any) -> bool:
-    layered = isinstance(model, LabelPropagation) and model.layers is not None
-    return isinstance(model, _LINEAR) and not layered
-
-
-def _checks(run: Run, selection: int, samples: int) -> tuple[str, ...]:
-    # Checks that stop a run where it does not hold.
-    some = min(len(run.samplers), 3)
-    of = f' of {some} graphs' if run.pipeline.graphs else ''
-    return (
-        f'the model gave the same output for the same noisy copy{of} twice, '
-        'and for one of them after all others',
-        'copies went through the model one at a time, as outputs depend on '
-        'what else is in a batch'
-        if run.note
-        else f'copies{of} had the same outputs together as alone, also beside '
-        'graphs that are unlike them',
-        f'classes were chosen by {selection} copies, and their probabilities '
-        f'bounded by {samples} others',
     )
 
 
@@ -436,21 +423,18 @@ def _check_features(graph: Data) -> None:
 
 
 def _check_model(
-    model: Any, sparse_x: Any, sparse_adj: Any, *calls: Any
+    model: Any, sparse: dict[str, Any], calls: dict[str, Any]
 ) -> None:
     check_instance('model', model, Module)
-    for name, call in zip(('transform', 'forward'), calls, strict=True):
-        if call is not None:
-            check_callable(name, call)
-            for flag, value in (
-                ('sparse_x', sparse_x),
-                ('sparse_adj', sparse_adj),
-            ):
-                if value:
-                    raise ValueError(
-                        f"'{flag}' can't be combined with '{name}', which "
-                        'takes dense features and an edge_index'
-                    )
+    for name, call in calls.items():
+        if call is None:
+            continue
+        check_callable(name, call)
+        for flag in [flag for flag, value in sparse.items() if value]:
+            raise ValueError(
+                f"'{flag}' can't be combined with '{name}', which "
+                'takes dense features and an edge_index'
+            )
     check_uncached(model)
 
 

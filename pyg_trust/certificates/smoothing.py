@@ -1,4 +1,4 @@
-r"""Randomized smoothing of bits: the worst case over all classifiers.
+r"""Randomized smoothing of bits: bounds, and worst cases of classifiers.
 
 `"Efficient Robustness Certificates for Discrete Data"
 <https://arxiv.org/abs/2008.12952>`_ (Bojchevski, Klicpera and Günnemann
@@ -12,29 +12,23 @@ formulas.
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+import scipy
 import torch
 from torch import Tensor
 
-from pyg_trust._checks import (
-    Array,
-    Natural,
-    NotNegative,
-    check_instance,
-    check_integer,
-    check_non_negative,
-    check_number,
-    check_tensor,
-    validated,
-)
+from pyg_trust._checks import check_instance, check_integer, check_number
 
 __all__ = [
     'FlipRegions',
+    'answering_probability',
     'certified',
+    'clopper_pearson',
     'flip_regions',
     'joint_regions',
+    'look_level',
     'min_probability',
     'regions_at',
     'worst_case_probability',
@@ -44,23 +38,99 @@ __all__ = [
 _ROUNDING = 1e-12
 
 
-class FlipRegions(NamedTuple):
-    r"""Regions of equal likelihood ratio, by falling ratio.
+def clopper_pearson(
+    counts: Tensor, num_samples: int, alpha: float, side: str = 'lower'
+) -> Tensor:
+    r"""Compute one-sided bounds of probabilities (Clopper and Pearson 1934).
 
-    Args:
-        clean (Tensor): float64, ``[num_regions]``: their probabilities under
-            :math:`x`.
-        perturbed (Tensor): those under :math:`\tilde x`.
-        log_ratio (Tensor): the logarithms of the likelihood ratios.
+    The lower one is the :math:`p` with :math:`P[\mathrm{Bin}(n, p) \ge k] =
+    \alpha`, and 0 for :math:`k = 0`; the upper one is 1 minus the lower one of
+    :math:`n - k`. Each is wrong with probability at most :math:`\alpha`,
+    *provided that what is counted was chosen before*: pick the class on other
+    samples. Rounded outwards.
+    """
+    k = counts.detach().cpu().numpy().astype(np.float64)
+    if side == 'upper':
+        k = num_samples - k
+    rest = num_samples - k + 1
+    some = np.maximum(k, 1.0)
+    bound = scipy.special.betaincinv(some, rest, alpha) * (1 - 1e-12)
+    for _ in range(64):
+        high = scipy.special.betainc(some, rest, bound) > alpha
+        if not high.any():
+            break
+        bound = np.where(high, bound * (1 - 1e-9), bound)
+    bound = np.where(
+        (k > 0) & (scipy.special.betainc(some, rest, bound) <= alpha), bound, 0
+    )
+    if side == 'upper':
+        bound = np.nextafter(1 - bound, 2.0).clip(max=1.0)
+        bound = np.where(k == 0, 1.0, bound)
+    return torch.from_numpy(np.asarray(bound)).view(counts.shape)
+
+
+def look_level(alpha: float, look: int) -> float:
+    r"""Return the significance level that one of many looks may spend.
+
+    Samples may be added until the result pleases, as :math:`\sum_j 6 \alpha /
+    (\pi^2 j^2) = \alpha`.
+    """
+    return alpha * 6 / (math.pi * look) ** 2
+
+
+def answering_probability(
+    num_samples: int,
+    num_selection: int,
+    alpha: float,
+    failure: float,
+    tolerance: float = 0.0,
+) -> float:
+    r"""Return the least class probability at which smoothing rarely abstains.
+
+    The class wins a majority of :math:`m` samples, and its lower bound from
+    :math:`n` others exceeds :math:`1/2` plus a tolerance. This fails with
+    probability at most :math:`P[\mathrm{Bin}(m, p) \le m / 2] +
+    P[\mathrm{Bin}(n, p) < k^*]`, :math:`k^*` the least count with such a
+    bound, which falls in :math:`p`. Rounded up; infinite if there is none.
+    """
+    counts = torch.arange(num_samples // 2, num_samples + 1)
+    enough = clopper_pearson(counts, num_samples, alpha) > 0.5 + tolerance
+    if not bool(enough.any()):
+        return math.inf
+    least = float(counts[enough][0])
+    most = float(num_selection // 2 + 1)
+
+    def fails(p: float) -> float:
+        chance = scipy.special.betainc(num_samples - least + 1, least, 1 - p)
+        chance += scipy.special.betainc(num_selection - most + 1, most, 1 - p)
+        return float(chance) * (1 + 1e-9)
+
+    low, high = 0.5, 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (
+            (low, middle) if fails(middle) <= failure else (middle, high)
+        )
+    return high if fails(high) <= failure else math.inf
+
+
+# The worst case over all classifiers ########################################
+
+
+class FlipRegions(NamedTuple):
+    """Regions of equal likelihood ratio, by falling ratio.
+
+    Their probabilities in the clean and in the changed input, and the
+    logarithms of the ratios.
     """
 
-    clean: Tensor
-    perturbed: Tensor
-    log_ratio: Tensor
+    clean: np.ndarray
+    perturbed: np.ndarray
+    log_ratio: np.ndarray
 
 
 def check_noise(name: str, value: tuple[float, float]) -> tuple[float, float]:
-    r"""Refuse probabilities that are no noise; return floats."""
+    """Refuse probabilities that are no noise; return floats."""
     check_instance(name, value, tuple, list)
     if len(value) != 2:
         raise ValueError(
@@ -88,17 +158,6 @@ def check_radius(name: str, value: tuple[int, int]) -> tuple[int, int]:
     return added, deleted
 
 
-def _check_flips(
-    additions: int, deletions: int, p_plus: float, p_minus: float
-) -> tuple[float, float]:
-    # The probabilities, if all four fit.
-    check_integer('additions', additions, 0)
-    check_integer('deletions', deletions, 0)
-    for name, p in (('p_plus', p_plus), ('p_minus', p_minus)):
-        check_non_negative(name, p)
-    return check_noise("p_plus' and 'p_minus", (p_plus, p_minus))
-
-
 @lru_cache(maxsize=4096)
 def _binomial(count: int, p: float) -> np.ndarray:
     # Halving keeps the work quadratic and every term positive.
@@ -121,91 +180,60 @@ def _regions(
     return clean, perturbed
 
 
-def _log_ratio(
-    added: int, deleted: int, plus: float, minus: float
-) -> np.ndarray:
-    count = np.arange(added + deleted + 1)
-    with np.errstate(divide='ignore', invalid='ignore'):
-        rise = np.log1p(-plus) - np.log(minus)
-        fall = np.log(plus) - np.log1p(-minus)
-        return np.where(count == added, 0.0, (added - count) * rise) + (
-            np.where(count == deleted, 0.0, (count - deleted) * fall)
-        )
-
-
 def flip_regions(
     additions: int, deletions: int, p_plus: float, p_minus: float
 ) -> FlipRegions:
     r"""Return the regions of one kind of bits at a radius.
 
     Relative error at most about :math:`(r_a + r_d + 8) 2^{-52}`. Where
-    :math:`p_+` or :math:`p_-` is 0, some have probability 0 under one input.
-
-    Args:
-        additions (int): :math:`r_a`.
-        deletions (int): :math:`r_d`.
-        p_plus (float): :math:`p_+`.
-        p_minus (float): :math:`p_-`.
-
-    Raises:
-        TypeError: on another type.
-        ValueError: on a negative radius; if :obj:`p_plus` and
-            :obj:`p_minus` are not probabilities with a sum below 1.
-
-    Example:
-        >>> flip_regions(0, 1, 0.0, 0.5).perturbed.tolist()
-        [0.0, 1.0]
+    :math:`p_+` or :math:`p_-` is 0, some have probability 0 in one input.
     """
-    plus, minus = _check_flips(additions, deletions, p_plus, p_minus)
-    if plus == minus == 0:
-        ends = [1.0] if additions == deletions == 0 else [1.0, 0.0]
-        ratio = [0.0] if len(ends) == 1 else [math.inf, -math.inf]
-        lone = torch.tensor(ends, dtype=torch.float64)
-        return FlipRegions(lone, lone.flip(0), torch.tensor(ratio).double())
-    clean, perturbed = _regions(additions, deletions, plus, minus)
-    return FlipRegions(
-        torch.tensor(clean),
-        torch.tensor(perturbed),
-        torch.tensor(_log_ratio(additions, deletions, plus, minus)),
-    )
+    if p_plus == p_minus == 0:
+        if additions == deletions == 0:
+            return FlipRegions(np.ones(1), np.ones(1), np.zeros(1))
+        ends = np.array([1.0, 0.0])
+        return FlipRegions(ends, 1 - ends, np.array([math.inf, -math.inf]))
+    count = np.arange(additions + deletions + 1)
+    more, less = additions - count, count - deletions
+    with np.errstate(divide='ignore', invalid='ignore'):
+        rise = np.log1p(-p_plus) - np.log(p_minus)
+        fall = np.log(p_plus) - np.log1p(-p_minus)
+        ratio = np.where(more == 0, 0.0, more * rise) + (
+            np.where(less == 0, 0.0, less * fall)
+        )
+    return FlipRegions(*_regions(additions, deletions, p_plus, p_minus), ratio)
 
 
 def joint_regions(*kinds: FlipRegions) -> FlipRegions:
     """Combine the regions of several kinds of bits, sorted by their ratio.
 
-    Probabilities multiply and logarithms of ratios add up. The order of the
-    products is *not* that of the pairs: only sorted do they give the worst
-    case.
-
-    Example:
-        >>> edges = flip_regions(0, 1, 0.01, 0.6)
-        >>> features = flip_regions(2, 0, 0.01, 0.6)
-        >>> joint_regions(edges, features).clean.numel()
-        6
+    The order of the products is *not* that of the pairs: only sorted do they
+    give the worst case.
     """
-    if not kinds:
-        raise ValueError("'kinds' can't be empty")
-    for part in kinds:
-        check_instance('kinds', part, FlipRegions)
-    if len(kinds) == 1:
-        return kinds[0]
-    clean: np.ndarray = kinds[0].clean.numpy()
-    perturbed: np.ndarray = kinds[0].perturbed.numpy()
-    ratio: np.ndarray = kinds[0].log_ratio.numpy()
+    clean, perturbed, ratio = kinds[0]
     for other in kinds[1:]:
-        clean = np.outer(clean, other.clean.numpy()).ravel()
-        perturbed = np.outer(perturbed, other.perturbed.numpy()).ravel()
+        clean = np.outer(clean, other.clean).ravel()
+        perturbed = np.outer(perturbed, other.perturbed).ravel()
         with np.errstate(invalid='ignore'):
-            ratio = np.add.outer(ratio, other.log_ratio.numpy()).ravel()
+            ratio = np.add.outer(ratio, other.log_ratio).ravel()
         # Infinities of both signs meet in regions of probability 0.
         keep = ~np.isnan(ratio)
         clean, perturbed, ratio = clean[keep], perturbed[keep], ratio[keep]
+    if len(kinds) == 1:
+        return kinds[0]
     order = np.argsort(-ratio, kind='stable')
-    return FlipRegions(
-        torch.tensor(clean[order]),
-        torch.tensor(perturbed[order]),
-        torch.tensor(ratio[order]),
-    )
+    return FlipRegions(clean[order], perturbed[order], ratio[order])
+
+
+def regions_at(
+    noise: Sequence[tuple[float, float]],
+    radius: Sequence[tuple[int, int]],
+) -> FlipRegions:
+    """Return the joint regions of several kinds of bits at a radius."""
+    each = [(*r, *p) for r, p in zip(radius, noise, strict=True)]
+    # Kinds that stay as they are add nothing.
+    moved = [kind for kind in each if kind[0] or kind[1]] or each[:1]
+    return joint_regions(*(flip_regions(*kind) for kind in moved))
 
 
 def _fill(
@@ -222,14 +250,12 @@ def _fill(
     return gained[at] + np.clip(share, 0.0, 1.0) * perturbed[at]
 
 
-@validated
 def worst_case_probability(
     p: Tensor, regions: FlipRegions, *, upper: bool = False
 ) -> Tensor:
-    r"""Compute extreme probabilities under :math:`\tilde x` of any set.
+    r"""Compute the least (or largest) probability of a set after a change.
 
-    The set has the probability :math:`p` under :math:`x`. The result is its
-    smallest probability under :math:`\tilde x`, or the largest.
+    Of all sets with the probability :math:`p` before:
 
     .. math::
         \rho(p) = \min_h \{ P_{\tilde x}(h) : P_x(h) = p \}, \qquad
@@ -237,30 +263,12 @@ def worst_case_probability(
 
     Both are attained. :math:`\rho` is convex and piecewise linear, and falls
     in every radius, so that a radius stands for the whole ball within it.
-
-    Args:
-        p (Tensor): probabilities, float64, any shape.
-        regions (FlipRegions): the result of :func:`flip_regions` or
-            :func:`joint_regions`.
-        upper (bool): whether the largest. (default: :obj:`False`)
-
-    Returns:
-        Tensor: float64, as :obj:`p`.
-
-    Raises:
-        ValueError: if :obj:`p` is not in [0, 1].
-
-    Example:
-        >>> p = torch.tensor([0.55, 0.9], dtype=torch.float64)
-        >>> rho = worst_case_probability(p, flip_regions(0, 1, 0.01, 0.6))
-        >>> [round(value, 12) for value in rho.tolist()]
-        [0.2575, 0.835]
     """
-    values = _probabilities('p', p)
-    clean, perturbed = regions.clean.numpy(), regions.perturbed.numpy()
+    values = p.numpy()
     # Start at the nearer end: where rho is steep, 1 - p is more precise than
     # p.
-    low, high = (clean, perturbed), (clean[::-1], perturbed[::-1])
+    low = regions.clean, regions.perturbed
+    high = regions.clean[::-1], regions.perturbed[::-1]
     start, end = (high, low) if upper else (low, high)
     worst = np.where(
         values <= 0.5,
@@ -270,28 +278,13 @@ def worst_case_probability(
     return torch.from_numpy(np.clip(worst, 0.0, 1.0)).view(p.shape)
 
 
-def _probabilities(name: str, p: Tensor) -> np.ndarray:
-    check_tensor(name, p, torch.float64, getattr(p, 'shape', ()) or ('num',))
-    values = p.detach().cpu().numpy()
-    if not bool(((values >= 0) & (values <= 1)).all()):
-        raise ValueError(
-            f"'{name}' needs to be in [0, 1] (got a value outside)"
-        )
-    return values
-
-
-@validated
 def min_probability(regions: FlipRegions) -> float:
     r"""Return the :math:`p` with :math:`\rho(p) = 1/2`, infinite if none.
 
-    A class whose probability is above that is the likeliest one at
-    :math:`\tilde x`, too, for any classifier.
-
-    Example:
-        >>> round(min_probability(flip_regions(1, 0, 0.01, 0.6)), 12)
-        0.825
+    A class with a larger probability is the likeliest one after the change,
+    too, for any classifier.
     """
-    clean, perturbed = regions.clean.numpy(), regions.perturbed.numpy()
+    clean, perturbed, _ = regions
     gained = np.cumsum(perturbed)
     at = int(np.searchsorted(gained, 0.5, side='right'))
     if at == clean.size or clean[at] == 0:
@@ -301,45 +294,23 @@ def min_probability(regions: FlipRegions) -> float:
     return float(clean[:at].sum() + share * clean[at])
 
 
-@validated
 def certified(
-    lower: Annotated[Tensor, Array(torch.float64, 'num')],
+    lower: Tensor,
     upper: Tensor | None,
     regions: FlipRegions,
     *,
-    tolerance: NotNegative = 1e-9,
+    tolerance: float = 1e-9,
 ) -> Tensor:
     r"""Return where no classifier with such probabilities changes its class.
 
     By one bound, :math:`\rho(p_A) > 1/2`, or, with bounds of the other
-    classes, by :math:`\rho(p_A) > \max_{B \ne A} \bar\rho(\min(p_B, 1 -
-    p_A))`; both strict. :math:`\rho` is steep, so the tolerance is on the
-    probabilities: it is taken from :math:`p_A` and added to :math:`p_B`.
-
-    Args:
-        lower (Tensor): :math:`p_A`, lower bounds of the probability of the
-            class in question, float64, ``[num]``.
-        upper (Tensor, optional): :math:`p_B`, upper bounds of the others',
-            float64, ``[num, num_others]``. (default: :obj:`None`)
-        regions (FlipRegions): as in :func:`worst_case_probability`.
-        tolerance (float): for rounding, and for what separates the sampler's
-            law from the noise. (default: :obj:`1e-9`)
-
-    Returns:
-        Tensor: bool, ``[num]``.
-
-    Raises:
-        TypeError, ValueError: on another dtype or shape, or what is not in
-            [0, 1].
+    classes, ``[num, num_others]``, by :math:`\rho(p_A) > \max_{B \ne A}
+    \bar\rho(\min(p_B, 1 - p_A))`; both strict. :math:`\rho` is steep, so the
+    tolerance is on the probabilities.
     """
-    _probabilities('lower', lower)
     low = (lower - tolerance).clamp(min=0.0)
     sure = low > min_probability(regions)
-    if upper is None:
-        return sure
-    _probabilities('upper', upper)
-    check_tensor('upper', upper, torch.float64, (lower.numel(), 'num_others'))
-    if upper.size(1) == 0:
+    if upper is None or upper.size(1) == 0:
         return sure
     # The largest bound has the largest worst case: rho-bar rises.
     high = torch.minimum(upper.amax(1), 1 - lower)
@@ -349,34 +320,7 @@ def certified(
     return sure | (below > above + _ROUNDING)
 
 
-def regions_at(
-    noise: Sequence[tuple[float, float]],
-    radius: Sequence[tuple[int, int]],
-) -> FlipRegions:
-    """Return the joint regions of several kinds of bits at a radius.
-
-    Example:
-        >>> regions_at([(0.0, 0.5)], [(0, 1)]).clean.tolist()
-        [0.5, 0.5]
-    """
-    for name, pairs in (('noise', noise), ('radius', radius)):
-        check_instance(name, pairs, tuple, list)
-    if len(noise) != len(radius) or not noise:
-        raise ValueError(
-            "'noise' and 'radius' need to be of the same kinds, at least one "
-            f'(got {len(noise)} and {len(radius)})'
-        )
-    checked = [
-        (*check_radius('radius', r), *check_noise('noise', p))
-        for r, p in zip(radius, noise, strict=True)
-    ]
-    # Kinds that stay as they are add nothing.
-    moved = [kind for kind in checked if kind[0] or kind[1]] or checked[:1]
-    return joint_regions(*(flip_regions(*kind) for kind in moved))
-
-
-@validated
-def sampling_slack(cells: Natural) -> float:
+def sampling_slack(cells: int) -> float:
     r"""Bound the total variation between the sampler's law and the noise.
 
     The lengths of the gaps between flips come from uniform numbers of 53 bits

@@ -8,14 +8,13 @@ from torch import Tensor
 
 from pyg_trust._progress import Bar
 from pyg_trust.certificates.budget import (
-    bounds_and_vectors,
-    clip_budget,
+    BudgetBound,
     dual_bound,
+    linear_program,
+    pagerank_bounds,
 )
 from pyg_trust.certificates.deployed import Deployed
-from pyg_trust.certificates.perturbations import Policy
 from pyg_trust.certificates.policy import Horizon, policy_iteration
-from pyg_trust.certificates.program import linear_program
 from pyg_trust.certificates.region import local_attack, local_bound
 from pyg_trust.certificates.search import (
     Margins,
@@ -27,7 +26,7 @@ from pyg_trust.certificates.search import (
     try_each,
     within,
 )
-from pyg_trust.certificates.threat import ThreatModel
+from pyg_trust.certificates.threat import Policy, ThreatModel
 from pyg_trust.certificates.witness import MOST_BYTES
 from pyg_trust.distributed import shared
 
@@ -69,14 +68,14 @@ class Solver:
         self.horizon = Horizon(
             deployed.alpha, deployed.K, deployed.normalization
         )
+        self.plain = deployed.K is None and deployed.normalization == 'rw'
         self.targets, self.reference = targets, reference
-        self.tolerance = tolerance
-        self.over_ranks = over_ranks
+        self.tolerance, self.over_ranks = tolerance, over_ranks
         self.budget, self.undirected = threat.global_budget, threat.undirected
-        self.perturbations = deployed.perturbations(threat)
-        if self.budget is not None:
-            self.perturbations = clip_budget(self.perturbations, self.budget)
-        error = deployed.error(int(self.perturbations.largest.max()))
+        self.perturbations = moves = deployed.perturbations(threat)
+        # Both directions of an edge share one price.
+        self.is_priced = self.undirected and not moves.all_pairs
+        error = deployed.error(int(moves.largest.max()))
         self.slack = error + error[reference][:, None]
         shape = (targets.numel(), self.logits.size(1))
         self.lower = self.logits.new_full(shape, -math.inf)
@@ -92,8 +91,7 @@ class Solver:
         self.vectors: dict[str, Tensor] = {}
         # V of the clean graph, by class.
         self.clean = self.horizon.evaluate(
-            self.perturbations.clean_policy(shape[1]),
-            self.logits.t().contiguous(),
+            moves.clean_policy(shape[1]), self.logits.t().contiguous()
         ).value
 
     def solve(self, method: str, cost: str, sign_only: bool) -> str:
@@ -102,10 +100,14 @@ class Solver:
             return 'local'
         self.sign_only = sign_only
         every, budget = torch.arange(self.targets.numel()), self.budget
-        total = int(self.perturbations.budget.sum())
+        moves = self.perturbations
+        total = int(moves.budget.sum())
         if self.undirected:
             # A flip takes from two rows, but that of a self-loop from one.
-            total = (total + self._loops()) // 2
+            row, col = moves.graph.row, moves.graph.col
+            loops = moves.removable & (row == col) & (moves.budget[row] > 0)
+            added = moves.pairs[0] == moves.pairs[1]
+            total = (total + int(loops.sum()) + int(added.sum())) // 2
         if budget is None or budget >= total:
             self.solve_local(witnesses=True)
             exact = self.horizon.K is None and not self.undirected
@@ -120,15 +122,22 @@ class Solver:
             method == 'auto' and budget <= 1 and self._is_cheap(budget)
         ):
             self.try_all(every, budget)
-            self._prove_again()
+            # Provable bounds for targets that are decided by search.
+            robust = ~self.open_pairs().any(1)
+            self.solve_local(witnesses=False)
+            which = self.unproved() & robust[:, None]
+            size = moves.active.numel() * moves.num_nodes
+            if bool(which.any()) and size <= _PROVED:
+                self.sign_only = True
+                self.solve_global('dual', 'pagerank', which)
             return 'exact'
-        if method == 'lp' and bool((self.perturbations.smallest < 1).any()):
+        if method == 'lp' and bool((moves.smallest < 1).any()):
             raise ValueError(
                 "'method' can be 'lp' only where every node keeps an edge: "
                 'the linear program knows no empty rows'
             )
         self.solve_local(witnesses=False)
-        self.solve_global(method, cost)
+        self.solve_global(method, cost, None)
         if self.unknown().numel() > 0:
             self.attack(budget)
         if method == 'auto':
@@ -136,17 +145,6 @@ class Solver:
         return method
 
     # What is open ###########################################################
-
-    @property
-    def is_priced(self) -> bool:
-        """Return whether both directions of an edge share one price."""
-        return self.undirected and not self.perturbations.all_pairs
-
-    @property
-    def counted(self) -> int:
-        """The budget in prices: without shared ones, a flip has two."""
-        assert self.budget is not None
-        return self.budget * (1 + (self.undirected and not self.is_priced))
 
     def open_pairs(self) -> Tensor:
         """Return a mask of the open classes: ``[num_targets, classes]``."""
@@ -178,16 +176,19 @@ class Solver:
 
     def dual(
         self, k: Tensor, against: Tensor, upper: Tensor, cost: str
-    ) -> Any:
+    ) -> BudgetBound:
         """Bound some targets' classes by prices of flips."""
+        assert self.budget is not None
         clean = self.clean[:, self.targets[k]]
         here = torch.arange(k.numel())
+        # Without shared prices, an undirected flip has two.
+        twice = self.undirected and not self.is_priced
         return dual_bound(
             self.perturbations,
             self.signal(k, against),
             self.targets[k],
             upper,
-            self.counted,
+            self.budget * (1 + twice),
             self.alpha,
             cost=cost,
             K=self.horizon.K,
@@ -199,25 +200,14 @@ class Solver:
             * (clean[against, here] - clean[self.reference[k], here]),
         )
 
-    def _loops(self) -> int:
-        # How many nodes can flip their self-loop.
-        moves = self.perturbations
-        row, col = moves.graph.row, moves.graph.col
-        gone = moves.removable & (row == col) & (moves.budget[row] > 0)
-        return int(gone.sum()) + int((moves.pairs[0] == moves.pairs[1]).sum())
-
-    @property
-    def _is_plain(self) -> bool:
-        return self.horizon.K is None and self.horizon.normalization == 'rw'
-
     def _is_local(self, which: Tensor) -> bool:
         # Regions around targets cost less than the graph.
         moves = self.perturbations
         whole = moves.active.numel() * moves.num_nodes
-        return self._is_plain and which.numel() * 2**19 < whole
+        return self.plain and which.numel() * 2**19 < whole
 
     def _is_single(self, budget: int) -> bool:
-        return self._is_plain and budget <= 1 and not self.undirected
+        return self.plain and budget <= 1 and not self.undirected
 
     def _is_cheap(self, budget: int) -> bool:
         # Trying all admissible graphs takes a few seconds.
@@ -275,10 +265,9 @@ class Solver:
 
     def solve_local(self, *, witnesses: bool) -> None:
         """Find the worst case under local budgets, for all nodes."""
-        classes = self.reference.unique().tolist()
         pairs = [
             (c1, c2)
-            for c1 in classes
+            for c1 in self.reference.unique().tolist()
             for c2 in range(self.logits.size(1))
             if c1 != c2
         ]
@@ -331,7 +320,7 @@ class Solver:
         targets, reference = self.targets[which], self.reference[which]
         if self._is_single(budget):
             found: Margins = try_each(
-                *(self.logits, moves, targets, reference, self.alpha)
+                self.logits, moves, targets, reference, self.alpha
             )
         else:
             flips = candidates(moves, self.undirected).size(1)
@@ -353,69 +342,54 @@ class Solver:
         ):
             self.take(k[None], at[None], mine[c])
 
-    def _prove_again(self) -> None:
-        # Provable bounds for targets decided by exhaustive search.
-        robust = ~self.open_pairs().any(1)
-        self.solve_local(witnesses=False)
-        moves = self.perturbations
-        which = self.unproved() & robust[:, None]
-        size = moves.active.numel() * moves.num_nodes
-        if bool(which.any()) and size <= _PROVED:
-            self.sign_only = True
-            self.solve_global('dual', 'pagerank', which)
-
     # A global budget ########################################################
 
     def solve_global(
-        self, method: str, cost: str, wanted: Tensor | None = None
+        self, method: str, cost: str, wanted: Tensor | None
     ) -> None:
         """Find dual bounds of the wanted classes, by default the open ones."""
+        moves, programs = self.perturbations, method == 'lp'
         open_ = self.open_pairs() | (not self.sign_only)
         if wanted is not None:
             open_ = wanted.clone()
         open_[torch.arange(len(open_)), self.reference] = False
         which = open_.any(1).nonzero().view(-1)
-        costs = ['visits'] if method == 'lp' or cost == 'visits' else []
-        if not costs or (method == 'lp' and self.is_priced):
+        costs = ['visits'] if programs or cost == 'visits' else []
+        if not costs or (programs and self.is_priced):
             # A program has a price per direction; one per edge may prove more.
             costs.insert(0, 'pagerank')
-        if cost == 'best' and method != 'lp' and not self.undirected:
+        if cost == 'best' and not programs and not self.undirected:
             costs.append('visits')
-        if (
-            which.numel() > 0
-            and self._is_local(which)
-            and 'pagerank' in costs
-            and method != 'lp'
-        ):
+        if not programs and costs[0] == 'pagerank' and self._is_local(which):
             self._bound_regions(which, open_)
             return
         for number, charged in enumerate(costs):
-            if number > 0 and method != 'lp':
+            if number > 0 and not programs:
                 open_ &= self.open_pairs()
                 which = self.unknown()
             if which.numel() == 0:
                 return
-            moves = self.perturbations
-            whole = 8 * moves.active.numel() * moves.num_nodes
-            upper, vectors = bounds_and_vectors(
+            vectors: list[Tensor] | None = None
+            if 8 * moves.active.numel() * moves.num_nodes <= MOST_BYTES:
+                vectors = []
+            upper = pagerank_bounds(
                 *(moves, self.targets[which], self.alpha),
                 cost=charged,
                 over_ranks=self.over_ranks,
-                keep=whole <= MOST_BYTES,
+                vectors=vectors,
             )
             # The checker rounds up as well, by so much at most.
             upper += 2.0**-39 / self.alpha
-            if vectors is not None:
-                self.vectors[charged] = vectors
-            programs = method == 'lp' and charged == 'visits'
-            self._bound_columns(which, open_, upper, charged, programs)
+            if vectors:
+                self.vectors[charged] = torch.cat(vectors)
+            self._bound_columns(
+                which, open_, upper, charged, programs and charged == 'visits'
+            )
 
     def _bound_regions(self, which: Tensor, open_: Tensor) -> None:
         # Bounds within a region around each target.
-        budget = self.budget
-        assert budget is not None
-
         def bounded(k: int) -> Tensor:
+            assert self.budget is not None
             against = open_[k].nonzero().view(-1)
             every = torch.full_like(against, k)
             return local_bound(
@@ -423,7 +397,7 @@ class Solver:
                 self.signal(every, against),
                 int(self.targets[k]),
                 self.starts(every, against),
-                *(budget, self.alpha),
+                *(self.budget, self.alpha),
                 undirected=self.undirected,
                 sign_only=self.sign_only,
             )
@@ -432,14 +406,11 @@ class Solver:
         degree = self.perturbations.graph.degree[self.targets[which]]
         every_k = which[degree.argsort(stable=True)].tolist()
         with Bar(every_k, desc='regions') as bar:
-            robust = 0
             for k, bounds in zip(
                 bar, shared(every_k, bounded, self.over_ranks), strict=True
             ):
                 against = open_[k].nonzero().view(-1)
                 self.raise_lower(torch.tensor(k), against, -bounds)
-                robust += not bool(self.open_pairs()[k].any())
-                bar.set_postfix(robust=robust)
 
     def _bound_columns(
         self,
@@ -470,14 +441,14 @@ class Solver:
                 k, against, place, bound, multiplier = columns
                 # The local worst case is a lower bound as well.
                 self.raise_lower(k, against, -bound)
-                for *pair, row, price, value in zip(
+                for i, c, row, price, value in zip(
                     *(part.tolist() for part in (k, against, place)),
                     *(multiplier.tolist(), bound.tolist()),
                     strict=True,
                 ):
-                    known = self.priced.get((pair[0], pair[1]))
+                    known = self.priced.get((i, c))
                     if known is None or value < known.bound:
-                        self.priced[pair[0], pair[1]] = Priced(
+                        self.priced[i, c] = Priced(
                             cost, price, value, upper[row]
                         )
                 bar.update(k.numel())
@@ -547,5 +518,4 @@ class Solver:
         each = range(which.numel())
         found = shared(each, attacked, self.over_ranks)
         with Bar(found, total=len(each), desc='attacks') as bar:
-            flips = list(bar)
-        self.try_flips(which, signal, flips)
+            self.try_flips(which, signal, list(bar))

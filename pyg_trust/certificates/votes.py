@@ -6,25 +6,32 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Module
+from torch_geometric.data import Data
 
-from pyg_trust._checks import check_choice, check_integer, check_tensor
+from pyg_trust._checks import (
+    check_choice,
+    check_integer,
+    check_tensor,
+    validated,
+)
 from pyg_trust._checks.identity import SpeaksOf
-from pyg_trust.certificates.confidence import answering_probability
-from pyg_trust.certificates.flip_bits import KINDS, BitFlips
+from pyg_trust.certificates.flip_bits import KINDS, BitFlips, check_graph
 from pyg_trust.certificates.smoothing import (
     FlipRegions,
+    answering_probability,
     certified,
     check_radius,
     regions_at,
     worst_case_probability,
 )
 from pyg_trust.certificates.voting import tallies
-from pyg_trust.report import DATA_FIELDS, Guarantee, Report
+from pyg_trust.report import DATA_FIELDS, Guarantee, Report, fingerprint_data
 from pyg_trust.report.base import stated
 from pyg_trust.report.charts import Chart
 from pyg_trust.verify.declare import SEEDED_COPIES
 
-__all__ = ['SmoothedCertificate']
+__all__ = ['SmoothedCertificate', 'certified_after']
 
 _SHOWN = (1, 2, 5, 10)
 
@@ -32,18 +39,7 @@ _SHOWN = (1, 2, 5, 10)
 def is_right(
     labels: Tensor, targets: Tensor, predicted: Tensor, task: str
 ) -> Tensor:
-    """Return a mask of correctly classified targets: bool, ``[num_targets]``.
-
-    Args:
-        labels (Tensor): the true classes of all nodes, or graphs: int64.
-        targets (Tensor): the nodes, or graphs: int64, ``[num_targets]``.
-        predicted (Tensor): their predicted classes, as :obj:`targets`.
-        task (str): ``'nodes'``, ``'graphs'`` or ``'pairs'``, for the error
-            message.
-
-    Raises:
-        ValueError: if there are fewer labels than the largest target takes.
-    """
+    """Mark the targets that are classified as the labels of all have it."""
     check_tensor('labels', labels, torch.int64, ('num',))
     if labels.numel() <= int(targets.max()):
         raise ValueError(
@@ -55,12 +51,13 @@ def is_right(
 
 @dataclass(frozen=True)
 class SmoothedCertificate(SpeaksOf, Report):
-    r"""Class probabilities under noise, and their certificates.
+    r"""Certificates of a smoothed classifier, from votes on noisy copies.
 
-    It is about the *smoothed* classifier, the likeliest class of the model
-    over noisy copies of its input, not about the model itself: predict with
-    :obj:`predicted`, or with :class:`SmoothedClassifier`, which may abstain
-    where a class stays (:meth:`answered` is where it does not).
+    The *smoothed* classifier returns the class that the model predicts for
+    most noisy copies of an input. The certificates are about its predictions
+    (:obj:`predicted`) and not about those of the model. A deployed
+    :class:`SmoothedClassifier` may abstain even where a class is certified;
+    :meth:`answered` shows where it does not.
 
     Args:
         targets (Tensor): the nodes, graphs or pairs: int64, ``[num_targets]``.
@@ -77,28 +74,17 @@ class SmoothedCertificate(SpeaksOf, Report):
             ``[1, 2]``, or ``[num_targets, 2]`` for graphs.
         noise (BitFlips): the noise.
         task (str): ``'nodes'``, ``'graphs'`` or ``'pairs'``.
-        num_samples (int): the number of copies that bound probabilities.
-        num_selection (int): the number of copies that chose the classes.
-        look (int): at which look it ended, 0 if the number of samples was
-            fixed.
+        look (int): the look at the votes after which sampling stopped, 0 if
+            the number of samples was fixed.
         alpha (float): the level of each target's bounds together.
-        confidence (float): the confidence.
-        per (str): whether it is that of all targets or of each.
-        classes (str): whether bounds of all classes are used or of one.
-        tolerance (float): what is taken off :obj:`p_lower` and added to
-            :obj:`p_upper`.
-        seed (int): the seed of the copies.
+        tolerance (float): the amount that is taken off :obj:`p_lower` and
+            added to :obj:`p_upper`.
         note (str): how the model was called, if in a special way.
         advice (str): another certificate that fits the model better, if any.
-        fingerprint (str): SHA-256 of the model and of the data.
-        model_digest (str): SHA-256 of the model: tensors, attributes and code.
         num_abstained (int): the number of targets without a class.
-        provenance (dict): versions and arguments of the run.
-        weights (str): SHA-256 of the model's weights.
-        data (str): SHA-256 of the graphs that were passed.
         checked (tuple[str, ...]): how the model was tried out on this run.
-        named (tuple[str, ...]): what the noise did not change, and so has to
-            be unchanged by attacks.
+        named (tuple[str, ...]): values that the noise did not change, and
+            that an attack may therefore not change.
         seeded (bool): whether the copies came from an explicit seed: then
             nothing is certified.
     """
@@ -151,7 +137,7 @@ class SmoothedCertificate(SpeaksOf, Report):
                 noise.
         """
         stays = torch.zeros(self.targets.numel(), dtype=torch.bool)
-        for which, regions in self._regions(edges, features):
+        for which, regions in self._regions(edges=edges, features=features):
             stays[which] = certified(
                 self.p_lower[which],
                 self.p_upper[which] if self.classes == 'all' else None,
@@ -160,17 +146,15 @@ class SmoothedCertificate(SpeaksOf, Report):
             )
         return stays & (self.predicted >= 0)
 
-    def answered(
-        self,
-        *,
-        edges: tuple[int, int] = (0, 0),
-        features: tuple[int, int] = (0, 0),
-    ) -> Tensor:
-        r"""Return a mask of targets that the deployed classifier answers.
+    def answered(self, **budget: tuple[int, int]) -> Tensor:
+        r"""Return a mask of targets where the classifier will not abstain.
 
-        With these numbers of samples, :class:`SmoothedClassifier` returns the
-        class on any admissible graph instead of abstaining, each time with
-        probability :math:`1 - \alpha` (:obj:`alpha`) at least.
+        With the same numbers of samples, :class:`SmoothedClassifier` returns
+        the class on any admissible graph, each time with probability at least
+        :math:`1 - \alpha` (:obj:`alpha`).
+
+        Args:
+            **budget (tuple[int, int]): as in :meth:`certified`.
 
         Raises:
             ValueError: as :meth:`certified`; or if the run was adaptive, so
@@ -188,18 +172,24 @@ class SmoothedCertificate(SpeaksOf, Report):
             self.alpha,
             self.tolerance,
         )
-        answered = self.certified(edges=edges, features=features)
-        for which, regions in self._regions(edges, features):
+        answered = self.certified(**budget)
+        for which, regions in self._regions(**budget):
             low = (self.p_lower[which] - self.tolerance).clamp(min=0)
             left = worst_case_probability(low, regions) - self.tolerance
             answered[which] &= left > needed
         return answered
 
     def _regions(
-        self, edges: tuple[int, int], features: tuple[int, int]
+        self, **given: tuple[int, int]
     ) -> Iterator[tuple[Tensor, FlipRegions]]:
         # Targets with the same cells, and the regions of a budget for them.
-        budget, total = self._budget(edges, features), self.targets.numel()
+        budget, total = {}, self.targets.numel()
+        for kind in KINDS:
+            radius = check_radius(kind, given.get(kind, (0, 0)))
+            if radius != (0, 0):
+                self._check_noise(kind)
+            if kind in self.noise.noisy:
+                budget[kind] = radius
         # A budget can't add more ones than there are zeros, nor delete more
         # ones than there are.
         clipped = torch.cat(
@@ -215,39 +205,25 @@ class SmoothedCertificate(SpeaksOf, Report):
             noise = [getattr(self.noise, kind) for kind in budget]
             yield which, regions_at(noise, radius)
 
-    def certified_ratio(
-        self,
-        *,
-        edges: tuple[int, int] = (0, 0),
-        features: tuple[int, int] = (0, 0),
-    ) -> float:
-        """Return the share of targets that :meth:`certified` certifies."""
-        mask = self.certified(edges=edges, features=features)
-        return float(mask.double().mean())
+    def certified_ratio(self, **budget: tuple[int, int]) -> float:
+        """Return the share of targets that :meth:`certified` certifies.
+
+        Args:
+            **budget (tuple[int, int]): as in :meth:`certified`.
+        """
+        return float(self.certified(**budget).double().mean())
 
     def certified_accuracy(
-        self,
-        labels: Tensor,
-        *,
-        edges: tuple[int, int] = (0, 0),
-        features: tuple[int, int] = (0, 0),
+        self, labels: Tensor, **budget: tuple[int, int]
     ) -> float:
         """Return the share of targets certified and correctly classified.
 
         Args:
             labels (Tensor): the true classes of all nodes, or graphs: int64.
-            edges (tuple[int, int]): additions and deletions.
-                (default: :obj:`(0, 0)`)
-            features (tuple[int, int]): additions and deletions.
-                (default: :obj:`(0, 0)`)
-
-        Raises:
-            ValueError: if there are fewer labels than the largest target
-                takes.
+            **budget (tuple[int, int]): as in :meth:`certified`.
         """
         right = is_right(labels, self.targets, self.predicted, self.task)
-        mask = self.certified(edges=edges, features=features)
-        return float((mask & right).double().mean())
+        return float((self.certified(**budget) & right).double().mean())
 
     def radii(self, kind: str = 'edges', *, limit: int = 100) -> Tensor:
         """Return each target's radii: most deletions per number of additions.
@@ -284,16 +260,6 @@ class SmoothedCertificate(SpeaksOf, Report):
                 f"'{kind}' need to have noise to be certified (got "
                 f'{self.noise})'
             )
-
-    def _budget(self, *budgets: Any) -> dict[str, tuple[int, int]]:
-        budget = {}
-        for kind, value in zip(KINDS, budgets, strict=True):
-            radius = check_radius(kind, value)
-            if radius != (0, 0):
-                self._check_noise(kind)
-            if kind in self.noise.noisy:
-                budget[kind] = radius
-        return budget
 
     def _tallies(self) -> list[list[int]]:
         # Of all that do not abstain: how many targets, then the votes for the
@@ -383,3 +349,88 @@ class SmoothedCertificate(SpeaksOf, Report):
         notes = [text for text in (self.note, self.advice) if text]
         notes += self.named
         return '\n'.join([*lines, *notes])
+
+
+@validated
+def certified_after(
+    certificate: SmoothedCertificate,
+    model: Module,
+    before: Data,
+    now: Data,
+    *,
+    edges: tuple[int, int] = (0, 0),
+    features: tuple[int, int] = (0, 0),
+) -> Tensor:
+    """Return a mask of targets whose smoothed class stays after changes.
+
+    The bits that were added and removed since the certificate are added to the
+    budget. The confidence stays, as no copy is drawn.
+
+    Args:
+        certificate (SmoothedCertificate): the certificate of nodes.
+        model (Module): the model, unchanged since the certificate.
+        before (Data): the graph of the certificate.
+        now (Data): the present graph, with the same nodes; only edges and
+            features that have noise may differ.
+        edges (tuple[int, int]): as in :meth:`~SmoothedCertificate.certified`,
+            around the present graph. (default: :obj:`(0, 0)`)
+        features (tuple[int, int]): likewise. (default: :obj:`(0, 0)`)
+
+    Raises:
+        ValueError: on another model or graph, or if something differs that
+            has no noise, as self-loops.
+    """
+    # Refuses other radii, which are added to below.
+    certificate.certified(edges=edges, features=features)
+    if certificate.task != 'nodes':
+        raise ValueError("'certificate' needs to be of nodes (got graphs)")
+    if not certificate.speaks_of(model):
+        raise ValueError(
+            "'model' needs to be the one of the certificate, as all votes are "
+            'of one function'
+        )
+    if certificate.data != fingerprint_data([before]):
+        raise ValueError("'before' needs to be the graph of the certificate")
+    noisy = {'edges': 'edge_index', 'features': 'x'}
+    free = {noisy[kind] for kind in certificate.noise.noisy}
+    names = {*before.keys(), *now.keys()} - free
+    if before.num_nodes != now.num_nodes:
+        raise ValueError("'now' needs the nodes of 'before'")
+    for name in sorted(names):
+        if not _equal(before.get(name), now.get(name)):
+            raise ValueError(
+                f"'now' needs to differ from 'before' by what has noise alone "
+                f'(got another {name!r})'
+            )
+    check_graph(now, certificate.noise)
+    if 'x' in free:
+        if now.x.shape != before.x.shape:
+            raise ValueError("'now' needs as many features as 'before'")
+        more = now.x.double() - before.x.double()
+        added, removed = int((more > 0).sum()), int((more < 0).sum())
+        features = features[0] + added, features[1] + removed
+    if 'edge_index' in free:
+        n, bits = int(before.num_nodes), []
+        for data in (before, now):
+            row, col = data.edge_index
+            if not certificate.noise.directed:
+                row, col = torch.minimum(row, col), torch.maximum(row, col)
+            edge = (row * n + col).unique()
+            loops = edge // n == edge % n
+            bits.append((edge[~loops], edge[loops]))
+        (old, loops), (new, other) = bits
+        if not torch.equal(loops, other):
+            raise ValueError(
+                "'now' has other self-loops, which have no noise: they stay "
+                'in each copy, so that no vote depends on them'
+            )
+        added = int((~torch.isin(new, old)).sum())
+        removed = int((~torch.isin(old, new)).sum())
+        edges = edges[0] + added, edges[1] + removed
+    return certificate.certified(edges=edges, features=features)
+
+
+def _equal(one: Any, two: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(two, Tensor):
+        return torch.equal(one, two)
+    return type(one) is type(two) and one == two

@@ -3,6 +3,7 @@
 import io
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +41,7 @@ class Witness:
     def of(
         cls, tensors: dict[str, Tensor], texts: dict[str, str]
     ) -> tuple['Witness', str]:
-        """Copy tensors and texts to a witness; return it with its digest.
-
-        Args:
-            tensors (dict): tensors by name, on any device.
-            texts (dict): texts by name.
-        """
+        """Copy tensors and texts to a witness; return it with its digest."""
         arrays = {
             name: value.detach().cpu().contiguous().numpy().copy()
             for name, value in tensors.items()
@@ -55,10 +51,7 @@ class Witness:
 
     @validated
     def prove(self, most: float = math.inf) -> list[int]:
-        """Prove which targets are robust (1) or broken (-1).
-
-        Nothing is solved, and nothing of what found the certificate is used
-        (:mod:`pyg_trust.verify.proofs`). 0 marks the others.
+        """Prove which targets are robust (1) or broken (-1); 0 if neither.
 
         Args:
             most (float): an approximate limit on how many numbers are read.
@@ -126,9 +119,9 @@ class Proved:
     def verify(self, witness: Witness | None = None) -> str:
         """Prove the certificate again from its witness.
 
-        Nothing is solved, and nothing is used of the code that found the
-        certificate: the kernel (``pyg_trust.verify``) proves each number
-        in integers that round outwards.
+        Nothing is used of the code that found the certificate: the kernel
+        (``pyg_trust.verify``) proves each number in integers that round
+        outwards.
 
         Args:
             witness (Witness, optional): a witness read from a file; by default
@@ -151,13 +144,9 @@ class Proved:
             return 'FAILS'
         return 'holds' if self._follows(witness.arrays) else 'not proved'
 
-    def _is_about(self, arrays: dict[str, np.ndarray]) -> bool:
-        # Compare the fields with those of a whole witness.
-        raise NotImplementedError
-
-    def _follows(self, arrays: dict[str, np.ndarray]) -> bool:
-        # Let the kernel prove the fields.
-        raise NotImplementedError
+    # Compare the fields with those of a whole witness; let the kernel prove.
+    _is_about: Callable[[dict[str, np.ndarray]], bool]
+    _follows: Callable[[dict[str, np.ndarray]], bool]
 
 
 def _file(arrays: dict[str, Any]) -> io.BytesIO:

@@ -119,7 +119,7 @@ class Place:
 
         Args:
             requests (list): the requests, in ids of the model.
-            reference (str): their references, one after the other.
+            reference (str): the reference of the batch, for the ledger.
             promised (Callable): stores the model's guarantee, as JSON without
                 ids; called before any file has the removal.
 

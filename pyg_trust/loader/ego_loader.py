@@ -99,7 +99,7 @@ class EgoLoader(StepLoader):
 
     @validated
     def num_subgraphs_at(self, step: Natural) -> int:
-        """Return the number of roots, from which every step draws."""
+        """Return the number of ego graphs, one for each root."""
         return self.node_sampler.roots.numel()
 
     def setting(self) -> dict[str, Any]:

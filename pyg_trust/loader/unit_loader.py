@@ -448,7 +448,7 @@ class UnitLoader(DrawnUnits):
         return out
 
     def flat(self, batch: Any) -> Data:
-        """Return a batch as one graph of all rows, as training follows it."""
+        """Return a batch as one homogeneous graph of all rows."""
         if isinstance(batch, Data):
             return batch
         return self.schema.flat(_typed(batch))

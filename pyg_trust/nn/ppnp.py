@@ -3,12 +3,8 @@ r"""Models that diffuse logits by personalized PageRank.
 `PPNP <https://arxiv.org/abs/1810.05997>`_ (Gasteiger et al. 2019) and
 :math:`\pi`-PPNP, label propagation and feature propagation of `"Certifiable
 Robustness to Graph Perturbations" <https://arxiv.org/abs/1910.14356>`_
-(Bojchevski and Günnemann 2019). All of them predict :math:`\Pi H`, and all of
-them expose :math:`H`, which is what
-:func:`pyg_trust.certificates.certify` takes.
-
-The layers of PyG's label propagation, and "Correct and Smooth", are here with
-the fast products of this package.
+(Bojchevski and Günnemann 2019): :math:`\Pi H` for logits :math:`H`. PyG's
+label propagation, and "Correct and Smooth", use the same fast products.
 """
 
 import math
@@ -30,6 +26,7 @@ from pyg_trust._checks import (
     OneOf,
     Share,
     check_callable,
+    check_dtype,
     check_instance,
     check_integer,
     check_nodes,
@@ -64,8 +61,6 @@ class PageRankDiffusion(pyg.MessagePassing):
     :math:`\Pi` is the distribution of a random walk that starts at :math:`v`
     and follows edges. On undirected graphs this is PyG's usual direction. A
     node without out-edges keeps :math:`\alpha H_v`.
-
-    Certificates are about :obj:`'rw'`, unweighted edges and :obj:`K=None`.
 
     Args:
         alpha (float): the teleport probability, in :math:`(0, 1)`.
@@ -104,12 +99,11 @@ class PageRankDiffusion(pyg.MessagePassing):
 
         Args:
             h (Tensor): :math:`H`, ``[num_nodes, num_columns]``.
-            graph (Any): an ``edge_index``, sparse matrix, :class:`Data`, or,
-                to convert it once only, a :class:`CSRGraph`.
+            graph (Any): the graph, in any form.
             edge_weight (Tensor, optional): with an ``edge_index``.
                 (default: :obj:`None`)
         """
-        _check_rows('h', h)
+        _check_rows('h', h, (2, 3))
         if h.size(self.node_dim) == 0:
             return h.clone()
         why = changed(self, PageRankDiffusion, 'target_to_source')
@@ -158,12 +152,9 @@ class PageRankDiffusion(pyg.MessagePassing):
             edge_index, weight = add_remaining_self_loops(
                 edge_index, weight, 1.0, n
             )
-        ends = (
-            edge_index
-            if self.flow == 'target_to_source'
-            else (edge_index.flip(0))
-        )
-        to, of = ends[0], ends[1]
+        to, of = edge_index
+        if self.flow != 'target_to_source':
+            to, of = of, to
         degree = weight.new_zeros(n).index_add_(0, to, weight)
         degree = torch.where(degree == 0, 1, degree)
         if self.normalization == 'rw':
@@ -182,10 +173,10 @@ class PageRankDiffusion(pyg.MessagePassing):
             'torch.export.export(model, (x, edge_index)), or torch.jit.trace'
         )
 
-    def _set_jittable_templates(self, raise_on_error: bool = False) -> None:
+    def _set_jittable_templates(self, *_: Any) -> None:
         # PyG compiles a 'propagate' for each class and sets it there. Without
         # it the code of the class runs, which certificates compare.
-        del raise_on_error
+        return
 
     def __repr__(self) -> str:
         return (
@@ -196,11 +187,11 @@ class PageRankDiffusion(pyg.MessagePassing):
 
 @validated
 class PPNP(PageRankDiffusion):
-    r"""PPNP and :math:`\pi`-PPNP: :math:`Z = \Pi f_\theta(X)`.
+    r"""Propagates a network's logits by PageRank: :math:`Z = \Pi f_\theta(X)`.
 
     Args:
         encoder (torch.nn.Module): :math:`f_\theta`, from features to logits,
-            node by node; its parameters stay as they are.
+            node by node.
         alpha (float): the teleport probability. (default: :obj:`0.15`)
         K (int, optional): as in :class:`PageRankDiffusion`.
             (default: :obj:`None`)
@@ -277,12 +268,9 @@ class FeaturePropagation(PPNP):
 class LabelPropagation(PageRankDiffusion):
     r"""Label propagation: by PageRank, or in layers as in PyG.
 
-    With :obj:`num_classes`, :math:`\Pi H` by the random-walk Laplacian, which
-    can be certified: :math:`H` holds the one-hot classes of the labelled
-    nodes and zeros elsewhere (:math:`\sigma = 1` in the paper's appendix,
-    :math:`1 - \alpha = 2 / (2 + \mu)`).
-
-    With :obj:`num_layers`, a drop-in for
+    With :obj:`num_classes`, :math:`\Pi H`, which can be certified: :math:`H`
+    holds the one-hot classes of the labelled nodes and zeros elsewhere. With
+    :obj:`num_layers`, a drop-in for
     :class:`torch_geometric.nn.LabelPropagation`:
 
     .. math::
@@ -413,7 +401,7 @@ class LabelPropagation(PageRankDiffusion):
             if y.numel() and int(y.min()) < 0:
                 check_range('y', y, int(y.max()) + 1, 'the classes')
             y = one_hot(y)
-        _check_rows('y', y, (2,))
+        _check_rows('y', y)
         if mask is not None:
             mask = check_nodes('mask', mask, y.size(0))
         if post_step is not None:
@@ -498,12 +486,8 @@ class CorrectAndSmooth(pyg.CorrectAndSmooth):
         scale: Finite = 1.0,
     ) -> None:
         super().__init__(
-            num_correction_layers,
-            correction_alpha,
-            num_smoothing_layers,
-            smoothing_alpha,
-            autoscale,
-            scale,
+            *(num_correction_layers, correction_alpha),
+            *(num_smoothing_layers, smoothing_alpha, autoscale, scale),
         )
         self.prop1 = LabelPropagation(num_correction_layers, correction_alpha)
         self.prop2 = LabelPropagation(num_smoothing_layers, smoothing_alpha)
@@ -538,28 +522,13 @@ class CorrectAndSmooth(pyg.CorrectAndSmooth):
         edge_index: Any,
         edge_weight: Tensor | None = None,
     ) -> Tensor:
-        """Spread predictions, with the true labels of training nodes.
-
-        Args:
-            y_soft (Tensor): the result of :meth:`correct`.
-            y_true (Tensor): as in :meth:`correct`.
-            mask (Tensor): as in :meth:`correct`.
-            edge_index (Any): as in :meth:`correct`.
-            edge_weight (Tensor, optional): as in :meth:`correct`.
-                (default: :obj:`None`)
-        """
+        """Spread the result of :meth:`correct`, which has its arguments."""
         _check_labels(y_soft, y_true, mask)
         return super().smooth(y_soft, y_true, mask, edge_index, edge_weight)
 
 
-def _check_rows(
-    name: str, rows: Tensor, dims: tuple[int, ...] = (2, 3)
-) -> None:
-    check_instance(name, rows, Tensor)
-    if not rows.is_floating_point():
-        raise TypeError(
-            f"'{name}' needs to be floating point (got {rows.dtype})"
-        )
+def _check_rows(name: str, rows: Tensor, dims: tuple[int, ...] = (2,)) -> None:
+    check_dtype(name, rows, None)
     if rows.dim() not in dims:
         raise ValueError(
             f"'{name}' needs to have the shape [num_nodes, num_columns] (got "
@@ -568,7 +537,7 @@ def _check_rows(
 
 
 def _check_labels(y_soft: Tensor, y_true: Tensor, mask: Tensor) -> None:
-    _check_rows('y_soft', y_soft, (2,))
+    _check_rows('y_soft', y_soft)
     count = check_nodes('mask', mask, y_soft.size(0)).numel()
     check_instance('y_true', y_true, Tensor)
     if y_true.dtype == torch.int64:

@@ -55,13 +55,6 @@ def agrees(
 ) -> bool | None:
     """Return whether units have the same outputs alone as in the batch.
 
-    Args:
-        call (Call): the call of the model.
-        batch (Data): the batch.
-        units (Units): its units.
-        tried (iterable of int): the units that are run alone.
-        by_unit (bool): whether outputs are of units, and not of nodes.
-
     Returns:
         bool, optional: None if the model draws other random numbers than
         masks of dropout, or can't run on any of them.

@@ -85,12 +85,7 @@ class Clipped:
 
 
 def check_norm(name: str, norm: float) -> float:
-    """Refuse a clipping norm for which sums are not exact.
-
-    Args:
-        name (str): the name of the argument.
-        norm (float): positive.
-    """
+    """Refuse a clipping norm for which sums are not exact."""
     low, high = clip.NORMS
     if not low <= norm <= high:
         raise ValueError(
@@ -116,14 +111,7 @@ def factors_of(sizes: Sizes, norm: float, automatic: bool = False) -> Tensor:
 def add_truncated(
     total: Tensor, grads: Tensor, factors: Tensor, norm: float
 ) -> None:
-    """Add gradients times factors to integers, each rounded toward zero.
-
-    Args:
-        total (Tensor): int64; is changed.
-        grads (Tensor): ``[n, *total.shape]``.
-        factors (Tensor): float64, ``[n]``; where zero, nothing is added.
-        norm (float): the clipping norm, which the grid follows.
-    """
+    """Add gradients times factors to integers, each rounded toward zero."""
     scale = factors / clip.grid(norm)
     for first in range(0, len(grads), clip.BLOCK):
         each = scale[first : first + clip.BLOCK]
@@ -142,9 +130,6 @@ def lengths(rows: Tensor) -> tuple[Tensor, Tensor]:
     half of that and two roundings; squares that underflow add up to the square
     root of their number times :math:`2^{-63}` in float32. The largest entry
     times the root of the length bounds the norm, too.
-
-    Args:
-        rows (Tensor): floating point, ``[num, length]``.
 
     Returns:
         tuple[Tensor, Tensor]: float64, ``[num]``; infinite or NaN where
@@ -207,12 +192,7 @@ def scaled(rows: Tensor, each: Tensor) -> Tensor:
 
 
 def exact_blocks(tops: Tensor) -> Iterator[slice]:
-    r"""Yield blocks of rows small enough to be summed without rounding.
-
-    Args:
-        tops (Tensor): float64, of each row the largest :math:`|\alpha|`,
-            before it is rounded.
-    """
+    r"""Yield blocks of rows small enough to be summed without rounding."""
     count = size = len(tops)
     # The sum is off by less than 2^-20 of it.
     most = 2.0**52 * (1 - 2.0**-20)

@@ -374,11 +374,6 @@ class Book:
     def sums(self, factors: Tensor, norm: float) -> dict[str, Tensor]:
         r"""Sum the gradients, each times its factor, in integers.
 
-        Args:
-            factors (Tensor): float64, ``[num_units]``; a gradient whose
-                factor is zero is left out, finite or not.
-            norm (float): the clipping norm, which the grid follows.
-
         Returns:
             dict[str, Tensor]: int64, by the name of each parameter.
         """
@@ -538,14 +533,7 @@ def opened(found: Any) -> tuple[Book, Sizes]:
 
 
 def clipped_sum(found: Any, norm: float, automatic: bool = False) -> Clipped:
-    """Compute norms and the clipped sum of gradients by units.
-
-    Args:
-        found (Attributed): the rows that parameters got.
-        norm (float): the clipping norm; infinity to clip nothing.
-        automatic (bool): whether short gradients are made longer.
-            (default: :obj:`False`)
-    """
+    """Compute norms and the clipped sum of gradients by units."""
     with torch.no_grad():
         book, sizes = opened(found)
         if norm == math.inf:

@@ -74,14 +74,7 @@ class Attributor:
     def run(
         self, call: Callable[[], T], given: Sequence[Tensor], num_units: int
     ) -> T:
-        """Run the model and record how it uses parameters.
-
-        Args:
-            call (callable): calls the model, once.
-            given (sequence of Tensor): int64, owners of nodes, edges and
-                whatever rows there may be.
-            num_units (int): how many units there are.
-        """
+        """Run the model and record how it uses parameters."""
         units = torch.arange(num_units, device=given[0].device)
         self._given, self._num_units = [*given, units], num_units
         sizes = {len(u) for u in self._given}
@@ -104,15 +97,11 @@ class Attributor:
     ) -> 'Attributed':
         """Attribute gradients of the recorded call to units.
 
-        Args:
-            out (Tensor): the output of the model.
-            grad (Tensor): the gradient by it, of a loss with a term per unit.
-            owner (Tensor): int64, the unit of each row of the output.
-            inputs (sequence): inputs that require a gradient, with the unit
-                of each row, or None where it is to be found: units that meet
-                before the first parameter show.
-            verify (bool): whether to send the gradient back twice, also where
-                the same calls were verified before. (default: :obj:`True`)
+        ``grad`` is that by the outputs, of a loss with a term per unit, and
+        ``owner`` the unit of each row of the outputs. ``inputs`` require a
+        gradient, with the unit of each row (None where it is to be found), so
+        that units show that meet before the first parameter. ``verify`` sends
+        the gradient back twice, also where the same calls were verified.
 
         Raises:
             Mixing: if rows of several units meet.

@@ -29,6 +29,8 @@ from pyg_trust.transforms.aggregation_report import Relation
 from pyg_trust.verify.chain import LISTED
 from pyg_trust.verify.removal import covered
 
+__all__ = ['Coverage', 'CoverageReport', 'Seal']
+
 # By relation: the items that a request may name, and the reason for the limit.
 _TAKES = {
     'edge': (('edges', 'directed_edges'), 'rows train without noise there'),
@@ -166,7 +168,7 @@ class Coverage:
 
     @property
     def lineage(self) -> Lineage:
-        """All states up to the present one."""
+        """The states of the model, from the first to the present one."""
         return self._lineage
 
     def _mu_of(self) -> tuple[float, float]:

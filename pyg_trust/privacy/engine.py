@@ -13,12 +13,10 @@ from torch import Tensor, nn
 from pyg_trust._checks import (
     Count,
     Fraction,
-    Is,
     NotNegative,
     Number,
     OneOf,
     Positive,
-    Sizes,
     check_instance,
     check_positive,
     constraints,
@@ -49,6 +47,8 @@ from pyg_trust.privacy.state import Checkpoints
 from pyg_trust.privacy.training import REDUCTIONS, PrivateStep
 from pyg_trust.privacy.validation import (
     Criterion,
+    IsLoader,
+    Loader,
     check_arithmetic,
     check_grid,
     check_group,
@@ -66,25 +66,6 @@ from pyg_trust.removal import RemovalRequest
 
 __all__ = ['PrivacyEngine']
 
-
-class _IsLoader(Is):
-    """Requirement that accountants cover the sampling of a loader."""
-
-    def check(self, name: str, value: Any, sizes: Sizes = None) -> Any:
-        """Return the loader, or raise a ``TypeError``."""
-        if not isinstance(value, self.kinds):
-            raise TypeError(
-                f"'{name}' needs to be a StepLoader, as of what others draw "
-                'there is no account: pyg_trust.loader.DisjointWalkLoader('
-                'data, batch_size, walk_length) of a graph, GraphLoader('
-                'graphs, batch_size) of graphs, or UnitLoader(data, unit, '
-                'batch_size) of a typed graph (for edges there is '
-                f'PrivateLinkPredictor; got {type(value).__name__})'
-            )
-        return value
-
-
-Loader = Annotated[StepLoader, _IsLoader(StepLoader)]
 
 # Arguments of Opacus' engine that have another place here.
 _OPACUS = {
@@ -220,9 +201,7 @@ class PrivacyEngine(Checkpoints):
         Args:
             module (torch.nn.Module): the model.
             optimizer (torch.optim.Optimizer, optional): its optimizer.
-                (default: :obj:`None`)
             data_loader (StepLoader, optional): as in :meth:`make_private`.
-                (default: :obj:`None`)
             strict (bool): whether to raise the error that is found, instead
                 of returning it. (default: :obj:`True`)
             forward (callable, optional): as in :meth:`make_private`.
@@ -244,7 +223,7 @@ class PrivacyEngine(Checkpoints):
                 check_parts(module, optimizer)
                 check_model(module, optimizer)
             else:
-                _IsLoader(StepLoader).check('data_loader', data_loader)
+                IsLoader(StepLoader).check('data_loader', data_loader)
                 engine = PrivacyEngine()
                 engine._check_free(module, optimizer, data_loader)
                 engine._prepare(
@@ -268,11 +247,9 @@ class PrivacyEngine(Checkpoints):
         """Return whether :meth:`validate` finds nothing, as in Opacus.
 
         Args:
-            module (torch.nn.Module): the model.
-            optimizer (torch.optim.Optimizer, optional): its optimizer.
-                (default: :obj:`None`)
-            data_loader (StepLoader, optional): as in :meth:`make_private`.
-                (default: :obj:`None`)
+            module (torch.nn.Module): as in :meth:`validate`.
+            optimizer (torch.optim.Optimizer, optional): as there.
+            data_loader (StepLoader, optional): as there.
         """
         return not cls.validate(module, optimizer, data_loader, strict=False)
 
@@ -374,9 +351,7 @@ class PrivacyEngine(Checkpoints):
     ) -> PrivateTraining:
         r"""Make training private, with the least noise for a budget.
 
-        The noise is such that so many steps stay below the target, by at most
-        one percent (or, with ``resample_every``, as many at the highest rate
-        of its partitions).
+        So many steps stay below the target, by at most one percent.
 
         Args:
             module (torch.nn.Module): as in :meth:`make_private`.
@@ -386,13 +361,9 @@ class PrivacyEngine(Checkpoints):
             target_delta (float): its :math:`\delta`.
             max_grad_norm (float or AdaptiveNorm): as in :meth:`make_private`.
             steps (int, optional): how many steps are planned.
-                (default: :obj:`None`)
             epochs (int, optional): or how many epochs, of
-                ``len(data_loader)`` steps. (default: :obj:`None`)
+                ``len(data_loader)`` steps.
             **kwargs (optional): more arguments of :meth:`make_private`.
-
-        Returns:
-            PrivateTraining: model, optimizer and loader.
 
         Raises:
             TypeError, ValueError: as :meth:`make_private`, and if no noise is
@@ -622,8 +593,7 @@ class PrivacyEngine(Checkpoints):
     ) -> None:
         r"""Record a Gaussian release on the account, before it is made.
 
-        It counts as a step at rate 1 with the noise multiplier :math:`z = 2 /
-        \mu`. :class:`~pyg_trust.transforms.PrivateAGP` calls it.
+        :class:`~pyg_trust.transforms.PrivateAGP` calls it.
 
         Args:
             mu (float): sensitivity over noise, of replacing one row, in
@@ -674,14 +644,12 @@ class PrivacyEngine(Checkpoints):
         r"""Return the :math:`\epsilon` at which weights have forgotten items.
 
         The weights stay as they are: they are nearly as likely from the same
-        training without the items (:mod:`pyg_trust.privacy.forgotten`). The
-        items are *features* of nodes under ``'replace-one-feature-row'``,
-        *graphs* of a :class:`~pyg_trust.loader.GraphLoader`, or *persons* of a
-        :class:`~pyg_trust.unit.PrivacyUnit`. Delete their data yourself.
-
-        From then on the loader, which still holds them, is refused, with its
-        later copies and pickles. To train on, make a new loader of what
-        remains, and a new engine. (Of several processes, each has to call it.)
+        training without the items (:doc:`/theory/forgetting`). The items are
+        *features* of nodes, *graphs* of a
+        :class:`~pyg_trust.loader.GraphLoader`, or *persons* of a
+        :class:`~pyg_trust.unit.PrivacyUnit`. Delete their data yourself. From
+        then on the loader, which still holds them, is refused: to train on,
+        make a new loader of what remains, and a new engine.
 
         Args:
             request (RemovalRequest): chosen without looking at the weights.

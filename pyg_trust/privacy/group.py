@@ -101,9 +101,6 @@ class Group:
     def agree(self, values: Mapping[str, Any]) -> None:
         """Refuse values that are not the same in all processes.
 
-        Args:
-            values (dict): the values by name; that of a seed is not shown.
-
         Raises:
             ValueError: in all processes, naming the first that differs.
         """
@@ -164,12 +161,7 @@ class Group:
                 part.load_state_dict(state)
 
     def total(self, sums: list[Tensor], *numbers: int) -> list[Tensor]:
-        """Add up int64 tensors and numbers of all processes.
-
-        Returns:
-            list[Tensor]: the totals of the tensors, then those of the
-            numbers; in the first process alone.
-        """
+        """Add up int64 tensors and numbers of all processes."""
         if self.size == 1:
             return [*sums, *torch.tensor(numbers).unbind()]
         flat = _joined(sums, numbers)

@@ -182,7 +182,7 @@ class PrivateItemCounts(Fitted):
         *,
         edge_type: EdgeType | None = None,
     ) -> 'PrivateItemCounts':
-        """Release the table of the users' lists.
+        """Count which items share users, and release the counts with noise.
 
         The same interactions again change nothing and cost nothing.
 

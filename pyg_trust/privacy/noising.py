@@ -19,13 +19,6 @@ def noisy_sums(
 ) -> list[Tensor]:
     """Bring sums to the grid of the noise, and add it.
 
-    Args:
-        totals (list[Tensor]): int64, in units of ``exact.clip.grid``.
-        noise (SecureNoise or SeededNoise): the source of noise.
-        multiplier (float): its standard deviation over the clipping norm, as
-            the account counts it.
-        norm (float): the clipping norm.
-
     Returns:
         list[Tensor]: float64.
     """
@@ -44,12 +37,6 @@ def noisy_sums(
 
 
 def noisy_count(count: float, noise: Any, std: float) -> float:
-    """Add noise to a sum of halves, to which a unit adds 1/2 at most.
-
-    Args:
-        count (float): the sum.
-        noise (SecureNoise or SeededNoise): the source of noise.
-        std (float): its standard deviation, as the account counts it.
-    """
+    """Add noise to a count to which each subgraph adds 1/2 at most."""
     step, _ = clip.noise_grid(2 * std, 0.5, 1)
     return (round(count / step) + int(noise.cells((1,))[0])) * step

@@ -53,11 +53,11 @@ class Known(NamedTuple):
 
 
 # Half of the calls of a model: they return no tensor.
+_GETS = ['shape', 'layout', 'dtype', 'ndim', 'device', 'requires_grad']
 _PLAIN = frozenset(
     (
-        *(Tensor.dim, Tensor.size, Tensor.numel, Tensor.shape.__get__),
-        *(Tensor.layout.__get__, Tensor.dtype.__get__, Tensor.ndim.__get__),
-        *(Tensor.device.__get__, Tensor.requires_grad.__get__),
+        *(Tensor.dim, Tensor.size, Tensor.numel),
+        *(getattr(Tensor, name).__get__ for name in _GETS),
     )
 )
 
@@ -279,18 +279,7 @@ class Gathered:
         transposed: bool = False,
         at: int | None = None,
     ) -> None:
-        """Add rows of a linear map by a weight, ``[out, in]``.
-
-        Args:
-            w (Tensor): the weight.
-            u (Tensor): int64, the owners of rows.
-            grads (Tensor): the signal of each row.
-            inputs (Tensor): the input of each row.
-            transposed (bool): whether the weight is ``[in, out]``.
-                (default: :obj:`False`)
-            at (int, optional): the map, where the weight is a batch of them.
-                (default: :obj:`None`)
-        """
+        """Record a linear map: its weight, inputs and output gradients."""
         part = w.detach() if at is None else w.detach()[at]
         part = part.t() if transposed else part
         self._add(LINEAR, w, part, u, grads, inputs)

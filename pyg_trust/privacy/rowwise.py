@@ -111,11 +111,7 @@ def is_plain(name: str) -> bool:
 def call(
     func: Callable[..., Any], name: str, args: Args, kwargs: Kwargs
 ) -> tuple[Any, bool]:
-    """Call a function so that each row's bits depend on the row alone.
-
-    Returns:
-        tuple[Any, bool]: the result, and whether it is such a function.
-    """
+    """Call a function so that each row's bits depend on the row alone."""
     base, inplace = _kind(name)
     known = base in _KNOWN
     if kwargs and base in ('add', 'sub'):

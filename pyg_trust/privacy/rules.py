@@ -184,15 +184,7 @@ class _Call:
 
 
 def apply_rule(out: Any, use: Any, b: Tensor, u: Tensor, d: int) -> None:
-    """Add what the rows of one call give to its parameters.
-
-    Args:
-        out (Gathered): gets the rows.
-        use (Use): the call.
-        b (Tensor): the signal: the gradient by its result.
-        u (Tensor): int64, the unit of each row; -1 for rows of nobody.
-        d (int): the dimension of rows.
-    """
+    """Add what the rows of one call give to its parameters."""
     if any(t._version != version for t, version in use.versions):
         raise Unseen(
             f"'{use.where}': an input of {use.name} was changed in place "

@@ -8,7 +8,7 @@ models are run on made-up rows (``privacy/probing.py``).
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from torch_geometric import nn as pyg
 from torch_geometric.data import Data
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
+from pyg_trust._checks import Is, Sizes
 from pyg_trust.graph._marks import marked
 from pyg_trust.loader import StepLoader
 from pyg_trust.loader.step_batches import POISSON
@@ -27,6 +28,8 @@ from pyg_trust.privacy.group import Group
 
 __all__ = [
     'SEED',
+    'IsLoader',
+    'Loader',
     'check_arithmetic',
     'check_autocast',
     'check_criterion',
@@ -47,6 +50,27 @@ __all__ = [
 ]
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
+
+
+class IsLoader(Is):
+    """Requirement that accountants cover the sampling of a loader."""
+
+    def check(self, name: str, value: Any, sizes: Sizes = None) -> Any:
+        """Return the loader, or raise a ``TypeError``."""
+        if not isinstance(value, self.kinds):
+            raise TypeError(
+                f"'{name}' needs to be a StepLoader, as of what others draw "
+                'there is no account: pyg_trust.loader.DisjointWalkLoader('
+                'data, batch_size, walk_length) of a graph, GraphLoader('
+                'graphs, batch_size) of graphs, or UnitLoader(data, unit, '
+                'batch_size) of a typed graph (for edges there is '
+                f'PrivateLinkPredictor; got {type(value).__name__})'
+            )
+        return value
+
+
+Loader = Annotated[StepLoader, IsLoader(StepLoader)]
+
 
 #: The seed of what checks draw.
 SEED = 0

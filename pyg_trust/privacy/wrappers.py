@@ -239,7 +239,7 @@ class PrivateOptimizer(Single, torch.optim.Optimizer):
         )
 
     def __repr__(self) -> str:
-        return f'{type(self).__name__}({self.optimizer})'
+        return f'{type(self).__name__}({type(self.optimizer).__name__})'
 
 
 class PrivateLoader(Single):
@@ -349,6 +349,11 @@ class PrivateTraining(NamedTuple):
     model: PrivateModule
     optimizer: PrivateOptimizer
     loader: PrivateLoader
+
+    def __repr__(self) -> str:
+        parts = self.model.module, self.optimizer.optimizer, self.loader.loader
+        names = ', '.join(type(part).__name__ for part in parts)
+        return f'{type(self).__name__}({names})'
 
     def loss(self, batch: Any) -> Tensor:
         """Compute the loss of a batch by the ``criterion`` of make_private.

@@ -168,12 +168,7 @@ def scattering_transform(
     col[at] = index
     value = torch.empty_like(values).view(-1)
     value[at] = values.view(-1)
-    return sparse_rows(
-        crow,
-        col,
-        value,
-        (num_graphs, T * d * Q),
-    )
+    return sparse_rows(crow, col, value, (num_graphs, T * d * Q))
 
 
 def _embed_dense(batch: Batch, block: Tensor, order: Order) -> Tensor:

@@ -482,7 +482,6 @@ class PropagatedFeatures(EditedInPlace):
 
     def _edges(self, edge_index: Tensor, new: int = 0) -> Tensor:
         edges = plain_index('edge_index', edge_index)
-        check_tensor('edge_index', edges, torch.int64, (2, 'k'))
         if self._ids.n_id is None:
             return edges
         count = self._live.num_nodes + new

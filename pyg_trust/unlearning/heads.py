@@ -60,12 +60,7 @@ def curvatures(margin: Tensor, Y: Tensor) -> Tensor:
 
 
 class Residual(NamedTuple):
-    """The Frobenius norm of the gradient.
-
-    Args:
-        measured (float): as computed.
-        upper (float): with all that rounding can hide.
-    """
+    """The Frobenius norm of the gradient: as computed, and with rounding."""
 
     measured: float
     upper: float
@@ -104,17 +99,10 @@ def norm(matrix: Tensor) -> float:
 class Factor(NamedTuple):
     r"""Factored Hessians of all outputs, possibly of an earlier time.
 
-    They may come from rows that were removed since: they are secret, and a
-    new factorisation drops them. No certificate depends on them.
-
-    Args:
-        lower (Tensor): Cholesky factors: of the Hessians, or with
-            :obj:`rows` of :math:`\mu I + S Z Z^\top S`, :math:`S =
-            \operatorname{diag}(\sqrt{s})`, of the curvatures :math:`s`.
-        mu (float): of the Hessian.
-        inverse (Tensor, optional): of the Hessians, which is faster to
-            multiply by again and again.
-        rows (tuple[Tensor, Tensor], optional): :math:`Z` and :math:`\sqrt{s}`.
+    They may come from rows that were removed since, so they are secret; no
+    certificate depends on them. ``lower`` are Cholesky factors of the
+    Hessians, or with ``rows`` :math:`Z, \sqrt{s}` of :math:`\mu I + S Z Z^\top
+    S`, :math:`S = \operatorname{diag}(\sqrt{s})`, of the curvatures :math:`s`.
     """
 
     lower: Tensor
@@ -150,14 +138,8 @@ class Factor(NamedTuple):
 class Gradient(NamedTuple):
     """A gradient and its norm.
 
-    Args:
-        value (Tensor): ``[d, num_outputs]``.
-        norm (Residual): its norm, as computed and with all that may be
-            missing.
-        sizes (tuple[float, ...]): the norms of its columns, as computed;
-            none if there was no pass over all rows. (default: :obj:`()`)
-        slopes (tuple[float, ...]): the squares of the slopes that it was
-            measured with, summed by output. (default: :obj:`()`)
+    After a pass over all rows also the norms of its columns, and the squares
+    of the slopes, summed by output.
     """
 
     value: Tensor
@@ -179,15 +161,10 @@ class Problem(Protocol):
 class Objective(NamedTuple):
     r"""Objective :math:`L(\cdot, D)` of the present rows.
 
-    Args:
-        Z (Tensor): float64, ``[n, d]``, dense or sparse CSR; rows that do not
-            count are 0.
-        Y (Tensor): of :func:`targets`, 0 for these.
-        mu (float): :math:`\lambda n`, of the rows that count.
-        B (Tensor, optional): the linear term, ``[d, num_outputs]``.
-        size (float, optional): the Frobenius norm of :obj:`Z`, if known.
-        K (Tensor, optional): :func:`~.rows.gram` of :obj:`Z`, to factor
-            Hessians in :math:`n \times n` numbers.
+    ``Z`` is float64, ``[n, d]``, dense or sparse CSR; rows that do not count
+    are 0, as are their targets ``Y``. ``mu`` is :math:`\lambda n`, ``B`` the
+    linear term, ``size`` the norm of ``Z`` and ``K`` its inner products, if
+    they are known.
     """
 
     Z: Tensor

@@ -90,19 +90,12 @@ class SeriesState:
     .. math::
         z = \alpha (I - (1 - \alpha) P)^{-1} x, \qquad a + b = 1,
 
-    on an undirected graph. :meth:`rows` are *not* a function of the present
-    data: what is left below the threshold depends on what was there before.
-    Use :meth:`solve` for what is released and for what certifies. Memory:
-    :math:`3 N d` numbers.
-
-    Args:
-        graph (Sums): undirected, of :func:`bare` for :obj:`measure`; edit both
-            by :meth:`play`, or the graph first and the rest by :meth:`update`.
-        x (Tensor): float64, ``[num_nodes, num_columns]``; copied.
-        measure (Measure): :math:`a` and :math:`b`; its weights play no part.
-        alpha (float): the teleport probability, in :math:`(0, 1]`.
-        theta (float): rows are pushed while :math:`\lVert R_v \rVert_2 >
-            \theta \sqrt{d_v}`.
+    on an undirected graph of :func:`bare`. :meth:`rows` are *not* a function
+    of the present data: what is left below the threshold depends on what was
+    there before. Use :meth:`solve` for what is released and for what
+    certifies. Rows are pushed while :math:`\lVert R_v \rVert_2 > \theta
+    \sqrt{d_v}`. Edit graph and features by :meth:`play`, or the graph first
+    and the rest by :meth:`update`.
     """
 
     def __init__(
@@ -350,13 +343,6 @@ class ColumnProblem(NamedTuple):
     Z^* \rVert \le \kappa \lVert x \rVert`, at most :math:`\kappa \rho \lVert x
     \rVert (\gamma_1 \kappa \lVert xW \rVert + \lVert G \rVert)` of the
     gradient. The estimates steer the step.
-
-    Args:
-        state (SeriesState): the propagated features and the graph.
-        train (Tensor): int64: the training nodes.
-        Y (Tensor): the targets of the training nodes.
-        mu (float): :math:`\lambda n`.
-        goal (float): the residual to reach.
     """
 
     state: SeriesState

@@ -302,9 +302,7 @@ class LinkClassifier(NodeClassifier):
 
     @retired(on_exceed=('refine', 'retrain'))
     @renamed(
-        encoder_is_public='start_is_public',
-        levels='K',
-        lam='weight_decay',
+        encoder_is_public='start_is_public', levels='K', lam='weight_decay'
     )
     @validated
     def __init__(
@@ -400,9 +398,8 @@ class LinkClassifier(NodeClassifier):
         settings = self._settings._replace(pairs=pairs)
         none = torch.full((n,), -1)
         ids = NodeIds.of_data(data)
-        return self._begun(
-            PairState(settings, (0, 1), graph, x, none, ids=ids)
-        )
+        self._begun(PairState(settings, (0, 1), graph, x, none, ids=ids))
+        return self
 
     @synchronized
     def decision_function(self, edge_label_index: Tensor) -> Tensor:  # type: ignore[override]
@@ -420,7 +417,6 @@ class LinkClassifier(NodeClassifier):
         """
         model = self._fitted
         pairs = plain_index('edge_label_index', edge_label_index).cpu()
-        check_tensor('edge_label_index', pairs, torch.int64, (2, 'num_pairs'))
         alive = model.data.graph.alive
         check_range('edge_label_index', pairs, alive.numel(), 'the nodes')
         there = alive[pairs].all(0)
@@ -470,8 +466,8 @@ class LinkClassifier(NodeClassifier):
     def predict_proba(self, edge_label_index: Tensor) -> Tensor:  # type: ignore[override]
         """Predict the probabilities of no link and of a link: ``[k, 2]``.
 
-        Of the balance of edges and negative pairs that it was fitted to; NaN
-        for pairs with a removed node.
+        They assume the same balance of edges and negative pairs as in the fit.
+        Pairs with a removed node have NaN.
         """
         return probabilities(self.decision_function(edge_label_index))
 

@@ -22,14 +22,7 @@ __all__ = ['Refined', 'Solution', 'minimize', 'refine']
 
 
 class Refined(NamedTuple):
-    """Result of :func:`refine`: weights and their gradient.
-
-    Args:
-        W (Tensor): the weights.
-        gradient (Gradient): there, measured.
-        factor (Factor): the last one that was used.
-        iterations (int): the number of steps.
-    """
+    """Weights, their measured gradient, the last factor, and all steps."""
 
     W: Tensor
     gradient: Gradient
@@ -54,21 +47,10 @@ def refine(
     The factor is made anew where two steps in a row shorten it by less than
     4; without one, for every step (Newton's method). Ends early where rounding
     is all that is left.
-
-    Args:
-        problem (Problem): the problem to minimise.
-        W (Tensor): where to start.
-        tol (float): the residual to reach.
-        max_iter (int): the most steps.
-        start (Gradient, optional): the gradient at :obj:`W`, if known.
-        factor (Factor, optional): to begin with.
     """
-    W, gradient, last, iteration = _steps(
-        problem, W, tol, max_iter, start, factor
-    )
-    return Refined(
-        W, gradient, problem.factor(W) if last is None else last, iteration
-    )
+    W, gradient, last, steps = _steps(problem, W, tol, max_iter, start, factor)
+    last = problem.factor(W) if last is None else last
+    return Refined(W, gradient, last, steps)
 
 
 def _steps(
@@ -171,13 +153,7 @@ def _columns(gradient: Gradient, tol: float) -> tuple[list[int], list[int]]:
 
 
 class Solution(NamedTuple):
-    """Result of :func:`minimize`: weights and their residual.
-
-    Args:
-        W (Tensor): the weights, ``[d, C]``.
-        residual (float): the Frobenius norm of the gradient.
-        iterations (int): the number of Newton steps.
-    """
+    """Weights ``[d, C]``, the norm of their gradient, and all steps."""
 
     W: Tensor
     residual: float

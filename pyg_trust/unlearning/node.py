@@ -11,7 +11,7 @@ steps whose residual is measured (:mod:`pyg_trust.unlearning.heads`).
 import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 import torch
@@ -24,7 +24,6 @@ from pyg_trust._checks import (
     OneOf,
     as_ids,
     check_instance,
-    check_integer,
     check_positive,
     check_tensor,
     validated,
@@ -32,15 +31,8 @@ from pyg_trust._checks import (
 from pyg_trust._checks.starts import start_of
 from pyg_trust._moved import renamed, retired
 from pyg_trust.agp.measures import Measure
-from pyg_trust.files.commit import (
-    EditedInPlace,
-    Lineage,
-    editing,
-    synchronized,
-)
-from pyg_trust.files.seals import Seals
+from pyg_trust.files.commit import EditedInPlace, editing, synchronized
 from pyg_trust.graph import CSRGraph
-from pyg_trust.ledger import BudgetExceededError, RemovalLedger, coarse
 from pyg_trust.removal import (
     Edges,
     NodeIds,
@@ -50,15 +42,8 @@ from pyg_trust.removal import (
     RemovalRequest,
     requested,
 )
-from pyg_trust.report import fingerprint_model, provenance
-from pyg_trust.unlearning.certified import (
-    EXACT_NOISE,
-    CertifiedClassifier,
-    probabilities,
-    proved,
-)
-from pyg_trust.unlearning.heads import HEAD, Gradient, Problem
-from pyg_trust.unlearning.newton import Refined, refine
+from pyg_trust.unlearning.certified import probabilities
+from pyg_trust.unlearning.heads import HEAD
 from pyg_trust.unlearning.node_data import (
     Model,
     edits_of,
@@ -66,28 +51,17 @@ from pyg_trust.unlearning.node_data import (
     fixed_measure,
     read_classes,
     read_features,
-    waiting,
 )
-from pyg_trust.unlearning.node_rows import (
-    Change,
-    Edit,
-    NodeState,
-    Settings,
-)
+from pyg_trust.unlearning.node_releases import NodeReleases
+from pyg_trust.unlearning.node_rows import Edit, NodeState, Settings
 from pyg_trust.unlearning.reports import (
-    SAME,
     NodeAdditionReport,
     NodePlan,
     NodeUnlearnReport,
     NodeVerifyReport,
 )
-from pyg_trust.unlearning.sums import (
-    BOUND,
-    check_directed,
-    check_measure,
-)
+from pyg_trust.unlearning.sums import BOUND, check_directed, check_measure
 from pyg_trust.update import Update
-from pyg_trust.verify import removal
 
 __all__ = ['NodeClassifier']
 
@@ -99,26 +73,8 @@ MOST_BOUND = 2.0**43
 
 _NONE = torch.empty(0, dtype=torch.int64)
 
-# A release spends this part of the budget, if the steps below reach it.
-PART = 0.01
-MAX_STEPS = 20
-# A fresh factor takes about so many steps. What the others cost is added up,
-# until it is as much as a new factor: about one step for 8 columns.
-FEW_STEPS = 3
-COLUMNS_A_STEP = 8
 
-
-class Step(NamedTuple):
-    """Weights after a removal, the action that found them, and their cost."""
-
-    action: str
-    found: Refined
-    # A bound of the residual, and what it spends of the budget.
-    bound: float
-    spent: float
-
-
-class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
+class NodeClassifier(NodeReleases, EditedInPlace):
     r"""Node classifier that forgets on request, with a certificate.
 
     .. code-block:: python
@@ -204,14 +160,9 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
         (True, True)
     """
 
-    _state: type[NodeState] = NodeState
-    _made: type[NodeUnlearnReport] = NodeUnlearnReport
-
     @retired(head=(HEAD,), on_exceed=('refine', 'retrain'))
     @renamed(
-        encoder_is_public='start_is_public',
-        levels='K',
-        lam='weight_decay',
+        encoder_is_public='start_is_public', levels='K', lam='weight_decay'
     )
     @validated
     def __init__(
@@ -283,12 +234,12 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
         *,
         classes: Sequence[int] | None = None,
     ) -> 'NodeClassifier':
-        """Propagate, train and release.
+        """Propagate the features, train, and release weights with noise.
 
-        The ids of nodes are ``data.n_id`` if it is there, else their
-        positions. Keeps copies of what it needs of the graph. A second call
-        starts over, with a new ledger. As removed items may come back with it,
-        it can't be saved over an earlier state. Ends with a release.
+        The ids of nodes are ``data.n_id`` if the graph has it, else their
+        positions. A second call starts over, with a new ledger. Its data may
+        contain removed items again, so it can't be saved over an earlier
+        state.
 
         Args:
             data (Data): the graph, with ``x``, ``edge_index``, ``y`` and
@@ -321,7 +272,8 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
             declared=declared,
             ids=NodeIds.of_data(data),
         )
-        return self._begun(state)
+        self._begun(state)
+        return self
 
     def _graph_of(self, data: Data) -> tuple[CSRGraph, bool]:
         # The graph, and whether edges go in one direction.
@@ -339,35 +291,6 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
                 "'data' needs to be undirected for features='push'"
             )
         return graph, directed
-
-    def _begun(self: C, state: NodeState) -> C:
-        # The first release, with a new ledger.
-        releases, lineage = self._begins()
-        self._check_grid(state.Y.size(1))
-        W, gradient, _, _ = self._solved(state)
-        upper = gradient.norm.upper
-        spent = self._spent(state, upper)
-        if spent > self.budget:
-            raise self._exceeded(state, upper)
-        self._check_shift(state.num_train, W, upper, spent)
-        ledger = RemovalLedger(self.budget)
-        model = Model(
-            state,
-            ledger,
-            Seals(state.blocks()),
-            lineage,
-            W,
-            self._release(W, releases),
-            gradient,
-            state.problem(self._goal(state)).factor(W).kept(),
-            False,
-            releases + 1,
-            self._seed is None,
-            self.release_std,
-        )
-        ledger.record('fit', spent, data=model.sealed)
-        self._model = model
-        return self
 
     @synchronized
     def decision_function(self, nodes: Nodes | None = None) -> Tensor:
@@ -617,7 +540,7 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
     ) -> NodePlan:
         """Estimate the work of an update with a release; change nothing.
 
-        Costs the features of the update, and no step.
+        This computes the features after the update, but does not train.
         """
         model = self._fitted
         data = model.data
@@ -792,264 +715,3 @@ class NodeClassifier(CertifiedClassifier[Model], EditedInPlace):
                 f'{x.layout}): x.to_dense()'
             )
         return x.double()
-
-    # Releases ###############################################################
-
-    def _solved(self, data: NodeState) -> Refined:
-        # Start from zero: on data built anew, weights are a function of the
-        # remaining data.
-        W, goal = data.Y.new_zeros(data.shape), self._goal(data)
-        return refine(data.problem(goal), W, min(self.tol, goal), 100)
-
-    def _goal(self, data: NodeState) -> float:
-        # The residual that steps aim at: most releases spend a small part of
-        # the budget, their grid included.
-        share = 1 - self._grid(data.shape) / (PART * self.budget)
-        # Lower by a margin for rounding.
-        part = PART * max(share, 0.5) * (1 - 2.0**-40)
-        return part * self._allowed(self.budget, data.mu)
-
-    def _spent(self, data: NodeState, bound: float) -> float:
-        # In units of the budget. Constant for all releases that meet the goal,
-        # and rounded up for others: an attacker could test guesses of the data
-        # by the exact residual.
-        grid = self._grid(data.shape)
-        spent = self._spends(bound, data.mu) + grid
-        if spent > self.budget:
-            return spent
-        goal = self._spends(self._goal(data), data.mu) + grid
-        least = PART * self.budget
-        # A coarse grid raises the goal, by public numbers.
-        least = least if goal <= least else coarse(goal)
-        return min(least if spent <= goal else coarse(spent), self.budget)
-
-    def _exceeded(self, data: NodeState, bound: float) -> BudgetExceededError:
-        limit = self._allowed(self.budget, data.mu)
-        return BudgetExceededError(
-            f'the residual is at most {bound:.6g}, of a budget of {limit:.6g}:'
-            " choose a larger 'release_std' or 'weight_decay', or divide the "
-            'features by their size'
-        )
-
-    def _followed(self, model: Model) -> tuple[Change, Problem, Gradient]:
-        # The training rows as the data are, and the gradient at old weights.
-        data = model.data
-        change = data.follow(model.W, model.gradient)
-        problem = data.problem(self._goal(data))
-        return change, problem, change.gradient or problem.gradient(model.W)
-
-    def _step(self, model: Model, problem: Problem, start: Gradient) -> Step:
-        # Steps from the old weights; a fit where these do not do.
-        data, goal = model.data, self._goal(model.data)
-
-        def paid(action: str, found: Refined) -> Step:
-            bound = found.gradient.norm.upper
-            return Step(action, found, bound, self._spent(data, bound))
-
-        if start.norm.upper <= goal:
-            return paid('hold', Refined(model.W, start, model.factor, 0))
-        found = refine(
-            problem,
-            model.W,
-            goal,
-            MAX_STEPS,
-            start=start,
-            factor=model.factor,
-        )
-        made = paid('step' if found.iterations == 1 else 'refine', found)
-        if made.spent <= self.budget:
-            return made
-        # Retrain as a fit does, on data built anew.
-        again = self._solved(data.rebuilt())
-        steps = found.iterations + again.iterations
-        made = paid('retrain', again._replace(iterations=steps))
-        if made.spent > self.budget:
-            measured, upper = again.gradient.norm
-            if measured > max(goal, upper - measured):
-                raise self._exceeded(data, made.bound)
-            # Rounding hides more than the budget, and these weights are those
-            # of a fit of the remaining data, independent of the removed data.
-            made = made._replace(bound=0.0, spent=0.0)
-        return made
-
-    def _forget(
-        self, model: Model, edits: list[Edit], reference: str
-    ) -> tuple[Model, NodeUnlearnReport]:
-        data = model.data
-        request = model.line(edits)
-        change, problem, start = self._followed(model)
-        action, found, bound, spent = self._step(model, problem, start)
-        W, gradient, factor, iterations = found
-        excess = model.excess + max(0, iterations - FEW_STEPS)
-        if factor is model.factor and (
-            excess * COLUMNS_A_STEP > W.size(0) or iterations == MAX_STEPS
-        ):
-            factor = problem.factor(W)
-        fresh = factor is not model.factor
-        self._check_shift(data.num_train, W, bound, spent)
-        ledger = model.ledger.copy()
-        new = model._replace(
-            ledger=ledger,
-            seals=model.seals.replaced(data.blocks(change.named)),
-            lineage=model.lineage.next(),
-            W=W,
-            weight=self._release(W, model.releases),
-            gradient=gradient,
-            factor=factor.kept() if fresh else factor,
-            frozen=not fresh,
-            excess=0 if fresh else excess,
-            releases=model.releases + 1,
-            secure=model.secure and self._seed is None,
-        )
-        # The action depends on the removed data: no line names it.
-        ledger.record('measured', spent, request, new.sealed, reference)
-        if spent > 0:
-            # The bound that is paid for: a smaller one reveals more of the
-            # data.
-            paid = self._allowed(spent - self._grid(data.shape), data.mu)
-            bound = max(bound, paid)
-        return new, self._made.of(
-            action=action,
-            request=request,
-            rows_touched=change.rows,
-            train_rows_touched=change.train_rows,
-            stale_rows=0,
-            num_train=data.num_train,
-            gradient_change=start.norm.measured,
-            # 0 if compared with a fit by the same program, which has it too.
-            residual=gradient.norm.measured * (spent > 0),
-            # With estimates, the residual is that of exact solves.
-            feature_error=0.0,
-            bound=bound,
-            budget=self._allowed(self.budget, data.mu),
-            distance_bound=bound / data.mu,
-            iterations=iterations,
-            secure=new.secure,
-            seeded=not new.secure,
-            assumptions=self._assumptions() + SAME * (spent == 0),
-            data=new.sealed,
-            origin=provenance(
-                **{**self._config(), 'measure': str(self.measure)},
-                seed=self._seed,
-            ),
-            history=tuple(spent / self.budget for spent in ledger.amounts()),
-            setting=data.settings.digest(self.release_std),
-            **self._certificate(new, spent),
-        )
-
-    def _assumptions(self) -> tuple[str, ...]:
-        made: tuple[str, ...] = (
-            'the state (state_dict), of which the weights before the noise '
-            'can be solved again, stays secret',
-            EXACT_NOISE,
-        )
-        if self.encoder is not None:
-            made += (
-                'the encoder never saw the data, as the user stated by '
-                'start_is_public=True'
-                if self._stated_public
-                else 'the encoder never saw the data: its factory draws other '
-                'weights under another seed',
-            )
-        return made
-
-    # Proofs #################################################################
-
-    def _proved(self, model: Model, claimed: bool) -> dict[str, Any]:
-        # Prove the last release by the kernel; fields of a report.
-        arrays, spent = model.evidence(), model.ledger.spent
-        # A release of spent 0 is compared with a fit by this program.
-        if arrays is None or spent == 0:
-            return {}
-        try:
-            found = removal.prove(arrays)
-        except ValueError:
-            # The data are not those of the ledger, which the report says.
-            return {}
-        most = self._allowed(spent, model.data.mu)
-        return proved(found, most, spent, claimed)
-
-    # States #################################################################
-
-    def _config(self) -> dict[str, Any]:
-        measure = {
-            name: getattr(self.measure, name)
-            for name in self.measure.__dataclass_fields__
-        }
-        return {
-            **super()._config(),
-            'measure': measure,
-            'alpha': self._settings.alpha,
-            'theta': self._settings.theta,
-            'feature_bound': self._settings.bound,
-            'head': HEAD,
-            'features': self.features,
-            'encoder': self._encoder_digest(),
-        }
-
-    def _encoder_digest(self) -> str | None:
-        # Of two encoders of a class only one fits the saved features.
-        encoder = self.encoder
-        if encoder is None:
-            return None
-        name = type(encoder).__name__
-        if not isinstance(encoder, torch.nn.Module):
-            return getattr(encoder, '__qualname__', name)
-        return f'{name} {fingerprint_model(encoder.state_dict())}'
-
-    def _unpacked(self, state: dict[str, Any]) -> Model:
-        config = dict(state['config'])
-        if self.encoder is not None and config.get('encoder') == (
-            type(self.encoder).__name__
-        ):
-            # States of 0.1 hold the class alone.
-            config['encoder'] = self._encoder_digest()
-        return super()._unpacked({**state, 'config': config})
-
-    def _packed(self, model: Model) -> dict[str, Any]:
-        data = model.data.to_dict()
-        waits = waiting(model.sealed, data)
-        return {
-            **super()._packed(model),
-            **({'waits': waits} if waits else {}),
-            'seals': model.seals.state_dict(),
-            'data': data,
-            'weight': model.weight.clone(),
-            'releases': model.releases,
-            'secure': model.secure,
-        }
-
-    def _rebuilt(
-        self, state: dict[str, Any], ledger: RemovalLedger, lineage: Lineage
-    ) -> Model:
-        held, weight = state['data'], state['weight']
-        classes = tuple(state['classes'])
-        data = self._state.from_dict(self._settings, classes, held)
-        seals = Seals.of(state['seals'], data.blocks())
-        check_tensor('state', weight, torch.float64, data.shape, finite=True)
-        check_instance('secure', state['secure'], bool)
-        releases = check_integer('releases', state['releases'], 1)
-        # Files of version 0.1 have weights before the noise too: from these a
-        # guess of what was removed could be tested. They are solved again.
-        W, gradient, _, _ = self._solved(data)
-        made = Model(
-            data,
-            ledger,
-            seals,
-            lineage,
-            W,
-            weight.clone(),
-            gradient,
-            data.problem(self._goal(data)).factor(W),
-            False,
-            releases,
-            state['secure'],
-            self.release_std,
-        )
-        if state.get('waits', '') != waiting(made.sealed, held):
-            raise ValueError(
-                'the pending additions of the state were changed since it '
-                'was saved'
-            )
-        data.take(held)
-        return made

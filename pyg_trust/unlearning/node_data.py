@@ -8,11 +8,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_trust._checks import (
-    check_instance,
-    check_integer,
-    check_tensor,
-)
+from pyg_trust._checks import check_instance, check_integer, check_tensor
 from pyg_trust.agp.measures import Measure, make_measure, needs_graph
 from pyg_trust.files.commit import Lineage
 from pyg_trust.files.seals import Seals, sealed
@@ -188,9 +184,7 @@ def read_features(data: Data) -> Tensor:
 
 
 def read_classes(
-    data: Data,
-    train_nodes: Nodes | None,
-    classes: Sequence[int] | None = None,
+    data: Data, train_nodes: Nodes | None, classes: Sequence[int] | None = None
 ) -> tuple[tuple[int, ...], Tensor]:
     """Read the classes, and the position of each training node's class."""
     n = int(data.num_nodes)
@@ -291,10 +285,7 @@ def encode(encoder: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 
 def fixed_measure(
-    measure: str | Measure,
-    alpha: float | None,
-    t: float | None,
-    K: int | None,
+    measure: str | Measure, alpha: float | None, t: float | None, K: int | None
 ) -> Measure:
     """Return a measure whose weights do not depend on the graph."""
     if needs_graph(measure) or (

@@ -221,6 +221,8 @@ class NodeState:
             )
         self.graph.ids = self.ids
         self.pending = Pending(n, {})
+        # Names are replaced and not changed: those that were counted last.
+        self._counted: tuple[Tensor | None, int] = None, 0
         # The square of the norm of Z, from above, once it is needed.
         self.square: float | None = None
         self._train(y)
@@ -238,7 +240,9 @@ class NodeState:
     @property
     def num_train(self) -> int:
         """The number of training rows that the weights are fitted to."""
-        return int((self.names >= 0).sum())
+        if self._counted[0] is not self.names:
+            self._counted = self.names, int((self.names >= 0).sum())
+        return self._counted[1]
 
     @property
     def num_pending(self) -> int:

@@ -154,7 +154,8 @@ class _State(NamedTuple):
 class PublishedScatteringClassifier:
     """Graph classifier by objective perturbation; *its certificate may fail*.
 
-    See the text of this module.
+    Kept for comparison with the published method; the module explains why
+    the theorem of its certificate does not hold in general.
 
     Args:
         transform (GraphEmbedding): as in
@@ -207,11 +208,7 @@ class PublishedScatteringClassifier:
         return described(self)
 
     def fit(self, graphs: Sequence[Data]) -> 'PublishedScatteringClassifier':
-        """Embed and train.
-
-        Args:
-            graphs (list[Data]): the training graphs, each with a label ``y``.
-        """
+        """Embed and train."""
         train = self._keeper.keep(check_graphs(graphs))
         draws = 0 if self._state is None else self._state.draws
         B = self._drawn((train.Z.size(1), train.Y.size(1)), draws)
@@ -225,11 +222,7 @@ class PublishedScatteringClassifier:
         return self
 
     def remove(self, request: RemovalRequest) -> UnlearnReport:
-        """Remove the requested items by one step, or as ``on_exceed`` says.
-
-        Args:
-            request (RemovalRequest): graphs, or their nodes, edges, features.
-        """
+        """Remove the requested items by one step, or as ``on_exceed`` says."""
         check_instance('request', request, RemovalRequest)
         old, budget = self._fitted, self.budget
         if not self.noise_std:

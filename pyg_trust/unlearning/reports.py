@@ -362,9 +362,9 @@ class RecommenderReport(Verifiable):
     Counts, and weights in closed form, have the bits of a fit on what remains.
 
     Args:
-        request (dict): the names of what was removed.
-        named (dict): the same names as nodes and edges of the whole graph, as
-            in the ledger; the names of items follow those of all users.
+        request (dict): the ids of the removed items.
+        named (dict): the same ids as nodes and edges of the whole graph, as in
+            the ledger; the ids of items follow those of all users.
         entries_changed (int): the number of counts that changed; 0 if none are
             stored.
         recounted (bool): whether everything was counted again.

@@ -23,12 +23,7 @@ from pyg_trust.files.commit import Lineage, editing, synchronized
 from pyg_trust.files.seals import Seals, content, sealed
 from pyg_trust.ledger import RemovalLedger, coarse
 from pyg_trust.noise import LEAST_P_VALUE
-from pyg_trust.removal import (
-    Edges,
-    Nodes,
-    RemovalRequest,
-    requested,
-)
+from pyg_trust.removal import Edges, Nodes, RemovalRequest, requested
 from pyg_trust.report import fingerprint_model, provenance
 from pyg_trust.transforms import GraphEmbedding
 from pyg_trust.unlearning.certified import (

@@ -1,4 +1,3 @@
-# Longer than 700 lines because its theory stands above it.
 """Propagated features of a changing graph, as exact sums of integers.
 
 What nodes send is rounded to a grid, so that sums are integers and do not
@@ -64,13 +63,8 @@ _LIVE_BUILD, _LIVE_MARK, _LIVE_ROWS, _LIVE_NET, _LIVE_EDIT = (
 class Step(NamedTuple):
     """One edit of a graph: removals, then additions, then changes.
 
-    Args:
-        gone (Tensor): int64: nodes to remove, with their edges.
-        cut (Tensor): int64, ``[2, k]``: edges to remove.
-        new (Tensor, optional): features of nodes to add, ``[k, columns]``.
-        edges (Tensor): int64, ``[2, k]``: edges to add.
-        nodes (Tensor): int64, each once: nodes whose features change.
-        x (Tensor, optional): their features, ``[k, columns]``.
+    Nodes and edges that go, features of nodes that come, edges that come, and
+    nodes, each once, with their new features.
     """
 
     gone: Tensor = _NONE
@@ -84,22 +78,10 @@ class Step(NamedTuple):
 class Sums:
     r"""Graph, features and sums.
 
-    Args:
-        graph (CSRGraph): unweighted, without duplicates, on the CPU.
-        x (Tensor): float32 or float64, ``[num_nodes, num_columns]``; copied.
-        measure (Measure): with fixed weights and :math:`a + b \ge 1`.
-        bound (float): :math:`B`, of all features that will ever come.
-            (default: :obj:`16.0`)
-        bits (int): :math:`f`. (default: :obj:`40`)
-        reads (float, optional): :math:`r`; changes no bit. With infinity all
-            are kept. By default :func:`reads_of` chooses it, again when all
-            sums are made and when the lists of neighbours need more memory.
-        directed (bool): whether an edge may go in one direction alone, if
-            none does now. (default: :obj:`False`)
-        gone (Tensor): int64: rows of removed nodes.
-
-    Raises:
-        ValueError: if the measure does not fit, or the range does not do.
+    Of an unweighted graph without duplicates, on the CPU. ``bound`` is of all
+    features that will ever come, ``bits`` of the grid. ``reads``, rows read
+    for each event, changes no bit: by default :func:`reads_of` chooses it.
+    ``gone`` are rows of removed nodes.
     """
 
     def __init__(
@@ -589,12 +571,12 @@ def limits(reads: float, mean: float) -> Tensor:
 
 
 def reads_of(length: Tensor) -> float:
-    r"""Choose for how many reads an event the sums should be kept.
+    r"""Choose the number of reads per event for which sums are kept.
 
-    The largest power of two with which an event is expected to change no more
-    than 96 (``WRITES``) rows of sums, in a random graph of these degrees. The
-    ends of edges that come are uniform, those that go by degree. A node of
-    rank :math:`k` has :math:`\min(d_k e_l, n_l)` neighbours of rank
+    It is the largest power of two with which an event is expected to update at
+    most 96 (``WRITES``) rows of sums, in a random graph of these degrees. New
+    edges have uniform ends there, and removed edges have ends by degree. A
+    node of rank :math:`k` has :math:`\min(d_k e_l, n_l)` neighbours of rank
     :math:`l`, :math:`d_k` being the mean degree, :math:`n_l` the number, and
     :math:`e_l` the share in all ends of nodes of a rank.
     """

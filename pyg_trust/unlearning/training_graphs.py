@@ -6,7 +6,6 @@ leaves the old ones as they are.
 
 import copy
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -43,16 +42,9 @@ __all__ = [
 
 
 class TrainingGraphs(NamedTuple):
-    """Remaining training graphs with their seals, embeddings and labels.
+    """Remaining training graphs, by id, with embeddings and targets.
 
-    Args:
-        classes (tuple[int, ...]): the class labels, in ascending order.
-        graphs (dict[int, Data]): the remaining graphs, by id.
-        seals (Seals): the seals of the graphs' contents.
-        Z (Tensor): float64, ``[n, d]``: the embeddings, in this order.
-        K (Tensor, optional): their inner products, ``[n, n]``, if these are
-            fewer.
-        Y (Tensor): ``[n, num_outputs]``: the targets, -1 or 1.
+    ``K`` holds the inner products of the embeddings, if these are fewer.
     """
 
     classes: tuple[int, ...]
@@ -70,28 +62,16 @@ class TrainingGraphs(NamedTuple):
 
 
 class Change(NamedTuple):
-    """The graphs after an update.
-
-    Args:
-        left (TrainingGraphs): the graphs after the update.
-        touched (list[int]): the ids of the graphs that were embedded again.
-        request (dict): the items to record in the ledger, by graph.
-    """
+    """The graphs after an update, and the items to record in the ledger."""
 
     left: TrainingGraphs
+    # The ids of the graphs that were embedded again.
     touched: list[int]
     request: dict[str, Any]
 
 
 class GraphKeeper:
-    """Factory of :class:`TrainingGraphs` for one transform.
-
-    Args:
-        transform (GraphEmbedding): the transform that embeds graphs.
-        num_classes (int, optional): the number of labels, from 0; by default
-            those of the training graphs, none of which may lose its last
-            graph. (default: :obj:`None`)
-    """
+    """Factory of :class:`TrainingGraphs` for one transform."""
 
     def __init__(
         self, transform: GraphEmbedding, num_classes: int | None = None
@@ -100,11 +80,7 @@ class GraphKeeper:
         self.num_classes = num_classes
 
     def keep(self, listed: Sequence[Data]) -> TrainingGraphs:
-        """Copy and embed graphs; their positions become their ids.
-
-        Args:
-            listed (list[Data]): the graphs.
-        """
+        """Copy and embed graphs; their positions become their ids."""
         kept: dict[int, Data] = {}
         for i, data in enumerate(Bar(listed, desc='graphs')):
             y = _label(i, data)
@@ -117,24 +93,14 @@ class GraphKeeper:
         return self.design(kept, classes, seals)
 
     def embed(self, graphs: Data | Sequence[Data]) -> Tensor:
-        """Embed graphs: float64, sparse where features are one-hot degrees.
-
-        Args:
-            graphs (Data or list[Data]): the graphs.
-        """
+        """Embed graphs: float64, sparse where features are one-hot degrees."""
         sparse = self.transform.max_degree is not None
         return self.transform.embed(graphs, torch.float64, sparse).cpu()
 
     def design(
         self, graphs: dict[int, Data], classes: tuple[int, ...], seals: Seals
     ) -> TrainingGraphs:
-        """Embed stored graphs, as :class:`TrainingGraphs`.
-
-        Args:
-            graphs (dict[int, Data]): the stored graphs, by id.
-            classes (tuple[int, ...]): the class labels.
-            seals (Seals): the seals of the graphs.
-        """
+        """Embed stored graphs, as :class:`TrainingGraphs`."""
         Z = self._embedded(graphs)
         K = gram(Z) if Z.size(0) <= Z.size(1) else None
         Y = _targets(graphs, classes)
@@ -143,18 +109,7 @@ class GraphKeeper:
     def changed(
         self, old: TrainingGraphs, updates: Sequence[Update], past: Removed
     ) -> Change:
-        """Compute the graphs after updates; change nothing.
-
-        Args:
-            old (TrainingGraphs): the graphs before.
-            updates (list[Update]): the updates, in order.
-            past (Removed): the items that were removed before and not added
-                again.
-
-        Raises:
-            ValueError: if something is not there, is there already, or does
-                not fit.
-        """
+        """Compute the graphs after updates; change nothing."""
         graphs, touched = dict(old.graphs), set[int]()
         like = next(iter(graphs.values()))
         # Ids are never used again, whoever had them.
@@ -388,10 +343,6 @@ def _rows_like(x: Tensor | None, name: str, given: Tensor) -> Tensor:
     return given
 
 
-def _lacks(items: set[int], item: int) -> bool:
-    return item not in items
-
-
 def _line(
     updates: Sequence[Update], graphs: dict[int, Data], past: Removed
 ) -> dict[str, Any]:
@@ -412,10 +363,14 @@ def _line(
                     changed |= {*each.features[0].tolist()}
         bare = data.get('x_removed', torch.zeros_like(data.n_id)).bool()
         full = {*data.n_id[~bare].tolist()}
+
+        def lost(v: int, full: set[int] = full) -> bool:
+            return v not in full
+
         named = line_of(
             parts.get(i, Part()),
             {'features': changed},
-            {'features': partial(_lacks, full)},
+            {'features': lost},
             arcs.intersection,
             came,
             past,
@@ -443,14 +398,7 @@ def _check_weights(graphs: Sequence[Data], like: Data | None = None) -> None:
 
 
 def check_graphs(graphs: Any, like: Data | None = None) -> list[Data]:
-    """Check graphs, and return them as a list.
-
-    Args:
-        graphs (Data, Batch, Dataset, Subset or list[Data]): the graphs, at
-            least one.
-        like (Data, optional): a training graph, with edge weights if they need
-            to have some. (default: :obj:`None`)
-    """
+    """Check graphs, and return them as a list."""
     if isinstance(graphs, Batch):
         graphs = graphs.to_data_list()
     elif isinstance(graphs, Data):

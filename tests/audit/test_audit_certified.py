@@ -16,7 +16,7 @@ from pyg_trust.transforms import GraphScattering
 from pyg_trust.unlearning import (
     NodeClassifier,
     ScatteringClassifier,
-    node,
+    node_releases,
 )
 
 GONE = [1, 5, 8, 30, 41]
@@ -251,11 +251,11 @@ def test_an_audit_of_graphs():
 
 def test_a_planted_fault_in_the_step_is_found(monkeypatch):
     # The solver does nothing, and the account is told that it did.
-    honest = node.refine
+    honest = node_releases.refine
 
     def lazy(problem, W, tol, max_iter, **kwargs):
         found = honest(problem, W, tol, max_iter, **kwargs)
         return found if kwargs.get('start') is None else found._replace(W=W)
 
-    monkeypatch.setattr(node, 'refine', lazy)
+    monkeypatch.setattr(node_releases, 'refine', lazy)
     assert 'twins: features' in audit(exact, ('twins',)).failed

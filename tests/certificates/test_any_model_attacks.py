@@ -16,7 +16,7 @@ from pyg_trust.certificates import (
     certify,
     certify_collective,
 )
-from pyg_trust.certificates.confidence import (
+from pyg_trust.certificates.smoothing import (
     answering_probability,
     clopper_pearson,
 )
@@ -66,7 +66,7 @@ def test_what_all_nodes_see_without_a_path_is_found_out():
     noise = BitFlips(features=(0.0, 0.01))
     report = certify(Least(), ones(), noise, seed=1, **OPTIONS)
     with pytest.raises(ValueError, match='outside of its field'):
-        certify_collective(report, Least(), ones(), hops=0, features=(0, 1))
+        certify_collective(report, Least(), ones(), K=0, features=(0, 1))
 
 
 def test_copies_that_show_each_other_their_first_node():
@@ -113,7 +113,7 @@ def test_added_edges_show_degrees_where_none_can_be_deleted():
     new = torch.tensor([[0, 2], [2, 0]])
     bad.edge_index = torch.cat([data.edge_index, new], 1)
     moved = certify(model, bad, noise, seed=2, **OPTIONS).predicted
-    budget = {'hops': 1, 'edges': (1, 0)}
+    budget = {'K': 1, 'edges': (1, 0)}
     assert int((moved != report.predicted).sum()) == 4
     good = certify_collective(report, model, data, **budget)
     assert good.guaranteed <= 12 - 4
@@ -127,7 +127,7 @@ def test_a_local_budget_is_part_of_the_promise():
     model.forward = lambda x, edge_index: sign(x)
     report = certify(model, ones(), noise, seed=1, **OPTIONS)
     made = certify_collective(
-        report, model, ones(), hops=0, features=(0, 2), local_budget=0
+        report, model, ones(), K=0, features=(0, 2), local_budget=0
     )
     assert made.local_budget == 0
     assert 'at most 0 of a kind in one row' in made.guarantee().promise
@@ -201,7 +201,7 @@ def test_another_function_than_the_certified_one_is_refused():
         return 2 * model(graph.x, graph.edge_index)
 
     report = certify(model, data, noise, forward=alone, seed=0, **OPTIONS)
-    arguments = {'hops': 1, 'features': (0, 1)}
+    arguments = {'K': 1, 'features': (0, 1)}
     certify_collective(report, model, data, forward=alone, **arguments)
     with pytest.raises(ValueError, match="'forward'"):
         certify_collective(report, model, data, forward=louder, **arguments)
@@ -221,7 +221,7 @@ def test_what_a_forward_reads_of_the_graph_is_in_its_fingerprint():
     other.pos = other.pos + 1
     with pytest.raises(ValueError, match='another graph'):
         certify_collective(
-            report, model, other, forward=near, hops=1, features=(0, 1)
+            report, model, other, forward=near, K=1, features=(0, 1)
         )
 
 
@@ -382,9 +382,7 @@ def test_a_seed_is_in_the_first_line():
     data.x = torch.ones(12, 1)
     noise = BitFlips(features=(0.0, 0.3))
     seeded = certify(FromDegree(), data, noise, seed=0, **OPTIONS)
-    made = certify_collective(
-        seeded, FromDegree(), data, hops=0, features=(0, 1)
-    )
+    made = certify_collective(seeded, FromDegree(), data, K=0, features=(0, 1))
     assert made.guarantee().promise.startswith(first)
     assert first not in str(secret)
     assert not secret.guarantee().promise.startswith(first)
@@ -487,7 +485,7 @@ def test_a_class_stays_where_the_classifier_may_still_abstain():
     options = {
         'num_samples': 300,
         'num_selection': 100,
-        'targets': torch.tensor([0]),
+        'nodes': torch.tensor([0]),
     }
     data, abstained = chain(5), 0
     attacked = without_the_first(data)

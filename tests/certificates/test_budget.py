@@ -12,14 +12,13 @@ from exhaustive import (
 )
 
 from pyg_trust.certificates.budget import (
-    clip_budget,
     dual_bound,
+    linear_program,
     pagerank_bounds,
 )
-from pyg_trust.certificates.perturbations import Perturbations, Policy
 from pyg_trust.certificates.policy import policy_value
-from pyg_trust.certificates.program import linear_program
 from pyg_trust.certificates.search import attacks, try_each
+from pyg_trust.certificates.threat import Perturbations, Policy
 
 ALPHA = 0.15
 NODES = torch.arange(5)
@@ -75,7 +74,11 @@ def test_no_admissible_graph_exceeds_the_bound(cost, clip, kind, seed):
     for global_budget in (0, 1, 2, 3, 5):
         graphs = admissible(adj, fragile, budget, global_budget)
         expected = worst_margins(graphs, logits, ALPHA)
-        used = clip_budget(made, global_budget) if clip else made
+        used = (
+            made.with_budget(made.budget.clamp(max=global_budget))
+            if clip
+            else made
+        )
         upper = pagerank_bounds(used, NODES, ALPHA, cost=cost)
         reward, targets, pairs = columns(logits, NODES.tolist())
         guess = reward[:, 0]  # a wrong one
@@ -223,7 +226,11 @@ def test_bounds_are_those_of_the_oracle(shared):
 def test_single_flips_are_those_of_the_oracle(shared):
     made, logits, oracle = citeseer(shared)
     found = try_each(
-        logits, clip_budget(made, 1), oracle['targets'], oracle['pred'], ALPHA
+        logits,
+        made.with_budget(made.budget.clamp(max=1)),
+        oracle['targets'],
+        oracle['pred'],
+        ALPHA,
     )
     for side in (found.lower, found.upper):
         off = side.amin(1) - oracle['exact_B1_margins']
@@ -233,7 +240,7 @@ def test_single_flips_are_those_of_the_oracle(shared):
 def test_attacks_on_a_real_graph_stay_above_the_bound(shared):
     made, logits, oracle = citeseer(shared)
     targets, pred = oracle['targets'], oracle['pred']
-    made = clip_budget(made, 5)
+    made = made.with_budget(made.budget.clamp(max=5))
     upper = pagerank_bounds(made, targets, ALPHA)
     against = (pred + 1) % 6
     reward = (logits[:, against] - logits[:, pred]).t().contiguous()

@@ -142,7 +142,7 @@ def test_a_transform_that_shows_everything_is_no_part_of_a_field():
     report = certify(Least(), data, noise, transform=least, **options)
     assert not report.certified(features=(0, 1)).any()
     with pytest.raises(ValueError, match="'transform'"):
-        certify_collective(report, Least(), data, hops=0, features=(0, 1))
+        certify_collective(report, Least(), data, K=0, features=(0, 1))
 
 
 def test_a_way_to_call_a_model_is_part_of_it():
@@ -158,11 +158,11 @@ def test_a_way_to_call_a_model_is_part_of_it():
 
     report = certify(Least(), data, noise, forward=forward, **options)
     with pytest.raises(ValueError, match="'forward'"):
-        certify_collective(report, Least(), data, hops=0, features=(0, 1))
+        certify_collective(report, Least(), data, K=0, features=(0, 1))
     plain = certify(Least(), data, noise, **options)
     with pytest.raises(ValueError, match="'forward'"):
         certify_collective(
-            plain, Least(), data, hops=0, features=(0, 1), forward=forward
+            plain, Least(), data, K=0, features=(0, 1), forward=forward
         )
 
 
@@ -304,7 +304,7 @@ def by_votes(model):
 
 def by_field(model):
     made = by_smoothing(model)
-    return certify_collective(made, model, bits(), edges=(0, 1), hops=1)
+    return certify_collective(made, model, bits(), edges=(0, 1), K=1)
 
 
 @pytest.mark.parametrize('certificate', [by_smoothing, by_votes, by_field])

@@ -17,8 +17,8 @@ from pyg_trust.certificates import (
     certify_collective,
     collective,
 )
-from pyg_trust.certificates.collective import _Fields
-from pyg_trust.certificates.collective_bounds import (
+from pyg_trust.certificates.collective import (
+    _Fields,
     broken_bound,
     frontier,
     receptive_field,
@@ -167,7 +167,7 @@ def test_a_field_that_is_too_small_is_found_out(kind, hops, degrees, good):
     torch.manual_seed(0)
     data, model = path(12), kind(6, 8, 2, 3)
     report = smooth(model, data, BitFlips(edges=(0.0, 0.4)))
-    arguments = {'hops': hops, 'degrees': degrees, 'edges': (0, 2)}
+    arguments = {'K': hops, 'degrees': degrees, 'edges': (0, 2)}
     if good:
         made = certify_collective(report, model, data, **arguments)
         assert made.guaranteed >= made.one_by_one
@@ -223,12 +223,12 @@ def test_more_stays_at_once_than_one_by_one():
             parameter.mul_(3.0)
     noise = BitFlips(features=(0.02, 0.3))
     report = smooth(model, data, noise)
-    made = certify_collective(report, model, data, hops=2, features=(1, 1))
+    made = certify_collective(report, model, data, K=2, features=(1, 1))
     assert made.one_by_one < made.guaranteed <= made.counted
     assert made.verify() == 'holds'
     # Without a witness, by that of another, and of more than it proves.
     assert dataclasses.replace(made, proof=None).verify() == 'not proved'
-    other = certify_collective(report, model, data, hops=2, features=(1, 2))
+    other = certify_collective(report, model, data, K=2, features=(1, 2))
     assert made.verify(other.proof) == 'FAILS'
     for lie, said in (
         ({'features': (2, 2)}, 'FAILS'),
@@ -242,13 +242,13 @@ def test_more_stays_at_once_than_one_by_one():
     labels = report.predicted.clamp(min=0)
     labels[:20] = (labels[:20] + 1) % 3
     right = certify_collective(
-        report, model, data, hops=2, features=(1, 1), labels=labels
+        report, model, data, K=2, features=(1, 1), labels=labels
     )
     assert right.counted <= 20
     assert right.guaranteed <= right.counted
-    assert right.certified_ratio() == right.ratio == right.guaranteed / 40
+    assert right.certified_ratio() == right.guaranteed / 40
     few = certify_collective(
-        *(report, model, data), hops=2, features=(1, 1), attackers=1
+        *(report, model, data), K=2, features=(1, 1), attackers=1
     )
     assert few.verify() == 'holds'
 
@@ -445,23 +445,23 @@ def test_added_edges_and_few_attackers_in_a_certificate():
     torch.manual_seed(0)
     data, model = path(30), GCN(6, 8, 2, 3)
     report = smooth(model, data, BitFlips(edges=(0.0, 0.7)))
-    arguments = {'hops': 2, 'edges': (1, 0)}
+    arguments = {'K': 2, 'edges': (1, 0)}
     made = certify_collective(report, model, data, **arguments)
     assert made.verify() == 'holds'
-    worse = certify_collective(report, model, data, hops=2, edges=(1, 1))
+    worse = certify_collective(report, model, data, K=2, edges=(1, 1))
     assert worse.verify() == 'holds'
     assert worse.guaranteed <= made.guaranteed <= made.counted
     assert '1 added and 0 deleted undirected edges' in made.guarantee().promise
     noise = BitFlips(features=(0.02, 0.3))
     report = smooth(model, data, noise)
-    budget = {'hops': 2, 'features': (2, 2)}
+    budget = {'K': 2, 'features': (2, 2)}
     all_rows = certify_collective(report, model, data, **budget)
     one_row = certify_collective(report, model, data, **budget, attackers=1)
     none = certify_collective(report, model, data, **budget, attackers=0)
     assert all_rows.guaranteed <= one_row.guaranteed <= none.guaranteed
     assert none.guaranteed == none.counted
     # Without a budget nothing changes. (It raised: no program has no rows.)
-    clean = certify_collective(report, model, data, hops=2)
+    clean = certify_collective(report, model, data, K=2)
     assert clean.guaranteed == clean.counted
     assert clean.verify() == 'holds'
     assert 'of at most 1 nodes together' in one_row.guarantee().promise
@@ -474,7 +474,7 @@ def test_what_does_not_hold_together_is_refused():
     report = smooth(model, data, noise)
     each = certify(model, data, noise, num_samples=2000, per='node', seed=0)
     wide = smooth(model, data, BitFlips(edges=(0.01, 0.4)))
-    good = {'hops': 2, 'edges': (0, 1)}
+    good = {'K': 2, 'edges': (0, 1)}
     other = path(12)
     other.x = 1 - other.x
     for made, graph, change, says in (
@@ -512,7 +512,7 @@ def test_a_bound_that_rounding_takes_below_a_number_counts_it(monkeypatch):
                 lambda *args, of=number - off: (of, np.zeros(0)),
             )
             made = certify_collective(
-                report, model, data, hops=2, features=(1, 1)
+                report, model, data, K=2, features=(1, 1)
             )
             assert made.guaranteed == max(
                 made.counted - number, made.one_by_one

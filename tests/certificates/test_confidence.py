@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from pyg_trust.certificates.confidence import clopper_pearson, look_level
+from pyg_trust.certificates.smoothing import clopper_pearson, look_level
 
 
 def test_bounds_are_those_of_fifty_digits(shared):

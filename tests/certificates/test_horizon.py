@@ -13,8 +13,8 @@ from exhaustive import (
     random_problem,
 )
 
-from pyg_trust.certificates.perturbations import Perturbations, Policy
 from pyg_trust.certificates.policy import Horizon, policy_iteration
+from pyg_trust.certificates.threat import Perturbations, Policy
 
 ALPHA = 0.2
 
@@ -111,7 +111,7 @@ def test_rows_may_be_emptied(normalization, seed):
     logits = torch.randn((5, 2), generator=generator, dtype=torch.float64)
     from exhaustive import csr
 
-    from pyg_trust.certificates.perturbations import Perturbations
+    from pyg_trust.certificates.threat import Perturbations
 
     graph = csr(adj)
     budget = torch.full((5,), 2)
@@ -144,7 +144,7 @@ def test_prices_of_edges_enter_the_step_as_documented(kind, seed):
     made, fragile, budget = random_perturbations(adj, seed, kind)
     if made.all_pairs:
         made.all_pairs = False
-        from pyg_trust.certificates.perturbations import Perturbations
+        from pyg_trust.certificates.threat import Perturbations
 
         made = Perturbations(
             made.graph, made.removable, budget, (fragile & ~adj).nonzero().t()

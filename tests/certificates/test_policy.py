@@ -13,13 +13,13 @@ from exhaustive import (
 )
 
 from pyg_trust.certificates.diffusion import diffuse
-from pyg_trust.certificates.perturbations import Perturbations, Policy
 from pyg_trust.certificates.policy import (
     policy_iteration,
     policy_value,
     robust_margins,
     worst_case_margins,
 )
+from pyg_trust.certificates.threat import Perturbations, Policy
 from pyg_trust.graph import CSRGraph
 
 ALPHA = 0.15
@@ -169,7 +169,7 @@ def test_blocks_of_columns_do_not_matter(monkeypatch):
     adj, logits = random_problem(4, 6)
     made, _, _ = random_perturbations(adj, 4, 'both')
     expected = worst_case_margins(logits, made, ALPHA)
-    monkeypatch.setattr('pyg_trust.certificates.perturbations._BLOCK', 1)
+    monkeypatch.setattr('pyg_trust.certificates.threat._BLOCK', 1)
     worst = worst_case_margins(logits, made, ALPHA)
     off = ~torch.eye(3, dtype=torch.bool)
     assert len(worst.policies) == 6

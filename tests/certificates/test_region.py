@@ -10,7 +10,6 @@ from exhaustive import (
     undirected_graphs,
 )
 
-from pyg_trust.certificates.perturbations import Perturbations
 from pyg_trust.certificates.policy import worst_case_margins
 from pyg_trust.certificates.region import (
     Region,
@@ -18,6 +17,7 @@ from pyg_trust.certificates.region import (
     local_bound,
     nearest,
 )
+from pyg_trust.certificates.threat import Perturbations
 
 ALPHA = 0.15
 

@@ -6,6 +6,7 @@ import itertools
 import json
 import sys
 
+import numpy as np
 import pytest
 import torch
 from scipy.stats import beta
@@ -192,8 +193,8 @@ def joint_unsorted(lower, upper, noise, budget):
     one = flip_regions(*budget[:2], *noise.edges)
     two = flip_regions(*budget[2:], *noise.features)
     regions = FlipRegions(
-        torch.outer(one.clean, two.clean).view(-1),
-        torch.outer(one.perturbed, two.perturbed).view(-1),
+        np.outer(one.clean, two.clean).ravel(),
+        np.outer(one.perturbed, two.perturbed).ravel(),
         one.clean,
     )
     return certified(lower, upper, regions)
@@ -438,7 +439,7 @@ def test_bounds_cover_as_often_as_they_say():
             confidence=1 - alpha,
             per='node',
             classes='one',
-            targets=torch.tensor([0]),
+            nodes=torch.tensor([0]),
             seed=seed,
         )
         p = 0.6 if int(made.votes[0, 0]) == 60 - int(made.votes[0, 1]) else 0
@@ -580,7 +581,7 @@ def test_looks_pay_for_stopping_early():
         ({'sparse_x': True, 'forward': len}, "'sparse_x'"),
         ({'num_samples': [10, 20]}, "'until'"),
         ({'until': {'features': (1, 0)}}, "'until'"),
-        ({'targets': torch.tensor([1, 1])}, "'targets'"),
+        ({'nodes': torch.tensor([1, 1])}, "'nodes'"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(change, says):

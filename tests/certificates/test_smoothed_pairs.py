@@ -82,7 +82,7 @@ def test_a_report_of_pairs_is_checked(tmp_path):
     model = Links(0)
     report = certify(
         *(model, graph_of((1, 0, 0, 1, 0, 1)), BitFlips(edges=NOISE)),
-        **{'forward': model, 'pairs': True, 'targets': torch.tensor([0, 2])},
+        **{'forward': model, 'pairs': True, 'nodes': torch.tensor([0, 2])},
         **{'num_samples': 500, 'num_selection': 50},
     )
     assert report.targets.tolist() == [0, 2]
@@ -100,7 +100,7 @@ def test_a_report_of_pairs_is_checked(tmp_path):
         ({'forward': None}, "'pairs'.*'forward'"),
         ({'data': [graph_of((1,) * 6)]}, "'pairs'.*one graph"),
         ({'pairs': 1}, "'pairs'"),
-        ({'targets': torch.tensor([4])}, "'targets'"),
+        ({'nodes': torch.tensor([4])}, "'nodes'"),
     ],
 )
 def test_bad_pairs_are_named(changes, name):

@@ -11,11 +11,10 @@ from pyg_trust.certificates import threat as threat_module
 from pyg_trust.certificates.budget import (
     Mirror,
     dual_bound,
+    linear_program,
     pagerank_bounds,
 )
-from pyg_trust.certificates.perturbations import Perturbations
 from pyg_trust.certificates.policy import Horizon
-from pyg_trust.certificates.program import linear_program
 from pyg_trust.certificates.region import local_attack
 from pyg_trust.certificates.search import (
     all_flips,
@@ -25,6 +24,7 @@ from pyg_trust.certificates.search import (
     directed,
     within,
 )
+from pyg_trust.certificates.threat import Perturbations
 
 ALPHA = 0.15
 

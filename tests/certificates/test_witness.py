@@ -13,7 +13,7 @@ from torch.nn import Linear
 from torch_geometric.data import Data
 from torch_geometric.utils import to_undirected
 
-from pyg_trust.certificates import ThreatModel, Witness, certify, proofs
+from pyg_trust.certificates import ThreatModel, Witness, certify, exact
 from pyg_trust.check import check_report
 from pyg_trust.nn import PPNP
 from pyg_trust.report import TrustReport
@@ -174,7 +174,7 @@ def test_rounding_loses_a_billionth_of_a_margin_at_most(scale):
     data = people()
     logits = torch.randn(40, 3, dtype=torch.float64) * scale
     threat = ThreatModel(data, local_budget=1)
-    report = certify(logits, threat, tolerance=0.0)
+    report = certify(logits, threat, tol=0.0)
     assert report.verify() == 'holds'
     held = report.proof.arrays
     proved = kernel.lower(held, *kernel.read(held))
@@ -196,7 +196,7 @@ def test_scores_that_decide_by_a_hair_are_not_rounded():
     threat = ThreatModel(data, local_budget=1)
     report = certify(logits, threat)
     least = float(report.lower[report.robust].min())
-    made = certify(logits, threat, tolerance=least - 1e-11)
+    made = certify(logits, threat, tol=least - 1e-11)
     assert made.num_robust == report.num_robust
     assert made.verify() == 'holds'
 
@@ -437,7 +437,7 @@ def test_shares_of_more_than_a_price_are_refused():
 
 
 def test_a_large_witness_is_left_out(monkeypatch):
-    monkeypatch.setattr(proofs, 'MOST_BYTES', 1000)
+    monkeypatch.setattr(exact, 'MOST_BYTES', 1000)
     report = certificate()
     assert report.proof is None
     assert 'left out' in report.witness_digest

@@ -17,7 +17,10 @@ from pyg_trust.unlearning import NodeClassifier
 KILLS = 50
 BASE = 10**12
 # Where a process is killed: at the lines of these.
-FILES = ('/erasure/', '/files/', '/ledger.py', '/node.py', '/coverage.py')
+FILES = (
+    *('/erasure/', '/files/', '/ledger.py', '/node.py'),
+    *('/node_releases.py', '/coverage.py'),
+)
 
 
 def names(request):

@@ -187,6 +187,39 @@ def alone(
     return total
 
 
+def check_step(
+    model: nn.Module,
+    data: HeteroData,
+    options: dict[str, Any],
+    isolation: str = 'checked',
+    target: str = 'user',
+    off: float = 5e-6,
+) -> tuple[Any, UnitLoader]:
+    """One step is the sum of its units, each run alone."""
+    plain = copy.deepcopy(model)
+    engine, (private, optimizer, loader) = attach(
+        model, data, options, isolation=isolation
+    )
+    engine._noise = Silent()
+    batch = next(iter(loader))
+    out = private(batch.x_dict, batch.edge_index_dict)
+    out = rows(out) if target == 'user' else out[target]
+    labels = batch[target].y.flatten()
+    # The loop is PyG's: roots come first.
+    F.cross_entropy(out[: len(labels)], labels).backward()
+    optimizer.step()
+    made, ids = loader.loader, batch[target].input_id.tolist()
+    size = made.subgraphs_per_batch
+    want = alone(plain, made, ids, 0.2, target)
+    # Of the sum of all norms; in float32, norms are rounded up by this.
+    errors = [
+        (p.grad * size - w).norm()
+        for p, w in zip(model.parameters(), want, strict=True)
+    ]
+    assert float(torch.stack(errors).norm()) <= off * size * 0.2
+    return batch, made
+
+
 @pytest.mark.parametrize('isolation', ['checked', 'construction'])
 @pytest.mark.parametrize('name', MODELS)
 def test_a_step_is_the_sum_of_persons_run_alone(
@@ -195,23 +228,7 @@ def test_a_step_is_the_sum_of_persons_run_alone(
     torch.manual_seed(0)
     data = shop()
     model = ready(MODELS[name](), data)
-    plain = copy.deepcopy(model)
-    engine, (private, optimizer, loader) = attach(
-        model, data, isolation=isolation, loader={'batch_size': 8}
-    )
-    engine._noise = Silent()
-    batch = next(iter(loader))
-    step(private, batch, optimizer)
-    persons = batch['user'].input_id.tolist()
-    want = alone(plain, loader.loader, persons, 0.2)
-    # Of the sum of eight norms; in float32, norms are rounded up by this.
-    error = torch.stack(
-        [
-            (p.grad * 8 - w).norm()
-            for p, w in zip(model.parameters(), want, strict=True)
-        ]
-    )
-    assert float(error.norm()) <= 5e-6 * 8 * 0.2
+    check_step(model, data, {'batch_size': 8}, isolation)
 
 
 WALKS = {
@@ -232,21 +249,8 @@ def test_a_step_is_the_sum_of_claims_run_alone(
     torch.manual_seed(0)
     data = shop(3, 30)
     model = ready(MODELS[name](), data)
-    plain = copy.deepcopy(model)
-    engine, (private, optimizer, loader) = attach(
-        model, data, isolation=isolation, loader=WALKS
-    )
-    engine._noise = Silent()
-    batch = next(iter(loader))
-    # The loop is PyG's: roots come first.
-    out = rows(private(batch.x_dict, batch.edge_index_dict))
-    out = out[: batch['user'].batch_size]
-    F.cross_entropy(out, batch['user'].y).backward()
-    optimizer.step()
+    batch, _ = check_step(model, data, WALKS, isolation)
     assert len(batch['user'].x) > 4
-    want = alone(plain, loader.loader, batch['user'].input_id.tolist(), 0.2)
-    for p, w in zip(model.parameters(), want, strict=True):
-        assert float((p.grad * 4 - w).norm()) <= 5e-6 * 4 * 0.2
 
 
 TARGETS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -284,25 +288,12 @@ def test_a_term_is_the_mean_of_the_rows_of_a_unit(
     data = labelled()
     options = {**options, 'input_nodes': (target, data[target].train_mask)}
     model = ready(sage(), data)
-    plain = copy.deepcopy(model)
-    engine, (private, optimizer, loader) = attach(
-        model, data, isolation=isolation, loader=options
-    )
-    engine._noise = Silent()
-    batch = next(iter(loader))
-    out = private(batch.x_dict, batch.edge_index_dict)[target]
-    assert len(out) == len(batch[target].y)
-    F.cross_entropy(out, batch[target].y).backward()
-    optimizer.step()
+    batch, _ = check_step(model, data, options, isolation, target, 3e-5)
     # There are some with none, one and several.
-    drawn, shown = batch[target].input_id, loader.loader.subgraphs_per_batch
-    mask = batch[target].root_mask
+    mask, drawn = batch[target].root_mask, batch[target].input_id
     count = batch[target].batch[mask].bincount(minlength=len(drawn))
     assert int(count.min()) == 0 < int(count.max())
     assert int(count.max()) > 1 or target == 'chat'
-    want = alone(plain, loader.loader, drawn.tolist(), 0.2, target)
-    for p, w in zip(model.parameters(), want, strict=True):
-        assert float((p.grad * shown - w).norm()) <= 3e-5 * shown * 0.2
 
 
 @pytest.mark.parametrize('isolation', ['checked', 'construction'])
@@ -336,23 +327,10 @@ def test_rows_with_ignored_labels_have_no_term(
     y[torch.arange(len(y)) % 3 == 0] = -100
     data[target].y = y[:, None] if column else y
     model = ready(sage(), data)
-    plain = copy.deepcopy(model)
     given = {**options, 'input_nodes': (target, None)}
-    engine, (private, optimizer, loader) = attach(model, data, given)
-    engine._noise = Silent()
-    batch = next(iter(loader))
-    out = private(batch.x_dict, batch.edge_index_dict)[target]
-    labels = batch[target].y
-    labels = labels.squeeze(1) if column else labels
-    F.cross_entropy(out[: batch[target].batch_size], labels).backward()
-    optimizer.step()
-    # As if the mask had left them out, and as each unit run alone has it.
-    assert torch.equal(loader.loader._read, y != -100)
-    persons = batch[target].input_id.tolist()
-    want = alone(plain, loader.loader, persons, 0.2, target)
-    size = given['batch_size']
-    for p, w in zip(model.parameters(), want, strict=True):
-        assert float((p.grad * size - w).norm()) <= 5e-6 * size * 0.2
+    batch, made = check_step(model, data, given, target=target)
+    # As if the mask had left them out.
+    assert torch.equal(made._read, y != -100)
     assert (batch[target].y >= 0).all()
 
 

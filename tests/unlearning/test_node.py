@@ -29,7 +29,7 @@ from pyg_trust.unlearning import (
     NodeClassifier,
     Recommender,
     certified,
-    node,
+    node_releases,
     sums,
 )
 from pyg_trust.unlearning import heads as H
@@ -346,7 +346,7 @@ def takes_no_step(monkeypatch):
     def done(problem, W, tol, max_iter, **kwargs):
         return N.Refined(W, gradient(problem, W), problem.factor(W), 1)
 
-    monkeypatch.setattr(node, 'refine', done)
+    monkeypatch.setattr(node_releases, 'refine', done)
 
 
 @pytest.mark.parametrize(
@@ -417,7 +417,7 @@ def test_a_solver_that_does_nothing_is_not_believed(monkeypatch):
 
 def test_releases_are_as_hard_to_tell_apart_as_promised(monkeypatch):
     # The weights are held as far from exact retraining as the budget allows.
-    monkeypatch.setattr(node, 'PART', 1.0)
+    monkeypatch.setattr(node_releases, 'PART', 1.0)
     data, epsilon, delta = blocks(d=3), 0.5, 0.05
     request = RemovalRequest(labels=[int(data.train_mask.nonzero()[1])])
     # Regularised so much that the bound is near the distance.
@@ -553,13 +553,13 @@ STAGES = [
     (NodeState, '_drop'),
     (NodeState, '_follow'),
     (NodeState, 'blocks'),
-    (node, 'refine'),
+    (node_releases, 'refine'),
     (H.Objective, 'gradient'),
     (Seals, 'replaced'),
     (RemovalLedger, 'record'),
     (NodeClassifier, '_release'),
     (NodeClassifier, '_epsilon'),
-    (node, 'provenance'),
+    (node_releases, 'provenance'),
 ]
 
 
@@ -612,7 +612,7 @@ def test_an_interrupted_way_back_is_gone_on_with(monkeypatch):
     def fails(*args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(node, 'refine', fails)
+    monkeypatch.setattr(node_releases, 'refine', fails)
     monkeypatch.setattr(data, 'back', fails)
     with pytest.raises(KeyboardInterrupt):
         model.remove(RemovalRequest(nodes=[3]))
@@ -802,7 +802,7 @@ def test_steps_that_end_on_a_plateau_are_not_the_end(seed, d, scale):
 
 
 def test_budgets_that_steps_do_not_meet_are_handled(monkeypatch):
-    monkeypatch.setattr(node, 'MAX_STEPS', 0)
+    monkeypatch.setattr(node_releases, 'MAX_STEPS', 0)
     model = make()
     report = model.remove(RemovalRequest(nodes=[3]))
     assert report.action == 'retrain'
@@ -855,7 +855,7 @@ def tensors(root):
 
 
 def test_no_tensor_and_no_file_holds_what_was_removed(tmp_path, monkeypatch):
-    monkeypatch.setattr(node, 'COLUMNS_A_STEP', 0)
+    monkeypatch.setattr(node_releases, 'COLUMNS_A_STEP', 0)
     data = blocks()
     target = int(data.train_mask.nonzero()[2])
     mark = 12345.678901234

@@ -161,19 +161,18 @@ def a_price_for_nothing(patch):
     def change(found, args, kwargs):
         made = found(*args, **kwargs)
         paid = made.multiplier * args[4]
-        return dataclasses.replace(made, bound=made.bound - paid)
+        return made._replace(bound=made.bound - paid)
 
     dual(patch, change)
 
 
 def bounded(patch, change):
-    found = solver.bounds_and_vectors
-
-    def changed(*args, **kwargs):
-        upper, vectors = found(*args, **kwargs)
-        return change(upper), vectors
-
-    patch.setattr(solver, 'bounds_and_vectors', changed)
+    found = solver.pagerank_bounds
+    patch.setattr(
+        solver,
+        'pagerank_bounds',
+        lambda *args, **kwargs: change(found(*args, **kwargs)),
+    )
 
 
 def prices_of_too_little_pagerank(patch):
@@ -206,9 +205,7 @@ def attacks_are_overrated(patch):
 def attacks_with_flips_to_spare(patch):
     attack = solver.Solver.attack
     patch.setattr(
-        solver.Solver,
-        'attack',
-        lambda self, budget: attack(self, budget + 3),
+        solver.Solver, 'attack', lambda self, budget: attack(self, budget + 3)
     )
 
 

@@ -12,8 +12,12 @@ import torch
 from planting import planted
 
 from pyg_trust.certificates import smoothed, smoothing
-from pyg_trust.certificates.confidence import clopper_pearson, look_level
-from pyg_trust.certificates.smoothing import certified, regions_at
+from pyg_trust.certificates.smoothing import (
+    certified,
+    clopper_pearson,
+    look_level,
+    regions_at,
+)
 from pyg_trust.certificates.voting import certified_votes
 from pyg_trust.verify import votes as kernel
 
@@ -131,8 +135,8 @@ FAULTS = {
     'one-sided bounds at the level of both sides': (
         alone,
         clopper_pearson,
-        "check_range('counts', counts, num_samples + 1, 'the samples')",
-        'alpha = 2 * alpha',
+        'betaincinv(some, rest, alpha)',
+        'betaincinv(some, rest, alpha := 2 * alpha)',
     ),
     'a count less among the others': (
         alone,
@@ -179,8 +183,8 @@ FAULTS = {
     'a flip less': (
         regions,
         smoothing.regions_at,
-        "check_radius('radius', r)",
-        "check_radius('radius', (max(r[0] - 1, 0), r[1]))",
+        '(*r, *p)',
+        '(max(r[0] - 1, 0), r[1], *p)',
     ),
     'one kind of noise alone': (
         regions,

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from pyg_trust.certificates.perturbations import Perturbations
 from pyg_trust.certificates.policy import (
     Horizon,
     policy_iteration,
     worst_case_margins,
 )
+from pyg_trust.certificates.threat import Perturbations
 from pyg_trust.verify import pagerank as kernel
 from tests.exhaustive import admissible, csr, random_problem
 

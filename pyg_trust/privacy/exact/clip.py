@@ -8,6 +8,15 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+__all__ = [
+    'factors',
+    'grid',
+    'noise_grid',
+    'on_noise_grid',
+    'scales',
+    'truncated',
+]
+
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
@@ -87,13 +96,7 @@ def noise_grid(
 
 
 def on_noise_grid(total: Integers, norm: float, step: float) -> Integers:
-    r"""Round a sum in units of :math:`g'` to units of :math:`g`.
-
-    Args:
-        total (ndarray): int64.
-        norm (float): :math:`C`.
-        step (float): :math:`g`.
-    """
+    r"""Round a sum in units of :math:`g'` to units of :math:`g`."""
     return np.rint(total.astype(np.float64) * (grid(norm) / step)).astype(
         np.int64
     )

@@ -9,6 +9,8 @@ from itertools import accumulate
 
 import numpy as np
 
+__all__ = ['candidates', 'pick', 'quantile', 'weights']
+
 Bytes = Callable[[int], bytes]
 CANDIDATES = 256
 _BITS = 32
@@ -26,15 +28,7 @@ def weights(
     answers: np.ndarray,
     sensitivity: int,
 ) -> list[int]:
-    r"""Return :math:`w_j` of every candidate.
-
-    Args:
-        values (ndarray): float64: the private numbers, none of them NaN.
-        share (float): :math:`p`, in (0, 1).
-        epsilon (float): positive.
-        answers (ndarray): the result of :func:`candidates`.
-        sensitivity (int): :math:`k`.
-    """
+    r"""Return :math:`w_j` of every candidate."""
     n = values.size
     step = epsilon / (2 * sensitivity)
     # Up: by more than the exponential of a float is off.
@@ -49,12 +43,7 @@ def weights(
 
 
 def pick(weights: list[int], source: Bytes) -> int:
-    """Draw a place in proportion to its weight, exactly.
-
-    Args:
-        weights (list[int]): not negative, not all 0.
-        source (callable): maps a number to so many random bytes.
-    """
+    """Draw a place in proportion to its weight, exactly."""
     total = sum(weights)
     size = (total.bit_length() + 7) // 8
     spare = 8 * size - total.bit_length()

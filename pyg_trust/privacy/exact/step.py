@@ -18,6 +18,8 @@ from torch import Tensor, nn
 
 from . import clip
 
+__all__ = ['add', 'adds', 'alone', 'gradient', 'outputs', 'release', 'twin']
+
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Unit = tuple[tuple[Any, ...], dict[str, Any]]
@@ -25,15 +27,7 @@ Pull = Callable[[Tensor], Tensor]
 
 
 def alone(module: nn.Module, unit: Unit, pull: Pull, key: int) -> list[Floats]:
-    """Compute the gradient of a unit by the trained parameters.
-
-    Args:
-        module (torch.nn.Module): the model; is copied.
-        unit (tuple): the arguments of its call, positional and named, with
-            all that is private of the unit; is copied.
-        pull (callable): maps these to the gradient of its term of the loss.
-        key (int): the seed of random numbers, public.
-    """
+    """Compute the gradient of a unit by the trained parameters."""
     out = outputs(twin(module), unit, key)
     return gradient(module, out, pull(out.detach()))
 
@@ -70,7 +64,7 @@ def outputs(module: nn.Module, unit: Unit, key: int) -> Tensor:
 
 
 def gradient(module: nn.Module, out: Tensor, pulled: Tensor) -> list[Floats]:
-    """Differentiate the outputs of a unit by the trained parameters."""
+    """Return the gradient of one subgraph, from that of its outputs."""
     params = [p for p in module.parameters() if p.requires_grad]
     found = torch.autograd.grad(out, params, pulled, materialize_grads=True)
     return [each.double().cpu().numpy() for each in found]
@@ -150,16 +144,7 @@ def release(
     multiplier: float,
     norm: float,
 ) -> list[Floats]:
-    r"""Bring sums to the grid of the noise, and add it.
-
-    Args:
-        totals (sequence of ndarray): int64, in units of :math:`g'`, of no
-            more than ``clip.MOST_UNITS`` units.
-        draw (callable): maps a number to so many independent cells
-            (``noise.py``).
-        multiplier (float): :math:`z`.
-        norm (float): :math:`C`.
-    """
+    r"""Bring sums to the grid of the noise, and add it."""
     count = sum(total.size for total in totals)
     step, _ = clip.noise_grid(multiplier, norm, count)
     made = []
