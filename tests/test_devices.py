@@ -233,7 +233,6 @@ def test_transforms(device, transform):
             torch.testing.assert_close(here(data[name]), wanted[name])
 
 
-@pytest.mark.parametrize('sparse', [False, True])
 @pytest.mark.parametrize(
     'transform',
     [
@@ -242,8 +241,7 @@ def test_transforms(device, transform):
     ],
     ids=repr,
 )
-def test_scattering(device, transform, sparse):
-    transform.sparse = sparse
+def test_scattering(device, transform):
     edge_index, x, n = inputs()
     data = Data(x=2 * x - 1, edge_index=edge_index, num_nodes=n)
     wanted = transform(data).z
@@ -253,8 +251,6 @@ def test_scattering(device, transform, sparse):
     # Eigenvalues are found for blocks of graphs, whose sizes the host reads.
     spectral = getattr(transform, 'wavelet', '') == 'monic_cubic'
     nothing_moved(device, ('(1,)', '(2,)'), lists=4 * spectral)
-    if sparse:
-        got, wanted = got.values(), wanted.values()
     torch.testing.assert_close(here(got), wanted)
 
 
