@@ -102,9 +102,7 @@ CAPABILITIES = {
         'utils',
     ),
     'Private training': (
-        'account',
         'loader',
-        'noise',
         'privacy',
         'sampler',
         'transforms.aggregation',
@@ -122,7 +120,52 @@ CAPABILITIES = {
         'transforms.shards',
         'unlearning',
     ),
-    'Graphs, reports, ground': ('',),
+    'Graphs and reports': (
+        'audit',
+        'check',
+        'graph',
+        'report',
+        'transforms',
+        'unit',
+    ),
+    'Developers': ('',),  # all else
+}
+# What a page of a capability begins with.
+MAIN = {
+    'Propagation': ('transforms.AGP', 'agp.query', 'transforms.GDC'),
+    'Private training': (
+        'privacy.PrivacyEngine',
+        'loader.DisjointWalkLoader',
+        'loader.GraphLoader',
+        'loader.UnitLoader',
+        'privacy.PrivateNodeClassifier',
+        'privacy.PrivateLinkPredictor',
+        'transforms.PrivateAGP',
+    ),
+    'Certificates': (
+        'certificates.certify',
+        'certificates.ThreatModel',
+        'certificates.Certificate',
+        'certificates.BitFlips',
+        'certificates.SmoothedClassifier',
+        'nn.PPNP',
+    ),
+    'Unlearning': (
+        'unlearning.ShardedUnlearner',
+        'unlearning.NodeClassifier',
+        'unlearning.ScatteringClassifier',
+        'unlearning.Recommender',
+        'removal.RemovalRequest',
+        'erasure.ErasureDesk',
+    ),
+    'Graphs and reports': (
+        'report.TrustReport',
+        'check.check_report',
+        'audit.audit_training',
+        'audit.audit_removal',
+        'unit.PrivacyUnit',
+    ),
+    'Developers': (),
 }
 
 
@@ -226,10 +269,21 @@ def write_pages(app: Any) -> None:
         pages[short] = text
         shown.setdefault(home, set()).add(value.__name__)
         tables.setdefault(capability(home), []).append((source, short, said))
-    toc = ['API', '===', '', 'By capability.', '', '.. toctree::', '']
+    toc = ['API', '===', '']
+    toc += ['Every page begins with its main classes. The page of developers']
+    toc += ['has operators, noise, files and registries.', '']
+    toc += ['.. toctree::', '   :maxdepth: 1', '']
     for number, title in enumerate(CAPABILITIES):
         listed = tables.pop(title)
         lines = [title, '=' * len(title), '']
+        sentences = {short: said for _, short, said in listed}
+        if MAIN[title]:
+            lines += ['Main classes', '------------', '']
+            lines += ['.. list-table::', '   :widths: 40 60', '']
+            for short in MAIN[title]:
+                lines += [f'   * - :doc:`{short}`']
+                lines += [f'     - {sentences[short]}']
+            lines += ['']
         for source in dict.fromkeys(each[0] for each in listed):
             lines += [source, '-' * len(source), '']
             lines += [first_sentence(sys.modules[source]), '']
@@ -245,12 +299,13 @@ def write_pages(app: Any) -> None:
     found = {name: f'module-{name}' for name in modules()}
     for name, page in found.items():
         pages[page] = module_page(name, shown.get(name, set()))
-    lines = ['Derivations', '===========', '']
-    lines += ['What each module computes, with its proofs.', '']
+    lines = ['Modules', '=======', '']
+    lines += ['What each module computes.', '']
     for info in pkgutil.iter_modules(pyg_trust.__path__, 'pyg_trust.'):
         if info.ispkg:
             lines += [f'.. automodule:: {info.name}', '   :no-members:', '']
-    lines += ['.. toctree::', '', *(f'   {page}' for page in found.values())]
+    lines += ['.. toctree::', '   :maxdepth: 1', '']
+    lines += [f'   {page}' for page in found.values()]
     pages['modules'] = '\n'.join([*lines, ''])
     toc.append('   modules')
     pages['index'] = '\n'.join([*toc, ''])

@@ -1,4 +1,17 @@
-"""Trustworthy graph learning for PyTorch Geometric."""
+"""Trustworthy graph learning for PyTorch Geometric.
+
+- :mod:`pyg_trust.privacy`: train with differential privacy, with the loaders
+  of :mod:`pyg_trust.loader`.
+- :mod:`pyg_trust.certificates`: prove that predictions cannot be flipped.
+- :mod:`pyg_trust.unlearning`: remove people from a trained model;
+  :mod:`pyg_trust.erasure` does so for many requests and models.
+- :mod:`pyg_trust.transforms`: propagate features over a graph (``AGP``).
+- :mod:`pyg_trust.report`, :mod:`pyg_trust.check` and :mod:`pyg_trust.audit`:
+  show guarantees to others, check them, and attack them.
+
+The page "Which guarantee do I need?" in ``docs/which.rst`` is the place to
+start.
+"""
 
 import importlib
 from typing import Any

@@ -2,11 +2,14 @@
 
 import functools
 import importlib
+import os
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 F = TypeVar('F', bound=Callable[..., Any])
+_PLACE = os.path.dirname(__file__) + os.sep
 
 
 def _read(text: str) -> dict[str, str]:
@@ -29,7 +32,7 @@ _MOVED = {
 agp: Measure appnp chebyshev eps_for heat hkpr katz make_measure pagerank
 plan_memory ppr propagate propagate_halo propagate_to query sgc single_target
 sweep_cut transition variance_bound agp.clustering: SweepCut uniform_signal
-agp.estimates: Plan plan propagate_median agp.queries: prune_bound
+agp.queries: prune_bound
 audit.scores: AUC auc_interval certificates: certified_mean certified_votes
 collective_votes certificates.budget: BudgetBound dual_bound linear_program
 pagerank_bounds certificates.diffusion: diffuse diffusion_error
@@ -134,16 +137,11 @@ def _adapted(
                     'out'
                 )
             said += _new_names(kwargs, names, kind)
-            for text in said:
-                warnings.warn(text, DeprecationWarning, made.level)
+            _warn(said)
             return init(*args, **kwargs)
 
-        # The caller's frame, and for those who look arguments up the new
-        # names, '' for none.
+        # For those who look arguments up: the new names, '' for none.
         made: Any = functools.wraps(init)(accept)
-        made.level = 2
-        if hasattr(init, 'level'):
-            init.level += 1
         given = {**dict.fromkeys(gone, ''), **names}
         made.new = {**getattr(init, 'new', {}), **given}
         return made
@@ -151,9 +149,17 @@ def _adapted(
     return decorate
 
 
-def by_new_names(options: dict[str, Any], of: Any, level: int) -> None:
+def by_new_names(options: dict[str, Any], of: Any) -> None:
     """Rename options that a decorated function has other names for now."""
-    for text in _new_names(options, getattr(of, 'new', {}), of.__name__):
+    _warn(_new_names(options, getattr(of, 'new', {}), of.__name__))
+
+
+def _warn(texts: list[str]) -> None:
+    # At the line that called the package.
+    frame, level = sys._getframe(), 1
+    while frame.f_back and frame.f_code.co_filename.startswith(_PLACE):
+        frame, level = frame.f_back, level + 1
+    for text in texts:
         warnings.warn(text, DeprecationWarning, level)
 
 

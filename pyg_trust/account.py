@@ -171,7 +171,7 @@ class ReleaseAccount(NoCopies):
             )
 
     def spend(self, mu: float) -> None:
-        r"""Record a release of :math:`\mu` before its noise is drawn."""
+        """Record a Gaussian release of ``mu`` before its noise is drawn."""
         with self.lock:
             self.check(mu)
             if self._ledger is None:

@@ -164,9 +164,9 @@ class RemovalLedger:
         return '' if self.last is None else self.last.link
 
     def has(self, head: str) -> bool:
-        """Return whether a given :attr:`head` is an entry of this ledger.
+        """Return whether this ledger contains a given :attr:`head`.
 
-        An older copy of a state has not reached it.
+        The ledger of an older copy of the model does not contain it.
         """
         check_instance('head', head, str)
         return self._past.heads.get(head, self._count) < self._count

@@ -54,11 +54,7 @@ from pyg_trust.removal import RemovalRequest, remove_from_data
 from pyg_trust.report import Guarantee, TrustReport
 from pyg_trust.transforms import AGP, MetapathFeatures, PrivateAGP
 from pyg_trust.unit import PrivacyUnit
-from pyg_trust.unlearning import (
-    LinkClassifier,
-    Recommender,
-    ShardedUnlearner,
-)
+from pyg_trust.unlearning import LinkClassifier, Recommender, ShardedUnlearner
 from pyg_trust.update import Update
 from pyg_trust.utils import local_cluster
 

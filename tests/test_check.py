@@ -108,9 +108,7 @@ def test_more_steps_on_the_ledger_than_in_the_report_fail(tmp_path, ledger):
     path, head = ledger
     few = STEPS - 2
     report = privacy(
-        account=[[2 * LAM, RATE, few]],
-        epsilon=0.9 * EPSILON,
-        ledger_head=head,
+        account=[[2 * LAM, RATE, few]], epsilon=0.9 * EPSILON, ledger_head=head
     )
     texts = failures(saved(tmp_path, report), ledger=path)
     assert any(f'{STEPS} lines were paid for' in text for text in texts)
@@ -665,12 +663,7 @@ def test_a_name_does_not_write_lines_of_its_own(tmp_path, capsys):
     assert main(['check', str(path)]) == 1
     report = TrustReport.load(path)
     printed = capsys.readouterr().out
-    for page in (
-        printed,
-        str(report),
-        report.to_html(),
-        report.to_markdown(),
-    ):
+    for page in (printed, str(report), report.to_html(), report.to_markdown()):
         assert not re.search('[\x1b\u202e\u2028]', page)
         assert not any(
             line.startswith('holds  ') for line in page.splitlines()[1:]

@@ -4,7 +4,6 @@ Somebody changes a report, or the code that makes it, so that more is promised
 than follows from the votes and the steps that stand in it.
 """
 
-import itertools
 import json
 import math
 import time
@@ -17,9 +16,6 @@ from auditing import forge, honest, judged, made, privacy, written
 from guarantees import MADE
 from procedures import cycle
 from recount_renyi import fdp_again, select_again
-from recount_votes import bounds_again, radius_again, stays_again
-from scipy.optimize import linprog
-from scipy.stats import binom
 from torch.nn import functional as F
 from torch_geometric.data import Data
 
@@ -33,7 +29,6 @@ from pyg_trust.certificates import (
     votes,
     voting,
 )
-from pyg_trust.certificates.smoothing import clopper_pearson
 from pyg_trust.check import (
     FAILS,
     HOLDS,
@@ -291,104 +286,6 @@ def test_radii_that_are_too_large_are_found_out(tmp_path, monkeypatch, name):
         monkeypatch.setattr(home, 'certified_votes', large)
     report, _ = MADE[name](tmp_path)
     assert judged(tmp_path, of_report(report))
-
-
-# The arithmetic ##############################################################
-
-
-@pytest.mark.parametrize('classes', ['all', 'one'])
-def test_bounds_are_those_at_which_tails_are_the_level(classes):
-    for top, other, n in ((300, 0, 300), (280, 15, 300), (9000, 900, 10000)):
-        lower, upper = bounds_again(top, other, n, 3, 0.01, classes)
-        level = 0.005 if classes == 'all' else 0.01
-        tail = binom.sf(top - 1, n, lower)
-        assert tail == pytest.approx(level, rel=1e-6)
-        if classes == 'one':
-            assert upper == 1
-            continue
-        assert binom.cdf(other, n, upper) == pytest.approx(0.01 / 6, rel=1e-6)
-        ours = clopper_pearson(torch.tensor([top]), n, level)
-        assert 0 <= lower - float(ours) < 1e-8
-
-
-def programmed(p, regions, maximize=False):
-    clean, changed = np.array(regions).T
-    sign = -1 if maximize else 1
-    made = linprog(
-        sign * changed,
-        A_eq=clean[None],
-        b_eq=[p],
-        bounds=[(0, 1)] * len(clean),
-    )
-    return sign * made.fun
-
-
-@pytest.mark.parametrize(
-    'change',
-    [(0, 1, 0.0, 0.3), (1, 0, 0.05, 0.3), (2, 3, 0.01, 0.6), (0, 5, 0.1, 0.2)],
-)
-def test_who_stays_is_who_stays_by_a_linear_program(change):
-    added, deleted, plus, minus = change
-    # Every pattern of the bits that differ, one by one.
-    patterns = np.array(np.meshgrid(*[[0, 1]] * (added + deleted)))
-    regions = []
-    for bits in patterns.reshape(added + deleted, -1).T:
-        clean = changed = 1.0
-        for at, bit in enumerate(bits):
-            one, two = (plus, 1 - minus) if at < added else (1 - minus, plus)
-            clean *= one if bit else 1 - one
-            changed *= two if bit else 1 - two
-        regions.append((clean, changed))
-    pairs = [(p, b) for p in np.linspace(0.3, 0.999, 25) for b in (0.01, 0.3)]
-    wanted = []
-    for p, b in pairs:
-        low = programmed(p, regions)
-        high = programmed(min(b, 1 - p), regions, maximize=True)
-        wanted.append(low > 0.5 or low > high)
-    assert sum(wanted) > 0 or change[1] == 5
-    assert stays_again(pairs, [change], 0.0) == wanted
-
-
-@pytest.mark.parametrize('ties', ['first', 'any'])
-def test_radii_are_those_of_all_ways_to_vote(ties):
-    # Votes of four classes, of which the second is voted for: k of them say
-    # whatever they like.
-    for counts in itertools.product(range(4), range(5), range(2), range(3)):
-        top, total = counts[1], sum(counts)
-        if top == 0 or not wins(counts, ties):
-            continue
-        votes = [c for c, count in enumerate(counts) for _ in range(count)]
-        made = radius_again(top, counts[0], max(counts[2:]), len(votes), ties)
-        radius = max(
-            k
-            for k in range(total + 1)
-            if all(
-                wins(changed, ties)
-                for j in range(k + 1)
-                for changed in after(counts, j)
-            )
-        )
-        assert made == radius, counts
-
-
-def wins(counts, ties):
-    rest = [counts[0], *counts[2:]]
-    if ties == 'any':
-        return counts[1] > max(rest)
-    return counts[1] > counts[0] and counts[1] >= max(counts[2:])
-
-
-def after(counts, k):
-    """All counts after k votes were taken away and given anew."""
-    for taken in itertools.product(*(range(count + 1) for count in counts)):
-        if sum(taken) != k:
-            continue
-        for given in itertools.product(range(k + 1), repeat=4):
-            if sum(given) == k:
-                yield tuple(
-                    count - t + g
-                    for count, t, g in zip(counts, taken, given, strict=True)
-                )
 
 
 # Searches and ego graphs #####################################################

@@ -318,3 +318,47 @@ def test_threads_take_turns_with_an_object():
     made = [copy.copy(lock), copy.deepcopy(lock)]
     made.append(pickle.loads(pickle.dumps(lock)))
     assert all(isinstance(m, ObjectLock) and m is not lock for m in made)
+
+
+def test_what_somebody_else_recorded_is_named_and_counted(tmp_path):
+    first = Lineage().next()
+    mine, other = state_of(first.next(), 'both'), first.next()
+    for count, more in ((3, False), (5, True)):
+        found = state_of(other, 'both', *range(count))
+        with pytest.raises(StaleStateError, match='retrain 2') as error:
+            commit.check_continues(tmp_path / 'a', found, mine)
+        assert ('and 2 more' in str(error.value)) is more
+        assert 'both' not in str(error.value)
+        assert 'retrain 3' not in str(error.value)
+    for bad in (
+        lambda: commit.check_continues(tmp_path / 'a', 3, mine),
+        lambda: Lineage('ab'),
+        lambda: Lineage.of(mine, 3),
+    ):
+        with pytest.raises(TypeError, match=r"'(found|runs|present)'"):
+            bad()
+
+
+def test_nothing_is_called_from_inside_of_a_change():
+    class Box:
+        def __init__(self):
+            self._lock = ObjectLock()
+
+        @synchronized
+        def read(self, then=int):
+            return then()
+
+        @commit.editing
+        def change(self, then=int):
+            return then()
+
+    box = Box()
+    assert box.read(lambda: box.read(box.read)) == 0
+    for outer, inner in (
+        (box.change, box.read),
+        (box.change, box.change),
+        (box.read, box.change),
+    ):
+        with pytest.raises(RuntimeError, match='nothing was done'):
+            outer(inner)
+    assert box.change() == box.read() == 0

@@ -40,6 +40,12 @@ def _type_error(name: str, need: str, value: Any) -> TypeError:
             ': HeteroData.to_homogeneous() makes one of rows that stand alone;'
             ' pyg_trust.unit.PrivacyUnit declares persons of several rows'
         )
+    if got == 'TemporalData' and 'homogeneous' in need:
+        advice = (
+            ': a list of events has no features of nodes. Take Data(x=..., '
+            'edge_index=torch.stack([data.src, data.dst]), '
+            'edge_attr=data.msg, time=data.t)'
+        )
     return TypeError(f"'{name}' needs to be {need} (got {got}){advice}")
 
 

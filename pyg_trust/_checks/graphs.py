@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
-from torch_geometric.data import Data, HeteroData, TemporalData
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.utils import to_edge_index
 
 from pyg_trust._checks import (
@@ -20,12 +20,6 @@ from pyg_trust._checks import (
     check_tensor,
 )
 
-# Hint for graphs with several kinds of nodes.
-MAKE_HOMOGENEOUS = (
-    ': HeteroData.to_homogeneous() makes one of rows that stand alone, and so '
-    'does a Data of one kind of nodes; persons who are several rows are '
-    'declared by pyg_trust.unit.PrivacyUnit'
-)
 SPARSE_LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
 
 
@@ -34,23 +28,10 @@ def is_edge_index(graph: Any) -> bool:
     return isinstance(graph, Tensor) and graph.layout not in SPARSE_LAYOUTS
 
 
-def check_index(name: str, index: Tensor, dim: int) -> None:
-    """Refuse anything but an int64 tensor of a given number of dimensions."""
-    if not isinstance(index, Tensor):
-        raise TypeError(
-            f"'{name}' needs to be a tensor (got {type(index).__name__})"
-        )
-    if index.dtype != torch.int64:
-        raise TypeError(f"'{name}' needs to be int64 (got {index.dtype})")
-    if index.dim() != dim:
-        raise ValueError(
-            f"'{name}' needs to have {dim} dimensions "
-            f'(got the shape {list(index.shape)})'
-        )
-
-
-def plain_index(name: str, index: Any, dim: int = 2) -> Tensor:
+def plain_index(name: str, index: Any, *shape: int | str) -> Tensor:
     """Return an index as a plain int64 tensor, of any type PyG takes.
+
+    Its shape is ``[2, num_edges]``, if no other is given.
 
     Raises:
         TypeError, ValueError: on another type or shape.
@@ -68,7 +49,7 @@ def plain_index(name: str, index: Any, dim: int = 2) -> Tensor:
             index = torch.from_numpy(array.astype(np.int64))
     if isinstance(index, Tensor) and index.dtype == torch.int32:
         index = index.long()
-    check_index(name, index, dim)
+    check_tensor(name, index, torch.int64, shape or (2, 'num_edges'))
     return index
 
 
@@ -111,11 +92,6 @@ def check_edges(
             its range.
     """
     edge_index = plain_index(name, edge_index)
-    if edge_index.size(0) != 2:
-        raise ValueError(
-            f"'{name}' needs to have the shape [2, num_edges] "
-            f'(got {list(edge_index.shape)})'
-        )
     sizes = (num_nodes,) * 2 if isinstance(num_nodes, int) else num_nodes
     for k, size in enumerate(sizes):
         what = 'the nodes' if types is None else f'the rows of {types[k]!r}'
@@ -171,23 +147,6 @@ def check_square(name: str, shape: Any) -> int:
             f"'{name}' needs to be a square matrix (got {list(shape)})"
         )
     return check_num_nodes(int(shape[0]))
-
-
-def check_data(data: Any, advice: str = '') -> None:
-    """Refuse anything but a homogeneous PyG graph."""
-    if not isinstance(data, Data):
-        if not isinstance(data, HeteroData):
-            advice = ''
-        if isinstance(data, TemporalData):
-            advice = (
-                ': a list of events has no features of nodes. Take '
-                'Data(x=..., edge_index=torch.stack([data.src, data.dst]), '
-                'edge_attr=data.msg, time=data.t)'
-            )
-        raise TypeError(
-            "'data' needs to be a homogeneous torch_geometric.data.Data "
-            f'(got {type(data).__name__}){advice}'
-        )
 
 
 def check_examples(data: Data, row: Tensor, col: Tensor, n: int) -> None:

@@ -145,7 +145,4 @@ class Pair(Constraint):
                 f'(got {type(value).__name__})'
             )
         rowptr, col = self.forms
-        return (
-            rowptr('rowptr', value[0], sizes),
-            col('col', value[1], sizes),
-        )
+        return (rowptr('rowptr', value[0], sizes), col('col', value[1], sizes))

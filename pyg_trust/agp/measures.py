@@ -243,8 +243,9 @@ def katz(
 ) -> Measure:
     r"""The Katz index, :math:`z = (I - \beta A)^{-1} x`.
 
-    The series is cut, not folded: :math:`w_L = \beta^L`. The rest is
-    at most :obj:`tol` times :math:`\lVert x \rVert_1` in the L1 norm. With
+    The series ends after :math:`L` levels, with :math:`w_L = \beta^L`. What is
+    left out is at most :obj:`tol` times :math:`\lVert x \rVert_1` in the L1
+    norm. With
     :math:`c_k = \lVert (\beta A)^k \mathbf{1} \rVert_\infty`, the L1 norm of
     the operator's :math:`k`-th power, and any :math:`m` with :math:`c_m < 1`,
 

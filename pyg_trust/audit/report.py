@@ -85,7 +85,7 @@ class RemovalAudit(AuditReport):
     """The verdicts of an audit of a removal.
 
     Args:
-        request (dict): the names of what was removed.
+        request (dict): the ids of what was removed.
         left_out (tuple[str, ...]): tests that were not run, and why.
         not_compared (tuple[str, ...]): releases that differ between two runs
             with the same data and seed (wall times, random salts), so that

@@ -58,7 +58,7 @@ class NoisyRun(NamedTuple):
 
 
 class Runs:
-    """Runs of one audit, shared by its attacks.
+    """Trains and keeps the models that the attacks of one audit compare.
 
     Args:
         make (Callable): makes a fresh subject.
@@ -116,7 +116,7 @@ class Runs:
         check_instance('candidates', candidates, Tensor)
         if candidates.dtype != torch.int64 or candidates.dim() != 1:
             raise TypeError(
-                "'candidates' needs to hold names, int64 "
+                "'candidates' needs to hold ids, int64 "
                 f'(got {candidates.dtype}, {list(candidates.shape)})'
             )
         known = torch.isin(candidates, self.data.n_id)
@@ -164,7 +164,7 @@ class Runs:
         return made
 
     def run(self, what: str = 'data') -> Run:
-        """Fit, remove and inspect once, with the seed that twins share."""
+        """Fit, remove and inspect, with the seed of all compared runs."""
         if f'run {what}' not in self.kept:
             subject = self.subject(self.changed(what))
             before = opened(subject.released())
@@ -207,7 +207,7 @@ class Runs:
         return data
 
     def kinds(self) -> list[str]:
-        """List the kinds of content that :meth:`changed` can change."""
+        """List what :meth:`changed` can change, such as ``'features'``."""
         return ['features'] + ['labels', 'edges'] * bool(self.removed.numel())
 
     def noisy_runs(self, what: str = 'data') -> list[NoisyRun]:

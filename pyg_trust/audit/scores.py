@@ -19,12 +19,7 @@ from pyg_trust._checks import (
     validated,
 )
 
-__all__ = [
-    'AUC',
-    'auc_interval',
-    'holm',
-    'permutation_test',
-]
+__all__ = ['AUC', 'auc_interval', 'holm', 'permutation_test']
 
 
 class AUC(NamedTuple):

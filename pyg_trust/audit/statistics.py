@@ -89,7 +89,7 @@ class Trials:
         }
 
     def best(self, bound: Callable[..., np.ndarray]) -> tuple[float, float]:
-        """Return the largest bound of a pair of rates, and its threshold."""
+        """Return the largest bound over all thresholds, and its threshold."""
         at = np.unique(np.concatenate([self.negative, self.positive]))
         at = at[:: max(1, at.size // _THRESHOLDS)]
         found = bound(*self.rates(at))

@@ -79,14 +79,14 @@ def audit_function(
     independent: Annotated[str, OneOf(('canaries', 'runs'))] = 'canaries',
     seed: int | None = None,
 ) -> PrivacyAudit:
-    r"""Audit a training function by how well its weights reveal changes.
+    r"""Measure a lower bound of epsilon of a training function by attacks.
 
-    Nodes are added to the graph, without edges, each with a feature of its
-    own. With probability 1/2 each, a canary's row is ``scale`` or ``-scale``
-    there (``form='withdraw'``: or zero). A linear discriminant learns from one
-    half of the canaries what the weights of the feature reveal of that draw;
-    errors are counted on the other half. With Clopper-Pearson bounds of both
-    rates, at the stated confidence,
+    Canaries are nodes that are added to the graph, without edges, each with a
+    feature of its own. That feature is ``scale`` or ``-scale``, with
+    probability 1/2 each (``form='withdraw'``: or zero). A linear discriminant
+    learns from one half of the canaries what the weights of the feature reveal
+    of that draw; errors are counted on the other half. With Clopper-Pearson
+    bounds of both rates, at the stated confidence,
 
     .. math::
         \mu \ge -\Phi^{-1}(\overline{\mathrm{FPR}})

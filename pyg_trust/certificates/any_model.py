@@ -82,7 +82,7 @@ class UserCertificate(Report):
         return getattr(self.found, name)
 
     def chart(self) -> Chart:
-        """Draw the chart of the user's report."""
+        """Return the chart of the user's report."""
         return self.found.chart()
 
     def guarantee(self) -> Guarantee:
@@ -156,7 +156,7 @@ def certify(
     if threat is None and isinstance(model, Tensor):
         data, threat = None, data
     name, route = _route(threat)
-    by_new_names(options, route, 3)
+    by_new_names(options, route)
     known = [
         option
         for option, parameter in inspect.signature(route).parameters.items()

@@ -494,10 +494,11 @@ def linear_program(
     *,
     undirected: bool = False,
 ) -> tuple[float, float]:
-    r"""Solve the paper's relaxed linear program by cvxpy and HiGHS.
+    r"""Bound a margin by the paper's linear program, with cvxpy and HiGHS.
 
-    Equations 4a to 4d and 5, for graphs in which every node keeps an edge: the
-    reference for :func:`dual_bound` with the cost ``'visits'``, far slower.
+    Equations 4a to 4d and 5 of Bojchevski and Günnemann 2019, for graphs in
+    which every node keeps an edge. It is the reference for :func:`dual_bound`
+    with the cost ``'visits'``, and far slower.
     HiGHS stops on either side of the optimum (about 1e-7 here), so that the
     value proves nothing by itself; the multiplier, which is returned with it,
     does. With :obj:`undirected` each edge has a share :math:`f_e \in [0, 1]`

@@ -1,6 +1,5 @@
 """Division and voting: certificates with certainty, for any classifier."""
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -10,7 +9,6 @@ from torch import Tensor
 from torch.nn import Module
 from torch_geometric.data import Batch, Data, HeteroData
 
-from pyg_trust import rng
 from pyg_trust._checks import (
     Count,
     Natural,
@@ -24,7 +22,6 @@ from pyg_trust._checks.identity import SpeaksOf, check_process, identity
 from pyg_trust.certificates.sampling import (
     check_uncached,
     evaluating,
-    fresh_copy,
     same_bits,
 )
 from pyg_trust.certificates.votes import is_right
@@ -57,17 +54,14 @@ __all__ = ['Divided', 'VoteCertificate']
 
 VOTES = ('majority', 'mean')
 _TOGETHER = 256
-# Views of each batch, drawn at random, that are run alone as well.
-_RANDOM = 3
 _SHOWN = (1, 2, 5, 10)
 _RANDOM_MODEL = (
     "'model' needs to be the same function at every call (got two outputs "
     'for one view in evaluation mode)'
 )
 _STATEFUL = (
-    "'model' needs to be the same function at every call (it stores state "
-    'from its calls: its output differs from that of a copy made before '
-    'them)'
+    "'model' needs to be the same function at every call (its tensors or "
+    'attributes differ after a call: keep no state in forward)'
 )
 
 
@@ -107,17 +101,13 @@ class VoteCertificate(SpeaksOf, Report):
 
     @validated
     def certified(self, changes: Natural, rows: Natural = 0) -> Tensor:
-        """Return a mask of the targets with a certified class.
+        """Return a mask of the targets whose class these changes cannot flip.
 
         Args:
             changes (int): the number of changed elements, such as persons;
                 for the grid, of changed edges.
             rows (int): for the grid, the number of changed rows of the
                 features. (default: :obj:`0`)
-
-        Raises:
-            ValueError: if a number is negative, or :obj:`rows` are given
-                without a grid.
         """
         if self.by != 'grid':
             if rows:
@@ -233,10 +223,6 @@ class Divided(Module):
             (default: :obj:`None`)
         target (str, optional): the public node type to classify, for
             ``'owners'``. (default: :obj:`None`)
-
-    Raises:
-        TypeError, ValueError: on a wrong type or name, or layers with
-            ``cached=True``.
     """
 
     def __init__(
@@ -292,14 +278,10 @@ class Divided(Module):
                 nodes by ``vote='majority'``, and its graph.
                 (default: :obj:`None`)
 
-        Returns:
-            VoteCertificate: classes, votes and radii.
-
         Raises:
-            TypeError: on other data.
             ValueError: if the division does not fit the task, a layer has
-                ``cached=True`` by now, or the model mixes nodes or graphs
-                that it needs to keep apart, or is random in evaluation mode;
+                ``cached=True``, the model mixes nodes or graphs that it needs
+                to keep apart, or is random or keeps state in evaluation mode;
                 or if :obj:`since` is of another model, division or graph.
         """
         check_process()
@@ -330,7 +312,7 @@ class Divided(Module):
                 f"'by' can't be {by!r} for the classification of {task}"
             )
         digest = identity(self.model, self.transform)
-        fresh, alone = fresh_copy((self.model, self.transform)), False
+        alone = False
         kept = self._kept(since, graphs, task, digest)
         with evaluating(self.model):
             if task == 'nodes':
@@ -338,9 +320,7 @@ class Divided(Module):
             else:
                 logits, alone = self._graphs(graphs)
             if identity(self.model, self.transform) != digest:
-                if kept:
-                    raise ValueError(_STATEFUL)
-                self._check_stateless(graphs, task, logits, fresh)
+                raise ValueError(_STATEFUL)
         # An output that is not finite votes for the first class.
         logits = torch.where(
             logits.isfinite().all(2, keepdim=True), logits, 0.0
@@ -396,8 +376,8 @@ class Divided(Module):
         elif task == 'graphs':
             lines.append(
                 'views gave the same outputs alone as among others (within '
-                f'{APART:g} of how far apart they are): the extreme ones, and '
-                'some of every batch drawn at random'
+                f'{APART:g} of how far apart they are): the first, the last '
+                'and the largest'
             )
         elif self.division.by == 'nodes':
             lines.append(
@@ -407,41 +387,12 @@ class Divided(Module):
             )
         return tuple(lines)
 
-    def _check_stateless(
-        self,
-        graphs: list[Any],
-        task: str,
-        logits: Tensor,
-        fresh: tuple[Module, Any] | None,
-    ) -> None:
-        # Calls have left something in the model: each view by itself, by a
-        # copy that no call has changed.
-        for number, row in enumerate(logits):
-            outputs = [row] if task == 'nodes' else row.unsqueeze(1)
-            for graph, old in zip(graphs, outputs, strict=True):
-                view = self.division.part(graph, number)
-                if not view.num_nodes:
-                    continue
-                model, transform = copy.deepcopy(fresh) or (None, None)
-                if model is None:
-                    raise ValueError(_STATEFUL)
-                view = view.clone()
-                view = view if transform is None else transform(view)
-                one = []
-                if task == 'graphs':
-                    one.append(view.edge_index.new_zeros(view.num_nodes))
-                if differ(old, self._output(model, view, *one).to(old)):
-                    raise ValueError(_STATEFUL)
-
-    def _output(self, model: Any, graph: Any, *batch: Tensor) -> Any:
-        if self.target is None:
-            return model(graph.x, graph.edge_index, *batch)
-        out = model(graph.x_dict, graph.edge_index_dict)
-        return out.get(self.target) if isinstance(out, dict) else out
-
     def _call(self, graph: Any, *batch: Tensor) -> Tensor:
-        out = self._output(self.model, graph, *batch)
-        if self.target is not None:
+        if self.target is None:
+            out = self.model(graph.x, graph.edge_index, *batch)
+        else:
+            out = self.model(graph.x_dict, graph.edge_index_dict)
+            out = out.get(self.target) if isinstance(out, dict) else out
             graph = graph[self.target]
         rows = int(graph.num_graphs if batch else graph.num_nodes or 0)
         if not isinstance(out, Tensor) or out.dim() != 2 or len(out) != rows:
@@ -565,19 +516,6 @@ def _alike(one: Data, two: Data) -> bool:
 
 
 def _asked_alone(views: list[Data]) -> list[int]:
-    # Views that are run alone as well as among others: the first and last
-    # ones, the extreme ones, and some of every batch that nobody knows.
-    sizes = [
-        [float(view.num_nodes or 0) for view in views],
-        [float(view.num_edges) for view in views],
-        [float(view.x.abs().sum()) for view in views],
-    ]
-    chosen = {*range(min(3, len(views))), len(views) - 1}
-    for size in sizes:
-        chosen |= {size.index(max(size)), size.index(min(size))}
-    for start in range(0, len(views), _TOGETHER):
-        count = min(_TOGETHER, len(views) - start)
-        chosen |= {
-            start + rng.resolve_secret(None) % count for _ in range(_RANDOM)
-        }
-    return sorted(chosen)
+    # Views that are run alone as well as among others.
+    sizes = [view.num_nodes or 0 for view in views]
+    return sorted({0, sizes.index(max(sizes)), len(views) - 1})

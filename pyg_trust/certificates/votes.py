@@ -51,12 +51,13 @@ def is_right(
 
 @dataclass(frozen=True)
 class SmoothedCertificate(SpeaksOf, Report):
-    r"""Class probabilities under noise, and their certificates.
+    r"""Certificates of a smoothed classifier, from votes on noisy copies.
 
-    It is about the *smoothed* classifier, the likeliest class of the model
-    over noisy copies of its input, not about the model itself: predict with
-    :obj:`predicted`, or with :class:`SmoothedClassifier`, which may abstain
-    where a class stays (:meth:`answered` is where it does not).
+    The *smoothed* classifier returns the class that the model predicts for
+    most noisy copies of an input. The certificates are about its predictions
+    (:obj:`predicted`) and not about those of the model. A deployed
+    :class:`SmoothedClassifier` may abstain even where a class is certified;
+    :meth:`answered` shows where it does not.
 
     Args:
         targets (Tensor): the nodes, graphs or pairs: int64, ``[num_targets]``.
@@ -73,8 +74,8 @@ class SmoothedCertificate(SpeaksOf, Report):
             ``[1, 2]``, or ``[num_targets, 2]`` for graphs.
         noise (BitFlips): the noise.
         task (str): ``'nodes'``, ``'graphs'`` or ``'pairs'``.
-        look (int): at which look it ended, 0 if the number of samples was
-            fixed.
+        look (int): the look at the votes after which sampling stopped, 0 if
+            the number of samples was fixed.
         alpha (float): the level of each target's bounds together.
         tolerance (float): the amount that is taken off :obj:`p_lower` and
             added to :obj:`p_upper`.
@@ -146,11 +147,11 @@ class SmoothedCertificate(SpeaksOf, Report):
         return stays & (self.predicted >= 0)
 
     def answered(self, **budget: tuple[int, int]) -> Tensor:
-        r"""Return a mask of targets that the deployed classifier answers.
+        r"""Return a mask of targets where the classifier will not abstain.
 
-        With these numbers of samples, :class:`SmoothedClassifier` returns the
-        class on any admissible graph instead of abstaining, each time with
-        probability :math:`1 - \alpha` (:obj:`alpha`) at least.
+        With the same numbers of samples, :class:`SmoothedClassifier` returns
+        the class on any admissible graph, each time with probability at least
+        :math:`1 - \alpha` (:obj:`alpha`).
 
         Args:
             **budget (tuple[int, int]): as in :meth:`certified`.

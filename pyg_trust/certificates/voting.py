@@ -41,32 +41,25 @@ _ROUNDED, _TURNED = 2.0**-17, 0.01
 
 
 class CertifiedVotes(NamedTuple):
-    """Classes by vote, and the number of votes that may change.
-
-    Args:
-        predicted (Tensor): int64, ``[num]``: the class.
-        radius (Tensor): int64, ``[num]``: the most views that may
-            change without another class; -1 for a tie.
-        counts (Tensor): int64, ``[num, num_classes]``: the votes.
-    """
+    """Classes by vote, and the number of votes that may change."""
 
     predicted: Tensor
+    """The class: int64, ``[num]``."""
     radius: Tensor
+    """The most views that may change without another class, -1 for a tie."""
     counts: Tensor
+    """The votes: int64, ``[num, num_classes]``."""
 
 
 class CollectiveVotes(NamedTuple):
-    """Number of classes that survive the worst set of corrupted views.
-
-    Args:
-        lower (int): a bound of their number from below.
-        upper (int): their number under the worst set that a search reached.
-        exact (bool): whether all sets were tried, so that both are equal.
-    """
+    """Number of classes that survive the worst set of corrupted views."""
 
     lower: int
+    """A bound of their number from below."""
     upper: int
+    """Their number under the worst set that a search reached."""
     exact: bool
+    """Whether all sets were tried, so that both are equal."""
 
 
 def _check_votes(votes: Tensor, num_classes: int) -> None:
@@ -104,10 +97,6 @@ def certified_votes(
             reach, as mean probabilities are; :obj:`'first'` if by the order
             of the classes. (default: :obj:`'any'`)
 
-    Raises:
-        TypeError: on another type or dtype.
-        ValueError: on no view, or votes that are no classes.
-
     Example:
         >>> votes = torch.tensor([[1], [1], [1], [1], [0]])
         >>> certified_votes(votes, 2).radius
@@ -144,9 +133,6 @@ def certified_mean(
         probability (Tensor): ``[num_views, num, num_classes]``.
         tolerance (float): for rounding where means are deployed.
             (default: :obj:`1e-9`)
-
-    Raises:
-        ValueError: on no view, or rows that are no probabilities.
     """
     shape = ('num_views', 'num', 'num_classes')
     check_tensor('probability', probability, None, shape, finite=True)
@@ -181,11 +167,8 @@ def strays(one: Tensor, two: Tensor) -> Tensor:
     """Mark logits that differ by more than rounding in a batch.
 
     An entry may move by a share of its distance from the row's largest one, or
-    of the usual distance between the first two. Thus huge numbers, which mask
-    a class or fill a row, excuse no error elsewhere.
-
-    Returns:
-        Tensor: bool, ``[num, num_classes]``.
+    of the usual distance between the first two: huge numbers, which mask a
+    class or fill a row, excuse no error elsewhere.
     """
     old, new = one.detach().cpu().double(), two.detach().cpu().double()
     finite = old.isfinite()
@@ -221,12 +204,9 @@ def differ(one: Tensor, two: Tensor) -> bool:
 
 
 def tallies(*columns: Tensor) -> list[list[int]]:
-    """Count how often each row of counts occurs in a table.
+    """Count how often each row of counts occurs: how many, then the row.
 
     For reports of votes, so that a reader can count again.
-
-    Returns:
-        list: how many, then the row.
 
     Example:
         >>> tallies(torch.tensor([5, 4, 5]), torch.tensor([0, 1, 0]))
@@ -240,12 +220,7 @@ def tallies(*columns: Tensor) -> list[list[int]]:
 
 
 def survives_votes(votes: Tensor, num_classes: int, views: Tensor) -> Tensor:
-    """Return the classes that survive any answers of given views.
-
-    Returns:
-        Tensor: bool, ``[num]``: whether the class leads by more than these
-        views can lose; a tie counts as lost.
-    """
+    """Mark the classes that lead by more than given views can lose."""
     _check_votes(votes, num_classes)
     check_tensor('views', views, torch.int64, ('num_corrupted',))
     check_range('views', views, votes.size(0), 'the views')
@@ -281,10 +256,6 @@ def collective_votes(
         num_classes (int): the number of classes.
         corrupted (int): the number of corrupted views.
         max_sets (int): see above. (default: :obj:`20000`)
-
-    Raises:
-        ValueError: if more views are corrupted than there are, or as
-            :func:`certified_votes`.
 
     Example:
         >>> votes = torch.tensor([[0, 1], [0, 1], [0, 1], [1, 0], [1, 1]])

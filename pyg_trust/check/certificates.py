@@ -19,15 +19,7 @@ from ..verify.votes import (
     stays,
     table,
 )
-from .answers import (
-    FAILS,
-    HOLDS,
-    UNKNOWN,
-    UNPROVED,
-    Checks,
-    Stated,
-    is_digest,
-)
+from .answers import FAILS, HOLDS, UNKNOWN, UNPROVED, Checks, Stated, is_digest
 
 __all__ = ['check_certificate', 'check_witness']
 
@@ -193,10 +185,7 @@ def _smoothed_counts(c: Any, rows: list[list[int]]) -> Checks:
 
 
 def _changes(
-    c: Any,
-    row: list[int],
-    kind: str,
-    budget: tuple[int, int],
+    c: Any, row: list[int], kind: str, budget: tuple[int, int]
 ) -> tuple[Change, ...]:
     # Additions are limited by the zeros, deletions by the ones.
     parts = []

@@ -44,12 +44,7 @@ from .answers import (
 )
 from .certificates import check_certificate, check_witness
 from .epsilon import KNOWN, SUMS, account, check_epsilon, proved, together
-from .files import (
-    fingerprint_data,
-    fingerprint_model,
-    left_over,
-    read_graphs,
-)
+from .files import fingerprint_data, fingerprint_model, left_over, read_graphs
 
 __all__ = ['check_report']
 
@@ -70,22 +65,25 @@ def check_report(
 
     Args:
         path (str or Path): the report, in JSON.
-        ledger (str or Path, optional): of the privacy ledger, or of
+        ledger (str or Path, optional): the file of the privacy ledger, or of
             ``ledger.state_dict()`` of an unlearner as ``json.dump`` wrote it.
             (default: :obj:`None`)
-        model (str or Path, optional): of the weights, in the format of
-            safetensors: those of ``safetensors.torch.save_file`` or
+        model (str or Path, optional): the file of the weights, in the format
+            of safetensors: those of ``safetensors.torch.save_file`` or
             :func:`pyg_trust.report.save_tensors`. (default: :obj:`None`)
-        data (str or Path, optional): of the data, the remaining ones after
-            a removal, as :func:`pyg_trust.report.save_tensors` wrote one
-            graph or several; or an ``.npz`` that ``save_for_check()`` of a
-            node classifier wrote, of which the residual is proved; or the
-            ``proof`` of a removal that noise covers, of which the shift is.
+        data (str or Path, optional): the file of the data that remain after a
+            removal, as :func:`pyg_trust.report.save_tensors` wrote one graph
+            or several; or the file of ``save_for_check()`` of a node
+            classifier, from which the residual is proved; or the ``proof`` of
+            a removal that noise covers, from which its size is proved.
             (default: :obj:`None`)
-        witness (str or Path, optional): of the proof of an exact certificate,
-            as ``report.proof.save()`` wrote it, or a list of these: each
-            proves the certificate that names its digest.
+        witness (str or Path, optional): the file that ``proof.save()`` of an
+            exact certificate wrote, or a list of such files.
             (default: :obj:`None`)
+
+    Returns:
+        list[Finding]: a ``status`` (``'holds'``, ``'FAILS'``, ``'not proved'``
+        or ``'not checked'``) and a text, for each thing that was looked at.
 
     Raises:
         ValueError: if a file is not what it should be.

@@ -36,11 +36,10 @@ def check_erasure(
 ) -> list[Finding]:
     """Check the evidence of a request, and the ledgers of models.
 
-    A task whose mode is ``'not in it'``, ``'removed before'`` or ``'by its
-    owner'`` has no line in a ledger, and so is ``'not proved'``: the evidence
-    alone states it. So is what a note says was not in a model, and the
-    guarantee of a removal that a model's ledger has and the desk's file lost.
-    A removal that noise covers is proved anew.
+    What the evidence alone states is ``'not proved'``: a task that has no line
+    in a ledger, what a note says was not in a model, and the guarantee of a
+    removal that the desk's file lost. A removal that noise covers is proved
+    anew.
 
     Args:
         path (str or Path): the path of the report, as its ``to_json()``.

@@ -46,9 +46,8 @@ class ErasureDesk(Batches):
         print(desk.status())
 
     A request waits until every model has forgotten its items and every
-    recipient was notified. The file survives the process; the ids of items in
-    it are deleted when their request is complete. They stay in the ledgers of
-    the models (:class:`~pyg_trust.ledger.RemovalLedger`) as evidence: let
+    recipient was notified. The ids of its items are deleted from the file when
+    it is complete, and stay in the ledgers of the models as evidence: let
     :obj:`names` translate from people to numbers without another meaning.
     Fields have the names of OpenDSR. Dates are those of the regulation, in the
     controller's zone. A controller decides who may ask, which exceptions
@@ -56,8 +55,7 @@ class ErasureDesk(Batches):
 
     A removal that takes less than a second, or was never timed, is done at
     once. The others wait for one another until the latest start that keeps all
-    dates, since a batch trains every touched part once. Models do not
-    interact, so each has a plan of its own.
+    dates, since a batch trains every touched part once.
 
     Args:
         path (str or Path): the path of the file, created if it does not exist.
@@ -130,8 +128,7 @@ class ErasureDesk(Batches):
     ) -> None:
         """Register a model; needed every time the desk is opened.
 
-        A request is not complete before every model whose name was ever
-        registered has forgotten it.
+        A request waits for every model whose name was ever registered.
 
         Args:
             name (str): the name of the model in reports.
@@ -150,11 +147,6 @@ class ErasureDesk(Batches):
             fresh (bool): whether the model was fitted again, without anybody
                 whose request is complete; others are removed from it again.
                 (default: :obj:`False`)
-
-        Raises:
-            TypeError: if the model can't remove by a reference.
-            ValueError: if the name is taken, the model has no state, not one
-                place to keep it, or covers less than ``coverage_epsilon``.
         """
         most = self.policy.coverage_epsilon
         file = None if save is None else Path(save).absolute()
@@ -171,14 +163,7 @@ class ErasureDesk(Batches):
 
     @validated
     def recipient(self, name: str) -> None:
-        """Register a recipient to notify; :meth:`done` records the answer.
-
-        Args:
-            name (str): the name of the recipient in reports.
-
-        Raises:
-            ValueError: if a model has this name.
-        """
+        """Register a recipient to notify; :meth:`done` records the answer."""
         self._add_place(name, False)
 
     def _add_place(self, name: str, is_model: bool) -> None:
@@ -223,11 +208,6 @@ class ErasureDesk(Batches):
                 requests. (default: :obj:`False`)
             exact (bool): whether to remove exactly, even if a private model's
                 noise would do. (default: :obj:`False`)
-
-        Raises:
-            ValueError: on another regulation, or content for the same id; the
-                id of a closed request, whose items are deleted; a time in the
-                future; or if nothing is registered.
         """
         request = requested(request)
         number, now = fields.read_id(subject_request_id), self._now()
@@ -283,9 +263,6 @@ class ErasureDesk(Batches):
         Args:
             subject_request_id (str): the id of the request.
             name (str): the name of the recipient or model.
-
-        Raises:
-            ValueError: if there is no such task, or the model is at it.
         """
         with self._store.change():
             number = self._open(subject_request_id)
@@ -323,11 +300,7 @@ class ErasureDesk(Batches):
 
     @validated
     def resume(self, subject_request_id: str) -> ErasureReport:
-        """Resume a request that was held, paused, or refused by a model.
-
-        Args:
-            subject_request_id (str): the id of the request.
-        """
+        """Resume a request that was held, paused, or refused by a model."""
         return self._halt(subject_request_id, '', '')
 
     def _halt(self, number: str, how: str, reason: str) -> ErasureReport:
@@ -347,9 +320,6 @@ class ErasureDesk(Batches):
         Args:
             subject_request_id (str): the id of the request.
             reason (str): the ground; leave out names, as it is kept.
-
-        Raises:
-            ValueError: if a model is at it.
         """
         fields.check_text('reason', reason)
         with self._store.change():
@@ -416,14 +386,7 @@ class ErasureDesk(Batches):
 
     @validated
     def report(self, subject_request_id: str) -> ErasureReport:
-        """Report the evidence of a request's erasure, without its items.
-
-        Args:
-            subject_request_id (str): the id of the request.
-
-        Raises:
-            ValueError: if the desk does not know it.
-        """
+        """Report the evidence of a request's erasure, without its items."""
         number = fields.read_id(subject_request_id)
         now = fields.written(self._now())
         known = self._store.named(queries.REPORT, now, number)

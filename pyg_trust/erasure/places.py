@@ -25,21 +25,9 @@ Store = Callable[[str], object]
 class Place:
     """Model registered at a desk, with its file.
 
-    Args:
-        model (Any): the model, with ``remove(request, reference=)`` and a
-            ledger.
-        save (Path, optional): the path of the model's file; :obj:`None` for a
-            model that writes a folder of its own.
-        names (callable, optional): translates a request from the desk's ids
-            to the model's.
-        data (callable, optional): returns the graph of a private model's
-            release.
-        most (float): the largest epsilon at which noise counts as removal.
-            (default: 1.0)
-
-    Raises:
-        TypeError: if the model can't remove with a reference.
-        ValueError: if the model has no state, or not one place to keep it.
+    The arguments are those of :meth:`ErasureDesk.register
+    <pyg_trust.erasure.ErasureDesk.register>`, and the largest epsilon at which
+    noise counts as removal.
     """
 
     def __init__(
@@ -47,8 +35,8 @@ class Place:
         model: Any,
         save: Path | None,
         names: Names | None,
-        data: Callable[[], Data] | None = None,
-        most: float = 1.0,
+        data: Callable[[], Data] | None,
+        most: float,
     ) -> None:
         remove = getattr(model, 'remove', None)
         takes = inspect.signature(remove).parameters if remove else {}
@@ -99,9 +87,8 @@ class Place:
     def catch_up(self, whole: bool = False) -> None:
         """Load the saved state, if another object has continued this one.
 
-        Args:
-            whole (bool): whether to load from a folder, too: else a removal
-                does, if it meets another state there. (default: :obj:`False`)
+        From a folder only if :obj:`whole`: else a removal does, if it meets
+        another state there.
         """
         if self.save is None:
             if whole:
@@ -117,15 +104,9 @@ class Place:
     ) -> list[int]:
         """Remove requests from the newest state; :meth:`keep` saves it.
 
-        Args:
-            requests (list): the requests, in ids of the model.
-            reference (str): their references, one after the other.
-            promised (Callable): stores the model's guarantee, as JSON without
-                ids; called before any file has the removal.
-
-        Returns:
-            list[int]: by request, how many of its items are there. If one has
-            none, nothing was removed.
+        ``promised`` stores the guarantee, as JSON without ids, before any file
+        has the removal. Returns how many items of each request are there; if
+        one has none, nothing was removed.
         """
         left = [{*each.items()} for each in requests]
         while all(left):

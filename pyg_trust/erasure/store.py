@@ -63,16 +63,7 @@ _TRIGGERS = (
 
 
 class Store:
-    """Open file of a desk, for the thread that opened it.
-
-    Args:
-        path (Path): the path of the file; a new file is readable by its owner
-            alone.
-
-    Raises:
-        ValueError: if the file is of another program, keeps a write-ahead
-            log, or can be read by others.
-    """
+    """Open file of a desk, for the thread that opened it and its owner."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -129,11 +120,7 @@ class Store:
         self._database.close()
 
     def rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
-        """Run a statement, and return its rows.
-
-        Raises:
-            RuntimeError: from another thread or process than the owner's.
-        """
+        """Run a statement of the thread that opened the file."""
         if self._owner != (os.getpid(), threading.get_ident()):
             raise RuntimeError(
                 'a desk can be used only by the thread that opened it: open '

@@ -21,6 +21,7 @@ from pyg_trust._checks import (
     check_instance,
     check_integer,
     check_range,
+    check_tensor,
     graphs,
     validated,
 )
@@ -77,8 +78,8 @@ class CSRGraph(Views):
         weight: Tensor | None = None,
         perm: Tensor | None = None,
     ) -> None:
-        graphs.check_index('rowptr', rowptr, 1)
-        graphs.check_index('col', col, 1)
+        check_tensor('rowptr', rowptr, torch.int64, ('num_nodes + 1',))
+        check_tensor('col', col, torch.int64, ('num_edges',))
         n, m = rowptr.numel() - 1, col.numel()
         if n < 1:
             raise ValueError(
@@ -108,12 +109,7 @@ class CSRGraph(Views):
         if weight is not None:
             graphs.check_weight('weight', weight, m)
         if perm is not None:
-            graphs.check_index('perm', perm, 1)
-            if perm.numel() != m:
-                raise ValueError(
-                    f"'perm' needs to have {m} entries, one per edge "
-                    f'(got {perm.numel()})'
-                )
+            check_tensor('perm', perm, torch.int64, (m,))
         self._set(rowptr, col.to(torch.int32), weight, perm)
 
     # From PyG's forms #######################################################
@@ -160,11 +156,6 @@ class CSRGraph(Views):
             known = [s for s in edge_index.sparse_size() if s is not None]
             num_nodes = max(known, default=None)
         edge_index = graphs.plain_index('edge_index', edge_index)
-        if edge_index.size(0) != 2:
-            raise ValueError(
-                "'edge_index' needs to have the shape [2, num_edges] "
-                f'(got {list(edge_index.shape)})'
-            )
         n = graphs.check_num_nodes(num_nodes)
         m = edge_index.size(1)
         check_range('edge_index', edge_index, n, f"as 'num_nodes' is {n}")
@@ -347,24 +338,6 @@ class CSRGraph(Views):
         return cls.from_edge_index(edge_index, n, value)
 
     @classmethod
-    def from_sparse_tensor(
-        cls, adj: Any, *, weighted: bool, transposed: bool = False
-    ) -> 'CSRGraph':
-        """Make a graph from a :class:`torch_sparse.SparseTensor`.
-
-        Args:
-            adj (SparseTensor): a square matrix.
-            weighted (bool): as in :meth:`from_torch_sparse`.
-            transposed (bool): as in :meth:`from_torch_sparse`.
-                (default: :obj:`False`)
-        """
-        if type(adj).__name__ != 'SparseTensor':
-            raise TypeError(
-                f"'adj' needs to be a SparseTensor (got {type(adj).__name__})"
-            )
-        return cls._of_matrix(adj, adj.sizes(), weighted, transposed)
-
-    @classmethod
     def from_data(cls, data: Data, *, duplicates: str = 'raise') -> 'CSRGraph':
         """Make a graph from a :class:`~torch_geometric.data.Data` object.
 
@@ -376,7 +349,7 @@ class CSRGraph(Views):
             duplicates (str): as in :meth:`from_edge_index`.
                 (default: :obj:`'raise'`)
         """
-        graphs.check_data(data, graphs.MAKE_HOMOGENEOUS)
+        check_instance('data', data, Data)
         if data.num_nodes is None:
             raise ValueError("'data' needs to know its 'num_nodes'")
         if data.get('edge_index') is not None:

@@ -212,8 +212,8 @@ class EdgeStream:
             )
         held: Any = [getattr(batch, name, None) for name in _NEEDED]
         src, dst, t, away = held
-        src, dst = plain_index('src', src, 1), plain_index('dst', dst, 1)
-        check_tensor('dst', dst, torch.int64, (src.numel(),))
+        src = plain_index('src', src, 'num_edges')
+        dst = plain_index('dst', dst, src.numel())
         check_tensor('t', t, _TIMES, (src.numel(),), finite=True)
         for name, ends in (('src', src), ('dst', dst)):
             NodeIds().rows_of(name, ends, MOST)

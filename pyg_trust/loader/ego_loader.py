@@ -21,6 +21,8 @@ from pyg_trust.privacy.mechanisms import fdp_terms
 from pyg_trust.sampler.ego_sampler import EgoSampler
 from pyg_trust.sampler.walks import named_roots
 
+__all__ = ['EgoLoader']
+
 
 @validated
 class EgoLoader(StepLoader):
@@ -99,7 +101,7 @@ class EgoLoader(StepLoader):
 
     @validated
     def num_subgraphs_at(self, step: Natural) -> int:
-        """Return the number of roots, from which every step draws."""
+        """Return the number of ego graphs, one for each root."""
         return self.node_sampler.roots.numel()
 
     def setting(self) -> dict[str, Any]:

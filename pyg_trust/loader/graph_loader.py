@@ -136,7 +136,7 @@ class GraphLoader(DrawnUnits):
         return len(self._first) - 1, repr(names)
 
     def assumptions(self) -> tuple[str, ...]:
-        """Return the assumptions and limits of a guarantee in one graph."""
+        """Return what a guarantee for one graph assumes and does not cover."""
         what = (
             'protected is one graph with its nodes, edges, features and label'
         )

@@ -165,10 +165,10 @@ def partition_embedding(
     *,
     seed: int | None = None,
 ) -> Tensor:
-    """Return logits of a GCN trained on the whole training graph, for BEKM.
+    """Return logits of a GCN trained on the whole training graph.
 
-    This is what GraphEraser clusters. The network has seen every training
-    node and is not unlearned.
+    GraphEraser's balanced k-means (BEKM) clusters them. The network has seen
+    every training node and is not unlearned.
 
     Args:
         x (Tensor): features of the training nodes, ``[num_nodes, channels]``.

@@ -43,6 +43,14 @@ from pyg_trust.certificates.diffusion import check_alpha, diffuse
 from pyg_trust.graph import CSRGraph
 from pyg_trust.nn._messages import as_edges, changed, recording
 
+__all__ = [
+    'PPNP',
+    'CorrectAndSmooth',
+    'FeaturePropagation',
+    'LabelPropagation',
+    'PageRankDiffusion',
+]
+
 
 @validated
 class PageRankDiffusion(pyg.MessagePassing):
@@ -187,11 +195,11 @@ class PageRankDiffusion(pyg.MessagePassing):
 
 @validated
 class PPNP(PageRankDiffusion):
-    r"""PPNP and :math:`\pi`-PPNP: :math:`Z = \Pi f_\theta(X)`.
+    r"""Propagates a network's logits by PageRank: :math:`Z = \Pi f_\theta(X)`.
 
     Args:
         encoder (torch.nn.Module): :math:`f_\theta`, from features to logits,
-            node by node; its parameters stay as they are.
+            node by node.
         alpha (float): the teleport probability. (default: :obj:`0.15`)
         K (int, optional): as in :class:`PageRankDiffusion`.
             (default: :obj:`None`)

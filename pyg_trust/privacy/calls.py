@@ -176,7 +176,7 @@ class Call:
 
     @property
     def key(self) -> str:
-        """Text that is equal for calls that use the same attributes."""
+        """Text of the arguments; equal calls read the same attributes."""
         return repr((self.args, self.kwargs))
 
     def shown(self, batch: Data) -> Any:

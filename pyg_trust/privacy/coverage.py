@@ -167,7 +167,7 @@ class Coverage:
 
     @property
     def lineage(self) -> Lineage:
-        """All states up to the present one."""
+        """The states of the model, from the first to the present one."""
         return self._lineage
 
     def _mu_of(self) -> tuple[float, float]:

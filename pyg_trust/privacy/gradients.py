@@ -17,7 +17,7 @@ __all__ = ['UnitGradients', 'unit_gradients']
 
 
 class UnitGradients:
-    """Gradients of units, as :func:`unit_gradients` returns them.
+    """Gradients of a batch, one for each subgraph.
 
     Args:
         found (Attributed): the rows that parameters got.

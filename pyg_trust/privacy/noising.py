@@ -37,6 +37,6 @@ def noisy_sums(
 
 
 def noisy_count(count: float, noise: Any, std: float) -> float:
-    """Add noise to a sum of halves, to which a unit adds 1/2 at most."""
+    """Add noise to a count to which each subgraph adds 1/2 at most."""
     step, _ = clip.noise_grid(2 * std, 0.5, 1)
     return (round(count / step) + int(noise.cells((1,))[0])) * step

@@ -279,7 +279,7 @@ class Gathered:
         transposed: bool = False,
         at: int | None = None,
     ) -> None:
-        """Add rows of a linear map by a weight, ``[out, in]``."""
+        """Record a linear map: its weight, inputs and output gradients."""
         part = w.detach() if at is None else w.detach()[at]
         part = part.t() if transposed else part
         self._add(LINEAR, w, part, u, grads, inputs)

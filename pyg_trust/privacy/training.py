@@ -547,7 +547,7 @@ class Intercept(torch.autograd.Function):
     def forward(
         ctx: Any, out: Tensor, anchor: Tensor, owner: PrivateStep
     ) -> Tensor:
-        """Return the output."""
+        """Return the output as it is."""
         ctx.step, ctx.token = owner, owner.token
         return out.view_as(out)
 

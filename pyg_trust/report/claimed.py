@@ -57,9 +57,7 @@ class ClaimedReport(Report):
 
 
 def claimed(
-    procedure: str,
-    renamed: dict[str, str] | None = None,
-    **more: str,
+    procedure: str, renamed: dict[str, str] | None = None, **more: str
 ) -> Callable[[type[Made]], type[Made]]:
     """Give a report the fields of a claim, and some more.
 

@@ -147,9 +147,7 @@ def _page(
     page = template.endswith('.html')
     folder = jinja2.FileSystemLoader(Path(__file__).parent / 'templates')
     made = jinja2.Environment(
-        loader=folder,
-        autoescape=page,
-        finalize=_shown if page else _line,
+        loader=folder, autoescape=page, finalize=_shown if page else _line
     )
     return made.get_template(template).render(
         title=title,

@@ -7,11 +7,8 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.sampler import BaseSampler, SamplerOutput
 
-from pyg_trust._checks.graphs import (
-    MAKE_HOMOGENEOUS,
-    check_data,
-    with_edge_index,
-)
+from pyg_trust._checks import check_instance
+from pyg_trust._checks.graphs import with_edge_index
 from pyg_trust.graph import CSRGraph
 from pyg_trust.graph.ragged import ranges
 from pyg_trust.sampler.walks import root_index
@@ -24,7 +21,7 @@ class RootSampler(BaseSampler):
     roots: Tensor
 
     def _open(self, data: Data, roots: Any, along: bool) -> None:
-        check_data(data, MAKE_HOMOGENEOUS)
+        check_instance('data', data, Data)
         data = with_edge_index(data)
         if data.get('edge_index') is None or data.num_nodes is None:
             raise ValueError(

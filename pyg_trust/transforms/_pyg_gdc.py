@@ -20,7 +20,7 @@ from pyg_trust._checks import (
     check_tensor,
     validated,
 )
-from pyg_trust._checks.graphs import MAKE_HOMOGENEOUS, check_data, check_edges
+from pyg_trust._checks.graphs import check_edges
 from pyg_trust.agp.measures import Measure, hkpr, ppr
 from pyg_trust.agp.queries import query
 from pyg_trust.graph import CSRGraph
@@ -135,7 +135,7 @@ def measure_of(diffusion: dict[str, Any]) -> Measure:
 
 def transform(gdc: pyg.GDC, data: Data) -> Data:
     """Apply PyG's GDC, with estimated diffusion unless ``exact``."""
-    check_data(data, MAKE_HOMOGENEOUS)
+    check_instance('data', data, Data)
     num_nodes = data.num_nodes
     if num_nodes is None:
         raise ValueError("'data' needs to know its 'num_nodes'")

@@ -6,10 +6,12 @@ from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
 from pyg_trust import rng
-from pyg_trust._checks import Count, validated
-from pyg_trust._checks.graphs import check_data, check_edges, with_edge_index
+from pyg_trust._checks import Count, check_instance, validated
+from pyg_trust._checks.graphs import check_edges, with_edge_index
 from pyg_trust._describe import described
 from pyg_trust.graph.attributes import keep_edges, refuse_adjacencies
+
+__all__ = ['BoundedDegree']
 
 
 @validated
@@ -46,7 +48,7 @@ class BoundedDegree(BaseTransform):
 
     def forward(self, data: Data) -> Data:
         """Return the graph with fewer edges."""
-        check_data(data)
+        check_instance('data', data, Data)
         data = with_edge_index(data)
         if data.edge_index is None:
             raise ValueError("'data' needs to have an 'edge_index'")

@@ -417,7 +417,6 @@ class LinkClassifier(NodeClassifier):
         """
         model = self._fitted
         pairs = plain_index('edge_label_index', edge_label_index).cpu()
-        check_tensor('edge_label_index', pairs, torch.int64, (2, 'num_pairs'))
         alive = model.data.graph.alive
         check_range('edge_label_index', pairs, alive.numel(), 'the nodes')
         there = alive[pairs].all(0)
@@ -467,8 +466,8 @@ class LinkClassifier(NodeClassifier):
     def predict_proba(self, edge_label_index: Tensor) -> Tensor:  # type: ignore[override]
         """Predict the probabilities of no link and of a link: ``[k, 2]``.
 
-        Of the balance of edges and negative pairs that it was fitted to; NaN
-        for pairs with a removed node.
+        They assume the same balance of edges and negative pairs as in the fit.
+        Pairs with a removed node have NaN.
         """
         return probabilities(self.decision_function(edge_label_index))
 

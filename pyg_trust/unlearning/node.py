@@ -234,12 +234,12 @@ class NodeClassifier(NodeReleases, EditedInPlace):
         *,
         classes: Sequence[int] | None = None,
     ) -> 'NodeClassifier':
-        """Propagate, train and release.
+        """Propagate the features, train, and release weights with noise.
 
-        The ids of nodes are ``data.n_id`` if it is there, else their
-        positions. Keeps copies of what it needs of the graph. A second call
-        starts over, with a new ledger. As removed items may come back with it,
-        it can't be saved over an earlier state. Ends with a release.
+        The ids of nodes are ``data.n_id`` if the graph has it, else their
+        positions. A second call starts over, with a new ledger. Its data may
+        contain removed items again, so it can't be saved over an earlier
+        state.
 
         Args:
             data (Data): the graph, with ``x``, ``edge_index``, ``y`` and
@@ -540,7 +540,7 @@ class NodeClassifier(NodeReleases, EditedInPlace):
     ) -> NodePlan:
         """Estimate the work of an update with a release; change nothing.
 
-        Costs the features of the update, and no step.
+        This computes the features after the update, but does not train.
         """
         model = self._fitted
         data = model.data

@@ -103,7 +103,7 @@ class _Held(NamedTuple):
         return self._replace(lineage=self.lineage.next())
 
 
-class Recommender(Saved[_Held], EditedInPlace):
+class Recommender(Saved, EditedInPlace):
     r"""Recommender that forgets users, items and interactions exactly.
 
     .. code-block:: python
@@ -201,7 +201,9 @@ class Recommender(Saved[_Held], EditedInPlace):
         *,
         edge_type: EdgeType | None = None,
     ) -> 'Recommender':
-        """Count or factor; a second call starts over, with a new ledger.
+        """Count paths, or factorise; a second call starts over.
+
+        The second call begins a new ledger, too.
 
         Args:
             interactions (Tensor or HeteroData): int64, ``[2,

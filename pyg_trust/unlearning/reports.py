@@ -1,4 +1,4 @@
-"""Reports of the classifiers with certified removal, and of recommenders."""
+"""Reports of models that forget: plans, removals and verifications."""
 
 import math
 from dataclasses import dataclass, field
@@ -21,6 +21,10 @@ __all__ = [
     'RecommenderReport',
     'RecommenderVerifyReport',
     'RemovalReport',
+    'ShardPlan',
+    'ShardRemovalReport',
+    'ShardReport',
+    'ShardVerifyReport',
     'UnlearnReport',
     'VerificationReport',
     'VerifyReport',
@@ -36,13 +40,13 @@ NOT_CHECKED = 'not by the kernel'
 
 
 class RemovalReport(Verifiable, ClaimedReport):
-    """Base of the reports of certified removals.
+    """Base of the reports of removals.
 
     Keep reports as private as the data: residuals are functions of what was
     removed, and no part of the release.
     """
 
-    verification: 'VerificationReport | None'
+    verification: Any
 
     def guarantee(self) -> Guarantee:
         """State how close the model is to one without the removed items."""
@@ -50,7 +54,7 @@ class RemovalReport(Verifiable, ClaimedReport):
         if found is not None:
             checked = [*checked, found.summary()]
         values = {**self.numbers(), 'request': self._asked()}
-        if found is not None and found.proved:
+        if getattr(found, 'proved', False):
             values['residual_checked'] = 'by the kernel, at verify()'
         return stated(
             self._procedure,
@@ -66,22 +70,25 @@ class RemovalReport(Verifiable, ClaimedReport):
         return {'0': self.request}
 
     def _checked(self) -> list[str]:
-        raise NotImplementedError
+        return []
 
 
+_ANY = {
+    'data': 'the root of the digests of the remaining data, as in the ledger',
+    'origin': 'versions and settings',
+    'skipped': 'the items of the request that were not there, by graph; with '
+    "`missing='skip'` alone",
+    'verification': 'the findings that `verified` adds',
+}
 _RELEASE = {
     'action': "'hold' (the weights already fit what remains), 'step' (one "
     "step), 'refine' (more steps) or 'retrain' (solved from zero, on features "
     'made anew)',
     'iterations': 'the number of Newton steps',
     'assumptions': 'the assumptions of the certificate',
-    'data': 'the root of the digests of the remaining data, as in the ledger',
-    'origin': 'versions and settings',
+    **_ANY,
     'weights': 'SHA-256 of the released weights, as a `state_dict` with the '
     'one entry `weight`',
-    'skipped': 'the items of the request that were not there, by graph; with '
-    "`missing='skip'` alone",
-    'verification': 'the findings that `verified` adds',
 }
 _ROWS = {
     'rows_touched': 'the number of feature rows that may have changed',
@@ -362,9 +369,9 @@ class RecommenderReport(Verifiable):
     Counts, and weights in closed form, have the bits of a fit on what remains.
 
     Args:
-        request (dict): the names of what was removed.
-        named (dict): the same names as nodes and edges of the whole graph, as
-            in the ledger; the names of items follow those of all users.
+        request (dict): the ids of the removed items.
+        named (dict): the same ids as nodes and edges of the whole graph, as in
+            the ledger; the ids of items follow those of all users.
         entries_changed (int): the number of counts that changed; 0 if none are
             stored.
         recounted (bool): whether everything was counted again.
@@ -462,4 +469,166 @@ class RecommenderVerifyReport(Report):
             f'what remains alone: {found}; lists '
             f'{"as sealed" if self.sealed else "NOT as sealed"}; left in '
             f'memory: {left}'
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardPlan(Report):
+    """Estimated cost of a removal that has not been carried out.
+
+    Args:
+        request (dict): the ids of what would be removed.
+        shards (tuple[int, ...]): the shards that would be retrained.
+        nodes (int): the number of training nodes that these shards would have.
+        node_epochs (int): the sum over these shards of nodes times epochs.
+        full_node_epochs (int): the same sum over all shards.
+        seconds (dict): the estimated seconds of each part, from the last time
+            of each; empty if nothing was trained since a state was loaded.
+        fraction (float): the estimated share of the seconds of a fit; the
+            ratio of :obj:`node_epochs` if times are not known.
+        aggregator_nodes (int): the number of nodes that the aggregator would
+            be retrained on, in every removal.
+        stages (dict): the first stage of every shard that would be retrained,
+            from 0; always 0 without slices.
+    """
+
+    request: dict[str, Any]
+    shards: tuple[int, ...]
+    nodes: int
+    node_epochs: int
+    full_node_epochs: int
+    seconds: dict[str, float]
+    fraction: float
+    aggregator_nodes: int
+    stages: dict[int, int]
+
+
+@claimed(
+    'exact removal by shards',
+    None,
+    empty='the shards without a training node, which are constant voters',
+    nodes='the number of training nodes of the retrained shards',
+    node_epochs='the sum over these shards of nodes times epochs',
+    fraction='the seconds of the removal, divided by those of a full fit',
+    aggregator_nodes='the number of nodes that the aggregator learnt from',
+    seconds='the seconds of each part: training the shards, running all '
+    'models on the present graph, training the aggregator, and the rest',
+    by_hash='the number of training nodes that came later and were assigned '
+    'by a hash of their ids, although the partition is another',
+    assumptions='the assumptions of the guarantee',
+    weights='SHA-256 of the weights of all shards, `{i: '
+    'unlearner.shard_state(i)}` for each of them',
+    **_ANY,
+)
+class ShardRemovalReport(RemovalReport):
+    """The result of a removal by shards, and its cost."""
+
+    # The first line of the report.
+    secrets: str
+
+    @property
+    def _verification(self) -> type[Report]:
+        return ShardVerifyReport
+
+    def _asked(self) -> dict[str, Any]:
+        return dict(self.request)
+
+    def chart(self) -> Chart:
+        """Draw the removal's time, by part."""
+        return Chart(
+            f'Forgetting trained {len(self.shards)} shards again and took '
+            f'{self.fraction:.0%} of a full fit',
+            bars=self.seconds,
+            xlabel='seconds',
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardReport(Report):
+    """The present state of a sharded unlearner.
+
+    Fields that are not listed are as in :class:`ShardRemovalReport`.
+
+    Args:
+        num_nodes (int): the number of nodes of the present graph.
+        num_train (int): the number of training nodes among them.
+        shard_sizes (tuple[int, ...]): the number of training nodes of every
+            shard.
+        imbalance (float): the size of the largest shard, divided by the mean.
+        partition (str): the method that made the shards.
+        removals (int): the number of removals so far.
+        seconds (dict): the seconds of the last training, by part; empty if
+            nothing was trained since a load.
+    """
+
+    secrets: str
+    num_nodes: int
+    num_train: int
+    shard_sizes: tuple[int, ...]
+    empty: tuple[int, ...]
+    imbalance: float
+    partition: str
+    by_hash: int
+    exact: bool
+    exactness: str
+    removals: int
+    seconds: dict[str, float]
+    assumptions: tuple[str, ...]
+    origin: dict[str, Any]
+
+    def chart(self) -> Chart:
+        """Draw the number of training nodes of every shard."""
+        sizes = enumerate(self.shard_sizes)
+        return Chart(
+            f'{self.num_train} training nodes in {len(self.shard_sizes)} '
+            f'shards, the largest {self.imbalance:.3g} times the mean',
+            bars={f'shard {i}': size for i, size in sizes},
+            xlabel='training nodes',
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardVerifyReport(Report):
+    """The findings of :meth:`ShardedUnlearner.verify`.
+
+    Args:
+        ok (bool): whether all checks below passed.
+        shards (tuple[int, ...]): the shards that were trained from scratch.
+        differing (tuple[int, ...]): the shards among these whose weights are
+            not *equal* to the present ones.
+        keys_match (bool): whether the key of every checkpoint matches the
+            present data of its shard.
+        outputs_equal (bool): whether the cached outputs equal those of the
+            models on the present graph.
+        aggregator_equal (bool): whether the aggregator equals one that is
+            trained from scratch.
+        leftovers (tuple[str, ...]): the places that still hold, or could hold,
+            removed items.
+        weights (str): SHA-256 of the weights of all shards.
+    """
+
+    ok: bool
+    shards: tuple[int, ...]
+    differing: tuple[int, ...]
+    keys_match: bool
+    outputs_equal: bool
+    aggregator_equal: bool
+    leftovers: tuple[str, ...]
+    weights: str = ''
+
+    def summary(self) -> str:
+        """State the findings in one sentence."""
+
+        def equal(found: bool) -> str:
+            return 'equal' if found else 'NOT equal'
+
+        left = '; '.join(self.leftovers) or 'nothing that was removed'
+        same = len(self.shards) - len(self.differing)
+        return (
+            f'verify() {"found" if self.ok else "FAILED, and found"}: '
+            f'{same} of {len(self.shards)} shards equal, to the bit, to '
+            'those that it trained from scratch on what remains; aggregator '
+            f'{equal(self.aggregator_equal)}; outputs '
+            f'{equal(self.outputs_equal)}; keys of the data '
+            f'{equal(self.keys_match)}; left in memory and files: {left}'
         )

@@ -100,12 +100,6 @@ class ShardStore:
 
         Returns:
             dict: the new manifest.
-
-        Raises:
-            StaleStateError: if somebody else has changed the folder since the
-                state was read from it, or moved it away.
-            ValueError: if the folder holds the state of another fit, or its
-                manifest has two names.
         """
         check_instance('parts', parts, dict)
         for name in parts:

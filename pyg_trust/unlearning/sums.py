@@ -63,8 +63,8 @@ _LIVE_BUILD, _LIVE_MARK, _LIVE_ROWS, _LIVE_NET, _LIVE_EDIT = (
 class Step(NamedTuple):
     """One edit of a graph: removals, then additions, then changes.
 
-    Nodes and edges that go, features of nodes that come, edges that come, and
-    nodes, each once, with their new features.
+    Removed nodes and edges, features of added nodes, added edges, and nodes,
+    each once, with their new features.
     """
 
     gone: Tensor = _NONE
@@ -571,12 +571,12 @@ def limits(reads: float, mean: float) -> Tensor:
 
 
 def reads_of(length: Tensor) -> float:
-    r"""Choose for how many reads an event the sums should be kept.
+    r"""Choose the number of reads per event for which sums are kept.
 
-    The largest power of two with which an event is expected to change no more
-    than 96 (``WRITES``) rows of sums, in a random graph of these degrees. The
-    ends of edges that come are uniform, those that go by degree. A node of
-    rank :math:`k` has :math:`\min(d_k e_l, n_l)` neighbours of rank
+    It is the largest power of two with which an event is expected to update at
+    most 96 (``WRITES``) rows of sums, in a random graph of these degrees. New
+    edges have uniform ends there, and removed edges have ends by degree. A
+    node of rank :math:`k` has :math:`\min(d_k e_l, n_l)` neighbours of rank
     :math:`l`, :math:`d_k` being the mean degree, :math:`n_l` the number, and
     :math:`e_l` the share in all ends of nodes of a rank.
     """

@@ -7,16 +7,7 @@ from typing import Any
 
 from . import claims_privacy, claims_removal, claims_robustness
 from .claims import MOST_PROMISES, digest, read_json
-from .declare import (
-    OBJECT,
-    TEXT,
-    Claim,
-    Form,
-    misfit,
-    named,
-    one_of,
-    several,
-)
+from .declare import OBJECT, TEXT, Claim, Form, misfit, named, one_of, several
 
 #: The version of a report's layout.
 LAYOUT = 3

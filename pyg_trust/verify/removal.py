@@ -197,11 +197,7 @@ def slopes(margins: np.ndarray, targets: np.ndarray, head: str) -> np.ndarray:
 
 @np.errstate(all='ignore')  # what is not finite proves nothing
 def residual(
-    rows: Features,
-    targets: np.ndarray,
-    W: np.ndarray,
-    lam: float,
-    head: str,
+    rows: Features, targets: np.ndarray, W: np.ndarray, lam: float, head: str
 ) -> Interval:
     r"""Bound :math:`\lVert \nabla L(W) \rVert_F`, by :math:`\beta`: step 4."""
     Z, error = rows

@@ -7,9 +7,7 @@ from scipy.stats import norm
 
 from pyg_trust import noise
 from pyg_trust.audit import audit_training, empirical_epsilon
-from pyg_trust.privacy import (
-    PrivacyEngine,
-)
+from pyg_trust.privacy import PrivacyEngine
 from pyg_trust.privacy import training as steps
 from pyg_trust.privacy.exact import clip
 from pyg_trust.privacy.mechanisms import gaussian_profile

@@ -11,11 +11,7 @@ from torch_geometric.data import Data
 from pyg_trust import noise
 from pyg_trust.audit import audit_function
 from pyg_trust.loader import DisjointWalkLoader
-from pyg_trust.privacy import (
-    PoissonAccountant,
-    PrivacyEngine,
-    training,
-)
+from pyg_trust.privacy import PoissonAccountant, PrivacyEngine, training
 from pyg_trust.privacy.exact import clip as kernel
 
 STEPS, MULTIPLIER = 4, 4.0
@@ -110,10 +106,7 @@ ENGINE = {'num_canaries': 1200, 'runs': 4, 'confidence': 0.9999}
 
 
 def private(
-    share=1.0,
-    clip=True,
-    sampling='without_replacement',
-    multiplier=MULTIPLIER,
+    share=1.0, clip=True, sampling='without_replacement', multiplier=MULTIPLIER
 ):
     def train(data):
         count = data.num_nodes

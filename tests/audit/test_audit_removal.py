@@ -22,9 +22,7 @@ from pyg_trust.audit.scores import permutation_test
 from pyg_trust.audit.statistics import told_apart
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import TrustReport
-from pyg_trust.unlearning import (
-    ShardedUnlearner,
-)
+from pyg_trust.unlearning import ShardedUnlearner
 
 CHANNELS, CLASSES = 13, 3
 GONE = [0, 5, 11, 17, 23, 30]
@@ -428,9 +426,7 @@ def test_a_pair_of_releases_leaks_by_design_and_nothing_is_not_good():
     candidates = torch.arange(TRAIN, 70)
     for make in (exact(), Nothing):
         report = audit(
-            make,
-            ('pair', 'membership', 'label_only'),
-            candidates=candidates,
+            make, ('pair', 'membership', 'label_only'), candidates=candidates
         )
         row = {row.test: row for row in report.rows}['pair']
         assert row.verdict == 'leaks by design'

@@ -191,56 +191,6 @@ def test_views_that_hear_unlike_neighbours_are_run_alone():
     assert bool((votes == 0).all())
 
 
-class Triggered(torch.nn.Module):
-    """Graphs hear each other once one of a certain kind is among them."""
-
-    def __init__(self, kind):
-        super().__init__()
-        self.kind = kind
-
-    def forward(self, x, edge_index, batch):
-        rows = global_add_pool(x, batch)[:, :3]
-        others = rows.size(0) > 1
-        seen = {
-            'loud': bool((x > 40).any()),
-            'large': bool(batch.bincount().max() == 11),
-            'few': bool(((x > 2.9) & (x < 3.1)).all(1).any()),
-        }[self.kind]
-        return rows - rows.mean(0) if others and seen else rows
-
-
-@pytest.mark.parametrize('kind', ['loud', 'large', 'few'])
-@pytest.mark.parametrize('place', [4, 7, 11])
-def test_a_later_graph_that_makes_a_batch_mix_is_found_out(kind, place):
-    # Only the first three views were asked whether they hear the others.
-    graphs = [graph(seed, 9) for seed in range(12)]
-    if kind == 'large':
-        graphs[place] = graph(place, 11)
-    else:
-        graphs[place].x[4] = 50.0 if kind == 'loud' else 3.0
-    divided = Divided(Triggered(kind), 3, 'edges', seed=1)
-    votes = divided.certify(graphs).votes
-    for i, one in enumerate(graphs):
-        assert torch.equal(votes[:, i], divided.certify([one]).votes[:, 0])
-
-
-def test_a_batch_that_mixes_beyond_the_first_is_found_out():
-    # 300 views: those of the first batch are apart, and all of the second
-    # lean on each other.
-    graphs = [graph(seed, 5) for seed in range(300)]
-    graphs[290].x[4] = 3.0
-    divided = Divided(Triggered('few'), 1, 'edges', seed=1)
-    calls = []
-    divided.model.register_forward_hook(
-        lambda module, args, out: calls.append(len(out))
-    )
-    votes = divided.certify(graphs).votes
-    assert calls.count(1) >= 300, 'no view was run alone'
-    for i in range(256, 300):
-        lone = divided.certify([graphs[i]]).votes[:, 0]
-        assert torch.equal(votes[:, i], lone)
-
-
 def _inputs(data):
     return data.x, data.edge_index
 

@@ -19,7 +19,6 @@ from pyg_trust.certificates.voting import differ
 from pyg_trust.transforms.shards import Shards
 from pyg_trust.unlearning import ShardedUnlearner
 from pyg_trust.unlearning.aggregate import (
-    MajorityAggregator,
     MeanAggregator,
     majority_vote,
 )
@@ -233,37 +232,6 @@ def fitted(aggregator):
         Row, SHARDS, aggregator=aggregator, num_classes=2, epochs=5, seed=1
     )
     return made.fit(labelled())
-
-
-def turned(outputs):
-    mean = outputs.softmax(-1).mean(0)
-    return mean.roll(1, 1) if float(outputs.abs().max()) > 30 else mean
-
-
-@pytest.mark.parametrize('way', ['forward', 'hook'])
-@pytest.mark.parametrize('kind', [MeanAggregator, MajorityAggregator])
-def test_an_aggregator_that_does_otherwise_is_refused(way, kind):
-    # One poisoned row turned 37 of 60 classes that were certified.
-    aggregator = kind()
-    if way == 'forward':
-        aggregator.forward = turned
-    else:
-        aggregator.register_forward_hook(lambda m, args, out: turned(*args))
-    fitted(kind()).certify()
-    with pytest.raises(ValueError, match="'aggregator' needs to be as it was"):
-        fitted(aggregator).certify()
-
-
-def test_hooks_of_the_process_certify_no_shards():
-    unlearner = fitted('majority')
-    hook = torch.nn.modules.module.register_module_forward_hook(
-        lambda module, args, out: out
-    )
-    try:
-        with pytest.raises(ValueError, match='hooks on all modules'):
-            unlearner.certify()
-    finally:
-        hook.remove()
 
 
 @pytest.mark.parametrize('nodes', [[3, 5, 3], []])

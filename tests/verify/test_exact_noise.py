@@ -349,10 +349,7 @@ FAULTS = {
         'sign = words.view(np.int64) >> 63',
         'sign = (words << np.uint64(1)).view(np.int64) >> 63',
     ),
-    'cells of twice the width': (
-        'f = np.rint(y)',
-        'y /= 2; f = np.rint(y)',
-    ),
+    'cells of twice the width': ('f = np.rint(y)', 'y /= 2; f = np.rint(y)'),
     'settled by the low end': ('most = (v + 1) <<', 'most = v <<'),
     'settled by the high end': ('least = v <<', 'least = (v + 1) <<'),
     'bits of a new word': ('(v << 64) | extra, known + 64', 'extra, 64'),

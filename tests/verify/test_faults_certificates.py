@@ -205,9 +205,7 @@ def attacks_are_overrated(patch):
 def attacks_with_flips_to_spare(patch):
     attack = solver.Solver.attack
     patch.setattr(
-        solver.Solver,
-        'attack',
-        lambda self, budget: attack(self, budget + 3),
+        solver.Solver, 'attack', lambda self, budget: attack(self, budget + 3)
     )
 
 

@@ -262,16 +262,9 @@ OF_SHARDS = {
         replaced(building, 'hash_partition', by_position),
         SEEN,
     ),
-    'a stage that sees the next one': (
-        wrapped(Builder, 'parts', later),
-        SEEN,
-    ),
+    'a stage that sees the next one': (wrapped(Builder, 'parts', later), SEEN),
     'slices by another key': (
-        wrapped(
-            building,
-            'slice_numbers',
-            lambda found, *_: found.flip(0),
-        ),
+        wrapped(building, 'slice_numbers', lambda found, *_: found.flip(0)),
         SEEN,
     ),
     'a stage that begins too late': (

@@ -481,8 +481,7 @@ def test_wide_cells_do_not_prove():
 
 
 @pytest.mark.parametrize(
-    ('epsilon', 'delta'),
-    [(-1.0, 1e-5), (1.0, 0.0), (1.0, 1.0), (1.0, -1e-5)],
+    ('epsilon', 'delta'), [(-1.0, 1e-5), (1.0, 0.0), (1.0, 1.0), (1.0, -1e-5)]
 )
 def test_what_is_no_claim_fails(epsilon, delta):
     assert kernel.judge('wor', [(2.0, 0.5, 1)], epsilon, delta) == 'FAILS'

@@ -142,11 +142,7 @@ def test_any_change_of_a_removal_breaks_its_line():
         text = json.dumps({**whole, 'entries': cut}).encode()
         last = at == len(cut)
         assert chain.of_removals(text).broken == (0 if last else at + 1)
-    for bad in (
-        {'link': 3},
-        {'more': 1},
-        {'action': ...},
-    ):
+    for bad in ({'link': 3}, {'more': 1}, {'action': ...}):
         entries = [dict(each) for each in whole['entries']]
         entries[2].update(bad)
         if ... in bad.values():

@@ -123,7 +123,7 @@ def most_broken(attack):
     return worst
 
 
-BUDGETS = [2, 1, 1], [1, 2, 3], [2, 1, 0]
+BUDGETS = [2, 1, 1], [1, 2, 3], [2, 1, 0], [1, 0, 1]
 
 
 def tiny(seed, additions, attackers):
@@ -138,7 +138,12 @@ def tiny(seed, additions, attackers):
     ]
     near = scipy.sparse.csr_array((draw.random((4, 3)) < 0.4).astype(float))
     return kernel.Attack(
-        *(owner, points, seen, BUDGETS[seed % 3][: 2 + additions]),
+        *(
+            owner,
+            points,
+            seen,
+            BUDGETS[seed % 3 if seed < 6 else 3][: 2 + additions],
+        ),
         [draw.integers(1, 3, 3) for _ in range(2)],
         near if additions else None,
         attackers,
@@ -151,7 +156,7 @@ def tiny(seed, additions, attackers):
 def test_the_program_is_what_it_says(additions, attackers):
     # With whole numbers its optimum is that of all ways to attack.
     found = []
-    for seed in range(6):
+    for seed in (*range(6), 27, 29):
         attack = tiny(seed, additions, attackers).within()
         if not len(attack.owner):
             continue
@@ -260,6 +265,21 @@ def test_what_is_no_witness_is_refused_soon(name, change):
     del made[name]
     with pytest.raises(ValueError, match='witness'):
         kernel.prove(made)
+
+
+def test_attackers_of_nothing_break_nothing_and_need_kinds_of_rows():
+    made = {**witness(0, False, 1), 'attackers': np.array(0)}
+    assert kernel.read(made).attackers == 0
+    made['rows'] = made['rows'][:0]
+    with pytest.raises(ValueError, match='no such kinds'):
+        kernel.prove(made)
+
+
+def test_a_witness_may_have_many_items():
+    made = witness(0)
+    made['caps0'] = np.append(made['caps0'], np.ones(1000, np.int64))
+    attack = kernel.read(made)
+    assert attack.reach[0].shape[1] == len(made['caps0']) > 1000
 
 
 def one_row(matrix, gain=(1.0, 1.0)):

@@ -276,8 +276,7 @@ def test_a_stage_that_kept_an_item_is_found():
 
 
 @pytest.mark.parametrize(
-    'request_',
-    [{'nodes': [9]}, {'features': [9]}, {'edges': [(1, 3)]}],
+    'request_', [{'nodes': [9]}, {'features': [9]}, {'edges': [(1, 3)]}]
 )
 def test_what_is_not_there_is_refused(request_):
     items = shards.items_of([1, 2, 3], [(1, 2)], featureless=[3])

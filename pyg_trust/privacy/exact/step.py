@@ -56,7 +56,7 @@ def outputs(module: nn.Module, unit: Unit, key: int) -> Tensor:
 
 
 def gradient(module: nn.Module, out: Tensor, pulled: Tensor) -> list[Floats]:
-    """Differentiate the outputs of a unit by the trained parameters."""
+    """Return the gradient of one subgraph, from that of its outputs."""
     params = [p for p in module.parameters() if p.requires_grad]
     found = torch.autograd.grad(out, params, pulled, materialize_grads=True)
     return [each.double().cpu().numpy() for each in found]

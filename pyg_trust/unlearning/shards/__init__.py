@@ -1,7 +1,7 @@
 """Exact unlearning by shards: SISA, GraphEraser and GraphRevoker."""
 
 from pyg_trust.certificates.poisoning import PoisonCertificate
-from pyg_trust.unlearning.shards.reports import (
+from pyg_trust.unlearning.reports import (
     ShardPlan,
     ShardRemovalReport,
     ShardReport,

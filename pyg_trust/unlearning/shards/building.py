@@ -135,10 +135,10 @@ class Builder:
     def homes(
         self, n_id: Tensor, state: State, shard: Any
     ) -> tuple[Tensor, bool]:
-        """Assign new training nodes, by their ids or as the user states.
+        """Assign new training nodes to shards, by id or as the user states.
 
-        Never by their neighbours, of which a shard would be a trace. Also
-        returns whether this is another hash than that of the partition.
+        Neighbours do not decide, because the shard would then reveal them.
+        Also returns whether the hash differs from that of the partition.
         """
         partition = self.method(state.partition, state.seed)
         if isinstance(partition, Shards) and partition.exact:

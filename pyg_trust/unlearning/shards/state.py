@@ -30,16 +30,16 @@ from pyg_trust.ledger import RemovalLedger
 from pyg_trust.report import fingerprint_model, provenance
 from pyg_trust.transforms.shards import Shards
 from pyg_trust.unlearning.aggregate import ShardAggregator, unchecked
-from pyg_trust.unlearning.shards import reports
+from pyg_trust.unlearning.reports import ShardReport
 from pyg_trust.unlearning.shards.graph import is_sparse
 from pyg_trust.unlearning.shards.models import Recipe, Weights
-from pyg_trust.unlearning.shards.reports import ShardReport
 from pyg_trust.unlearning.store import ShardStore
 from pyg_trust.update import Update
 from pyg_trust.verify.claims_removal import FROM_SYSTEM
 
 __all__ = [
     'AGGREGATOR_NODES',
+    'ASSUMPTIONS',
     'Checkpoint',
     'Forgotten',
     'Kept',
@@ -303,6 +303,69 @@ def from_files(
     return plain | {k: manifest[k] for k in _IN_MANIFEST if k in manifest}
 
 
+# What reports state ##########################################################
+
+ASSUMPTIONS = (
+    'requests do not depend on a released model',
+    'labels, features and edges of what remains were not made from what was '
+    'removed',
+    'the model factory gives the same model for the same state of '
+    "torch's default generator",
+    'bits are those of one machine and one version of torch',
+)
+# The assumption that start_is_public=True adds, and what exactness says then.
+_PUBLIC_START = (
+    'what the models start from is public, as start_is_public=True states: '
+    'nothing in the weights and buffers that the factory makes comes from '
+    'people of these data'
+)
+_OF_PUBLIC_START = (
+    '; models start from weights or buffers that are passed in and stated to '
+    'be public, and are as exact as that is true'
+)
+# How reports describe keys of hashes that come from a given seed.
+_FROM_SEED = (
+    'keys come from an explicit seed: whoever knows or guesses it knows the '
+    'shard of every node id, and can test guesses of the data against hashes'
+)
+# The share of training nodes by a later hash from which to start over.
+_MANY = 0.25
+
+
+def _exactness(
+    partition: Any, fresh: bool, by_hash: int, num_train: int, by_person: bool
+) -> tuple[bool, str]:
+    """Return whether all equals a fit on what remains, and in which sense."""
+    seen = 'what its author looked at'
+    if isinstance(partition, Shards):
+        seen = partition.seen
+        if partition.exact:
+            order = (
+                'remaining data, in the same order of nodes and edges'
+                if by_person
+                else 'present data, in any order of nodes and edges'
+            )
+            return True, (
+                'exact: a node goes to the shard that a keyed hash of its id '
+                'gives, so that everything equals a fresh start with the same '
+                f'seed on the {order}'
+            )
+    if fresh:
+        return True, (
+            'exact so far: nothing was removed since the partition was made, '
+            f'which has seen {seen}; after a removal, exact given the '
+            'partition'
+        )
+    hashed = f'{by_hash} training nodes came later and are by hash; '
+    return False, (
+        'exact given the partition: models and aggregator equal those of a '
+        f'fresh start with the same partition, but that has seen {seen}, with '
+        f'what was removed; {hashed * bool(by_hash)}repartition() starts over'
+        + ', as it should from a quarter on'
+        * (by_hash > _MANY * num_train)
+    )
+
+
 class Kept:
     """Base of an unlearner: its state, in memory and in files."""
 
@@ -352,7 +415,7 @@ class Kept:
         # What both reports state of a state.
         builder, late = self._builder, state.data.get('by_hash')
         by_hash = 0 if late is None else int(late.sum())
-        exact, exactness = reports.exactness(
+        exact, exactness = _exactness(
             builder.method(state.partition, state.seed),
             state.fresh,
             by_hash,
@@ -360,9 +423,9 @@ class Kept:
             self._by_person,
         )
         if builder.start_is_public:
-            exactness += reports.OF_PUBLIC_START
+            exactness += _OF_PUBLIC_START
         return {
-            'secrets': reports.FROM_SEED if state.seeded else FROM_SYSTEM,
+            'secrets': _FROM_SEED if state.seeded else FROM_SYSTEM,
             'empty': builder.empty(state.data),
             'by_hash': by_hash,
             'exact': exact,
@@ -375,8 +438,8 @@ class Kept:
     def _assumed(self, data: Data) -> tuple[str, ...]:
         builder, persons = self._builder, data.get('persons')
         return (
-            *reports.ASSUMPTIONS,
-            *(reports.PUBLIC_START,) * builder.start_is_public,
+            *ASSUMPTIONS,
+            *(_PUBLIC_START,) * builder.start_is_public,
             *(() if persons is None else persons.assumptions()),
             *unchecked(builder.aggregator),
         )

@@ -40,7 +40,12 @@ from pyg_trust.unlearning.aggregate import (
     ShardAggregator,
 )
 from pyg_trust.unlearning.partition import check_shards
-from pyg_trust.unlearning.shards import reports
+from pyg_trust.unlearning.reports import (
+    ShardPlan,
+    ShardRemovalReport,
+    ShardReport,
+    ShardVerifyReport,
+)
 from pyg_trust.unlearning.shards import state as states
 from pyg_trust.unlearning.shards.building import (
     Builder,
@@ -56,14 +61,9 @@ from pyg_trust.unlearning.shards.graph import (
 )
 from pyg_trust.unlearning.shards.models import Recipe, single_thread
 from pyg_trust.unlearning.shards.persons import Persons
-from pyg_trust.unlearning.shards.reports import (
-    ShardPlan,
-    ShardRemovalReport,
-    ShardReport,
-    ShardVerifyReport,
-)
 from pyg_trust.unlearning.shards.state import (
     AGGREGATOR_NODES,
+    ASSUMPTIONS,
     Forgotten,
     Kept,
     State,
@@ -248,7 +248,7 @@ class ShardedUnlearner(Kept):
 
     @property
     def classes_(self) -> Tensor:
-        """The classes, int64: those of the columns of probabilities."""
+        """The classes of the columns of probabilities, int64."""
         return torch.arange(self._fitted.num_classes)
 
     # Training and prediction ################################################
@@ -455,13 +455,12 @@ class ShardedUnlearner(Kept):
         )
         seconds, fraction = builder.estimate(state, after.data, first)
         every = dict.fromkeys(range(self.num_shards), 0)
+        most = builder.node_epochs(after.data, state.seed, every)
         return ShardPlan(
             request=request,
             seconds=seconds,
             fraction=fraction,
-            full_node_epochs=builder.node_epochs(
-                after.data, state.seed, every
-            ),
+            full_node_epochs=most,
             **builder.costs(after, first),
         )
 
@@ -587,6 +586,9 @@ class ShardedUnlearner(Kept):
             started=started,
         )
         report = ShardRemovalReport(
+            keeps_history=False,
+            skipped={},
+            verification=None,
             request=request,
             fraction=builder.estimate(new, new.data, first)[1],
             weights=states.hash_of_shards(new),
@@ -645,9 +647,8 @@ class ShardedUnlearner(Kept):
         state = self._fitted
         shards = range(self.num_shards) if shards is None else shards
         check_instance('shards', shards, Iterable)
-        which = tuple(shards)
-        for shard in which:
-            check_integer('shards', shard, 0, self.num_shards - 1)
+        last = self.num_shards - 1
+        which = tuple(check_integer('shards', s, 0, last) for s in shards)
         return verified(self._builder, state, which, self._files_left(state))
 
     @synchronized
@@ -681,7 +682,7 @@ class ShardedUnlearner(Kept):
             fingerprint=state.seals.root,
             provenance=self._origin(),
             weights=states.hash_of_shards(state),
-            assumptions=self._assumed(state.data)[len(reports.ASSUMPTIONS) :],
+            assumptions=self._assumed(state.data)[len(ASSUMPTIONS) :],
         )
 
     def __repr__(self) -> str:

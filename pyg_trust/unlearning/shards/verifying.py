@@ -8,9 +8,9 @@ from torch_geometric.data import Data
 from pyg_trust import rng
 from pyg_trust.removal import Part
 from pyg_trust.transforms.shards import Shards
+from pyg_trust.unlearning.reports import ShardVerifyReport
 from pyg_trust.unlearning.shards.building import SLICE, Builder
 from pyg_trust.unlearning.shards.models import equal_tensors
-from pyg_trust.unlearning.shards.reports import ShardVerifyReport
 from pyg_trust.unlearning.shards.state import (
     Checkpoint,
     State,
