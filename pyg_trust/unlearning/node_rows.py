@@ -279,8 +279,6 @@ class NodeState:
         signal = self.levels.x @ weight
         return self.levels.solve(signal, 1e-12)[nodes]
 
-    # Edits ##################################################################
-
     def check(self, edit: Edit) -> Tensor:
         """Refuse an edit of missing nodes or edges; return edges to cut.
 
@@ -549,8 +547,6 @@ class NodeState:
                 f'the request would leave class {empty} without a training '
                 'node: retrain with the classes that remain'
             )
-
-    # Looking back ###########################################################
 
     def every(self) -> Tensor:
         """Return the arguments of :meth:`margins` for all predictions."""

@@ -154,8 +154,6 @@ class Saved:
         if state is not None:
             self._load(state)
 
-    # Inside #################################################################
-
     def _load(self, state: dict[str, Any]) -> None:
         check_instance('state', state, dict)
         check_state(state, ('config',), self._formats, self)
