@@ -662,14 +662,6 @@ class NodeClassifier(NodeReleases, EditedInPlace):
         np.savez(stream, **arrays)  # type: ignore[arg-type]
         files.write(path, stream.getvalue())
 
-    def __repr__(self) -> str:
-        return (
-            f'{type(self).__name__}({self.measure}, '
-            f'weight_decay={self.weight_decay}, '
-            f'release_std={self.release_std}, epsilon={self.epsilon}, '
-            f'delta={self.delta}, features={self.features!r})'
-        )
-
     def _settle(self) -> None:
         # End an edit: undo it, unless its model is in place. If an interrupt
         # ends this, the next caller continues it.

@@ -516,12 +516,6 @@ class Recommender(Saved, EditedInPlace):
             weights=held.content,
         )
 
-    def __repr__(self) -> str:
-        more = f'exponents={self.exponents}, cached={self.cached}'
-        if self.method == 'closed_form':
-            more = f'weight_decay={self.weight_decay}'
-        return f'{type(self).__name__}({self.method!r}, {more})'
-
     def _settle(self) -> None:
         if self._way_back is not None:
             before, counts, where, values = self._way_back

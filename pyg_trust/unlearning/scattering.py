@@ -513,14 +513,6 @@ class ScatteringClassifier(CertifiedClassifier):
             **self._proved(again, upper <= bound),
         )
 
-    def __repr__(self) -> str:
-        return (
-            f'{type(self).__name__}({self.transform}, '
-            f'weight_decay={self.weight_decay}, '
-            f'release_std={self.release_std}, epsilon={self.epsilon}, '
-            f'delta={self.delta})'
-        )
-
     @property
     def _seed(self) -> int | None:
         return self._first_seed if self._model is None else self._model.seed
