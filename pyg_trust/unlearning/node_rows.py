@@ -170,7 +170,7 @@ class Moves(NamedTuple):
 class NodeState:
     """Graph, features and training rows of a node classifier.
 
-    Nodes are numbered by their rows, the positions at the fit; :attr:`ids`
+    Nodes are numbered by their rows, the positions at the fit; ``ids``
     has the ids that requests use. ``y`` has positions in ``classes``, -1 for
     nodes that are not trained on. With ``declared`` classes one may have no
     training node.
