@@ -287,9 +287,7 @@ def _top(lam: float, i: np.ndarray, w: np.ndarray) -> float:
 
 
 @lru_cache(maxsize=64)
-def _pair(
-    z: float, q: float, step: float, n: int = 0, k: int = 1
-) -> pld.Masses:
+def _pair(z: float, q: float, step: float, n: int, k: int) -> pld.Masses:
     # The masses are those at -count * step, ..., count * step.
     i, w = _drawn(q, n, k)
     lam, q = z / 2, min(1.0, float(w.sum()))
