@@ -178,14 +178,9 @@ def rdp_group_wor(
     num_roots: int,
     occurrences: int,
 ) -> np.ndarray:
-    r"""Compute Rényi DP of the distributions behind :func:`group_wor_epsilon`.
+    r"""Compute Rényi DP of a step as of :func:`group_wor_epsilon`.
 
-    Args:
-        orders (sequence of float): the orders :math:`a > 1`.
-        q (float): the sampling rate :math:`m / N`.
-        noise_multiplier (float): :math:`z = \sigma / C`.
-        num_roots (int): as in :func:`group_wor_epsilon`.
-        occurrences (int): as there.
+    At the orders :math:`a > 1`, for the rate :math:`q = m / N`.
     """
     a, (n, k) = check_orders(orders), check_group(num_roots, occurrences)
     z = check_multiplier(noise_multiplier, k)

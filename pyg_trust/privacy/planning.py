@@ -266,14 +266,8 @@ def search_epsilon(
 ) -> float:
     r"""Compute :math:`\epsilon` of the best of a random number of runs.
 
-    Selection is analysed by Rényi DP, whichever accountant is given.
-
-    Args:
-        bound (Accountant): a bound of what each run spends.
-        delta (float): in :math:`(0, 1)`.
-        mean_runs (float): the expected number of runs, at least 1.
-        shape (float): the shape of its distribution, see :func:`search`.
-            (default: :obj:`1.0`)
+    Selection is analysed by Rényi DP, whichever accountant is given; see
+    :func:`search`.
 
     Example:
         >>> one = propose(847, epsilon=4.0, delta=1e-4).accountant()
@@ -342,15 +336,12 @@ def search(
             mean_runs=5,
         )
 
-    How long it takes depends on the secret number of runs: do not publish it.
-    What :obj:`train` prints or stores of other runs is not covered.
+    Do not publish how long it takes, nor what :obj:`train` prints or stores.
 
     Args:
         train (callable): maps settings to an engine that has trained a model
-            and a score, the higher the better. The score has to be a function
-            of the weights and of public data: an accuracy on private rows is
-            a release of its own, that nothing here accounts for. Score on
-            other persons, who agreed
+            and a score, the higher the better, which is a function of the
+            weights and of public data: score on other persons, who agreed
             (:meth:`PrivacyUnit.split <pyg_trust.unit.PrivacyUnit.split>`).
         candidates (sequence): the settings, chosen without looking at private
             data.
@@ -362,9 +353,8 @@ def search(
             distribution of the number of runs: :obj:`1` for the geometric one,
             :obj:`0` for the logarithmic one, which spreads wider and costs
             less. (default: :obj:`1.0`)
-        seed (int, optional): the seed of the number of runs and the draws of
-            settings, to repeat an experiment; the result is not private.
-            (default: :obj:`None`)
+        seed (int, optional): the seed of the draws, to repeat an experiment;
+            the result is not private. (default: :obj:`None`)
 
     Returns:
         tuple[Module, SearchReport]: a plain copy of the best model, and what
@@ -373,7 +363,6 @@ def search(
     Raises:
         BudgetExceededError: if a run spent more than :obj:`bound`; nothing is
             returned then.
-        ValueError: if runs protect different things; nothing is returned then.
     """
     if not isinstance(candidates, Sequence) or not candidates:
         raise TypeError(
@@ -511,16 +500,7 @@ def rdp_select(
 
 @validated
 def draw_runs(uniform: Rate, mean: float, shape: float = 1.0) -> int:
-    r"""Draw the number of runs of a search, from a secret uniform number.
-
-    Args:
-        uniform (float): in (0, 1].
-        mean (float): :math:`E[K]`, in [1, 500].
-        shape (float): as in :func:`rdp_select`. (default: :obj:`1.0`)
-
-    Returns:
-        int: :math:`K`, at least 1: the inverse of its distribution function.
-    """
+    r"""Draw the number of runs of a search, from a secret uniform number."""
     mean, shape = check_law(mean, shape)
     if mean < _ONE:
         return 1
