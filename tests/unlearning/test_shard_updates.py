@@ -410,7 +410,12 @@ def test_the_ledger_says_what_is_gone_and_what_came_again():
     unlearner.remove(features=[TESTED], labels=[5])
     assert int(unlearner.data.y[5]) == -1
     assert TESTED in unlearner.ledger.removed.of('features')
-    unlearner.update(Update(features=(torch.tensor([TESTED]), ROW)))
+    again = Update(features=(torch.tensor([TESTED]), ROW))
+    unlearner.update(again)
+    assert torch.equal(unlearner.data.x[TESTED], ROW[0])
+    assert TESTED not in unlearner.ledger.removed.of('features')
+    gone = Update(remove=RemovalRequest(features=[TESTED]))
+    unlearner.update([gone, again])
     assert TESTED not in unlearner.ledger.removed.of('features')
     # A label of every shard.
     held = unlearner.data
@@ -421,13 +426,15 @@ def test_the_ledger_says_what_is_gone_and_what_came_again():
 
 
 def test_the_only_training_node_of_a_class_stays():
-    data = make_data()
-    data.y[[0, TESTED]] = CLASSES
     given = {'epochs': 1, 'aggregator': 'mean'}
     factory = lambda: GCN(CHANNELS, 8, 2, CLASSES + 1)  # noqa: E731
-    made = make(factory, **given).fit(data)
-    with pytest.raises(ValueError, match=f'class {CLASSES} without'):
-        made.remove(nodes=[0])
+    shard, data = make(**given).fit(make_data()).data.shard, make_data()
+    for node in [int((shard == i).nonzero()[0]) for i in range(SHARDS)]:
+        data.y = make_data().y
+        data.y[[node, TESTED]] = CLASSES
+        made = make(factory, **given).fit(data)
+        with pytest.raises(ValueError, match=f'class {CLASSES} without'):
+            made.remove(nodes=[node])
     assert made.remove(nodes=[TESTED + 1]).shards == ()
     given['num_classes'] = CLASSES + 1
-    assert make(factory, **given).fit(data).remove(nodes=[0]).exact
+    assert make(factory, **given).fit(data).remove(nodes=[node]).exact
