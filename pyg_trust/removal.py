@@ -160,8 +160,7 @@ class RemovalRequest:
             )
         items: list[Item] = []
         if unit is not None:
-            # A unit asks this module itself.
-            if type(unit).__name__ != 'PrivacyUnit':
+            if not hasattr(unit, 'names'):
                 raise TypeError(
                     "'unit' needs to be a PrivacyUnit (got "
                     f'{type(unit).__name__})'

@@ -7,6 +7,8 @@ from pyg_trust._checks import check_choice, validated
 from pyg_trust.agp.measures import Measure
 from pyg_trust.graph import CSRGraph
 
+__all__ = ['dense_operator', 'make_graph']
+
 UNDIRECTED = ('path', 'star', 'cycle', 'self_loop', 'isolated', 'no_edges')
 
 

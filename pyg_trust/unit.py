@@ -7,9 +7,7 @@ matrix of rows by owners for each type.
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import combinations
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import scipy.sparse
@@ -32,38 +30,31 @@ from pyg_trust._checks import (
     validated,
 )
 from pyg_trust._checks.fingerprints import fingerprint
-from pyg_trust._checks.graphs import check_edges, plain_index, with_edge_index
+from pyg_trust._checks.graphs import check_edges, plain_index
 from pyg_trust.graph._marks import declare, marked
+from pyg_trust.graph.tables import (
+    NODE,
+    Cascade,
+    EdgeType,
+    Matrix,
+    digest,
+    few,
+    has_rows,
+    kept,
+    known,
+    matrix,
+    mirrors,
+    path_steps,
+    typed,
+    without,
+)
 from pyg_trust.removal import integers
 
 __all__ = ['Cascade', 'PrivacyUnit']
 
-EdgeType = tuple[str, str, str]
 Persons = Iterable[int] | Tensor
-# scipy has no types.
-Matrix: TypeAlias = Any
-
-# Edge types that agree on so much, and not on all, are neither a pair of
-# mirrors nor two relations.
-_NEARLY = 0.9
-# The types of a graph that has one.
-_NODE, _EDGE = 'node', ('node', 'to', 'node')
 # A part of the seed.
 _SPLIT = 0
-
-
-@dataclass(frozen=True)
-class Cascade:
-    """Rows and edges that are removed along with persons, by their types.
-
-    Args:
-        rows (dict[str, Tensor]): rows of each node type, int64, ascending.
-        edges (dict[tuple[str, str, str], Tensor]): positions of the edges of
-            each edge type, int64, ascending.
-    """
-
-    rows: dict[str, Tensor]
-    edges: dict[EdgeType, Tensor]
 
 
 @validated
@@ -112,11 +103,6 @@ class PrivacyUnit:
             default all are dropped. (default: :obj:`None`)
         same (Tensor, optional): ids of persons who are one person, int64,
             ``[2, k]``. (default: :obj:`None`)
-
-    Raises:
-        TypeError, ValueError: on a node type that is undeclared or declared
-            twice, a row without an owner or with two of :obj:`owned`, or edges
-            between public rows that are not named.
     """
 
     def __init__(
@@ -133,7 +119,7 @@ class PrivacyUnit:
         on_removal: Mapping[str | None, str] | None = None,
         same: Tensor | None = None,
     ) -> None:
-        given, data = data, _typed(data)
+        given, data = data, typed(data)
         owns, shares = _by_type(owned), _by_type(joint)
         self.person, self.public = person, tuple(public)
         self.owned, self.joint = tuple(owns), tuple(shares)
@@ -142,7 +128,7 @@ class PrivacyUnit:
         self._sizes = {t: int(data[t].num_nodes) for t in data.node_types}
         self._edges = {
             e: check_edges(
-                _named(e),
+                f'data[{e}].edge_index',
                 data[e].get('edge_index'),
                 (self._sizes[e[0]], self._sizes[e[2]]),
                 (e[0], e[2]),
@@ -160,14 +146,19 @@ class PrivacyUnit:
         self._one = self._joined(same)
         #: By type that persons own, the matrix of rows by owners.
         self._of: dict[str, Matrix] = {}
-        self._own(data, owns, shares)
+        if person is not None:
+            places = torch.arange(self.num_names)
+            self._of[person] = matrix(places, self._one, self._shape(person))
+        for name, declared in (('owned', owns), ('joint', shares)):
+            for t, by in declared.items():
+                self._of[t] = self._ownership(name, t, by)
         self.edge_owner = self._owners_of_edges(dict(edge_owner or {}))
         how = _by_type(on_removal)
         for t, rule in how.items():
             check_choice('on_removal', t, self.joint)
             check_choice('on_removal', rule, ('drop', 'keep'))
         self.on_removal = {t: how.get(t, 'drop') for t in self.joint}
-        self.mirrors = self._mirrored()
+        self.mirrors = mirrors(self._edges, self._sizes)
         self._check_public_edges()
         #: The ids of persons, int64; their places if the graph has none.
         self.n_id = self._ids(data)
@@ -176,7 +167,7 @@ class PrivacyUnit:
 
     def _close(self, data: HeteroData) -> None:
         #: A digest of graph and owners; of persons' edges, so private.
-        self._print = self._digest(data)
+        self._print = digest(data)
         declared = (
             *(self.person, sorted(self.joint), sorted(self.public)),
             *(sorted(self.public_edges), self.on_removal),
@@ -238,8 +229,8 @@ class PrivacyUnit:
         """
         found = []
         for t in self.joint:
-            few = _few(self._of[t], max_joint)
-            found.append(few.T @ few)
+            each = few(self._of[t], max_joint)
+            found.append(each.T @ each)
         for step in along:
             if isinstance(step, list | tuple) and not isinstance(
                 [*step, ''][0], str
@@ -252,9 +243,9 @@ class PrivacyUnit:
                     "'along' needs edge types between rows that persons own "
                     f'(got {e}, to public rows)'
                 )
-            one, other = (_few(self._of[t], max_joint) for t in e[::2])
+            one, other = (few(self._of[t], max_joint) for t in e[::2])
             shape = self._sizes[e[0]], self._sizes[e[2]]
-            found.append(one.T @ _matrix(*self._edges[e], shape) @ other)
+            found.append(one.T @ matrix(*self._edges[e], shape) @ other)
         if not found:
             return torch.empty((2, 0), dtype=torch.int64)
         both = sum(found[1:], found[0])
@@ -263,7 +254,7 @@ class PrivacyUnit:
 
     def known(self, edge_type: Any, name: str) -> EdgeType:
         """Return an edge type, or refuse it by the name of its argument."""
-        return _known(edge_type, self._edges, name)
+        return known(edge_type, self._edges, name)
 
     @validated
     def is_own(
@@ -275,13 +266,9 @@ class PrivacyUnit:
     ) -> bool:
         """Return whether a metapath uses only own rows, then public rows.
 
-        Args:
-            path (Sequence[tuple[str, str, str]]): edge types, as a walk from
-                the rows that receive.
-            node_type (str): the node type of the rows that receive.
-            symmetric (bool): whether messages are divided by the degree of
-                the rows that send, too, which counts others' edges of a
-                public row. (default: :obj:`False`)
+        It is a walk from rows of :obj:`node_type`, which receive; with
+        :obj:`symmetric`, messages are divided by the degree of the rows that
+        send, too, which counts others' edges of a public row.
         """
         own = True
         for e, receiver, sender, ends in path_steps(
@@ -312,14 +299,9 @@ class PrivacyUnit:
 
     @validated
     def table(self, data: Data | HeteroData) -> Data:
-        """Return the table of persons, of the declared graph, without edges.
-
-        Features along metapaths have to be a person's own, as
-        :class:`~pyg_trust.transforms.MetapathFeatures` makes them of this
-        unit.
-        """
+        """Return the table of persons of the graph, without edges."""
         self.check(data)
-        data, t = _typed(data), self._table()
+        data, t = typed(data), self._table()
         mixed = *marked(data), *marked(data[t])
         of = data[t].get('own_of', self.digest)
         if mixed or of != self.digest:
@@ -330,7 +312,7 @@ class PrivacyUnit:
             )
         out = Data(edge_index=torch.empty((2, 0), dtype=torch.int64))
         for key, value in data[t].items():
-            if _has_rows(data[t], key, value):
+            if has_rows(data[t], key, value):
                 out[key] = value
         out.num_nodes = self._sizes[t]
         # Names are those that the unit was declared with.
@@ -349,9 +331,6 @@ class PrivacyUnit:
 
         Rows that they own alone are removed, and joint rows as
         :obj:`on_removal` says; with rows their edges. Public rows stay.
-
-        Args:
-            persons (Iterable[int] or Tensor): the ids of the persons.
         """
         return self._cascade(self._names(persons), self.on_removal)
 
@@ -362,25 +341,22 @@ class PrivacyUnit:
         whole: Sequence[str] = (),
     ) -> Cascade:
         # Types of which all rows go are whole.
-        rows, masks = {}, {}
+        rows, edges = {}, {}
         for t, of in self._of.items():
             count = of @ self._mask(gone)
             keep = on_removal.get(t) == 'keep'
             lost = count == of.sum(1) if keep else count > 0
-            masks[t] = torch.from_numpy(lost | (t in whole))
-            rows[t] = masks[t].nonzero().view(-1)
-        edges = {}
-        for edge_type, index in self._edges.items():
-            mask = torch.zeros(index.size(1), dtype=torch.bool)
-            for t, ends in zip(edge_type[::2], index, strict=True):
-                if t in masks:
-                    mask |= masks[t][ends]
-            if edge_type in self.edge_owner:
-                mask |= torch.isin(self.edge_owner[edge_type], gone)
-            edges[edge_type] = mask.nonzero().view(-1)
+            rows[t] = torch.from_numpy(lost | (t in whole))
+        for e, index in self._edges.items():
+            edges[e] = torch.zeros(index.size(1), dtype=torch.bool)
+            for t, ends in zip(e[::2], index, strict=True):
+                if t in rows:
+                    edges[e] |= rows[t][ends]
+            if e in self.edge_owner:
+                edges[e] |= torch.isin(self.edge_owner[e], gone)
         return Cascade(
-            {t: found for t, found in rows.items() if found.numel()},
-            {e: found for e, found in edges.items() if found.numel()},
+            {t: m.nonzero().view(-1) for t, m in rows.items() if m.any()},
+            {e: m.nonzero().view(-1) for e, m in edges.items() if m.any()},
         )
 
     @validated
@@ -392,13 +368,9 @@ class PrivacyUnit:
         ``n_id`` of each node type holds the original ids of its rows.
         Attributes with a row for each node or edge are cut; others than
         strings and numbers are refused. :obj:`data` stays as it is.
-
-        Args:
-            data (Data or HeteroData): the graph that was declared.
-            persons (Iterable[int] or Tensor): the ids of the persons.
         """
         self.check(data)
-        return self._left(data, self.cascade(persons))
+        return without(data, self.cascade(persons))
 
     @validated
     def within(
@@ -408,10 +380,6 @@ class PrivacyUnit:
 
         Joint rows whose owners are in several groups are in none. Returned as
         by :meth:`without`.
-
-        Args:
-            data (Data or HeteroData): the graph that was declared.
-            persons (Iterable[int] or Tensor): the ids of the persons.
         """
         self.check(data)
         return self._inside(data, self._names(persons))
@@ -423,7 +391,7 @@ class PrivacyUnit:
         stay[kept] = True
         others = (~stay[self._one]).nonzero().view(-1)
         whole = () if joint else self.joint
-        return self._left(data, self._cascade(others, {}, whole))
+        return without(data, self._cascade(others, {}, whole))
 
     def _rest(
         self, data: HeteroData, persons: Persons
@@ -432,16 +400,16 @@ class PrivacyUnit:
         # no removal may fail for what others have.
         names = self._names(persons)
         gone = self._cascade(names, self.on_removal)
-        left, made = self._left(data, gone), copy.copy(self)
+        left, made = without(data, gone), copy.copy(self)
         del made.__dict__['digest']
         made._sizes = {t: int(left[t].num_nodes) for t in left.node_types}
         made._edges = {
-            e: plain_index(_named(e), left[e].edge_index)
+            e: plain_index(f'data[{e}].edge_index', left[e].edge_index)
             for e in left.edge_types
         }
         keep = torch.ones(self.num_names, dtype=torch.bool)
         if self.person is not None:
-            keep = _kept(self.num_names, gone.rows.get(self.person))
+            keep = kept(self.num_names, gone.rows.get(self.person))
         place = keep.cumsum(0) - 1
         if self.person is not None:
             made.num_names, made.n_id = int(keep.sum()), self.n_id[keep]
@@ -451,7 +419,7 @@ class PrivacyUnit:
             1 - self._mask(names), dtype=np.int64
         )
         for t, of in self._of.items():
-            rows = _kept(self._sizes[t], gone.rows.get(t)).numpy()
+            rows = kept(self._sizes[t], gone.rows.get(t)).numpy()
             left_of = scipy.sparse.csr_array(of @ others)[rows][
                 :, keep.numpy()
             ]
@@ -459,7 +427,7 @@ class PrivacyUnit:
             left_of.sort_indices()
             made._of[t] = left_of
         made.edge_owner = {
-            e: place[who[_kept(who.numel(), gone.edges.get(e))]]
+            e: place[who[kept(who.numel(), gone.edges.get(e))]]
             for e, who in self.edge_owner.items()
         }
         made._close(left)
@@ -469,25 +437,18 @@ class PrivacyUnit:
     def check_apart(
         self, node_type: str, one: NodeIds, other: NodeIds
     ) -> None:
-        """Refuse two groups of rows if a person has rows in both.
-
-        Args:
-            node_type (str): their type; of a public one nobody has rows.
-            one (Tensor): rows, int64 or a mask.
-            other (Tensor): rows, int64 or a mask.
-        """
+        """Refuse two groups of rows if a person has rows in both."""
         check_choice('node_type', node_type, self._sizes)
         size = self._sizes[node_type]
-        groups = [
-            check_nodes(name, rows, size)
-            for name, rows in (('one', one), ('other', other))
-        ]
-        if node_type not in self._of:
-            return
-        first, second = (
-            self._of[node_type][rows.numpy()].sum(0) for rows in groups
+        one, other = (
+            check_nodes('one', one, size),
+            check_nodes('other', other, size),
         )
-        if (first * second).any():
+        of = self._of.get(node_type)
+        if (
+            of is not None
+            and (of[one.numpy()].sum(0) * of[other.numpy()].sum(0)).any()
+        ):
             raise ValueError(
                 f"'one' and 'other' need to be rows of {node_type!r} of "
                 'different persons (got one with rows in both): '
@@ -523,12 +484,11 @@ class PrivacyUnit:
 
         Args:
             ratio (Sequence[float]): the share of persons in each part.
-            seed (int, optional): the seed of the draw; by default from the
-                operating system. (default: :obj:`None`)
+            seed (int, optional): the seed of the draw. (default: :obj:`None`)
 
         Returns:
             list[dict[str, Tensor]]: for each part, a mask of the rows of each
-            type that persons own, bool, ``[num_rows]``.
+            type that persons own.
         """
         check_instance('ratio', ratio, list, tuple)
         shares = [check_number('ratio', share) for share in ratio]
@@ -553,48 +513,13 @@ class PrivacyUnit:
             )
         return parts
 
-    def _left(self, given: Data | HeteroData, gone: Cascade) -> Any:
-        data, out = _typed(given), HeteroData()
-        for key, value in data._global_store.items():
-            if not isinstance(value, str | int | float):
-                raise ValueError(
-                    "'data' needs strings or numbers as attributes of the "
-                    f'whole graph (got {key!r}, a {type(value).__name__}): '
-                    'take it off first'
-                )
-            out[key] = value
-        place = {}
-        for t in data.node_types:
-            keep = _kept(self._sizes[t], gone.rows.get(t))
-            place[t] = keep.cumsum(0) - 1
-            for key, value in data[t].items():
-                rows = _has_rows(data[t], key, value)
-                out[t][key] = value[keep] if rows else value
-            out[t].num_nodes = int(keep.sum())
-            if 'n_id' not in data[t]:
-                out[t].n_id = keep.nonzero().view(-1)
-        for e in data.edge_types:
-            keep = _kept(data[e].num_edges, gone.edges.get(e))
-            for key, value in data[e].items():
-                if key != 'edge_index':
-                    rows = _has_rows(data[e], key, value)
-                    out[e][key] = value[keep] if rows else value
-            source, target = data[e].edge_index[:, keep]
-            out[e].edge_index = torch.stack(
-                [place[e[0]][source], place[e[2]][target]]
-            )
-        return out if isinstance(given, HeteroData) else _plain(out)
-
     # What is declared ######################################################
 
     @validated
     def check(self, data: Data | HeteroData) -> None:
-        """Refuse another graph than the declared one.
-
-        Sizes, edges and the persons' ``n_id`` have to be the same.
-        """
-        data = _typed(data)
-        if self._digest(data) != self._print:
+        """Refuse a graph of other sizes, edges or ids than declared."""
+        data = typed(data)
+        if digest(data) != self._print:
             raise ValueError(
                 "'data' needs to be the graph that the unit was made of: its "
                 'types, sizes or edges differ'
@@ -670,7 +595,7 @@ class PrivacyUnit:
         if bool((ids < 0).any()) or ids.unique().numel() < ids.numel():
             raise ValueError(
                 f"'n_id' of {self.person!r} needs to name each person once, "
-                'from 0: a removal would take another row otherwise'
+                'from 0'
             )
         return ids.clone()
 
@@ -679,23 +604,13 @@ class PrivacyUnit:
         check_range(name, listed, self.num_names, 'the persons')
         return self._one[listed]
 
-    def _own(
-        self,
-        data: HeteroData,
-        owned: Mapping[str, EdgeType | Tensor],
-        joint: Mapping[str, EdgeType | Tensor],
-    ) -> None:
-        if self.person is not None:
-            n = self._sizes[self.person]
-            self._of[self.person] = _matrix(torch.arange(n), self._one, (n, n))
-        for name, given in (('owned', owned), ('joint', joint)):
-            for t, by in given.items():
-                rows, who = self._incidence(name, t, by)
-                self._keep(name, t, rows, self._one[who])
+    def _shape(self, node_type: str) -> tuple[int, int]:
+        return self._sizes[node_type], self.num_names
 
-    def _incidence(
+    def _ownership(
         self, name: str, node_type: str, by: EdgeType | Tensor
-    ) -> tuple[Tensor, Tensor]:
+    ) -> Matrix:
+        # The matrix of a type's rows by owners.
         what, n = f'{name}[{node_type!r}]', self._sizes[node_type]
         if isinstance(by, Tensor):
             by = plain_index(what, by, *[n] * (name == 'owned'))
@@ -704,31 +619,26 @@ class PrivacyUnit:
             )
             check_range(what, rows, n, 'the rows')
             check_range(what, who, self.num_names, 'the persons')
-            return rows, who
-        e = self.known(by, what)
-        if self.person is None or {e[0], e[2]} != {node_type, self.person}:
-            raise ValueError(
-                f"'{what}' needs to be an edge type between {node_type!r} and "
-                f"the table of persons, 'person' (got {e})"
-            )
-        source, target = self._edges[e]
-        return (source, target) if e[0] == node_type else (target, source)
-
-    def _keep(
-        self, name: str, node_type: str, rows: Tensor, who: Tensor
-    ) -> None:
-        n = self._sizes[node_type]
+        else:
+            e = self.known(by, what)
+            if self.person is None or {e[0], e[2]} != {node_type, self.person}:
+                raise ValueError(
+                    f"'{what}' needs to be an edge type between {node_type!r} "
+                    f"and the table of persons, 'person' (got {e})"
+                )
+            rows, who = self._edges[e]
+            if e[0] != node_type:
+                rows, who = who, rows
         count = torch.bincount(rows, minlength=n)
-        need, wrong = 'one owner, by one edge', count != 1
-        if name == 'joint':
-            need, wrong = 'an owner', count == 0
+        wrong = count != 1 if name == 'owned' else count == 0
         if bool(wrong.any()):
+            need = 'one owner, by one edge' if name == 'owned' else 'an owner'
             i = int(wrong.nonzero()[0])
             raise ValueError(
                 f"'{name}' needs to give each row of {node_type!r} {need} "
                 f'(row {i} has {int(count[i])})'
             )
-        self._of[node_type] = _matrix(rows, who, (n, self.num_names))
+        return matrix(rows, self._one[who], self._shape(node_type))
 
     def _owners_of_edges(
         self, given: Mapping[EdgeType, Tensor]
@@ -739,29 +649,6 @@ class PrivacyUnit:
             who = plain_index('edge_owner', who, size)
             check_range('edge_owner', who, self.num_names, 'the persons')
             made[e] = self._one[who]
-        return made
-
-    def _mirrored(self) -> dict[EdgeType, EdgeType]:
-        # Edge types that hold the same edges, in opposite directions.
-        made: dict[EdgeType, EdgeType] = {}
-        for one, other in combinations(self._edges, 2):
-            if (one[0], one[2]) != (other[2], other[0]):
-                continue
-            width = max(self._sizes[one[2]], 1)
-            source, target = self._edges[one]
-            keys = (source * width + target).unique()
-            target, source = self._edges[other]
-            back = (source * width + target).unique()
-            both = int(torch.isin(keys, back).sum())
-            most = max(keys.numel(), back.numel())
-            if both == most and most:
-                made[one], made[other] = other, one
-            elif both > _NEARLY * most:
-                raise ValueError(
-                    f"'data' needs {one} and {other} to hold the same edges "
-                    '(got most of them in both, and not all): make one of the '
-                    'other by ToUndirected, or drop one'
-                )
         return made
 
     def _check_public_edges(self) -> None:
@@ -801,11 +688,11 @@ class PrivacyUnit:
         held = self._of[start]
         for *_, t, ends in steps[:-1]:
             shape = self._sizes[t], held.shape[0]
-            held = _few(_matrix(ends[1], ends[0], shape) @ held, max_joint)
+            held = few(matrix(ends[1], ends[0], shape) @ held, max_joint)
         _, t, last, ends = steps[-1]
         shape = self._sizes[t], self._sizes[last]
-        back = _matrix(ends[0], ends[1], shape) @ self._of[last]
-        back = _few(back, max_joint)
+        back = matrix(ends[0], ends[1], shape) @ self._of[last]
+        back = few(back, max_joint)
         return held.T @ back
 
     def _mask(self, persons: Tensor) -> np.ndarray:
@@ -814,127 +701,6 @@ class PrivacyUnit:
         mask[persons.numpy()] = 1
         return mask
 
-    def _digest(self, data: HeteroData) -> str:
-        parts: list[Tensor | str | float | None] = []
-        for t in sorted(data.node_types):
-            parts += [t, int(data[t].num_nodes)]
-        for e in sorted(data.edge_types):
-            parts += ['/'.join(e), data[e].edge_index]
-        return fingerprint(*parts)
-
-
-def _typed(data: Data | HeteroData) -> HeteroData:
-    # A graph of one type as a typed one, of the same tensors.
-    data = with_edge_index(data)
-    if isinstance(data, HeteroData):
-        return data
-    made = HeteroData()
-    for key, value in data.items():
-        if key in ('edge_index', 'num_nodes'):
-            continue
-        if data.is_edge_attr(key):
-            made[_EDGE][key] = value
-        elif data.is_node_attr(key):
-            made[_NODE][key] = value
-        else:
-            made[key] = value
-    if data.get('edge_index') is not None:
-        made[_EDGE].edge_index = data.edge_index
-    made[_NODE].num_nodes = data.num_nodes
-    return made
-
-
-def _plain(data: HeteroData) -> Data:
-    out = Data(**data._global_store, **data[_NODE])
-    for key, value in data[_EDGE].items() if data.edge_types else ():
-        out[key] = value
-    return out
-
 
 def _by_type(given: Mapping[str | None, Any] | None) -> dict[str, Any]:
-    return {_NODE if t is None else t: v for t, v in (given or {}).items()}
-
-
-def _kept(size: int, gone: Tensor | None) -> Tensor:
-    keep = torch.ones(size, dtype=torch.bool)
-    if gone is not None:
-        keep[gone] = False
-    return keep
-
-
-def _has_rows(store: Any, key: str, value: Any) -> bool:
-    # Whether an attribute has a row for each node or edge of its type.
-    if isinstance(value, str | int | float):
-        return False
-    if isinstance(value, Tensor):
-        if not value.dim():
-            return False
-        edges = isinstance(store._key, tuple)
-        size = store.num_edges if edges else store.num_nodes
-        if value.size(0) == size and 'index' not in key and key != 'ptr':
-            return True
-    raise ValueError(
-        "'data' needs tensors with a row for each node or edge (got "
-        f'{key!r} of {store._key}): take it off first'
-    )
-
-
-def _named(edge_type: EdgeType) -> str:
-    return f'data[{edge_type}].edge_index'
-
-
-def _known(
-    edge_type: Any, edges: Mapping[EdgeType, Tensor], name: str
-) -> EdgeType:
-    given = tuple(edge_type) if isinstance(edge_type, list) else edge_type
-    if given not in edges:
-        raise ValueError(
-            f"'{name}' needs to be one of the edge types {list(edges)} (got "
-            f'{edge_type!r})'
-        )
-    return given
-
-
-def path_steps(
-    path: Sequence[EdgeType], node_type: str, edges: Mapping[EdgeType, Tensor]
-) -> list[tuple[EdgeType, str, str, Tensor]]:
-    """Return edge type, receiver, sender and edges of each step of a metapath.
-
-    An edge type is walked along where it starts at the type that the walk is
-    at, else against; edges have receivers first.
-    """
-    made, at = [], node_type
-    for given in path:
-        e = _known(given, edges, 'path')
-        receiver, index = at, edges[e]
-        if e[0] == at:
-            at = e[2]
-        elif e[2] == at:
-            at, index = e[0], index.flip(0)
-        else:
-            raise ValueError(
-                f"'path' needs steps that follow each other (got {e} at "
-                f'{at!r})'
-            )
-        made.append((e, receiver, at, index))
-    if not made:
-        raise ValueError("'path' needs to have a step (got none)")
-    return made
-
-
-def _matrix(rows: Tensor, columns: Tensor, shape: tuple[int, int]) -> Matrix:
-    # Ones at these places, whatever stands there twice.
-    ones = np.ones(len(rows), dtype=np.int64)
-    at = rows.numpy(), columns.numpy()
-    made = scipy.sparse.csr_array((ones, at), shape)
-    made.sum_duplicates()
-    made.data[:] = 1
-    return made
-
-
-def _few(matrix: Matrix, most: int) -> Matrix:
-    # Ones in the rows that have not too many, nothing in the others.
-    made, count = matrix.copy(), np.diff(matrix.indptr)
-    made.data = np.repeat(count <= most, count).astype(np.int64)
-    made.eliminate_zeros()
-    return made
+    return {NODE if t is None else t: v for t, v in (given or {}).items()}

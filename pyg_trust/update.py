@@ -2,18 +2,18 @@
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_trust._checks import (
-    check_choice,
+    Natural,
+    OneOf,
     check_instance,
-    check_integer,
     check_tensor,
+    validated,
 )
 from pyg_trust._checks.graphs import plain_index
 from pyg_trust.removal import (
@@ -28,7 +28,6 @@ from pyg_trust.removal import (
 __all__ = ['NewNodes', 'Update']
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class NewNodes:
     """Nodes to add, with copies of their tensors.
 
@@ -46,10 +45,26 @@ class NewNodes:
             twice.
     """
 
-    x: Tensor
-    y: Tensor | None = None
-    train: Tensor | None = None
-    n_id: Tensor | None = None
+    def __init__(
+        self,
+        x: Tensor,
+        y: Tensor | None = None,
+        train: Tensor | None = None,
+        n_id: Tensor | None = None,
+    ) -> None:
+        check_tensor('x', x, None, ('k', 'columns'), finite=True)
+        k = x.size(0)
+        y = torch.full((k,), -1) if y is None else y
+        _check_labels('y', y, k)
+        train = y >= 0 if train is None else train
+        check_tensor('train', train, torch.bool, (k,))
+        if bool((train & (y < 0)).any()):
+            raise ValueError("'train' needs a label of each of these nodes")
+        if n_id is not None:
+            _check_ids('n_id', n_id, k)
+        self.x, self.y = x.detach().clone(), y.clone()
+        self.train = train.clone()
+        self.n_id = None if n_id is None else n_id.clone()
 
     def __repr__(self) -> str:
         return f'NewNodes(x={[*self.x.shape]}, train={self.num_train})'
@@ -73,12 +88,12 @@ class NewNodes:
     @property
     def num_train(self) -> int:
         """Number of nodes to train on."""
-        return 0 if self.train is None else int(self.train.sum())
+        return int(self.train.sum())
 
     @property
     def is_labelled(self) -> bool:
         """Whether any node has a label."""
-        return self.y is not None and bool((self.y >= 0).any())
+        return bool((self.y >= 0).any())
 
     def check_next(self, first: int) -> None:
         """Check that new ids follow the used ones."""
@@ -90,7 +105,6 @@ class NewNodes:
             )
 
 
-@dataclass(frozen=True, eq=False, init=False, repr=False)
 class Update:
     """Update of a graph: removals, then additions, then changes.
 
@@ -140,16 +154,7 @@ class Update:
         (Update({'remove': {'nodes': [3]}}), Update({'edges': [[0, 5]]}))
     """
 
-    nodes: NewNodes | None
-    edges: Tensor
-    features: tuple[Tensor, Tensor] | None
-    labels: tuple[Tensor, Tensor] | None
-    graphs: tuple[Data, ...]
-    graph: int
-    remove: RemovalRequest | None
-    directed: bool
-    missing: str
-
+    @validated
     def __init__(
         self,
         *,
@@ -158,16 +163,11 @@ class Update:
         features: tuple[Tensor | Sequence[int], Tensor] | None = None,
         labels: tuple[Tensor | Sequence[int], Tensor] | None = None,
         graphs: Sequence[Data] = (),
-        graph: int = 0,
+        graph: Natural = 0,
         remove: RemovalRequest | None = None,
         directed: bool = False,
-        missing: str = 'raise',
+        missing: Annotated[str, OneOf(MISSING)] = 'raise',
     ) -> None:
-        check_instance('directed', directed, bool)
-        check_choice('missing', missing, MISSING)
-        check_integer('graph', graph, 0)
-        check_instance('remove', remove, RemovalRequest, type(None))
-        check_instance('nodes', nodes, NewNodes, Tensor, type(None))
         check_instance('graphs', graphs, Sequence)
         for each in graphs:
             check_instance('graphs', each, Data)
@@ -189,19 +189,11 @@ class Update:
             of, y = _pair('labels', labels)
             _check_labels('labels', y, of.numel())
             labels = of.clone(), y.clone()
-        held: dict[str, Any] = {
-            'nodes': nodes,
-            'edges': edges.clone(),
-            'features': features,
-            'labels': labels,
-            'graphs': tuple(each.clone() for each in graphs),
-            'graph': graph,
-            'remove': remove,
-            'directed': directed,
-            'missing': missing,
-        }
-        for name, value in held.items():
-            object.__setattr__(self, name, value)
+        self.nodes, self.edges = nodes, edges.clone()
+        self.features, self.labels = features, labels
+        self.graphs = tuple(each.clone() for each in graphs)
+        self.graph, self.remove = graph, remove
+        self.directed, self.missing = directed, missing
         self._check_removed()
 
     @classmethod
@@ -225,8 +217,9 @@ class Update:
             return Part()
         if self.remove.graphs != [0] or self.remove.parts[0].whole:
             raise ValueError(
-                "'remove' needs to name nodes, edges, features or labels of "
-                f'graph 0, the only one (got graphs {self.remove.graphs})'
+                "'request', or 'remove' of an update, needs to name nodes, "
+                'edges, features or labels of graph 0, the only one (got '
+                f'graphs {self.remove.graphs})'
             )
         return self.remove.parts[0]
 
@@ -238,7 +231,7 @@ class Update:
         if left == self.remove:
             return None
         made = copy.copy(self)
-        object.__setattr__(made, 'remove', left)
+        made.remove = left
         return made
 
     @property

@@ -253,12 +253,7 @@ entry(
     names=DATA_NAMES,
     data=DATA,
 )
-EMBEDDING = {
-    'max_degree': integer(1, none=True),
-    'clip': FLAG,
-    'attr': NAME,
-    'dtype': values(3, 'float32', torch.int64, float, torch.float16),
-}
+DTYPES = values(3, 'float32', torch.int64, float, torch.float16)
 
 
 def scattering(**arguments: Any) -> Any:
@@ -288,7 +283,7 @@ entry(
     Row('none', {'data': []}, "'data'"),
     names=DATA_NAMES,
     data=DATA,
-    dtype=EMBEDDING['dtype'],
+    dtype=DTYPES,
     sparse=FLAG,
 )
 entry(
@@ -298,7 +293,7 @@ entry(
     names=DATA_NAMES,
     data=data(edges=False),
     graph=instance(none=True),
-    dtype=EMBEDDING['dtype'],
+    dtype=DTYPES,
 )
 entry(
     'transforms.Shards',

@@ -116,7 +116,7 @@ class Embedding(GraphEmbedding):
     """Sums of what a network makes of the rows."""
 
     def __init__(self, net):
-        super().__init__(None, False, 'z', False, None)
+        super().__init__()
         self.net = net
 
     def _embed(self, graph, x):

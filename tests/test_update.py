@@ -271,9 +271,6 @@ def test_an_update_says_names_and_is_not_changed_later():
     }
     assert '1.' not in repr(update)
     assert torch.equal(update.nodes.x, ROW)
-    with pytest.raises(AttributeError):
-        update.nodes = x
-    assert update != Update(nodes=ROW)
 
 
 def test_new_nodes_are_trained_on_if_they_have_labels():

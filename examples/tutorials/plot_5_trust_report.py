@@ -1,4 +1,4 @@
-"""Put the promises on one page
+"""Put the guarantees on one page
 ============================
 
 Every procedure returns a report, and every report states a guarantee: what was

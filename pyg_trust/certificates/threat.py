@@ -168,6 +168,18 @@ def _convert(graph: Any, num_nodes: int | None) -> CSRGraph:
     return converted.to('cpu')
 
 
+def check_same_graph(name: str, graph: CSRGraph, threat: ThreatModel) -> None:
+    """Refuse another graph than that of a threat."""
+    there = threat.graph
+    if not torch.equal(graph.rowptr, there.rowptr) or not torch.equal(
+        graph.col, there.col
+    ):
+        raise ValueError(
+            f"'{name}' and 'threat' need to have the same graph (got {graph} "
+            f'and {there})'
+        )
+
+
 def spanning_tree(graph: CSRGraph) -> Tensor:
     """Return the edges on a minimum spanning tree: bool, ``[num_edges]``.
 
@@ -354,7 +366,7 @@ class Perturbations:
     def column_blocks(
         self, num_columns: int, numbers: int = 1
     ) -> Iterator[slice]:
-        """Split columns, of some numbers a node, to blocks that fit memory."""
+        """Split columns into blocks of even size that fit into memory."""
         size = max(1, _BLOCK // (self.num_nodes * numbers))
         # Blocks of even size: 30 columns as 15 + 15, not 29 + 1.
         count = max(1, math.ceil(num_columns / size))

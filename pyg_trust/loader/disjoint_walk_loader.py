@@ -27,6 +27,8 @@ from pyg_trust.sampler.walks import (
 )
 from pyg_trust.unit import PrivacyUnit
 
+__all__ = ['DisjointWalkLoader']
+
 # The relation of persons.
 PERSON = 'replace-one-person'
 # Stream of the partitions.

@@ -21,6 +21,8 @@ from pyg_trust.privacy.mechanisms import fdp_terms
 from pyg_trust.sampler.ego_sampler import EgoSampler
 from pyg_trust.sampler.walks import named_roots
 
+__all__ = ['EgoLoader']
+
 
 @validated
 class EgoLoader(StepLoader):

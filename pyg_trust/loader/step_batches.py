@@ -17,6 +17,8 @@ from pyg_trust import rng
 from pyg_trust._checks import Natural, OneOf, check_integer, validated
 from pyg_trust._checks.fingerprints import fingerprint
 
+__all__ = ['StepBatches', 'StepLoader']
+
 #: Maps a step, how many units there are, and how many of them to draw (an
 #: integer) or with which probability each (a float), to their indices.
 Choice = Callable[[int, int, int | float], np.ndarray]

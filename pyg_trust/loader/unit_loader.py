@@ -33,6 +33,8 @@ from pyg_trust.sampler.walks import DisjointWalks, min_subgraphs, root_index
 from pyg_trust.unit import EdgeType, PrivacyUnit
 from pyg_trust.verify.claims_privacy import CONTENTS
 
+__all__ = ['UnitLoader']
+
 #: The name of these units in reports; of walks between persons, the others.
 PERSONS = 'persons, with all they own'
 WALKS = 'walks between persons, with all they own'

@@ -19,6 +19,8 @@ from pyg_trust._checks import (
 from pyg_trust.loader.step_batches import POISSON, StepLoader
 from pyg_trust.report import fingerprint
 
+__all__ = ['DrawnUnits', 'WholeUnitLoader']
+
 RELATIONS = ('replace', 'add_remove')
 
 

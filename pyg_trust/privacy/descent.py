@@ -49,35 +49,21 @@ def unit_rows(x: Tensor) -> Any:
     if few entries are not zero.
     """
     check_tensor('x', x, REAL, ('num_rows', 'num_columns'))
-    rows = _matrix(x)
-    sparse = scipy.sparse.issparse(rows)
-    values = rows.data if sparse else rows
-    values = np.where(np.isfinite(values), values, 0.0)
-    if sparse:
-        bad = np.zeros(rows.shape[0], dtype=bool)
-        row = np.repeat(np.arange(rows.shape[0]), np.diff(rows.indptr))
-        bad[row[~np.isfinite(rows.data)]] = True
-        largest = np.zeros(rows.shape[0])
-        np.maximum.at(largest, row, np.abs(values))
-        scale = np.where(largest > 0, largest, 1.0)
-        unit = values / scale[row]
-        norm = np.sqrt(np.bincount(row, unit**2, minlength=rows.shape[0]))
-        unit = unit / np.maximum(norm, 1.0)[row]
-        unit[bad[row]] = 0.0
-        return scipy.sparse.csr_array(
-            (unit * (1 - MARGIN), rows.indices, rows.indptr), rows.shape
-        )
-    bad = ~np.isfinite(rows).all(1)
-    largest = np.abs(values).max(1, initial=0.0)
-    unit = values / np.where(largest > 0, largest, 1.0)[:, None]
-    # Add the columns in one fixed order: no row may change the rounding of
-    # another.
-    squares = np.zeros(rows.shape[0])
-    for column in unit.T:
-        squares += column * column
-    unit /= np.maximum(np.sqrt(squares), 1.0)[:, None]
-    unit[bad] = 0.0
-    return unit * (1 - MARGIN)
+    rows, dense = _matrix(x)
+    values = np.where(np.isfinite(rows.data), rows.data, 0.0)
+    row = np.repeat(np.arange(rows.shape[0]), np.diff(rows.indptr))
+    bad, largest = np.zeros(rows.shape[0], dtype=bool), np.zeros(rows.shape[0])
+    bad[row[~np.isfinite(rows.data)]] = True
+    np.maximum.at(largest, row, np.abs(values))
+    unit = values / np.where(largest > 0, largest, 1.0)[row]
+    # Squares are added one after another: no row changes another's rounding.
+    norm = np.sqrt(np.bincount(row, unit**2, minlength=rows.shape[0]))
+    unit = unit / np.maximum(norm, 1.0)[row]
+    unit[bad[row]] = 0.0
+    made = scipy.sparse.csr_array(
+        (unit * (1 - MARGIN), rows.indices, rows.indptr), rows.shape
+    )
+    return made.toarray() if dense else made
 
 
 def whole_rows(x: Any) -> Any:
@@ -246,17 +232,12 @@ def private_descent(
     optimizer.zero_grad()
 
 
-def _matrix(x: Tensor) -> Any:
+def _matrix(x: Tensor) -> tuple[Any, bool]:
+    # Rows in float64, and whether they are better kept dense.
     if x.layout == torch.strided:
-        matrix = x.detach().cpu().double().numpy()
-        filled = np.count_nonzero(matrix)
-        return (
-            scipy.sparse.csr_array(matrix)
-            if filled < _SPARSE * matrix.size
-            else matrix
-        )
+        matrix = scipy.sparse.csr_array(x.detach().cpu().double().numpy())
+        return matrix, matrix.nnz >= _SPARSE * x.numel()
     coo = x.detach().cpu().to_sparse_coo().coalesce()
     row, col = coo.indices().numpy()
-    return scipy.sparse.csr_array(
-        (coo.values().double().numpy(), (row, col)), shape=tuple(x.shape)
-    )
+    at = coo.values().double().numpy(), (row, col)
+    return scipy.sparse.csr_array(at, shape=tuple(x.shape)), False

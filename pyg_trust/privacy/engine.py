@@ -351,7 +351,8 @@ class PrivacyEngine(Checkpoints):
     ) -> PrivateTraining:
         r"""Make training private, with the least noise for a budget.
 
-        So many steps stay below the target, by at most one percent.
+        The epsilon of the planned steps is at most the target, and at least
+        99 percent of it.
 
         Args:
             module (torch.nn.Module): as in :meth:`make_private`.

@@ -1,5 +1,6 @@
 """Private recommendations: a noisy table of which items users share."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,7 @@ from pyg_trust.account import PaidNoise
 from pyg_trust.files.commit import editing, synchronized
 from pyg_trust.graph import CSRGraph
 from pyg_trust.privacy.fitted import Fitted, Task
-from pyg_trust.privacy.item_scores import (
-    item_matrix,
-    item_sums,
-    positive_factor,
-)
+from pyg_trust.privacy.propagation import MARGIN
 from pyg_trust.removal import NodeIds
 from pyg_trust.transforms.aggregation_report import (
     AggregationReport,
@@ -40,10 +37,14 @@ from pyg_trust.transforms.aggregation_report import (
 from pyg_trust.unlearning.recommender_data import read_interactions
 from pyg_trust.unlearning.similar import Lists, best_items, lists_of
 from pyg_trust.verify.claims import outwards
-from pyg_trust.verify.release import check_sum, released
+from pyg_trust.verify.release import check_sum, released, truncated
 
 __all__ = ['ItemReport', 'PrivateItemCounts']
 
+# Rows of items whose sums are held as they come.
+_BLOCK = 256
+# A Lanczos method finds this share of all eigenvectors sooner.
+_FEW = 16
 #: The most items of a table, unless a public list names them.
 MOST_ITEMS = 20_000
 
@@ -346,3 +347,61 @@ def _public(items: Tensor | Sequence[int] | None) -> Tensor | None:
     if not len(made) or len(made.unique()) < len(made):
         raise ValueError("'items' needs to name items, each of them once")
     return made.clone()
+
+
+# The table ###################################################################
+
+
+def item_sums(lists: Lists, num_items: int, std: float) -> np.ndarray:
+    """Sum the triangles of all users on the grid of the noise, exactly."""
+    check_sum(len(lists.length), std)
+    unit = (1 - MARGIN) / np.maximum(lists.length, 1)
+    both, own = (
+        torch.from_numpy(truncated(unit * scale, std).astype(np.int64))
+        for scale in (math.sqrt(2), 1.0)
+    )
+    ones = torch.ones(len(unit), dtype=torch.int64)
+    into = lists.matrix(num_items, ones).T.tocsr()
+    rows = lists.matrix(num_items, both)
+    diagonal, start = into @ own.numpy(), 0
+    made = np.empty(num_items * (num_items + 1) // 2, dtype=np.int64)
+    for first in range(0, num_items, _BLOCK):
+        block = (into[first : first + _BLOCK] @ rows).toarray()
+        for i, row in enumerate(block, first):
+            row[i] = diagonal[i]
+            made[start : start + num_items - i] = row[i:]
+            start += num_items - i
+    return made
+
+
+def item_matrix(triangle: np.ndarray, num_items: int) -> np.ndarray:
+    """Convert a released triangle to the symmetric table."""
+    made, start = np.empty((num_items, num_items)), 0
+    for i in range(num_items):
+        row = triangle[start : start + num_items - i] / math.sqrt(2)
+        made[i, i:], made[i:, i] = row, row
+        made[i, i] = triangle[start]
+        start += num_items - i
+    return made
+
+
+def positive_factor(matrix: np.ndarray, rank: int) -> np.ndarray:
+    r"""Return :math:`B` with :math:`B B^\top` the positive part of low rank.
+
+    Of the largest eigenvalues; negative ones are noise and count as zero.
+    """
+    from scipy.linalg import eigh
+    from scipy.sparse.linalg import ArpackNoConvergence, eigsh
+
+    k = len(matrix)
+    rank = min(rank, k)
+    if k > _FEW * rank:
+        try:
+            values, vectors = eigsh(
+                matrix, rank, which='LA', v0=np.ones(k), tol=1e-6
+            )
+        except ArpackNoConvergence as some:
+            values, vectors = some.eigenvalues, some.eigenvectors
+    else:
+        values, vectors = eigh(matrix, subset_by_index=[k - rank, k - 1])
+    return vectors * np.sqrt(np.maximum(values, 0.0))

@@ -73,11 +73,11 @@ class Owners:
     def find(
         self, i: int, b: Tensor, coded: Tensor
     ) -> tuple[Tensor, int, Any] | tuple[int, int]:
-        """Return the owner of each row, their dimension, and its name.
+        """Find which subgraph owns each row of a gradient.
 
-        Where rows of several units meet, the number of such rows and of all.
-        Rows of nobody have the owner -1. A name is None if owners were
-        decoded.
+        Returns the owners (-1 for none), the dimension of the rows, and its
+        name, or :obj:`None` if the owners were decoded. Where rows of several
+        subgraphs were added up, returns the numbers of such rows and of all.
         """
         worst = 2, 1
         for d in range(b.dim()):

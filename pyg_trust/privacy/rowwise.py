@@ -84,7 +84,7 @@ _GRAIN = 2**15
 
 @cache
 def name_of(func: Any) -> str | None:
-    """Return a function's name; None if it has nothing to do with rows."""
+    """Return a function's name; None if it only reads the shape."""
     name: str = getattr(func, '__name__', '')
     of = getattr(getattr(func, '__self__', None), '__name__', '')
     if name == '__get__':

@@ -22,23 +22,20 @@ from pyg_trust.sampler.walks import (
     root_index,
 )
 
+__all__ = ['DisjointWalkSampler']
+
 
 class DisjointWalkSampler(RootSampler):
     r"""Samples node-disjoint subgraphs by random walks (DRW and DRW-R).
 
-    See :func:`pyg_trust.sampler.disjoint_walks` for their law and what it
-    guarantees. A *partition* is one set of :math:`M` subgraphs; partition
-    :math:`k` is drawn from the stream of :obj:`(seed, k)`, afresh and
-    independently of the others. Only the structure of :obj:`data` is read:
-    neither features nor labels nor edge weights.
-
-    For transductive training pass the whole graph and the training nodes
-    as :obj:`roots`; for inductive training, ``data.subgraph(train_mask)``.
+    See :func:`pyg_trust.sampler.disjoint_walks` for their law. A *partition*
+    is one set of :math:`M` subgraphs; partition :math:`k` is drawn from the
+    stream of :obj:`(seed, k)`. Only the structure of :obj:`data` is read. For
+    inductive training pass ``data.subgraph(train_mask)``.
 
     Args:
         data (Data): the graph, with an ``edge_index`` without duplicates, on
-            the CPU or on CUDA, where everything is then sampled. It is not to
-            be changed afterwards.
+            the CPU or on CUDA, where everything is then sampled.
         walk_length (int): :math:`L`, the steps of a walk.
         restarts (int): :math:`R`, the walks from every root.
             (default: :obj:`1`)
@@ -47,9 +44,6 @@ class DisjointWalkSampler(RootSampler):
         along (bool): whether messages travel along the edges or against
             them. (default: :obj:`True`)
         seed (int, optional): the seed. (default: :obj:`None`)
-
-    Raises:
-        TypeError, ValueError: as :func:`pyg_trust.sampler.disjoint_walks`.
 
     Example:
         >>> path = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
@@ -74,9 +68,8 @@ class DisjointWalkSampler(RootSampler):
         self._open(data, roots, along)
         if not ops.has_kernel(self.graph.device.type):
             raise ValueError(
-                "'data' needs to have its 'edge_index' on the CPU or on a "
-                'CUDA device that this build has kernels for (got '
-                f'{self.graph.device})'
+                "'data' needs to be on the CPU or a CUDA device that this "
+                f'build has kernels for (got {self.graph.device})'
             )
         self.walk_length = walk_length
         self.restarts = restarts
@@ -85,22 +78,20 @@ class DisjointWalkSampler(RootSampler):
 
     @validated
     def partition(self, number: Natural = 0) -> DisjointWalks:
-        """Return the subgraphs of a partition; keep the last one.
-
-        Args:
-            number (int): which one. (default: :obj:`0`)
-        """
+        """Return the subgraphs of a partition; keep the last one."""
         if self._last is None or self._last[0] != number:
-            walks = disjoint_walks(
-                self.graph,
-                self.walk_length,
-                self.restarts,
-                roots=self.roots,
-                along=self.along,
-                seed=rng.derive(self.seed, number),
-            )
-            self._last = (number, walks)
+            self._last = number, self._walk(self.roots, number)
         return self._last[1]
+
+    def _walk(self, roots: Tensor, number: int) -> DisjointWalks:
+        return disjoint_walks(
+            self.graph,
+            self.walk_length,
+            self.restarts,
+            roots=roots,
+            along=self.along,
+            seed=rng.derive(self.seed, number),
+        )
 
     @validated
     def sample_walks(
@@ -142,16 +133,10 @@ class DisjointWalkSampler(RootSampler):
 
     @validated
     def sample_from_nodes(self, inputs: NodeSamplerInput) -> SamplerOutput:
-        """Return disjoint subgraphs that have these roots.
+        """Return disjoint subgraphs that have these distinct roots.
 
         They are those of the first partition, if it has all of these roots,
         or else are drawn from these roots alone.
-
-        Args:
-            inputs (NodeSamplerInput): distinct nodes.
-
-        Raises:
-            ValueError: if a node is repeated.
         """
         # Loaders hand over indices on the CPU.
         node = inputs.node.to(self.graph.device)
@@ -168,14 +153,7 @@ class DisjointWalkSampler(RootSampler):
         place[walks.roots] = self._count(walks.num_subgraphs)
         if bool((place[node] >= 0).all()):
             return walks.select(place[node])
-        walks = disjoint_walks(
-            self.graph,
-            self.walk_length,
-            self.restarts,
-            roots=node,
-            along=self.along,
-            seed=rng.derive(self.seed, 0),
-        )
+        walks = self._walk(node, 0)
         # One that a walk of another has passed leaves it, and stands alone.
         place[:] = -1
         place[node] = self._count(node.numel())

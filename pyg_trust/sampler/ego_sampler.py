@@ -5,10 +5,17 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.sampler import NodeSamplerInput, SamplerOutput
 
-from pyg_trust._checks import NodeIds, check_range, check_tensor, validated
+from pyg_trust._checks import (
+    NodeIds,
+    check_integer,
+    check_range,
+    check_tensor,
+    validated,
+)
 from pyg_trust.graph.ragged import ranges
 from pyg_trust.sampler._roots import RootSampler
-from pyg_trust.sampler.walks import max_size
+
+__all__ = ['EgoSampler']
 
 
 class EgoSampler(RootSampler):
@@ -26,9 +33,6 @@ class EgoSampler(RootSampler):
             as a mask; by default, all nodes. (default: :obj:`None`)
         along (bool): whether messages travel along the edges or against
             them. (default: :obj:`True`)
-
-    Raises:
-        TypeError, ValueError: if something is not so.
     """
 
     def __init__(
@@ -39,11 +43,7 @@ class EgoSampler(RootSampler):
         *,
         along: bool = True,
     ) -> None:
-        try:
-            max_size(num_hops)
-        except (TypeError, ValueError) as error:
-            message = str(error).replace('walk_length', 'num_hops')
-            raise type(error)(message) from None
+        check_integer('num_hops', num_hops, 0)
         self._open(data, roots, along)
         if self.graph.device.type != 'cpu':
             raise ValueError(
@@ -64,11 +64,7 @@ class EgoSampler(RootSampler):
         return int(sender.bincount().max()) if sender.numel() else 0
 
     def sample_roots(self, index: Tensor) -> SamplerOutput:
-        """Return the ego graphs of some roots, as one batch, the roots first.
-
-        Args:
-            index (Tensor): int64: positions in ``roots``.
-        """
+        """Return the ego graphs of the roots at some places, as one batch."""
         check_tensor('index', index, torch.int64, ('num_roots',))
         check_range('index', index, self.roots.numel(), 'the roots')
         count, n = index.numel(), self.graph.num_nodes
@@ -90,14 +86,7 @@ class EgoSampler(RootSampler):
 
     @validated
     def sample_from_nodes(self, inputs: NodeSamplerInput) -> SamplerOutput:
-        """Return the ego graphs of some roots.
-
-        Args:
-            inputs (NodeSamplerInput): nodes among the roots.
-
-        Raises:
-            ValueError: if a node is no root.
-        """
+        """Return the ego graphs of some of the roots."""
         node, n = inputs.node, self.graph.num_nodes
         check_tensor('inputs.node', node, torch.int64, ('num_roots',))
         check_range('inputs.node', node, n, 'the nodes')

@@ -11,6 +11,8 @@ from pyg_trust._checks.graphs import check_edges, with_edge_index
 from pyg_trust._describe import described
 from pyg_trust.graph.attributes import keep_edges, refuse_adjacencies
 
+__all__ = ['BoundedDegree']
+
 
 @validated
 @functional_transform('bounded_degree')

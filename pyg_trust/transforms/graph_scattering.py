@@ -11,10 +11,11 @@ from torch_geometric.transforms import BaseTransform
 
 from pyg_trust._checks import Count, check_tensor, validated
 from pyg_trust._describe import described
+from pyg_trust._moved import retired
 from pyg_trust.graph import CSRGraph, sparse_rows
 from pyg_trust.scattering.transform import check_order, scattering_transform
 
-__all__ = ['GraphEmbedding', 'GraphScattering', 'graph_signal']
+__all__ = ['GraphEmbedding', 'GraphScattering']
 
 
 @validated
@@ -33,10 +34,6 @@ class GraphEmbedding(BaseTransform):
         clip (bool): whether to clip features to :math:`[-1, 1]`; otherwise
             features outside are an error. (default: :obj:`False`)
         attr (str): the attribute to write. (default: :obj:`'z'`)
-        sparse (bool): whether to write a sparse CSR matrix; worth it for
-            one-hot degrees. (default: :obj:`False`)
-        dtype (torch.dtype, optional): the dtype of the vectors; by default
-            that of ``data.x``, or torch's default dtype for degrees.
     """
 
     def __init__(
@@ -44,19 +41,14 @@ class GraphEmbedding(BaseTransform):
         max_degree: Count | None = None,
         clip: bool = False,
         attr: str = 'z',
-        sparse: bool = False,
-        dtype: torch.dtype | None = None,
     ) -> None:
-        _check_dtype(dtype)
         self.max_degree = max_degree
         self.clip = clip
         self.attr = attr
-        self.sparse = sparse
-        self.dtype = dtype
 
     def forward(self, data: Data) -> Data:
         """Write ``[num_graphs, num_coefficients]`` to :obj:`attr`."""
-        data[self.attr] = self.embed(data, self.dtype, self.sparse)
+        data[self.attr] = self.embed(data)
         return data
 
     def embed(
@@ -101,6 +93,7 @@ class GraphEmbedding(BaseTransform):
         x = self.signal(data, graph, dtype)
         return self._embed(graph, x, _ptr(data), sparse)
 
+    @validated
     def signal(
         self,
         data: Data,
@@ -114,7 +107,37 @@ class GraphEmbedding(BaseTransform):
             graph (CSRGraph, optional): the graph as a :class:`CSRGraph`.
             dtype (torch.dtype, optional): as in :meth:`embed`.
         """
-        return graph_signal(data, graph, self.max_degree, self.clip, dtype)
+        _check_dtype(dtype)
+        if self.max_degree is not None:
+            graph = CSRGraph.from_data(data) if graph is None else graph
+            n = graph.num_nodes
+            dtype = dtype or torch.get_default_dtype()
+            return sparse_rows(
+                torch.arange(n + 1, device=graph.device),
+                graph.degree.clamp(max=self.max_degree),
+                torch.ones(n, dtype=dtype, device=graph.device),
+                (n, self.max_degree + 1),
+            )
+        x = data.get('x')
+        if x is None:
+            raise ValueError(
+                "'data' needs to have features 'x', or 'max_degree' to be "
+                'given to use one-hot degrees'
+            )
+        x = x.view(-1, 1) if isinstance(x, Tensor) and x.dim() == 1 else x
+        n = data.num_nodes
+        check_tensor('x', x, None, (n, 'num_features'))
+        x = x if dtype is None else x.to(dtype)
+        if self.clip:
+            return x.clamp(-1, 1)
+        largest = float(x.abs().max()) if x.numel() > 0 else 0.0
+        if not largest <= 1:
+            raise ValueError(
+                f"'x' needs to be in [-1, 1] (got {largest:.6g} in magnitude)"
+                ': scale it by constants that do not depend on the data, or '
+                'clip=True'
+            )
+        return x
 
     def _embed(
         self, graph: CSRGraph, x: Tensor, ptr: Tensor | None, sparse: bool
@@ -146,8 +169,6 @@ class GraphScattering(GraphEmbedding):
             ``data.x`` is used.
         clip (bool): see :class:`GraphEmbedding`. (default: :obj:`False`)
         attr (str): the attribute to write. (default: :obj:`'z'`)
-        sparse (bool): see :class:`GraphEmbedding`. (default: :obj:`False`)
-        dtype (torch.dtype, optional): see :class:`GraphEmbedding`.
 
     Example:
         >>> data = Data(
@@ -158,6 +179,7 @@ class GraphScattering(GraphEmbedding):
         torch.Size([1, 6])
     """
 
+    @retired(sparse=(False,), dtype=(None,))
     def __init__(
         self,
         J: int = 5,
@@ -170,10 +192,8 @@ class GraphScattering(GraphEmbedding):
         max_degree: int | None = None,
         clip: bool = False,
         attr: str = 'z',
-        sparse: bool = False,
-        dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(max_degree, clip, attr, sparse, dtype)
+        super().__init__(max_degree, clip, attr)
         check_order(wavelet, low_pass, J, Q, L)
         self.J = J
         self.Q = Q
@@ -200,55 +220,6 @@ class GraphScattering(GraphEmbedding):
 
     def __repr__(self) -> str:
         return described(self)
-
-
-@validated
-def graph_signal(
-    data: Data,
-    graph: CSRGraph | None = None,
-    max_degree: int | None = None,
-    clip: bool = False,
-    dtype: torch.dtype | None = None,
-) -> Tensor:
-    """Return the features of a graph or batch: ``data.x`` or one-hot degrees.
-
-    Returns:
-        Tensor: ``[num_nodes, num_features]``, sparse CSR for degrees.
-
-    Raises:
-        ValueError: if there are no features, or some outside :math:`[-1, 1]`.
-    """
-    _check_dtype(dtype)
-    if max_degree is not None:
-        graph = CSRGraph.from_data(data) if graph is None else graph
-        n = graph.num_nodes
-        dtype = dtype or torch.get_default_dtype()
-        return sparse_rows(
-            torch.arange(n + 1, device=graph.device),
-            graph.degree.clamp(max=max_degree),
-            torch.ones(n, dtype=dtype, device=graph.device),
-            (n, max_degree + 1),
-        )
-    x = data.get('x')
-    if x is None:
-        raise ValueError(
-            "'data' needs to have features 'x', or 'max_degree' to be given "
-            'to use one-hot degrees'
-        )
-    x = x.view(-1, 1) if isinstance(x, Tensor) and x.dim() == 1 else x
-    n = data.num_nodes
-    check_tensor('x', x, None, (n, 'num_features'))
-    x = x if dtype is None else x.to(dtype)
-    if clip:
-        return x.clamp(-1, 1)
-    largest = float(x.abs().max()) if x.numel() > 0 else 0.0
-    if not largest <= 1:
-        raise ValueError(
-            f"'x' needs to be in [-1, 1] (got {largest:.6g} in magnitude): "
-            'scale it by constants that do not depend on the data, or '
-            'clip=True'
-        )
-    return x
 
 
 def _check_dtype(dtype: torch.dtype | None) -> None:

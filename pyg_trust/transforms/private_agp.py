@@ -55,6 +55,8 @@ from pyg_trust.transforms.release_checks import (
 )
 from pyg_trust.verify.release import widened
 
+__all__ = ['PrivateAGP']
+
 #: The propagation of ``'feature'``: one and two hops, symmetric.
 TWO_HOPS = Measure(0.5, 0.5, (0.0, 0.5, 0.5), name='two_hops')
 _LOCK = threading.RLock()

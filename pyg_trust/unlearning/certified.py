@@ -22,7 +22,7 @@ it is not written over (:class:`~pyg_trust.files.commit.StaleStateError`).
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,9 +33,8 @@ from pyg_trust.files.commit import Lineage, synchronized
 from pyg_trust.ledger import RemovalLedger
 from pyg_trust.noise import SecureNoise, SeededNoise
 from pyg_trust.report import fingerprint_model
-from pyg_trust.unlearning import saved
 from pyg_trust.unlearning.heads import Residual
-from pyg_trust.unlearning.reports import NOT_CHECKED
+from pyg_trust.unlearning.reports import NOT_CHECKED, SAME
 from pyg_trust.unlearning.saved import Saved
 from pyg_trust.unlearning.shifts import (
     gaussian_budget,
@@ -45,7 +44,7 @@ from pyg_trust.unlearning.shifts import (
 )
 from pyg_trust.verify import release, removal
 
-__all__ = ['CertifiedClassifier', 'Held', 'noised']
+__all__ = ['CertifiedClassifier', 'noised']
 
 #: An assumption of every release.
 EXACT_NOISE = (
@@ -54,45 +53,18 @@ EXACT_NOISE = (
 )
 
 
-class Held(saved.Held, Protocol):
-    """Protocol: state of a fitted classifier, with its removal ledger."""
-
-    @property
-    def W(self) -> Tensor:
-        """The weights before noise is added."""
-
-    @property
-    def weight(self) -> Tensor:
-        """The released weights."""
-
-    @property
-    def classes(self) -> tuple[int, ...]:
-        """The class labels, in ascending order."""
-
-    @property
-    def releases(self) -> int:
-        """The number of releases of this object, over all fits."""
-
-    @property
-    def num_items(self) -> int:
-        """The number of training items that remain."""
-
-
 def recorded(ledger: RemovalLedger, *digests: str) -> bool:
     """Return whether a ledger's last line records one of some states."""
     last = ledger.last
     return last is not None and last.data in digests
 
 
-M = TypeVar('M', bound=Held)
-
-
-class CertifiedClassifier(Saved[M]):
+class CertifiedClassifier(Saved):
     r"""Base of classifiers with certified removal: release, account, state.
 
-    A subclass keeps features and weights in ``_model``.
-
-    Its arguments are those of its subclasses.
+    A subclass keeps features and weights in ``_model``: ``W`` before the
+    noise, the released ``weight``, ``classes``, ``releases`` of all fits and
+    ``num_items`` that remain.
     """
 
     noise = 'output'
@@ -151,10 +123,10 @@ class CertifiedClassifier(Saved[M]):
         """
         return super().state_dict()
 
-    def _packed(self, model: M) -> dict[str, Any]:
+    def _packed(self, model: Any) -> dict[str, Any]:
         return {'classes': model.classes}
 
-    def _unpacked(self, state: dict[str, Any]) -> M:
+    def _unpacked(self, state: dict[str, Any]) -> Any:
         config, mine = dict(state['config']), self._config()
         if 'feature_bound' in mine:
             # States of earlier versions have no bound; features beyond it are
@@ -208,7 +180,7 @@ class CertifiedClassifier(Saved[M]):
         part = None if seed is None else rng.derive(seed, number, 0)
         return noised(W, noise.source(part), self.release_std)
 
-    def _noise_p_value(self, model: M) -> float:
+    def _noise_p_value(self, model: Any) -> float:
         """Compute the p value of a test of the noise's law."""
         grid = release.grid(self.release_std)
         off = model.weight / grid - (model.W / grid).round()
@@ -243,7 +215,7 @@ class CertifiedClassifier(Saved[M]):
         size = self._largest(outputs)
         release.check_sum(size, self.release_std, 'release_std')
 
-    def _bound(self, model: M) -> float:
+    def _bound(self, model: Any) -> float:
         """Return the bound of the residual that the ledger stands for."""
         mu = self.weight_decay * model.num_items
         return self._allowed(model.ledger.spent, mu)
@@ -271,10 +243,26 @@ class CertifiedClassifier(Saved[M]):
                 'a bug of pyg_trust; nothing was changed'
             )
 
-    def _certificate(self, model: M, spent: float) -> dict[str, Any]:
-        """Return the fields of a report that all releases have."""
+    def _certificate(
+        self,
+        model: Any,
+        spent: float,
+        residual: Residual,
+        assumptions: tuple[str, ...],
+        **origin: Any,
+    ) -> dict[str, Any]:
+        # The fields that reports of all releases have. A release that spends
+        # nothing is compared with a fit by the same program.
         ledger = model.ledger
         return {
+            'residual': residual.measured * (spent > 0),
+            'assumptions': (
+                *assumptions,
+                EXACT_NOISE,
+                *SAME * (spent == 0),
+            ),
+            'data': model.sealed,
+            'origin': origin,
             'epsilon': self._epsilon(spent),
             'epsilon_transcript': self._transcript(ledger),
             'delta': self.delta,
@@ -291,7 +279,7 @@ class CertifiedClassifier(Saved[M]):
 
     def _compared(
         self,
-        model: M,
+        model: Any,
         exact: Tensor,
         residuals: tuple[Residual, Residual],
         margins: Callable[[Tensor], Tensor],

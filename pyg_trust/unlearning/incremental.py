@@ -72,7 +72,7 @@ def bare(
     directed: bool = False,
     gone: Tensor | None = None,
 ) -> Sums:
-    """Make a graph that can be edited, with no features."""
+    """Make the sums of an editable graph, without feature columns."""
     return Sums(
         graph,
         torch.empty((graph.num_nodes, 0), dtype=torch.float64),

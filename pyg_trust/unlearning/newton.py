@@ -22,7 +22,7 @@ __all__ = ['Refined', 'Solution', 'minimize', 'refine']
 
 
 class Refined(NamedTuple):
-    """Weights, their measured gradient, the last factor, and all steps."""
+    """Result of :func:`refine`: weights, gradient, factor, steps taken."""
 
     W: Tensor
     gradient: Gradient

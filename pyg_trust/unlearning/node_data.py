@@ -362,8 +362,6 @@ def _edit(
     edit = Edit(ids.part(update.part), edges=edges, update=update)
     new, changed, given = update.nodes, update.features, update.labels
     if new is not None and new.x.size(0):
-        assert new.y is not None
-        assert new.train is not None
         new.check_next(ids.next(count))
         y = positions('nodes', torch.where(new.train, new.y, -1))
         edit = edit._replace(x=features('nodes', new.x), y=y)

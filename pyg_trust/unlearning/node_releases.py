@@ -11,7 +11,6 @@ from pyg_trust.files.seals import Seals
 from pyg_trust.ledger import BudgetExceededError, RemovalLedger, coarse
 from pyg_trust.report import fingerprint_model, provenance
 from pyg_trust.unlearning.certified import (
-    EXACT_NOISE,
     CertifiedClassifier,
     proved,
 )
@@ -19,7 +18,7 @@ from pyg_trust.unlearning.heads import HEAD, Gradient, Problem
 from pyg_trust.unlearning.newton import Refined, refine
 from pyg_trust.unlearning.node_data import Model, waiting
 from pyg_trust.unlearning.node_rows import Change, Edit, NodeState, Settings
-from pyg_trust.unlearning.reports import SAME, NodeUnlearnReport
+from pyg_trust.unlearning.reports import NodeUnlearnReport
 from pyg_trust.verify import removal
 
 # A release spends this part of the budget, if the steps below reach it.
@@ -43,7 +42,7 @@ class Step(NamedTuple):
     spent: float
 
 
-class NodeReleases(CertifiedClassifier[Model]):
+class NodeReleases(CertifiedClassifier):
     """Base of node classifiers: how they release, and are saved."""
 
     measure: Measure
@@ -198,8 +197,6 @@ class NodeReleases(CertifiedClassifier[Model]):
             stale_rows=0,
             num_train=data.num_train,
             gradient_change=start.norm.measured,
-            # 0 if compared with a fit by the same program, which has it too.
-            residual=gradient.norm.measured * (spent > 0),
             # With estimates, the residual is that of exact solves.
             feature_error=0.0,
             bound=bound,
@@ -208,32 +205,35 @@ class NodeReleases(CertifiedClassifier[Model]):
             iterations=iterations,
             secure=new.secure,
             seeded=not new.secure,
-            assumptions=self._assumptions() + SAME * (spent == 0),
-            data=new.sealed,
-            origin=provenance(
-                **{**self._config(), 'measure': str(self.measure)},
-                seed=self._seed,
-            ),
             history=tuple(spent / self.budget for spent in ledger.amounts()),
             setting=data.settings.digest(self.release_std),
-            **self._certificate(new, spent),
+            **self._certificate(
+                new,
+                spent,
+                gradient.norm,
+                self._assumptions(),
+                **provenance(
+                    **{**self._config(), 'measure': str(self.measure)},
+                    seed=self._seed,
+                ),
+            ),
         )
 
     def _assumptions(self) -> tuple[str, ...]:
-        made: tuple[str, ...] = (
+        made = (
             'the state (state_dict), of which the weights before the noise '
             'can be solved again, stays secret',
-            EXACT_NOISE,
         )
-        if self.encoder is not None:
-            made += (
-                'the encoder never saw the data, as the user stated by '
-                'start_is_public=True'
-                if self._stated_public
-                else 'the encoder never saw the data: its factory draws other '
-                'weights under another seed',
-            )
-        return made
+        if self.encoder is None:
+            return made
+        if self._stated_public:
+            stated = 'as the user stated by start_is_public=True'
+            return (*made, f'the encoder never saw the data, {stated}')
+        return (
+            *made,
+            'the encoder never saw the data: its factory draws other weights '
+            'under another seed',
+        )
 
     # Proofs #################################################################
 

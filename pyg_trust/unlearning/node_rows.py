@@ -389,10 +389,7 @@ class NodeState:
         kept = torch.cat([kept, rows]).unique() if rows.numel() else kept
         goals = torch.cat([self.Y[kept], goals])
         if rows.numel():
-            y = torch.cat([moves.relabelled[1], moves.y])
-            hot = targets(y, len(self.classes))
-            self.y = self.y.index_copy(0, rows, y)
-            self.Y = self.Y.index_copy(0, rows, hot)
+            self._relabel(rows, torch.cat([moves.relabelled[1], moves.y]))
         self._check_members(had)
         gradient = self._write(kept, dropped, goals, W, old, before)
         return Change(moves.rows, kept.numel(), gradient, sealed)
@@ -442,6 +439,10 @@ class NodeState:
         stays, comes = (place >= 0) & (y >= 0), (place < 0) & (y >= 0)
         relabelled = place[stays], y[stays]
         return Moves(count, dropped, nodes[comes], y[comes], kept, relabelled)
+
+    def _relabel(self, rows: Tensor, y: Tensor) -> None:
+        self.y = self.y.index_copy(0, rows, y)
+        self.Y = self.Y.index_copy(0, rows, targets(y, len(self.classes)))
 
     def _drop(self, rows: Tensor) -> None:
         # All of training rows but their features.

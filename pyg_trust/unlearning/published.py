@@ -16,7 +16,6 @@ from torch_geometric.data import Data
 from pyg_trust import noise, rng
 from pyg_trust._checks import (
     Fraction,
-    Int,
     NotNegative,
     OneOf,
     Positive,
@@ -53,6 +52,8 @@ __all__ = [
 
 # Bits kept of a bound in the account, as it is a function of removed data.
 BITS = 4
+# The residual of exact solves.
+TOL = 1e-10
 PAPER_GAMMA_2 = 0.25
 ON_EXCEED = ('refine', 'retrain', 'raise')
 ACCOUNTS = ('residual', 'bound', 'paper')
@@ -100,13 +101,7 @@ def tight_bound(Z: Tensor, P: Tensor, K: Tensor | None = None) -> float:
     return GAMMA_2 / 2 * spectral_norm(Z, K) * spread
 
 
-@validated
-def paper_bound(
-    Z: Tensor,
-    P: Tensor,
-    K: Tensor | None = None,
-    radius: NotNegative | None = None,
-) -> float:
+def paper_bound(Z: Tensor, P: Tensor, K: Tensor | None = None) -> float:
     r"""Bound the residual by Theorem 4.7 of the paper, with a valid :math:`F`.
 
     .. math::
@@ -121,12 +116,10 @@ def paper_bound(
         Z (Tensor): as in :func:`tight_bound`.
         P (Tensor): as in :func:`tight_bound`.
         K (Tensor, optional): as in :func:`tight_bound`.
-        radius (float, optional): :math:`F`; by default the largest row norm.
     """
     _check_step(Z, P, K)
-    radius = max_row_norm(Z) if radius is None else radius
     per_class = P.norm(dim=0) * (Z @ P).norm(dim=0)
-    scale = PAPER_GAMMA_2 * radius * spectral_norm(Z, K)
+    scale = PAPER_GAMMA_2 * max_row_norm(Z) * spectral_norm(Z, K)
     return scale * float(per_class.norm())
 
 
@@ -174,8 +167,6 @@ class PublishedScatteringClassifier:
             :obj:`'retrain'` draws a fresh one, :obj:`'raise'` raises
             :class:`~pyg_trust.ledger.BudgetExceededError`.
             (default: :obj:`'refine'`)
-        num_classes (int, optional): as in that class.
-        tol (float): the residual of exact solves. (default: :obj:`1e-10`)
         seed (int, optional): the seed of :math:`b`.
     """
 
@@ -190,18 +181,16 @@ class PublishedScatteringClassifier:
         delta: Fraction = 1e-4,
         accounting: Annotated[str, OneOf(ACCOUNTS)] = 'residual',
         on_exceed: Annotated[str, OneOf(ON_EXCEED)] = 'refine',
-        num_classes: Annotated[int, Int(2)] | None = None,
-        tol: Positive = 1e-10,
         seed: int | None = None,
     ) -> None:
-        self.transform, self.num_classes = transform, num_classes
+        self.transform = transform
         self.weight_decay = weight_decay
-        self.noise_std, self.tol = noise_std, tol
+        self.noise_std = noise_std
         self.epsilon, self.delta = epsilon, delta
         self.accounting, self.on_exceed = accounting, on_exceed
         self.budget = removal_budget(epsilon, delta, noise_std)
         self.seed = None if seed is None else rng.resolve(seed)
-        self._keeper = GraphKeeper(transform, num_classes)
+        self._keeper = GraphKeeper(transform)
         self._state: _State | None = None
 
     def __repr__(self) -> str:
@@ -343,7 +332,7 @@ class PublishedScatteringClassifier:
 
     @property
     def linear_term(self) -> Tensor:
-        """The secret :math:`b`: ``[d, num_outputs]``, a copy."""
+        """The secret noise :math:`b` of the objective, a copy."""
         return self._fitted.B.clone()
 
     @property
@@ -379,7 +368,7 @@ class PublishedScatteringClassifier:
             self.weight_decay,
             W=start,
             K=train.K,
-            tol=self.tol / 2,
+            tol=TOL / 2,
         )
         return state._replace(W=found.W), found.iterations
 
@@ -387,7 +376,7 @@ class PublishedScatteringClassifier:
         # What a solved model spends: that of tol, or of a power of two times
         # tol if rounding hides more.
         upper = state.objective(self.weight_decay).gradient(state.W).norm.upper
-        return self.tol * max(1.0, coarse(upper / self.tol))
+        return TOL * max(1.0, coarse(upper / TOL))
 
 
 def _sum(one: float, two: float) -> float:

@@ -103,7 +103,7 @@ class _Held(NamedTuple):
         return self._replace(lineage=self.lineage.next())
 
 
-class Recommender(Saved[_Held], EditedInPlace):
+class Recommender(Saved, EditedInPlace):
     r"""Recommender that forgets users, items and interactions exactly.
 
     .. code-block:: python

@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from pyg_trust import files
 from pyg_trust._checks import check_instance
@@ -21,39 +21,20 @@ from pyg_trust.files.commit import Lineage, ObjectLock, editing, synchronized
 from pyg_trust.ledger import RemovalLedger
 from pyg_trust.removal import RemovalRequest, skipping
 
-__all__ = ['FORMAT', 'Held', 'Saved']
+__all__ = ['FORMAT', 'Saved']
 
 
-class Held(Protocol):
-    """Protocol: state of a fitted model, with its removal ledger.
-
-    It is replaced as a whole, by one assignment at the end of an operation
-    that may fail, so that a failure changes nothing.
-    """
-
-    @property
-    def ledger(self) -> RemovalLedger:
-        """The removal ledger."""
-
-    @property
-    def lineage(self) -> Lineage:
-        """All states up to this one."""
-
-    @property
-    def is_sealed(self) -> bool:
-        """Whether the ledger's last line records this state."""
+S = TypeVar('S', bound='Saved')
 
 
-M = TypeVar('M', bound=Held)
-S = TypeVar('S', bound='Saved[Any]')
-
-
-class Saved(Generic[M]):
+class Saved:
     """Base of models that keep, save and load their state.
 
-    A subclass keeps its state in ``_model``, lists the settings that a saved
-    one has to agree with (``_config``), writes it (``_packed``) and makes it
-    again (``_rebuilt``).
+    A subclass keeps its state in ``_model``, with ``ledger``, ``lineage`` and
+    ``is_sealed`` (whether the ledger's last line records it). It is replaced
+    as a whole, at the end of an operation that may fail. ``_config`` lists the
+    settings that a saved one has to agree with, ``_packed`` writes it and
+    ``_rebuilt`` makes it again.
     """
 
     #: The most that the ledger may spend.
@@ -75,7 +56,7 @@ class Saved(Generic[M]):
         return made
 
     def __init__(self) -> None:
-        self._model: M | None = None
+        self._model: Any = None
         self._lock = ObjectLock()
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
@@ -181,7 +162,7 @@ class Saved(Generic[M]):
         with reading():
             self._model = self._unpacked(state)
 
-    def _unpacked(self, state: dict[str, Any]) -> M:
+    def _unpacked(self, state: dict[str, Any]) -> Any:
         check_settings('config', state['config'], self._config())
         # Two branches may have equal ledgers: each has made releases of its
         # own, and neither counts those of the other.
@@ -210,12 +191,12 @@ class Saved(Generic[M]):
     def _config(self) -> dict[str, Any]:
         raise NotImplementedError
 
-    def _packed(self, model: M) -> dict[str, Any]:
+    def _packed(self, model: Any) -> dict[str, Any]:
         raise NotImplementedError
 
     def _rebuilt(
         self, state: dict[str, Any], ledger: RemovalLedger, lineage: Lineage
-    ) -> M:
+    ) -> Any:
         raise NotImplementedError
 
     def _settle(self) -> None:
@@ -223,7 +204,7 @@ class Saved(Generic[M]):
         pass
 
     @property
-    def _fitted(self) -> M:
+    def _fitted(self) -> Any:
         self._settle()
         if self._model is None:
             raise ValueError('the model needs to be fitted first')

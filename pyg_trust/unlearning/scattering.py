@@ -27,7 +27,6 @@ from pyg_trust.removal import Edges, Nodes, RemovalRequest, requested
 from pyg_trust.report import fingerprint_model, provenance
 from pyg_trust.transforms import GraphEmbedding
 from pyg_trust.unlearning.certified import (
-    EXACT_NOISE,
     CertifiedClassifier,
     probabilities,
     proved,
@@ -35,7 +34,7 @@ from pyg_trust.unlearning.certified import (
 )
 from pyg_trust.unlearning.heads import HEAD, Objective, Residual
 from pyg_trust.unlearning.newton import minimize
-from pyg_trust.unlearning.reports import SAME, UnlearnReport, VerifyReport
+from pyg_trust.unlearning.reports import UnlearnReport, VerifyReport
 from pyg_trust.unlearning.rows import gram, keep_rows
 from pyg_trust.unlearning.training_graphs import (
     GraphKeeper,
@@ -110,7 +109,7 @@ class Solved(NamedTuple):
     spent: float
 
 
-class ScatteringClassifier(CertifiedClassifier[Model]):
+class ScatteringClassifier(CertifiedClassifier):
     r"""Graph classifier that forgets on request, with a certificate.
 
     .. code-block:: python
@@ -443,29 +442,26 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
             graphs_embedded=len(change.touched),
             num_graphs=model.num_items,
             empty_classes=model.train.empty_classes,
-            # 0 if compared with a fit by the same program, which has it too.
-            residual=made.residual.measured * (spent > 0),
             bound=spent,
             budget=self.budget,
             distance_bound=self._bound(model) / mu,
             releases=ledger.num_lines,
             iterations=made.iterations,
             increments={},
-            assumptions=(
-                'the transform takes nothing from other graphs',
-                EXACT_NOISE,
-                *SAME * (spent == 0),
-            ),
-            data=model.sealed,
-            origin=provenance(
-                transform=str(self.transform),
-                lam=self.weight_decay,
-                epsilon=self.epsilon,
-                num_classes=self.num_classes,
-                tol=self.tol,
-            ),
             history=ledger.amounts(),
-            **self._certificate(model, spent),
+            **self._certificate(
+                model,
+                spent,
+                made.residual,
+                ('the transform takes nothing from other graphs',),
+                **provenance(
+                    transform=str(self.transform),
+                    lam=self.weight_decay,
+                    epsilon=self.epsilon,
+                    num_classes=self.num_classes,
+                    tol=self.tol,
+                ),
+            ),
         )
         # Model and account at once, and last of all.
         self._model = model._replace(lineage=old.lineage.next())
@@ -537,10 +533,12 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
 
     def _config(self) -> dict[str, Any]:
         transform = {
-            key: str(value) if isinstance(value, torch.dtype) else value
+            key: value
             for key, value in vars(self.transform).items()
             if not isinstance(value, Tensor | torch.nn.Module)
         }
+        # As earlier states have them.
+        transform |= {'sparse': False, 'dtype': None}
         if weights := tensors_of(self.transform):
             transform['weights'] = fingerprint_model(weights)
         return {

@@ -63,8 +63,8 @@ _LIVE_BUILD, _LIVE_MARK, _LIVE_ROWS, _LIVE_NET, _LIVE_EDIT = (
 class Step(NamedTuple):
     """One edit of a graph: removals, then additions, then changes.
 
-    Nodes and edges that go, features of nodes that come, edges that come, and
-    nodes, each once, with their new features.
+    Removed nodes and edges, features of added nodes, added edges, and nodes,
+    each once, with their new features.
     """
 
     gone: Tensor = _NONE

@@ -10,7 +10,7 @@ from torch_geometric.data import HeteroData
 from pyg_trust import noise
 from pyg_trust.privacy import PrivateItemCounts, items
 from pyg_trust.privacy.gaussian import gaussian_epsilon
-from pyg_trust.privacy.item_scores import item_sums
+from pyg_trust.privacy.items import item_sums
 from pyg_trust.unlearning.similar import lists_of
 from pyg_trust.verify.release import grid
 

@@ -204,7 +204,7 @@ def test_check_accepts_what_is_right():
         (walks([0])._replace(ptr=torch.tensor([0])), None, None, 'run from'),
         (walks([0])._replace(ptr=torch.tensor([0, 2])), None, None, 'run'),
         (walks([0])._replace(ptr=torch.tensor([1, 1])), None, None, 'run'),
-        (walks([0])._replace(ptr=torch.tensor([[0, 1]])), None, None, 'dim'),
+        (walks([0])._replace(ptr=torch.tensor([[0, 1]])), None, None, 'shape'),
     ],
 )
 def test_check_refuses_what_breaks_privacy(bad, size, roots, match):

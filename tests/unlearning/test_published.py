@@ -4,12 +4,9 @@ import random
 import warnings
 from fractions import Fraction
 
-import numpy as np
 import pytest
 import torch
 from graphs import random_graphs
-from scipy.optimize import brentq
-from scipy.stats import norm
 
 from pyg_trust.ledger import BudgetExceededError, coarse
 from pyg_trust.noise import SEEDED
@@ -24,7 +21,6 @@ from pyg_trust.unlearning.heads import Factor
 from pyg_trust.unlearning.newton import minimize
 from pyg_trust.unlearning.published import (
     PublishedScatteringClassifier,
-    removal_budget,
 )
 
 # Objective perturbation ######################################################
@@ -268,49 +264,6 @@ def test_bounds_hold_on_real_removals(datasets, name):
     score, released = model.score(test), model._state
     model._state = released._replace(W=exact)
     assert abs(score - model.score(test)) <= 0.02
-
-
-def test_theorem_3_fails_for_a_batch_too():
-    # One feature: 12 points stay, 142 + 29 go. The released weight minimises
-    # exactly for the noise T(b) = b - u(b).
-    kept = (np.full(12, 0.58), np.ones(12))
-    gone = (
-        np.concatenate([np.full(142, 0.93), np.full(29, 0.53)]),
-        np.concatenate([np.full(142, -1.0), np.ones(29)]),
-    )
-    both = tuple(np.concatenate(pair) for pair in zip(kept, gone, strict=True))
-    lam, std = 0.04, 326.31
-
-    def gradient(w, points):
-        z, y = points
-        slope = -y / (1 + np.exp(np.clip(y * z * w, -700, 700)))
-        return z @ slope + lam * len(z) * w
-
-    def curvature(w, points):
-        z, _ = points
-        p = 1 / (1 + np.exp(np.clip(-z * w, -700, 700)))
-        return (z * z) @ (p * (1 - p)) + lam * len(z)
-
-    grid = np.linspace(-9 * std, 9 * std, 20_001)
-    moved = np.empty_like(grid)
-    for k, b in enumerate(grid):
-        w = brentq(lambda v, b=b: gradient(v, both) + b, -2e4, 2e4, xtol=1e-11)
-        change = gradient(w, both) - gradient(w, kept)
-        w += change / curvature(w, kept)
-        moved[k] = -gradient(w, kept)
-    residual = np.abs(grid - moved).max()
-    assert residual == pytest.approx(74.409, rel=1e-3)
-    assert residual <= removal_budget(1.0, 1e-4, std) * (1 + 1e-3)
-    slope = np.gradient(moved, grid)
-    assert slope.min() > 0
-    released = norm.pdf(grid, scale=std) / slope
-    reference = norm.pdf(moved, scale=std)
-    width = np.gradient(moved)
-    ways = [
-        float(np.maximum(one - math.e * two, 0) @ width)
-        for one, two in ((released, reference), (reference, released))
-    ]
-    assert max(ways) > 0.009
 
 
 def test_arguments_of_0_1_work_for_one_release():

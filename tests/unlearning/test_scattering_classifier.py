@@ -1,5 +1,4 @@
 import copy
-import math
 import random
 
 import pytest
@@ -244,34 +243,6 @@ def test_refused_for_other_reasons():
     assert same(model.state_dict(), before)
     with pytest.raises(ValueError, match='fitted'):
         ScatteringClassifier(GraphScattering()).predict(graphs)
-
-
-@pytest.mark.parametrize(
-    ('change', 'error'),
-    [
-        ({'epsilon': math.inf}, ValueError),
-        ({'release_std': 0.0}, ValueError),
-        ({'noise': 'none'}, TypeError),
-        ({'accounting': 'bound'}, ValueError),
-        ({'num_classes': 1}, ValueError),
-        ({'epsilon': 0.0}, ValueError),
-        ({'epsilon': -1.0}, ValueError),
-        ({'delta': 0.0}, ValueError),
-        ({'delta': 1.0}, ValueError),
-        ({'weight_decay': 0.0}, ValueError),
-        ({'tol': 0.0}, ValueError),
-        ({'loss': 'hinge'}, ValueError),
-        ({'mode': 'forget'}, ValueError),
-        ({'accounting': 'none'}, ValueError),
-        ({'on_exceed': 'ignore'}, ValueError),
-        ({'transform': torch.nn.Identity()}, TypeError),
-        ({'seed': -1}, ValueError),
-    ],
-)
-def test_bad_arguments(change, error):
-    arguments = {'transform': GraphScattering(), **change}
-    with pytest.raises(error):
-        ScatteringClassifier(**arguments)
 
 
 def test_bad_training_data():

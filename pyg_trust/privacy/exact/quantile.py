@@ -17,7 +17,7 @@ _BITS = 32
 
 
 def candidates(low: float, high: float) -> np.ndarray:
-    """Return the public answers: even steps of the logarithm, both ends."""
+    """Return the numbers that may be answered, evenly spaced by logarithm."""
     return np.geomspace(low, high, CANDIDATES)
 
 
@@ -28,7 +28,7 @@ def weights(
     answers: np.ndarray,
     sensitivity: int,
 ) -> list[int]:
-    r"""Return :math:`w_j` of every candidate."""
+    """Return integers in proportion to the probabilities of candidates."""
     n = values.size
     step = epsilon / (2 * sensitivity)
     # Up: by more than the exponential of a float is off.
