@@ -409,6 +409,7 @@ def test_the_ledger_says_what_is_gone_and_what_came_again():
     # Of a node outside of training, too.
     unlearner.remove(features=[TESTED], labels=[5])
     assert int(unlearner.data.y[5]) == -1
+    assert not unlearner.data.x[TESTED].any()
     assert TESTED in unlearner.ledger.removed.of('features')
     again = Update(features=(torch.tensor([TESTED]), ROW))
     unlearner.update(again)
@@ -421,7 +422,8 @@ def test_the_ledger_says_what_is_gone_and_what_came_again():
     held = unlearner.data
     one = [int((held.shard == i).nonzero()[0]) for i in range(SHARDS)]
     labels = held.n_id[one], (held.y[one] + 1) % CLASSES
-    assert unlearner.update(Update(labels=labels)).shards == (0, 1, 2, 3)
+    report = unlearner.update(Update(labels=labels))
+    assert (report.shards, report.request) == ((0, 1, 2, 3), {})
     assert unlearner.verify().ok
 
 
