@@ -82,7 +82,7 @@ class UserCertificate(Report):
         return getattr(self.found, name)
 
     def chart(self) -> Chart:
-        """Draw the chart of the user's report."""
+        """Return the chart of the user's report."""
         return self.found.chart()
 
     def guarantee(self) -> Guarantee:

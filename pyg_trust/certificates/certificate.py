@@ -123,11 +123,7 @@ class Certificate(Proved, SpeaksOf, Report):
     proof: Witness | None = field(default=None, repr=False, compare=False)
 
     def status_of(self, nodes: Tensor, data: Data) -> Tensor:
-        """Return the status of nodes in the graph of today: int8.
-
-        Args:
-            nodes (Tensor): int64: nodes among the targets.
-            data (Data): the graph of today.
+        """Return the status of targets in the graph of today: int8.
 
         Raises:
             ValueError: if the certificate is stale, as it is of another
@@ -196,12 +192,11 @@ class Certificate(Proved, SpeaksOf, Report):
     def certified_accuracy(self, labels: Tensor) -> float:
         """Return the share of targets robust and correctly classified.
 
-        A lower bound on the accuracy under attack, even if every node meets
-        its own worst graph.
+        A lower bound on the accuracy under attack.
 
         Args:
-            labels (Tensor): the true classes of all nodes of the graph:
-                int64, ``[num_nodes]``.
+            labels (Tensor): the true classes of all nodes: int64,
+                ``[num_nodes]``.
         """
         size = (self.local_budget.numel(),)
         check_tensor('labels', labels, torch.int64, size)

@@ -30,7 +30,11 @@ from pyg_trust.certificates.diffusion import (
     diffusion_error,
 )
 from pyg_trust.certificates.sampling import evaluating
-from pyg_trust.certificates.threat import Perturbations, ThreatModel
+from pyg_trust.certificates.threat import (
+    Perturbations,
+    ThreatModel,
+    check_same_graph,
+)
 from pyg_trust.graph import CSRGraph, sparse_rows
 from pyg_trust.nn._messages import changed
 from pyg_trust.nn.agp_conv import APPNP
@@ -71,7 +75,7 @@ class Deployed:
         :math:`\gamma_{d+8}` times the largest number in it, and what was off
         before is multiplied by :math:`a`: with K steps :math:`\gamma_{d+8} h
         \sum_{k<K} (a + \gamma_{d+8})^k` in all. In the limit, see
-        :func:`~pyg_trust.certificates.diffusion_error`.
+        :func:`~pyg_trust.certificates.diffusion.diffusion_error`.
         """
         top = self.logits.abs().amax(0)
         if self.dtype is None:
@@ -181,26 +185,21 @@ class Deployed:
         return cls(_copied(logits), alpha)
 
     @classmethod
-    def of_model(cls, model: Any, data: Any, graph: CSRGraph) -> 'Deployed':
+    def of_model(
+        cls, model: Any, data: Any, threat: ThreatModel
+    ) -> 'Deployed':
         """Describe a model and its data; refuse what is not PageRank."""
         layer = _layer_of(model)
         check_process()
         check_instance('data', data, Data)
-        converted = CSRGraph.convert(data).to('cpu')
+        graph, converted = threat.graph, CSRGraph.convert(data).to('cpu')
         weight = converted.weight
         if weight is not None and bool(weight.ne(1).any()):
             raise ValueError(
                 "'data' needs to be unweighted: an edge is there or not (got "
                 "an 'edge_weight')"
             )
-        if not (
-            torch.equal(converted.rowptr, graph.rowptr)
-            and torch.equal(converted.col, graph.col)
-        ):
-            raise ValueError(
-                "'data' and 'threat' need to have the same graph (got "
-                f'{converted} and {graph})'
-            )
+        check_same_graph('data', converted, threat)
         digest = identity(model)
         with evaluating(model):
             graph_of = data.get('edge_index', data.get('adj_t'))

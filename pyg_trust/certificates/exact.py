@@ -133,7 +133,7 @@ def certify_pagerank(
         alpha = 0.15 if alpha is None else alpha
         deployed = Deployed.of_logits(model, alpha, threat.graph)
     else:
-        deployed = Deployed.of_model(model, data, threat.graph)
+        deployed = Deployed.of_model(model, data, threat)
         if alpha is not None:
             raise ValueError(
                 "'alpha' goes with logits alone: a model has its own teleport "

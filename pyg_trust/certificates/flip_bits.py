@@ -10,7 +10,7 @@ from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
 from pyg_trust import ops, rng
-from pyg_trust._checks import check_instance
+from pyg_trust._checks import check_instance, check_tensor
 from pyg_trust._checks.graphs import with_edge_index
 from pyg_trust._describe import described
 from pyg_trust.certificates.smoothing import check_noise, sampling_slack
@@ -214,16 +214,7 @@ def edge_index_of(ptr: Tensor, col: Tensor) -> Tensor:
 
 
 def check_graph(data: Any, noise: BitFlips) -> None:
-    """Refuse a graph that the noise can't be applied to.
-
-    Raises:
-        TypeError: if the data are no homogeneous graph, or features have no
-            floating point.
-        ValueError: under noise on the edges, if there are weights, attributes,
-            a second adjacency or duplicates, or the graph is directed and the
-            noise is not; under noise on the features, if an entry is neither 0
-            nor 1.
-    """
+    """Refuse a graph that the noise can't be applied to."""
     check_instance('data', data, Data)
     if data.edge_index is None:
         raise ValueError("'data' needs to have an 'edge_index'")
@@ -242,12 +233,9 @@ def check_graph(data: Any, noise: BitFlips) -> None:
                     'have noise on the features alone'
                 )
         _graph(data, noise)
-    x = data.get('x')
-    if x is not None:
-        check_instance('x', x, Tensor)
+    if data.get('x') is not None:
+        check_instance('x', data.x, Tensor)
     if 'features' in noise.noisy:
-        if x is None:
-            raise ValueError("'data' needs to have features 'x' to be noisy")
         _bits(data)
 
 
@@ -263,20 +251,20 @@ def _graph(data: Data, noise: BitFlips) -> CSRGraph:
     return graph
 
 
+def check_features(data: Data) -> None:
+    """Refuse features that are no dense rows of the nodes."""
+    x = data.get('x')
+    if x is None:
+        raise ValueError(
+            "'data' needs to have features 'x', or a 'transform' that makes "
+            'them'
+        )
+    check_tensor('x', x, None, (data.num_nodes, 'num_features'))
+
+
 def _bits(data: Data) -> tuple[Tensor, Tensor]:
+    check_features(data)
     x = data.x.detach().cpu()
-    if x.dim() != 2 or x.layout != torch.strided:
-        raise ValueError(
-            "'x' needs to have the shape [num_nodes, num_features], dense "
-            f'(got {list(x.shape)})'
-        )
-    if x.size(0) != data.num_nodes:
-        raise ValueError(
-            f"'x' needs to have {data.num_nodes} rows, as there are nodes "
-            f'(got {x.size(0)})'
-        )
-    if not x.is_floating_point():
-        raise TypeError(f"'x' needs to be floating point (got {x.dtype})")
     if not bool(((x == 0) | (x == 1)).all()):
         raise ValueError(
             "'x' needs to be 0 or 1 everywhere under noise on the features "

@@ -21,7 +21,7 @@ from pyg_trust._moved import renamed
 from pyg_trust._progress import Bar
 from pyg_trust.certificates.certificate import BROKEN, ROBUST, UNKNOWN
 from pyg_trust.certificates.exact import certify_pagerank
-from pyg_trust.certificates.threat import ThreatModel
+from pyg_trust.certificates.threat import ThreatModel, check_same_graph
 from pyg_trust.certificates.witness import Proved, Witness
 from pyg_trust.graph import CSRGraph
 from pyg_trust.report import (
@@ -221,11 +221,7 @@ def certify_ranks(
             left out, or a user has fewer than :obj:`k` left.
     """
     converted = CSRGraph.convert(graph, threat.num_nodes).to('cpu')
-    there = threat.graph
-    if not torch.equal(converted.rowptr, there.rowptr) or not torch.equal(
-        converted.col, there.col
-    ):
-        raise ValueError("'graph' needs to be the graph of 'threat'")
+    check_same_graph('graph', converted, threat)
     n, (pairs, budget) = converted.num_nodes, _pairs(threat)
     who = check_nodes('users', users, n).cpu().clone()
     if not who.numel():

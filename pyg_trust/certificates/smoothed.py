@@ -29,7 +29,12 @@ from pyg_trust._checks.identity import check_process, identity, identity_on
 from pyg_trust._moved import by_new_names, renamed
 from pyg_trust._progress import Bar
 from pyg_trust.certificates.any_model import certifies
-from pyg_trust.certificates.flip_bits import KINDS, BitFlips, check_graph
+from pyg_trust.certificates.flip_bits import (
+    KINDS,
+    BitFlips,
+    check_features,
+    check_graph,
+)
 from pyg_trust.certificates.sampling import (
     Pipeline,
     Run,
@@ -176,7 +181,11 @@ def certify_smoothed(
     for graph in graphs:
         check_graph(graph, threat)
         if transform is None and forward is None:
-            _check_features(graph)
+            check_features(graph)
+            weight = graph.get('edge_weight')
+            if weight is not None:
+                size = (graph.edge_index.size(1),)
+                check_tensor('edge_weight', weight, None, size)
     size = len(graphs) if task == 'graphs' else int(graphs[0].num_nodes)
     if pairs:
         size, task = _check_pairs(graphs[0], task, forward), 'pairs'
@@ -398,28 +407,6 @@ def _check_pairs(graph: Data, task: str, forward: Any) -> int:
         'edge_label_index', pairs, int(graph.num_nodes or 0), 'the nodes'
     )
     return int(pairs.size(1))
-
-
-def _check_features(graph: Data) -> None:
-    x = graph.get('x')
-    if x is None:
-        raise ValueError(
-            "'data' needs to have features 'x', or a 'transform' that makes "
-            'them'
-        )
-    if not x.is_floating_point():
-        raise TypeError(f"'x' needs to be floating point (got {x.dtype})")
-    if x.dim() != 2 or x.size(0) != graph.num_nodes:
-        raise ValueError(
-            f"'x' needs to have the shape [{graph.num_nodes}, num_features] "
-            f'(got {list(x.shape)})'
-        )
-    weight = graph.get('edge_weight')
-    if weight is not None and weight.shape != graph.edge_index.shape[1:]:
-        raise ValueError(
-            f"'edge_weight' needs to have {graph.edge_index.size(1)} entries "
-            f'(got the shape {list(weight.shape)})'
-        )
 
 
 def _check_model(

@@ -168,6 +168,18 @@ def _convert(graph: Any, num_nodes: int | None) -> CSRGraph:
     return converted.to('cpu')
 
 
+def check_same_graph(name: str, graph: CSRGraph, threat: ThreatModel) -> None:
+    """Refuse another graph than that of a threat."""
+    there = threat.graph
+    if not torch.equal(graph.rowptr, there.rowptr) or not torch.equal(
+        graph.col, there.col
+    ):
+        raise ValueError(
+            f"'{name}' and 'threat' need to have the same graph (got {graph} "
+            f'and {there})'
+        )
+
+
 def spanning_tree(graph: CSRGraph) -> Tensor:
     """Return the edges on a minimum spanning tree: bool, ``[num_edges]``.
 

@@ -22,12 +22,11 @@ MOST_BYTES = 64 * 2**20
 class Witness:
     """Arrays that prove a robustness certificate.
 
-    They contain the logits and the edges, which may be personal data. Delete
+    They contain the logits and the edges, which may be personal data: delete
     the witness with a removal.
 
     Args:
-        arrays (dict): the arrays that :func:`pyg_trust.verify.proofs.prove`
-            takes.
+        arrays (dict): the arrays, by name.
     """
 
     def __init__(self, arrays: dict[str, np.ndarray]) -> None:

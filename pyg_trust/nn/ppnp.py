@@ -43,6 +43,14 @@ from pyg_trust.certificates.diffusion import check_alpha, diffuse
 from pyg_trust.graph import CSRGraph
 from pyg_trust.nn._messages import as_edges, changed, recording
 
+__all__ = [
+    'PPNP',
+    'CorrectAndSmooth',
+    'FeaturePropagation',
+    'LabelPropagation',
+    'PageRankDiffusion',
+]
+
 
 @validated
 class PageRankDiffusion(pyg.MessagePassing):

@@ -388,39 +388,6 @@ def test_a_seed_is_in_the_first_line():
     assert not secret.guarantee().promise.startswith(first)
 
 
-class Turns(torch.nn.Module):
-    """Another class from one call to another."""
-
-    def __init__(self, first, last):
-        super().__init__()
-        self.range, self.calls = (first, last), 0
-
-    def forward(self, x, edge_index):
-        self.calls += 1
-        low, high = self.range
-        degree = edge_index[0].bincount(minlength=len(x))[:, None].float()
-        out = torch.cat([degree - 2.5, 2.5 - degree], 1)
-        return -out if low <= self.calls <= high else out
-
-
-class Notes(torch.nn.Module):
-    """Keeps what it has returned, for people to look at."""
-
-    def forward(self, x, edge_index):
-        degree = edge_index[0].bincount(minlength=len(x))[:, None].float()
-        self.last = torch.cat([degree - 2.5, 2.5 - degree], 1)
-        return self.last
-
-
-def test_calls_that_turn_the_class_for_a_while_are_found_out():
-    noise = BitFlips(edges=(0.05, 0.4))
-    certify(Notes(), cube(), noise, batch_size=20, **OPTIONS)
-    data = linked()
-    with pytest.raises(ValueError, match='same function at every call'):
-        Divided(Turns(21, 39), 40, 'edges').certify(data)
-    Divided(Notes(), 40, 'edges').certify(data)
-
-
 def exactly_answers(p, samples, selection, level):
     """The least chance of an answer, from binomials in fractions."""
 

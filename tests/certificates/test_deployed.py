@@ -344,7 +344,7 @@ def test_a_self_loop_that_the_model_adds_cannot_be_removed():
     data = Data(x=torch.eye(3), edge_index=edge_index, num_nodes=3)
     threat = ThreatModel(data, fixed='none', local_budget=2)
     model = PPNP(torch.nn.Identity(), add_self_loops=True)
-    made = Deployed.of_model(model, data, threat.graph)
+    made = Deployed.of_model(model, data, threat)
     seen = made.perturbations(threat)
     loops = seen.graph.row == seen.graph.col
     assert int(loops.sum()) == 3
