@@ -283,7 +283,7 @@ def logits_of(
 
 
 def draw(found: dict, name: str, args: Namespace, path: Path) -> None:
-    """Accuracy against epsilon, a panel for each promise."""
+    """Draw accuracy against epsilon, with a panel for each guarantee."""
     figure, axes = pyplot.subplots(1, 3, figsize=(12, 3.6), sharey=True)
     for axis, level in zip(axes, LEVELS, strict=True):
         epsilons = getattr(args, f'{level}_epsilons')

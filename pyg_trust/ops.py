@@ -199,17 +199,14 @@ def propagate(
     :math:`B` is the unweighted adjacency in which row :math:`v` of
     :obj:`(rowptr, col)` lists the nodes that :math:`v` receives from,
     :math:`R` and :math:`S` are the diagonals :obj:`recv` and :obj:`send`.
-    Levels go from the last weight to the first (Horner), so that :math:`z` is
-    written once. A column has the same bits whatever stands beside it, for any
-    number of threads and any instruction set. Memory beside the result: two
-    buffers of at most four cache lines a node (two with :obj:`half`): so many
-    columns are in flight, and, with :obj:`rows`, 4 bytes for each entry of the
-    rows that a level needs; for eight levels or more, where a buffer has at
-    most a mebibyte, a copy of the entries, at most 272 bytes a node.
+    A column has the same bits whatever stands beside it, for any number of
+    threads and any instruction set. Memory beside the result: two buffers of
+    at most four cache lines a node (two with :obj:`half`), and, with
+    :obj:`rows`, 4 bytes for each entry of the rows that a level needs.
 
     On CUDA it runs by torch's own sparse products, with levels in the dtype
-    of :obj:`x` whatever :obj:`half` says, and is equal up to rounding; memory:
-    four matrices like the result and 12 bytes an edge.
+    of :obj:`x`, and is equal up to rounding; memory: four matrices like the
+    result and 12 bytes an edge.
     """
     given, sparse = x, x.layout == torch.sparse_csr
     if half and x.dtype != torch.float32:
@@ -306,11 +303,9 @@ def instruction_set() -> str:
 def kept_pages() -> Iterator[None]:
     """Keep a call's working memory for the next calls in the block.
 
-    For calls that follow each other at once and need as much: the system
-    clears every page that it hands out, a good fifth of the time of a
-    propagation from disk to disk. What is kept is no more than one call
-    needed, and goes at the end. Results are the same. On the CPU alone; all
-    threads of the process share it.
+    The system clears every page that it hands out, a fifth of the time of a
+    propagation from disk to disk. No more is kept than one call needed. On the
+    CPU alone; all threads of the process share it.
     """
     _ops.keep_pages(True)
     try:
@@ -339,16 +334,13 @@ def push(
     block :math:`k` draws from the stream of :obj:`(seed, first + k)`, and what
     it does depends on no other. Memory beside the result: two buffers of a
     cache line a node for each block in flight, at most four or one per thread;
-    on CUDA 15 to 52 bytes (22 to 60 for float64) for every entry of :obj:`x`,
-    and a byte per edge and block, for at most :math:`2^{26}` entries at a
-    time, or one block.
+    on CUDA up to 60 bytes for every entry of :obj:`x`, and a byte per edge and
+    block, for at most :math:`2^{26}` entries at a time, or one block.
 
     On CUDA the same seed samples the same edges as on the CPU, so that results
     agree up to the rounding of sums in another order (relative to the largest
-    entry, below 1e-5 for float32 and 1e-11 for float64). Where rounding
-    decides what is sampled, for a random point that falls on the border of two
-    entries or for an entry worth one quantum exactly, a few quanta may go
-    elsewhere.
+    entry, below 1e-5 for float32 and 1e-11 for float64), except where rounding
+    decides what is sampled.
     """
     rowptr, col, group_ptr, group_end, scale = graph
     return _ops.push(
@@ -413,12 +405,11 @@ def push_sparse(
     r"""Run :func:`push` on sparse signals, with sparse results.
 
     Signals are independent: signal :math:`k` draws from the stream of
-    :obj:`(seed, first + k)`. Time is that of the pushes alone. Memory beside
-    the result: 16 (float64: 32) bytes a node and thread, which are kept for
-    the next call, up to 1 GiB each, and cleared where they were used. On CUDA:
-    53 bytes (65 for float64) per node and signal and half a byte per edge and
-    signal, for as many signals at a time as have :math:`2^{24}` nodes together
-    (or one); results agree with those of the CPU as in :func:`push`.
+    :obj:`(seed, first + k)`. Memory beside the result: 16 (float64: 32) bytes
+    a node and thread, kept for the next call, up to 1 GiB each. On CUDA at
+    most 65 bytes per node and signal and half a byte per edge and signal, for
+    as many signals at a time as have :math:`2^{24}` nodes together (or one);
+    results agree with those of the CPU as in :func:`push`.
     """
     rowptr, col, group_ptr, group_end, scale = graph
     return _ops.push_sparse(
@@ -439,19 +430,16 @@ def disjoint_walks(
 ) -> tuple[Tensor, Tensor]:
     r"""Draw node-disjoint subgraphs by random walks (DRW, DRW-R).
 
-    The roots are drawn from the stream of :obj:`(seed, 0)`, the walks of root
-    :math:`r` from that of :obj:`(seed, 1, r)`. Time is :math:`O(n + m)` for
-    any number of restarts; memory beside the result: a byte per node, four
-    per root and four per node reached, and one row of the graph.
+    Time is :math:`O(n + m)` for any number of restarts; memory beside the
+    result: a byte per node, four per root and four per node reached, and one
+    row of the graph.
 
     On CUDA the roots walk in rounds of many at once, and a root that meets an
-    earlier one in its round walks again in the next (``csrc/device/walk.h``).
-    The result is a function of the arguments alone there too, but with
+    earlier one in its round walks again in the next (``csrc/device/walk.h``):
     *another law* than on the CPU, so that the same seed gives other subgraphs.
-    Like those of the CPU they are disjoint, have at most
-    ``1 + walk_length * restarts`` nodes, cover all roots, and depend on
-    nothing else than the graph, the roots and the seed. Memory: about 30
-    bytes per node, 80 per root and four per edge.
+    They too are disjoint, have at most ``1 + walk_length * restarts`` nodes,
+    cover all roots, and depend on the graph, the roots and the seed alone.
+    Memory: about 30 bytes per node, 80 per root and four per edge.
     """
     return _ops.disjoint_walks(rowptr, col, roots, walk_length, restarts, seed)
 
@@ -474,12 +462,10 @@ def flip_bits(
     r"""Draw noisy copies of a sparse matrix of bits, one below the other.
 
     Every 0 becomes 1 with probability :math:`p_+` and every 1 becomes 0 with
-    :math:`p_-`, all independently: the exact product law, up to
-    ``sampling_slack`` of certificates/smoothing.py. Copy :math:`s`
-    draws from the stream of ``(seed, first + s)``, whatever the batch and the
-    number of threads. Time and memory are those of the ones that come out,
-    :math:`O(m + p_+ N + n)` for each copy, not of the :math:`N` cells. On the
-    CPU alone.
+    :math:`p_-`, all independently, up to ``sampling_slack`` of
+    ``certificates/smoothing.py``. Copy :math:`s` draws from the stream of
+    ``(seed, first + s)``. Time and memory are :math:`O(m + p_+ N + n)` for
+    each copy, not those of the :math:`N` cells. On the CPU alone.
     """
     n = rowptr.numel() - 1
     if cells != 'all':
@@ -494,15 +480,8 @@ def flip_bits(
                 f'2**31 nodes together (got {num_samples} of {n})'
             )
     return _ops.flip_bits(
-        rowptr,
-        col,
-        num_cols,
-        p_plus,
-        p_minus,
-        CELLS.index(cells),
-        seed,
-        first,
-        num_samples,
+        *(rowptr, col, num_cols, p_plus, p_minus),
+        *(CELLS.index(cells), seed, first, num_samples),
     )
 
 
@@ -577,12 +556,11 @@ def policy_iteration(
         \sum_{j \in S \triangle S_i} \nu_{ij} \right]
 
     over the out-neighbourhoods :math:`S` that :math:`k` flips make of row
-    :math:`i` (an empty one counts as one edge that leads nowhere): the
-    maximizing :math:`S` for a :math:`V`, then the :math:`V` of that graph
-    (BiCGSTAB), to a residual of a hundredth of :math:`\lVert T V -
-    V \rVert_\infty`, and so on. Ends when that norm is at most :obj:`goal` or
-    :obj:`rounding` times :math:`\lVert V \rVert_\infty`. Memory beside the
-    result, per thread: some twenty numbers per node and one per edge.
+    :math:`i` (an empty one counts as one edge that leads nowhere), in turns
+    with the :math:`V` of that graph (BiCGSTAB). Ends when :math:`\lVert T V -
+    V \rVert_\infty` is at most :obj:`goal` or :obj:`rounding` times
+    :math:`\lVert V \rVert_\infty`. Memory beside the result, per thread: some
+    twenty numbers per node and one per edge.
     """
     costs = (bonus, visit_cost, step_cost, root, removal_cost, addition_cost)
     return _ops.policy_iteration(

@@ -22,7 +22,6 @@ from bad_inputs import (
 from bad_table import FOLDER, entry
 
 from pyg_trust import agp as F
-from pyg_trust.agp.estimates import Plan
 from pyg_trust.agp.halo import HaloGraph
 from pyg_trust.graph import CSRGraph
 from pyg_trust.sampler.walks import DisjointWalks, disjoint_walks
@@ -389,22 +388,6 @@ entry(
     lambda: {'graph': csr(), 'measure': F.ppr(0.2), 'eps': 0.1},
     *PROPAGATE,
     eps=EPS,
-)
-entry(
-    'agp.propagate_median',
-    lambda: {
-        'graph': csr(),
-        'x': rand(N),
-        'measure': F.ppr(0.2),
-        'plan': Plan(0.1, 3, 0.1),
-    },
-    *PROPAGATE,
-    x=SIGNAL,
-    plan=either(
-        instance(),
-        values(Plan(-1.0, 3, 0.1), Plan(0.1, 0, 0.1), Plan(0.1, 2, 0.1)),
-    ),
-    names={'plan': "'(plan|eps|repetitions)'"},
 )
 
 # Scattering

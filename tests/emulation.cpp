@@ -7,23 +7,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <functional>
 #include <memory>
-#include <mutex>
 #include <numeric>
 #include <random>
 #include <thread>
 #include <vector>
-
-// What one thread does after another, and the longest way through a run of
-// the machine: the largest of each launch, summed over all launches.
-struct Work {
-  int64_t loads = 0;
-  int64_t adds = 0;
-};
-inline thread_local Work work;
-inline Work path;
-#define PYG_TRUST_COUNT(what, number) (work.what += (number))
 
 #include "device/push.h"
 #include "device/walk.h"
@@ -67,7 +55,7 @@ class Host {
 
   template <typename F>
   void run(int64_t rows, int64_t lanes, const F& f) {
-    each(rows * lanes, [&](int64_t i) { f(i / lanes, i % lanes); });
+    visit(rows * lanes, [&](int64_t i) { f(i / lanes, i % lanes); });
   }
 
   template <typename F>
@@ -82,28 +70,19 @@ class Host {
                  int64_t lanes,
                  const Part& part,
                  const End& end) {
-    each(rows * lanes, [&](int64_t i) {
+    visit(rows * lanes, [&](int64_t i) {
       T sum[parts];
-      Work most;
-      const Work before = work;
       for (int k = 0; k < parts; ++k) {
         const int p = order_ == kDown ? parts - 1 - k : k;
-        work = before;
         sum[p] = part(i / lanes, i % lanes, int64_t{p});
-        most.adds = std::max(most.adds, work.adds);
-        most.loads = std::max(most.loads, work.loads);
       }
       // What the lanes of a warp do: all at once, each with its partner.
       for (int offset = parts / 2; offset > 0; offset /= 2) {
         T old[parts];
         std::copy(sum, sum + parts, old);
-        for (int p = 0; p < parts; ++p) {
-          work = most;
+        for (int p = 0; p < parts; ++p)
           sum[p] = device::join(old[p], old[p ^ offset]);
-        }
-        most = work;
       }
-      work = most;
       end(i / lanes, i % lanes, sum[0]);
     });
   }
@@ -123,7 +102,7 @@ class Host {
   void run_team(int64_t rows, const F& f) {
     device::Team team;
     team.down = order_ == kDown;
-    each(rows, [&](int64_t i) { f(i, team); });
+    visit(rows, [&](int64_t i) { f(i, team); });
   }
 
   void sort(uint64_t* key, int64_t* value, int64_t count, int bits) {
@@ -169,23 +148,6 @@ class Host {
     std::abort();
   }
 
-  void each(int64_t count, const std::function<void(int64_t)>& body) {
-    Work most;
-    std::mutex mutex;
-    const auto f = [&](int64_t i) {
-      work = {};
-      body(i);
-      if (work.loads == 0 && work.adds == 0)
-        return;
-      const std::lock_guard<std::mutex> lock(mutex);
-      most.loads = std::max(most.loads, work.loads);
-      most.adds = std::max(most.adds, work.adds);
-    };
-    visit(count, f);
-    path.loads += most.loads;
-    path.adds += most.adds;
-  }
-
   template <typename F>
   void visit(int64_t count, const F& f) {
     if (order_ == kUp) {
@@ -221,123 +183,71 @@ class Host {
 
 }  // namespace
 
+// What tests pass: pointers, whole numbers and one real number, in the order of
+// the fields of Dense and Sparse, a graph first.
+struct Given {
+  void* const* at;
+  const int64_t* number;
+
+  template <typename T>
+  T* of(int i) const {
+    return static_cast<T*>(at[i]);
+  }
+  template <typename scalar_t>
+  PushGraph<scalar_t> graph() const {
+    return {of<int64_t>(0), of<int32_t>(1), of<scalar_t>(2), of<int64_t>(3),
+            of<int64_t>(4)};
+  }
+  int64_t entries() const { return of<int64_t>(0)[number[0]]; }
+};
+
 template <typename scalar_t>
-void push(int order,
-          const int64_t* rowptr,
-          const int32_t* col,
-          const scalar_t* scale,
-          const int64_t* group_ptr,
-          const int64_t* group_end,
-          const int64_t* pull_rowptr,
-          const int32_t* pull_col,
-          const scalar_t* recv,
-          const scalar_t* send,
-          int64_t num_nodes,
-          const scalar_t* x,
-          int64_t columns,
-          const scalar_t* eps,
-          const double* ratio,
-          const double* keep,
-          int64_t levels,
-          int64_t seed,
-          int64_t first,
-          double pull_above,
-          scalar_t* z,
-          int64_t* pushed) {
+void push(int order, const Given& g, double pull_above) {
   device::push([=] { return Host(order); },
-                      Dense<scalar_t>{
-                          {rowptr, col, scale, group_ptr, group_end},
-                          pull_rowptr,
-                          pull_col,
-                          recv,
-                          send,
-                          num_nodes,
-                          rowptr[num_nodes],
-                          x,
-                          eps,
-                          z,
-                          columns,
-                          ratio,
-                          keep,
-                          levels,
-                          static_cast<uint64_t>(seed),
-                          first,
-                          pull_above,
-                          pushed});
+               Dense<scalar_t>{g.graph<scalar_t>(), g.of<int64_t>(5),
+                               g.of<int32_t>(6), g.of<scalar_t>(7),
+                               g.of<scalar_t>(8), g.number[0], g.entries(),
+                               g.of<scalar_t>(9), g.of<scalar_t>(10),
+                               g.of<scalar_t>(11), g.number[1],
+                               g.of<double>(12), g.of<double>(13), g.number[2],
+                               static_cast<uint64_t>(g.number[3]), g.number[4],
+                               pull_above, g.of<int64_t>(14)});
 }
 
 // Results go to node and value, one batch behind the other.
 template <typename scalar_t>
-void push_sparse(int order,
-                 const int64_t* rowptr,
-                 const int32_t* col,
-                 const scalar_t* scale,
-                 const int64_t* group_ptr,
-                 const int64_t* group_end,
-                 const scalar_t* send,
-                 int64_t num_nodes,
-                 const int64_t* ptr,
-                 const int64_t* node,
-                 const scalar_t* value,
-                 int64_t num_signals,
-                 const scalar_t* eps,
-                 const scalar_t* prune,
-                 const double* ratio,
-                 const double* keep,
-                 int64_t levels,
-                 int64_t seed,
-                 int64_t first,
-                 int64_t top_k,
-                 double threshold,
-                 int64_t* out_ptr,
-                 int64_t* out_node,
-                 scalar_t* out_value) {
+void push_sparse(int order, const Given& g, double threshold) {
+  const auto* ptr = g.of<int64_t>(6);
+  const int64_t signals = g.number[1];
   int64_t used = 0;
   device::push_sparse(
       [=] { return Host(order); },
-      Sparse<scalar_t>{{rowptr, col, scale, group_ptr, group_end},
-                               send,
-                               num_nodes,
-                               rowptr[num_nodes],
-                               ptr,
-                               node,
-                               value,
-                               ptr[num_signals],
-                               num_signals,
-                               eps,
-                               prune,
-                               ratio,
-                               keep,
-                               levels,
-                               static_cast<uint64_t>(seed),
-                               first,
-                               top_k,
-                               threshold},
-      out_ptr, [&](int64_t count) {
+      Sparse<scalar_t>{g.graph<scalar_t>(), g.of<scalar_t>(5), g.number[0],
+                       g.entries(), ptr, g.of<int64_t>(7), g.of<scalar_t>(8),
+                       ptr[signals], signals, g.of<scalar_t>(9),
+                       g.of<scalar_t>(10), g.of<double>(11), g.of<double>(12),
+                       g.number[2], static_cast<uint64_t>(g.number[3]),
+                       g.number[4], g.number[5], threshold},
+      g.of<int64_t>(13), [&](int64_t count) {
         const int64_t at = used;
         used += count;
-        return device::Entries<scalar_t>{out_node + at, out_value + at};
+        return device::Entries<scalar_t>{g.of<int64_t>(14) + at,
+                                         g.of<scalar_t>(15) + at};
       });
 }
 
 // Whether push_row, cut into parts of `at_once` units, sends what it sends in
 // one call.
 template <typename scalar_t>
-bool parts_are_the_row(const int64_t* rowptr,
-                       const int32_t* col,
-                       const scalar_t* scale,
-                       const int64_t* group_ptr,
-                       const int64_t* group_end,
-                       int64_t num_nodes,
-                       scalar_t mass,
-                       int64_t seed,
-                       int64_t at_once) {
+bool parts_are_the_row(const Given& g, scalar_t mass) {
+  const int64_t num_nodes = g.number[0], seed = g.number[1];
+  const int64_t at_once = g.number[2];
   struct Sent {
     std::vector<std::pair<int64_t, scalar_t>>& sent;
     void add(int64_t v, scalar_t factor) const { sent.emplace_back(v, factor); }
     void prefetch(int64_t) const {}
   };
-  const PushGraph<scalar_t> graph{rowptr, col, scale, group_ptr, group_end};
+  const auto graph = g.graph<scalar_t>();
   for (int64_t u = 0; u < num_nodes; ++u) {
     std::vector<std::pair<int64_t, scalar_t>> row, parts;
     const uint64_t key = derive(seed, u);
@@ -386,54 +296,19 @@ void disjoint_walks(int order,
   counts[2] = found.rounds;
 }
 
-// What was counted since the last time.
-void take_work(int64_t* out) {
-  out[0] = path.loads;
-  out[1] = path.adds;
-  path = {};
-}
-
-#define PUSH(name, scalar_t)                                                  \
-  void push_##name(int order, const int64_t* rowptr, const int32_t* col,      \
-                   const scalar_t* scale, const int64_t* group_ptr,           \
-                   const int64_t* group_end, const int64_t* pull_rowptr,      \
-                   const int32_t* pull_col, const scalar_t* recv,             \
-                   const scalar_t* send, int64_t num_nodes,                   \
-                   const scalar_t* x, int64_t columns, const scalar_t* eps,   \
-                   const double* ratio, const double* keep, int64_t levels,   \
-                   int64_t seed, int64_t first, double pull_above,            \
-                   scalar_t* z, int64_t* pushed) {                            \
-    pyg_trust::push(order,        rowptr, col, scale, group_ptr, group_end,   \
-                           pull_rowptr, pull_col, recv, send, num_nodes, x,   \
-                           columns, eps, ratio, keep, levels, seed, first,    \
-                           pull_above, z, pushed);                            \
-  }                                                                           \
-  void push_sparse_##name(                                                    \
-      int order, const int64_t* rowptr, const int32_t* col,                   \
-      const scalar_t* scale, const int64_t* group_ptr,                        \
-      const int64_t* group_end, const scalar_t* send, int64_t num_nodes,      \
-      const int64_t* ptr, const int64_t* node, const scalar_t* value,         \
-      int64_t num_signals, const scalar_t* eps, const scalar_t* prune,        \
-      const double* ratio, const double* keep, int64_t levels, int64_t seed,  \
-      int64_t first, int64_t top_k, double threshold, int64_t* out_ptr,       \
-      int64_t* out_node, scalar_t* out_value) {                               \
-    pyg_trust::push_sparse(                                                   \
-        order, rowptr, col, scale, group_ptr, group_end, send, num_nodes,     \
-        ptr, node, value, num_signals, eps, prune, ratio, keep, levels, seed, \
-        first, top_k, threshold, out_ptr, out_node, out_value);               \
+#define PUSH(name, scalar_t)                                                 \
+  void push_##name(int order, void** at, const int64_t* number, double above) { \
+    pyg_trust::push<scalar_t>(order, {at, number}, above);                   \
+  }                                                                          \
+  void push_sparse_##name(int order, void** at, const int64_t* number,       \
+                          double threshold) {                                \
+    pyg_trust::push_sparse<scalar_t>(order, {at, number}, threshold);        \
+  }                                                                          \
+  int parts_##name(int, void** at, const int64_t* number, double mass) {     \
+    return pyg_trust::parts_are_the_row<scalar_t>(                           \
+        {at, number}, static_cast<scalar_t>(mass));                          \
   }
 PUSH(float, float)
 PUSH(double, double)
-
-#define PARTS(name, scalar_t)                                                  \
-  int name(const int64_t* rowptr, const int32_t* col, const scalar_t* scale,  \
-           const int64_t* group_ptr, const int64_t* group_end,                \
-           int64_t num_nodes, scalar_t mass, int64_t seed, int64_t at_once) { \
-    return pyg_trust::parts_are_the_row(rowptr, col, scale, group_ptr,        \
-                                        group_end, num_nodes, mass, seed,     \
-                                        at_once);                             \
-  }
-PARTS(parts_float, float)
-PARTS(parts_double, double)
 
 }  // extern "C"

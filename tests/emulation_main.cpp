@@ -52,6 +52,11 @@ struct Graph {
   }
 };
 
+template <typename T>
+void* all(const std::vector<T>& data) {
+  return const_cast<T*>(data.data());
+}
+
 }  // namespace
 
 int main() {
@@ -66,11 +71,12 @@ int main() {
       for (size_t i = 0; i < x.size(); ++i)
         x[i] = static_cast<float>(i * 7919 % 1000) / 1000 - .4f;
       for (const double above : {1e9, .5, HUGE_VAL}) {
-        push_float(order, g.rowptr.data(), g.by_degree.data(), g.scale.data(),
-          g.group_ptr.data(), g.group_end.data(), g.rowptr.data(),
-          g.col.data(), g.power.data(), g.power.data(), n, x.data(),
-          columns, eps.data(), ratio.data(), keep.data(), levels, 7, 0,
-          above, z.data(), pushed.data());
+        void* at[] = {all(g.rowptr), all(g.by_degree), all(g.scale),
+                      all(g.group_ptr), all(g.group_end), all(g.rowptr),
+                      all(g.col), all(g.power), all(g.power), all(x), all(eps),
+                      all(z), all(ratio), all(keep), all(pushed)};
+        const int64_t number[] = {n, columns, levels, 7, 0};
+        push_float(order, at, number, above);
       }
     }
     const std::vector<int64_t> ptr{0, 2, 2, 3}, node{0, 5, 0};
@@ -78,12 +84,12 @@ int main() {
     for (const int64_t top_k : {-1, 5}) {
       std::vector<int64_t> out_ptr(4), out_node(3 * n);
       std::vector<float> out(3 * n);
-      push_sparse_float(order, g.rowptr.data(), g.by_degree.data(),
-          g.scale.data(), g.group_ptr.data(),
-          g.group_end.data(), g.power.data(), n, ptr.data(), node.data(),
-          value.data(), 3, eps.data(), none.data(), ratio.data(),
-          keep.data(), levels, 7, 0, top_k, 0., out_ptr.data(),
-          out_node.data(), out.data());
+      void* at[] = {all(g.rowptr), all(g.by_degree), all(g.scale),
+                    all(g.group_ptr), all(g.group_end), all(g.power), all(ptr),
+                    all(node), all(value), all(eps), all(none), all(ratio),
+                    all(keep), all(out_ptr), all(out_node), all(out)};
+      const int64_t number[] = {n, 3, levels, 7, 0, top_k};
+      push_sparse_float(order, at, number, 0);
     }
     std::vector<int64_t> roots(n), out_ptr(n + 1), out_node(n), counts(3);
     std::iota(roots.begin(), roots.end(), 0);

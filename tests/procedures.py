@@ -15,11 +15,8 @@ from states import same, without_chance, without_root
 from torch_geometric.data import Data
 from torch_geometric.nn import GCN, GCNConv
 
-from pyg_trust.agp.estimates import plan, propagate_median
-from pyg_trust.agp.measures import ppr
 from pyg_trust.audit import audit_training
 from pyg_trust.certificates import ThreatModel, certify
-from pyg_trust.graph import CSRGraph
 from pyg_trust.loader import DisjointWalkLoader
 from pyg_trust.nn import (
     learned_partition,
@@ -381,23 +378,9 @@ PROCEDURES['Shards'] = Procedure(
 )
 
 
-# Propagation and embeddings #################################################
+# Embeddings #################################################################
 
 
-def median(graph):
-    return propagate_median(
-        graph,
-        torch.eye(20),
-        ppr(0.2),
-        plan(0.1, levels=5, failure=1e-3),
-        seed=0,
-        force_push=True,
-    )
-
-
-PROCEDURES['propagate_median'] = Procedure(
-    lambda folder: CSRGraph.from_data(cycle(20)), median
-)
 PROCEDURES['GraphScattering.embed'] = Procedure(
     lambda folder: GraphScattering(J=2, Q=2, L=2, max_degree=4),
     lambda t: t.embed(dataset(), sparse=True),

@@ -86,6 +86,12 @@ def pointer(tensor):
     return ctypes.c_void_p(tensor.data_ptr())
 
 
+def layout(graph):
+    """The graph of a push, in the order of its C++ fields."""
+    rowptr, col, group_ptr, group_end, scale = graph
+    return rowptr, col, scale, group_ptr, group_end
+
+
 def name_of(dtype):
     return {torch.float32: 'float', torch.float64: 'double'}[dtype]
 
@@ -96,22 +102,12 @@ class Emulation:
     def __init__(self, library):
         self.library = library
 
-    def call(self, name, order, *arguments):
-        converted = [
-            pointer(a)
-            if isinstance(a, Tensor) or a is None
-            else ctypes.c_double(a)
-            if isinstance(a, float)
-            else ctypes.c_int64(a)
-            for a in arguments
-        ]
-        return getattr(self.library, name)(ctypes.c_int(order), *converted)
-
-    def work(self):
-        """Loads and additions on the longest way since the last call."""
-        out = torch.zeros(2, dtype=torch.int64)
-        self.library.take_work(pointer(out))
-        return out.tolist()
+    def call(self, name, order, tensors, numbers, real):
+        """Call with a graph and tensors, numbers and a real number."""
+        at = (ctypes.c_void_p * len(tensors))(*map(pointer, tensors))
+        whole = (ctypes.c_int64 * len(numbers))(*numbers)
+        function = getattr(self.library, name)
+        return function(ctypes.c_int(order), at, whole, ctypes.c_double(real))
 
     def push(
         self,
@@ -131,12 +127,12 @@ class Emulation:
         z = torch.full_like(x, math.nan)
         size = ops.block_size(x.dtype)
         pushed = torch.zeros((x.size(1) + size - 1) // size).long()
+        tensors = (*layout(graph), *receivers, recv, send, x, eps, z)
         self.call(
-            f'push_{name_of(x.dtype)}',
-            *(order, graph.rowptr, graph.col, graph.scale, graph.group_ptr),
-            *(graph.group_end, *receivers, recv, send, x.size(0), x),
-            *(x.size(1), eps, ratio, keep, len(ratio), seed, first),
-            *(float(pull_above), z, pushed),
+            *(f'push_{name_of(x.dtype)}', order),
+            (*tensors, ratio, keep, pushed),
+            (*x.shape, len(ratio), seed, first),
+            pull_above,
         )
         return z, pushed
 
@@ -161,12 +157,12 @@ class Emulation:
         size = (len(ptr) - 1) * len(send)
         out_node = torch.full((size,), -1)
         out_value = torch.full((size,), math.nan, dtype=value.dtype)
+        tensors = (*layout(graph), send, ptr, node, value, eps, prune)
         self.call(
-            f'push_sparse_{name_of(value.dtype)}',
-            *(order, graph.rowptr, graph.col, graph.scale, graph.group_ptr),
-            *(graph.group_end, send, len(send), ptr, node, value),
-            *(len(ptr) - 1, eps, prune, ratio, keep, len(ratio), seed, first),
-            *(top_k, float(threshold), out_ptr, out_node, out_value),
+            *(f'push_sparse_{name_of(value.dtype)}', order),
+            (*tensors, ratio, keep, out_ptr, out_node, out_value),
+            (len(send), len(ptr) - 1, len(ratio), seed, first, top_k),
+            threshold,
         )
         count = int(out_ptr[-1])
         return out_ptr, out_node[:count], out_value[:count]
@@ -177,11 +173,14 @@ class Emulation:
         ptr = torch.full((len(roots) + 1,), -1)
         node = torch.full((len(rowptr) - 1,), -1)
         counts = torch.zeros(3, dtype=torch.int64)
-        self.call(
-            'disjoint_walks',
-            *(order, rowptr, col, len(rowptr) - 1, roots, len(roots)),
-            *(walk_length, restarts, seed, ptr, node, counts),
-        )
+        given = [
+            pointer(a) if isinstance(a, Tensor) else ctypes.c_int64(a)
+            for a in (
+                *(rowptr, col, len(rowptr) - 1, roots, len(roots)),
+                *(walk_length, restarts, seed, ptr, node, counts),
+            )
+        ]
+        self.library.disjoint_walks(ctypes.c_int(order), *given)
         count, size, rounds = counts.tolist()
         return ptr[: count + 1], node[:size], rounds
 
@@ -245,19 +244,12 @@ MEASURES = {
 def test_parts_of_a_push_are_the_push(host, name, mass, dtype):
     for a in (0.0, 0.5, 1.0):
         graph = graph_of(name).push_graph(a, dtype)
-        scalar = {
-            torch.float32: ctypes.c_float,
-            torch.float64: ctypes.c_double,
-        }[dtype]
+        nodes = graph.rowptr.numel() - 1
         for seed in range(3):
             for at_once in (1, 7, 128):
-                assert getattr(host.library, f'parts_{name_of(dtype)}')(
-                    *map(pointer, (graph.rowptr, graph.col, graph.scale)),
-                    *map(pointer, (graph.group_ptr, graph.group_end)),
-                    ctypes.c_int64(graph.rowptr.numel() - 1),
-                    scalar(mass),
-                    ctypes.c_int64(seed),
-                    ctypes.c_int64(at_once),
+                numbers = (nodes, seed, at_once)
+                assert host.call(
+                    f'parts_{name_of(dtype)}', 0, layout(graph), numbers, mass
                 )
 
 
@@ -854,77 +846,6 @@ def test_rows_that_are_read_give_every_open_entry_alike(host):
     ranks = torch.stack(ranks).double()
     error = abs(ranks.mean().item() - 0.5)
     assert error < 4.5 / math.sqrt(12 * ranks.numel())
-
-
-@pytest.mark.parametrize(
-    ('degree', 'most'), [(1, 5), (16, 5), (32, 5), (33, 5), (3000, 5)]
-)
-def test_a_step_waits_for_few_loads(host, degree, most):
-    # Row bounds, an entry, whether it is claimed, whether it is in the trail,
-    # and the entry that is chosen: five, where nothing is claimed. It was 48.
-    leaves = torch.arange(1, degree + 1)
-    edges = torch.stack([torch.zeros_like(leaves), leaves])
-    graph = CSRGraph.from_edge_index(
-        torch.cat([edges, edges.flip(0)], 1), degree + 1
-    )
-    host.work()
-    host.disjoint_walks(UP, *graph.receivers(), torch.tensor([0]), 1, 1, 0)
-    assert 0 < host.work()[0] <= most
-
-
-def test_a_long_row_is_read_by_all_threads_of_a_team(host):
-    # 3,000 leaves that a second root claims all but one of; then the row is
-    # read twice, 128 entries at a time.
-    degree = 3000
-    leaves = torch.arange(1, degree + 1)
-    edges = torch.stack([torch.zeros_like(leaves), leaves])
-    graph = CSRGraph.from_edge_index(
-        torch.cat([edges, edges.flip(0)], 1), degree + 1
-    )
-    host.work()
-    _, node, _ = host.disjoint_walks(
-        UP, *graph.receivers(), torch.tensor([1]), degree, 1, 0
-    )
-    # 1, the hub, a leaf, and from there nothing is open.
-    assert len(node) == 3
-    loads, _ = host.work()
-    assert loads <= 4 * 5 + 6 * (degree // 128 + 1)
-
-
-def test_a_level_adds_few_numbers_in_a_row(host):
-    # Of 40,000 nodes: sums by teams, 32 numbers and 5 steps of a tree, for
-    # bounds and costs; the longest push is 32 units. It was 2 * 256 and 1024.
-    n = 40_000
-    generator = torch.Generator().manual_seed(0)
-    edges = torch.randint(0, n, (2, 2 * n), generator=generator)
-    edges = edges[:, edges[0] != edges[1]]
-    spokes = torch.stack(
-        [torch.zeros(n // 4).long(), torch.arange(n // 4) + 1]
-    )
-    edges = torch.cat([edges, spokes, edges.flip(0), spokes.flip(0)], 1)
-    graph = CSRGraph.from_edge_index(edges, n, duplicates='merge')
-    _, ratio, keep = push_levels(F.Measure(0.5, 0.5, (1.0, 1.0)))
-    args = {
-        'graph': graph.push_graph(0.5, DTYPES[0]),
-        'receivers': graph.receivers(),
-        'recv': graph.degree_power(-0.5, DTYPES[0]),
-        'send': graph.degree_power(-0.5, DTYPES[0]),
-        'x': torch.ones(n, 16),
-        'eps': torch.full((16,), 1e-3),
-        'ratio': ratio,
-        'keep': keep,
-    }
-    bounds = 2 * (32 + 5)  # 40 teams, and one of these
-    costs = 32 + 5
-    for above, most in (
-        (1e9, bounds + costs + 32),  # one level that is pushed
-        (0.0, bounds + costs + 512 + 32 + 5),  # or exact: the hub, in pieces
-    ):
-        host.work()
-        _, pushed = host.push(UP, **args, seed=0, pull_above=above)
-        assert pushed.tolist() == [1 if above > 0 else 0]
-        _, adds = host.work()
-        assert 32 < adds <= most
 
 
 def test_sizes_are_close_to_those_of_the_sequential_law(host):

@@ -128,38 +128,23 @@ PYG_TRUST_CLONES void residue_of(const int32_t* row,
 }
 
 // Rows as they were, each node's once.
-class KeptRows {
- public:
-  KeptRows(const Tensor& like, int64_t columns)
-      : columns_(columns), most_(like.size(0)), rows_(like) {
-    grow(std::min<int64_t>(most_, kFirst));
-  }
+struct KeptRows {
+  int64_t columns;
+  std::vector<double> rows;
 
-  // Where the next one goes.
+  // Where the next one goes, until another one does.
   double* next() {
-    if (count_ == room_)
-      grow(std::min(most_, 2 * room_));
-    return to_ + columns_ * count_++;
+    rows.resize(rows.size() + columns);
+    return rows.data() + (rows.size() - columns);
   }
 
-  Tensor tensor() { return torch::stable::narrow(rows_, 0, 0, count_); }
-
- private:
-  // Memory that is not touched costs nothing, copies of it do.
-  static constexpr int64_t kFirst = 4096;
-
-  void grow(int64_t room) {
-    Tensor made = torch::stable::new_empty(rows_, {room, columns_});
-    auto* to = made.mutable_data_ptr<double>();
-    std::copy(to_, to_ + count_ * columns_, to);
-    rows_ = made;
-    to_ = to;
-    room_ = room;
+  Tensor tensor(const Tensor& like) const {
+    const auto size = static_cast<int64_t>(rows.size());
+    const int64_t count = columns > 0 ? size / columns : 0;
+    Tensor made = torch::stable::new_empty(like, {count, columns});
+    std::copy(rows.begin(), rows.end(), made.mutable_data_ptr<double>());
+    return made;
   }
-
-  int64_t columns_, most_, count_ = 0, room_ = 0;
-  Tensor rows_;
-  double* to_ = nullptr;
 };
 
 // By node: whether its residue is kept, it is in the queue, its z is kept.
@@ -184,8 +169,8 @@ class Pushes {
         left_(residue.mutable_data_ptr<double>()),
         met_(z.size(0), Pages::kSmall),
         moved_(columns_),
-        old_z_(z, columns_),
-        old_r_(z, columns_) {}
+        old_z_{columns_, {}},
+        old_r_{columns_, {}} {}
 
   // The residue of a seed, computed from the signal x if there is one.
   void begin(int64_t v, const double* x, double alpha) {
@@ -215,9 +200,10 @@ class Pushes {
   }
 
   std::tuple<Tensor, Tensor, Tensor, Tensor, int64_t> result(
-      const Tensor& like) {
-    return {to_tensor(nodes_, like), old_r_.tensor(), to_tensor(pushed_, like),
-            old_z_.tensor(), count_};
+      const Tensor& nodes,
+      const Tensor& rows) {
+    return {to_tensor(nodes_, nodes), old_r_.tensor(rows),
+            to_tensor(pushed_, nodes), old_z_.tensor(rows), count_};
   }
 
  private:
@@ -335,7 +321,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, int64_t> push_rows(
   for (int64_t k = 0; k < seeds.numel(); ++k)
     pushes.begin(from[k], signal, alpha);
   pushes.run();
-  return pushes.result(seeds);
+  return pushes.result(seeds, z);
 }
 
 }  // namespace

@@ -32,10 +32,8 @@ using torch::stable::Tensor;
 constexpr int64_t kTask = 96;
 
 namespace plain {
-inline float load(const float* from) {
-  return *from;
-}
-inline double load(const double* from) {
+template <typename scalar_t>
+inline scalar_t load(const scalar_t* from) {
   return *from;
 }
 template <typename scalar_t>
@@ -55,11 +53,23 @@ inline void store(scalar_t* to, scalar_t value) {
 #define PYG_TRUST_BYTES sizeof(scalar_t)
 #define PYG_TRUST_ROWS 4
 #include "row_linear.h"
-#undef PYG_TRUST_SET
-#undef PYG_TRUST_BYTES
-#undef PYG_TRUST_ROWS
 
 #ifdef PYG_TRUST_X86
+// The four functions, of a type of numbers and their vectors.
+#define PYG_TRUST_VECTORS(scalar_t, vector_t, prefix, kind) \
+  inline vector_t set1(scalar_t value) {                    \
+    return prefix##_set1_##kind(value);                     \
+  }                                                         \
+  inline vector_t load(const scalar_t* from) {              \
+    return prefix##_loadu_##kind(from);                     \
+  }                                                         \
+  inline vector_t fma(vector_t a, vector_t b, vector_t c) { \
+    return prefix##_fmadd_##kind(a, b, c);                  \
+  }                                                         \
+  inline void store(scalar_t* to, vector_t value) {         \
+    prefix##_storeu_##kind(to, value);                      \
+  }
+
 #ifdef __clang__
 #pragma clang attribute push(__attribute__((target("avx2,fma"))), \
                              apply_to = function)
@@ -68,38 +78,13 @@ inline void store(scalar_t* to, scalar_t value) {
 #pragma GCC target("avx2,fma")
 #endif
 namespace avx2 {
-inline __m256 set1(float value) {
-  return _mm256_set1_ps(value);
-}
-inline __m256d set1(double value) {
-  return _mm256_set1_pd(value);
-}
-inline __m256 load(const float* from) {
-  return _mm256_loadu_ps(from);
-}
-inline __m256d load(const double* from) {
-  return _mm256_loadu_pd(from);
-}
-inline __m256 fma(__m256 a, __m256 b, __m256 c) {
-  return _mm256_fmadd_ps(a, b, c);
-}
-inline __m256d fma(__m256d a, __m256d b, __m256d c) {
-  return _mm256_fmadd_pd(a, b, c);
-}
-inline void store(float* to, __m256 value) {
-  _mm256_storeu_ps(to, value);
-}
-inline void store(double* to, __m256d value) {
-  _mm256_storeu_pd(to, value);
-}
+PYG_TRUST_VECTORS(float, __m256, _mm256, ps)
+PYG_TRUST_VECTORS(double, __m256d, _mm256, pd)
 }  // namespace avx2
 #define PYG_TRUST_SET avx2
 #define PYG_TRUST_BYTES 32
 #define PYG_TRUST_ROWS 6
 #include "row_linear.h"
-#undef PYG_TRUST_SET
-#undef PYG_TRUST_BYTES
-#undef PYG_TRUST_ROWS
 #ifdef __clang__
 #pragma clang attribute pop
 #pragma clang attribute push(__attribute__((target("avx512f,avx2,fma"))), \
@@ -110,38 +95,13 @@ inline void store(double* to, __m256d value) {
 #pragma GCC target("avx512f,avx2,fma")
 #endif
 namespace avx512 {
-inline __m512 set1(float value) {
-  return _mm512_set1_ps(value);
-}
-inline __m512d set1(double value) {
-  return _mm512_set1_pd(value);
-}
-inline __m512 load(const float* from) {
-  return _mm512_loadu_ps(from);
-}
-inline __m512d load(const double* from) {
-  return _mm512_loadu_pd(from);
-}
-inline __m512 fma(__m512 a, __m512 b, __m512 c) {
-  return _mm512_fmadd_ps(a, b, c);
-}
-inline __m512d fma(__m512d a, __m512d b, __m512d c) {
-  return _mm512_fmadd_pd(a, b, c);
-}
-inline void store(float* to, __m512 value) {
-  _mm512_storeu_ps(to, value);
-}
-inline void store(double* to, __m512d value) {
-  _mm512_storeu_pd(to, value);
-}
+PYG_TRUST_VECTORS(float, __m512, _mm512, ps)
+PYG_TRUST_VECTORS(double, __m512d, _mm512, pd)
 }  // namespace avx512
 #define PYG_TRUST_SET avx512
 #define PYG_TRUST_BYTES 64
 #define PYG_TRUST_ROWS 12
 #include "row_linear.h"
-#undef PYG_TRUST_SET
-#undef PYG_TRUST_BYTES
-#undef PYG_TRUST_ROWS
 #ifdef __clang__
 #pragma clang attribute pop
 #else

@@ -97,3 +97,7 @@ void row_linear(const scalar_t* x,
 }
 
 }  // namespace PYG_TRUST_SET
+
+#undef PYG_TRUST_SET
+#undef PYG_TRUST_BYTES
+#undef PYG_TRUST_ROWS

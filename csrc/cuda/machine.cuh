@@ -1,4 +1,4 @@
-// The machine of csrc/device/policy.h that is a GPU: kernels, memory and
+// The machine of csrc/device/machine.h that is a GPU: kernels, memory and
 // scans on the current stream of a tensor's device.
 #pragma once
 
@@ -15,7 +15,7 @@
 #include <cub/device/device_scan.cuh>
 #include <vector>
 
-#include "device/policy.h"
+#include "device/machine.h"
 
 // In libtorch since 2.13; the library is to load with 2.10 as well.
 extern "C" __attribute__((weak)) AOTITorchError

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "device/policy.h"
+#include "device/machine.h"
 
 namespace pyg_trust::device {
 
@@ -77,14 +77,12 @@ PYG_TRUST_HD inline Pack<scalar_t, width> sum_rows(const int32_t* col,
     Pack<scalar_t, width> rows[kAtOnce];
     for (int k = 0; k < kAtOnce; ++k)
       rows[k] = row(e + k * step);
-    PYG_TRUST_COUNT(adds, kAtOnce);
     for (int k = 0; k < kAtOnce; ++k) {
       for (int c = 0; c < width; ++c)
         sum.at[c] += rows[k].at[c];
     }
   }
   for (; e < end; e += step) {
-    PYG_TRUST_COUNT(adds, 1);
     const Pack<scalar_t, width> one = row(e);
     for (int c = 0; c < width; ++c)
       sum.at[c] += one.at[c];

@@ -25,7 +25,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "device/policy.h"
+#include "device/machine.h"
 #include "device/gather.h"
 #include "../push.h"
 
@@ -114,7 +114,6 @@ struct Total {
 template <int width>
 PYG_TRUST_HD inline Total<width> join(const Total<width>& x,
                                       const Total<width>& y) {
-  PYG_TRUST_COUNT(adds, 1);
   Total<width> sum;
   for (int c = 0; c < width; ++c)
     sum.most[c] = x.most[c] + y.most[c];
@@ -317,7 +316,6 @@ void push_blocks(Machine& machine,
           const int64_t left = n - k * kTogether;
           const int64_t stop = left < kTogether ? left : kTogether;
           for (int64_t i = part; i < stop; i += kTeam) {
-            PYG_TRUST_COUNT(adds, 1);
             const int64_t u = k * kTogether + i;
             const scalar_t m = mass[u * blocks + block];
             sum.active += m >= 0 ? 1 : 0;
@@ -399,7 +397,6 @@ void push_blocks(Machine& machine,
           const PushUnits all = units[at];
           const int64_t to =
               from + kPushAtOnce < all.all ? from + kPushAtOnce : all.all;
-          PYG_TRUST_COUNT(adds, to - from);
           push_row(graph, u, mass[at],
                    push_key(seed, number + block, level, u),
                    ToColumn<scalar_t>{sums + c, stride, sent(u, c),

@@ -26,7 +26,7 @@
 
 #include <cstdint>
 
-#include "device/policy.h"
+#include "device/machine.h"
 #include "../walk.h"
 
 namespace pyg_trust::device {
@@ -121,13 +121,11 @@ struct Walker {
     sure = degree <= kTeam;
     if (degree == 0)
       return -1;
-    PYG_TRUST_COUNT(loads, 3);
     if (sure) {
       const uint32_t open = team.ask(
           [&](int lane) { return lane < degree && is_open(begin + lane); });
       if (open == 0)
         return -1;
-      PYG_TRUST_COUNT(loads, 1);
       const int64_t chosen = below(key, counter++, count_bits(open));
       return col[begin + nth_bit(open, chosen)];
     }
@@ -139,19 +137,16 @@ struct Walker {
     });
     if (open == 0)
       return -1;
-    PYG_TRUST_COUNT(loads, 1);
     return col[begin + below(key, first + first_bit(open), degree)];
   }
 
   // A uniform neighbour of `u` among those that are open, -1 if there is none.
   PYG_TRUST_RUN int64_t step(const Team& team, int64_t u) {
-    PYG_TRUST_COUNT(loads, 1);
     const int64_t begin = rowptr[u], end = rowptr[u + 1];
     bool sure;
     const int64_t v = look(team, begin, end, sure);
     if (v >= 0 || sure)
       return v;
-    PYG_TRUST_COUNT(loads, 6 * ((end - begin) / (kRowsAhead * kTeam) + 1));
     Team::Each<int64_t> count, found;
     team.each([&](int lane) {
       count[lane] = 0;
@@ -188,13 +183,11 @@ struct Walker {
                                        int32_t* open,
                                        int64_t& listed) {
     if (listed < 0) {
-      PYG_TRUST_COUNT(loads, 1);
       const int64_t begin = rowptr[root], end = rowptr[root + 1];
       bool sure;
       const int64_t v = look(team, begin, end, sure);
       if (v >= 0 || sure)
         return v;
-      PYG_TRUST_COUNT(loads, 6 * ((end - begin) / (kRowsAhead * kTeam) + 1));
       Team::Each<int64_t> count;
       team.each([&](int lane) {
         count[lane] = 0;
@@ -214,7 +207,6 @@ struct Walker {
       team.wait();
     }
     while (listed > 0) {
-      PYG_TRUST_COUNT(loads, 3);
       const int64_t i = below(key, counter++, listed);
       const int32_t v = open[i];
       const int32_t last = open[--listed];

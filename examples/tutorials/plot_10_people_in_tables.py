@@ -1,16 +1,17 @@
 """People who are rows in several tables
 =====================================
 
-A shop has people, their orders, and items. A promise about a row is none about
-a person, who is many rows. Here three CSV files become a private model, and a
-person is forgotten everywhere.
+A shop has people, their orders, and items. A person is many rows, so a
+guarantee for one row does not protect the person. Here three CSV files become
+a model that is private for persons, and a person is removed from all tables.
 """
 
 # %%
 # Three tables
 # ------------
-# Yours come from a database. These are made up: what people want shows in what
-# they order, and only a little in what they say of themselves.
+# These tables are made up: orders show what people want, and the features of
+# people show it only a little. The first column of ``orders.csv`` is the row
+# of the person, and the second the row of the item.
 import csv
 import random
 import tempfile
@@ -65,9 +66,10 @@ data[HAS].edge_index = torch.stack([each, orders[:, 1].long()])
 # %%
 # Whose is it?
 # ------------
-# Every table is declared once; nothing is public by default. A column has to
-# be computed from what its owner owns and from public tables: that is
-# declared, too. A foreign key that names no row is refused.
+# Declare every table once: it belongs to persons, or it is public. Nothing is
+# public by default. Each column has to be computed from rows of its owner and
+# from public tables alone. A foreign key to a row that does not exist is an
+# error.
 from pyg_trust.unit import PrivacyUnit
 
 declared = {'person': 'person', 'owned': {'order': BY}, 'public': ('item',)}
@@ -82,8 +84,10 @@ except ValueError as error:
 # %%
 # A person in one row
 # -------------------
-# Averages over one's own orders, and over their items, are one's own: they
-# need no noise. Private and not, with and without orders:
+# ``MetapathFeatures`` adds to the row of a person the averages over the
+# person's own orders, and over the items in them. They read no other person,
+# so they need no noise. We compare the accuracy with and without orders and
+# privacy:
 from pyg_trust.loader import DisjointWalkLoader
 from pyg_trust.privacy import PrivacyEngine
 from pyg_trust.transforms import MetapathFeatures
@@ -139,9 +143,10 @@ plt.show()
 # %%
 # Forget a person everywhere
 # --------------------------
-# This model is of the tables themselves. Row, orders and edges of a person go
-# from all of them, and one of ten parts is trained again: to the bit as if the
-# person had never been there. Items stay, as their going would tell of it.
+# This model reads the tables themselves. A removal deletes the row, the orders
+# and the edges of a person from all tables, and trains one of ten shards
+# again. The result is bit-identical to a training without the person. Items
+# stay.
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.unlearning import ShardedUnlearner
 
@@ -162,13 +167,14 @@ removed = model.remove(RemovalRequest(persons=[12], unit=both))
 print('after:', model.data, removed.shards, model.verify().ok)
 
 # %%
-# What was promised
-# -----------------
-# The private model keeps its promise to everybody, and the forgetting one to
-# who went. Neither speaks of the other, nor of what was declared public.
+# What is guaranteed
+# ------------------
+# The private model protects everybody, and the other model guarantees the
+# removal of one person. Neither guarantee covers the other model, nor public
+# tables.
 from pyg_trust.report import TrustReport
 
 page = TrustReport.of(engine.report(1e-5), removed)
-page.save(folder / 'promises.html')
+page.save(folder / 'trust.html')
 print('\n'.join(each.promise for each in page.guarantees))
 print(engine.report(1e-5).explain())

@@ -9,7 +9,8 @@ depend on any one person's row by no more than a stated amount.
 # %%
 # The loop
 # --------
-# Three objects go in, three come out, and the loop stays as it was. The
+# Pass model, optimizer and loader to the engine, and train with the three
+# objects that it returns. The training loop stays as it was. The
 # loader cuts the training graph into node-disjoint random walks, so that a
 # row is in one subgraph only.
 import matplotlib.pyplot as plt
@@ -55,8 +56,8 @@ while not engine.exhausted:
     scores.append(accuracy(out, data))
 
 # %%
-# What was promised
-# -----------------
+# What is guaranteed
+# ------------------
 # The report says what holds, for whom, and under which assumptions. Read the
 # part that is not covered.
 report = engine.report()

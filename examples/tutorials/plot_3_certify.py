@@ -54,7 +54,7 @@ if report.num_broken:
     print(report.witness(node))
 
 # %%
-# The figure shows how far the promise reaches.
+# The figure shows for how many people the prediction is proven to stay.
 figure, axis = plt.subplots(figsize=(5, 3), layout='constrained')
 axis.plot(list(ratios), list(ratios.values()), marker='o')
 axis.set(

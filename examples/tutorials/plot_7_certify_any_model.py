@@ -75,5 +75,5 @@ plt.show()
 # %%
 # Put it on a page
 # ----------------
-# The promise names its confidence, and the model it speaks of.
+# The guarantee states its confidence, and the SHA-256 of its model.
 print(report.guarantee().promise)

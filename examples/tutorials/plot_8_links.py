@@ -9,8 +9,8 @@ pass and as an example, and any number of scores may be shown afterwards.
 # %%
 # Split
 # -----
-# PyG's own split. Negatives come from the predictor: pairs that were drawn
-# until they are no edges would tell of edges twice.
+# PyG's own split. The predictor draws the negative pairs itself: negatives
+# that are checked against the edges would reveal edges a second time.
 import matplotlib.pyplot as plt
 import torch
 from network import social_network
@@ -59,8 +59,8 @@ print(train.num_edges // 2, 'edges were released;', test.num_edges // 2)
 # %%
 # Forget a customer
 # -----------------
-# A table of users and items is counted, not trained. What goes is subtracted,
-# to the bit as if it had never been counted.
+# The recommender counts, and does not train. A removal subtracts counts, so
+# the result is bit-identical to one that never counted the customer.
 from pyg_trust.unlearning import Recommender
 
 likes = (torch.rand(300, 80) < 0.1).nonzero().t()
@@ -69,7 +69,7 @@ removed = recommender.remove(users=[7], interactions=likes[:, :1])
 print(recommender.verify().summary())
 
 # %%
-# PyG's metrics take the best items as they are.
+# PyG's metrics take the recommended items as they are.
 best = recommender.recommend([1, 2, 3], k=5)
 rest = likes[:, 1:][:, likes[0, 1:] != 7]
 fresh = Recommender('paths').fit(rest, num_users=300, num_items=80)
@@ -78,9 +78,9 @@ print(torch.equal(best, fresh.recommend([1, 2, 3], k=5)), best.tolist())
 # %%
 # Forget a friend
 # ---------------
-# Messages and examples of a person, and of a friendship, leave a scorer of
-# links together. Its weights are then as good as those of a fit without them,
-# up to the noise that they were released with.
+# A link classifier removes a person or a friendship from the features and from
+# the training pairs. Its weights can then hardly be distinguished from those
+# of a fit without them, because of the noise of their release.
 import torch.nn.functional as F
 
 from pyg_trust.removal import RemovalRequest
@@ -98,9 +98,10 @@ print(gone.epsilon, friends.verify().ok)
 # %%
 # Hide who likes what
 # -------------------
-# A recommender that forgets is not private. This one releases a noisy table
-# of items once: nobody learns of one customer from what others are shown. Few
-# customers pay for that, as the noise is the same for a million.
+# A recommender that forgets is not private. ``PrivateItemCounts`` releases a
+# noisy table of items once, so that recommendations for others reveal little
+# about one customer. It needs many customers, because the noise is the same
+# for a thousand as for a million.
 from pyg_trust.privacy import PrivateItemCounts
 
 private = PrivateItemCounts(epsilon=8.0, delta=1e-4).fit(likes, 300, 80)
@@ -108,10 +109,11 @@ print(private.recommend(likes, k=5)[:3].tolist())
 print(private.report().promise())
 
 # %%
-# What can one like of others turn?
-# ---------------------------------
-# Rank by PageRank, and withdraw any one like of anybody else: so far do the
-# best ten items of three customers fall, and this like moves the first one.
+# What can one like of others change?
+# -----------------------------------
+# Items are ranked by PageRank, and an attacker removes one like of anybody
+# else. The certificate shows how far the best ten items of three customers can
+# fall, and which like makes the first one fall.
 from pyg_trust.certificates import ThreatModel, certify_ranks
 
 graph = recommender.edge_index + torch.tensor([[0], [300]])

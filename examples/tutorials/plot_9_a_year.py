@@ -38,8 +38,8 @@ print(f'accuracy {model.score(later, data.y):.3f}')
 # Events
 # ------
 # Each week has 300 messages, as PyG's ``TemporalData``. ``EdgeStream`` turns
-# them into updates: an edge comes with its first message, and goes half a year
-# after its last. Five or six people join each week, named in their order.
+# them into updates: an edge is added with its first message, and removed half
+# a year after its last. Five or six people join each week, with the next ids.
 generator = rng.generator(1)
 joins = torch.linspace(FIRST, everybody.num_nodes, WEEKS + 1).long().tolist()
 pairs = everybody.edge_index
@@ -72,8 +72,8 @@ model.update(RemovalRequest(edges=known[:, 1::2]))
 # The desk works through the requests once a week. The model's ledger has a
 # reference of each of them, and the desk erases the ids of nodes when a
 # request is complete. ``python -m pyg_trust erasure run`` does the same. A
-# private model is registered in the same way where it removes by a reference;
-# any other is a recipient, whose owner says when it is done.
+# private model is registered in the same way if its ``remove`` takes a
+# ``reference``. Any other model is a recipient: its owner calls ``done``.
 folder = Path(tempfile.mkdtemp())
 now = [1_767_225_600.0]  # 2026, in seconds
 desk = ErasureDesk(folder / 'erasure.db', clock=lambda: now[0])
@@ -113,7 +113,7 @@ assert found.feature_error == 0
 assert not model.graph.degree[people].any()
 print(report.verified(found).guarantee().promise)
 TrustReport.of(report.verified(found)).save(folder / 'year.html')
-# The evidence for those who asked names nobody.
+# The evidence for those who asked contains no ids of people.
 for each in finished[:3]:
     print(each.completed_time, 'was due', each.expected_completion_time)
 
@@ -133,5 +133,5 @@ axes[1].set_title('Ten requests, each with a release')
 plt.show()
 
 # %%
-# What it does not cover: releases from before a request, which whoever has
-# them can compare with later ones, and copies outside of the desk.
+# The evidence does not cover releases from before a request, which somebody
+# who kept them can compare with later ones, nor copies outside of the desk.

@@ -3,25 +3,19 @@
 The bounds are derived in the text of :mod:`.propagation`.
 """
 
-import math
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
-import scipy
 import torch
 from torch import Tensor
 
-from pyg_trust import rng
 from pyg_trust._checks import (
     Count,
     Fraction,
     Rate,
     check_choice,
-    check_integer,
     validated,
 )
-from pyg_trust._progress import Bar
 from pyg_trust.agp.checks import (
     check_eps,
     check_finite_signal,
@@ -66,118 +60,6 @@ def variance_bound(
     return scale * x.sum(0) * z
 
 
-class Plan(NamedTuple):
-    """Parameters that meet a guarantee at the least expected cost.
-
-    Args:
-        eps (float): the quantum of every run.
-        repetitions (int): the number of runs, odd; their median counts.
-        failure (float): the chance that the median of a node is off, at most.
-    """
-
-    eps: float
-    repetitions: int
-    failure: float
-
-
-def plan(
-    delta: float,
-    levels: int,
-    *,
-    relative_error: float = 0.1,
-    failure: float = 0.01,
-    bound: str = 'tight',
-) -> Plan:
-    r"""Choose the quantum and the number of runs for a relative error.
-
-    Guarantee and arguments are those of :func:`eps_for`, for the median of
-    :math:`R` runs (:func:`propagate_median`). A run fails with probability
-    :math:`p \propto \varepsilon` at most, and the median only if at least
-    :math:`(R + 1)/2` runs do, whose probability is the regularized incomplete
-    beta function :math:`I_p(\frac{R+1}{2}, \frac{R+1}{2})`. Its inverse at
-    :obj:`failure` gives the largest :math:`p`, and with it
-    :math:`\varepsilon`, for every :math:`R`; of these the cheapest is chosen,
-    by the cost :math:`R / \varepsilon`. For a failure of 1e-6 this is
-    thousands of times cheaper than a single run.
-
-    Raises:
-        ValueError: as :func:`eps_for`.
-
-    Example:
-        >>> best = plan(1e-3, levels=10, relative_error=0.1, failure=1e-6)
-        >>> best.failure <= 1e-6, best.repetitions % 2
-        (True, 1)
-    """
-
-    def eps(chance: float) -> float:
-        return eps_for(
-            delta,
-            levels,
-            relative_error=relative_error,
-            failure=chance,
-            bound=bound,
-        )
-
-    best = Plan(eps(failure), 1, failure)
-    # More runs than 4 ln(1/failure) + 9 never pay.
-    for runs in range(3, int(4 * math.log(1 / failure)) + 11, 2):
-        half = (runs + 1) / 2
-        chance = float(scipy.special.betaincinv(half, half, failure))
-        if runs / eps(chance) < best.repetitions / best.eps:
-            best = Plan(eps(chance), runs, failure)
-    return best
-
-
-@validated
-def propagate_median(
-    graph: CSRGraph,
-    x: Tensor,
-    measure: Measure,
-    plan: Plan,
-    *,
-    seed: int | None = None,
-    force_push: bool = False,
-) -> Tensor:
-    r"""Compute the entrywise median of independent estimates.
-
-    Unlike a single estimate it is not unbiased, and not differentiable.
-    Memory: that of :attr:`Plan.repetitions` results.
-
-    Args:
-        graph (CSRGraph): as in :func:`~pyg_trust.agp.propagate`.
-        x (Tensor): as in :func:`~pyg_trust.agp.propagate`.
-        measure (Measure): as in :func:`~pyg_trust.agp.propagate`.
-        plan (Plan): quantum and repetitions, from :func:`plan`.
-        seed (int, optional): as in :func:`~pyg_trust.agp.propagate`.
-            (default: :obj:`None`)
-        force_push (bool): as in :func:`~pyg_trust.agp.propagate`.
-            (default: :obj:`False`)
-
-    Raises:
-        TypeError, ValueError: as :func:`~pyg_trust.agp.propagate`.
-    """
-    check_signal(x, prepare_graph(graph, measure))
-    check_finite_signal(x)
-    check_eps(plan.eps)
-    if check_integer('repetitions', plan.repetitions, 1) % 2 == 0:
-        raise ValueError(
-            f"'plan' needs odd 'repetitions' (got {plan.repetitions})"
-        )
-    seed = rng.resolve(seed)
-    runs, numbers = [], range(plan.repetitions)
-    for run in Bar(numbers, desc='runs'):
-        z = propagate(
-            graph,
-            x.detach(),
-            measure,
-            eps=plan.eps,
-            seed=rng.derive(seed, run),
-            force_push=force_push,
-        )
-        runs.append(z)
-    return torch.stack(runs).median(0).values
-
-
 @validated
 def eps_for(
     delta: Rate,
@@ -187,7 +69,7 @@ def eps_for(
     failure: Fraction = 0.01,
     bound: str = 'tight',
 ) -> float:
-    r"""Return the quantum that guarantees a relative error above a threshold.
+    r"""Return the ``eps`` that keeps large results to a relative error.
 
     For every node with :math:`z(v) > \delta \lVert x \rVert_1 W` (non-negative
     signals; :math:`W = 1` for the probability series), the estimate is within

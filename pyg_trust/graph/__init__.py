@@ -338,24 +338,6 @@ class CSRGraph(Views):
         return cls.from_edge_index(edge_index, n, value)
 
     @classmethod
-    def from_sparse_tensor(
-        cls, adj: Any, *, weighted: bool, transposed: bool = False
-    ) -> 'CSRGraph':
-        """Make a graph from a :class:`torch_sparse.SparseTensor`.
-
-        Args:
-            adj (SparseTensor): a square matrix.
-            weighted (bool): as in :meth:`from_torch_sparse`.
-            transposed (bool): as in :meth:`from_torch_sparse`.
-                (default: :obj:`False`)
-        """
-        if type(adj).__name__ != 'SparseTensor':
-            raise TypeError(
-                f"'adj' needs to be a SparseTensor (got {type(adj).__name__})"
-            )
-        return cls._of_matrix(adj, adj.sizes(), weighted, transposed)
-
-    @classmethod
     def from_data(cls, data: Data, *, duplicates: str = 'raise') -> 'CSRGraph':
         """Make a graph from a :class:`~torch_geometric.data.Data` object.
 

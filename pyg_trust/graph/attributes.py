@@ -25,12 +25,6 @@ def edge_attributes(data: Data) -> dict[str, int]:
 
     Labelled pairs (``edge_label`` beside an ``edge_label_index``,
     ``neg_edge_index``, ...) are no edges, however many there are.
-
-    Args:
-        data (Data): a homogeneous graph with an ``edge_index``.
-
-    Returns:
-        dict[str, int]: for each its dimension of edges.
     """
     size, pairs = data.edge_index.size(1), pair_attributes(data)
     others = {name for group in pairs.values() for name in group}
@@ -46,14 +40,7 @@ def edge_attributes(data: Data) -> dict[str, int]:
 
 
 def node_attributes(data: Data) -> dict[str, int]:
-    """Return the attributes with a row per node.
-
-    Args:
-        data (Data): a homogeneous graph with an ``edge_index``.
-
-    Returns:
-        dict[str, int]: for each its dimension of nodes.
-    """
+    """Return the attributes with a row per node."""
     pairs = pair_attributes(data)
     taken = {*edge_attributes(data), *pairs, *adjacencies(data)}
     taken |= {'propagated', 'own_of'}
@@ -72,12 +59,6 @@ def pair_attributes(data: Data) -> dict[str, list[str]]:
     They are those that PyG increments by the number of nodes in a batch, as
     ``edge_label_index``, ``neg_edge_index`` and ``face``. An attribute whose
     name starts like that of the index, as ``edge_label``, has a row for each.
-
-    Args:
-        data (Data): a homogeneous graph.
-
-    Returns:
-        dict[str, list[str]]: for each index its attributes.
     """
     n = int(data.num_nodes or 0)
     found: dict[str, list[str]] = {}
@@ -120,13 +101,7 @@ def adjacencies(data: Data) -> list[str]:
 
 
 def select(value: Any, index: Tensor, dim: int = 0) -> Any:
-    """Return the entries of a tensor, array, list or tuple at an index.
-
-    Args:
-        value (Any): the attribute.
-        index (Tensor): int64, the positions.
-        dim (int): the dimension. (default: :obj:`0`)
-    """
+    """Return the entries of a tensor, array, list or tuple at an index."""
     if isinstance(value, Tensor):
         return value.index_select(dim, index.to(value.device))
     if isinstance(value, np.ndarray):
@@ -137,15 +112,7 @@ def select(value: Any, index: Tensor, dim: int = 0) -> Any:
 
 
 def keep_edges(data: Data, keep: Tensor) -> Data:
-    """Keep some edges of a graph, in place, with all their attributes.
-
-    Args:
-        data (Data): the graph.
-        keep (Tensor): bool, ``[num_edges]``.
-
-    Raises:
-        ValueError: if there is a sparse matrix beside ``edge_index``.
-    """
+    """Keep some edges of a graph, in place, with all their attributes."""
     refuse_adjacencies(data)
     index = keep.nonzero().view(-1)
     for name, dim in edge_attributes(data).items():
@@ -169,13 +136,6 @@ def subgraph(data: Data, node: Tensor, edge: Tensor | None = None) -> Data:
 
     Attributes of nodes and edges follow; labelled pairs and other indices of
     nodes stay where all of their nodes are there; sparse matrices are cut.
-
-    Args:
-        data (Data): a homogeneous graph with an ``edge_index``.
-        node (Tensor): int64: the positions of the nodes, each once, in the
-            order of the result.
-        edge (Tensor, optional): int64: the positions of the edges between
-            them, if they are known. (default: :obj:`None`)
     """
     n = int(data.num_nodes or 0)
     edges, nodes = edge_attributes(data), node_attributes(data)

@@ -6,8 +6,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_trust._checks import Count, Natural, check_dtype, validated
-from pyg_trust._checks.graphs import check_real
+from pyg_trust._checks import (
+    Count,
+    Natural,
+    check_dtype,
+    check_instance,
+    validated,
+)
+from pyg_trust.agp.checks import check_finite_signal, check_signal
 from pyg_trust.graph import CSRGraph
 from pyg_trust.graph.ragged import pointer, ranges
 from pyg_trust.scattering.wavelets import WAVELETS
@@ -243,32 +249,14 @@ def _sorted(mask: Tensor, key: Tensor, second: Tensor) -> Tensor:
 
 def check_features(graph: CSRGraph, x: Tensor) -> None:
     """Refuse features that do not fit the graph."""
-    if not isinstance(graph, CSRGraph):
-        raise TypeError(
-            f"'graph' needs to be a CSRGraph (got {type(graph).__name__})"
-        )
-    if not isinstance(x, Tensor) or x.layout not in (
-        torch.strided,
-        torch.sparse_csr,
-    ):
-        got = getattr(x, 'layout', type(x).__name__)
-        raise TypeError(
-            f"'x' needs to be a dense or sparse CSR tensor (got {got})"
-        )
-    check_real('x', x.dtype)
-    if x.dim() != 2 or x.size(0) != graph.num_nodes or x.size(1) < 1:
+    check_instance('graph', graph, CSRGraph)
+    check_signal(x, graph)
+    if x.dim() != 2 or x.size(1) < 1:
         raise ValueError(
             f"'x' needs to have the shape [{graph.num_nodes}, num_features] "
             f'with at least one feature (got {list(x.shape)})'
         )
-    if x.device != graph.device:
-        raise ValueError(
-            f"'x' needs to be on the graph's device, {graph.device} "
-            f'(got {x.device})'
-        )
-    value = x if x.layout == torch.strided else x.values()
-    if not bool(value.isfinite().all()):
-        raise ValueError("'x' needs to be finite (got NaN or infinity)")
+    check_finite_signal(x)
 
 
 def _check_ptr(graph: CSRGraph, ptr: Tensor | None) -> Tensor:

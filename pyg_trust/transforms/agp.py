@@ -100,9 +100,8 @@ class AGP(MeasureTransform):
 
     with an unbiased estimate of bounded variance (`"Approximate Graph
     Propagation" <https://arxiv.org/abs/2106.03058>`_, Wang et al. 2021), or
-    exactly for :obj:`eps=0` (functional name: :obj:`agp`). Self-loops are
-    added where the measure says so; the graph in :obj:`data` stays as it is.
-    See :func:`pyg_trust.agp.propagate` for the guarantee.
+    exactly for :obj:`eps=0` (functional name: :obj:`agp`). The graph in
+    :obj:`data` stays as it is. See :func:`pyg_trust.agp.propagate`.
 
     Args:
         measure (str or Measure): :obj:`'appnp'`, :obj:`'sgc'` and
@@ -222,9 +221,8 @@ class AGP(MeasureTransform):
     def forward(self, data: Data) -> Data:
         """Return the graph with propagated features.
 
-        ``data.propagated`` names the attributes that were written so: the
-        rows of other nodes are in them, so that training privately on them
-        protects no row.
+        ``data.propagated`` names the attributes that hold rows of other nodes,
+        which private training refuses.
         """
         if self.file is not None:
             return self._to_file(data, self.file)

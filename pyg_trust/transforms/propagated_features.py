@@ -54,34 +54,27 @@ class PropagatedFeatures(EditedInPlace):
     r"""Propagated features :math:`z = \sum_i w_i P^i x` of a changing graph.
 
     Edges, nodes and features come and go at thousands of edits a second. Sums
-    over neighbours are kept as integers on the grid :math:`2^{-f}`, so an edit
-    sends differences along the edges of the nodes that it changes, and the
-    features have the bits of a computation from scratch, after any history and
-    with any number of threads (:mod:`pyg_trust.unlearning.sums`). The last
-    level is computed when rows are read.
+    over neighbours are kept as integers on the grid :math:`2^{-f}`, so that an
+    edit sends differences along the edges that it changes, and the features
+    have the bits of a computation from scratch, after any history and with any
+    number of threads (:mod:`pyg_trust.unlearning.sums`).
 
     .. code-block:: python
 
         features = PropagatedFeatures(graph, x, sgc(2))
         features.insert_edges(torch.tensor([[0], [5]]))
-        new = features.insert_nodes(x_new, torch.tensor([[n], [3]]))
         for update in EdgeStream(events, window=86_400):
             features.update(update)
         z = features.rows(torch.tensor([0, 5]))
 
     With :obj:`theta` it holds the infinite series :math:`\alpha (I - (1 -
     \alpha) P)^{-1} x` instead, up to :attr:`error_bound`: an edit then costs a
-    few pushes where exact rows would be all rows. Those features depend on
-    what was there before.
+    few pushes. Those features depend on what was there before.
 
-    A pickle holds the present data, to the bit, and no trace of what was
-    before; it is computed anew where it is read.
-
-    Ids never change, and those of removed nodes are not used again. If an
-    edit fails or is interrupted, everything is as before, or all of it is
-    done. Threads take turns; a signal handler can't use it during an edit. On
-    the CPU; memory a column and node: 4 or 8 bytes of features and 8 for each
-    level but the last (the series: 24).
+    Ids never change, and those of removed nodes are not used again. An edit
+    that fails or is interrupted changes nothing. A pickle holds the present
+    data alone. On the CPU; memory a column and node: 4 or 8 bytes of features
+    and 8 for each level but the last (the series: 24).
 
     Args:
         graph (CSRGraph or Data): the graph, unweighted and without duplicate
@@ -103,15 +96,13 @@ class PropagatedFeatures(EditedInPlace):
         theta (float, optional): the threshold of the infinite series: residues
             above :math:`\theta \sqrt{d_v}` are pushed. (default: :obj:`None`)
         bound (float): the largest magnitude that an entry of a feature may
-            ever have. It is declared and not measured, so that no refusal
-            reveals other rows. (default: :obj:`16.0`)
+            ever have, declared in advance. (default: :obj:`16.0`)
         bits (int): :math:`f`, from 1 to 51. A node may have less than
-            :math:`2^{62 - f} /` :obj:`bound` neighbours; for signals along
-            the edges of a directed graph less than the :math:`L`-th root of
-            this. (default: :obj:`40`)
+            :math:`2^{62 - f} /` :obj:`bound` neighbours; along the edges of a
+            directed graph less than the :math:`L`-th root of this.
+            (default: :obj:`40`)
         directed (bool, optional): whether edges that come go in one direction
-            alone; by default whether an edge of the graph does, so give it
-            where the first graph is empty or symmetric by chance.
+            alone; by default whether an edge of the graph does.
             (default: :obj:`None`)
 
     Raises:
@@ -287,7 +278,6 @@ class PropagatedFeatures(EditedInPlace):
         Args:
             nodes (list[int] or Tensor, optional): ids or a mask; by default
                 all nodes that ever were, with zeros for removed ones.
-                (default: :obj:`None`)
 
         Raises:
             NotThere: on a node that was removed, or never was.

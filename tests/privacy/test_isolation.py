@@ -151,7 +151,7 @@ CASES = {
         'what': 'graphs',
         'loss_reduction': 'sum',
         'loader': {
-            'relation': 'add_remove',
+            'neighboring': 'add_remove',
             'sampling': 'poisson',
             'sample_rate': 0.5,
         },
@@ -309,6 +309,11 @@ def test_a_loss_of_terms_is_that_of_the_criterion():
     batch = next(training.batches)
     with pytest.raises(ValueError, match="'criterion' needs to be given"):
         training.parts.loss(batch)
+    # A mean of the loop's own divides by a private number.
+    for criterion in (None, F.cross_entropy):
+        gone = {'loss_reduction': 'mean', 'criterion': criterion}
+        text = made('graphs, gone', **gone).report.explain()
+        assert ('a mean divides by' in text) == (criterion is None)
 
 
 class Dropping(Graphs):
@@ -358,7 +363,7 @@ def unproved(monkeypatch):
 @pytest.mark.parametrize('isolation', ['checked', 'construction'])
 def test_which_steps_had_no_unit_is_not_in_the_report(isolation, monkeypatch):
     # Whether a graph is there is private, and so is whether a batch is empty.
-    loader = {'relation': 'add_remove', 'sampling': 'poisson'}
+    loader = {'neighboring': 'add_remove', 'sampling': 'poisson'}
     loader['sample_rate'] = 1e-9
     monkeypatch.setattr(secrets, 'randbelow', lambda total: 0)
     training = Training('graphs', Pooled(), loader=loader, isolation=isolation)

@@ -40,12 +40,6 @@
 #define PYG_TRUST_RUN
 #endif
 
-// What a thread does one after the other, where it is counted
-// (tests/emulation.cpp): loads that wait for one another, and additions.
-#ifndef PYG_TRUST_COUNT
-#define PYG_TRUST_COUNT(what, number) static_cast<void>(0)
-#endif
-
 namespace pyg_trust::device {
 
 // Where a lambda that runs on the machine needs it.
@@ -198,7 +192,6 @@ PYG_TRUST_HD inline void store_pack(T* to,
 template <typename T, int width>
 PYG_TRUST_HD inline Pack<T, width> join(const Pack<T, width>& x,
                                         const Pack<T, width>& y) {
-  PYG_TRUST_COUNT(adds, 1);
   Pack<T, width> sum;
   for (int c = 0; c < width; ++c)
     sum.at[c] = x.at[c] + y.at[c];
