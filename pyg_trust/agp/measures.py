@@ -60,6 +60,21 @@ from pyg_trust._checks import (
 from pyg_trust.graph import CSRGraph
 from pyg_trust.registries import Registry
 
+__all__ = [
+    'MEASURES',
+    'Measure',
+    'appnp',
+    'heat',
+    'hkpr',
+    'katz',
+    'make_measure',
+    'pagerank',
+    'ppr',
+    'sgc',
+    'single_target',
+    'transition',
+]
+
 #: The functions that give a measure: their keywords are its arguments; one
 #: that is called ``graph`` is given the graph.
 MEASURES: Registry[Callable[..., 'Measure']] = Registry('measure')

@@ -41,6 +41,8 @@ from pyg_trust.graph import CSRGraph
 from pyg_trust.graph import _columns as on_disk
 from pyg_trust.graph._storage import available_memory, checksum, parse_memory
 
+__all__ = ['MemoryPlan', 'plan_memory', 'propagate_to']
+
 # Bytes of a cache line, and the number of them that share a level.
 _LINE = 64
 _LINES = 4

@@ -14,6 +14,8 @@ from pyg_trust.agp.propagation import push_levels
 from pyg_trust.graph import CSRGraph, sparse_rows
 from pyg_trust.graph._building import row_of_entries
 
+__all__ = ['prune_bound', 'query']
+
 METHODS = ('sample', 'prune')
 
 

@@ -28,9 +28,9 @@ from pyg_trust._checks import (
 from pyg_trust.graph import _building as building
 from pyg_trust.graph import _sources, _storage
 from pyg_trust.graph._views import Views
-from pyg_trust.graph.sparse import pick_rows as pick_rows
-from pyg_trust.graph.sparse import quiet_sparse as quiet_sparse
-from pyg_trust.graph.sparse import sparse_rows as sparse_rows
+from pyg_trust.graph.sparse import pick_rows, quiet_sparse, sparse_rows
+
+__all__ = ['CSRGraph', 'LastGraph', 'pick_rows', 'quiet_sparse', 'sparse_rows']
 
 DUPLICATES = ('raise', 'merge', 'keep')
 

@@ -24,6 +24,8 @@ from pyg_trust.graph._building import row_of_entries
 from pyg_trust.transforms import _pyg_gdc
 from pyg_trust.transforms.agp import MeasureTransform
 
+__all__ = ['GDC']
+
 NORMALIZATIONS = ('in', 'sym', None)
 
 

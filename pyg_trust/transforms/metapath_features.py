@@ -14,6 +14,8 @@ from pyg_trust.graph._marks import mark, marked
 from pyg_trust.transforms._metapaths import metapath_features
 from pyg_trust.unit import EdgeType, PrivacyUnit, path_steps
 
+__all__ = ['MetapathFeatures']
+
 
 @validated
 @functional_transform('metapath_features')
