@@ -281,7 +281,7 @@ def write_pages(app: Any) -> None:
             lines += ['Main classes', '------------', '']
             lines += ['.. list-table::', '   :widths: 40 60', '']
             for short in MAIN[title]:
-                lines += [f'   * - :doc:`{short}`']
+                lines += [f'   * - :doc:`{short.partition(".")[2]} <{short}>`']
                 lines += [f'     - {sentences[short]}']
             lines += ['']
         for source in dict.fromkeys(each[0] for each in listed):
@@ -289,7 +289,8 @@ def write_pages(app: Any) -> None:
             lines += [first_sentence(sys.modules[source]), '']
             lines += ['.. list-table::', '   :widths: 40 60', '']
             for _, short, said in (e for e in listed if e[0] == source):
-                lines += [f'   * - :doc:`{short}`', f'     - {said}']
+                text = f':doc:`{short.partition(".")[2]} <{short}>`'
+                lines += [f'   * - {text}', f'     - {said}']
             lines += ['']
         lines += ['.. toctree::', '   :hidden:', '']
         lines += [f'   {short}' for _, short, _ in listed]

@@ -1,5 +1,6 @@
 """The parts of the package: modules, reports, examples."""
 
+import importlib
 import pkgutil
 from pathlib import Path
 
@@ -17,6 +18,13 @@ def modules():
     for module in pkgutil.walk_packages(pyg_trust.__path__, 'pyg_trust.'):
         if not module.name.endswith('._C'):
             yield module.name
+
+
+def import_all():
+    """Imports all modules but private ones, so that all classes are known."""
+    for name in modules():
+        if not name.rpartition('.')[2].startswith('_'):
+            importlib.import_module(name)
 
 
 def reports(of=Report):

@@ -14,7 +14,6 @@ from auditing import (
     failures,
     forged,
     privacy,
-    reworded,
     saved,
 )
 from guarantees import unlearner
@@ -32,7 +31,6 @@ from pyg_trust.privacy.gaussian import gaussian_epsilon
 from pyg_trust.privacy.poisson import poisson_epsilon
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import TrustReport
-from pyg_trust.transforms import PrivateAGP
 from pyg_trust.unlearning import NodeClassifier
 
 pytest.importorskip('dp_accounting')
@@ -87,15 +85,6 @@ def coins(**changes):
 
 
 ADD = 'add-or-remove-one-graph'
-
-
-@pytest.mark.parametrize('make', [privacy, coins])
-def test_a_lower_epsilon_is_refuted(tmp_path, make):
-    honest = make()
-    assert not failures(saved(tmp_path, honest))
-    lie = make(epsilon=0.9 * honest.values['epsilon'])
-    (text,) = failures(saved(tmp_path, lie))
-    assert 'epsilon: ' in text
 
 
 def test_coins_of_one_relation_do_not_pay_for_another(tmp_path):
@@ -157,21 +146,6 @@ def test_a_release_beside_the_steps_is_not_called_a_lie(tmp_path):
     assert any('noise_multiplier: ' in text for text in failures(path))
 
 
-def test_sums_over_neighbours_are_proved_from_mu(tmp_path):
-    transform = PrivateAGP(adjacency='edge', epsilon=2.0, delta=1e-5)
-    transform(graph())
-    path = tmp_path / 'trust.json'
-    TrustReport.of(transform.report()).save(path)
-    assert not failures(path)
-    whole = json.loads(path.read_text())
-    values = whole['guarantees'][0]['values']
-    # By a thousandth of a thousandth.
-    values['epsilon'] *= 1 - 1e-6
-    path.write_text(forged(reworded(whole)))
-    (text,) = failures(path)
-    assert 'releases with mu' in text
-
-
 @pytest.mark.parametrize('mu', [0.0, 1e-6, 0.3, 4.0])
 def test_two_packages_agree_on_one_release(mu):
     ours = gaussian_epsilon(mu, DELTA) if mu else 0.0
@@ -182,27 +156,6 @@ def forgotten():
     model = NodeClassifier(weight_decay=0.1, release_std=1e-3, epsilon=3.0)
     model.fit(cycle(16))
     return model, model.remove(RemovalRequest(nodes=[3]))
-
-
-def test_the_epsilon_of_a_removal_is_proved(tmp_path):
-    _, report = forgotten()
-    path = tmp_path / 'trust.json'
-    TrustReport.of(report).save(path)
-    assert not failures(path)
-    whole = json.loads(path.read_text())
-    values = whole['guarantees'][0]['values']
-    # A distance that the stated noise hides less well than is claimed.
-    far = 2 * values['release_std'] * values['lam'] * values['num_train']
-    values.update(bound=far, residual=0.0)
-    path.write_text(forged(reworded(whole)))
-    assert any('of this release' in text for text in failures(path))
-
-
-def test_honest_removals_hold(tmp_path):
-    model, report = forgotten()
-    path = tmp_path / 'trust.json'
-    TrustReport.of(report.verified(model.verify())).save(path)
-    assert not failures(path)
 
 
 # How it was checked ##########################################################
@@ -292,15 +245,3 @@ def test_a_verification_that_fails_says_so():
     (*_, said) = report.verified(found).guarantee().checked
     assert 'FAILED' in said
     assert 'node 3' in said
-
-
-def test_a_rate_that_no_number_of_units_has_fails(tmp_path):
-    # 50 units out of 166 and two thirds.
-    lie = privacy(
-        sample_rates=[[0.3, STEPS]],
-        account=[[2 * LAM, 0.3, STEPS]],
-        epsilon=50.0,
-    )
-    found = check_report(saved(tmp_path, lie))
-    texts = [each.text for each in found if each.status == FAILS]
-    assert any('no whole number of units' in text for text in texts)

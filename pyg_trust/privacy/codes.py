@@ -319,9 +319,8 @@ def _mixing(where: str, what: str, rows: Any) -> str:
         'the model needs to treat subgraphs apart, but rows of several '
         f'subgraphs meet behind {what} in {where} ({rows[0]} of {rows[1]} '
         'rows): look for normalisation, pooling or attention over the whole '
-        'batch (most norms and pools of PyG treat subgraphs apart if given '
-        "'batch'). Rounding of very large features shows in the same way: try "
-        'it in float64'
+        'batch. Rounding of very large features shows in the same way: try it '
+        'in float64'
     )
 
 

@@ -20,14 +20,13 @@ from pyg_trust.files import commit
 from pyg_trust.files.commit import Lineage, editing, synchronized
 from pyg_trust.graph import CSRGraph
 from pyg_trust.ledger import BudgetExceededError, RemovalLedger
-from pyg_trust.privacy.forgotten import node_shift
 from pyg_trust.privacy.gaussian import gaussian_epsilon, gaussian_mu_for
 from pyg_trust.removal import NotThere, RemovalRequest
 from pyg_trust.report import Guarantee, Report, provenance
 from pyg_trust.report.base import stated
 from pyg_trust.transforms.aggregation_report import Relation
 from pyg_trust.verify.chain import LISTED
-from pyg_trust.verify.removal import covered
+from pyg_trust.verify.removal import covered, node_shift
 
 __all__ = ['Coverage', 'CoverageReport', 'Seal']
 
@@ -142,7 +141,7 @@ class Coverage:
     """Base of models whose noise covers removals: weights stay as they are.
 
     What was released is nearly as likely without the few people who ask
-    (:mod:`pyg_trust.privacy.forgotten`). Their rows are deleted, and a ledger
+    (:doc:`/theory/forgetting`). Their rows are deleted, and a ledger
     counts how many were covered.
     """
 
@@ -498,9 +497,11 @@ class Coverage:
         if self.relation.name == 'node_incident':
             alone = (graph.degree[nodes] / most).sqrt().clamp(min=1).tolist()
         else:
+            ends, ids = graph.to_edge_index()[0].numpy(), np.arange(len(rows))
+            ends = ends[:, rows.numpy()[ends[1]]]
             alone = [
-                node_shift(graph, node, rows, most) / math.sqrt(most)
-                for node in nodes.view(-1, 1)
+                float(node_shift(ends, ids == node, most)) / math.sqrt(most)
+                for node in nodes.tolist()
             ]
         if max(alone) > self.max_units:
             raise ValueError(

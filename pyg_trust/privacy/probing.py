@@ -12,6 +12,7 @@ from pyg_trust.privacy.calls import Call, Units, find_call, with_gradients
 from pyg_trust.privacy.clipping import clipped_sum
 from pyg_trust.privacy.rules import Mixing
 from pyg_trust.privacy.validation import (
+    ADVICE,
     SEED,
     check_criterion,
     check_transform,
@@ -20,7 +21,6 @@ from pyg_trust.privacy.validation import (
     other_rows,
     randomised,
     same,
-    whole_batch_norms,
 )
 
 __all__ = ['try_call', 'try_parts']
@@ -96,8 +96,7 @@ def try_call(step: Any, call: Call, batch: Data, at: Units) -> bool | None:
                 units = step.units.attribute(out, grad, rows, inputs)
                 clipped_sum(units, step.max_grad_norm)
         except Mixing as error:
-            advice = whole_batch_norms(step.module)
-            raise ValueError(f'{error}{advice}') from None
+            raise ValueError(f'{error}. {ADVICE}') from None
         tried = range(min(at.count, _TRIED))
         found = agrees(call, made, at, tried, step.by_unit)
         reason = _changed(step, call, made, at, generator)
@@ -107,9 +106,7 @@ def try_call(step: Any, call: Call, batch: Data, at: Units) -> bool | None:
         raise ValueError(
             "'module' needs to treat subgraphs apart, but the output of one "
             f'{reason}: look for statistics of the whole batch, for divisions '
-            'by numbers of rows, and for ranks among all rows (most norms and '
-            "pools of PyG treat subgraphs apart if given 'batch')"
-            + whole_batch_norms(step.module)
+            f'by numbers of rows, and for ranks among all rows. {ADVICE}'
         )
     return found
 

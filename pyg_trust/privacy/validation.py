@@ -16,7 +16,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import UninitializedParameter
 from torch_geometric import nn as pyg
 from torch_geometric.data import Data
-from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from pyg_trust._checks import Is, Sizes
 from pyg_trust.graph._marks import marked
@@ -27,6 +26,7 @@ from pyg_trust.privacy.exact import clip
 from pyg_trust.privacy.group import Group
 
 __all__ = [
+    'ADVICE',
     'SEED',
     'IsLoader',
     'Loader',
@@ -46,7 +46,6 @@ __all__ = [
     'other_rows',
     'randomised',
     'same',
-    'whole_batch_norms',
 ]
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
@@ -74,19 +73,12 @@ Loader = Annotated[StepLoader, IsLoader(StepLoader)]
 
 #: The seed of what checks draw.
 SEED = 0
-_GRAPH_WIDE = (
-    'normalises by statistics of all rows of a batch, and keeps running '
-    'statistics of data'
-)
-# Advice by the layer that BatchNorm is a part of.
-_INSTEAD: tuple[tuple[type, str], ...] = (
-    (pyg.GENConv, "GENConv(norm='layer')"),
-    (pyg.GPSConv, "GPSConv(norm='layer_norm') and hand it 'batch'"),
-    (pyg.MLP, "MLP(norm='layer_norm', norm_kwargs={'mode': 'node'})"),
-    (
-        BasicGNN,
-        "norm='layer_norm', norm_kwargs={'mode': 'node'} in the model",
-    ),
+#: Advice on layers that mix subgraphs.
+ADVICE = (
+    "LayerNorm(mode='node') and MessageNorm treat subgraphs apart, and so do "
+    "GraphNorm, PairNorm, InstanceNorm and most pools that are given 'batch'; "
+    "models of PyG take norm='layer_norm' with norm_kwargs={'mode': 'node'}, "
+    "GPSConv takes norm='layer_norm', and GENConv norm='layer'"
 )
 
 
@@ -95,21 +87,14 @@ _INSTEAD: tuple[tuple[type, str], ...] = (
 
 def _check_layers(module: nn.Module) -> None:
     # Refuse layers that mix subgraphs or store their inputs, with all reasons.
-    found, layers = [], dict(module.named_modules())
-    for name, layer in layers.items():
-        around: list[str] = []
-        if isinstance(
-            layer, _BatchNorm | pyg.HeteroBatchNorm | pyg.DiffGroupNorm
-        ):
-            reason = _GRAPH_WIDE
-            # The innermost layer around it that has an argument for it.
-            around = [
-                f' (use {advice})'
-                for other, outer in layers.items()
-                if other == '' or name.startswith(f'{other}.')
-                for kind, advice in _INSTEAD
-                if isinstance(layer, _BatchNorm) and isinstance(outer, kind)
-            ]
+    wide = _BatchNorm | pyg.HeteroBatchNorm | pyg.DiffGroupNorm
+    found = []
+    for name, layer in module.named_modules():
+        if isinstance(layer, wide):
+            reason = (
+                'normalises by statistics of all rows of a batch, and keeps '
+                'running statistics of data'
+            )
         elif getattr(layer, 'cached', None) is True:
             reason = 'caches its first batch (use cached=False)'
         elif any(
@@ -118,30 +103,12 @@ def _check_layers(module: nn.Module) -> None:
             reason = 'has no shapes yet: call the model once before'
         else:
             continue
-        what = f"'{name or 'module'}' ({type(layer).__name__})"
-        found.append(f'{what} {reason}{around[-1] if around else ""}')
+        found.append(f"'{name or 'module'}' ({type(layer).__name__}) {reason}")
     if found:
         raise ValueError(
             f"'module' can't treat subgraphs apart: {'; '.join(found)}. "
-            "LayerNorm(mode='node') and MessageNorm are fine, and so are "
-            "GraphNorm, PairNorm and InstanceNorm that are given 'batch'"
+            f'{ADVICE}'
         )
-
-
-def whole_batch_norms(module: nn.Module) -> str:
-    """Return advice on norms over all rows; '' if there are none."""
-    wide = [
-        name
-        for name, layer in module.named_modules()
-        if isinstance(layer, pyg.LayerNorm) and layer.mode == 'graph'
-    ]
-    if not wide:
-        return ''
-    return (
-        f'. {wide} are LayerNorms over all rows: use '
-        "LayerNorm(mode='node'), in a model of PyG norm='layer_norm', "
-        "norm_kwargs={'mode': 'node'}"
-    )
 
 
 def check_model(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:

@@ -151,7 +151,7 @@ CASES = {
         'what': 'graphs',
         'loss_reduction': 'sum',
         'loader': {
-            'relation': 'add_remove',
+            'neighboring': 'add_remove',
             'sampling': 'poisson',
             'sample_rate': 0.5,
         },
@@ -358,7 +358,7 @@ def unproved(monkeypatch):
 @pytest.mark.parametrize('isolation', ['checked', 'construction'])
 def test_which_steps_had_no_unit_is_not_in_the_report(isolation, monkeypatch):
     # Whether a graph is there is private, and so is whether a batch is empty.
-    loader = {'relation': 'add_remove', 'sampling': 'poisson'}
+    loader = {'neighboring': 'add_remove', 'sampling': 'poisson'}
     loader['sample_rate'] = 1e-9
     monkeypatch.setattr(secrets, 'randbelow', lambda total: 0)
     training = Training('graphs', Pooled(), loader=loader, isolation=isolation)

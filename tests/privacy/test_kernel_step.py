@@ -16,6 +16,13 @@ C = 0.75
 WILD = (1e30, -1e30, 3e38, 1e-45, 5e-324, 0.0, math.inf, -math.inf, math.nan)
 
 
+def alone(module, unit, pull, key):
+    """The gradient of a unit by itself."""
+    twin = step.twin(module)
+    out = step.outputs(twin, unit, key)
+    return step.gradient(twin, out, pull(out.detach()))
+
+
 def exact(parts):
     """The squared norm, as a fraction."""
     return sum(
@@ -152,9 +159,9 @@ def units(count=4):
 
 def test_a_unit_is_run_as_if_there_were_no_other():
     model = Keeps()
-    alone = [step.alone(model, u, ones, 7) for u in units()]
-    again = [step.alone(model, u, ones, 7) for u in units()[::-1]]
-    for one, other in zip(alone, again[::-1], strict=True):
+    first = [alone(model, u, ones, 7) for u in units()]
+    again = [alone(model, u, ones, 7) for u in units()[::-1]]
+    for one, other in zip(first, again[::-1], strict=True):
         for p, q in zip(one, other, strict=True):
             assert p.tobytes() == q.tobytes()
     assert model.seen == []
@@ -165,7 +172,7 @@ def test_a_unit_is_run_as_if_there_were_no_other():
     (unit,) = units(1)
     out = step.outputs(twin, unit, 7)
     wanted = torch.autograd.grad(out.sum(), list(twin.parameters()))
-    for one, other in zip(alone[0], wanted, strict=True):
+    for one, other in zip(first[0], wanted, strict=True):
         assert one.dtype == np.float64
         np.testing.assert_array_equal(one, other.double().numpy())
 
@@ -223,7 +230,7 @@ def test_what_was_made_of_other_tensors_is_cut_off_everywhere():
     def unit(x):
         return (2 * x, {'y': 3 * x}, Data(x=4 * x)), {}
 
-    found = step.alone(Calls(call), unit(x), ones, 0)
+    found = alone(Calls(call), unit(x), ones, 0)
     assert found[0].tolist() == [[9.0] * 3] * 2
     assert x.grad is None
 
@@ -242,7 +249,7 @@ def test_a_unit_is_not_written_to_and_weights_are_refused():
 
     x = torch.ones(1, 3)
     unit = (x, (x + 1, {'y': x + 2}), Data(x=x + 3)), {}
-    step.alone(Calls(writes), unit, ones, 0)
+    alone(Calls(writes), unit, ones, 0)
     (one, (two, named), data), _ = unit
     assert one.all()
     assert two.all()
@@ -251,7 +258,7 @@ def test_a_unit_is_not_written_to_and_weights_are_refused():
     assert 'z' not in named
     assert 'z' not in data
     with pytest.raises(ValueError, match='leave its weights'):
-        step.alone(Calls(moves), ((x,), {}), ones, 0)
+        alone(Calls(moves), ((x,), {}), ones, 0)
 
 
 def test_gradients_are_those_of_the_trained_weights_in_their_order():
@@ -269,7 +276,7 @@ def test_gradients_are_those_of_the_trained_weights_in_their_order():
     model.register_forward_hook(lambda *_: seen.append(1))
     with torch.no_grad():
         # Whoever calls it may be in any mode.
-        found = step.alone(model, unit, lambda out: 2 * ones(out), 0)
+        found = alone(model, unit, lambda out: 2 * ones(out), 0)
     trained = [p for p in model.parameters() if p.requires_grad]
     wanted = torch.autograd.grad(
         2 * model(*unit[0]).sum(), trained, allow_unused=True

@@ -1,8 +1,7 @@
 """One private step with each unit alone: clipped, added up, released.
 
-The module and ``pull`` read private data in their arguments alone, and the
-module is the same for all units. Statement and proof:
-``docs/theory/private_steps.rst``.
+The module reads private data in its arguments alone, and is the same for all
+units. Statement and proof: ``docs/theory/private_steps.rst``.
 """
 
 import copy
@@ -18,18 +17,11 @@ from torch import Tensor, nn
 
 from . import clip
 
-__all__ = ['add', 'adds', 'alone', 'gradient', 'outputs', 'release', 'twin']
+__all__ = ['add', 'adds', 'gradient', 'outputs', 'release', 'twin']
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Unit = tuple[tuple[Any, ...], dict[str, Any]]
-Pull = Callable[[Tensor], Tensor]
-
-
-def alone(module: nn.Module, unit: Unit, pull: Pull, key: int) -> list[Floats]:
-    """Compute the gradient of a unit by the trained parameters."""
-    out = outputs(twin(module), unit, key)
-    return gradient(module, out, pull(out.detach()))
 
 
 def twin(module: nn.Module) -> nn.Module:
