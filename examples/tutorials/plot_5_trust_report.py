@@ -1,5 +1,5 @@
 """Put the guarantees on one page
-============================
+==============================
 
 Every procedure returns a report, and every report states a guarantee: what was
 promised, under which assumptions, what it does not cover, and what was spent.

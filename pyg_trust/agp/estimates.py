@@ -71,7 +71,7 @@ def eps_for(
     failure: Fraction = 0.01,
     bound: str = 'tight',
 ) -> float:
-    r"""Return the quantum that guarantees a relative error above a threshold.
+    r"""Return the ``eps`` that keeps large results to a relative error.
 
     For every node with :math:`z(v) > \delta \lVert x \rVert_1 W` (non-negative
     signals; :math:`W = 1` for the probability series), the estimate is within

@@ -75,7 +75,7 @@ class Deployed:
         :math:`\gamma_{d+8}` times the largest number in it, and what was off
         before is multiplied by :math:`a`: with K steps :math:`\gamma_{d+8} h
         \sum_{k<K} (a + \gamma_{d+8})^k` in all. In the limit, see
-        :func:`~pyg_trust.certificates.diffusion_error`.
+        :func:`~pyg_trust.certificates.diffusion.diffusion_error`.
         """
         top = self.logits.abs().amax(0)
         if self.dtype is None:

@@ -28,7 +28,7 @@ _TOGETHER = 5
 
 
 class Margins(NamedTuple):
-    """Smallest margins of the reference class over each class, by search."""
+    """Bounds of the smallest margin over each class, and flips for it."""
 
     lower: Tensor
     upper: Tensor

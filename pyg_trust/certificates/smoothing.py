@@ -183,9 +183,9 @@ def _regions(
 def flip_regions(
     additions: int, deletions: int, p_plus: float, p_minus: float
 ) -> FlipRegions:
-    r"""Return the regions of one kind of bits at a radius.
+    r"""Return the likelihood-ratio regions for numbers of flipped bits.
 
-    Relative error at most about :math:`(r_a + r_d + 8) 2^{-52}`. Where
+    The relative error is at most about :math:`(r_a + r_d + 8) 2^{-52}`. Where
     :math:`p_+` or :math:`p_-` is 0, some have probability 0 in one input.
     """
     if p_plus == p_minus == 0:

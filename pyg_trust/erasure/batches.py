@@ -32,12 +32,7 @@ _TIME = Number(0.0, 2.2e11)
 
 
 def reference(place: str, number: str) -> str:
-    """Return the 32 digits that stand for a request in a model's ledger.
-
-    Args:
-        place (str): the name of the model.
-        number (str): the id of the request.
-    """
+    """Return the 32 digits that stand for a request in a model's ledger."""
     text = json.dumps([place, number])
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 

@@ -21,14 +21,7 @@ _KINDS = ('nodes', 'features', 'labels', 'graphs', 'edges')
 
 
 def run(args: argparse.Namespace) -> int:
-    """Carry out a command, and return its exit status.
-
-    Args:
-        args (Namespace): the words of the command line.
-
-    Raises:
-        ValueError: if an argument, a file or a model is not what it should be.
-    """
+    """Carry out a command, and return its exit status."""
     if args.part == 'check':
         return answered(check_erasure(args.report, dict(args.ledger)))
     if args.part != 'run' and not args.desk.exists():

@@ -40,12 +40,7 @@ def written(moment: datetime) -> str:
 
 
 def read(name: str, value: Any) -> datetime:
-    """Parse a time, to the second.
-
-    Args:
-        name (str): the name of the argument, for errors.
-        value (str or datetime): the time, in RFC 3339 with a zone.
-    """
+    """Parse a time in RFC 3339 with a zone, to the second."""
     try:
         if isinstance(value, str):
             ends = value[-1:] in ('Z', 'z')

@@ -87,8 +87,8 @@ class Place:
     def catch_up(self, whole: bool = False) -> None:
         """Load the saved state, if another object has continued this one.
 
-        From a folder only if :obj:`whole`: else a removal does, if it meets
-        another state there.
+        A model with a folder is loaded only with :obj:`whole`, as its next
+        removal loads the folder anyway.
         """
         if self.save is None:
             if whole:

@@ -63,7 +63,7 @@ _TRIGGERS = (
 
 
 class Store:
-    """Open file of a desk, for the thread that opened it and its owner."""
+    """Open file of a desk; only the thread that opened it may use it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -41,10 +41,8 @@ class DamagedFileError(ValueError):
 def locked(path: Path, reading: bool = False) -> Iterator[None]:
     """Hold a lock file for a block, and delete it: not reentrant.
 
-    Args:
-        path (Path): the path of the lock file.
-        reading (bool): whether to go on without the lock where it can't be
-            taken because nobody can write there. (default: :obj:`False`)
+    With :obj:`reading`, it goes on without the lock where it can't be taken
+    because nobody can write there.
     """
     lock = FileLock(path)
     try:
@@ -91,14 +89,7 @@ def write(path: str | Path, content: bytes | memoryview) -> None:
 
 
 def check_folder(path: Path) -> None:
-    """Refuse a file whose folder is not there.
-
-    Args:
-        path (Path): the path of the file.
-
-    Raises:
-        FileNotFoundError: that names the folder.
-    """
+    """Refuse a file whose folder is not there, and name the folder."""
     if not path.parent.is_dir():
         raise FileNotFoundError(
             errno.ENOENT,
@@ -168,11 +159,7 @@ def load(path: str | Path) -> Any:
 
 
 def peek(path: str | Path) -> Any:
-    """Read the plain values of a state, with descriptions for tensors.
-
-    Raises:
-        DamagedFileError: as :func:`load`.
-    """
+    """Read the plain values of a state, with descriptions for tensors."""
     return _loaded(path, False)
 
 

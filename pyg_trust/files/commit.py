@@ -92,11 +92,6 @@ class Lineage:
         # The process that may extend the last run; who takes it has it.
         self._turn: list[int] = []
 
-    @property
-    def names(self) -> tuple[tuple[str, int], ...]:
-        """The :attr:`runs`, as version 0.1 called them."""
-        return self.runs
-
     @classmethod
     def of(cls, state: Any, present: 'Lineage | None' = None) -> 'Lineage':
         """Read the lineage of a saved state, under ``'lineage'``.
@@ -241,16 +236,9 @@ def _beyond(state: dict[str, Any], other: dict[str, Any]) -> str:
 
 
 def save(path: str | Path, state: dict[str, Any]) -> None:
-    """Write a state to a file, if it continues the saved one.
+    """Write a state with its ``'lineage'`` and ``'ledger'`` to a file.
 
-    Args:
-        path (str or Path): the path of the file.
-        state (dict): as :func:`pyg_trust.files.save` takes it, with its
-            ``'lineage'`` and ``'ledger'``.
-
-    Raises:
-        StaleStateError: as :func:`check_continues`.
-        ValueError: as :func:`check_continues`, or if the file is no state.
+    Refused as by :func:`check_continues`, or if the file there is no state.
     """
     check_instance('path', path, str, Path)
     path = Path(path)
@@ -260,11 +248,7 @@ def save(path: str | Path, state: dict[str, Any]) -> None:
 
 
 def peek(path: str | Path) -> dict[str, Any] | None:
-    """Read a saved state without tensors; :obj:`None` if there is no file.
-
-    Raises:
-        ValueError: if the file is of another kind.
-    """
+    """Read a saved state without tensors; :obj:`None` if there is no file."""
     check_instance('path', path, str, Path)
     if not Path(path).exists():
         return None
@@ -284,13 +268,8 @@ def peek(path: str | Path) -> dict[str, Any] | None:
 def exclusive(place: str | Path, *, reading: bool = False) -> Iterator[None]:
     """Hold the lock of a file or folder for a block; not reentrant.
 
-    Waits for its holder. The lock is on a file beside the place, which
-    is there for no longer than the block.
-
-    Args:
-        place (str or Path): the path to guard, which need not exist.
-        reading (bool): whether to go on without the lock where it can't be
-            taken because nobody can write there. (default: :obj:`False`)
+    Waits for its holder. The lock is on a file beside the place, which need
+    not exist. :obj:`reading` is as in :func:`pyg_trust.files.locked`.
     """
     check_instance('place', place, str, Path)
     # Resolve links, so that each file has one lock.

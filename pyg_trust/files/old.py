@@ -19,12 +19,8 @@ __all__ = ['load_01', 'root_01']
 def load_01(path: str | Path) -> Any:
     """Read a state that version 0.1 has written with torch.
 
-    Args:
-        path (str or Path): the path of the file.
-
-    Raises:
-        Exception: if it holds more than tensors and plain values, is
-            compressed or damaged, or has tensors larger than the file.
+    Raises an error if it holds more than tensors and plain values, is
+    compressed or damaged, or has tensors larger than the file.
     """
     with zipfile.ZipFile(path) as archive:
         if any(part.compress_type for part in archive.infolist()):
@@ -70,16 +66,7 @@ def load_01(path: str | Path) -> Any:
 
 
 def root_01(state: dict[str, Tensor], contents: Mapping[int, str]) -> str:
-    """Compute the root of seals of version 0.1, with a salt for each item.
-
-    Args:
-        state (dict): ``names``, int64 ``[n]``, and ``salts``, uint8 ``[n,
-            32]``.
-        contents (dict): the contents of all items, by name.
-
-    Raises:
-        TypeError, ValueError: if the state is not of these items.
-    """
+    """Compute the root of seals of version 0.1, with a salt for each item."""
     names: Any = state.get('names')
     salts: Any = state['salts']
     check_tensor('state', names, torch.int64, ('n',))

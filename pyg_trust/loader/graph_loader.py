@@ -127,7 +127,7 @@ class GraphLoader(DrawnUnits):
         self._open(count, batch_size, num_steps, seed, kwargs)
 
     def public(self) -> tuple[Any, ...]:
-        """Return the public part: attributes, and the number if public."""
+        """Return what is public: attribute names, and maybe the number."""
         first = self.graphs[0].to_dict().items()
         # No shapes: those of edges would show how many edges a graph has.
         names = sorted(n for n, value in first if isinstance(value, Tensor))

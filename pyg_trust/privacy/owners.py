@@ -114,7 +114,7 @@ class Owners:
     def check(
         self, i: int, u: Tensor, b: Tensor, coded: Tensor
     ) -> tuple[int, int]:
-        """Return how many rows are not of the owners given, and of all."""
+        """Return how many rows contradict the given owners, of how many."""
         m, mr, size = self._projected(b, coded, 0)
         broken = ~(size.isfinite() & mr.isfinite().all(1))
         off, may = self._off(i, 0, u, m, mr, size)

@@ -144,7 +144,7 @@ OPEN: dict[Any, Callable[..., Any]] = {
 
 
 def opens(func: Any, args: Any) -> bool:
-    """Return whether a call is computed by functions that it is made of."""
+    """Return whether a call is replaced by the calls that it consists of."""
     # Packed sequences have other arguments.
     packed = func in (torch.lstm, torch.gru) and len(args) != 9
     return func in OPEN and not packed

@@ -252,7 +252,9 @@ def _todo(each: Guarantee) -> list[str]:
     if not each.checked:
         todo.append('Check it: no check was recorded with this guarantee')
     if each.kind == 'removal':
-        todo.append('Keep report and ledger private: they name what went')
+        todo.append(
+            'Keep report and ledger private: they hold the removed ids'
+        )
     return todo or ['Nothing']
 
 

@@ -78,7 +78,7 @@ class DisjointWalkSampler(RootSampler):
 
     @validated
     def partition(self, number: Natural = 0) -> DisjointWalks:
-        """Return the subgraphs of a partition; keep the last one."""
+        """Draw the partition of a number; the last one is kept."""
         if self._last is None or self._last[0] != number:
             self._last = number, self._walk(self.roots, number)
         return self._last[1]

@@ -76,7 +76,7 @@ class Relation(NamedTuple):
         )
 
     def mu_edge(self, mu: float, others: float = 0.0) -> float | None:
-        r"""Return the :math:`\mu` of one edge, under a relation of nodes."""
+        r"""Return the :math:`\mu` of one edge, where nodes are protected."""
         if self.name != 'node' or self.max_degree not in (None, 1):
             return None
         moved, ends = (1.0, 1) if self.directed else (math.sqrt(2), 2)

@@ -79,10 +79,10 @@ def majority_vote(outputs: Tensor) -> Tensor:
         p_{uc} = \frac{1}{S_u + 1/2} \left( \left| \{ i : \arg\max e^i_u =
         c \} \right| + \tfrac12 \bar{p}_{uc} \right)
 
-    over the :math:`S_u` sub-models that vote, with :math:`\bar{p}` of
-    :func:`mean_probability`: the argmax is a class with the most votes; among
-    those the one with the largest mean, and then the first. A sub-model votes
-    for the first of its largest logits, and abstains where all are equal.
+    over the :math:`S_u` sub-models that vote, with their mean probability
+    :math:`\bar{p}`: the argmax is a class with the most votes; among those
+    the one with the largest mean, and then the first. A sub-model votes for
+    the first of its largest logits, and abstains where all are equal.
 
     Args:
         outputs (Tensor): logits, ``[num_shards, num_nodes, num_classes]``.
@@ -273,7 +273,10 @@ class ShardAggregator(torch.nn.Module):
 
 @AGGREGATORS.builtin('mean')
 class MeanAggregator(ShardAggregator):
-    """Mean of probabilities, as in SISA: :func:`mean_probability`."""
+    """Mean of probabilities, as in SISA.
+
+    See :func:`pyg_trust.unlearning.aggregate.mean_probability`.
+    """
 
     def forward(self, outputs: Tensor) -> Tensor:
         """Return probabilities of classes: ``[num_nodes, num_classes]``."""
@@ -282,7 +285,10 @@ class MeanAggregator(ShardAggregator):
 
 @AGGREGATORS.builtin('majority')
 class MajorityAggregator(ShardAggregator):
-    """Majority of votes, as in SISA: :func:`majority_vote`."""
+    """Majority of votes, as in SISA.
+
+    See :func:`pyg_trust.unlearning.majority_vote`, for ties too.
+    """
 
     def forward(self, outputs: Tensor) -> Tensor:
         """Return the shares of the votes: ``[num_nodes, num_classes]``."""

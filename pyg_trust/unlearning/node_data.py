@@ -91,10 +91,10 @@ class Model(NamedTuple):
         return recorded(self.ledger, self.sealed, self.seals.root)
 
     def evidence(self) -> dict[str, np.ndarray] | None:
-        """Return the arrays from which the kernel proves a release.
+        """Return the arrays from which the checker proves a release.
 
-        None for infinite series and pairs, of which it proves nothing, and
-        for a state as version 0.1 wrote it.
+        Returns None for infinite series, for pairs and for states of version
+        0.1, about which the checker proves nothing.
         """
         data, settings = self.data, self.data.settings
         seal = self.seals.state_dict()

@@ -3,7 +3,6 @@
 Each of these passed unseen before.
 """
 
-import itertools
 import math
 from fractions import Fraction
 
@@ -178,31 +177,6 @@ def test_a_transform_that_drops_nodes_is_refused():
     model.forward = lambda x, edge_index: x
     with pytest.raises(ValueError, match=r"'transform'.*39 of 40"):
         Divided(model, 3, 'edges', transform=fewer).certify(graph())
-
-
-# Models that are switched ###################################################
-
-
-class Counts(torch.nn.Module):
-    """Says another class from some call on, by a counter written in C."""
-
-    def __init__(self, last):
-        super().__init__()
-        self.calls, self.last = itertools.count(), last
-
-    def forward(self, x, edge_index):
-        return x if next(self.calls) < self.last else -x
-
-
-def test_calls_that_are_counted_in_c_are_found_out():
-    # The first view is the same when it is asked again, two calls later.
-    class Now(Counts):
-        def forward(self, x, edge_index):
-            return -x if next(self.calls) in (3, 4) else x
-
-    for model in (Now(0), Counts(4)):
-        with pytest.raises(ValueError, match='same function at every call'):
-            Divided(model, 6, 'edges', seed=0).certify(graph())
 
 
 # Shards #####################################################################

@@ -8,6 +8,7 @@ from sharded import (
     EVERY,
     NODES,
     SHARDS,
+    TESTED,
     learnt,
     make,
     make_data,
@@ -16,6 +17,7 @@ from sharded import (
 )
 from states import same
 from torch_geometric.data import Data
+from torch_geometric.nn import GCN
 
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.unlearning.shards import building
@@ -395,3 +397,46 @@ def test_an_added_node_costs_what_a_removed_one_does():
         assert one.node_epochs - two.node_epochs == 3
     cost = [sum(r.node_epochs for r in all_) for all_ in (added, removed)]
     assert cost[0] <= 1.2 * cost[1]
+
+
+def test_the_ledger_says_what_is_gone_and_what_came_again():
+    data = make_data()
+    unlearner = make(epochs=1, aggregator='mean', num_classes=CLASSES)
+    unlearner.fit(data)
+    asked = RemovalRequest(edges=[tuple(data.edge_index[:, 0].tolist())])
+    unlearner.remove(asked)
+    assert unlearner.ledger.last.request == asked.to_dict()
+    # Of a node outside of training, too.
+    unlearner.remove(features=[TESTED], labels=[5])
+    assert int(unlearner.data.y[5]) == -1
+    assert not unlearner.data.x[TESTED].any()
+    assert TESTED in unlearner.ledger.removed.of('features')
+    again = Update(features=(torch.tensor([TESTED]), ROW))
+    unlearner.update(again)
+    assert torch.equal(unlearner.data.x[TESTED], ROW[0])
+    assert TESTED not in unlearner.ledger.removed.of('features')
+    gone = Update(remove=RemovalRequest(features=[TESTED]))
+    unlearner.update([gone, again])
+    assert TESTED not in unlearner.ledger.removed.of('features')
+    # A label of every shard.
+    held = unlearner.data
+    one = [int((held.shard == i).nonzero()[0]) for i in range(SHARDS)]
+    labels = held.n_id[one], (held.y[one] + 1) % CLASSES
+    report = unlearner.update(Update(labels=labels))
+    assert (report.shards, report.request) == ((0, 1, 2, 3), {})
+    assert unlearner.verify().ok
+
+
+def test_the_only_training_node_of_a_class_stays():
+    given = {'epochs': 1, 'aggregator': 'mean'}
+    factory = lambda: GCN(CHANNELS, 8, 2, CLASSES + 1)  # noqa: E731
+    shard, data = make(**given).fit(make_data()).data.shard, make_data()
+    for node in [int((shard == i).nonzero()[0]) for i in range(SHARDS)]:
+        data.y = make_data().y
+        data.y[[node, TESTED]] = CLASSES
+        made = make(factory, **given).fit(data)
+        with pytest.raises(ValueError, match=f'class {CLASSES} without'):
+            made.remove(nodes=[node])
+    assert made.remove(nodes=[TESTED + 1]).shards == ()
+    given['num_classes'] = CLASSES + 1
+    assert make(factory, **given).fit(data).remove(nodes=[node]).exact

@@ -434,7 +434,7 @@ def test_what_comes_about_by_a_removal_does_not_stop_it() -> None:
     two = torch.cat([back, torch.stack([last, torch.arange(9)])], 1)
     data['user', 'likes', 'user'].edge_index = one
     data['user', 'liked_by', 'user'].edge_index = two
-    with pytest.raises(ValueError, match='mirror each other'):
+    with pytest.raises(ValueError, match='to hold the same edges'):
         declared(twin(data, [N - 1], 'drop'))
     model = unlearner(data, make=Rows)
     model.remove(RemovalRequest(persons=[N - 1], unit=declared(data)))

@@ -33,7 +33,7 @@ _NOISE_BITS = 32
 
 
 def grid(norm: float) -> float:
-    """Return the grid :math:`g'` of sums."""
+    """Return the grid to which clipped gradients are rounded."""
     return math.ldexp(norm, -GRID_BITS)
 
 

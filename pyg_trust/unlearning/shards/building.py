@@ -89,7 +89,7 @@ class Builder:
     ways: Shortcuts | None = None
 
     def from_first(self, work: Callable[[], T]) -> T:
-        """Run work in one process: random bits, times and files."""
+        """Run work in the first process, and send the result to the others."""
         return from_first(work) if self.over_ranks else work()
 
     # The partition ##########################################################

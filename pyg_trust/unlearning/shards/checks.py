@@ -75,12 +75,7 @@ def check_start(factory: Factory, shard: Shard) -> None:
 def check_model(
     factory: Factory, shard: Shard, recipe: Recipe, ways: Shortcuts
 ) -> list[Weights]:
-    """Train a shard twice, and check that the same model comes of it.
-
-    Raises:
-        UnrepeatableModelError: if two models of one seed differ before or
-            after training, or a state does not determine its model.
-    """
+    """Train a shard twice, and check that the same model comes of it."""
     with single_thread():
         one, two = _two(factory, shard, shard)
         if not equal_tensors(snapshot(one), snapshot(two)):

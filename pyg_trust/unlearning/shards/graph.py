@@ -53,11 +53,7 @@ _FEW = 1 / 8
 
 
 def copied(data: Data, num_shards: int) -> Data:
-    """Check a graph and copy the tensors that an unlearner keeps.
-
-    Raises:
-        TypeError, ValueError: if something is missing or malformed.
-    """
+    """Check a graph and copy the tensors that an unlearner keeps."""
     if not isinstance(data, Data):
         typed = isinstance(data, HeteroData)
         raise TypeError(
@@ -302,12 +298,7 @@ def without_features(data: Data) -> Data:
 
 
 def check_slices(slices: Any) -> Slices:
-    """Check the shares and epochs of stages; return them as plain numbers.
-
-    Raises:
-        TypeError, ValueError: if shares do not ascend to 1, or an epoch is
-            missing.
-    """
+    """Check the shares and epochs of stages; return them as plain numbers."""
     plain = not isinstance(slices, str) and isinstance(slices, Sequence)
     made: list[tuple[float, int]] = []
     for pair in slices if plain else [None]:

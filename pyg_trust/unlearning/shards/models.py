@@ -438,11 +438,7 @@ def evaluate_all(
     *,
     over_ranks: bool = False,
 ) -> Tensor:
-    """Compute the logits of the models of all shards for all nodes of a graph.
-
-    Returns:
-        Tensor: ``[num_models, num_nodes, num_classes]``.
-    """
+    """Compute the logits of all models: ``[num_models, num_nodes, C]``."""
     with seeded(0), quiet(), single_thread():
         module, inputs = factory(), shard.inputs(ways, False)
     prepare(module, ways.cached)

@@ -28,14 +28,7 @@ class Persons:
 
     @classmethod
     def of(cls, data: HeteroData, unit: PrivacyUnit) -> tuple[Data, 'Persons']:
-        """Return the table of persons, and a copy of what they own.
-
-        Raises:
-            TypeError: if the graph is none of several types.
-            ValueError: if the data are not those of the unit, its persons are
-                not in the order of their ids, or it has what models do not
-                receive.
-        """
+        """Return the table of persons, and a copy of what they own."""
         check_instance('data', data, HeteroData)
         table = unit.table(data)
         if bool((table.n_id.diff() <= 0).any()):
@@ -128,12 +121,7 @@ class Persons:
 
 
 def removed_persons(updates: Iterable[Update], unit: PrivacyUnit) -> list[int]:
-    """Return the persons that updates remove.
-
-    Raises:
-        ValueError: if the updates do anything else, or name persons of
-            another unit.
-    """
+    """Return the persons that updates remove; refuse all other updates."""
     ids: list[int] = []
     for each in updates:
         asked = each.remove

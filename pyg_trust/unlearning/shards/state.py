@@ -42,8 +42,8 @@ __all__ = [
     'ASSUMPTIONS',
     'Checkpoint',
     'Forgotten',
-    'Kept',
     'State',
+    'Stateful',
     'described',
     'hash_of_shards',
     'plain_partition',
@@ -53,7 +53,7 @@ __all__ = [
 FORMAT = 4
 #: The most training nodes that an aggregator learns from.
 AGGREGATOR_NODES = 1000
-Self = TypeVar('Self', bound='Kept')
+Self = TypeVar('Self', bound='Stateful')
 # Fields by which folders are compared without reading tensors.
 _IN_MANIFEST = ('lineage', 'ledger')
 
@@ -366,7 +366,7 @@ def _exactness(
     )
 
 
-class Kept:
+class Stateful:
     """Base of an unlearner: its state, in memory and in files."""
 
     num_shards: int

@@ -65,8 +65,8 @@ from pyg_trust.unlearning.shards.state import (
     AGGREGATOR_NODES,
     ASSUMPTIONS,
     Forgotten,
-    Kept,
     State,
+    Stateful,
     described,
 )
 from pyg_trust.unlearning.shards.updating import applied
@@ -79,7 +79,7 @@ __all__ = ['ShardedUnlearner']
 _Self = TypeVar('_Self', bound='ShardedUnlearner')
 
 
-class ShardedUnlearner(Kept):
+class ShardedUnlearner(Stateful):
     r"""Node classifier that forgets exactly by retraining shards.
 
     `SISA <https://arxiv.org/abs/1912.03817>`_ (Bourtoule et al. 2021),
@@ -527,7 +527,7 @@ class ShardedUnlearner(Kept):
             return self._apply(left, None, reference, on_report)
 
         report, skipped = skipping(request, missing, apply)
-        return replace(report, skipped=skipped) if skipped else report
+        return replace(report, **dict[str, Any](skipped=skipped))
 
     @editing
     def update(
@@ -585,7 +585,7 @@ class ShardedUnlearner(Kept):
             reference=reference,
             started=started,
         )
-        report = ShardRemovalReport(
+        report = ShardRemovalReport.of(
             keeps_history=False,
             skipped={},
             verification=None,

@@ -147,23 +147,11 @@ def played(
     *,
     light: bool = False,
 ) -> Change:
-    """Apply updates in their order, as one.
+    """Apply updates in their order, as one; ``light``: without features.
 
-    Args:
-        data (Data): the graph, with ``n_id``, ``shard`` and ``train_mask``.
-        updates (list[Update]): the updates, in order.
-        homes (Callable): maps the ids of new training nodes to their shards,
-            and to whether these come from a later hash.
-        used (Tensor, optional): all ids that nodes have or had; by default
-            those that are there. (default: :obj:`None`)
-        removed (Removed, optional): the items that were removed before and
-            not added again. (default: :obj:`None`)
-        light (bool): whether to leave out the features of the result.
-            (default: :obj:`False`)
-
-    Raises:
-        ValueError: if something is not there, is there already, or does not
-            fit.
+    ``homes`` maps the ids of new training nodes to their shards, and to
+    whether these come from a later hash; ``used`` are all ids that nodes have
+    or had, and ``removed`` the items that are gone.
     """
     x, n = data.x, int(data.num_nodes or 0)
     used = data.n_id if used is None else used
