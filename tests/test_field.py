@@ -271,7 +271,7 @@ def test_a_collate_fn_is_refused_and_not_ignored():
         lambda **more: GraphLoader(graphs(), 2, **more),
         lambda **more: DisjointWalkLoader(data(), 4, 1, **more),
     ):
-        with pytest.raises(TypeError, match="Change batches by 'transform'"):
+        with pytest.raises(TypeError, match="change batches by 'transform'"):
             make(collate_fn=lambda batch: batch)
         loader = make(transform=lambda batch: batch)
         assert next(iter(loader)).x is not None
@@ -442,3 +442,66 @@ def test_a_norm_that_two_layers_share():
     F.cross_entropy(out, batch.y[: batch.batch_size]).backward()
     optimizer.step()
     assert not net.norm.weight.equal(before)
+
+
+def test_models_of_the_tutorials_take_the_data():
+    # forward(self, data), as in PyG's introduction: the same bits.
+    class OnParts(pyg.GCNConv):
+        def __init__(self):
+            super().__init__(6, 3)
+
+    class OnData(OnParts):
+        def forward(self, data):
+            return super().forward(data.x, data.edge_index, data.edge_weight)
+
+    graph = data(edge_weight=torch.rand(PAIRS.size(1), generator=SEEDED))
+    found = []
+    for kind in (OnParts, OnData):
+        model = ShardedUnlearner(kind, 2, epochs=2, seed=0).fit(graph)
+        model.remove(nodes=[3])
+        found.append(model.predict_proba().nan_to_num(-1))
+    assert torch.equal(*found)
+
+
+def test_predictions_of_a_mask():
+    model = ShardedUnlearner(
+        lambda: pyg.GCN(6, 4, 2, 3), 2, epochs=1, seed=0
+    ).fit(data())
+    model.remove(nodes=[3])
+    mask = torch.arange(N) > 20
+    assert torch.equal(model.predict(nodes=mask), model.predict()[mask])
+
+
+def test_as_many_nodes_as_edges():
+    ring = torch.stack([torch.arange(N), (torch.arange(N) + 1) % N])
+    graph = Data(x=X, edge_index=ring, y=Y, name=torch.arange(N))
+    for batch in DisjointWalkLoader(graph, 4, 3, num_steps=3):
+        assert torch.equal(batch.x, X[batch.name])
+    single = [
+        Data(x=torch.rand(2, 3), edge_index=PATH[:, :1], y=torch.tensor([k]))
+        for k in range(6)
+    ]
+    batch = next(iter(GraphLoader(single, 4)))
+    assert batch.y.numel() == 4
+    assert batch.edge_index.size(1) == 4
+
+
+def test_schedulers_and_questions_change_what_they_should():
+    model = pyg.GCN(6, 4, 2, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    engine = PrivacyEngine()
+    net, private, loader = engine.make_private(
+        module=model,
+        optimizer=optimizer,
+        data_loader=DisjointWalkLoader(data(), 4, 2, num_steps=3),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+    )
+    scheduler = torch.optim.lr_scheduler.StepLR(private, 1, 0.1)
+    for batch in loader:
+        private.zero_grad()
+        F.cross_entropy(net(batch.x, batch.edge_index), batch.y).backward()
+        private.step()
+        scheduler.step()
+        assert engine.get_epsilon(1e-5) == engine.get_epsilon(1e-5)
+    assert optimizer.param_groups[0]['lr'] == pytest.approx(1e-3)

@@ -81,9 +81,11 @@ class EgoLoader(StepLoader):
         sampler = EgoSampler(data, num_hops, input_nodes, along=along)
         found = sampler.max_receivers
         if found > max_degree:
+            way = '' if along else ', along=False'
             raise ValueError(
                 f"'data' needs to have at most {max_degree} receivers of a "
-                f'node (got one with {found}): apply BoundedDegree'
+                f'node (got one with {found}): data = pyg_trust.transforms.'
+                f'BoundedDegree({max_degree}{way})(data)'
             )
         count = sampler.roots.numel()
         if batch_size > count:

@@ -157,5 +157,5 @@ def test_one_receiver_too_many_is_refused():
     star = Data(edge_index=torch.tensor([[0, 0, 0], [1, 2, 3]]), num_nodes=4)
     made = EgoLoader(star, batch_size=1, num_hops=1, max_degree=3, seed=0)
     assert made.terms == 4
-    with pytest.raises(ValueError, match=r'with 3\): apply BoundedDegree'):
+    with pytest.raises(ValueError, match=r'with 3\): .*BoundedDegree\('):
         EgoLoader(star, batch_size=1, num_hops=1, max_degree=2, seed=0)

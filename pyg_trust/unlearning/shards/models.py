@@ -12,6 +12,7 @@ data that may be removed.
 """
 
 import copy
+import inspect
 import random
 import re
 import time
@@ -188,6 +189,12 @@ class Shard(NamedTuple):
 
     def run(self, module: Module, inputs: tuple[Any, ...]) -> Tensor:
         """Return the logits of a model, one row for each label."""
+        if _takes_data(module):
+            data = self.data
+            if self.target is None:
+                names = 'x', 'edge_index', 'edge_weight'
+                data = Data(**dict(zip(names, inputs, strict=False)))
+            inputs = (data,)
         out = module(*inputs)
         if isinstance(out, dict) and self.target is not None:
             out = out.get(self.target, out)
@@ -210,6 +217,13 @@ class Shard(NamedTuple):
         if self.target is None:
             data.x = data.x.to_dense()
         return data
+
+
+def _takes_data(module: Module) -> bool:
+    # As the models of PyG's tutorials: forward(self, data).
+    taken = inspect.signature(module.forward).parameters.values()
+    named = [p for p in taken if p.kind is p.POSITIONAL_OR_KEYWORD]
+    return len(named) == len(taken) == 1
 
 
 def _is_mostly_zero(x: Tensor) -> bool:

@@ -128,8 +128,8 @@ class ShardedUnlearner(Stateful):
 
     Args:
         model_factory (Callable): makes a new model, ``model(x, edge_index)``,
-            or ``model(x, edge_index, edge_weight)`` for graphs with weights,
-            that returns logits, ``[num_nodes, num_classes]``. It draws its
+            ``model(x, edge_index, edge_weight)`` for graphs with weights, or
+            ``model(data)``, that returns logits, ``[num_nodes, num_classes]``. It draws its
             weights from torch's default generator, which has a seed then.
         num_shards (int): the number of shards. (default: :obj:`20`)
         partition (str, Shards, Tensor or list): a method of
@@ -333,7 +333,7 @@ class ShardedUnlearner(Stateful):
                 a row for each node that :meth:`fit` saw and for each that came
                 since, -1 for those that were removed. (default: :obj:`None`)
             nodes (list[int] or Tensor, optional): ids of nodes of the present
-                graph. (default: :obj:`None`)
+                graph, or a mask of the rows. (default: :obj:`None`)
         """
         probability = self.predict_proba(data, nodes=nodes)
         there = ~probability.isnan().any(1)
@@ -362,6 +362,9 @@ class ShardedUnlearner(Stateful):
             probability = state.aggregator(outputs)
         if data is not None:
             return probability
+        if isinstance(nodes, Tensor) and nodes.dtype == torch.bool:
+            check_tensor('nodes', nodes, torch.bool, (state.rows.numel(),))
+            nodes = state.rows[nodes.cpu()]
         if nodes is not None:
             return probability[rows_of(n_id, id_tensor('nodes', nodes))]
         # By the rows of the graph that was fitted.
