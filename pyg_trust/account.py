@@ -13,7 +13,7 @@ import secrets
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -30,7 +30,6 @@ __all__ = [
     'NoCopies',
     'PaidNoise',
     'ReleaseAccount',
-    'TrainingAccount',
     'register_release',
 ]
 
@@ -59,22 +58,6 @@ class NoCopies:
             f'a {type(self).__name__} can not be pickled: what a copy spends '
             f'would not be on its account. {self.advice}'
         )
-
-
-class TrainingAccount(Protocol):
-    """Account of private training that pays for releases, too."""
-
-    steps: int
-    seeded: bool
-    target_epsilon: float | None
-    target_delta: float | None
-    ledger_head: str | None
-
-    def spend_gaussian(self, mu: float) -> None:
-        """Record a Gaussian release before its noise is drawn."""
-
-    def get_epsilon(self, delta: float) -> float:
-        """Return the epsilon of all entries."""
 
 
 class ReleaseAccount(NoCopies):

@@ -38,7 +38,6 @@ __all__ = [
     'coins',
     'p_value',
     'source',
-    'stream_p_value',
 ]
 
 #: Where the bits of secret noise of private training come from: functions from
@@ -236,35 +235,3 @@ def p_value(drawn: Tensor) -> float:
     at = drawn.numel() / 2, float(drawn.square().sum()) / 2
     tails = scipy.special.gammainc(*at), scipy.special.gammaincc(*at)
     return float(min(1.0, 2 * min(tails)))
-
-
-def stream_p_value(drawn: Tensor) -> float:
-    r"""Test Gaussians of several steps for independence; return a p-value.
-
-    By three exact tests, with Bonferroni's correction: the norm of all
-    (:func:`p_value`); every pair of steps, :math:`\langle s_t, s_u \rangle /
-    \lVert s_t \rVert`; and the sums of these over all pairs of one distance.
-    They find noise that one step carries over to a later one.
-
-    Args:
-        drawn (Tensor): float64, ``[num_steps, num_columns]``: a row of what
-            should be standard Gaussians for each step, in their order.
-
-    Example:
-        >>> rows = torch.randn(20, 50, dtype=torch.float64)
-        >>> stream_p_value(torch.cat([rows, rows])) < 1e-9
-        True
-    """
-    least, steps = p_value(drawn), drawn.size(0)
-    if steps < 2:
-        return least
-    norm = drawn.norm(dim=1).clamp(min=torch.finfo(drawn.dtype).tiny)
-    alike = (drawn @ drawn.T / norm).tril(-1)
-    far = [float(alike.abs().max())]
-    far += [
-        abs(float(alike.diagonal(-lag).sum())) / math.sqrt(steps - lag)
-        for lag in range(1, steps)
-    ]
-    tests = 1 + (steps - 1) + steps * (steps - 1) // 2
-    least = min(least, 2 * float(scipy.special.ndtr(-max(far))))
-    return min(1.0, tests * least)

@@ -494,9 +494,6 @@ class NodeIds:
         return Part(whole=part.whole, **made)
 
 
-# Calls of remove #############################################################
-
-
 def requested(
     request: Any, first: str = 'nodes', kind: str = '', **named: Any
 ) -> RemovalRequest:
@@ -619,9 +616,6 @@ def _by_kind(part: Mapping[str, Any]) -> dict[str, set[Any]]:
     return {**found, 'directed_edges': arcs, 'whole': whole}
 
 
-# Graphs ######################################################################
-
-
 def remove_from_data(data: Data, part: Part) -> Data:
     r"""Return the graph after a removal; :obj:`data` stays unchanged.
 
@@ -717,9 +711,6 @@ def _raise_missing(part: Part, lacking: Mapping[str, Tensor]) -> None:
     )
     if missing is not None:
         raise NotThere(missing)
-
-
-# Arguments ###################################################################
 
 
 def integers(name: str, values: Nodes) -> tuple[int, ...]:

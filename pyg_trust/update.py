@@ -69,22 +69,6 @@ class NewNodes:
     def __repr__(self) -> str:
         return f'NewNodes(x={[*self.x.shape]}, train={self.num_train})'
 
-    def __post_init__(self) -> None:
-        check_tensor('x', self.x, None, ('k', 'columns'), finite=True)
-        k = self.x.size(0)
-        y = torch.full((k,), -1) if self.y is None else self.y
-        _check_labels('y', y, k)
-        train = y >= 0 if self.train is None else self.train
-        check_tensor('train', train, torch.bool, (k,))
-        if bool((train & (y < 0)).any()):
-            raise ValueError("'train' needs a label of each of these nodes")
-        if self.n_id is not None:
-            _check_ids('n_id', self.n_id, k)
-        held = {'x': self.x.detach(), 'y': y, 'train': train}
-        for name, value in {**held, 'n_id': self.n_id}.items():
-            copied = None if value is None else value.clone()
-            object.__setattr__(self, name, copied)
-
     @property
     def num_train(self) -> int:
         """Number of nodes to train on."""

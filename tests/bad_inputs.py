@@ -59,7 +59,6 @@ FURTHER = {
         'scaled_propagate',
     ),
     'privacy.receivers': ('choose_receivers', 'received_lists'),
-    'privacy.selection': ('draw_runs', 'rdp_select'),
     'unlearning.shifts': ('shift_epsilon',),
     'certificates.smoothing': (
         'FlipRegions',
@@ -70,7 +69,12 @@ FURTHER = {
         'CollectiveVotes',
         'survives_votes',
     ),
-    'privacy.planning': ('Proposal', 'search_epsilon'),
+    'privacy.planning': (
+        'Proposal',
+        'draw_runs',
+        'rdp_select',
+        'search_epsilon',
+    ),
     'unlearning.reports': (
         'NodeAdditionReport',
         'NodePlan',

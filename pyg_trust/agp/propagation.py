@@ -40,6 +40,8 @@ from pyg_trust.agp.polynomials import chebyshev
 from pyg_trust.graph import CSRGraph, sparse_rows
 from pyg_trust.graph._building import own_loops, row_of_entries
 
+__all__ = ['propagate']
+
 # A level of a block is pushed if that is expected to cost less than so much of
 # an exact level: blocks share the memory that an exact level reads, and one
 # that goes its own way leaves more of it to the others (benchmarks/push.py).

@@ -260,9 +260,9 @@ class Schema:
 
     def _refuse(self, where: Any) -> None:
         raise ValueError(
-            f"'transform' needs to return {where!r} as the schema has it, in "
-            "each batch: 'x' of one width and type, 'n_id' and 'batch' of as "
-            "many rows, and 'edge_index' between rows of the batch"
+            f"'transform' needs to return {where!r} in each batch with 'x' of "
+            "one width and type, 'n_id' and 'batch' of as many rows, and "
+            "'edge_index' between these"
         )
 
 

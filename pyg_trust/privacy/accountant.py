@@ -29,6 +29,7 @@ from pyg_trust._checks import (
     validated,
 )
 from pyg_trust._checks.states import check_state
+from pyg_trust._moved import renamed
 from pyg_trust.privacy.accounting import (
     ORDERS,
     check_group,
@@ -141,23 +142,10 @@ class Accountant(IAccountant):
 
     @abstractmethod
     def epsilon_of(self, history: History, delta: float) -> float:
-        r"""Compute :math:`\epsilon` of a history of steps.
-
-        It is never too small, and does not fall with more steps.
-
-        Args:
-            history (list): :obj:`(noise_multiplier, sample_rate, steps)`.
-            delta (float): in :math:`(0, 1)`.
-        """
+        r"""Compute :math:`\epsilon` of a history of steps, never too small."""
 
     def step(self, *, noise_multiplier: float, sample_rate: float) -> None:
-        r"""Count one step.
-
-        Args:
-            noise_multiplier (float): Opacus' :math:`\sigma / C`.
-            sample_rate (float): :math:`m / M`, with the actual :math:`M` of
-                this step's subgraphs.
-        """
+        """Count one step, of Opacus' noise multiplier and the actual rate."""
         line = self._line((noise_multiplier, sample_rate, 1))
         self.history = _merged([*self.history, line])
 
@@ -167,13 +155,7 @@ class Accountant(IAccountant):
         self.pure_epsilon += epsilon
 
     def get_epsilon(self, delta: float, *args: Any, **kwargs: Any) -> float:
-        r"""Compute :math:`\epsilon` of all steps so far.
-
-        Args:
-            delta (float): in :math:`(0, 1)`.
-            *args (Any): refused.
-            **kwargs (Any): refused.
-        """
+        r"""Compute :math:`\epsilon` of all steps so far; takes delta alone."""
         if args or kwargs:
             raise TypeError(
                 f"'get_epsilon' takes 'delta' alone (got {args} and {kwargs})"
@@ -196,9 +178,6 @@ class Accountant(IAccountant):
 
         An :math:`\epsilon`-DP release adds :math:`\min(\epsilon, a \epsilon^2
         / 2)` (`Bun and Steinke 2016 <https://arxiv.org/abs/1605.02065>`_).
-
-        Args:
-            orders (sequence of float): the orders :math:`a > 1`.
         """
         a, pure = check_orders(orders), self.pure_epsilon
         total = np.minimum(pure, a * pure**2 / 2)
@@ -309,14 +288,10 @@ class Accountant(IAccountant):
         }
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Load a history that continues the present one.
-
-        Args:
-            state_dict (dict): the result of :meth:`state_dict`.
+        """Load a :meth:`state_dict` that continues the present history.
 
         Raises:
-            ValueError: if the state is of another accountant, or does not
-                begin with the present history. Nothing is changed then.
+            ValueError: if it does not. Nothing is changed then.
         """
         expected = self._constants()
         check_state(state_dict, (*expected, 'history', 'pure_epsilon'))
@@ -393,9 +368,9 @@ class PoissonAccountant(Accountant):
     the sum by :math:`C` or :math:`2C`.
 
     Args:
-        form (str): :obj:`'replace'` or :obj:`'withdraw'`, see
-            :func:`pyg_trust.privacy.poisson.poisson_profile`. (default:
-            :obj:`'replace'`)
+        neighboring (str): :obj:`'replace'`: a unit is exchanged for any other;
+            or :obj:`'add_remove'`: it is there or not.
+            (default: :obj:`'replace'`)
 
     Example:
         >>> accountant = PoissonAccountant()
@@ -408,9 +383,13 @@ class PoissonAccountant(Accountant):
     sampling = POISSON_SAMPLING
     _arguments = ('form',)
 
-    def __init__(self, form: Annotated[str, OneOf(FORMS)] = 'replace') -> None:
+    @renamed(form='neighboring')
+    def __init__(
+        self,
+        neighboring: Annotated[str, OneOf((*FORMS, 'add_remove'))] = 'replace',
+    ) -> None:
         super().__init__()
-        self.form = form
+        self.form = 'replace' if neighboring == 'replace' else 'withdraw'
 
     def epsilon_of(self, history: History, delta: float) -> float:
         """Compute epsilon by :func:`pyg_trust.privacy.poisson_epsilon`."""

@@ -178,14 +178,9 @@ def rdp_group_wor(
     num_roots: int,
     occurrences: int,
 ) -> np.ndarray:
-    r"""Compute Rényi DP of the distributions behind :func:`group_wor_epsilon`.
+    r"""Compute Rényi DP of a step as of :func:`group_wor_epsilon`.
 
-    Args:
-        orders (sequence of float): the orders :math:`a > 1`.
-        q (float): the sampling rate :math:`m / N`.
-        noise_multiplier (float): :math:`z = \sigma / C`.
-        num_roots (int): as in :func:`group_wor_epsilon`.
-        occurrences (int): as there.
+    At the orders :math:`a > 1`, for the rate :math:`q = m / N`.
     """
     a, (n, k) = check_orders(orders), check_group(num_roots, occurrences)
     z = check_multiplier(noise_multiplier, k)
@@ -287,9 +282,7 @@ def _top(lam: float, i: np.ndarray, w: np.ndarray) -> float:
 
 
 @lru_cache(maxsize=64)
-def _pair(
-    z: float, q: float, step: float, n: int = 0, k: int = 1
-) -> pld.Masses:
+def _pair(z: float, q: float, step: float, n: int, k: int) -> pld.Masses:
     # The masses are those at -count * step, ..., count * step.
     i, w = _drawn(q, n, k)
     lam, q = z / 2, min(1.0, float(w.sum()))

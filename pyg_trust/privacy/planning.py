@@ -1,4 +1,11 @@
-"""Plans for a budget, and searches for settings that are accounted for."""
+r"""Plans for a budget, and searches for settings that are accounted for.
+
+A search runs a private training :math:`K` times, with settings drawn at
+random, and releases the run with the best score alone. A secret random
+:math:`K \ge 1` of the truncated negative binomial distribution costs a small
+multiple of one run (`Papernot and Steinke 2022
+<https://arxiv.org/abs/2110.03620>`_).
+"""
 
 import copy
 import math
@@ -17,6 +24,7 @@ from pyg_trust._checks import (
     Fraction,
     OneOf,
     Positive,
+    Rate,
     check_instance,
     check_number,
     validated,
@@ -32,14 +40,22 @@ from pyg_trust.privacy.accountant import (
 )
 from pyg_trust.privacy.accounting import ORDERS, rdp_epsilon
 from pyg_trust.privacy.engine import PrivacyEngine
+from pyg_trust.privacy.mechanisms import Orders, check_rdp
 from pyg_trust.privacy.report import PrivacyReport, vouched
-from pyg_trust.privacy.selection import check_law, draw_runs, rdp_select
 from pyg_trust.report import Report, fingerprint_model
 from pyg_trust.report.charts import Chart
 from pyg_trust.report.claimed import ClaimedReport, claimed
 from pyg_trust.verify.claims import outwards
 
-__all__ = ['Proposal', 'SearchReport', 'propose', 'search', 'search_epsilon']
+__all__ = [
+    'Proposal',
+    'SearchReport',
+    'draw_runs',
+    'propose',
+    'rdp_select',
+    'search',
+    'search_epsilon',
+]
 
 Train = Callable[[Any], tuple[PrivacyEngine, float]]
 
@@ -53,6 +69,9 @@ BEST = 'best'
 # A plan's noise, in that of all units in every batch.
 _SLACK = 1.1
 _ROUNDED = 1 + 1e-9
+# The most runs that are drawn, and the least mean above one run.
+_MOST = 10**7
+_ONE = 1 + 1e-6
 
 
 @dataclass(frozen=True)
@@ -247,14 +266,8 @@ def search_epsilon(
 ) -> float:
     r"""Compute :math:`\epsilon` of the best of a random number of runs.
 
-    Selection is analysed by Rényi DP, whichever accountant is given.
-
-    Args:
-        bound (Accountant): a bound of what each run spends.
-        delta (float): in :math:`(0, 1)`.
-        mean_runs (float): the expected number of runs, at least 1.
-        shape (float): the shape of its distribution, see :func:`search`.
-            (default: :obj:`1.0`)
+    Selection is analysed by Rényi DP, whichever accountant is given; see
+    :func:`search`.
 
     Example:
         >>> one = propose(847, epsilon=4.0, delta=1e-4).accountant()
@@ -323,15 +336,12 @@ def search(
             mean_runs=5,
         )
 
-    How long it takes depends on the secret number of runs: do not publish it.
-    What :obj:`train` prints or stores of other runs is not covered.
+    Do not publish how long it takes, nor what :obj:`train` prints or stores.
 
     Args:
         train (callable): maps settings to an engine that has trained a model
-            and a score, the higher the better. The score has to be a function
-            of the weights and of public data: an accuracy on private rows is
-            a release of its own, that nothing here accounts for. Score on
-            other persons, who agreed
+            and a score, the higher the better, which is a function of the
+            weights and of public data: score on other persons, who agreed
             (:meth:`PrivacyUnit.split <pyg_trust.unit.PrivacyUnit.split>`).
         candidates (sequence): the settings, chosen without looking at private
             data.
@@ -343,9 +353,8 @@ def search(
             distribution of the number of runs: :obj:`1` for the geometric one,
             :obj:`0` for the logarithmic one, which spreads wider and costs
             less. (default: :obj:`1.0`)
-        seed (int, optional): the seed of the number of runs and the draws of
-            settings, to repeat an experiment; the result is not private.
-            (default: :obj:`None`)
+        seed (int, optional): the seed of the draws, to repeat an experiment;
+            the result is not private. (default: :obj:`None`)
 
     Returns:
         tuple[Module, SearchReport]: a plain copy of the best model, and what
@@ -354,7 +363,6 @@ def search(
     Raises:
         BudgetExceededError: if a run spent more than :obj:`bound`; nothing is
             returned then.
-        ValueError: if runs protect different things; nothing is returned then.
     """
     if not isinstance(candidates, Sequence) or not candidates:
         raise TypeError(
@@ -448,3 +456,97 @@ def search(
         ),
     )
     return best[1], report
+
+
+# The best of several runs ####################################################
+
+
+def rdp_select(
+    orders: Orders,
+    rdp: Sequence[float] | np.ndarray,
+    mean: float,
+    shape: float = 1.0,
+) -> np.ndarray:
+    r"""Bound Rényi DP of the best of a random number of runs.
+
+    With any order :math:`b` (Theorem 2 of the paper)
+
+    .. math::
+        g_A(a) = g(a) + (1 + \eta) \left(1 - \tfrac1b\right) g(b)
+        + \frac{(1 + \eta) \log(1 / \gamma)}{b} + \frac{\log E[K]}{a - 1}.
+
+    :math:`K` has to be secret, and so do all runs but the best. A score has
+    to be a function of what its run releases and of public data.
+
+    Args:
+        orders (sequence of float): the orders :math:`a > 1`.
+        rdp (sequence of float): :math:`g(a)` of one run with its score, for
+            whichever settings.
+        mean (float): :math:`E[K]`, in [1, 500].
+        shape (float): :math:`\eta`, in [0, 10]. (default: :obj:`1.0`)
+    """
+    a, g = check_rdp(orders, rdp)
+    mean, shape = check_law(mean, shape)
+    if mean < _ONE:
+        return g  # one run, always
+    rate = _gamma(mean, shape)
+    each = (1 + shape) * ((1 - 1 / a) * g - math.log(rate) / a)
+    bound = g + each.min() + math.log(mean) / (a - 1)
+    # Rényi divergences grow with the order.
+    order = np.argsort(a)
+    least = np.minimum.accumulate(bound[order][::-1])[::-1]
+    return least[np.argsort(order)]
+
+
+@validated
+def draw_runs(uniform: Rate, mean: float, shape: float = 1.0) -> int:
+    r"""Draw the number of runs of a search, from a secret uniform number."""
+    mean, shape = check_law(mean, shape)
+    if mean < _ONE:
+        return 1
+    rate = _gamma(mean, shape)
+    count, mass = 1, (1 - rate) / _norm(rate, shape)
+    total = mass
+    while total < uniform and count < _MOST:
+        mass *= (1 - rate) * (count + shape) / (count + 1)
+        count += 1
+        if total + mass == total and mass < 1e-17:
+            break
+        total += mass
+    return count
+
+
+def _norm(rate: float, shape: float) -> float:
+    # (gamma^-eta - 1) / eta, which is log(1 / gamma) at eta = 0.
+    log = -math.log(rate)
+    return math.expm1(shape * log) / shape if shape else log
+
+
+def _gamma(mean: float, shape: float) -> float:
+    # The mean falls from infinity to 1 as gamma goes to 1.
+    if shape == 1:
+        return 1 / mean
+    from scipy.optimize import brentq  # slow to import
+
+    def apart(log: float) -> float:
+        # The mean is (1 - gamma) gamma^(-eta - 1) / norm.
+        rate = math.exp(log)
+        found = (1 - rate) * rate ** (-shape - 1) / _norm(rate, shape)
+        return math.log(found) - math.log(mean)
+
+    return math.exp(brentq(apart, -60.0 / (1 + shape), -1e-9, xtol=1e-14))
+
+
+def check_law(
+    mean: float, shape: float, name: str = 'mean'
+) -> tuple[float, float]:
+    """Check a distribution of the number of runs, and return floats."""
+    for what, value, low, high in (
+        (name, mean, 1, 500),
+        ('shape', shape, 0, 10),
+    ):
+        if not low <= check_number(what, value) <= high:
+            raise ValueError(
+                f"'{what}' needs to be in [{low}, {high}] (got {value})"
+            )
+    return float(mean), float(shape)

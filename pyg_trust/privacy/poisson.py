@@ -152,14 +152,7 @@ def rdp_poisson(
 ) -> np.ndarray:
     r"""Compute Rényi DP of a step: the divergence of the pair, by quadrature.
 
-    For 'withdraw' it is the larger one of both directions.
-
-    Args:
-        orders (sequence of float): the orders :math:`a > 1`.
-        q (float): the sampling rate.
-        noise_multiplier (float): :math:`z = \sigma / C`.
-        form (str): as in :func:`poisson_profile`. (default: :obj:`'replace'`)
-        occurrences (int): as in :func:`poisson_profile`. (default: :obj:`1`)
+    At the orders :math:`a > 1`; arguments as of :func:`poisson_profile`.
     """
     a, k = check_orders(orders), check_occurrences(occurrences, form)
     z = check_multiplier(noise_multiplier, k)

@@ -118,8 +118,7 @@ def check_module(name: str, module: nn.Module, private: bool) -> None:
         if private and (batch or isinstance(part, _NORMS)):
             raise ValueError(
                 f"'{name}' needs to read single rows, and {part} is over "
-                'nodes: it would carry private rows into statistics that no '
-                'noise covers (LayerNorm is per row)'
+                'nodes (LayerNorm is per row)'
             )
     if private and not any(p.requires_grad for p in module.parameters()):
         raise ValueError(f"'{name}' needs to have parameters that train")

@@ -23,7 +23,6 @@ from pyg_trust._moved import renamed
 from pyg_trust.account import (
     PaidNoise,
     ReleaseAccount,
-    TrainingAccount,
 )
 from pyg_trust.agp.measures import Measure
 from pyg_trust.graph import CSRGraph
@@ -154,7 +153,7 @@ class PrivateAGP(Releasing, BaseTransform):
         epsilon: Positive | None = None,
         delta: Fraction | None = None,
         mu: Positive | None = None,
-        engine: TrainingAccount | None = None,
+        engine: Any = None,
         neighboring: str | None = None,
         directed: bool = False,
         max_degree: Count | None = None,

@@ -109,8 +109,6 @@ class CertifiedClassifier(Saved):
         """
         return self._fitted.weight.clone()
 
-    # Saved states ###########################################################
-
     @synchronized
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of the complete state; keep it secret.
@@ -165,15 +163,11 @@ class CertifiedClassifier(Saved):
     def _seed(self) -> int | None:
         return self._first_seed
 
-    # Predictions ############################################################
-
     def _labels(self, margin: Tensor) -> Tensor:
         # What is not there has NaN, and no class.
         found = torch.tensor(self.classes)[best(margin)]
         gone = margin.isnan() if margin.dim() == 1 else margin.isnan().any(1)
         return torch.where(gone, -1, found)
-
-    # Releases ###############################################################
 
     def _release(self, W: Tensor, number: int) -> Tensor:
         seed = self._seed
@@ -185,8 +179,6 @@ class CertifiedClassifier(Saved):
         grid = release.grid(self.release_std)
         off = model.weight / grid - (model.W / grid).round()
         return noise.p_value(off * 2.0**-32)
-
-    # The account ############################################################
 
     def _spends(self, beta: float, mu: float) -> float:
         """Convert a bound of the residual to units of the budget."""

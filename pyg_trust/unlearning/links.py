@@ -96,8 +96,6 @@ class PairState(NodeState):
         made = [self._rows(part) @ weight for part in parts]
         return torch.cat([weight.new_empty((0, 1)), *made])
 
-    # Pairs ##################################################################
-
     def _negatives(self, first: int = 0) -> Tensor:
         # Those with an end whose row is not below `first`, ascending.
         (count, k, *_), n = self.pairs, self.graph.num_nodes
@@ -137,8 +135,6 @@ class PairState(NodeState):
 
     def _fresh(self, rows: Tensor) -> Tensor:
         return self._rows(self.ends[:, rows])
-
-    # Edits ##################################################################
 
     def play(self, edit: Edit) -> None:
         """Apply an edit to graph and features; leave the pairs."""
@@ -201,8 +197,6 @@ class PairState(NodeState):
     def trains(self, node: int) -> bool:
         """Whether a node has a label: none has."""
         return False
-
-    # Looking back ###########################################################
 
     def every(self) -> Tensor:
         """Return the ends of all training pairs."""

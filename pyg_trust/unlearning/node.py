@@ -224,8 +224,6 @@ class NodeClassifier(NodeReleases, EditedInPlace):
         # The model of an edit in place that has not ended.
         self._editing: Model | None = None
 
-    # Training and prediction ################################################
-
     @editing
     def fit(
         self,
@@ -408,8 +406,6 @@ class NodeClassifier(NodeReleases, EditedInPlace):
     def n_id(self) -> Tensor:
         """The ids of the present nodes: int64, in the order of their rows."""
         return self._fitted.data.ids.of(self.nodes)
-
-    # Updates ################################################################
 
     @editing
     def update(
@@ -665,16 +661,6 @@ class NodeClassifier(NodeReleases, EditedInPlace):
         stream = io.BytesIO()
         np.savez(stream, **arrays)  # type: ignore[arg-type]
         files.write(path, stream.getvalue())
-
-    def __repr__(self) -> str:
-        return (
-            f'{type(self).__name__}({self.measure}, '
-            f'weight_decay={self.weight_decay}, '
-            f'release_std={self.release_std}, epsilon={self.epsilon}, '
-            f'delta={self.delta}, features={self.features!r})'
-        )
-
-    # Reading updates ########################################################
 
     def _settle(self) -> None:
         # End an edit: undo it, unless its model is in place. If an interrupt

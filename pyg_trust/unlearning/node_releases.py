@@ -235,8 +235,6 @@ class NodeReleases(CertifiedClassifier):
             'under another seed',
         )
 
-    # Proofs #################################################################
-
     def _proved(self, model: Model, claimed: bool) -> dict[str, Any]:
         # Prove the last release by the kernel; fields of a report.
         arrays, spent = model.evidence(), model.ledger.spent
@@ -250,8 +248,6 @@ class NodeReleases(CertifiedClassifier):
             return {}
         most = self._allowed(spent, model.data.mu)
         return proved(found, most, spent, claimed)
-
-    # States #################################################################
 
     def _config(self) -> dict[str, Any]:
         measure = {

@@ -170,7 +170,7 @@ class Moves(NamedTuple):
 class NodeState:
     """Graph, features and training rows of a node classifier.
 
-    Nodes are numbered by their rows, the positions at the fit; :attr:`ids`
+    Nodes are numbered by their rows, the positions at the fit; ``ids``
     has the ids that requests use. ``y`` has positions in ``classes``, -1 for
     nodes that are not trained on. With ``declared`` classes one may have no
     training node.
@@ -278,8 +278,6 @@ class NodeState:
             return self.levels.rows(nodes) @ weight
         signal = self.levels.x @ weight
         return self.levels.solve(signal, 1e-12)[nodes]
-
-    # Edits ##################################################################
 
     def check(self, edit: Edit) -> Tensor:
         """Refuse an edit of missing nodes or edges; return edges to cut.
@@ -549,8 +547,6 @@ class NodeState:
                 f'the request would leave class {empty} without a training '
                 'node: retrain with the classes that remain'
             )
-
-    # Looking back ###########################################################
 
     def every(self) -> Tensor:
         """Return the arguments of :meth:`margins` for all predictions."""

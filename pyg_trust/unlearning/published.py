@@ -58,8 +58,6 @@ PAPER_GAMMA_2 = 0.25
 ON_EXCEED = ('refine', 'retrain', 'raise')
 ACCOUNTS = ('residual', 'bound', 'paper')
 
-# Bounds ######################################################################
-
 
 @validated
 def removal_budget(
@@ -126,9 +124,6 @@ def paper_bound(Z: Tensor, P: Tensor, K: Tensor | None = None) -> float:
 def _check_step(Z: Tensor, P: Tensor, K: Tensor | None) -> None:
     check_rows(Z, K, finite=True)
     check_tensor('P', P, None, (Z.size(1), 'num_classes'), finite=True)
-
-
-# Objective perturbation ######################################################
 
 
 class _State(NamedTuple):

@@ -190,8 +190,6 @@ class Recommender(Saved, EditedInPlace):
         self._way_back: Any = None
         super().__init__()
 
-    # Fitting and asking ######################################################
-
     @editing
     def fit(
         self,
@@ -324,8 +322,6 @@ class Recommender(Saved, EditedInPlace):
         """The positions in the whole graph of what remains: users, items."""
         held = self._fitted
         return torch.cat([held.users, held.items]).nonzero().view(-1)
-
-    # Forgetting ##############################################################
 
     @synchronized
     def plan(
@@ -519,14 +515,6 @@ class Recommender(Saved, EditedInPlace):
             leftovers=tuple(left),
             weights=held.content,
         )
-
-    def __repr__(self) -> str:
-        more = f'exponents={self.exponents}, cached={self.cached}'
-        if self.method == 'closed_form':
-            more = f'weight_decay={self.weight_decay}'
-        return f'{type(self).__name__}({self.method!r}, {more})'
-
-    # Inside ##################################################################
 
     def _settle(self) -> None:
         if self._way_back is not None:

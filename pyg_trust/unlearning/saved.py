@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
+
 from pyg_trust import files
 from pyg_trust._checks import check_instance
 from pyg_trust._checks.states import (
@@ -16,6 +18,7 @@ from pyg_trust._checks.states import (
     kind_of,
     reading,
 )
+from pyg_trust._describe import described
 from pyg_trust.files import commit
 from pyg_trust.files.commit import Lineage, ObjectLock, editing, synchronized
 from pyg_trust.ledger import RemovalLedger
@@ -58,6 +61,13 @@ class Saved:
     def __init__(self) -> None:
         self._model: Any = None
         self._lock = ObjectLock()
+
+    def __repr__(self) -> str:
+        shown = {
+            name: type(value) if isinstance(value, torch.nn.Module) else value
+            for name, value in self._params.items()
+        }
+        return described(self, **shown)
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Return the arguments of the constructor, as scikit-learn does.
@@ -153,8 +163,6 @@ class Saved:
         vars(self).update(held)
         if state is not None:
             self._load(state)
-
-    # Inside #################################################################
 
     def _load(self, state: dict[str, Any]) -> None:
         check_instance('state', state, dict)

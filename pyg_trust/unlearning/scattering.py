@@ -224,8 +224,6 @@ class ScatteringClassifier(CertifiedClassifier):
         )
         self._keeper = GraphKeeper(transform, num_classes)
 
-    # Training and prediction ################################################
-
     @editing
     def fit(self, graphs: Sequence[Data]) -> 'ScatteringClassifier':
         """Embed, fit and release.
@@ -321,8 +319,6 @@ class ScatteringClassifier(CertifiedClassifier):
         Float64, ``[num_graphs, d]``, a copy; sparse CSR with one-hot degrees.
         """
         return self._fitted.train.Z.clone()
-
-    # Removal ################################################################
 
     @editing
     def update(
@@ -517,16 +513,6 @@ class ScatteringClassifier(CertifiedClassifier):
             **self._proved(again, upper <= bound),
         )
 
-    # State ##################################################################
-
-    def __repr__(self) -> str:
-        return (
-            f'{type(self).__name__}({self.transform}, '
-            f'weight_decay={self.weight_decay}, '
-            f'release_std={self.release_std}, epsilon={self.epsilon}, '
-            f'delta={self.delta})'
-        )
-
     @property
     def _seed(self) -> int | None:
         return self._first_seed if self._model is None else self._model.seed
@@ -591,8 +577,6 @@ class ScatteringClassifier(CertifiedClassifier):
             return model
         # Start from zero: weights are a function of the remaining graphs.
         return self._solved(model, None).model
-
-    # Solving ################################################################
 
     def _released(self, made: Solved) -> Model:
         # Check what is paid, and add fresh noise to the solution, once.

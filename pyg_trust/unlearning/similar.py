@@ -200,9 +200,6 @@ def best_items(scores: np.ndarray, k: int) -> np.ndarray:
     return best
 
 
-# Closed form #################################################################
-
-
 class Inverse(NamedTuple):
     """The inverse matrix of the closed form, and the size of its rounding."""
 

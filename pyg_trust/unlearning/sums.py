@@ -141,8 +141,6 @@ class Sums:
             raise self._too_many('a node', 'graph')
         self._build()
 
-    # State ##################################################################
-
     @property
     def num_nodes(self) -> int:
         """The number of rows, those of removed nodes included."""
@@ -312,8 +310,6 @@ class Sums:
             )
         return z.to(x.dtype)
 
-    # Edits ##################################################################
-
     def play(
         self, steps: Sequence[Step], undo: Undo | None = None
     ) -> tuple[Tensor, int]:
@@ -426,8 +422,6 @@ class Sums:
         if not self._now / 4 < wanted < 4 * self._now:
             self._build()
 
-    # Memory #################################################################
-
     def _open(self, at: int) -> OpenRows:
         start, length, _ = self._state[at][:, : self.num_nodes]
         return OpenRows(start, length, self._state[at + _COL])
@@ -463,8 +457,6 @@ class Sums:
             size = max(lack, old.numel() // 2) + 64
             state[k] = torch.cat([old, old.new_full((size,), -1)])
         self._state = state
-
-    # Refusals ###############################################################
 
     def _check_features(self, x: Tensor) -> None:
         ends = x.aminmax() if x.numel() else ()

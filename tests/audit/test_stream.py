@@ -1,13 +1,38 @@
 """Whether noise of an engine is fresh at every step."""
 
+import math
+
 import pytest
 import torch
+from scipy.stats import norm
 from torch_geometric.data import Data
 
 from pyg_trust.loader import DisjointWalkLoader, EgoLoader
-from pyg_trust.noise import SeededNoise, stream_p_value
+from pyg_trust.noise import SeededNoise, p_value
 from pyg_trust.privacy import PrivacyEngine
 from pyg_trust.transforms import BoundedDegree
+
+
+def stream_p_value(drawn):
+    r"""Test Gaussians of several steps for independence; return a p-value.
+
+    By three exact tests, with Bonferroni's correction: the norm of all;
+    every pair of steps, :math:`\langle s_t, s_u \rangle / \lVert s_t
+    \rVert`; and the sums of these over all pairs of one distance.
+    """
+    least, steps = p_value(drawn), drawn.size(0)
+    if steps < 2:
+        return least
+    size = drawn.norm(dim=1).clamp(min=torch.finfo(drawn.dtype).tiny)
+    alike = (drawn @ drawn.T / size).tril(-1)
+    far = [float(alike.abs().max())]
+    far += [
+        abs(float(alike.diagonal(-lag).sum())) / math.sqrt(steps - lag)
+        for lag in range(1, steps)
+    ]
+    tests = 1 + (steps - 1) + steps * (steps - 1) // 2
+    least = min(least, 2 * float(norm.cdf(-max(far))))
+    return min(1.0, tests * least)
 
 
 def normal(steps=80, columns=500, seed=0):

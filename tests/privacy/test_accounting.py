@@ -336,6 +336,11 @@ def test_histories(method):
     # Less than if every step were of the larger rate and smaller noise.
     assert found < dp.wor_epsilon([(2.0, 0.5, 18)], 1e-6, method)
     assert dp.wor_epsilon([], 1e-6, method) == 0.0
+    # Numbers of steps may be numpy's.
+    arrays = [(z, q, np.int64(steps)) for z, q, steps in merged]
+    assert dp.wor_epsilon(arrays, 1e-6, method) == dp.wor_epsilon(
+        merged, 1e-6, method
+    )
     assert dp.wor_epsilon([(1.0, 0.5, 0)], 1e-6, method) == 0.0
 
 

@@ -23,7 +23,7 @@ from pyg_trust.privacy import (
 )
 from pyg_trust.privacy.accounting import ORDERS, least_noise, rdp_epsilon
 from pyg_trust.privacy.mechanisms import rdp_fdp
-from pyg_trust.privacy.selection import rdp_select
+from pyg_trust.privacy.planning import rdp_select
 
 
 def test_a_proposal_is_what_the_engine_takes(private):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scipy.special import gammaln
 
 from pyg_trust.privacy.accounting import ORDERS, rdp_epsilon
-from pyg_trust.privacy.selection import draw_runs, rdp_select
+from pyg_trust.privacy.planning import draw_runs, rdp_select
 
 LAWS = [(3.0, 1.0), (10.0, 1.0), (5.0, 0.0), (20.0, 0.5), (4.0, 3.0)]
 # Epsilon at delta 1e-5 by dp-accounting 0.6: RepeatAndSelectDpEvent of 40

@@ -13,10 +13,10 @@ from states import same
 from torch_geometric.data import Data
 
 from pyg_trust.check import check_report
-from pyg_trust.removal import NotThere, RemovalRequest
+from pyg_trust.removal import NotThere, Part, RemovalRequest
 from pyg_trust.report import TrustReport, save_tensors
 from pyg_trust.unlearning import NodeClassifier
-from pyg_trust.unlearning.node_rows import NodeState
+from pyg_trust.unlearning.node_rows import Edit, NodeState
 from pyg_trust.unlearning.reports import NodeAdditionReport
 from pyg_trust.unlearning.sums import Sums
 from pyg_trust.update import NewNodes, Update
@@ -413,6 +413,25 @@ def test_what_does_not_fit_is_refused_and_nothing_is_changed(name):
         assert same(seen(model), before)
         assert not model._model.data.undo
     assert model.verify().ok
+
+
+def test_all_nodes_that_an_update_lacks_are_named():
+    model, at = make(), torch.tensor([3, 95, 97])
+    with pytest.raises(NotThere) as error:
+        model.update(Update(features=(at, rows(3))))
+    assert error.value.missing == RemovalRequest(nodes=[95, 97])
+
+
+def test_a_gradient_that_is_followed_covers_its_rounding():
+    # One label of many: it follows by the rows that change alone.
+    model = make()
+    held, state = model._model, model._model.data
+    state.play(Edit(Part(labels=(int(state.names[1]),))))
+    found = state.follow(held.W, held.gradient).gradient
+    wanted = state.problem(1.0).gradient(held.W).value
+    gap = float((found.value - wanted).norm())
+    assert gap <= found.norm.upper - found.norm.measured < 1e-6
+    assert found.norm.measured == pytest.approx(float(wanted.norm()))
 
 
 def test_classes_that_may_come_are_declared():
