@@ -106,7 +106,7 @@ def _check_layers(module: nn.Module) -> None:
         found.append(f"'{name or 'module'}' ({type(layer).__name__}) {reason}")
     if found:
         raise ValueError(
-            f"'module' can't treat subgraphs apart: {'; '.join(found)}. "
+            f"'module' needs to treat subgraphs apart: {'; '.join(found)}. "
             f'{ADVICE}'
         )
 

@@ -309,6 +309,11 @@ def test_a_loss_of_terms_is_that_of_the_criterion():
     batch = next(training.batches)
     with pytest.raises(ValueError, match="'criterion' needs to be given"):
         training.parts.loss(batch)
+    # A mean of the loop's own divides by a private number.
+    for criterion in (None, F.cross_entropy):
+        gone = {'loss_reduction': 'mean', 'criterion': criterion}
+        text = made('graphs, gone', **gone).report.explain()
+        assert ('a mean divides by' in text) == (criterion is None)
 
 
 class Dropping(Graphs):

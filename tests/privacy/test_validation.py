@@ -392,6 +392,18 @@ def test_losses(private, criterion, reduction, fine):
         refused(private, "'criterion'", **arguments)
 
 
+def test_the_value_of_a_loss_of_terms_is_that_of_the_loop(private):
+    setup = private(
+        criterion=F.cross_entropy,
+        forward=lambda model, batch: 3 * model(batch.x, batch.edge_index),
+    )
+    batch = next(iter(setup.loader))
+    found = setup.engine._training.loss(batch)
+    out = 3 * setup.net(batch.x, batch.edge_index)[:8]
+    want = F.cross_entropy(out, batch.y[:8])
+    assert float(found) == pytest.approx(float(want))
+
+
 def test_losses_of_real_targets():
     out, target = torch.randn(9, 2), torch.randn(9, 2)
     check_criterion(F.mse_loss, out, target, 'mean')
