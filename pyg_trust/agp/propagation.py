@@ -347,9 +347,9 @@ def _room(
     # The factor that float16 levels are scaled down by.
     key = ('room', how.loops, _key_of(measure, dtype, how.tol))
     if key not in graph._cache:
-        recv, send, *series = operator_of(graph, measure, dtype, how)
+        recv, send, weights, three = operator_of(graph, measure, dtype, how)
         sizes = _row_sizes(*graph.receivers(measure.along), how.loops)
-        graph._cache[key] = _growth(sizes, recv * send, *series)
+        graph._cache[key] = _growth(sizes, recv * send, weights, three)
     return graph._cache[key]
 
 

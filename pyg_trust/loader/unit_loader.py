@@ -336,7 +336,7 @@ class UnitLoader(DrawnUnits):
         )
 
     def assumptions(self) -> tuple[str, ...]:
-        """Return the assumptions and limits of a guarantee in one person."""
+        """Return what a guarantee for a person assumes and does not cover."""
         target = self.schema.target
         by_row = (
             f'protected is also which rows of {target} are training rows, and '
