@@ -17,6 +17,7 @@ from torch_geometric.data import Batch, Data, HeteroData, TemporalData
 from torch_geometric.utils import index_to_mask
 
 import pyg_trust.nn as ours
+from pyg_trust.certificates import BitFlips, certify
 from pyg_trust.loader import DisjointWalkLoader, GraphLoader
 from pyg_trust.privacy import PrivacyEngine, PrivateNodeClassifier
 from pyg_trust.transforms import (
@@ -505,3 +506,18 @@ def test_schedulers_and_questions_change_what_they_should():
         scheduler.step()
         assert engine.get_epsilon(1e-5) == engine.get_epsilon(1e-5)
     assert optimizer.param_groups[0]['lr'] == pytest.approx(1e-3)
+
+
+def test_a_model_of_data_is_certified():
+    class OnData(pyg.GCNConv):
+        def forward(self, data):
+            return super().forward(data.x, data.edge_index)
+
+    noise, model = BitFlips(edges=(0.0, 0.3)), OnData(6, 3)
+    plain = pyg.GCNConv(6, 3)
+    plain.load_state_dict(model.state_dict())
+    found = [
+        certify(made, data(), noise, num_samples=200, seed=0).votes
+        for made in (model, plain)
+    ]
+    assert torch.equal(*found)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-__all__ = ['is_factory', 'same_start', 'start_of', 'tensors_of']
+__all__ = ['is_factory', 'same_start', 'start_of', 'takes_data', 'tensors_of']
 
 # Any bits will do: the seed beside the one that is set.
 _OTHER = 0x5DEECE66D
@@ -128,3 +128,12 @@ def _made(factory: Callable[[], Any], seed: int) -> Any:
         finally:
             np.random.set_state(numbers[0])
             random.setstate(numbers[1])
+
+
+def takes_data(model: Any) -> bool:
+    """Whether a model is called with the data: forward(self, data)."""
+    if not isinstance(model, nn.Module):
+        return False
+    taken = inspect.signature(model.forward).parameters.values()
+    named = [p for p in taken if p.kind is p.POSITIONAL_OR_KEYWORD]
+    return len(named) == len(taken) == 1

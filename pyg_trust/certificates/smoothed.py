@@ -26,6 +26,7 @@ from pyg_trust._checks import (
     validated,
 )
 from pyg_trust._checks.identity import check_process, identity, identity_on
+from pyg_trust._checks.starts import takes_data
 from pyg_trust._moved import by_new_names, renamed
 from pyg_trust._progress import Bar
 from pyg_trust.certificates.any_model import certifies
@@ -172,6 +173,8 @@ def certify_smoothed(
     # Rounded down: 1 - 0.99 is a little above 0.01.
     alpha = (1 - confidence) * (1 - 1e-12)
     graphs, task = _graphs(data)
+    if forward is None and takes_data(model):
+        forward = model.forward
     _check_model(
         model,
         {'sparse_x': sparse_x, 'sparse_adj': sparse_adj},

@@ -12,7 +12,6 @@ data that may be removed.
 """
 
 import copy
-import inspect
 import random
 import re
 import time
@@ -39,6 +38,7 @@ from pyg_trust._checks import (
     check_non_negative,
     check_positive,
 )
+from pyg_trust._checks.starts import takes_data
 from pyg_trust._progress import Bar
 from pyg_trust.distributed import run_over_ranks
 from pyg_trust.graph import quiet_sparse
@@ -189,7 +189,7 @@ class Shard(NamedTuple):
 
     def run(self, module: Module, inputs: tuple[Any, ...]) -> Tensor:
         """Return the logits of a model, one row for each label."""
-        if _takes_data(module):
+        if takes_data(module):
             data = self.data
             if self.target is None:
                 names = 'x', 'edge_index', 'edge_weight'
@@ -217,13 +217,6 @@ class Shard(NamedTuple):
         if self.target is None:
             data.x = data.x.to_dense()
         return data
-
-
-def _takes_data(module: Module) -> bool:
-    # As the models of PyG's tutorials: forward(self, data).
-    taken = inspect.signature(module.forward).parameters.values()
-    named = [p for p in taken if p.kind is p.POSITIONAL_OR_KEYWORD]
-    return len(named) == len(taken) == 1
 
 
 def _is_mostly_zero(x: Tensor) -> bool:

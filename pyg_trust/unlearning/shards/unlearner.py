@@ -129,8 +129,9 @@ class ShardedUnlearner(Stateful):
     Args:
         model_factory (Callable): makes a new model, ``model(x, edge_index)``,
             ``model(x, edge_index, edge_weight)`` for graphs with weights, or
-            ``model(data)``, that returns logits, ``[num_nodes, num_classes]``. It draws its
-            weights from torch's default generator, which has a seed then.
+            ``model(data)``, that returns logits, ``[num_nodes,
+            num_classes]``. It draws its weights from torch's default
+            generator, which has a seed then.
         num_shards (int): the number of shards. (default: :obj:`20`)
         partition (str, Shards, Tensor or list): a method of
             :class:`~pyg_trust.transforms.Shards` or one itself; the shard of
