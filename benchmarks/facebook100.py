@@ -257,7 +257,7 @@ def rows_of(data: Data, level: str) -> dict[str, Callable[..., Tensor]]:
         'without labels': partial(without_labels, level=level),
     }
     if level == 'node':
-        made['ours, withdraw'] = partial(ours, level=level, form='withdraw')
+        made['ours, withdraw'] = partial(ours, level=level, form='add_remove')
     if level == 'edge':
         made['GAP-like'] = partial(gap, moved=math.sqrt(2))
         made['GAP-like, as printed'] = partial(gap, moved=1.0)

@@ -93,7 +93,7 @@ def speed(name: str, graphs: list, inverse: bool) -> list[dict]:
         (step if report.action == 'step' else both).append(spent)
         anew.append(clock(lambda r=request, m=released: m.remove(r))[1])
         now = model.objective
-        fixed = (now.Z, now.Y, now.B, model.lam)
+        fixed = (now.Z, now.Y, now.B, model.weight_decay)
         if report.action == 'step':
             W = model.weight
             refine.append(

@@ -1,24 +1,15 @@
-// Every op of pyg_trust: the whole C++ surface on one page, with the layout of
-// what goes in and comes out. The contracts in full (cost, bits, sources) are
-// those of the functions of the same names in pyg_trust/ops.py.
+// Every op of pyg_trust, with the layout of its arguments and results. The
+// functions of the same names in pyg_trust/ops.py say what they cost.
 //
-// Layout. n is the number of nodes, m of edges, C of columns, L of levels.
-// `real` is float32 or float64, one of both in a call. Tensors are contiguous
-// and on the device that the op runs on; on CUDA too, the weights of levels
-// (weights, ratio, keep) stay on the CPU, as they go into the launches. Rows
-// are (rowptr, col): int64 [n + 1], ascending from 0 to m, and int32 [m] with
-// nodes in [0, n), ascending in every row where "sorted". What is marked (a!)
-// is written in place; everything else that comes out is new.
+// n is the number of nodes, m of edges, C of columns, L of levels. `real` is
+// float32 or float64, one of both in a call. Tensors are contiguous and on the
+// device that the op runs on; the weights of levels (weights, ratio, keep) stay
+// on the CPU. Rows are (rowptr, col): int64 [n + 1], ascending from 0 to m, and
+// int32 [m] with nodes in [0, n), ascending in every row where "sorted". What
+// is marked (a!) is written in place; all else that comes out is new.
 //
-// Errors. Ops trust what they get: dtypes, shapes, devices and ranges are
-// checked in Python, before (pyg_trust/ops.py, for the rows of edge lists
-// pyg_trust/graph/_building.py), where all that is not written in place is
-// also made contiguous. From here come std::bad_alloc and a RuntimeError of a
-// dtype or a device that has no kernel.
-//
-// Random numbers are those of a stream of counters (rng.h), keyed by `seed`
-// and by what is drawn: not torch's generator, and none that the number of
-// threads or the order of calls could change.
+// Ops trust what they get: it is checked in Python. Random numbers are those of
+// a stream of counters (rng.h), keyed by `seed` and by what is drawn.
 #include <torch/csrc/stable/library.h>
 
 STABLE_TORCH_LIBRARY(pyg_trust, m) {
@@ -209,7 +200,7 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
   m.def(
       "live_rows(Tensor(a!)[] state, Tensor weights, Tensor? list, "
       "Tensor(b!) z) -> int");
-  // mark[v] = true, bool [names], for all receivers v of `nodes`, int64.
+  // mark[v] = true, bool [names], for all receivers v of `nodes`.
   m.def("live_mark(Tensor[] state, Tensor nodes, Tensor(a!) mark) -> ()");
   // Plays events (kind, u, v), int64 [3, k], of which nothing changes yet: the
   // arcs (row, target, sign) that differ in the end, sorted, int64 [3, m]; the

@@ -279,7 +279,8 @@ def write_pages(app: Any) -> None:
         sentences = {short: said for _, short, said in listed}
         if MAIN[title]:
             lines += ['Main classes', '------------', '']
-            lines += ['.. list-table::', '   :widths: 40 60', '']
+            lines += ['.. list-table::', '   :widths: 40 60']
+            lines += ['   :class: names', '']
             for short in MAIN[title]:
                 lines += [f'   * - :doc:`{short.partition(".")[2]} <{short}>`']
                 lines += [f'     - {sentences[short]}']
@@ -287,7 +288,8 @@ def write_pages(app: Any) -> None:
         for source in dict.fromkeys(each[0] for each in listed):
             lines += [source, '-' * len(source), '']
             lines += [first_sentence(sys.modules[source]), '']
-            lines += ['.. list-table::', '   :widths: 40 60', '']
+            lines += ['.. list-table::', '   :widths: 40 60']
+            lines += ['   :class: names', '']
             for _, short, said in (e for e in listed if e[0] == source):
                 text = f':doc:`{short.partition(".")[2]} <{short}>`'
                 lines += [f'   * - {text}', f'     - {said}']

@@ -140,7 +140,7 @@ def train_private(
         module=module,
         optimizer=torch.optim.Adam(module.parameters(), lr=args.lr),
         data_loader=loader,
-        noise_multiplier=PoissonAccountant('withdraw').noise_multiplier_for(
+        noise_multiplier=PoissonAccountant('add_remove').noise_multiplier_for(
             epsilon, args.delta, sample_rate=args.rate, steps=args.steps
         ),
         max_grad_norm=1.0,

@@ -365,11 +365,11 @@ def exactly(
     graphs = list(model.graphs.values())
     if not noise:
         exact = PublishedScatteringClassifier(
-            model.transform, weight_decay=model.lam, noise_std=0
+            model.transform, weight_decay=model.weight_decay, noise_std=0
         )
         return exact.fit(graphs).score(test)
     Z, Y, *_ = model.objective
-    W = minimize(Z, Y, model.linear_term, model.lam).W
+    W = minimize(Z, Y, model.linear_term, model.weight_decay).W
     found = model.transform.embed(test, torch.float64) @ W > 0
     right = [
         int(hit) == int(data.y) for hit, data in zip(found, test, strict=True)

@@ -150,8 +150,8 @@ class SecureNoise:
     def choose(self, count: int, size: int) -> np.ndarray:
         """Draw :obj:`size` of :obj:`count` items without replacement.
 
-        Those with the least of :obj:`count` random words of 64 bits; on a
-        tie, which would favour one, all are drawn again.
+        Each item gets a random number of 64 bits, and the least numbers win.
+        If two are equal, all are drawn again.
         """
         check_integer('count', count, 1)
         check_integer('size', size, 0, count)

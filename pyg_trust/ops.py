@@ -43,6 +43,31 @@ from pyg_trust._checks import (
 from pyg_trust._checks.graphs import check_real
 from pyg_trust._checks.tensors import HOST, Form, Pair, Parts
 
+__all__ = [
+    'OpenRows',
+    'PolicyFlips',
+    'PolicyThreat',
+    'PushGraph',
+    'block_size',
+    'disjoint_walks',
+    'flip_bits',
+    'has_kernel',
+    'instruction_set',
+    'kept_pages',
+    'loss_change',
+    'loss_gradient',
+    'policy_iteration',
+    'policy_solve',
+    'propagate',
+    'pull',
+    'pull_rows',
+    'push',
+    'push_rows',
+    'push_sparse',
+    'quasi_newton',
+    'row_linear',
+]
+
 Op = TypeVar('Op', bound=Callable[..., Any])
 
 

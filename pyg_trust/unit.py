@@ -187,7 +187,7 @@ class PrivacyUnit:
 
     @property
     def num_persons(self) -> int:
-        """Number of persons; one with several names counts once."""
+        """Number of persons; one with several ids counts once."""
         return int(self._one.unique().numel())
 
     @validated

@@ -20,6 +20,8 @@ from pyg_trust.agp.queries import METHODS, query
 from pyg_trust.graph import CSRGraph
 from pyg_trust.report import Report, provenance
 
+__all__ = ['LocalCluster', 'local_cluster']
+
 
 @dataclass(frozen=True)
 class LocalCluster(Report):

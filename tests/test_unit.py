@@ -12,7 +12,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.transforms import ToUndirected
 
 from pyg_trust.loader import DisjointWalkLoader
-from pyg_trust.transforms._metapaths import metapath_features
+from pyg_trust.transforms.metapath_features import metapath_features
 from pyg_trust.unit import PrivacyUnit
 
 ORACLE = Path(__file__).parents[2] / 'shared/oracles/typed_graphs'

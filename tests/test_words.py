@@ -61,6 +61,10 @@ def test_private_words_are_not_in_public_text():
     pages = [ROOT / 'README.md', *docs.glob('*.rst')]
     pages += (docs / 'theory').glob('*.rst')  # others are made
     found += [(path, path.read_text()) for path in pages]
+    for path in (ROOT / 'examples' / 'tutorials').glob('*.py'):
+        lines = path.read_text().splitlines()
+        said = [line for line in lines if line.startswith('# ')]
+        found.append((path, '\n'.join([*texts(path), *said])))
     assert len(found) > 2000
     wrong = [
         f'{path.relative_to(ROOT)}: {hit.group(0)!r} in {line.strip()!r}'

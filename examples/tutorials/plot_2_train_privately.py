@@ -1,7 +1,7 @@
 """Train any PyG model privately
 =============================
 
-The weights of a model can give away the features of a person it was trained
+The weights of a model can reveal the features of a person it was trained
 on. Here an ordinary training loop becomes differentially private: its weights
 depend on any one person's row by no more than a stated amount.
 """

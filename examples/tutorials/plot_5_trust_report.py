@@ -1,8 +1,8 @@
 """Put the guarantees on one page
 ==============================
 
-Every procedure returns a report, and every report states a guarantee: what was
-promised, under which assumptions, what it does not cover, and what was spent.
+Every procedure returns a report, and every report states a guarantee, its
+assumptions, what it does not cover, and what was spent.
 :class:`~pyg_trust.report.TrustReport` collects them for the people who have to
 answer for the model.
 """

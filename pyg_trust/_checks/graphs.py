@@ -32,9 +32,6 @@ def plain_index(name: str, index: Any, *shape: int | str) -> Tensor:
     """Return an index as a plain int64 tensor, of any type PyG takes.
 
     Its shape is ``[2, num_edges]``, if no other is given.
-
-    Raises:
-        TypeError, ValueError: on another type or shape.
     """
     if isinstance(index, EdgeIndex):
         index = index.as_tensor()
@@ -85,12 +82,7 @@ def check_edges(
     num_nodes: int | tuple[int, int],
     types: tuple[str, str] | None = None,
 ) -> Tensor:
-    """Return edges as int64, ``[2, num_edges]``; refuse ends not in the graph.
-
-    Raises:
-        TypeError, ValueError: on another type or shape, or an end outside of
-            its range.
-    """
+    """Return edges as int64, ``[2, num_edges]``; refuse ends elsewhere."""
     edge_index = plain_index(name, edge_index)
     sizes = (num_nodes,) * 2 if isinstance(num_nodes, int) else num_nodes
     for k, size in enumerate(sizes):

@@ -9,6 +9,8 @@ from pyg_trust._checks import Count, check_dtype, check_tensor, validated
 from pyg_trust.graph import CSRGraph, sparse_rows
 from pyg_trust.graph.ragged import ranges
 
+__all__ = ['SweepCut', 'sweep_cut', 'uniform_signal']
+
 
 class SweepCut(NamedTuple):
     """The best cut of a sweep.

@@ -26,6 +26,8 @@ from pyg_trust.agp.measures import Measure
 from pyg_trust.agp.propagation import propagate
 from pyg_trust.graph import CSRGraph
 
+__all__ = ['eps_for', 'variance_bound']
+
 
 def variance_bound(
     graph: CSRGraph, x: Tensor, measure: Measure, eps: float

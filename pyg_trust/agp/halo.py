@@ -36,6 +36,8 @@ from pyg_trust.distributed import (
 )
 from pyg_trust.graph._building import row_of_entries
 
+__all__ = ['HaloGraph', 'propagate_halo']
+
 
 class HaloGraph(NamedTuple):
     """Rows of consecutive nodes of an undirected graph.

@@ -60,6 +60,21 @@ from pyg_trust._checks import (
 from pyg_trust.graph import CSRGraph
 from pyg_trust.registries import Registry
 
+__all__ = [
+    'MEASURES',
+    'Measure',
+    'appnp',
+    'heat',
+    'hkpr',
+    'katz',
+    'make_measure',
+    'pagerank',
+    'ppr',
+    'sgc',
+    'single_target',
+    'transition',
+]
+
 #: The functions that give a measure: their keywords are its arguments; one
 #: that is called ``graph`` is given the graph.
 MEASURES: Registry[Callable[..., 'Measure']] = Registry('measure')
@@ -245,20 +260,9 @@ def katz(
 
     The series ends after :math:`L` levels, with :math:`w_L = \beta^L`. What is
     left out is at most :obj:`tol` times :math:`\lVert x \rVert_1` in the L1
-    norm. With
-    :math:`c_k = \lVert (\beta A)^k \mathbf{1} \rVert_\infty`, the L1 norm of
-    the operator's :math:`k`-th power, and any :math:`m` with :math:`c_m < 1`,
-
-    .. math::
-        \sum_{k>L} c_k \le c_{L+1} \sum_{j \ge 0} c_j
-        \le c_{L+1} \frac{\sum_{j<m} c_j}{1 - c_m},
-
-    as :math:`c_{i+j} \le c_i c_j`. (The spectral radius :math:`\lambda` alone
-    bounds no power of a directed graph's adjacency matrix.)
-
-    The powers of :math:`A` overflow where those of :math:`\beta` underflow, so
-    the terms are :math:`(\beta \lambda)^i (A / \lambda)^i`, whose factors are
-    at most one (the second in the spectral norm, on undirected graphs).
+    norm (docs/theory/propagation.rst). As the powers of :math:`A` overflow
+    where those of :math:`\beta` underflow, the terms are :math:`(\beta
+    \lambda)^i (A / \lambda)^i`.
 
     Args:
         beta (float): the attenuation, in :math:`(0, 1/\lambda)`.

@@ -41,6 +41,8 @@ from pyg_trust.graph import CSRGraph
 from pyg_trust.graph import _columns as on_disk
 from pyg_trust.graph._storage import available_memory, checksum, parse_memory
 
+__all__ = ['MemoryPlan', 'plan_memory', 'propagate_to']
+
 # Bytes of a cache line, and the number of them that share a level.
 _LINE = 64
 _LINES = 4
@@ -94,16 +96,13 @@ def plan_memory(
 
     bytes for :math:`k` columns: the rows of the graph, two diagonals, the
     columns, and two levels of them, :math:`h = 1/2` for levels in float16.
-    Levels are :math:`w(k)` wide, as the kernels keep them: a power of two
-    below a cache line, else whole lines, of which there are no more than
-    four, for whatever :math:`k`. Before there are levels, up to :math:`32 n`
-    are needed for a moment. A directed graph whose signals travel along its
-    edges has its transpose beside it, :math:`4 m + 8 n` more.
+    Levels are :math:`w(k)` wide: a power of two below a cache line, else whole
+    lines, at most four. A directed graph whose signals travel along its edges
+    has its transpose beside it, :math:`4 m + 8 n` more.
 
     The :math:`4 m` bytes of a mapped graph are left out where they leave no
     space for a cache line of columns: they are then read from the disk once a
-    level, one after another, as the system keeps none of them. What the
-    process held before (torch, the features in memory) comes on top.
+    level. What the process held before comes on top.
 
     Args:
         num_nodes (int): :math:`n`.
@@ -216,20 +215,17 @@ def propagate_to(
     its edges from the disk, from the first to the last.
 
     :obj:`out` is a ``.npy`` file in Fortran order (columns one after the
-    other), of the dtype of :obj:`x`, whose float16 is computed in float32. It
+    other), of the dtype of :obj:`x`; float16 is computed in float32. It
     appears when it is whole. Until then finished columns are in ``OUT.part``,
     with checksums beside it, and the same call goes on from there after
-    Ctrl-C, a crash or a kill; columns whose checksum is not theirs are
-    computed again. A call with another graph, measure or features, or another
-    way to compute, begins anew. Features on disk by rows are first turned into
-    columns, in ``OUT.part`` too: read once, written once.
+    Ctrl-C, a crash or a kill. A call with other arguments begins anew.
+    Features on disk by rows are first turned into columns, in ``OUT.part``
+    too.
 
     With :obj:`over_ranks`, under torchrun, every process makes its own blocks
-    of the file, on a folder that all of them see, without communication but
-    at the beginning and the end. The bits do not depend on the number of
-    processes, nor on which of them died and were started again. Processes
-    that were given another graph, other features or another way to compute
-    are refused before anything is written.
+    of the file, on a folder that all of them see. The bits do not depend on
+    the number of processes. Processes with other arguments are refused before
+    anything is written.
 
     Args:
         out (str or Path): the file.

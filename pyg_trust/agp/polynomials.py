@@ -12,6 +12,8 @@ import numpy as np
 from pyg_trust._checks import NotNegative, validated
 from pyg_trust.agp.measures import Measure
 
+__all__ = ['Chebyshev', 'chebyshev']
+
 
 class Chebyshev(NamedTuple):
     r"""Truncated series of a measure in Chebyshev polynomials.

@@ -40,6 +40,8 @@ from pyg_trust.agp.polynomials import chebyshev
 from pyg_trust.graph import CSRGraph, sparse_rows
 from pyg_trust.graph._building import own_loops, row_of_entries
 
+__all__ = ['propagate']
+
 # A level of a block is pushed if that is expected to cost less than so much of
 # an exact level: blocks share the memory that an exact level reads, and one
 # that goes its own way leaves more of it to the others (benchmarks/push.py).
@@ -345,9 +347,9 @@ def _room(
     # The factor that float16 levels are scaled down by.
     key = ('room', how.loops, _key_of(measure, dtype, how.tol))
     if key not in graph._cache:
-        recv, send, *series = operator_of(graph, measure, dtype, how)
+        recv, send, weights, three = operator_of(graph, measure, dtype, how)
         sizes = _row_sizes(*graph.receivers(measure.along), how.loops)
-        graph._cache[key] = _growth(sizes, recv * send, *series)
+        graph._cache[key] = _growth(sizes, recv * send, weights, three)
     return graph._cache[key]
 
 

@@ -14,6 +14,8 @@ from pyg_trust.agp.propagation import push_levels
 from pyg_trust.graph import CSRGraph, sparse_rows
 from pyg_trust.graph._building import row_of_entries
 
+__all__ = ['prune_bound', 'query']
+
 METHODS = ('sample', 'prune')
 
 
@@ -32,12 +34,10 @@ def query(
 ) -> Tensor:
     r"""Compute :math:`z` for many nodes, or other sparse signals.
 
-    Each query touches what it pushes, about :math:`1/\varepsilon` edges, not
-    the whole graph: its work vectors are kept from call to call (16 bytes per
-    node, twice that in float64, and thread). Queries run in parallel and give
-    the same result for any number of threads. With :obj:`top_k` the rows are
-    what PPRGo trains on and :class:`pyg_trust.transforms.GDC` makes its edges
-    of.
+    Each query touches about :math:`1/\varepsilon` edges, not the whole graph;
+    its work vectors are kept from call to call (16 bytes per node and thread,
+    twice that in float64). The same seed gives the same result for any number
+    of threads. With :obj:`top_k` the rows are what PPRGo trains on.
 
     Two methods: :obj:`'sample'` is AGP, unbiased, with the variance of
     :func:`~pyg_trust.agp.variance_bound`; :obj:`'prune'` pushes
@@ -161,14 +161,6 @@ def prune_bound(graph: CSRGraph, measure: Measure, eps: float) -> Tensor:
     .. math::
         |\hat{z}(v) - z(v)| \le \varepsilon\, W \sum_{i<L}
         \frac{Y_{i+1}}{Y_i}\, d_v^b \le \varepsilon\, W L\, d_v^b
-
-    *Proof.* A residue that is left on level :math:`i` would have added
-    :math:`\frac{W}{Y_i} \sum_{k>i} \frac{w_k}{W} P^{k-i}` times itself, and
-    all that are left there are below :math:`\varepsilon d^b`, entry by entry.
-    As :math:`P d^b = D^{-a} A \mathbf{1} = d^{1-a} \le d^b` for :math:`a + b
-    \ge 1` (and degrees of at least one), the powers of :math:`P` leave
-    :math:`\varepsilon d^b` a bound, and the weights sum to :math:`W Y_{i+1} /
-    Y_i`.
 
     Args:
         graph (CSRGraph): an undirected graph.

@@ -345,7 +345,7 @@ def audit_training(
     confidence: Fraction = 0.99,
     seed: int | None = None,
 ) -> PrivacyAudit:
-    r"""Audit an engine, as configured, by worst-case canaries.
+    r"""Audit an engine with its settings, by worst-case canaries.
 
     Every canary is the centre of a star that is one subgraph, with a feature
     of its own: :math:`+e_i` or :math:`-e_i`, with probability 1/2 each, times

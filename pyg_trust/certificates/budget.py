@@ -10,7 +10,7 @@ the optimum of the relaxed linear program; docs/theory has the proof.
 
 import math
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse
@@ -54,7 +54,7 @@ def pagerank_bounds(
         row = active[block]
         unit = torch.zeros((row.numel(), n), dtype=torch.float64)
         unit[torch.arange(row.numel()), row] = 1
-        reward, more = unit, {}
+        reward, more = unit, dict[str, Any]()
         if cost == 'visits':
             reward, more = torch.zeros_like(unit), {'bonus': unit}
         optimum = policy_iteration(
@@ -390,6 +390,7 @@ class _DualSearch:
             )
             self.reset()
             self.run(self.value, clean)
+            now: tuple[Tensor, ...]
             now = (self.bound, self.multiplier.clone(), *self.shares)
             if best:
                 better = self.bound < best[0]

@@ -192,7 +192,7 @@ class Divided(Module):
 
     `"GNNCert" <https://openreview.net/forum?id=IGzaH538fz>`_ (Xia et al.
     2024) and `"AGNNCert" <https://arxiv.org/abs/2502.00765>`_ (Li and Wang
-    2025), repaired: groups are hashes of names alone, empty ones vote too,
+    2025), repaired: groups are hashes of ids alone, empty ones vote too,
     and views share nothing that can be attacked. A changed element changes
     the vote of one view; see :class:`~pyg_trust.transforms.Division`.
 

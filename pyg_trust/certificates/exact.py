@@ -400,6 +400,7 @@ def _values(
             dual = solver.dual(k[which], against[which], upper[which], cost)
             multipliers[which], split = dual.multiplier, dual.shares
             # Floats whose sum is below one, as the checker adds them.
+            assert split is not None
             found = torch.cat(list(split), 1) * (1 - 2**-48)
             shares = signal.new_zeros((len(columns), found.size(1)))
             shares[which] = found

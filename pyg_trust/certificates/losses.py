@@ -116,13 +116,7 @@ class RobustLoss(torch.nn.Module):
                 By default all. (default: :obj:`None`)
             pseudo (Tensor, optional): :math:`\hat y`, int64,
                 ``[num_nodes]``: the class that each unlabelled node is to
-                keep, or -1 to leave it out; those of labelled nodes are not
-                read. (default: :obj:`None`)
-
-        Raises:
-            TypeError: on a wrong dtype.
-            ValueError: on a wrong shape, a class out of range, or no node
-                to take a loss of.
+                keep, or -1 to leave it out. (default: :obj:`None`)
         """
         check_logits(logits, self.threat.graph)
         num_nodes, num_classes = logits.shape

@@ -101,12 +101,6 @@ class PoisonCertificate(Report):
 
         Args:
             suspects (list[int] or Tensor): the ids of the poisoned nodes.
-
-        Returns:
-            Tensor: bool, ``[num_targets]``.
-
-        Raises:
-            ValueError: if an id is unknown.
         """
         ids = torch.tensor(integers('suspects', suspects))
         shards = self.group[rows_of(self.n_id, ids)].unique()
@@ -126,9 +120,6 @@ class PoisonCertificate(Report):
             max_sets (int): as in
                 :func:`~pyg_trust.certificates.collective_votes`.
                 (default: :obj:`20000`)
-
-        Raises:
-            ValueError: for means of probabilities.
         """
         if self.aggregator != 'majority':
             raise ValueError(

@@ -73,7 +73,7 @@ def policy_iteration(
     start: Tensor | None = None,
     tol: Tensor | float = 1e-12,
     max_iter: int = 100,
-    **costs: Tensor | None,
+    **costs: Any,
 ) -> Optimum:
     r"""Maximize :math:`V = (I - a \tilde P)^{-1} r` over admissible graphs.
 
@@ -135,7 +135,7 @@ class Horizon:
         *,
         start: Tensor | None = None,
         tol: Tensor | float = 1e-12,
-        **costs: Tensor,
+        **costs: Any,
     ) -> Optimum:
         r"""Bound :math:`V = z / \alpha` over all admissible graphs.
 

@@ -184,8 +184,8 @@ def certify_smoothed(
             check_features(graph)
             weight = graph.get('edge_weight')
             if weight is not None:
-                size = (graph.edge_index.size(1),)
-                check_tensor('edge_weight', weight, None, size)
+                shape = (graph.edge_index.size(1),)
+                check_tensor('edge_weight', weight, None, shape)
     size = len(graphs) if task == 'graphs' else int(graphs[0].num_nodes)
     if pairs:
         size, task = _check_pairs(graphs[0], task, forward), 'pairs'

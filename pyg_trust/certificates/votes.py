@@ -201,9 +201,9 @@ class SmoothedCertificate(SpeaksOf, Report):
         )
         for row in clipped.unique(dim=0):
             which = (clipped == row).all(1).expand(total)
-            radius = [tuple(pair) for pair in row.view(-1, 2).tolist()]
+            pairs = [(added, gone) for added, gone in row.view(-1, 2).tolist()]
             noise = [getattr(self.noise, kind) for kind in budget]
-            yield which, regions_at(noise, radius)
+            yield which, regions_at(noise, pairs)
 
     def certified_ratio(self, **budget: tuple[int, int]) -> float:
         """Return the share of targets that :meth:`certified` certifies.

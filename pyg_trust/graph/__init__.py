@@ -28,9 +28,9 @@ from pyg_trust._checks import (
 from pyg_trust.graph import _building as building
 from pyg_trust.graph import _sources, _storage
 from pyg_trust.graph._views import Views
-from pyg_trust.graph.sparse import pick_rows as pick_rows
-from pyg_trust.graph.sparse import quiet_sparse as quiet_sparse
-from pyg_trust.graph.sparse import sparse_rows as sparse_rows
+from pyg_trust.graph.ragged import pick_rows, quiet_sparse, sparse_rows
+
+__all__ = ['CSRGraph', 'LastGraph', 'pick_rows', 'quiet_sparse', 'sparse_rows']
 
 DUPLICATES = ('raise', 'merge', 'keep')
 
@@ -38,14 +38,11 @@ DUPLICATES = ('raise', 'merge', 'keep')
 class CSRGraph(Views):
     r"""Immutable graph in compressed sparse rows.
 
-    Derived data (transpose, layouts for the kernels) are built once, on first
-    use, and kept on the object; build the graph once and pass it in place of
-    an ``edge_index``.
-
-    Memory: 4 bytes per edge and 8 per node. A directed graph whose signals
-    travel along the edges keeps its transpose too; randomized pushes keep a
-    layout of 4 to 12 bytes per edge. :obj:`col` is made of :obj:`col32` at
-    every access: where memory or time counts, read :obj:`col32`.
+    Derived data (transpose, layouts for the kernels) are built on first use
+    and kept on the object: build the graph once and pass it in place of an
+    ``edge_index``. Memory: 4 bytes per edge and 8 per node; a directed graph
+    may keep its transpose too, and randomized pushes a layout of 4 to 12 bytes
+    per edge. :obj:`col` is made of :obj:`col32` at every access.
 
     Args:
         rowptr (Tensor): int64, ``[num_nodes + 1]``: where each row starts.
@@ -266,12 +263,9 @@ class CSRGraph(Views):
                 they are needed; processes of a machine then share them. The
                 files must not change meanwhile. (default: :obj:`False`)
             verify (bool): whether all is read and checked first. Without,
-                the header, sizes, dtypes and :obj:`rowptr` are;
                 :obj:`col`, :obj:`weight` and :obj:`perm` are trusted, so that
                 a damaged file can crash the process or give wrong numbers.
-                Whether the graph is undirected is the header's word in any
-                case, which has a checksum against damage and none against
-                intent. (default: :obj:`True`)
+                (default: :obj:`True`)
 
         Raises:
             FileNotFoundError: if there is no graph.

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from pyg_trust import files, ops
-from pyg_trust.graph._storage import as_tensor, map_array
+from pyg_trust.graph._storage import as_tensor, checksum, map_array
 
 # Rows that are transposed at a time.
 _PANEL = 1 << 16
@@ -82,7 +82,7 @@ def matrix_key(matrix: Any) -> str:
     """Return a matrix's checksum, or a file's name, size and time."""
     if scipy.sparse.issparse(matrix):
         parts = (matrix.indptr, matrix.indices, matrix.data)
-        return f'sparse {matrix.shape} {[_crc(part) for part in parts]}'
+        return f'sparse {matrix.shape} {[checksum(part) for part in parts]}'
     mapped = _file_of(matrix)
     if mapped is not None and mapped.filename is not None:
         name = mapped.filename
@@ -101,7 +101,7 @@ def matrix_checksum(matrix: Any) -> str:
         return matrix_key(matrix)
     value = 0
     for start in range(0, matrix.shape[0], _PANEL):
-        value = _crc(matrix[start : start + _PANEL], value)
+        value = checksum(matrix[start : start + _PANEL], value)
         _let_go(matrix)
     return f'dense {matrix.shape} {matrix.dtype} {value}'
 
@@ -123,11 +123,6 @@ def _let_go(matrix: Any) -> None:
         pages = getattr(mapped, '_mmap', None)
         if pages is not None and hasattr(mmap, 'MADV_DONTNEED'):
             pages.madvise(mmap.MADV_DONTNEED)
-
-
-def _crc(array: np.ndarray, value: int = 0) -> int:
-    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    return zlib.crc32(flat.data, value)
 
 
 def read_block(

@@ -75,10 +75,9 @@ def available_memory() -> int:
 # Arrays ######################################################################
 
 
-def checksum(array: np.ndarray) -> int:
+def checksum(array: np.ndarray, value: int = 0) -> int:
     """Return the CRC-32 of an array's bytes, read in pieces."""
-    flat = array.reshape(-1).view(np.uint8)
-    value = 0
+    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     for start in range(0, flat.size, _PIECE):
         value = zlib.crc32(flat[start : start + _PIECE].data, value)
     return value

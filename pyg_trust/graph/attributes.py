@@ -14,7 +14,7 @@ from torch_geometric.data import Data
 from torch_geometric.utils import is_sparse
 
 from pyg_trust._checks.graphs import check_edges
-from pyg_trust.graph.sparse import quiet_sparse
+from pyg_trust.graph.ragged import quiet_sparse
 
 # What PyG documents as attributes of nodes or of the whole graph, and marks.
 _NO_EDGES = ('x', 'y', 'pos', 'batch', 'ptr', 'n_id', 'propagated', 'own_of')

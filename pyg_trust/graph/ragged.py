@@ -1,4 +1,8 @@
-"""Rows of different lengths, laid one after the other."""
+"""Rows of different lengths, one after the other, and sparse CSR tensors."""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -15,3 +19,34 @@ def ranges(start: Tensor, count: Tensor) -> Tensor:
     """List ``start[i], ..., start[i] + count[i] - 1``, row by row."""
     shift = (start - pointer(count)[:-1]).repeat_interleave(count)
     return shift + torch.arange(shift.numel(), device=count.device)
+
+
+def sparse_rows(
+    ptr: Tensor,
+    index: Tensor,
+    value: Tensor,
+    size: tuple[int, int],
+    layout: torch.layout = torch.sparse_csr,
+) -> Tensor:
+    """Make a sparse CSR (or CSC) tensor without torch's warning."""
+    with quiet_sparse():
+        return torch.sparse_compressed_tensor(
+            ptr, index, value, size, layout=layout, check_invariants=False
+        )
+
+
+@contextmanager
+def quiet_sparse() -> Iterator[None]:
+    """Silence torch's warning, once per process, that CSR tensors are new.
+
+    For blocks in which we make them, or make layers of PyG do so.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings('ignore', 'Sparse CS[RC] tensor support')
+        yield
+
+
+def pick_rows(rowptr: Tensor, nodes: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the starts and entries of some rows, concatenated."""
+    count = rowptr[nodes + 1] - rowptr[nodes]
+    return pointer(count), ranges(rowptr[nodes], count)

@@ -3,17 +3,18 @@
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 from torch_geometric.data import TemporalData
 
 from pyg_trust._checks import (
-    check_choice,
+    OneOf,
+    Positive,
     check_instance,
-    check_positive,
     check_tensor,
+    validated,
 )
 from pyg_trust._checks.graphs import plain_index
 from pyg_trust._checks.states import check_state, reading
@@ -27,6 +28,7 @@ MOST = 2**63 - 1
 _TIMES = torch.int64, torch.float32, torch.float64
 
 
+@validated
 class EdgeStream:
     r"""Stream of updates, one for each batch of events.
 
@@ -64,26 +66,18 @@ class EdgeStream:
         self,
         loader: TemporalData | Iterable[TemporalData],
         *,
-        window: float | None = None,
+        window: Positive | None = None,
         directed: bool = False,
         start: Tensor | None = None,
-        on_removed: str = 'raise',
+        on_removed: Annotated[str, OneOf(('raise', 'skip'))] = 'raise',
         ignore_msg: bool = False,
     ) -> None:
         if isinstance(loader, TemporalData):
             loader = [loader]
         check_instance('loader', loader, Iterable)
-        check_instance('directed', directed, bool)
-        check_instance('ignore_msg', ignore_msg, bool)
-        check_choice('on_removed', on_removed, ('raise', 'skip'))
-        self.loader = loader
-        self.window = None
-        if window is not None:
-            self.window = check_positive('window', window)
-        self.directed = directed
-        self.on_removed = on_removed
-        self.ignore_msg = ignore_msg
-        self.num_skipped = 0
+        self.loader, self.window = loader, window
+        self.directed, self.ignore_msg = directed, ignore_msg
+        self.on_removed, self.num_skipped = on_removed, 0
         # The time of each edge's last event; none for edges that stay.
         self._last: dict[tuple[int, int], float | None] = {}
         self._events: deque[tuple[float, tuple[int, int]]] = deque()

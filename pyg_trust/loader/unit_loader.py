@@ -199,23 +199,10 @@ class UnitLoader(DrawnUnits):
         # that there may be none is private.
         self._read: Tensor | None = None
         if by_row:
-            size = int(data[target].num_nodes)
-            read = (
-                torch.ones(size).bool() if input_nodes is None else input_nodes
+            self._read, input_nodes = (
+                _rows_read(data[target], input_nodes),
+                None,
             )
-            read = as_ids('input_nodes', read)
-            check_tensor('input_nodes', read, torch.bool, (size,))
-            y = data[target].get('y')
-            if (
-                isinstance(y, Tensor)
-                and y.layout == torch.strided
-                and y.shape[:1] == read.shape
-                and not y.is_floating_point()
-            ):
-                # Losses of torch ignore such labels: these rows have no term.
-                y = y[:, None].flatten(1).long()
-                read = read & (y != _IGNORED).any(1)
-            self._read, input_nodes = read.clone(), None
         rows = root_index(input_nodes, count, name='input_nodes')
         self.tables, self._hops = data, num_hops
         self._declared, self.owned_by = unit.summary(), unit.digest
@@ -349,7 +336,7 @@ class UnitLoader(DrawnUnits):
         )
 
     def assumptions(self) -> tuple[str, ...]:
-        """Return the assumptions and limits of a guarantee in one person."""
+        """Return what a guarantee for a person assumes and does not cover."""
         target = self.schema.target
         by_row = (
             f'protected is also which rows of {target} are training rows, and '
@@ -512,6 +499,25 @@ class UnitLoader(DrawnUnits):
             good &= torch.equal(first[of], self._read[node[of]])
             good &= bool((roots.diff() >= 0).all())
         return number if good else None
+
+
+def _rows_read(store: Any, given: Any) -> Tensor:
+    # A mask of the rows whose labels a loss reads.
+    size = int(store.num_nodes)
+    read = torch.ones(size, dtype=torch.bool)
+    if given is not None:
+        read = as_ids('input_nodes', given)
+        check_tensor('input_nodes', read, torch.bool, (size,))
+    y = store.get('y')
+    if (
+        isinstance(y, Tensor)
+        and y.layout == torch.strided
+        and y.shape[:1] == read.shape
+        and not y.is_floating_point()
+    ):
+        # Losses of torch ignore such labels: these rows have no term.
+        return read & (y[:, None].flatten(1).long() != _IGNORED).any(1)
+    return read.clone()
 
 
 def _limits(

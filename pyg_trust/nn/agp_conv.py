@@ -26,6 +26,8 @@ from pyg_trust.agp.propagation import propagate_rows
 from pyg_trust.graph import CSRGraph, LastGraph
 from pyg_trust.nn._messages import as_edges, changed, recording
 
+__all__ = ['APPNP', 'SGConv']
+
 
 class _Propagation(pyg.MessagePassing):
     """Base of SGC and APPNP: the fast path, its caches and options."""

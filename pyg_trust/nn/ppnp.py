@@ -337,7 +337,7 @@ class LabelPropagation(PageRankDiffusion):
 
     @property
     def layers(self) -> 'LabelPropagation | None':
-        """This model, if it is one in layers."""
+        """This model if it has ``num_layers``, else :obj:`None`."""
         return None if self.num_layers is None else self
 
     def logits(self, y: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -29,6 +29,7 @@ from pyg_trust._checks import (
     validated,
 )
 from pyg_trust._checks.states import check_state
+from pyg_trust._moved import renamed
 from pyg_trust.privacy.accounting import (
     ORDERS,
     check_group,
@@ -367,9 +368,9 @@ class PoissonAccountant(Accountant):
     the sum by :math:`C` or :math:`2C`.
 
     Args:
-        form (str): :obj:`'replace'` or :obj:`'withdraw'`, see
-            :func:`pyg_trust.privacy.poisson.poisson_profile`. (default:
-            :obj:`'replace'`)
+        neighboring (str): :obj:`'replace'`: a unit is exchanged for any other;
+            or :obj:`'add_remove'`: it is there or not.
+            (default: :obj:`'replace'`)
 
     Example:
         >>> accountant = PoissonAccountant()
@@ -382,9 +383,13 @@ class PoissonAccountant(Accountant):
     sampling = POISSON_SAMPLING
     _arguments = ('form',)
 
-    def __init__(self, form: Annotated[str, OneOf(FORMS)] = 'replace') -> None:
+    @renamed(form='neighboring')
+    def __init__(
+        self,
+        neighboring: Annotated[str, OneOf((*FORMS, 'add_remove'))] = 'replace',
+    ) -> None:
         super().__init__()
-        self.form = form
+        self.form = 'replace' if neighboring == 'replace' else 'withdraw'
 
     def epsilon_of(self, history: History, delta: float) -> float:
         """Compute epsilon by :func:`pyg_trust.privacy.poisson_epsilon`."""

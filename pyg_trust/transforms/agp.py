@@ -42,6 +42,8 @@ from pyg_trust.report import (
 )
 from pyg_trust.report.base import stated
 
+__all__ = ['AGP']
+
 
 @validated
 class MeasureTransform(BaseTransform):

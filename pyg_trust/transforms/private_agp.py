@@ -64,7 +64,7 @@ _LOCK = threading.RLock()
 @validated
 @functional_transform('private_agp')
 class PrivateAGP(Releasing, BaseTransform):
-    r"""Release noisy sums over neighbours, once, on an account.
+    r"""Release noisy sums over neighbours, with privacy of edges or nodes.
 
     .. math::
         S_k = W\, m(S_{k-1}) + \mathcal{N}(0, s^2 I), \quad S_0 = X

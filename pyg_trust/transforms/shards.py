@@ -65,9 +65,6 @@ class Shards(BaseTransform):
 
     Raises:
         ImportError: without ``pymetis``, by :obj:`'metis'`.
-        TypeError: if the graph is heterogeneous.
-        ValueError: on an unknown method, or an argument that it does not
-            take; if the graph lacks what the method needs.
     """
 
     def __init__(
@@ -123,12 +120,11 @@ class Shards(BaseTransform):
             )
         index = training_nodes(data)
         names, _ = _arguments(self.method)
-        kwargs = {**self.kwargs}
         partition.check_shards(index.numel(), self.num_shards)
         given = self._given(data, index, {*names})
         function = PARTITIONS.find('method', self.method)
         shard = function(
-            *(given[name] for name in names), self.num_shards, **kwargs
+            *(given[name] for name in names), self.num_shards, **self.kwargs
         )
         if PARTITIONS.is_own(self.method):
             partition.check_partition(shard, self.num_shards, index.numel())
@@ -186,11 +182,7 @@ def _arguments(method: str) -> tuple[list[str], list[str]]:
 
 @validated
 def training_nodes(data: Data) -> Tensor:
-    """Return the nodes of ``data.train_mask``, ascending.
-
-    Raises:
-        ValueError: if there is no such mask, or it has another shape.
-    """
+    """Return the nodes of ``data.train_mask``, ascending."""
     mask = as_ids('train_mask', _needed(data, 'train_mask'))
     if mask.dtype != torch.bool or mask.shape != (data.num_nodes,):
         raise ValueError(

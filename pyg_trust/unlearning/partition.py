@@ -96,12 +96,7 @@ def training_graph(
 
 @validated
 def shard_sizes(shard: Tensor, num_shards: Count) -> Tensor:
-    """Count the nodes of each shard: int64, ``[num_shards]``.
-
-    Args:
-        shard (Tensor): the partition; negative entries are in no shard.
-        num_shards (int): the number of shards.
-    """
+    """Count the nodes of each shard; negative entries are in none."""
     check_tensor('shard', shard, torch.int64, ('num_nodes',))
     sizes = shard[shard >= 0].bincount(minlength=num_shards)
     if sizes.numel() > num_shards:
@@ -124,8 +119,7 @@ def shard_limits(
         \max\{ \lceil N/S \rceil, \lfloor (1 + \text{slack}) N/S \rfloor \}
 
     GraphEraser's :math:`\lceil N/S + \delta (N - N/S) \rceil` has a
-    :obj:`slack` of :math:`\delta (S - 1)`, 0.095 for its :math:`\delta =
-    0.005` and :math:`S = 20`.
+    :obj:`slack` of :math:`\delta (S - 1)`: 0.095 for 20 shards.
 
     Args:
         num_nodes (int): the number of training nodes :math:`N`.
@@ -561,8 +555,7 @@ def partition_losses(
         L_{\text{sem}} = - \frac1S \sum_i H(q_i)
 
     (equations 5, 6, 7). The paper minimises *plus* the entropy, which drives
-    every shard to a single class; its text asks for a high entropy. Time and
-    memory: :math:`O(|E| S)`.
+    every shard to a single class; its text asks for a high entropy.
 
     Args:
         assign (Tensor): :math:`P`, ``[num_nodes, num_shards]``, rows summing

@@ -108,9 +108,9 @@ _ROWS = {
 class NodeUnlearnReport(RemovalReport):
     """The result of a removal, and the certificate of its release.
 
-    The bound is of the residual at exact features, with all that rounding can
-    hide, as it is paid for; 0 where the release was retrained and is compared
-    with a fit by the same program. The history is in units of the budget.
+    ``bound`` is the residual at exact features, plus all that rounding can
+    hide. It is 0 where the release was retrained, and is compared with a fit
+    by the same program. ``history`` is in units of the budget.
     """
 
     _of_what = 'training nodes'

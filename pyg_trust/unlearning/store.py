@@ -178,9 +178,9 @@ class ShardStore:
         )
 
     def purge(self) -> list[Path]:
-        """Delete the files of :meth:`strangers`, and return them.
+        """Delete files that belong to no current state, and return them.
 
-        Where nothing is to be deleted, the folder need not be writable.
+        If there are none, the folder need not be writable.
         """
         if not self.strangers():
             return []

@@ -52,11 +52,7 @@ def fingerprint(*parts: Any) -> str:
 
 
 def named(state: Mapping[Any, Any], kind: type) -> list[Any]:
-    """List the names and tensors of nested dictionaries, sorted by name.
-
-    Raises:
-        ValueError: if two tensors have one name.
-    """
+    """List the names and tensors of nested dictionaries, sorted by name."""
     pairs = list(_flat('', state, kind))
     flat = dict(pairs)
     if len(flat) < len(pairs):
@@ -91,11 +87,7 @@ def divides(ptr: np.ndarray, rows: int, total: int) -> bool:
 
 
 def read_arrays(path: str | Path | io.BytesIO) -> dict[str, np.ndarray]:
-    """Read the arrays of an ``.npz``, none of which is larger than its file.
-
-    Raises:
-        ValueError: if it is no such file, compressed, damaged or has objects.
-    """
+    """Read the arrays of an ``.npz``, none of them larger than its file."""
     try:
         with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()
@@ -123,9 +115,6 @@ def widened(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     Arrays ``x.units``, uint8 ``[..., bytes of a number]``, and ``x.places``
     become ``x``: whole numbers, lowest byte first, in units of 2^-places.
     Other names with a dot are left as they are.
-
-    Raises:
-        ValueError: if units have no places, or more than 48 bits.
     """
     made = {}
     for name, value in arrays.items():

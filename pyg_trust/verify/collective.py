@@ -199,11 +199,7 @@ def value(multipliers: np.ndarray, linear: Program) -> Fraction:
 
 
 def prove(arrays: Mapping[str, np.ndarray]) -> Fraction:
-    """Bound how many targets break together, from a witness.
-
-    Raises:
-        ValueError: if it is no witness.
-    """
+    """Bound how many targets break together, from a witness."""
     attack = read(arrays).within()
     if not len(attack.owner):
         return Fraction(0)
@@ -219,9 +215,6 @@ def read(arrays: Mapping[str, np.ndarray]) -> Attack:
             ``multipliers``, ``attackers`` (-1 without) and ``rows``; by kind
             ``caps0`` and so on, with ``ptr0`` and ``items0`` of what is
             seen; with added edges ``near_ptr``, ``near`` and ``num_nodes``.
-
-    Raises:
-        ValueError: if it is no witness.
     """
     kinds = sum(name.startswith('caps') for name in arrays)
     names = ['owner', 'points', 'budget', 'num_targets', 'multipliers']

@@ -104,11 +104,7 @@ WRONG = (
 
 
 def read(path: str | Path) -> dict[str, Any]:
-    """Read a report in JSON; budgets become numbers, and the digest goes.
-
-    Raises:
-        ValueError: if it is none, or was damaged.
-    """
+    """Read a report in JSON; budgets become numbers, and the digest goes."""
     try:
         fields: dict[str, Any] = read_json(Path(path).read_text())
         if (at := misfit(fields, REPORT)) is not None:

@@ -85,9 +85,6 @@ def load(path: str | Path | io.BytesIO) -> dict[str, np.ndarray]:
 
     ``flips.bits`` holds a row of bits for each graph, one for each of
     :func:`fragile`, and becomes ``flips`` and ``flips_ptr``.
-
-    Raises:
-        ValueError: if it is damaged, or holds flips of no edges.
     """
     arrays = widened(read_arrays(path))
     packed = arrays.pop('flips.bits', None)
@@ -133,11 +130,7 @@ def attacker(arrays: Mapping[str, np.ndarray]) -> Graphs:
 
 
 def read(arrays: Mapping[str, np.ndarray]) -> tuple[Graphs, Model]:
-    """Return the graphs and the model of a witness.
-
-    Raises:
-        ValueError: if it is no witness.
-    """
+    """Return the graphs and the model of a witness."""
     if set(arrays) != set(ARRAYS):
         raise ValueError(
             'the witness has other arrays than those of a certificate of '
@@ -242,11 +235,7 @@ def prove(
             ``reach`` and, for every column, ``upper``; and ``flips`` of
             graphs, ``flips_of`` targets. None for K steps are ``scores`` and
             ``values``.
-        most (float): the work to be done.
-
-    Raises:
-        ValueError: if it is no witness.
-        OverflowError: if it is more work than that.
+        most (float): the work to be done; OverflowError if it is more.
     """
     graphs, model = read(arrays)
     if work(arrays, graphs, model) > most:
@@ -344,11 +333,7 @@ def reached(
 def flipped(
     graphs: Graphs, flips: np.ndarray, most: int, undirected: bool
 ) -> Graphs:
-    """Return the graph after flips, without an attacker.
-
-    Raises:
-        ValueError: if the attacker has no such flips.
-    """
+    """Return the graph after flips, without an attacker."""
     n, (i, j) = len(graphs.budget), flips
     edge, key = rows(graphs) * n + graphs.col, i * n + j
     new = ~np.isin(key, edge)

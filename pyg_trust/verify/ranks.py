@@ -109,15 +109,11 @@ def prove(
             ``tolerance``; ``users``, all ``items``, and by user and place
             the ``best`` items, their ``worst`` ranks and the number of the
             pair in ``flips`` that takes an item furthest, -1 for none.
-        most (float): the work to be done.
+        most (float): the work to be done; OverflowError if it is more.
 
     Returns:
         tuple: bool, ``[num_users, k]`` each: whether no admissible graph has
         a larger rank, and whether the named flip has one above k.
-
-    Raises:
-        ValueError: if it is no witness.
-        OverflowError: if it is more work than that.
     """
     adjacency = read(arrays)
     pairs, users, items, worst, flips = (

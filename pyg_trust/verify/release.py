@@ -19,11 +19,7 @@ _LEAST_STD, _MOST_STD = 2.0**-900, 2.0**900
 
 
 def grid(std: float) -> float:
-    """Return the grid of a release, exactly: the deviation times 2^-32.
-
-    Raises:
-        ValueError: if the product is not exact, or sums may overflow.
-    """
+    """Return the grid of a release, exactly: the deviation times 2^-32."""
     if not _LEAST_STD <= std <= _MOST_STD:
         raise ValueError(
             "'std' needs to be between 2**-900 and 2**900 for a release on a "

@@ -8,7 +8,7 @@ from pyg_trust import agp as F
 from pyg_trust import ops
 from pyg_trust.agp.measures import Measure
 from pyg_trust.graph import CSRGraph
-from pyg_trust.graph.sparse import sparse_rows
+from pyg_trust.graph.ragged import sparse_rows
 from pyg_trust.testing import dense_operator
 
 

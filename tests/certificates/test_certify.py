@@ -122,6 +122,22 @@ def test_global_certificates_never_beat_exhaustive_search(
             check_witness(made, adj, logits, fragile, budget, node, most)
 
 
+def test_bounds_of_nodes_that_are_robust_anyway_are_refined_too():
+    better = 0
+    for seed in range(8):
+        adj, logits, _, budget = problem(seed, 'both')
+        threat = ThreatModel(
+            csr(adj), 'both', local_budget=budget, global_budget=1
+        )
+        signs = certify(logits, threat, method='dual', sign_only=True)
+        whole = certify(logits, threat, method='dual')
+        assert bool((whole.lower >= signs.lower - 1e-9).all())
+        local = certify(logits, ThreatModel(csr(adj), 'both', local_budget=1))
+        sure = local.robust & (budget <= 1)
+        better += int((whole.lower > signs.lower + 1e-6)[sure].sum())
+    assert better > 0
+
+
 def test_every_status_occurs_under_a_global_budget():
     seen = set()
     for seed in range(40):

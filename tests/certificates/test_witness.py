@@ -75,6 +75,20 @@ def test_models_as_they_are_deployed(steps, normalization, loops):
     assert report.proof.prove() == report.status.tolist()
 
 
+def test_roundoff_of_large_logits_is_paid_for_by_prices_too():
+    # Some nodes are robust by local budgets alone but for their roundoff.
+    data, generator = people(), torch.Generator().manual_seed(3)
+    common = 1e5 * torch.randn(40, 1, generator=generator)
+    data.x = common + torch.randn(40, 3, generator=generator)
+    model = PPNP(torch.nn.Identity(), alpha=0.3).eval()
+    threat = ThreatModel(
+        data, local_budget=1, global_budget=1, undirected=True
+    )
+    report = certify(model, data, threat, method='dual')
+    assert report.roundoff > 1e-3
+    assert report.proof.prove() == report.status.tolist()
+
+
 def test_a_file_brings_it_back(tmp_path):
     report = certificate()
     report.proof.save(tmp_path / 'witness.npz')

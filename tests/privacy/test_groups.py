@@ -14,7 +14,7 @@ from torch_geometric.data import Data
 from pyg_trust import privacy as dp
 from pyg_trust.loader import EgoLoader
 from pyg_trust.privacy import poisson
-from pyg_trust.privacy.mechanisms import wor_profile
+from pyg_trust.privacy.mechanisms import rdp_wor_profile, wor_profile
 from pyg_trust.privacy.poisson import poisson_profile, rdp_poisson
 
 # Profiles of one step by root finding: k, q, z, and delta by epsilon.
@@ -391,3 +391,23 @@ def test_an_audit_stays_below_the_claim_and_finds_forgotten_occurrences():
     account = dp.PoissonAccountant()
     forgotten = account.noise_multiplier_for(3.0, 1e-5, **budget)
     assert audited(forgotten, 0.05, 100, 1e-5, 9) > 3
+
+
+def test_renyi_of_many_occurrences_rounds_counts_up():
+    # Each count by itself is the exact divergence; counts above 16 are
+    # rounded up to multiples of 8, the largest at most.
+    orders, n, m, k, z = np.array([1.5, 4.0]), 90, 30, 43, 60.0
+    i = np.arange(max(0, m + k - n), min(m, k) + 1)
+    w = hypergeom.pmf(i, n, k, m)
+    i, w = i[i > 0], w[i > 0]
+    each = [
+        rdp_wor_profile(orders, min(1.0, w.sum()), noise_multiplier=z / j)
+        for j in i
+    ]
+    parts = np.log(w / w.sum())[:, None] + np.array(each) * (orders - 1)
+    exact = logsumexp(parts, axis=0) / (orders - 1)
+    found = dp.rdp_group_wor(orders, m / n, z, n, k)
+    assert (exact < found).all()
+    assert (found < 1.8 * exact).all()
+    few = dp.rdp_group_wor(orders, m / n, z, n, 15)
+    assert (few < found).all()

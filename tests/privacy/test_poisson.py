@@ -168,6 +168,11 @@ def test_calibration_and_order():
     for other in ((z, 0.11, 50), (z, 0.1, 55), (0.95 * z, 0.1, 50)):
         assert dp.poisson_epsilon([other], 1e-5) > base
     # Being there or not costs less than being another.
+    account = dp.PoissonAccountant('add_remove')
+    lines = [(z, 0.1, 50)]
+    found = account.epsilon_of(lines, 1e-5)
+    assert found == dp.poisson_epsilon(lines, 1e-5, 'withdraw')
+    assert dp.PoissonAccountant(neighboring='replace').form == 'replace'
     assert dp.poisson_epsilon([(z, 0.1, 50)], 1e-5, 'withdraw') < base
     assert dp.poisson_epsilon([], 1e-5) == 0.0
     with pytest.raises(ValueError, match="'delta'"):

@@ -5,7 +5,7 @@ import torch
 from torch_geometric.data import HeteroData
 
 from pyg_trust.transforms import MetapathFeatures
-from pyg_trust.transforms._metapaths import metapath_features
+from pyg_trust.transforms.metapath_features import metapath_features
 from pyg_trust.unit import PrivacyUnit
 
 BUYS, LIKE = ('user', 'buys', 'item'), ('item', 'like', 'item')
@@ -89,7 +89,9 @@ def test_blocks_of_messages_do_not_change_a_bit(monkeypatch) -> None:
     call = (data.x_dict, data.edge_index_dict, [BUYS, BUYS], 'user')
     whole = metapath_features(*call)
     for few in (1, 7, 30):
-        monkeypatch.setattr('pyg_trust.transforms._metapaths._MESSAGES', few)
+        monkeypatch.setattr(
+            'pyg_trust.transforms.metapath_features._MESSAGES', few
+        )
         assert torch.equal(metapath_features(*call), whole)
 
 
