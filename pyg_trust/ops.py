@@ -395,7 +395,7 @@ def pull(
 ) -> Tensor | None:
     """Compute :func:`push` if no entry is randomised, else return :obj:`None`.
 
-    On the CPU alone. Of the graph it needs the rows of :func:`cost_nodes`.
+    On the CPU alone. Of the graph it needs the rows of ``cost_nodes``.
     """
     rowptr, col, group_ptr, group_end, scale = graph
     z, pushed = _ops.push(

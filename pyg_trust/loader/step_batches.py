@@ -211,7 +211,7 @@ class StepLoader(NodeLoader):
                 )
         if 'collate_fn' in kwargs:
             raise TypeError(
-                "'collate_fn' cannot be chosen: change batches by 'transform'"
+                "'collate_fn' cannot be chosen. Change batches by 'transform'"
             )
         for name, value in counts.items():
             if value is not None:

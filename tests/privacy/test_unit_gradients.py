@@ -69,13 +69,15 @@ class Odd(nn.Module):
         self.mha = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
         self.virtual = nn.Parameter(torch.randn(1, WIDTH))
         self.conv = nn.Conv1d(1, 2, 3)
-        self.out = nn.Linear(WIDTH, 4)
+        self.out, self.wide = nn.Linear(WIDTH, 4), nn.Linear(WIDTH, 12)
         self.bn = nn.BatchNorm1d(WIDTH).eval()
 
     def forward(self, x, edge_index, batch):
         h, how = self.lin(x), self.how
         if how == 'tied':
             h = self.lin(h.relu()) @ self.lin.weight
+        elif how == 'tied, not square':
+            h = self.wide(h).relu() @ self.wide.weight
         elif how == 'einsum':
             h = torch.einsum('ni,ij->nj', h, self.w)
         elif how == 'views':
@@ -156,6 +158,7 @@ MODELS = {
         for how in (
             *('tied', 'einsum', 'views', 'table', 'lstm', 'gru', 'prelu'),
             *('attention', 'virtual node', 'in place', 'conv', 'eval'),
+            'tied, not square',
         )
     },
 }
