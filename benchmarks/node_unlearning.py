@@ -34,7 +34,7 @@ from pyg_trust.unlearning import NodeClassifier
 from pyg_trust.unlearning.heads import Gradient, Objective, slopes, targets
 from pyg_trust.unlearning.incremental import ColumnProblem, SeriesState
 from pyg_trust.unlearning.newton import refine
-from pyg_trust.unlearning.node import PART
+from pyg_trust.unlearning.node_releases import PART
 from pyg_trust.unlearning.node_rows import Edit
 from pyg_trust.unlearning.shifts import gaussian_budget
 from pyg_trust.unlearning.sums import Step

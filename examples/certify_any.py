@@ -159,7 +159,7 @@ def collective(data: Data, args: argparse.Namespace) -> list[Report]:
     ]
     axes = pyplot.subplots()[1]
     n = int(data.num_nodes or 1)
-    together = [one.ratio for one in made]
+    together = [one.certified_ratio() for one in made]
     alone = [one.one_by_one / n for one in made]
     axes.plot(budgets, together, marker='.', label='at once')
     axes.plot(budgets, alone, marker='.', label='one by one')

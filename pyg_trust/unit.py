@@ -245,7 +245,8 @@ class PrivacyUnit:
                 )
             one, other = (few(self._of[t], max_joint) for t in e[::2])
             shape = self._sizes[e[0]], self._sizes[e[2]]
-            found.append(one.T @ matrix(*self._edges[e], shape) @ other)
+            row, column = self._edges[e]
+            found.append(one.T @ matrix(row, column, shape) @ other)
         if not found:
             return torch.empty((2, 0), dtype=torch.int64)
         both = sum(found[1:], found[0])

@@ -306,5 +306,5 @@ entry(
     Row('no rows', {'release': lambda data: [data.x[:1]]}, "'release'"),
     Row('no list', {'release': lambda data: data.x}, "'release'"),
     directed=values(3, None, 'a'),
-    form=choice(none=True),
+    neighboring=choice(none=True),
 )

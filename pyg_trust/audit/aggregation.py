@@ -10,6 +10,7 @@ from torch_geometric.data import Data
 
 from pyg_trust import rng
 from pyg_trust._checks import Count, Fraction, Int, OneOf, Positive, validated
+from pyg_trust._moved import renamed
 from pyg_trust.audit.report import PrivacyAudit
 from pyg_trust.audit.statistics import check_coins, empirical_mu
 from pyg_trust.privacy.propagation import RELATIONS
@@ -22,15 +23,16 @@ _LENGTH = 3.0
 _COLUMNS = 16
 
 
+@renamed(relation='adjacency', form='neighboring')
 @validated
 def audit_aggregation(
     release: Callable[[Data], Sequence[Tensor]],
-    relation: Annotated[str, OneOf(RELATIONS)] = 'edge',
+    adjacency: Annotated[str, OneOf(RELATIONS)] = 'edge',
     claim_mu: Positive | None = None,
     num_canaries: Annotated[int, Int(20)] = 10_000,
     *,
     directed: bool = False,
-    form: str | None = None,
+    neighboring: str | None = None,
     list_size: Count = 1,
     confidence: Fraction = 0.95,
     seed: int | None = None,
@@ -54,33 +56,32 @@ def audit_aggregation(
         release (callable): maps data with ``x`` to the released rows of all
             hops, as :meth:`PrivateAGP.released
             <pyg_trust.transforms.PrivateAGP.released>` does.
-        relation (str): the relation that is claimed to be protected.
+        adjacency (str): what two neighbouring graphs differ in, as claimed.
         claim_mu (float, optional): the claimed :math:`\mu`.
         num_canaries (int): the trials, of both kinds together.
         directed (bool): for ``'edge'``, whether edges are arcs.
-        form (str, optional): for nodes, the pair that is planted:
-            :obj:`'withdraw'` or :obj:`'replace'`, as claimed; a record against
-            an empty one reveals half as much as against its opposite.
+        neighboring (str, optional): for nodes, the pair that is planted:
+            :obj:`'add_remove'` or :obj:`'replace'`, as claimed; a record
+            against an empty one reveals half as much as against its opposite.
         list_size (int): of ``'node'`` and ``'node_incident'``.
         confidence (float): in :math:`(0, 1)`. (default: :obj:`0.95`)
         seed (int, optional): the seed of all draws.
 
     Example:
         >>> from pyg_trust.transforms import PrivateAGP
-        >>> transform = PrivateAGP(mu=1.0, delta=1e-5, seed=0)
+        >>> transform = PrivateAGP(mu=1.0, delta=1e-5, insecure_seed=0)
         >>> audit_aggregation(
         ...     transform.released, 'edge', 1.0, 4000, seed=0
         ... ).violated
         False
     """
-    most = list_size if relation == 'node_incident' else None
-    form = 'add_remove' if form == 'withdraw' else form
-    form = make_relation(relation, form, directed, most).form
+    most = list_size if adjacency == 'node_incident' else None
+    form = make_relation(adjacency, neighboring, directed, most).form
     seed = rng.resolve(seed)
     generator = rng.generator(seed)
     coin = torch.rand(num_canaries, generator=generator) < 0.5
     check_coins(coin)
-    size = 1 + (list_size if relation.startswith('node') else 1)
+    size = 1 + (list_size if adjacency.startswith('node') else 1)
     n = num_canaries * size
     drawn = torch.randn(n, _COLUMNS, generator=generator, dtype=torch.float64)
     m = drawn / drawn.norm(dim=1, keepdim=True)
@@ -88,13 +89,13 @@ def audit_aggregation(
     x = _LENGTH * m
     others = torch.arange(num_canaries, n).view(num_canaries, size - 1)
     arcs = torch.stack([first.repeat_interleave(size - 1), others.flatten()])
-    if relation == 'edge':
+    if adjacency == 'edge':
         arcs = arcs[:, coin]
     else:
         x[first[~coin]] *= 0.0 if form == 'withdraw' else -1.0
-        if form == 'withdraw' and relation != 'feature':
+        if form == 'withdraw' and adjacency != 'feature':
             arcs = arcs[:, coin.repeat_interleave(size - 1)]
-    both = relation == 'feature' or (relation == 'edge' and not directed)
+    both = adjacency == 'feature' or (adjacency == 'edge' and not directed)
     edges = torch.cat([arcs, arcs.flip(0)], 1) if both else arcs
     rows = release(Data(x=x, edge_index=edges, num_nodes=n))
     if isinstance(rows, Tensor) or not isinstance(rows, Sequence) or not rows:
@@ -114,11 +115,11 @@ def audit_aggregation(
                 'reveal edges, and has no score'
             )
     score = torch.zeros(num_canaries, dtype=torch.float64)
-    for row in rows if relation == 'edge' else rows[:1]:
+    for row in rows if adjacency == 'edge' else rows[:1]:
         row = row.detach().cpu().double()
         heard = row[others.flatten()].view(num_canaries, size - 1, -1).sum(1)
         score += (heard * m[first]).sum(1) / math.sqrt(size - 1)
-        if relation == 'edge' and not directed:
+        if adjacency == 'edge' and not directed:
             score += (row[first] * m[others[:, 0]]).sum(1)
         m = row / row.norm(dim=1, keepdim=True).clamp(min=1e-300)
     return empirical_mu(

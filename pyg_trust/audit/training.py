@@ -32,6 +32,7 @@ from pyg_trust._checks import (
     check_non_negative,
     validated,
 )
+from pyg_trust._moved import renamed
 from pyg_trust._progress import Bar
 from pyg_trust.audit.report import PrivacyAudit
 from pyg_trust.audit.statistics import (
@@ -42,7 +43,7 @@ from pyg_trust.audit.statistics import (
 )
 from pyg_trust.loader import DisjointWalkLoader
 from pyg_trust.privacy.engine import PrivacyEngine
-from pyg_trust.privacy.poisson import FORMS
+from pyg_trust.privacy.propagation import NEIGHBORING
 from pyg_trust.privacy.wrappers import PrivateTraining
 from pyg_trust.report import provenance
 
@@ -62,6 +63,7 @@ _RIDGE = 1e-3
 _RUNS = 16
 
 
+@renamed(form='neighboring')
 @validated
 def audit_function(
     train: Callable[[Data], Any],
@@ -70,7 +72,7 @@ def audit_function(
     claim: Claim | None = None,
     claim_mu: Positive | None = None,
     delta: Fraction = 1e-5,
-    form: Annotated[str, OneOf(FORMS)] = 'replace',
+    neighboring: Annotated[str, OneOf(NEIGHBORING)] = 'replace',
     num_canaries: Annotated[int, Int(16)] = 1000,
     scale: Positive = 100.0,
     label: Natural = 0,
@@ -83,7 +85,8 @@ def audit_function(
 
     Canaries are nodes that are added to the graph, without edges, each with a
     feature of its own. That feature is ``scale`` or ``-scale``, with
-    probability 1/2 each (``form='withdraw'``: or zero). A linear discriminant
+    probability 1/2 each (for ``neighboring='add_remove'``, ``scale`` or zero).
+    A linear discriminant
     learns from one half of the canaries what the weights of the feature reveal
     of that draw; errors are counted on the other half. With Clopper-Pearson
     bounds of both rates, at the stated confidence,
@@ -109,7 +112,7 @@ def audit_function(
             or a function of :math:`\delta`, which is compared at many.
         claim_mu (float, optional): :math:`\mu` of Gaussian privacy.
         delta (float): in :math:`(0, 1)`. (default: :obj:`1e-5`)
-        form (str): :obj:`'replace'` or :obj:`'withdraw'`.
+        neighboring (str): :obj:`'replace'` or :obj:`'add_remove'`.
         num_canaries (int): the trials of a run, at least 16.
         scale (float): how large a canary's row is. (default: :obj:`100.0`)
         label (int): the label of canaries. (default: :obj:`0`)
@@ -133,7 +136,7 @@ def audit_function(
     for run in range(runs):
         stream = rng.stream(seed, run)
         coin = torch.from_numpy(stream.random(num_canaries) < 0.5)
-        low = -scale if form == 'replace' else 0.0
+        low = -scale if neighboring == 'replace' else 0.0
         value = torch.where(coin, scale, low)
         found = _of_canaries(train(_planted(data, value, label)), data, value)
         same &= bool((found == found[0]).all())
@@ -182,7 +185,7 @@ def audit_function(
     return PrivacyAudit.of(
         confidence,
         provenance(
-            form=form,
+            form='replace' if neighboring == 'replace' else 'withdraw',
             num_canaries=num_canaries,
             scale=scale,
             label=label,

@@ -42,6 +42,7 @@ from pyg_trust._checks import (
     check_tensor,
     validated,
 )
+from pyg_trust._moved import renamed
 from pyg_trust.agp.measures import Measure
 from pyg_trust.graph import CSRGraph
 from pyg_trust.verify.release import (
@@ -198,6 +199,7 @@ def class_messages(probabilities: Tensor) -> Tensor:
     return (probabilities - 1 / classes) / math.sqrt(1 - 1 / max(2, classes))
 
 
+@renamed(relation='adjacency', form='neighboring')
 @validated
 def hop_sensitivity(
     adjacency: Annotated[str, OneOf(RELATIONS)],
@@ -268,6 +270,7 @@ def energy_weights(graph: CSRGraph, max_degree: Count = 1) -> Tensor:
     return (max_degree / degree).sqrt().clamp(max=1)
 
 
+@renamed(relation='adjacency')
 @validated
 def private_propagate(
     graph: CSRGraph,
@@ -339,14 +342,14 @@ def private_propagate(
         sent = MessageBlocks(rows, between)
         # Numbers of at most 1, n of them at most: by public sizes alone.
         kind = np.float64 if fits_float(n, std) else np.int64
-        adjacency = into.astype(kind)
+        summed = into.astype(kind)
         # The sums are added to noise that is there, and paid for, as a whole.
         cells = noise.cells((n, sent.width))
         rows = cells.view(torch.float64)
         for start, stop, block in sent.blocks():
             if weights is not None:
                 block.mul_(weights[:, None])
-            sums = adjacency @ truncated(block.numpy(), std).astype(kind)
+            sums = summed @ truncated(block.numpy(), std).astype(kind)
             part = released(sums, cells[:, start:stop].numpy(), std)
             rows[:, start:stop] = torch.from_numpy(part)
         # Convert now, so that only one hop is held in float64.

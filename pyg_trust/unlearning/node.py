@@ -659,7 +659,7 @@ class NodeClassifier(NodeReleases, EditedInPlace):
                 f'features={self.features!r})'
             )
         stream = io.BytesIO()
-        np.savez(stream, **arrays)  # type: ignore[arg-type]
+        np.savez(stream, **arrays)
         files.write(path, stream.getvalue())
 
     def _settle(self) -> None:

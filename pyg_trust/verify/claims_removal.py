@@ -187,7 +187,7 @@ class GraphRemoval(_Certified):
     def what(self) -> str:  # type: ignore[override]
         """The unit of bound and budget."""
         output = self.noise == 'output'
-        return 'shift over noise' if output else 'gradient residual'
+        return 'sensitivity-to-noise ratio' if output else 'gradient residual'
 
     def _wrong(self) -> Iterator[str]:
         yield from super()._wrong()

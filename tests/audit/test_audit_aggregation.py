@@ -86,11 +86,13 @@ def test_records_of_any_degree(size):
     assert report.violated
     # As it was claimed; and the weaker pair tells half of the claim at most.
     report = audit_aggregation(
-        *(blank, 'node', 2.0, canaries), form='withdraw', **arguments
+        *(blank, 'node', 2.0, canaries), neighboring='add_remove', **arguments
     )
     assert 1.2 < report.mu_lower <= 2.0
     report = audit_aggregation(
-        *(release, 'node', 2.0, canaries), form='withdraw', **arguments
+        *(release, 'node', 2.0, canaries),
+        neighboring='add_remove',
+        **arguments,
     )
     assert report.mu_lower <= 1.0
 
@@ -105,7 +107,7 @@ def test_incident_records_go():
                 max_degree=3,
             ),
             *('node_incident', 2.0, 2000),
-            form=None if form == 'withdraw' else form,
+            neighboring=None if form == 'withdraw' else form,
             list_size=3,
             seed=0,
         )
@@ -117,7 +119,7 @@ def test_features_over_public_edges():
         release = right(adjacency='feature', neighboring=NAMES[form])
         report = audit_aggregation(
             *(release, 'feature', 2.0, 4000),
-            form=None if form == 'replace' else form,
+            neighboring=None if form == 'replace' else NAMES[form],
             seed=0,
         )
         assert 1.2 < report.mu_lower <= 2.0

@@ -227,7 +227,7 @@ def test_the_graph_is_left_as_it_is():
 
     with pytest.warns(UserWarning, match='the same for every canary'):
         report = audit_function(
-            train, data, num_canaries=16, form='withdraw', seed=0
+            train, data, num_canaries=16, neighboring='add_remove', seed=0
         )
     assert data.x.shape == (20, 4)
     assert data.num_nodes == 20
