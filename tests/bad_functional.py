@@ -48,19 +48,6 @@ def shard() -> torch.Tensor:
     return torch.tensor(SHARD)
 
 
-entry(
-    'unlearning.fuse',
-    lambda: {
-        'values': rand(2, 5, 3),
-        'score': rand(5, 2),
-        'mask': torch.ones((5, 2), dtype=torch.bool),
-    },
-    Row('an empty mask', {'mask': torch.zeros(5, 2).bool()}, "'mask'"),
-    values=tensor(rows=False, finite=False),
-    score=tensor(columns=True, finite=False),
-    mask=tensor(columns=True, none=True),
-)
-
 LOGITS = tensor(
     columns=False, dtypes=(torch.int64, torch.bool, torch.complex64)
 )
@@ -433,7 +420,8 @@ ROOTS = tensor(
     high=N - 1,
     none=True,
     empty=True,
-    dtypes=(torch.float32, torch.int32),
+    dtypes=(torch.float32,),
+    numbers=True,
 )
 TWICE = Row('twice', {'roots': torch.tensor([0, 0])}, "'roots'")
 MASK = Row('a short mask', {'roots': torch.ones(3).bool()}, "'roots'")

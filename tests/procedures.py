@@ -116,7 +116,7 @@ def certificate(budget, method, shows, nodes=None):
 
 
 PROCEDURES['certify, local'] = certificate(None, 'dual', 1)
-PROCEDURES['certify, dual'] = certificate(2, 'dual', 7)
+PROCEDURES['certify, dual'] = certificate(2, 'dual', 9)
 PROCEDURES['certify, lp'] = certificate(2, 'lp', 4, torch.tensor([4]))
 # With the bounds that its witness proves.
 PROCEDURES['certify, exact'] = certificate(1, 'exact', 5)

@@ -272,7 +272,7 @@ def test_a_collate_fn_is_refused_and_not_ignored():
         lambda **more: GraphLoader(graphs(), 2, **more),
         lambda **more: DisjointWalkLoader(data(), 4, 1, **more),
     ):
-        with pytest.raises(TypeError, match="change batches by 'transform'"):
+        with pytest.raises(TypeError, match="Change batches by 'transform'"):
             make(collate_fn=lambda batch: batch)
         loader = make(transform=lambda batch: batch)
         assert next(iter(loader)).x is not None

@@ -54,6 +54,15 @@ class AuditRow(Report):
     verdict: str = ''
     note: str = ''
 
+    def chart(self) -> Chart:
+        """Draw the statistic with its interval."""
+        return Chart(
+            f'{self.test}: {self.verdict}; exact unlearning gives '
+            f'{self.expected}',
+            bars={self.statistic: self.value},
+            spans={self.statistic: (self.low, self.high)},
+        )
+
 
 @dataclass(frozen=True)
 class AuditReport(Report):

@@ -300,6 +300,8 @@ def fixed_measure(
         )
     if measure == 'sgc' and K is None:
         K = 2
+    if K is not None:
+        check_integer('K', K, low=0)
     return make_measure(measure, None, alpha=alpha, t=t, levels=K)
 
 

@@ -16,6 +16,7 @@ from torch_geometric.data import Data
 from pyg_trust import noise, rng
 from pyg_trust._checks import (
     Fraction,
+    Int,
     NotNegative,
     OneOf,
     Positive,
@@ -162,6 +163,8 @@ class PublishedScatteringClassifier:
             :obj:`'retrain'` draws a fresh one, :obj:`'raise'` raises
             :class:`~pyg_trust.ledger.BudgetExceededError`.
             (default: :obj:`'refine'`)
+        num_classes (int, optional): by default those of the training graphs,
+            each of which has to keep one. (default: :obj:`None`)
         seed (int, optional): the seed of :math:`b`.
     """
 
@@ -176,6 +179,7 @@ class PublishedScatteringClassifier:
         delta: Fraction = 1e-4,
         accounting: Annotated[str, OneOf(ACCOUNTS)] = 'residual',
         on_exceed: Annotated[str, OneOf(ON_EXCEED)] = 'refine',
+        num_classes: Annotated[int, Int(2)] | None = None,
         seed: int | None = None,
     ) -> None:
         self.transform = transform
@@ -185,7 +189,8 @@ class PublishedScatteringClassifier:
         self.accounting, self.on_exceed = accounting, on_exceed
         self.budget = removal_budget(epsilon, delta, noise_std)
         self.seed = None if seed is None else rng.resolve(seed)
-        self._keeper = GraphKeeper(transform)
+        self._keeper = GraphKeeper(transform, num_classes)
+        self.num_classes = num_classes
         self._state: _State | None = None
 
     def __repr__(self) -> str:

@@ -616,6 +616,15 @@ class ShardVerifyReport(Report):
     leftovers: tuple[str, ...]
     weights: str = ''
 
+    def chart(self) -> Chart:
+        """Draw how many shards equal those that were trained again."""
+        bars = {
+            'equal': len(self.shards) - len(self.differing),
+            'differing': len(self.differing),
+        }
+        title = 'Shards, against training from scratch on what remains'
+        return Chart(title, bars=bars, xlabel='shards')
+
     def summary(self) -> str:
         """State the findings in one sentence."""
 

@@ -97,7 +97,6 @@ def test_a_report_of_pairs_is_checked(tmp_path):
 @pytest.mark.parametrize(
     ('changes', 'name'),
     [
-        ({'forward': None}, "'pairs'.*'forward'"),
         ({'data': [graph_of((1,) * 6)]}, "'pairs'.*one graph"),
         ({'pairs': 1}, "'pairs'"),
         ({'nodes': torch.tensor([4])}, "'nodes'"),

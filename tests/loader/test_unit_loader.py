@@ -383,10 +383,10 @@ def test_other_rows_than_those_of_the_mask_are_refused() -> None:
     assert made.check_batch(batch, 0, 9)[1] == 9
     read = store.root_mask.clone()
     for mask, match in (
-        (~read, 'as the schema has it'),
+        (~read, 'needs to return .* in each batch'),
         (read.flip(0), 'whole, distinct'),
-        (read[:2], 'as the schema has it'),
-        (None, 'as the schema has it'),
+        (read[:2], 'needs to return .* in each batch'),
+        (None, 'needs to return .* in each batch'),
     ):
         store.root_mask = mask
         with pytest.raises(ValueError, match=match):
@@ -537,10 +537,10 @@ def test_walks_are_of_contents_alone() -> None:
             },
             'number of groups',
         ),
-        ({'resample_every': 2}, "'resample_every' needs walks"),
+        ({'resample_every': 2}, "'resample_every' needs a 'walk_length'"),
         (
             {'neighboring': 'contents', 'resample_every': 2},
-            "'resample_every' needs walks",
+            "'resample_every' needs a 'walk_length'",
         ),
         (
             {
@@ -627,7 +627,7 @@ BAD = {
     without_orders: 'whole, distinct',
     shared_items: 'whole, distinct',
     rolled: 'whole, distinct',
-    without_a_type: 'as the schema has it',
+    without_a_type: 'needs to return .* in each batch',
 }
 
 

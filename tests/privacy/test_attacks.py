@@ -519,7 +519,7 @@ def test_a_run_that_spends_all_of_the_bound_and_no_more_is_paid_for(private):
     bound = create_accountant('pld_wor')
     bound.step(noise_multiplier=4.0, sample_rate=1.0)
     orders = planning.ORDERS
-    most = planning._allowed(bound)
+    most = bound.rdp(orders) * planning._ROUNDED
     assert (most > bound.rdp(orders)).all()
     paid = planning.rdp_select(orders, most, 3.0, 1.0)
     wanted = planning.rdp_epsilon(orders, paid, 1e-3)

@@ -115,7 +115,10 @@ def test_all_rows_of_the_oracle(shared):
         name, which = row['relation'].split('_')
         given = {
             'edge': {'directed': which == 'directed'},
-            'node': {'form': which, 'max_degree': row['max_degree']},
+            'node': {
+                'neighboring': {'withdraw': 'add_remove'}.get(which, which),
+                'max_degree': row['max_degree'],
+            },
         }[name]
         moved = hop_sensitivity(name, **given)
         assert moved == pytest.approx(row['sensitivity'], rel=1e-12)

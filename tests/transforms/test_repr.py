@@ -110,8 +110,6 @@ TABLE = [
             'max_degree': [3, 9],
             'clip': [True],
             'attr': ['x'],
-            'sparse': [True],
-            'dtype': [torch.float64],
         },
     ),
     (

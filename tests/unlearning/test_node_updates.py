@@ -31,7 +31,7 @@ def test_no_residual_is_beyond_its_bound_in_a_thousand_updates():
         if isinstance(report, NodeAdditionReport):
             continue
         released += 1
-        found = removal.prove(model._evidence(model._model))
+        found = removal.prove(model._model.evidence())
         assert found.num_train == len(world.y) == report.num_train
         assert found.residual.most <= report.bound
         assert found.shift <= model.ledger.spent

@@ -53,8 +53,11 @@ def edges_of(liked):
 
 def scored(model, users):
     held = model._model
+    degree = torch.bincount(
+        torch.from_numpy(held.lists.item), minlength=len(held.items)
+    )
     return path_scores(
-        *(held.lists, np.asarray(users), held.degree, model.exponents),
+        *(held.lists, np.asarray(users), degree, model.exponents),
         held.counts,
     )
 

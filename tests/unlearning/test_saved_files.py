@@ -435,7 +435,7 @@ def test_no_release_tells_its_weights_by_its_last_bits(kind):
         model = scattering(release_std=0.7).fit(molecules())
         model.remove(RemovalRequest(nodes={3: [1]}))
         held, std = model._model, model.release_std
-        made = model._solved(held, None, False)
+        made = model._solved(held, None)
         again = made.model.W
 
         def release(W, number):

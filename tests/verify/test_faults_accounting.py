@@ -165,13 +165,13 @@ def test_what_a_faulty_account_claims_is_refused(name):
 RELEASES = {
     'every hop has all of the budget': (
         PrivateAGP.noise_stds,
-        'self.mu / math.sqrt(self.hops)',
+        'self.mu / math.sqrt(self.K)',
         'self.mu',
     ),
     'a record against a blank, where any other is claimed': (
         aggregation_report.Relation.sensitivity,
-        "'withdraw' if self.form == 'either' else self.form",
-        "'withdraw'",
+        "'replace' if self.form == 'replace' else 'add_remove'",
+        "'add_remove'",
     ),
     'the release that was last, in place of all': (
         account.ReleaseAccount.mu,
@@ -186,7 +186,7 @@ RELEASES = {
     'an epsilon of the sums of one hop': (
         PrivateAGP._spent,
         'gaussian_epsilon(account.mu, delta)',
-        'gaussian_epsilon(account.mu / self.hops**0.5, delta)',
+        'gaussian_epsilon(account.mu / self.K**0.5, delta)',
     ),
     'a sensitivity that another rounding paid for': (
         private_agp.make_report,
@@ -202,7 +202,7 @@ RELEASES = {
 
 
 def released(folder, name=''):
-    form = 'withdraw' if 'against a blank' in name[-16:] else None
+    form = 'add_remove' if 'against a blank' in name[-16:] else None
     transform = PrivateAGP(
         *(2, 'node'),
         mu=0.3,

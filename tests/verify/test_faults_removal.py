@@ -17,7 +17,7 @@ from pyg_trust import rng
 from pyg_trust.check import FAILS, HOLDS, UNPROVED, check_report
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import TrustReport, save_tensors
-from pyg_trust.unlearning import certified, heads, node
+from pyg_trust.unlearning import certified, heads, node, node_releases
 from pyg_trust.unlearning.newton import Refined
 from pyg_trust.unlearning.node_rows import NodeState
 from pyg_trust.unlearning.shards import building
@@ -97,7 +97,7 @@ FAULTS = {
         RESIDUAL,
     ),
     'steps that are not taken': (
-        wrapped(node, 'refine', first_step),
+        wrapped(node_releases, 'refine', first_step),
         RESIDUAL,
     ),
     'features that are not made anew': (

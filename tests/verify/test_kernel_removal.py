@@ -378,7 +378,7 @@ def test_a_shift_is_never_below_that_of_real_numbers():
 @pytest.mark.parametrize('name', sorted(SETTINGS))
 def test_what_a_classifier_hands_in_proves_its_release(name):
     model, report, _ = forgotten(name)
-    arrays = model._evidence(model._model)
+    arrays = model._model.evidence()
     proof = removal.prove(arrays)
     assert proof.num_train == report.num_train
     assert proof.residual.most <= report.bound
@@ -413,7 +413,7 @@ def test_what_a_classifier_hands_in_proves_its_release(name):
 
 def test_a_change_of_anything_is_another_seal_or_another_setting():
     model, *_ = forgotten('appnp')
-    arrays = model._evidence(model._model)
+    arrays = model._model.evidence()
     seal, setting = removal.sealed(arrays), removal.setting(arrays)
     inside = {'weights', 'a', 'b', 'self_loops', 'along', 'lam', 'std', 'head'}
     inside.add('bits')
@@ -434,7 +434,7 @@ def test_a_change_of_anything_is_another_seal_or_another_setting():
 
 def test_weights_that_noise_does_not_lead_from_are_found_out():
     model, *_ = forgotten('two classes')
-    arrays = model._evidence(model._model)
+    arrays = model._model.evidence()
     W, std = arrays['W'], model.release_std
     noise = np.random.default_rng(0).standard_normal(W.shape) * std
     for away, likely in ((W, True), (W + 9 * std, False), (None, False)):
@@ -507,7 +507,7 @@ def wrong(arrays):
 
 def test_arrays_that_are_no_proof_are_refused():
     model, *_ = forgotten('appnp')
-    arrays = model._evidence(model._model)
+    arrays = model._model.evidence()
     removal.checked(arrays)
     tried = 0
     for name, bad in wrong(arrays):
@@ -608,7 +608,7 @@ def test_a_seal_is_that_of_its_format():
 
 def test_a_claim_is_compared_field_by_field(monkeypatch):
     model, *_ = forgotten('two classes')
-    arrays = model._evidence(model._model)
+    arrays = model._model.evidence()
     n, beta, m = removal.prove(arrays)
     std, lam, secure = (arrays[k].item() for k in ('std', 'lam', 'secure'))
     claimed = {'lam': lam, 'release_std': std, 'seeded': not secure}
@@ -654,7 +654,7 @@ def test_a_claim_is_compared_field_by_field(monkeypatch):
 
 def test_a_claim_holds_up_to_its_bound_and_what_is_paid():
     model, *_ = forgotten('two classes')
-    arrays = model._evidence(model._model)
+    arrays = model._model.evidence()
     n, beta, m = removal.prove(arrays)
     std, lam, secure = (arrays[k].item() for k in ('std', 'lam', 'secure'))
     claimed = {'lam': lam, 'release_std': std, 'seeded': not secure}
