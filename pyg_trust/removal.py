@@ -1,3 +1,5 @@
+# Longer than 700 lines because a request, what it may name and
+# what it does to a graph are one table of kinds.
 """Removal requests and their application to a graph.
 
 Nodes are named by their ids: ``data.n_id`` if the data have it, else the

@@ -1,3 +1,5 @@
+# Longer than 700 lines because every question about owners is
+# answered here, and nowhere else.
 """Privacy unit: ownership of the rows and edges of a typed graph.
 
 A person may be rows in several tables and edges of several types. Everything

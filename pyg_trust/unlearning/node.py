@@ -1,3 +1,5 @@
+# Longer than 700 lines because it is the calls of users, with
+# their docstrings.
 r"""Node classifiers with certified removal.
 
 Features are propagated, :math:`z = \sum_i w_i P^i x`, and a regularised linear
