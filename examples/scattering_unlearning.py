@@ -14,7 +14,6 @@ paper's Figure 6): its true norm, the tight bound and that of Theorem 4.7.
 """
 
 import argparse
-import itertools
 import random
 import statistics
 import time
@@ -27,9 +26,8 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.datasets import TUDataset
 from torch_geometric.nn import GIN, global_mean_pool
 
-from pyg_trust.graph import CSRGraph
 from pyg_trust.removal import RemovalRequest, remove_from_data
-from pyg_trust.transforms import GraphEmbedding, GraphScattering
+from pyg_trust.transforms import GFT, GraphScattering
 from pyg_trust.unlearning.heads import Objective
 from pyg_trust.unlearning.newton import minimize
 from pyg_trust.unlearning.published import (
@@ -95,45 +93,6 @@ def summary(values: list) -> str:
     """Mean and standard deviation."""
     spread = statistics.stdev(values) if len(values) > 1 else 0.0
     return f'{statistics.mean(values):.2f} ± {spread:.2f}'
-
-
-class GFT(GraphEmbedding):
-    """The graph Fourier embedding, the paper's baseline.
-
-    The means over the spectrum of a graph's features, which depend on the
-    signs of eigenvectors, or their energy in parts of ``[0, 2]``.
-    """
-
-    def __init__(self, max_degree: int | None, bands: int = 0) -> None:
-        super().__init__(max_degree, clip=False)
-        self.bands = bands
-
-    def _embed(
-        self, graph: CSRGraph, x: Tensor, ptr: Tensor | None, *rest: Any
-    ) -> Tensor:
-        x = x if x.layout == torch.strided else x.to_dense()
-        row, col = graph.to_edge_index()[0]
-        ends = [0, len(x)] if ptr is None else ptr.tolist()
-        rows = []
-        for start, end in itertools.pairwise(ends):
-            inside = slice(int(graph.rowptr[start]), int(graph.rowptr[end]))
-            adj = x.new_zeros((end - start, end - start))
-            adj[row[inside] - start, col[inside] - start] = 1
-            scale = adj.sum(1).pow(-0.5).nan_to_num(posinf=0)
-            lonely = torch.diag((scale == 0).to(x.dtype))
-            walk = scale[:, None] * adj * scale + lonely
-            eye = torch.eye(len(adj)).to(x)
-            values, vectors = torch.linalg.eigh(eye - walk)
-            signal = vectors.t() @ x[start:end]
-            if not self.bands:
-                sign = torch.where(vectors.sum(0) < 0, -1.0, 1.0).to(x.dtype)
-                rows.append(sign @ signal / len(adj))
-                continue
-            band = (values * self.bands / 2).long().clamp(0, self.bands - 1)
-            energy = x.new_zeros((self.bands, x.size(1)))
-            energy.index_add_(0, band, signal.square() / len(adj))
-            rows.append(energy.view(-1))
-        return torch.stack(rows)
 
 
 class GINClassifier:
@@ -206,8 +165,8 @@ def table_1(name: str, graphs: list, splits: int, gin_splits: int) -> None:
         'linear-GST': GraphScattering(
             **setting['classify'], max_degree=degree, linear=True
         ),
-        'GFT': GFT(degree),
-        'GFT, 8 bands': GFT(degree, 8),
+        'GFT': GFT(max_degree=degree),
+        'GFT, 8 bands': GFT(8, max_degree=degree),
     }
     print(f'\nTable 1, {name}: test accuracy in %')
     for label, transform in transforms.items():
