@@ -44,7 +44,9 @@ def random_graph(source):
 
 def converters(source, edge_index, n):
     graph = CSRGraph.from_edge_index(edge_index, n)
-    dense = torch.zeros(n, n).index_put_(tuple(edge_index), torch.ones(()))
+    dense = torch.zeros(n, n).index_put_(
+        tuple(edge_index.flip(0)), torch.ones(())
+    )
     forms = [
         Data(edge_index=edge_index, num_nodes=n),
         dense.to_sparse_coo(),

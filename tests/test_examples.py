@@ -83,12 +83,14 @@ def test_certify_any(shared, tmp_path):
         *('--parts', 'voting', 'poisoning'),
     )
     # More changes, fewer certified; and the edgeless model is beside them.
-    found = re.search(r'isolated inference, 0 to 5 nodes: (.*)', output)
+    found = re.search(
+        r'poisoning of training nodes, 0 to 5 of them: (.*)', output
+    )
     shares = [float(share) for share in found.group(1).split()]
     assert shares == sorted(shares, reverse=True)
     assert 'without any edge' in output
     report = json.loads((tmp_path / 'figures/trust.json').read_text())
-    assert len(report['guarantees']) == 4
+    assert len(report['guarantees']) == 3
     assert len(list(tmp_path.glob('figures/*.png'))) == 2
 
 

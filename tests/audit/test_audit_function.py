@@ -276,7 +276,7 @@ def above(train, truth, number, **arguments):
     )
 
 
-@pytest.mark.filterwarnings('ignore:what .train. released')
+@pytest.mark.filterwarnings('ignore:.train. releases')
 def test_runs_are_independent_where_canaries_are_not():
     # A coin of .9 in three runs of ten: of one canary TPR .27, FPR .03, and
     # no test is better by hand (the others: .3 and .1 of all). "The
@@ -293,7 +293,7 @@ def test_runs_are_independent_where_canaries_are_not():
     assert above(train, truth, 50, **given, confidence=0.95) <= 8
 
 
-@pytest.mark.filterwarnings('ignore:what .train. released')
+@pytest.mark.filterwarnings('ignore:.train. releases')
 def test_of_delta_too():
     # All coins, or none: (0, .3) differential privacy, which three of ten
     # bounds from the canaries of one run denied.

@@ -104,13 +104,14 @@ class LateSlice(ShardedSubject):
     def fit(self, data, seed):
         super().fit(data, seed)
 
-        honest = self.unlearner._after
+        builder = self.unlearner._builder
+        honest = builder.updated
 
-        def late(*args):
-            after, first = honest(*args)
-            return after, {s: stage + 1 for s, stage in first.items()}
+        def late(after, first, *args, **given):
+            first = {s: stage + 1 for s, stage in first.items()}
+            return honest(after, first, *args, **given)
 
-        self.unlearner._after = late
+        builder.updated = late
 
 
 class Kept(ShardedSubject):

@@ -121,7 +121,7 @@ def test_sums_of_a_classifier_do_not_tell(relation, monkeypatch):
     def release(graph):
         model = PrivateNodeClassifier(
             *(relation, EPSILONS[relation], 1e-4),
-            **{'steps': 1, 'epochs': 1, 'num_classes': 12, 'smoothing': 0},
+            **{'steps': 1, 'epochs': 1, 'num_classes': 12},
             neighboring=None if relation == 'edge' else 'replace',
         )
         with warnings.catch_warnings():

@@ -91,9 +91,9 @@ FAULTS = {
     ),
     'losses rounded down': (
         wor,
-        accounting._pair,
-        'mass[count + 1 :] += in_p - lower',
-        'mass[count:-1] += in_p - lower',
+        pld.connect,
+        'mass[1:] += in_p - lower',
+        'mass[:-1] += in_p - lower',
     ),
     'half of the outcomes with the unit': (
         wor,
