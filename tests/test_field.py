@@ -521,3 +521,9 @@ def test_a_model_of_data_is_certified():
         for made in (model, plain)
     ]
     assert torch.equal(*found)
+
+
+def test_a_call_without_names_is_told_the_names():
+    for call in ('make_private', 'make_private_with_epsilon'):
+        with pytest.raises(TypeError, match=f"'{call}'.*module=model.*got 3"):
+            getattr(PrivacyEngine(), call)(pyg.GCN(6, 4, 2, 3), None, None)

@@ -1,3 +1,5 @@
+# Longer than 700 lines because it is the calls of users, with
+# their docstrings.
 """Differentially private training of any PyG model."""
 
 import functools
@@ -82,12 +84,22 @@ _Call = TypeVar('_Call', bound=Callable[..., Any])
 
 def _as_in_opacus(call: _Call) -> _Call:
     # Say where an argument of Opacus' engine is here, if it is given.
+    taken = inspect.signature(call).parameters.values()
+    places = sum(p.kind is p.POSITIONAL_OR_KEYWORD for p in taken)
+
     @functools.wraps(call)
     def explained(*args: Any, **kwargs: Any) -> Any:
-        for name in [name for name in kwargs if name in _OPACUS]:
+        if len(args) > places == 1:
             raise TypeError(
-                f"'{name}' of Opacus is not taken: {_OPACUS[name]}"
+                f"'{call.__name__}' takes arguments by name: module=model, "
+                'optimizer=optimizer, data_loader=loader, ... (got '
+                f'{len(args) - 1} without)'
             )
+        for name in kwargs:
+            if name in _OPACUS:
+                raise TypeError(
+                    f"'{name}' of Opacus is not taken: {_OPACUS[name]}"
+                )
         return call(*args, **kwargs)
 
     return explained  # type: ignore[return-value]
