@@ -437,11 +437,10 @@ struct PushOnCpu {
       run_waves<block>(all, num_blocks);
   }
 };
-using Ops = PushOps<PushOnCpu>;
 
 }  // namespace
 }  // namespace pyg_trust
 
 STABLE_TORCH_LIBRARY_IMPL(pyg_trust, CPU, m) {
-  m.impl("push", TORCH_BOX(&pyg_trust::Ops::push));
+  m.impl("push", TORCH_BOX(&pyg_trust::PushOp<pyg_trust::PushOnCpu>::push));
 }
