@@ -102,15 +102,10 @@ class CollectiveCertificate(Proved, SpeaksOf, Report):
     _weakness = SEEDED_COPIES
     witness_digest: str = ''
     proof: Witness | None = field(default=None, repr=False, compare=False)
+    _kernel = kernel
 
-    def _is_about(self, arrays: dict[str, np.ndarray]) -> bool:
-        kernel.read(arrays)
-        return not list(kernel.differences(arrays, vars(self)))
-
-    def _follows(self, arrays: dict[str, np.ndarray]) -> bool:
-        bound = kernel.prove(arrays)
-        most = max(self.counted - math.floor(bound), self.one_by_one)
-        return bound <= self.bound and self.guaranteed <= most
+    def _fields(self) -> dict[str, Any]:
+        return {**self.numbers(), 'data_fields': list(DATA_FIELDS)}
 
     def certified_ratio(self) -> float:
         """Return the share of all targets that is guaranteed."""
@@ -134,7 +129,7 @@ class CollectiveCertificate(Proved, SpeaksOf, Report):
         """State the number of predictions that stay at once, and how sure."""
         return stated(
             'collective certificate by smoothing',
-            {**self.numbers(), 'data_fields': list(DATA_FIELDS)},
+            self._fields(),
             assumptions=self.named,
             data=self.data or self.fingerprint,
             origin=self.provenance,
