@@ -1,7 +1,8 @@
 """Certificates: bounds of nodes' worst-case margins."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from types import ModuleType
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -120,7 +121,7 @@ class Certificate(Proved, SpeaksOf, Report):
     fixed_edges: int = 0
     witness_digest: str = ''
     proof: Witness | None = field(default=None, repr=False, compare=False)
-    _kernel = proofs
+    _kernel: ClassVar[ModuleType] = proofs
 
     def status_of(self, nodes: Tensor, data: Data) -> Tensor:
         """Return the status of targets in the graph of today: int8.

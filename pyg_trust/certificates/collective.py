@@ -9,7 +9,8 @@ trust the solver, and receptive fields that know of degrees.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from types import ModuleType
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import scipy.sparse
@@ -100,7 +101,7 @@ class CollectiveCertificate(Proved, SpeaksOf, Report):
     _weakness = SEEDED_COPIES
     witness_digest: str = ''
     proof: Witness | None = field(default=None, repr=False, compare=False)
-    _kernel = kernel
+    _kernel: ClassVar[ModuleType] = kernel
 
     def _fields(self) -> dict[str, Any]:
         return {**self.numbers(), 'data_fields': list(DATA_FIELDS)}
@@ -248,13 +249,15 @@ def certify_collective(
     if labels is not None:
         counts &= (labels[report.targets] == report.predicted).numpy()
     limits = [budgets[kind][place] for kind, place in axes]
-    sure = np.zeros((rows.size, *(r + 1 for r in limits)), dtype=bool)
-    for point in np.ndindex(*(r + 1 for r in limits)):
+    shape = [r + 1 for r in limits]
+    sure = np.zeros((rows.size, *shape), dtype=bool)
+    table = sure.reshape(rows.size, -1)
+    for number, point in enumerate(np.ndindex(*shape)):
         spent: dict[str, Any] = {'edges': [0, 0], 'features': [0, 0]}
         for (kind, side), r in zip(axes, point, strict=True):
             spent[kind][side] = r
         mask = report.certified(**{k: tuple(r) for k, r in spent.items()})
-        sure[(slice(None), *point)] = mask.numpy()
+        table[:, number] = mask.numpy()
     owner, points = frontier(sure)
     # Without a budget nothing changes, and no prediction breaks.
     held = counts[owner] & bool(axes)
@@ -266,7 +269,7 @@ def certify_collective(
     )
     bound, multipliers = broken_bound(attack)
     proof, found_digest = _witness(attack, rows.size, multipliers)
-    alone = int((sure[(slice(None), *limits)] & counts).sum())
+    alone = int((table[:, -1] & counts).sum())
     total = int(counts.sum())
     return CollectiveCertificate(
         num_targets=rows.size,
@@ -493,8 +496,8 @@ class _Fields:
         if any(budgets['features']):
             # Single entries: in a row's sum a change of all may cancel.
             rows = torch.from_numpy(outside(self.nodes)).to(bad.x.device)
-            flip = draw.random((rows.numel(), bad.x.size(1))) < 0.5
-            flip = torch.from_numpy(flip).to(bad.x.device)
+            some = draw.random((rows.numel(), bad.x.size(1))) < 0.5
+            flip = torch.from_numpy(some).to(bad.x.device)
             bad.x[rows] = torch.where(flip, 1 - bad.x[rows], bad.x[rows])
         u, v = self.edge_index
         key = torch.minimum(u, v) * n + torch.maximum(u, v)

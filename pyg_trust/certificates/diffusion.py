@@ -79,7 +79,8 @@ class _Diffuse(torch.autograd.Function):
         *arguments, tol = ctx.arguments
         if grads[0].dtype != torch.float64:
             tol = max(tol, 1e-6)
-        return _solve(grads[0], *arguments, tol, True), *[None] * 4
+        grad = _solve(grads[0], *(*arguments, tol, True))
+        return grad, None, None, None, None
 
 
 def _solve(
@@ -110,9 +111,9 @@ def _solve(
     if plain and graph.device.type == 'cpu':
         none = torch.zeros(0, dtype=torch.int32)
         flips = ops.PolicyFlips(torch.zeros(len(goal) + 1).long(), none, none)
+        rowptr, node = graph.receivers(along=False)
         value, left = ops.policy_solve(
-            *graph.receivers(along=False),
-            *(flips, reward, reward, goal, follow, turned),
+            rowptr, node, flips, reward, reward, goal, follow, turned
         )
         left = left.abs().amax(1)
     else:

@@ -1,7 +1,8 @@
 """Certified ranks: recommendations that a few edges can't displace."""
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import scipy.sparse
@@ -100,7 +101,7 @@ class RankCertificate(Proved, Report):
     data: str = ''
     witness_digest: str = ''
     proof: Witness | None = field(default=None, repr=False, compare=False)
-    _kernel = kernel
+    _kernel: ClassVar[ModuleType] = kernel
 
     def certified_ratio(self) -> float:
         """Return the share of items that stay."""
