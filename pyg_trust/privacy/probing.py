@@ -46,10 +46,9 @@ def try_parts(step: Any) -> None:
         owner = batch.batch
     else:
         count = min(_PROBED, loader.subgraphs_per_batch, loader.num_subgraphs)
-        index = loader.batch_sampler.write(0, torch.arange(count))
-        batch = loader(index)
-        owner, count = loader.check_batch(batch, 0, count)
-        plain = loader.untransformed(index)
+        batch = loader.of(0, torch.arange(count))
+        owner = batch.batch
+        plain = loader.of(0, torch.arange(count), transformed=False)
         # No private row may reach 'forward', or stay in a model.
         batch = randomised(batch, features_of(batch), generator)
     if loader.transform is not None:
