@@ -48,8 +48,6 @@ SHARED = 'contents'
 _WALKS, _HASHES = 0, 2
 # The label that losses of torch ignore by default.
 _IGNORED = -100
-# The subgraphs on which a transform is tried.
-_SHOWN = 8
 
 
 @validated
@@ -211,12 +209,11 @@ class UnitLoader(DrawnUnits):
         rows = root_index(input_nodes, count, name='input_nodes')
         self.tables, self._hops = data, num_hops
         self._declared, self.owned_by = unit.summary(), unit.digest
-        sizes = {t: int(data[t].num_nodes) for t in data.node_types}
         transform = kwargs.get('transform')
-        law = target, sizes, shared, by_row
+        law = target, shared, by_row
         self._schema = self.schema = Schema(data, *law)
         if transform is not None:
-            made = transform(self._schema.typed(self._schema.made(_SHOWN)))
+            made = transform(self._schema.typed(self._schema.made()))
             self.schema = Schema(_typed(made), *law)
         self._capped = {e: k for e, k in limits.items() if k >= 0}
         self._pairs = torch.empty((2, 0), dtype=torch.int64)
@@ -409,21 +406,20 @@ class UnitLoader(DrawnUnits):
         """Return a batch as one homogeneous graph of all rows."""
         return self.schema.flat(batch)
 
-    def made(self, count: Count) -> tuple[Data, Data, Callable[..., Any]]:
-        """Make up a batch of so many subgraphs, for checks of a model.
+    def made(self) -> tuple[Data, Data, Callable[..., Any]]:
+        """Make up a batch of subgraphs, for checks of a model.
 
         Returns:
             tuple[Data, Data, callable]: one as training follows it, one
             before the transform, and the transform of such.
         """
-        plain = self._schema.made(count)
 
         def transformed(flat: Data) -> Data:
             if self.transform is None:
                 return flat
             return self.flat(self.transform(self._schema.typed(flat)))
 
-        return self.schema.made(count), plain, transformed
+        return self.schema.made(), self._schema.made(), transformed
 
 
 def _rows_read(store: Any, given: Any) -> Tensor:

@@ -26,7 +26,6 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from pyg_trust.loader import DisjointWalkLoader, UnitLoader
-from pyg_trust.loader.schema import Schema
 
 Part = dict[Any, Tensor]
 
@@ -636,58 +635,44 @@ def test_batches_of_others_are_refused(change: Any) -> None:
         made.flat(made([2, 3, 5, 8]))
 
 
-@pytest.mark.parametrize('several', [False, True])
-@pytest.mark.parametrize('seed', range(5))
-def test_types_are_told_apart_in_any_order(seed: int, several: bool) -> None:
-    draw, data = random.Random(seed), shop(seed)
-    schema = Schema(data, 'order', dict.fromkeys(data.node_types, 50), several)
-    types, kinds = schema.node_types, schema.edge_types
-    # Some types have no row, and some kinds no edge.
-    here = [k for k in range(len(types) + several) if draw.random() < 0.7]
-    rows = [draw.choice(here or [0]) for _ in range(30)]
-    of = [0 if k == len(types) else k for k in rows]
-    flat = Data(x=torch.rand(30, 4), num_nodes=30)
-    flat.node_type = torch.tensor(rows).int()
-    flat.n_id, flat.batch = torch.arange(200, 230), torch.arange(30) // 3
-    places: list[list[int]] = [[] for _ in types]
-    for wanted in (range(len(types)), [len(types)]):
-        for i, k in enumerate(rows):
-            if k in wanted:
-                places[of[i]].append(i)
-    edges = []
-    for e, (a, _, b) in enumerate(kinds):
-        for u in places[types.index(a)][:4]:
-            for v in places[types.index(b)][-3:]:
-                edges.append((e, u, v))
-    draw.shuffle(edges)
-    flat.edge_type = torch.tensor([e for e, *_ in edges]).int()
-    flat.edge_index = torch.tensor([pair for _, *pair in edges])
-    flat.edge_index = flat.edge_index.long().view(-1, 2).t().contiguous()
-    before = flat.clone()
-    made = schema.typed(flat)
-    for k, t in enumerate(types):
-        at, store = torch.tensor(places[k]).long(), made[t]
-        assert store.x.equal(flat.x[at, : WIDTHS[t]])
-        assert store.n_id.equal(flat.n_id[at] - schema.first[t])
-        assert store.batch.equal(flat.batch[at])
-        if t == 'order' and several:
-            assert store.root_mask.tolist() == [rows[i] == 0 for i in at]
+@pytest.mark.parametrize('target', ['user', 'order', 'chat'])
+def test_a_batch_is_one_graph_and_back(target: str) -> None:
+    data = labelled(shop(3, 30))
+    options = {'neighboring': 'contents', 'walk_length': 2, 'along': (KNOWS,)}
+    given = loader(data, 9, input_nodes=target, **options)
+    for index in ([], list(range(9))):
+        batch = given(index)
+        flat = given.flat(batch)
+        before, made = flat.clone(), given.schema.typed(flat)
+        place = {}
+        for t in batch.node_types:
+            for name, value in batch[t].items():
+                assert torch.as_tensor(value).equal(
+                    torch.as_tensor(made[t][name])
+                )
+            kind = given.schema.node_types.index(t)
+            rows = flat.node_type % len(batch.node_types) == kind
+            place[t] = rows.nonzero().view(-1)
+            assert flat.x[rows, : WIDTHS[t]].equal(batch[t].x)
+            assert not flat.x[rows, WIDTHS[t] :].any()
+        read = batch[target].get('root_mask')
+        read = (
+            torch.ones(len(batch[target].x)).bool() if read is None else read
+        )
+        assert flat.terms.equal(batch[target].batch[read])
+        for k, e in enumerate(given.schema.edge_types):
+            assert made[e].edge_index.equal(batch[e].edge_index)
+            source, to = batch[e].edge_index
+            both = torch.stack([place[e[0]][source], place[e[2]][to]])
+            assert flat.edge_index[:, flat.edge_type == k].equal(both)
         # A model that writes to one type leaves the others alone.
-        for name in ('x', 'n_id', 'batch'):
-            store[name].add_(1)
-    for e, (a, _, b) in enumerate(kinds):
-        ends = [places[types.index(t)] for t in (a, b)]
-        assert made[kinds[e]].edge_index.t().tolist() == [
-            [ends[0].index(u), ends[1].index(v)]
-            for kind, u, v in edges
-            if kind == e
-        ]
-        made[kinds[e]].edge_index.add_(1)
-    assert all(flat[key].equal(before[key]) for key in ('x', 'n_id', 'batch'))
-    assert flat.edge_index.equal(before.edge_index)
-    for name in ('n_id', 'batch'):
-        del flat[name]
-        assert name not in schema.typed(flat)['user']
+        for store in made.node_stores:
+            for name in ('x', 'n_id', 'batch'):
+                store[name].add_(1)
+        for store in made.edge_stores:
+            store.edge_index.add_(1)
+        for name in ('x', 'n_id', 'batch', 'edge_index'):
+            assert flat[name].equal(before[name])
 
 
 def test_nodes_and_neighbours_are_named_as_in_pyg():
