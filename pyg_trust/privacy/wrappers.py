@@ -300,8 +300,7 @@ class PrivateLoader(Single):
             total = sum(part.numel() for part in parts)
             for part in parts:
                 batch = self.loader.flat(next(iterator))
-                self.loader._check_drawn(batch, step, part)
-                owner, count = self.loader.check_batch(batch, step)
+                owner, count = batch.batch, part.numel()
                 device = self._step.parameters[0].device
                 batch, owner = batch.to(device), owner.to(device)
                 yield self._step.deliver(batch, owner, count, total)
