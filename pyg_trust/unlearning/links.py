@@ -44,8 +44,8 @@ from pyg_trust.unlearning.node_rows import (
     Pending,
     Settings,
 )
-from pyg_trust.unlearning.reports import LinkUnlearnReport
 from pyg_trust.unlearning.sums import BOUND, Sums, edges_of
+from pyg_trust.verify.claims_removal import ROWS
 
 __all__ = ['LinkClassifier', 'PairState']
 
@@ -292,7 +292,7 @@ class LinkClassifier(NodeClassifier):
     """
 
     _state = PairState
-    _made = LinkUnlearnReport
+    _procedure = ROWS[1]
 
     @retired(on_exceed=('refine', 'retrain'))
     @renamed(

@@ -57,10 +57,10 @@ from pyg_trust.unlearning.node_data import (
 from pyg_trust.unlearning.node_releases import NodeReleases
 from pyg_trust.unlearning.node_rows import Edit, NodeState, Settings
 from pyg_trust.unlearning.reports import (
-    NodeAdditionReport,
-    NodePlan,
-    NodeUnlearnReport,
-    NodeVerifyReport,
+    AdditionReport,
+    ForgetPlan,
+    ForgetReport,
+    VerifyReport,
 )
 from pyg_trust.unlearning.sums import BOUND, check_directed, check_measure
 from pyg_trust.update import Update
@@ -416,7 +416,7 @@ class NodeClassifier(NodeReleases, EditedInPlace):
         *,
         release: bool = False,
         reference: str = '',
-    ) -> NodeUnlearnReport | NodeAdditionReport:
+    ) -> ForgetReport | AdditionReport:
         """Apply removals, additions and changes together, all or none.
 
         Predictions use the present graph and features at once. Removals and
@@ -458,7 +458,7 @@ class NodeClassifier(NodeReleases, EditedInPlace):
         persons: Nodes | None = None,
         missing: str = 'raise',
         reference: str = '',
-    ) -> NodeUnlearnReport:
+    ) -> ForgetReport:
         """Remove the requested items and make one release.
 
         .. code-block:: python
@@ -501,7 +501,7 @@ class NodeClassifier(NodeReleases, EditedInPlace):
         )
 
     @editing
-    def release(self, *, reference: str = '') -> NodeUnlearnReport:
+    def release(self, *, reference: str = '') -> ForgetReport:
         """Make a release that includes all pending additions."""
         if not self._fitted.data.num_pending:
             raise ValueError("'release' needs pending additions (got none)")
@@ -521,7 +521,7 @@ class NodeClassifier(NodeReleases, EditedInPlace):
                 new = model._replace(lineage=model.lineage.next())
                 rows = torch.cat([_NONE, *data.pending.named]).unique()
                 count = data.num_pending
-                report: Any = NodeAdditionReport(count, rows.numel())
+                report: Any = AdditionReport(count, rows.numel())
             else:
                 new, report = self._forget(model, edits, reference)
             # Model, data and account at once.
@@ -535,7 +535,7 @@ class NodeClassifier(NodeReleases, EditedInPlace):
     @editing
     def plan(
         self, request: Update | RemovalRequest | Sequence[Any]
-    ) -> NodePlan:
+    ) -> ForgetPlan:
         """Estimate the work of an update with a release; change nothing.
 
         This computes the features after the update, but does not train.
@@ -549,7 +549,7 @@ class NodeClassifier(NodeReleases, EditedInPlace):
                 self._play(data, edit)
             change, _, gradient = self._followed(model)
             hold = gradient.norm.upper <= self._goal(data)
-            return NodePlan(
+            return ForgetPlan(
                 action='hold' if hold else 'refine',
                 rows_touched=change.rows,
                 train_rows_touched=change.train_rows,
@@ -582,7 +582,7 @@ class NodeClassifier(NodeReleases, EditedInPlace):
         return self
 
     @synchronized
-    def verify(self) -> NodeVerifyReport:
+    def verify(self) -> VerifyReport:
         """Check the classifier against the remaining data.
 
         Computes the features from scratch, measures the residual on them,
@@ -617,7 +617,7 @@ class NodeClassifier(NodeReleases, EditedInPlace):
             leftovers = ('features of what was removed',)
         if model.seals.differing(data.blocks()) or not model.is_sealed:
             leftovers += ('the state is not that of the ledger',)
-        return NodeVerifyReport(
+        return VerifyReport(
             ok=error <= most
             and holds
             and found['distance_to_retrain'] <= found['distance_bound']
@@ -629,8 +629,7 @@ class NodeClassifier(NodeReleases, EditedInPlace):
             bound_holds=holds,
             frozen_factor=now.frozen,
             leftovers=leftovers,
-            **found,
-            **self._proved(model, upper <= bound),
+            **{**found, **self._proved(model, upper <= bound)},
         )
 
     @synchronized

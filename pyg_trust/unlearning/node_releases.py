@@ -18,8 +18,9 @@ from pyg_trust.unlearning.heads import HEAD, Gradient, Problem
 from pyg_trust.unlearning.newton import Refined, refine
 from pyg_trust.unlearning.node_data import Model, waiting
 from pyg_trust.unlearning.node_rows import Change, Edit, NodeState, Settings
-from pyg_trust.unlearning.reports import NodeUnlearnReport
+from pyg_trust.unlearning.reports import ForgetReport
 from pyg_trust.verify import removal
+from pyg_trust.verify.claims_removal import ROWS
 
 # A release spends this part of the budget, if the steps below reach it.
 PART = 0.01
@@ -51,7 +52,7 @@ class NodeReleases(CertifiedClassifier):
     _stated_public: bool
     _settings: Settings
     _state: type[NodeState] = NodeState
-    _made: type[NodeUnlearnReport] = NodeUnlearnReport
+    _procedure = ROWS[0]
 
     def _begun(self, state: NodeState) -> None:
         # The first release, with a new ledger.
@@ -155,7 +156,7 @@ class NodeReleases(CertifiedClassifier):
 
     def _forget(
         self, model: Model, edits: list[Edit], reference: str
-    ) -> tuple[Model, NodeUnlearnReport]:
+    ) -> tuple[Model, ForgetReport]:
         data = model.data
         request = model.line(edits)
         change, problem, start = self._followed(model)
@@ -189,12 +190,14 @@ class NodeReleases(CertifiedClassifier):
             # data.
             paid = self._allowed(spent - self._grid(data.shape), data.mu)
             bound = max(bound, paid)
-        return new, self._made.of(
+        return new, ForgetReport.of(
+            self._procedure,
             action=action,
             request=request,
             rows_touched=change.rows,
             train_rows_touched=change.train_rows,
             stale_rows=0,
+            pending=0,
             num_train=data.num_train,
             gradient_change=start.norm.measured,
             # With estimates, the residual is that of exact solves.

@@ -34,7 +34,7 @@ from pyg_trust.unlearning.certified import (
 )
 from pyg_trust.unlearning.heads import HEAD, Objective, Residual
 from pyg_trust.unlearning.newton import minimize
-from pyg_trust.unlearning.reports import UnlearnReport, VerifyReport
+from pyg_trust.unlearning.reports import ForgetReport, VerifyReport
 from pyg_trust.unlearning.rows import gram, keep_rows
 from pyg_trust.unlearning.training_graphs import (
     GraphKeeper,
@@ -326,7 +326,7 @@ class ScatteringClassifier(CertifiedClassifier):
         update: Update | RemovalRequest | Sequence[Any],
         *,
         reference: str = '',
-    ) -> UnlearnReport:
+    ) -> ForgetReport:
         r"""Apply removals, additions and changes, and release new weights.
 
         Embeds the touched graphs again and solves by Newton's method from the
@@ -363,7 +363,7 @@ class ScatteringClassifier(CertifiedClassifier):
         persons: Nodes | None = None,
         missing: str = 'raise',
         reference: str = '',
-    ) -> UnlearnReport:
+    ) -> ForgetReport:
         r"""Remove the requested items and release new weights.
 
         .. code-block:: python
@@ -409,7 +409,7 @@ class ScatteringClassifier(CertifiedClassifier):
 
     def _updated(
         self, updates: Sequence[Update], reference: str
-    ) -> UnlearnReport:
+    ) -> ForgetReport:
         old = self._fitted
         old.ledger.check_reference(reference)
         if not updates:
@@ -430,7 +430,8 @@ class ScatteringClassifier(CertifiedClassifier):
             'measured', spent, change.request, model.sealed, reference
         )
         mu = self.weight_decay * model.num_items
-        report = UnlearnReport.of(
+        report = ForgetReport.of(
+            'certified removal',
             action=made.action,
             request=change.request,
             seeded=model.seed is not None,
@@ -509,8 +510,7 @@ class ScatteringClassifier(CertifiedClassifier):
             leftovers=()
             if sealed
             else ('the graphs are not those of the ledger',),
-            **found,
-            **self._proved(again, upper <= bound),
+            **{**found, **self._proved(again, upper <= bound)},
         )
 
     @property

@@ -208,7 +208,7 @@ def test_reports_are_plain():
     report = model.remove(RemovalRequest(nodes={3: [0]}))
     assert report.to_dict()['increments'].keys() == {'tight', 'paper'}
     assert '"action"' in report.to_json()
-    assert str(report).startswith(SEEDED + '\nUnlearnReport')
+    assert str(report).startswith(SEEDED + '\nForgetReport')
     said = report.guarantee()
     assert said.remaining['gradient residual'] == model.ledger.remaining
     assert said.data == report.data == model.ledger.entries[-1].data
