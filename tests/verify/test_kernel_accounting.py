@@ -33,30 +33,6 @@ def chords(law, q, z, steps, delta, epsilon, r, rounding=1):
     return kernel.bound(law, lines, *about, r, rounding)
 
 
-@pytest.mark.parametrize('x', [0.0, 0.3, 1.0, 2.5, 7.0, 11.0, -3.0, 30.0])
-@pytest.mark.parametrize('p', [20, 150])
-def test_tails_are_bracketed(x, p):
-    with mpmath.workprec(600):
-        true = (
-            mpmath.ncdf(-mpmath.mpf(int(x * 2**40)) / 2**40)
-            * mpmath.mpf(2) ** p
-        )
-        lo, hi = intervals.tail(int(x * 2**40), 40, p)
-        assert lo <= true <= hi <= lo + 2
-
-
-@pytest.mark.parametrize('x', [0.0, 1e-9, -1.5, 40.0, -200.0, 300.0])
-def test_exponentials_and_logarithms_are_bracketed(x):
-    num = int(Fraction(x) * 2**60)
-    with mpmath.workprec(2000):
-        exact = mpmath.mpf(num) / 2**60
-        lo, hi = intervals.exp(num, 60, 120)
-        assert lo <= mpmath.exp(exact) * 2**120 <= hi <= lo + 3
-        if x > 0 and num:
-            lo, hi = intervals.log(num, 60, 120)
-            assert lo <= mpmath.log(exact) * 2**120 <= hi <= lo + 3
-
-
 @pytest.mark.parametrize('law', ['wor', 'replace', 'withdraw', 'exchanged'])
 @pytest.mark.parametrize(
     ('q', 'z'), [(0.05, 2.0), (0.4, 8.0), (0.7, 0.6), (1.0, 1.5)]
@@ -525,9 +501,6 @@ def test_what_would_take_too_long_is_not_tried():
     for steps, status in ((2**40, 'holds'), (2**40 + 1, 'not proved')):
         lines = [(1e30, 0.5, steps), (1e3, 0.5, 1)]
         assert kernel.judge('wor', lines, 2.0, 1e-4) == status
-
-
-CELLS = (256, 1024, 2048)
 
 
 def test_whole_batches_and_parts_of_them_add_up():
