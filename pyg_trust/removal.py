@@ -166,7 +166,8 @@ class RemovalRequest:
             rows = unit.names(given)
             items += [(0, 'nodes', row) for row in rows]
             self._name_by({unit.digest: unit}, {*rows} != {*given})
-        named = {'nodes': nodes, 'features': features, 'labels': labels}
+        named: dict[str, Any] = {'nodes': nodes, 'features': features}
+        named['labels'] = labels
         named['directed_edges' if directed else 'edges'] = edges
         for kind, values in named.items():
             if not isinstance(values, Mapping):
@@ -209,7 +210,8 @@ class RemovalRequest:
             named['directed_edges'] -= edges | {(v, u) for u, v in edges}
             for kind in _PAIRS:
                 named[kind] = {e for e in named[kind] if gone.isdisjoint(e)}
-            parts[graph] = Part(**{k: (*sorted(v),) for k, v in named.items()})
+            made: dict[str, Any] = {k: (*sorted(v),) for k, v in named.items()}
+            parts[graph] = Part(**made)
         if not parts:
             raise ValueError('the request needs to name something to remove')
         vars(self)['parts'] = parts
