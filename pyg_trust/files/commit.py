@@ -132,14 +132,13 @@ class Lineage:
     def next(self) -> 'Lineage':
         """Return the lineage after one more change."""
         runs, me = self.runs, os.getpid()
+        # Not checked again: the cost of a change does not grow with restarts.
+        made = object.__new__(Lineage)
+        made.runs, made._turn = (*runs, (secrets.token_hex(16), 1)), [me]
         with contextlib.suppress(IndexError):
             if self._turn.pop() == me:
                 token, count = runs[-1]
-                made = Lineage((*runs[:-1], (token, count + 1)))
-                made._turn.append(me)
-                return made
-        made = Lineage((*runs, (secrets.token_hex(16), 1)))
-        made._turn.append(me)
+                made.runs = (*runs[:-1], (token, count + 1))
         return made
 
     def continues(self, other: 'Lineage') -> bool:

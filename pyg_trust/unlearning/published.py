@@ -33,7 +33,7 @@ from pyg_trust.transforms import GraphEmbedding
 from pyg_trust.unlearning.certified import best
 from pyg_trust.unlearning.heads import GAMMA_2, Objective
 from pyg_trust.unlearning.newton import minimize
-from pyg_trust.unlearning.reports import NOT_CHECKED, UnlearnReport
+from pyg_trust.unlearning.reports import NOT_CHECKED, ForgetReport
 from pyg_trust.unlearning.rows import check_rows, max_row_norm, spectral_norm
 from pyg_trust.unlearning.training_graphs import (
     GraphKeeper,
@@ -210,7 +210,7 @@ class PublishedScatteringClassifier:
         self._state = state
         return self
 
-    def remove(self, request: RemovalRequest) -> UnlearnReport:
+    def remove(self, request: RemovalRequest) -> ForgetReport:
         """Remove the requested items by one step, or as ``on_exceed`` says."""
         check_instance('request', request, RemovalRequest)
         old, budget = self._fitted, self.budget
@@ -263,7 +263,8 @@ class PublishedScatteringClassifier:
         root = change.left.seals.root
         new.ledger.record(line, cost, change.request, root)
         ledger, self._state = new.ledger, new
-        return UnlearnReport.of(
+        return ForgetReport.of(
+            'certified removal',
             action=action,
             request=change.request,
             residual=measured,
@@ -276,8 +277,6 @@ class PublishedScatteringClassifier:
             target_epsilon=self.epsilon,
             lam=self.weight_decay,
             residual_checked=NOT_CHECKED,
-            skipped={},
-            verification=None,
             iterations=iterations,
             noise='objective',
             release_std=0.0,

@@ -34,7 +34,7 @@ from pyg_trust.unlearning.certified import (
 )
 from pyg_trust.unlearning.heads import HEAD, Objective, Residual
 from pyg_trust.unlearning.newton import minimize
-from pyg_trust.unlearning.reports import UnlearnReport, VerifyReport
+from pyg_trust.unlearning.reports import ForgetReport, VerifyReport
 from pyg_trust.unlearning.rows import gram, keep_rows
 from pyg_trust.unlearning.training_graphs import (
     GraphKeeper,
@@ -126,15 +126,10 @@ class ScatteringClassifier(CertifiedClassifier):
     with noise on the released weights in place of that paper's
     (:mod:`~pyg_trust.unlearning.published` says why).
 
-    **The guarantee** is in :mod:`pyg_trust.unlearning.certified`: a release is
-    :math:`(\varepsilon, \delta)`-indistinguishable from that of exact training
-    without what was removed. :attr:`weight` and all predictions are of the
-    present release. It does not cover the pair of releases before and after,
-    nor what reports, earlier states or backups reveal. Labels of graphs that
-    lost a part stay, and so do the ids of what was removed, in the ledger.
-
-    **When it is not worth it.** With a few hundred training graphs an exact
-    solve takes milliseconds, and retraining is as cheap.
+    **The guarantee** is in :mod:`pyg_trust.unlearning.certified`.
+    :attr:`weight` and all predictions are of the present release. Labels of
+    graphs that lost a part stay, and so do the ids of what was removed, in the
+    ledger. With a few hundred training graphs retraining is as cheap.
 
     Args:
         transform (GraphEmbedding): embeds the graphs; a
@@ -144,9 +139,8 @@ class ScatteringClassifier(CertifiedClassifier):
             the released weights; public, and not chosen by looking at the
             data. It should be small against the weights, and large against
             :obj:`tol` over :math:`\lambda n`. (default: :obj:`1e-4`)
-        epsilon (float): the largest :math:`\epsilon` of a release, positive.
-            (default: :obj:`1.0`)
-        delta (float): in :math:`(0, 1)`. (default: :obj:`1e-4`)
+        epsilon, delta (float): of a release.
+            (default: :obj:`1.0`, :obj:`1e-4`)
         num_classes (int, optional): labels are in ``[0, num_classes)``, and a
             class may run empty, which reports say. By default classes are the
             labels of the training graphs, and a request that would empty one
@@ -167,14 +161,11 @@ class ScatteringClassifier(CertifiedClassifier):
 
     Example:
         >>> from pyg_trust.transforms import GraphScattering
-        >>> edge_index = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
+        >>> path = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
+        >>> x = [torch.full((3, 1), 0.2 + 0.6 * (i % 2)) for i in range(20)]
         >>> graphs = [
-        ...     Data(
-        ...         x=torch.full((3, 1), 0.2 + 0.6 * (i % 2)),
-        ...         edge_index=edge_index,
-        ...         y=torch.tensor([i % 2]),
-        ...     )
-        ...     for i in range(20)
+        ...     Data(x=each, edge_index=path, y=torch.tensor([i % 2]))
+        ...     for i, each in enumerate(x)
         ... ]
         >>> model = ScatteringClassifier(GraphScattering(J=2, Q=1, L=2))
         >>> report = model.fit(graphs).remove(nodes={3: [0]})
@@ -326,7 +317,7 @@ class ScatteringClassifier(CertifiedClassifier):
         update: Update | RemovalRequest | Sequence[Any],
         *,
         reference: str = '',
-    ) -> UnlearnReport:
+    ) -> ForgetReport:
         r"""Apply removals, additions and changes, and release new weights.
 
         Embeds the touched graphs again and solves by Newton's method from the
@@ -363,7 +354,7 @@ class ScatteringClassifier(CertifiedClassifier):
         persons: Nodes | None = None,
         missing: str = 'raise',
         reference: str = '',
-    ) -> UnlearnReport:
+    ) -> ForgetReport:
         r"""Remove the requested items and release new weights.
 
         .. code-block:: python
@@ -409,7 +400,7 @@ class ScatteringClassifier(CertifiedClassifier):
 
     def _updated(
         self, updates: Sequence[Update], reference: str
-    ) -> UnlearnReport:
+    ) -> ForgetReport:
         old = self._fitted
         old.ledger.check_reference(reference)
         if not updates:
@@ -430,7 +421,8 @@ class ScatteringClassifier(CertifiedClassifier):
             'measured', spent, change.request, model.sealed, reference
         )
         mu = self.weight_decay * model.num_items
-        report = UnlearnReport.of(
+        report = ForgetReport.of(
+            'certified removal',
             action=made.action,
             request=change.request,
             seeded=model.seed is not None,
@@ -509,8 +501,7 @@ class ScatteringClassifier(CertifiedClassifier):
             leftovers=()
             if sealed
             else ('the graphs are not those of the ledger',),
-            **found,
-            **self._proved(again, upper <= bound),
+            **{**found, **self._proved(again, upper <= bound)},
         )
 
     @property

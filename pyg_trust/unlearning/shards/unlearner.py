@@ -4,7 +4,6 @@ r"""Exact unlearning by shards: SISA, GraphEraser and GraphRevoker."""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -42,10 +41,10 @@ from pyg_trust.unlearning.aggregate import (
 )
 from pyg_trust.unlearning.partition import check_shards
 from pyg_trust.unlearning.reports import (
-    ShardPlan,
-    ShardRemovalReport,
+    ForgetPlan,
+    ForgetReport,
     ShardReport,
-    ShardVerifyReport,
+    VerifyReport,
 )
 from pyg_trust.unlearning.shards import state as states
 from pyg_trust.unlearning.shards.building import (
@@ -454,7 +453,7 @@ class ShardedUnlearner(Stateful):
         update: Update | RemovalRequest | Sequence[Any],
         *,
         shard: Mapping[int, int] | str | None = None,
-    ) -> ShardPlan:
+    ) -> ForgetPlan:
         """Estimate the shards and the cost of an update; change nothing.
 
         Takes the arguments of :meth:`update`.
@@ -464,7 +463,7 @@ class ShardedUnlearner(Stateful):
             builder, state, update, shard, self.num_classes
         )
         seconds, fraction = builder.estimate(after, first)
-        return ShardPlan(
+        return ForgetPlan(
             request=request,
             seconds=seconds,
             fraction=fraction,
@@ -484,8 +483,8 @@ class ShardedUnlearner(Stateful):
         persons: Any = None,
         missing: str = 'raise',
         reference: str = '',
-        on_report: Callable[[ShardRemovalReport], Any] | None = None,
-    ) -> ShardRemovalReport:
+        on_report: Callable[[ForgetReport], Any] | None = None,
+    ) -> ForgetReport:
         """Remove the requested items; retrain their shards.
 
         Args:
@@ -531,11 +530,11 @@ class ShardedUnlearner(Stateful):
                 f'graph 0, the only one (got graphs {request.graphs})'
             )
 
-        def apply(left: RemovalRequest) -> ShardRemovalReport:
+        def apply(left: RemovalRequest) -> ForgetReport:
             return self._apply(left, None, reference, on_report)
 
         report, skipped = skipping(request, missing, apply)
-        return replace(report, **dict[str, Any](skipped=skipped))
+        return report.replace(skipped=skipped)
 
     @editing
     def update(
@@ -544,7 +543,7 @@ class ShardedUnlearner(Stateful):
         *,
         shard: Mapping[int, int] | str | None = None,
         reference: str = '',
-    ) -> ShardRemovalReport:
+    ) -> ForgetReport:
         """Apply updates in order as one, all or none; retrain their shards.
 
         A new training node is put into the shard that a keyed hash of its id
@@ -577,8 +576,8 @@ class ShardedUnlearner(Stateful):
         update: Any,
         shard: Any,
         reference: str,
-        on_report: Callable[[ShardRemovalReport], Any] | None = None,
-    ) -> ShardRemovalReport:
+        on_report: Callable[[ForgetReport], Any] | None = None,
+    ) -> ForgetReport:
         state, builder = self._fitted, self._builder
         state.ledger.check_reference(reference)
         after, first, request = applied(
@@ -587,10 +586,9 @@ class ShardedUnlearner(Stateful):
         new = builder.updated(
             after, first, 'retrain', request=request, reference=reference
         )
-        report = ShardRemovalReport.of(
+        report = ForgetReport.of(
+            'exact removal by shards',
             keeps_history=False,
-            skipped={},
-            verification=None,
             request=request,
             fraction=builder.estimate(new, first)[1],
             weights=states.hash_of_shards(new),
@@ -636,7 +634,7 @@ class ShardedUnlearner(Stateful):
     # What can be checked ####################################################
 
     @synchronized
-    def verify(self, shards: Iterable[int] | None = None) -> ShardVerifyReport:
+    def verify(self, shards: Iterable[int] | None = None) -> VerifyReport:
         """Retrain shards and aggregator from scratch, and compare.
 
         Also looks for what should be gone: items that the ledger lists as

@@ -8,7 +8,7 @@ from torch_geometric.data import Data
 from pyg_trust import rng
 from pyg_trust.removal import Part
 from pyg_trust.transforms.shards import Shards
-from pyg_trust.unlearning.reports import ShardVerifyReport
+from pyg_trust.unlearning.reports import VerifyReport
 from pyg_trust.unlearning.shards.building import SLICE, Builder
 from pyg_trust.unlearning.shards.models import equal_tensors
 from pyg_trust.unlearning.shards.state import (
@@ -24,7 +24,7 @@ def verified(
     state: State,
     shards: Sequence[int],
     files: list[str],
-) -> ShardVerifyReport:
+) -> VerifyReport:
     """Train shards and the aggregator from scratch, and compare."""
     parts = builder.parts(state, range(builder.num_shards))
     fresh = builder.trained(state, parts, dict.fromkeys(shards, 0))
@@ -49,7 +49,7 @@ def verified(
     same_aggregator = equal_tensors(
         aggregator.state_dict(), state.aggregator.state_dict()
     )
-    return ShardVerifyReport(
+    return VerifyReport(
         ok=keys
         and same_outputs
         and same_aggregator
