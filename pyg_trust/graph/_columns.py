@@ -284,20 +284,25 @@ class ColumnFile:
         # This region may hold staged input; mark it as overwritten.
         self._mark('over', first, end)
         sums = [0] * block.shape[1]
+        room = np.empty(min(_PANEL, len(block)) * block.shape[1], self.dtype)
         with self.part.open('r+b', buffering=0) as file:
             for start in range(0, len(block), _PANEL):
-                turned = self._put(
-                    file, first, start, block[start : start + _PANEL]
-                )
+                rows = block[start : start + _PANEL]
+                turned = self._put(file, first, start, rows, room)
                 sums = list(map(zlib.crc32, turned, sums))
             os.fsync(file.fileno())
         self._mark('done', first, end, crc32=sums)
 
     def _put(
-        self, file: FileIO, first: int, start: int, rows: np.ndarray
+        self,
+        file: FileIO,
+        first: int,
+        start: int,
+        rows: np.ndarray,
+        room: np.ndarray,
     ) -> np.ndarray:
         # Write rows to their places in the columns; return them turned.
-        turned = np.empty(rows.shape[::-1], self.dtype)
+        turned = room[: rows.size].reshape(rows.shape[::-1])
         _copy(rows.T, turned)
         size, begin = self.dtype.itemsize, self._map().offset
         for column, content in enumerate(turned, first):
@@ -309,9 +314,11 @@ class ColumnFile:
 
     def stage(self, matrix: Any, panels: range) -> None:
         """Copy panels of rows of x, transposed, to the result's place."""
+        room = np.empty(self.panel * self.shape[1], self.dtype)
         with self.part.open('r+b', buffering=0) as file:
             for start in (number * self.panel for number in panels):
-                self._put(file, 0, start, matrix[start : start + self.panel])
+                rows = matrix[start : start + self.panel]
+                self._put(file, 0, start, rows, room)
                 _let_go(matrix)
             os.fsync(file.fileno())
 
