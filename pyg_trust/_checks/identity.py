@@ -50,12 +50,14 @@ _LIBRARIES |= {'torch_scatter', 'torch_sparse', *sys.stdlib_module_names}
 _LIBRARIES -= {'__main__'}
 # Attributes of every module that are its mode or are taken one by one.
 _NOT_OF_IT = frozenset([*vars(Module()), '__weakref__', '__dict__'])
-_NO_CODE = ('__annotations__', '__doc__', '__module__', '__firstlineno__')
-_NO_CODE += ('__static_attributes__',)
+_NO_CODE = {'__annotations__', '__doc__', '__module__', '__firstlineno__'}
+_NO_CODE |= {'__static_attributes__', *_NOT_OF_IT}
 # Values whose text says all.
-_PLAIN = (str, int, float, complex, bool, bytes, type(None), type(...))
-_PLAIN += (torch.dtype, torch.device, torch.Size, torch.layout, slice, range)
-_PLAIN += (enum.Enum, np.generic)
+_PLAIN = (
+    *(str, int, float, complex, bytes, type(None), type(...), slice, range),
+    *(torch.dtype, torch.device, torch.Size, torch.layout),
+    *(enum.Enum, np.generic),
+)
 
 
 def check_process() -> None:
@@ -280,7 +282,7 @@ class _Walk:
                 continue
             self.parts.append(f'class {part.__qualname__}')
             for name, item in sorted(vars(part).items()):
-                if name not in (*_NO_CODE, *_NOT_OF_IT):
+                if name not in _NO_CODE:
                     self.take(name, item)
 
     def _function(self, value: types.FunctionType) -> None:

@@ -9,6 +9,7 @@ met, and the report says why.
 """
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 import torch
@@ -95,7 +96,7 @@ def _noisy_twins(runs: Runs, kind: str) -> AuditRow:
 
 def _auc(
     runs: Runs, one: Tensor, two: Tensor, *draw: int, one_sided: bool = False
-) -> dict[str, float]:
+) -> dict[str, Any]:
     # How well a score tells two groups apart, as fields of a row.
     seed = rng.derive(runs.seed, _DRAW, *draw)
     p = permutation_test(one, two, one_sided=one_sided, seed=seed)
@@ -126,10 +127,10 @@ def worlds(runs: Runs) -> Iterable[AuditRow]:
     )
 
 
-def _of_nodes(runs: Runs, score: Tensor) -> dict[str, float]:
+def _of_nodes(runs: Runs, score: Tensor) -> dict[str, Any]:
     # Removed members against nodes that never were.
-    groups = score[runs.members], score[runs.others]
-    return _auc(runs, *groups, 1, one_sided=True)
+    ours, others = score[runs.members], score[runs.others]
+    return _auc(runs, ours, others, 1, one_sided=True)
 
 
 @ATTACKS.builtin('membership', needs='candidates')
@@ -191,19 +192,14 @@ def poison(runs: Runs) -> Iterable[AuditRow]:
     """Train on flipped labels, remove them, and look for traces of them."""
     if runs.noisy:
         one, two = runs.noisy_runs(), runs.noisy_runs('labels')
-        first, last = (
-            [
-                torch.tensor([getattr(r, name) for r in side])
-                for side in (one, two)
-            ]
-            for name in ('first', 'score')
-        )
-        power = permutation_test(*first, seed=rng.derive(runs.seed, _DRAW, 6))
+        before = [torch.tensor([r.first for r in side]) for side in (one, two)]
+        after = [torch.tensor([r.score for r in side]) for side in (one, two)]
+        power = permutation_test(*before, seed=rng.derive(runs.seed, _DRAW, 6))
         yield AuditRow(
             'poison',
             'flips the labels of what is removed',
             'AUC of runs without and with flipped labels',
-            **_auc(runs, *last, 6),
+            **_auc(runs, after[0], after[1], 6),
             expected='0.5, p uniform',
             verdict='' if power <= 1 - runs.level else POWERLESS,
         )

@@ -268,6 +268,7 @@ class ScatteringSubject(_NoisySubject[ScatteringClassifier]):
         whole = {
             i for i, left in enumerate(self._left) if left and left <= gone
         }
+        items: list[tuple[str, int, tuple[int, ...]]]
         items = [('nodes', v, (v,)) for v in gone if place[v][0] not in whole]
         items += [('features', v, (v,)) for v in part.features if v in place]
         items += [('edges', u, (u, v)) for u, v in part.edges if u in place]
@@ -281,8 +282,14 @@ class ScatteringSubject(_NoisySubject[ScatteringClassifier]):
         for left in self._left:
             left -= gone
         if whole or any(parts.values()):
-            request = RemovalRequest(graphs=sorted(whole), **parts)
-            self.classifier.remove(request)
+            self.classifier.remove(
+                RemovalRequest(
+                    graphs=sorted(whole),
+                    nodes=parts['nodes'],
+                    features=parts['features'],
+                    edges=parts['edges'],
+                )
+            )
         self._end()
 
     def predict_proba(self, data: Data) -> Tensor:
