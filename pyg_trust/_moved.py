@@ -63,8 +63,11 @@ privacy.wrappers: PrivateLoader
 PrivateModule PrivateOptimizer
 """,
         'unlearning': """
-audit: MembershipReport membership_inference unlearning.shards: ShardPlan
-ShardVerifyReport
+audit: MembershipReport membership_inference unlearning.reports:
+LinkUnlearnReport=ForgetReport NodeUnlearnReport=ForgetReport
+NodeVerifyReport=VerifyReport RecommenderReport=ForgetReport
+ShardPlan=ForgetPlan ShardRemovalReport=ForgetReport
+ShardVerifyReport=VerifyReport UnlearnReport=ForgetReport
 """,
     }.items()
 }

@@ -75,12 +75,7 @@ FURTHER = {
         'rdp_select',
         'search_epsilon',
     ),
-    'unlearning.reports': (
-        'NodeAdditionReport',
-        'NodePlan',
-        'RecommenderPlan',
-        'RecommenderVerifyReport',
-    ),
+    'unlearning.reports': ('AdditionReport',),
 }
 
 

@@ -424,14 +424,6 @@ def unlinked() -> tuple[Any, dict[str, Any]]:
     return report, {'found': model.verify()}
 
 
-entry(
-    'unlearning.LinkUnlearnReport.verified',
-    unlinked,
-    Row('of other weights', {'found': linked().verify()}, "'found'"),
-    found=instance(),
-)
-
-
 def fitted_state() -> dict[str, Any]:
     return fitted().state_dict()
 
@@ -450,7 +442,7 @@ def removed() -> tuple[Any, dict[str, Any]]:
 
 
 entry(
-    'unlearning.NodeUnlearnReport.verified',
+    'unlearning.ForgetReport.verified',
     removed,
     Row('of other weights', {'found': fitted().verify()}, "'found'"),
     found=instance(),
@@ -542,13 +534,4 @@ entry(
     lambda: (liking()[0], {'path': liked_file()}),
     Row('another file', {'path': saved()}, 'state'),
     path=PATH,
-)
-entry(
-    'unlearning.RecommenderReport.verified',
-    lambda: (
-        (model := liked()).remove(users=[0]),
-        {'found': model.verify()},
-    ),
-    Row('of other counts', {'found': liked().verify()}, "'found'"),
-    found=instance(),
 )

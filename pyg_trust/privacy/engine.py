@@ -512,7 +512,7 @@ class PrivacyEngine(Checkpoints):
         self._step, self._start = step, self.steps
         self._training = PrivateTraining(
             PrivateModule(module, step),
-            PrivateOptimizer(optimizer, step),
+            PrivateOptimizer(optimizer, step, multiplier),
             PrivateLoader(data_loader, step, self),
         )
         return self._training

@@ -21,6 +21,7 @@ Threads take turns. A file that another object has changed since this one read
 it is not written over (:class:`~pyg_trust.files.commit.StaleStateError`).
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -263,8 +264,6 @@ class CertifiedClassifier(Saved):
             'release_std': self.release_std,
             'lam': self.weight_decay,
             'residual_checked': NOT_CHECKED,
-            'skipped': {},
-            'verification': None,
             'weights': fingerprint_model({'weight': model.weight}),
             'ledger_head': ledger.head,
         }
@@ -285,6 +284,9 @@ class CertifiedClassifier(Saved):
             'distance_bound': upper / (self.weight_decay * model.num_items),
             'noise_p_value': self._noise_p_value(model),
             'agreement': float(alike.double().mean()),
+            'proved': False,
+            'proved_residual': math.inf,
+            'proved_shift': math.inf,
             'weights': fingerprint_model({'weight': model.weight}),
         }
 
