@@ -14,7 +14,6 @@ from bad_functional import (
 from bad_ground import DATA, DATA_NAMES, saved, temporary
 from bad_inputs import (
     PATH,
-    SEED,
     Row,
     choice,
     csr,
@@ -231,21 +230,11 @@ entry(
     Row('a long series', {'features': 'push'}, "'features'|features="),
     Row('theta', {'theta': 0.5}, "'theta'"),
     Row('a bound beyond all grids', {'bound': 1e14}, "'bound'"),
-    bound=POSITIVE,
-    measure=instance(),
     alpha=SHARE,
     t=values('a', [1.0], 0.5),
-    K=integer(0, none=True),
-    weight_decay=POSITIVE,
-    release_std=POSITIVE,
-    epsilon=POSITIVE,
-    features=choice(),
     theta=values(0.5, 'a'),
     encoder=values(3, 'a', [1]),
     start_is_public=values(3, None, 'a'),
-    tol=POSITIVE,
-    max_pending=integer(0),
-    seed=SEED,
     names={
         't': "'t'",
         'alpha': "'alpha'",
@@ -375,22 +364,10 @@ entry(
         {'encoder': torch.nn.Identity()},
         "'encoder'",
     ),
-    bound=POSITIVE,
-    measure=instance(),
     alpha=SHARE,
     t=values('a', [1.0], 0.5),
-    K=integer(0, none=True),
-    scale=POSITIVE,
-    partners=integer(1),
-    pair_seed=integer(0),
-    weight_decay=POSITIVE,
-    release_std=POSITIVE,
-    epsilon=POSITIVE,
     encoder=values(3, 'a', [1]),
     start_is_public=values(3, None, 'a'),
-    tol=POSITIVE,
-    max_pending=integer(0),
-    seed=SEED,
     names={'t': "'t'", 'alpha': "'alpha'", 'encoder': "'encoder'"},
 )
 for name in ('decision_function', 'predict', 'predict_proba'):
@@ -424,14 +401,6 @@ def unlinked() -> tuple[Any, dict[str, Any]]:
     return report, {'found': model.verify()}
 
 
-entry(
-    'unlearning.LinkUnlearnReport.verified',
-    unlinked,
-    Row('of other weights', {'found': linked().verify()}, "'found'"),
-    found=instance(),
-)
-
-
 def fitted_state() -> dict[str, Any]:
     return fitted().state_dict()
 
@@ -450,7 +419,7 @@ def removed() -> tuple[Any, dict[str, Any]]:
 
 
 entry(
-    'unlearning.NodeUnlearnReport.verified',
+    'unlearning.ForgetReport.verified',
     removed,
     Row('of other weights', {'found': fitted().verify()}, "'found'"),
     found=instance(),
@@ -542,13 +511,4 @@ entry(
     lambda: (liking()[0], {'path': liked_file()}),
     Row('another file', {'path': saved()}, 'state'),
     path=PATH,
-)
-entry(
-    'unlearning.RecommenderReport.verified',
-    lambda: (
-        (model := liked()).remove(users=[0]),
-        {'found': model.verify()},
-    ),
-    Row('of other counts', {'found': liked().verify()}, "'found'"),
-    found=instance(),
 )

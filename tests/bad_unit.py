@@ -106,12 +106,3 @@ entry(
     resample_every=values(0, 1, 1.5),
     sample_rate=values('a', True, 0.5),
 )
-entry(
-    'loader.UnitLoader.check_batch',
-    lambda: (loader(), {'batch': loader()([1, 2]), 'step': 0}),
-    Row('another batch', {'batch': shop()}, "'transform'"),
-    names={'batch': "a batch|'transform'"},
-    batch=values(3, None),
-    step=integer(0),
-    count=integer(1, none=True),
-)

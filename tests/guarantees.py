@@ -320,16 +320,16 @@ MADE = {
     'PrivacyReport': private,
     'PrivacyReport, persons': persons,
     'SearchReport': searched,
-    'NodeUnlearnReport': nodes,
-    'LinkUnlearnReport': pairs_forgotten,
-    'NodeUnlearnReport, push': lambda folder: nodes(
+    'ForgetReport, nodes': nodes,
+    'ForgetReport, links': pairs_forgotten,
+    'ForgetReport, push': lambda folder: nodes(
         folder, measure='ppr', alpha=0.2, features='push'
     ),
-    'UnlearnReport': graphs,
-    'UnlearnReport, objective': lambda folder: graphs(folder, noise_std=0.1),
-    'RecommenderReport': counted,
-    'RecommenderReport, closed form': solved,
-    'ShardRemovalReport': shards,
+    'ForgetReport, graphs': graphs,
+    'ForgetReport, objective': lambda folder: graphs(folder, noise_std=0.1),
+    'ForgetReport, counts': counted,
+    'ForgetReport, closed form': solved,
+    'ForgetReport, shards': shards,
     'PoisonCertificate': poisoned,
     'RemovalAudit': audited,
 }
@@ -357,23 +357,23 @@ def _membership():
 
 #: Reports that promise nothing by themselves, by the names of their classes.
 OTHERS = {
-    'ShardPlan': lambda: _fitted_shards()[0],
+    'ForgetPlan, shards': lambda: _fitted_shards()[0],
     'ShardReport': lambda: _fitted_shards()[1],
-    'ShardVerifyReport': lambda: _fitted_shards()[2],
-    'NodePlan': lambda: _fitted_nodes()[0],
-    'NodeVerifyReport': lambda: _fitted_nodes()[1],
-    'NodeAdditionReport': lambda: (
+    'VerifyReport, shards': lambda: _fitted_shards()[2],
+    'ForgetPlan, nodes': lambda: _fitted_nodes()[0],
+    'VerifyReport, nodes': lambda: _fitted_nodes()[1],
+    'AdditionReport': lambda: (
         node_classifier()
         .fit(cycle(40))
         .update(Update(edges=torch.tensor([[0], [5]])))
     ),
-    'RecommenderPlan': lambda: (
+    'ForgetPlan, counts': lambda: (
         Recommender().fit(liked(), 30, 20).plan(users=[1])
     ),
-    'RecommenderVerifyReport': lambda: (
+    'VerifyReport, counts': lambda: (
         Recommender().fit(liked(), 30, 20).verify()
     ),
-    'VerifyReport': lambda: classifier().fit(dataset()).verify(),
+    'VerifyReport, graphs': lambda: classifier().fit(dataset()).verify(),
     'MembershipReport': _membership,
     'AuditRow': lambda: audited(None)[0].rows[0],
     'AuditReport': lambda: AuditReport((), 0.95, {}),

@@ -33,8 +33,8 @@ NAMES = (
     'AGP, exact',
     'PrivacyReport',
     'Certificate',
-    'ShardRemovalReport',
-    'NodeUnlearnReport',
+    'ForgetReport, shards',
+    'ForgetReport, nodes',
 )
 # Nothing of these may be imported, whether it is there or not.
 BLOCKED = """
@@ -102,7 +102,7 @@ def run(module, path, blocked=OTHERS, home=str(ROOT), **handed):
     )
 
 
-@pytest.mark.parametrize('name', ['PrivacyReport', 'NodeUnlearnReport'])
+@pytest.mark.parametrize('name', ['PrivacyReport', 'ForgetReport, nodes'])
 def test_nothing_is_loaded_to_check(files, name):
     path, handed = files
     done = run('pyg_trust', path, **handed[name])

@@ -173,7 +173,7 @@ def test_what_was_removed_and_is_still_there_fails(handed):
 # By hand #####################################################################
 
 
-NODES, GRAPHS = 'NodeUnlearnReport', 'UnlearnReport'
+NODES, GRAPHS = 'ForgetReport, nodes', 'ForgetReport, graphs'
 BUDGET = {'budget': 6.0, 'release_std': 0.5, 'lam': 0.1, 'delta': 1e-5}
 # 6 / (0.5 * 0.1 * 40) is 3 deviations, and of these a share each.
 OF_NODES = {**BUDGET, 'num_train': 40, 'history': [0.25, 0.5], 'bound': 3.0}
@@ -219,11 +219,11 @@ def test_each_epsilon_is_of_its_shift(history, bound, last):
         )
         assert ''.join(status[0] for status, _ in checks) == wanted
     # Of graphs one has to measure, too; of others all.
-    for name in (GRAPHS, 'ShardRemovalReport'):
+    for name in (GRAPHS, 'ForgetReport, shards'):
         *_, last = removals.check_removal(promised(name)[0])
         assert last[0] == UNKNOWN
     ((status, said),) = removals.check_removal(
-        promised('UnlearnReport, objective')[0]
+        promised('ForgetReport, objective')[0]
     )
     assert (status, 'a theorem' in said) == (UNPROVED, True)
 

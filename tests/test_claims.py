@@ -29,7 +29,7 @@ from pyg_trust.verify.declare import misfit
 from pyg_trust.verify.promises import PROMISES, REPORT, claim
 
 OWN = 'UserCertificate'
-NODES = 'NodeUnlearnReport'
+NODES = 'ForgetReport, nodes'
 GONE = object()
 
 
@@ -166,12 +166,14 @@ def test_derived_fields_are_what_they_are_by_hand():
     node = {'bound': 6.0, 'lam': 0.5, 'num_train': 4, 'release_std': 2.0}
     v = forge(honest(NODES), **node, history=[0.5])
     assert v['values']['distance_bound'] == 3.0
-    v = forge(honest('UnlearnReport'), bound=3.0, release_std=2.0)['values']
+    made = honest('ForgetReport, graphs')
+    v = forge(made, bound=3.0, release_std=2.0)['values']
     assert v['distance_bound'] == 6.0
     covered = {'units': 3, 'mu_units': 1.0, 'shift': 2.0, 'mu_shift': 2.0}
     v = forge(honest('CoverageReport'), **covered)['values']
     assert v['mu'] == 5.0
-    v = forge(honest('ShardRemovalReport'), stages={'10': 0, '2': 3})['values']
+    made = honest('ForgetReport, shards')
+    v = forge(made, stages={'10': 0, '2': 3})['values']
     assert v['shards'] == [2, 10]
     v = forge(honest('Certificate'), targets=50, num_broken=1)['values']
     assert v['num_unknown'] == 50 - 1 - v['num_robust']
@@ -238,9 +240,9 @@ WRONG = [
     (NODES, {'release_std': 0.0}, 'release_std'),
     (NODES, {'residual': 1.0}, 'residual'),
     (NODES, {'history': [0.01, 0.001]}, 'history'),
-    ('UnlearnReport', {'residual': 2e-10}, 'residual'),
-    ('RecommenderReport', {'residual_bound': 0.1}, 'residual_bound'),
-    ('RecommenderReport, closed form', {'residual_bound': 1.0}, 'column_dist'),
+    ('ForgetReport, graphs', {'residual': 2e-10}, 'residual'),
+    ('ForgetReport, counts', {'residual_bound': 0.1}, 'residual_bound'),
+    ('ForgetReport, closed form', {'residual_bound': 1.0}, 'column_dist'),
     ('CoverageReport', {'history': [0.0, 1.0]}, 'history'),
     ('CoverageReport', {'budget': 0.1}, 'budget'),
     ('Certificate', {'targets': 11}, 'num_unknown'),
@@ -283,7 +285,7 @@ def test_what_is_proved_from_other_fields_is_refuted(tmp_path):
         'LinkReport': {'epsilon': 0.5},
         'SearchReport': {'epsilon': 0.4},
         NODES: {'epsilon': 1e-12},
-        'UnlearnReport': {'budget': 1e3},
+        'ForgetReport, graphs': {'budget': 1e3},
         'CoverageReport': {'epsilon': 1e-3},
         'SmoothedCertificate': {'alpha': 0.5},
         'VoteCertificate': {'num_groups': 16},

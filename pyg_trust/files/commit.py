@@ -27,6 +27,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+import torch
+
 from pyg_trust import files
 from pyg_trust._checks import check_callable, check_instance
 
@@ -130,14 +132,13 @@ class Lineage:
     def next(self) -> 'Lineage':
         """Return the lineage after one more change."""
         runs, me = self.runs, os.getpid()
+        # Not checked again: the cost of a change does not grow with restarts.
+        made = object.__new__(Lineage)
+        made.runs, made._turn = (*runs, (secrets.token_hex(16), 1)), [me]
         with contextlib.suppress(IndexError):
             if self._turn.pop() == me:
                 token, count = runs[-1]
-                made = Lineage((*runs[:-1], (token, count + 1)))
-                made._turn.append(me)
-                return made
-        made = Lineage((*runs, (secrets.token_hex(16), 1)))
-        made._turn.append(me)
+                made.runs = (*runs[:-1], (token, count + 1))
         return made
 
     def continues(self, other: 'Lineage') -> bool:
@@ -341,7 +342,11 @@ def _in_turn(
                 )
             try:
                 lock.doing = doing
-                return method(self, *args, **kwargs)
+                if not torch.is_inference_mode_enabled():
+                    return method(self, *args, **kwargs)
+                # What is kept or trained can't be tensors of inference.
+                with torch.inference_mode(False):
+                    return method(self, *args, **kwargs)
             finally:
                 lock.doing = before
 

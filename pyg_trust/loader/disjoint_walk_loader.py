@@ -1,6 +1,5 @@
 """Batches of node-disjoint subgraphs as a PyG loader."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,21 +9,18 @@ from torch_geometric.sampler import SamplerOutput
 
 from pyg_trust import rng
 from pyg_trust._checks import Count, Natural, NodeIds, validated
-from pyg_trust._checks.graphs import with_edge_index
-from pyg_trust.graph._marks import check_rows
+from pyg_trust._checks.fingerprints import fingerprint
 from pyg_trust.graph.ragged import pointer
-from pyg_trust.loader.step_batches import WITHOUT_REPLACEMENT, Sampling
-from pyg_trust.loader.whole_units import (
-    WholeUnitLoader,
-    check_ids,
+from pyg_trust.loader.step_batches import (
+    POISSON,
+    WITHOUT_REPLACEMENT,
+    Sampling,
+    StepLoader,
     of_persons,
+    rooted,
 )
 from pyg_trust.sampler import DisjointWalkSampler
-from pyg_trust.sampler.walks import (
-    DisjointWalks,
-    min_subgraphs,
-    named_roots,
-)
+from pyg_trust.sampler.walks import DisjointWalks, min_subgraphs
 from pyg_trust.unit import PrivacyUnit
 
 __all__ = ['DisjointWalkLoader']
@@ -35,50 +31,8 @@ PERSON = 'replace-one-person'
 _PARTITION = 0
 
 
-def _write(walks: DisjointWalks) -> list[int]:
-    # A loader hands a list of indices to its workers. Nodes are distinct, so
-    # repeating the root marks the end of a subgraph.
-    count = torch.arange(walks.num_subgraphs, device=walks.ptr.device)
-    last = walks.ptr[1:] + count
-    out = walks.node.new_empty(walks.node.numel() + walks.num_subgraphs)
-    inner = torch.ones_like(out, dtype=torch.bool)
-    inner[last] = False
-    out[inner] = walks.node
-    out[last] = walks.roots
-    return out.tolist()
-
-
-def _read(
-    index: list[int] | Tensor, device: torch.device | str = 'cpu'
-) -> DisjointWalks:
-    index = torch.as_tensor(index, dtype=torch.int64).to(device)
-    node, order = index.sort(stable=True)
-    twice = node[1:] == node[:-1]
-    last = order[1:][twice].sort().values
-    inner = torch.ones_like(index, dtype=torch.bool)
-    inner[last] = False
-    count = torch.arange(last.numel(), device=device)
-    ptr = torch.cat([last.new_zeros(1), last - count])
-    return DisjointWalks(ptr, index[inner])
-
-
-class _MarkRoots:
-    # Keep the first node of each whole subgraph, then call the user's
-    # function.
-    def __init__(self, transform: Callable[[Data], Any] | None) -> None:
-        self.transform = transform
-
-    def __call__(self, batch: Data) -> Any:
-        owner = batch.batch
-        batch.root_mask = torch.ones_like(owner, dtype=torch.bool)
-        batch.root_mask[1:] = owner[1:] != owner[:-1]
-        size = owner.bincount(minlength=batch.batch_size)
-        batch.ptr = pointer(size)
-        return batch if self.transform is None else self.transform(batch)
-
-
 @validated
-class DisjointWalkLoader(WholeUnitLoader):
+class DisjointWalkLoader(StepLoader):
     r"""Loads batches of node-disjoint subgraphs, for private training.
 
     Every step draws :math:`m` of the :math:`M` subgraphs of a partition,
@@ -139,7 +93,6 @@ class DisjointWalkLoader(WholeUnitLoader):
             :obj:`transform` or :obj:`num_workers`; none that choose batches.
     """
 
-    terms = 1
     unit = 'node-disjoint random walks'
     _declared: dict[str, Any] | None = None
 
@@ -174,10 +127,7 @@ class DisjointWalkLoader(WholeUnitLoader):
             del data.n_id
             self.unit, self.relation = 'persons, a row each', PERSON
             self._declared, self.owned_by = unit.summary(), unit.digest
-        check_rows(data)
-        check_ids(data)
-        data = with_edge_index(data)
-        input_nodes = named_roots(input_nodes, data)
+        data, input_nodes = rooted(data, input_nodes)
         # The seed is resolved after all checks.
         sampler = DisjointWalkSampler(
             data, walk_length, restarts, input_nodes, along=along, seed=0
@@ -196,27 +146,20 @@ class DisjointWalkLoader(WholeUnitLoader):
             )
         if num_steps is None:
             num_steps = sampler.partition().num_subgraphs // batch_size
-        roots, n = sampler.roots, sampler.graph.num_nodes
-        self._position = roots.new_full((n,), -1)
-        self._position[roots] = torch.arange(
-            roots.numel(), device=roots.device
-        )
-        self.contiguous = contiguous
-        if contiguous:
-            kwargs['transform'] = _MarkRoots(kwargs.get('transform'))
+        roots = sampler.roots
+        self._position = roots.new_full((sampler.graph.num_nodes,), -1)
+        self._position[roots] = torch.arange(len(roots), device=roots.device)
+        self.contiguous, self.sampling = contiguous, sampling
         self.resample_every = resample_every
-        self.sampling = sampling
         super().__init__(
-            data,
-            sampler,
-            self._drawn(batch_size, num_steps, seed),
-            sampler.roots,
-            **kwargs,
+            *(data, sampler, roots, batch_size, num_steps, seed), **kwargs
         )
 
     def draw(self, step: int) -> DisjointWalks:
         """Draw the subgraphs of a step, counted through all epochs."""
-        return self._select(step, self.batch_sampler.index(step))
+        walks = self.node_sampler.partition(self._number(step))
+        index = self.batch_sampler.index(step)
+        return walks.select(index.to(walks.ptr.device))
 
     def setting(self) -> dict[str, Any]:
         """Return the public arguments, by name; seeds are secret."""
@@ -229,7 +172,7 @@ class DisjointWalkLoader(WholeUnitLoader):
             'contiguous': self.contiguous,
             'resample_every': self.resample_every,
             **({} if self._declared is None else {'persons': self._declared}),
-            **super().setting(),
+            **({'sampling': POISSON} if self.sampling == POISSON else {}),
         }
 
     def public(self) -> tuple[Any, ...]:
@@ -243,37 +186,35 @@ class DisjointWalkLoader(WholeUnitLoader):
             return super().assumptions()
         return of_persons(self._declared)
 
-    def _find_units(self, number: int) -> Tensor:
-        walks = self.node_sampler.partition(number)
-        return walks.of_nodes(self.node_sampler.graph.num_nodes)
+    def layout(self) -> str:
+        """Return a hash of the units' nodes, to compare processes."""
+        sampler = self.node_sampler
+        return fingerprint(*sampler.partition(), sampler.seed)
 
     def _count_units(self, number: int) -> int:
         return self.node_sampler.partition(number).num_subgraphs
 
-    def _select(self, step: int, index: Tensor) -> DisjointWalks:
-        walks = self.node_sampler.partition(self._number(step))
-        return walks.select(index.to(walks.ptr.device))
-
-    def _write(self, step: int, index: Tensor) -> list[int]:
-        return _write(self._select(step, index))
-
-    def _mark(self, step: int, index: Tensor) -> tuple[str, Tensor]:
-        node, ids = self._select(step, index).node, self.data.get('n_id')
-        return 'n_id', node if ids is None else ids[node.to(ids.device)]
-
-    def collate_fn(self, index: list[int] | Tensor) -> Any:
-        """Make a batch of the drawn units."""
+    def __call__(self, index: list[int] | Tensor) -> Any:
+        """Make a batch of some of the input nodes, by position."""
         index = torch.as_tensor(index, dtype=torch.int64)
-        if index.numel() and index.unique().numel() == index.numel():
-            # As of any NodeLoader: some of the input nodes, by position.
-            walks = self.node_sampler._rooted(
-                self.input_nodes[index.to(self._position.device)]
-            )
-        else:
-            walks = _read(index, self._position.device)
-        out: SamplerOutput = self.node_sampler.sample_walks(
-            walks,
-            self._position[walks.roots],
-            contiguous=self.contiguous,
+        nodes = self.input_nodes[index.to(self.input_nodes.device)]
+        return self.filter_fn(self._sampled(self.node_sampler._rooted(nodes)))
+
+    def _make(self, number: int, index: Tensor) -> SamplerOutput:
+        walks = self.node_sampler.partition(number)
+        return self._sampled(walks.select(index.to(walks.ptr.device)))
+
+    def _sampled(self, walks: DisjointWalks) -> SamplerOutput:
+        return self.node_sampler.sample_walks(
+            walks, self._position[walks.roots], contiguous=self.contiguous
         )
-        return self.filter_fn(out) if self.filter_per_worker else out
+
+    def _plain(self, out: Any) -> Any:
+        batch = super()._plain(out)
+        if self.contiguous:
+            # The first node of each subgraph.
+            first = batch.batch.diff(prepend=batch.batch.new_tensor([-1]))
+            batch.root_mask = first != 0
+            size = batch.batch.bincount(minlength=batch.batch_size)
+            batch.ptr = pointer(size)
+        return batch

@@ -2,24 +2,20 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch_geometric.data import Data
+from torch_geometric.sampler import SamplerOutput
 
 from pyg_trust import rng
 from pyg_trust._checks import Count, Natural, NodeIds, validated
-from pyg_trust._checks.graphs import with_edge_index
-from pyg_trust.graph._marks import check_rows
 from pyg_trust.loader.step_batches import (
-    POISSON,
     WITHOUT_REPLACEMENT,
     Sampling,
     StepLoader,
+    rooted,
 )
-from pyg_trust.loader.whole_units import check_ids, positions
 from pyg_trust.privacy.mechanisms import fdp_terms
 from pyg_trust.sampler.ego_sampler import EgoSampler
-from pyg_trust.sampler.walks import named_roots
 
 __all__ = ['EgoLoader']
 
@@ -74,10 +70,7 @@ class EgoLoader(StepLoader):
         **kwargs: Any,
     ) -> None:
         self.check_kwargs(kwargs, num_steps=num_steps)
-        check_rows(data)
-        check_ids(data)
-        data = with_edge_index(data)
-        input_nodes = named_roots(input_nodes, data)
+        data, input_nodes = rooted(data, input_nodes)
         sampler = EgoSampler(data, num_hops, input_nodes, along=along)
         found = sampler.max_receivers
         if found > max_degree:
@@ -93,18 +86,20 @@ class EgoLoader(StepLoader):
                 f"'batch_size' needs to be at most {count}, the number of "
                 f'roots (got {batch_size})'
             )
-        self.num_hops = num_hops
-        self.max_degree = max_degree
+        self.num_hops, self.max_degree = num_hops, max_degree
         self.terms = min(count, fdp_terms(max_degree, num_hops))
         self.sampling = sampling
         steps = count // batch_size if num_steps is None else num_steps
-        batches = self._drawn(batch_size, steps, rng.resolve(seed))
-        super().__init__(data, sampler, batches, sampler.roots, **kwargs)
+        roots, seed = sampler.roots, rng.resolve(seed)
+        super().__init__(
+            *(data, sampler, roots, batch_size, steps, seed), **kwargs
+        )
 
-    @validated
-    def num_subgraphs_at(self, step: Natural) -> int:
-        """Return the number of ego graphs, one for each root."""
-        return self.node_sampler.roots.numel()
+    def _count_units(self, number: int) -> int:
+        return len(self.node_sampler.roots)
+
+    def _make(self, number: int, index: Tensor) -> SamplerOutput:
+        return self.node_sampler.sample_roots(index)
 
     def setting(self) -> dict[str, Any]:
         """Return the public arguments, by name; seeds are secret."""
@@ -116,46 +111,3 @@ class EgoLoader(StepLoader):
             'along': self.node_sampler.along,
             'sampling': self.sampling,
         }
-
-    def collate_fn(self, index: list[int] | Tensor) -> Any:
-        """Make a batch of the drawn units."""
-        if not isinstance(index, Tensor):
-            index = torch.tensor(index, dtype=torch.int64)
-        out = self.node_sampler.sample_roots(index)
-        return self.filter_fn(out) if self.filter_per_worker else out
-
-    @validated
-    def check_batch(
-        self, batch: Any, step: Natural, count: Count | None = None
-    ) -> tuple[Tensor, int]:
-        """Refuse a batch that does not hold ego graphs of distinct roots."""
-        index = batch.get('input_id') if isinstance(batch, Data) else None
-        good = False
-        if isinstance(index, Tensor) and index.dim() == 1:
-            roots = self.node_sampler.roots
-            size = index.numel()
-            if bool(((index >= 0) & (index < roots.numel())).all()):
-                # It names its roots: sample them again and compare.
-                want = self.node_sampler.sample_roots(index)
-                good = (
-                    size <= (count or self.most_at(step))
-                    and (size > 0 or self.sampling == POISSON)
-                    and (count is None or size == count)
-                    and index.unique().numel() == size
-                    and _equal(
-                        positions(self.data.get('n_id'), batch.get('n_id')),
-                        want.node,
-                    )
-                    and _equal(batch.get('batch'), want.batch)
-                    and batch.num_nodes == want.node.numel()
-                )
-        if not good:
-            raise ValueError(
-                'a batch needs to hold the ego graphs of distinct roots: is '
-                "there a 'transform' that changes its nodes?"
-            )
-        return batch.batch, size
-
-
-def _equal(actual: Any, want: Tensor) -> bool:
-    return isinstance(actual, Tensor) and torch.equal(actual, want)

@@ -8,11 +8,16 @@ from torch import Tensor
 from torch_geometric.data import Batch, Data
 
 from pyg_trust._checks import Count, OneOf, Rate, check_instance, validated
+from pyg_trust._checks.fingerprints import fingerprint
 from pyg_trust._checks.graphs import check_edges
 from pyg_trust._moved import renamed
 from pyg_trust.graph.ragged import pointer
-from pyg_trust.loader.step_batches import WITHOUT_REPLACEMENT, Sampling
-from pyg_trust.loader.whole_units import RELATIONS, DrawnUnits
+from pyg_trust.loader.step_batches import (
+    RELATIONS,
+    WITHOUT_REPLACEMENT,
+    DrawnUnits,
+    Sampling,
+)
 
 __all__ = ['GraphLoader']
 
@@ -116,15 +121,19 @@ class GraphLoader(DrawnUnits):
             'follow_batch': follow_batch,
             'exclude_keys': exclude_keys,
         }
-        count = len(sizes)
-        if count == 0:
+        if not sizes:
             raise ValueError("'data' needs to hold a graph (got none)")
-        each = torch.tensor(sizes)
-        self._first = pointer(each)
-        # Ids of the user stay, and may repeat: graphs are told by number.
+        self._first = pointer(torch.tensor(sizes))
+        # Ids of the user stay, and may repeat: graphs have numbers.
         self._has_ids = 'n_id' in self.graphs[0]
-        self._unit = torch.arange(count).repeat_interleave(each)
-        self._open(count, batch_size, num_steps, seed, kwargs)
+        self._open(len(sizes), batch_size, num_steps, seed, kwargs)
+
+    def _count_units(self, number: int) -> int:
+        return len(self._first) - 1
+
+    def layout(self) -> str:
+        """Return a hash of the graphs' sizes, to compare processes."""
+        return fingerprint(self._first)
 
     def public(self) -> tuple[Any, ...]:
         """Return what is public: attribute names, and maybe the number."""
@@ -161,11 +170,9 @@ class GraphLoader(DrawnUnits):
             'of some graphs, counts as public',
         )
 
-    def collate_fn(self, index: list[int] | Tensor) -> Any:
-        """Make a batch of the drawn units."""
-        index = torch.as_tensor(index, dtype=torch.int64)
+    def _make(self, number: int, index: Tensor) -> Batch:
         if index.numel() == 0:
-            return self._finish(self._empty())
+            return self._empty()
         graphs = [self.graphs[i] for i in index.tolist()]
         out = Batch.from_data_list(graphs, **self._keys)
         sizes = self._first[index + 1] - self._first[index]
@@ -181,7 +188,7 @@ class GraphLoader(DrawnUnits):
             out.n_id = torch.arange(out.num_nodes) + shift
         out.input_id = index
         out.batch_size = index.numel()
-        return self._finish(out)
+        return out
 
     def _empty(self) -> Batch:
         # A batch of one graph, without its rows.
@@ -197,22 +204,3 @@ class GraphLoader(DrawnUnits):
         out.n_id = index
         out.num_nodes = out.batch_size = out._num_graphs = 0
         return out
-
-    def _positions(self, batch: Data) -> Tensor | None:
-        owner, index = batch.get('batch'), batch.get('input_id')
-        if not self._has_ids or not all(
-            isinstance(value, Tensor) and value.dtype == torch.int64
-            for value in (owner, index)
-        ):
-            return batch.get('n_id')
-        count = owner.bincount(minlength=index.numel())
-        if count.numel() != index.numel() or not bool(
-            (owner.diff() >= 0).all()
-        ):
-            return None
-        within = torch.arange(owner.numel(), device=owner.device)
-        within -= (count.cumsum(0) - count)[owner]
-        return self._first.to(owner.device)[index[owner]] + within
-
-    def _find_units(self, number: int) -> Tensor:
-        return self._unit

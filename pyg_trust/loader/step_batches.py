@@ -9,22 +9,34 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Sampler
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import NodeLoader
 from torch_geometric.sampler import BaseSampler
 
 from pyg_trust import rng
-from pyg_trust._checks import Natural, OneOf, check_integer, validated
+from pyg_trust._checks import (
+    Natural,
+    OneOf,
+    check_distinct,
+    check_integer,
+    check_tensor,
+    validated,
+)
 from pyg_trust._checks.fingerprints import fingerprint
+from pyg_trust._checks.graphs import with_edge_index
+from pyg_trust.graph._marks import check_rows
+from pyg_trust.sampler.walks import root_index
 
-__all__ = ['StepBatches', 'StepLoader']
+__all__ = ['DrawnUnits', 'StepBatches', 'StepLoader']
 
 #: Maps a step, how many units there are, and how many of them to draw (an
 #: integer) or with which probability each (a float), to their indices.
 Choice = Callable[[int, int, int | float], np.ndarray]
 WITHOUT_REPLACEMENT, POISSON = 'without_replacement', 'poisson'
-SAMPLINGS = (WITHOUT_REPLACEMENT, POISSON)
-Sampling = Annotated[str, OneOf(SAMPLINGS)]
+Sampling = Annotated[str, OneOf((WITHOUT_REPLACEMENT, POISSON))]
+RELATIONS = ('replace', 'add_remove')
+# What says which unit a row is of, by type, and what a transform keeps.
+_KEPT = ('n_id', 'batch', 'root_mask', 'input_id')
 
 
 class StepBatches(Sampler[list[int]]):
@@ -61,12 +73,9 @@ class StepBatches(Sampler[list[int]]):
         seed: int,
         rate: Callable[[int], float] | None = None,
     ) -> None:
-        self.batch_size = batch_size
-        self.num_steps = num_steps
-        self.count = count
-        self.write = write
+        self.batch_size, self.num_steps = batch_size, num_steps
+        self.count, self.write, self.rate = count, write, rate
         self.seed = seed
-        self.rate = rate
         # This process's part of a step's draw, and the number of parts.
         self.rank, self.num_ranks = 0, 1
         # The next step; the most units of a batch in memory, by which a draw
@@ -85,8 +94,7 @@ class StepBatches(Sampler[list[int]]):
                 'make_private of a new engine'
             )
 
-    @validated
-    def forget(self, steps: Natural) -> None:
+    def forget(self, steps: int) -> None:
         """Drop the kept draws of the first steps, which were spent."""
         self._kept = {k: v for k, v in self._kept.items() if k >= steps}
 
@@ -139,14 +147,17 @@ class StepBatches(Sampler[list[int]]):
 class StepLoader(NodeLoader):
     r"""Base of loaders for private training.
 
-    Every step draws some of :math:`M` units (subgraphs). This is the interface
-    that a private engine uses.
+    Every step draws some of :math:`M` units (subgraphs), which are numbered.
+    This is the interface that a private engine uses.
 
     Args:
         data (Data): the graph.
         sampler (BaseSampler): makes batches of what was drawn.
-        batches (StepBatches): draws.
-        roots (Tensor): int64: the nodes that may be roots.
+        roots (Tensor): int64: the nodes that may be roots, at least as many
+            as there are units.
+        batch_size (int): :math:`m`, which is constant, or the expected size.
+        num_steps (int): the steps of an epoch.
+        seed (int): the seed of batches that are drawn without an engine.
         **kwargs (optional): more arguments of :class:`NodeLoader`.
     """
 
@@ -161,7 +172,7 @@ class StepLoader(NodeLoader):
     #: Whether a model has to return a row per unit, as sizes are private.
     by_unit: bool = False
     #: How many of the units a node's row can be in.
-    terms: int
+    terms: int = 1
     #: How the units of a step are drawn.
     sampling: str = WITHOUT_REPLACEMENT
     #: Whether neighbours exchange a unit for another, or lack one.
@@ -170,25 +181,22 @@ class StepLoader(NodeLoader):
     owned_by: str = ''
     #: The steps between two sets of units, None if there is one.
     resample_every: int | None = None
+    # The public rate, where the number of units is private.
+    _rate: float | None = None
 
     def __init__(
         self,
         data: Data,
-        sampler: BaseSampler,
-        batches: StepBatches,
+        sampler: BaseSampler | None,
         roots: Tensor,
+        batch_size: int,
+        num_steps: int,
+        seed: int,
         **kwargs: Any,
     ) -> None:
-        # Indices are nodes, of any kind, and not positions in input_nodes.
-        super().__init__(data, sampler, batch_sampler=batches, **kwargs)
-        self.input_nodes = roots
-        self.subgraphs_per_batch = batches.batch_size
-
-    def _drawn(
-        self, batch_size: int, num_steps: int, seed: int
-    ) -> StepBatches:
-        # The batches that this loader draws.
-        return StepBatches(
+        self.subgraphs_per_batch = batch_size
+        self._counts: dict[int, int] = {}
+        batches = StepBatches(
             batch_size,
             num_steps,
             self.num_subgraphs_at,
@@ -196,9 +204,10 @@ class StepLoader(NodeLoader):
             rng.derive(seed, 1),
             self.sample_rate_at if self.sampling == POISSON else None,
         )
-
-    def _write(self, step: int, index: Tensor) -> list[int]:
-        return index.tolist()
+        super().__init__(data, sampler, batch_sampler=batches, **kwargs)
+        # Indices are units, numbered on through all partitions.
+        self.__dict__['dataset'] = range(2**62)
+        self.input_nodes = roots
 
     @classmethod
     def check_kwargs(cls, kwargs: dict[str, Any], **counts: Any) -> None:
@@ -217,20 +226,119 @@ class StepLoader(NodeLoader):
             if value is not None:
                 check_integer(name, value, 1)
 
+    # What a step draws from ################################################
+
+    @abstractmethod
+    def _count_units(self, number: int) -> int:
+        """Return the number of units of a partition."""
+
+    @abstractmethod
+    def _make(self, number: int, index: Tensor) -> Any:
+        """Make a batch of some units of a partition, or what is to be one."""
+
     def _number(self, step: int) -> int:
         # The number of the partition that a step draws from.
         every = self.resample_every
         return 0 if every is None else step // every
 
-    def most_at(self, step: int) -> int:
-        """Return the most units that a batch of a step can have."""
-        if self.sampling == POISSON:
-            return self.num_subgraphs_at(step)
-        return self.subgraphs_per_batch
-
-    @abstractmethod
-    def num_subgraphs_at(self, step: int) -> int:
+    @validated
+    def num_subgraphs_at(self, step: Natural) -> int:
         r"""Return :math:`M`, the number of units that a step draws from."""
+        number = self._number(step)
+        if number not in self._counts:
+            self._counts[number] = self._count_units(number)
+        return self._counts[number]
+
+    @validated
+    def sample_rate_at(self, step: Natural) -> float:
+        """Return the public sampling rate of a step."""
+        if self._rate is not None:
+            return float(self._rate)
+        return self.subgraphs_per_batch / self.num_subgraphs_at(step)
+
+    @property
+    def num_subgraphs(self) -> int:
+        """Number of units of the first step."""
+        return self.num_subgraphs_at(0)
+
+    @property
+    def sample_rate(self) -> float:
+        """Public sampling rate of the first step."""
+        return self.sample_rate_at(0)
+
+    # Batches ###############################################################
+
+    def _write(self, step: int, index: Tensor) -> list[int]:
+        shift = self._number(step) * len(self.input_nodes)
+        return (index + shift).tolist()
+
+    def _collated(self, index: Any) -> Any:
+        index, number = torch.as_tensor(index, dtype=torch.int64), 0
+        if self.resample_every is not None and index.numel():
+            which, most = index // len(self.input_nodes), len(self.input_nodes)
+            number, index = int(which[0]), index % most
+            if bool((which != number).any()):
+                raise ValueError(
+                    "'index' needs to hold units of one partition (got "
+                    'several partitions)'
+                )
+        return self._make(number, index)
+
+    def collate_fn(self, index: list[int] | Tensor) -> Any:
+        """Make a batch of the drawn units."""
+        out = self._collated(index)
+        return self.filter_fn(out) if self.filter_per_worker else out
+
+    def of(self, step: int, index: Tensor, transformed: bool = True) -> Any:
+        """Make a batch of some units of a step, int64, in this process."""
+        out = self._collated(self._write(step, index))
+        return self.filter_fn(out) if transformed else self._plain(out)
+
+    def _plain(self, out: Any) -> Any:
+        # The batch before the transform.
+        bare = copy.copy(self)
+        bare.transform = None
+        return NodeLoader.filter_fn(bare, out)
+
+    def filter_fn(self, out: Any) -> Any:
+        """Apply the transform, which has to keep each unit's rows.
+
+        Raises:
+            ValueError: if it returns other rows, or rows of other units.
+        """
+        out = self._plain(out)
+        if self.transform is None:
+            return out
+        before, made = _kept(out), self.transform(out)
+        kind = HeteroData if isinstance(out, HeteroData) else Data
+        if not isinstance(made, kind):
+            raise ValueError(
+                f"'transform' needs to return a torch_geometric.data."
+                f'{kind.__name__} (got {type(made).__name__})'
+            )
+        after = _kept(made)
+        # A type that it leaves out is missing in all batches.
+        here = {store._key: store for store in made.node_stores}
+        for (of, name), want in before.items():
+            found, store = after.get((of, name)), here.get(of)
+            if store is not None and (
+                found is None
+                or not torch.equal(found.to(want.device), want)
+                or store.num_nodes != len(store.batch)
+                or len(store.get('x', store.batch)) != len(store.batch)
+            ):
+                raise ValueError(
+                    "'transform' needs to keep whole, distinct units "
+                    f"({self.unit}): 'n_id', 'batch', 'input_id' and the "
+                    'number of rows as they are'
+                )
+        return made
+
+    def flat(self, batch: Any) -> Any:
+        """Return the batch as one graph, which private training needs."""
+        return batch
+
+    # What a report says ####################################################
 
     @abstractmethod
     def setting(self) -> dict[str, Any]:
@@ -268,67 +376,172 @@ class StepLoader(NodeLoader):
             'are not)',
         )
 
-    @abstractmethod
-    def check_batch(
-        self, batch: Data, step: int, count: int | None = None
-    ) -> tuple[Tensor, int]:
-        """Refuse a batch that does not hold units of a step.
-
-        Args:
-            batch (Data): a batch, or a part of one, on the CPU.
-            step (int): the step, counted from 0 through all epochs.
-            count (int, optional): how many units it needs to have; by default
-                any number up to ``batch_size``. (default: :obj:`None`)
-
-        Returns:
-            tuple[Tensor, int]: int64, ``[num_nodes]``, the unit of each node,
-            and the number of units.
-        """
-
-    def _check_drawn(self, batch: Any, step: int, index: Tensor) -> None:
-        """Refuse a batch that does not hold the drawn units, int64."""
-        name, want = self._mark(step, index)
-        actual = batch.get(name) if isinstance(batch, Data) else None
-        if not isinstance(actual, Tensor) or not torch.equal(
-            actual.cpu().sort().values, want.cpu().sort().values
-        ):
-            raise ValueError(
-                'a batch needs to hold the units that were drawn for it (got '
-                f"others in '{name}'): is there a 'transform' of batches?"
-            )
-
-    def flat(self, batch: Any) -> Any:
-        """Return the batch as one graph, which private training needs."""
-        return batch
-
-    def _mark(self, step: int, index: Tensor) -> tuple[str, Tensor]:
-        # The attribute that identifies units in a batch.
-        return 'input_id', index
-
-    def untransformed(self, index: list[int]) -> Any:
-        """Return the batch of drawn units before ``transform``."""
-        plain = copy.copy(self)
-        plain.__dict__['transform'] = None
-        # Bound to the loader itself, with its transform.
-        plain.__dict__.pop('collate_fn', None)
-        return plain(index)
-
-    def sample_rate_at(self, step: int) -> float:
-        """Return the public sampling rate of a step."""
-        return self.subgraphs_per_batch / self.num_subgraphs_at(step)
-
-    @property
-    def num_subgraphs(self) -> int:
-        """Number of units of the first step."""
-        return self.num_subgraphs_at(0)
-
-    @property
-    def sample_rate(self) -> float:
-        """Public sampling rate of the first step."""
-        return self.sample_rate_at(0)
-
     def __repr__(self) -> str:
         return (
             f'{type(self).__name__}({self.node_sampler}, '
             f'batch_size={self.subgraphs_per_batch}, num_steps={len(self)})'
         )
+
+
+class DrawnUnits(StepLoader):
+    """Base of loaders of units that are whole, as graphs or persons.
+
+    A model returns a row for each unit; ``input_id`` of a batch holds the
+    numbers of its units.
+    """
+
+    by_unit = True
+    #: What the data of one unit are called.
+    noun: str
+
+    @property
+    def protected(self) -> str:  # type: ignore[override]
+        """What is protected one at a time, in the plural."""
+        return f'{self.noun}s'
+
+    def _set_law(
+        self, sampling: str, neighboring: str, sample_rate: float | None
+    ) -> None:
+        if neighboring == 'add_remove' and sampling != POISSON:
+            raise ValueError(
+                "'neighboring' needs to be 'replace' without replacement: "
+                "'add_remove' is for sampling='poisson'"
+            )
+        if (sample_rate is not None) != (neighboring == 'add_remove'):
+            raise ValueError(
+                "'sample_rate' needs to be given for neighboring='add_remove' "
+                f'and for no other (got {sample_rate} for {neighboring!r})'
+            )
+        self.relation = f'replace-one-{self.noun}'
+        if sample_rate is not None:
+            self.relation = f'add-or-remove-one-{self.noun}'
+            self.form = 'withdraw'
+        self.sampling, self._rate = sampling, sample_rate
+
+    def _check_size(self, count: int, batch_size: int, what: str = '') -> None:
+        if batch_size > count and self._rate is None:
+            raise ValueError(
+                f"'batch_size' needs to be at most {count}, the number of "
+                f'{self.noun}s{what} (got {batch_size})'
+            )
+
+    def _open(
+        self,
+        most: int,
+        batch_size: int,
+        num_steps: int | None,
+        seed: int | None,
+        kwargs: dict[str, Any],
+        sampler: BaseSampler | None = None,
+    ) -> None:
+        # Draw from the units, of which there are so many at most.
+        self.check_kwargs(kwargs, num_steps=num_steps)
+        count, self._num_units = self._count_units(0), most
+        self._check_size(count, batch_size)
+        if num_steps is None:
+            by_rate = max(1, int(1 / self._rate)) if self._rate else None
+            num_steps = by_rate or count // batch_size
+        super().__init__(
+            Data(num_nodes=most),
+            sampler,
+            torch.arange(most),
+            batch_size,
+            num_steps,
+            rng.resolve(seed),
+            **kwargs,
+        )
+
+    def _plain(self, out: Any) -> Any:
+        return out
+
+    def setting(self) -> dict[str, Any]:
+        """Return the public arguments, by name; seeds are secret."""
+        # The number is public where neighbours differ by an exchange.
+        known: dict[str, Any] = {f'num_{self.noun}s': self._num_units}
+        if self._rate is not None:
+            known = {'sample_rate': self._rate, 'relation': self.relation}
+        if self.sampling == POISSON:
+            known['sampling'] = self.sampling
+        return {
+            'loader': type(self).__name__,
+            'batch_size': self.subgraphs_per_batch,
+            **known,
+        }
+
+    def __repr__(self) -> str:
+        count = 'some' if self._rate is not None else self.num_subgraphs
+        return (
+            f'{type(self).__name__}({count} {self.noun}s, '
+            f'batch_size={self.subgraphs_per_batch}, num_steps={len(self)})'
+        )
+
+
+def rooted(data: Any, input_nodes: Any) -> tuple[Any, Any]:
+    """Check a graph and roots by the names that a loader's arguments have."""
+    check_rows(data)
+    if data.get('n_id') is not None:
+        check_tensor('data.n_id', data.n_id, torch.int64, (data.num_nodes,))
+        check_distinct('data.n_id', data.n_id)
+    data = with_edge_index(data)
+    if input_nodes is not None and isinstance(data, Data):
+        where = getattr(input_nodes, 'device', 'cpu')
+        count = int(data.num_nodes or 0)
+        input_nodes = root_index(input_nodes, count, where, 'input_nodes')
+    return data, input_nodes
+
+
+def _kept(batch: Any) -> dict[Any, Tensor]:
+    return {
+        (store._key, name): store[name].clone()
+        for store in batch.node_stores
+        for name in _KEPT
+        if isinstance(store.get(name), Tensor)
+    }
+
+
+def of_persons(
+    declared: dict[str, Any], counted: bool = True
+) -> tuple[str, ...]:
+    """Return the assumptions and limits of a guarantee in one person."""
+    count = (
+        '; how many persons there are, and who of them is a training row, are '
+        'not'
+        if counted
+        else ', and whether it is there at all: the rate and the number by '
+        'which sums are divided were chosen without counting persons'
+    )
+    owned = ', '.join([declared['person'], *declared['owned']])
+    joint = ', '.join(declared['joint'])
+    what = (
+        f'protected is one person: all its rows of {owned}, how many they '
+        f'are, features, labels and edges, also those to public rows{count}'
+    )
+    read, unread = ', and public rows', 'between persons'
+    unread += f', and rows of several: {joint}' if joint else ''
+    if 'along' in declared:
+        along = ', '.join(declared['along'])
+        alone = f' (not counting rows with edges of {along})' * bool(along)
+        what = (
+            f'protected are the contents of one person: its rows of {owned}, '
+            f'how many it owns alone{alone}, features and labels of these and '
+            f'of rows that it shares ({joint or "none"}), and edges'
+            f'{f", but those of {along}" * bool(along)}{count}, nor is who '
+            'shares such a row or edge with whom, and by which rows, which '
+            'walks take as fixed'
+        )
+        read = ', rows that it shares with others, and public rows'
+        unread = 'and rows of persons of several walks, and rows of more than '
+        unread += f'{declared["max_joint"]} persons ({declared["left_out"]})'
+    return (
+        what,
+        'the owners of all rows and edges are those that were declared, and '
+        'one person has one name',
+        f'not used are edges {unread}',
+        'the weights are private; the prediction for a person reads what that '
+        f'person owns{read}',
+        'no feature was computed beforehand from several persons '
+        '(vocabularies, category codes, embeddings, scaling); C, the noise, '
+        'the number of steps and the hyper-parameters were chosen without '
+        'looking at private rows (each run of a search is a release of its '
+        'own, unless pyg_trust.privacy.search made it)',
+    )

@@ -21,13 +21,18 @@ from pyg_trust._checks import (
     check_tensor,
     validated,
 )
+from pyg_trust._checks.fingerprints import fingerprint
 from pyg_trust._checks.graphs import with_edge_index
 from pyg_trust._moved import renamed
 from pyg_trust.graph._marks import marked
 from pyg_trust.loader.claims import Ownership, expand
 from pyg_trust.loader.schema import Schema
-from pyg_trust.loader.step_batches import Sampling
-from pyg_trust.loader.whole_units import RELATIONS, DrawnUnits, of_persons
+from pyg_trust.loader.step_batches import (
+    RELATIONS,
+    DrawnUnits,
+    Sampling,
+    of_persons,
+)
 from pyg_trust.sampler import DisjointWalkSampler
 from pyg_trust.sampler.walks import DisjointWalks, min_subgraphs, root_index
 from pyg_trust.unit import EdgeType, PrivacyUnit
@@ -43,8 +48,6 @@ SHARED = 'contents'
 _WALKS, _HASHES = 0, 2
 # The label that losses of torch ignore by default.
 _IGNORED = -100
-# The subgraphs on which a transform is tried.
-_SHOWN = 8
 
 
 @validated
@@ -206,12 +209,11 @@ class UnitLoader(DrawnUnits):
         rows = root_index(input_nodes, count, name='input_nodes')
         self.tables, self._hops = data, num_hops
         self._declared, self.owned_by = unit.summary(), unit.digest
-        sizes = {t: int(data[t].num_nodes) for t in data.node_types}
         transform = kwargs.get('transform')
-        law = target, sizes, shared, by_row
-        self._plain = self.schema = Schema(data, *law)
+        law = target, shared, by_row
+        self._schema = self.schema = Schema(data, *law)
         if transform is not None:
-            made = transform(self._plain.typed(self._plain.made(_SHOWN)))
+            made = transform(self._schema.typed(self._schema.made()))
             self.schema = Schema(_typed(made), *law)
         self._capped = {e: k for e, k in limits.items() if k >= 0}
         self._pairs = torch.empty((2, 0), dtype=torch.int64)
@@ -226,12 +228,10 @@ class UnitLoader(DrawnUnits):
             self._capped,
             rng.derive(seed, _HASHES),
         )
-        self._owners = {t: unit.owners(t) for t in self._ownership.held}
         # The law of walks.
         self._law: dict[str, Any] = {}
         # A person's name is its row, as each has one.
         self._alone = DisjointWalks(torch.arange(len(rows) + 1), rows)
-        self._most = len(rows)
         walks = None
         if shared:
             self.relation, self.unit, self.noun = CONTENTS, WALKS, 'group'
@@ -257,12 +257,7 @@ class UnitLoader(DrawnUnits):
             self._check_size(least, batch_size, sure)
             self._law['resample_every'] = resample_every
         self.resample_every, self._walks = resample_every, walks
-        count = self._claims(0).num_subgraphs
-        self._open(count, batch_size, num_steps, seed, kwargs, walks)
-        # Claims are drawn, and other ones in another process.
-        self._num_units = self._most
-        # Claims of later partitions are numbered on from those of the first.
-        self.__dict__['dataset'] = range(2**62)
+        self._open(len(rows), batch_size, num_steps, seed, kwargs, walks)
 
     @staticmethod
     def _targets(
@@ -286,28 +281,10 @@ class UnitLoader(DrawnUnits):
     def _count_units(self, number: int) -> int:
         return self._claims(number).num_subgraphs
 
-    def _find_units(self, number: int) -> Tensor:
-        # The group that has all owners of each row of all tables, else -1.
-        owned, parts = self._ownership, []
-        claim = self._claims(number).of_nodes(owned.num_names)
-        for t in self.schema.node_types:
-            whose = torch.full((owned.sizes[t],), -1)
-            if t in self._owners:
-                ptr, who = self._owners[t]
-                row = torch.arange(len(whose)).repeat_interleave(ptr.diff())
-                low, high = (
-                    whose.scatter_reduce(
-                        0, row, claim[who], how, include_self=False
-                    )
-                    for how in ('amin', 'amax')
-                )
-                used = (low == high) & (owned.count[t] > 0)
-                whose = torch.where(used, low, -1)
-            parts.append(whose)
-        return torch.cat(parts)
-
-    def _write(self, step: int, index: Tensor) -> list[int]:
-        return (index + self._number(step) * self._most).tolist()
+    def layout(self) -> str:
+        """Return a hash of groups and owners, to compare processes."""
+        seed = getattr(self._walks, 'seed', 0)
+        return fingerprint(*self._claims(0), repr((seed, self.owned_by)))
 
     def setting(self) -> dict[str, Any]:
         """Return the public arguments, by name; seeds are secret."""
@@ -349,20 +326,9 @@ class UnitLoader(DrawnUnits):
             'the model passed its probe on rows that were made up',
         )
 
-    def collate_fn(self, index: list[int] | Tensor) -> Any:
-        """Make a batch of the drawn persons."""
-        index = torch.as_tensor(index, dtype=torch.int64)
-        number = 0
-        if self.resample_every and index.numel():
-            which, index = index // self._most, index % self._most
-            number = int(which[0])
-            if bool((which != number).any()):
-                raise ValueError(
-                    "'index' needs to hold groups of one partition: a person "
-                    'is in one of each (got several)'
-                )
+    def _make(self, number: int, index: Tensor) -> HeteroData:
         claims = self._claims(number).select(index)
-        return self._finish(self._made(claims, index, self._ownership))
+        return self._made(claims, index, self._ownership)
 
     @validated
     def own_view(self, persons: NodeIds | None = None) -> HeteroData:
@@ -422,83 +388,38 @@ class UnitLoader(DrawnUnits):
                         ]
                     )
         out, data = HeteroData(), self.tables
-        for of in self._plain.node_types:
+        for of in self._schema.node_types:
             store, x = out[of], data[of].x
             store.x = x.index_select(0, n_id[of])
             store.n_id, store.batch = n_id[of], found.batch[of]
-        for e in self._plain.edge_types:
+        for e in self._schema.edge_types:
             out[e].edge_index = edges[e]
         store = out[t]
-        if self._plain.y is not None:
+        if self._schema.y is not None:
             store.y = data[t].y[n_id[t][:roots]]
-        if self._plain.several:
+        if self._schema.several:
             store.root_mask = torch.arange(len(first)) < roots
         store.input_id, store.batch_size = index, roots
         return out
 
     def flat(self, batch: Any) -> Data:
         """Return a batch as one homogeneous graph of all rows."""
-        if isinstance(batch, Data):
-            return batch
-        return self.schema.flat(_typed(batch))
+        return self.schema.flat(batch)
 
-    def made(self, count: Count) -> tuple[Data, Data, Callable[..., Any]]:
-        """Make up a batch of so many subgraphs, for checks of a model.
+    def made(self) -> tuple[Data, Data, Callable[..., Any]]:
+        """Make up a batch of subgraphs, for checks of a model.
 
         Returns:
             tuple[Data, Data, callable]: one as training follows it, one
             before the transform, and the transform of such.
         """
-        plain = self._plain.made(count)
 
         def transformed(flat: Data) -> Data:
             if self.transform is None:
                 return flat
-            return self.flat(self.transform(self._plain.typed(flat)))
+            return self.flat(self.transform(self._schema.typed(flat)))
 
-        return self.schema.made(count), plain, transformed
-
-    @validated
-    def check_batch(
-        self, batch: Any, step: Natural, count: Count | None = None
-    ) -> tuple[Tensor, int]:
-        """Refuse a batch that does not hold all that distinct persons own."""
-        return super().check_batch(self.flat(batch), step, count)
-
-    def _count(self, batch: Data, step: int, most: int) -> int | None:
-        node, owner = batch.n_id, batch.batch
-        if bool(((node < 0) | (node >= self.schema.num_rows)).any()):
-            return None
-        # Of public rows, there may be any copies; of strangers', none.
-        public = [
-            k
-            for k, t in enumerate(self.schema.node_types)
-            if t in self._declared['declared_public']
-        ]
-        kind = batch.node_type.long() % len(self.schema.node_types)
-        free = torch.isin(kind, torch.tensor(public, dtype=torch.int64))
-        starts = torch.tensor([*self.schema.first.values()])
-        if not torch.equal(
-            torch.searchsorted(starts, node, right=True) - 1, kind
-        ):
-            return None
-        part = Data(n_id=node[~free], batch=owner[~free])
-        part.num_nodes, part.input_id = len(part.n_id), batch.input_id
-        number = super()._count(part, step, most)
-        inside = owner[free]
-        if number is None or bool(((inside < 0) | (inside >= number)).any()):
-            return None
-        ends = owner[batch.edge_index]
-        first = batch.node_type == 0
-        roots = owner[first]
-        good = torch.equal(ends[0], ends[1])
-        if self._read is None:
-            good &= torch.equal(roots, torch.arange(number))
-        else:
-            of = kind == 0
-            good &= torch.equal(first[of], self._read[node[of]])
-            good &= bool((roots.diff() >= 0).all())
-        return number if good else None
+        return self.schema.made(), self._schema.made(), transformed
 
 
 def _rows_read(store: Any, given: Any) -> Tensor:

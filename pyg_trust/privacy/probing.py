@@ -26,7 +26,7 @@ from pyg_trust.privacy.validation import (
 __all__ = ['try_call', 'try_parts']
 
 # How many subgraphs the tests run on, and how many of them run alone.
-_PROBED, _TYPED, _TRIED = 32, 8, 8
+_PROBED, _TRIED = 32, 8
 
 
 def try_parts(step: Any) -> None:
@@ -41,22 +41,19 @@ def try_parts(step: Any) -> None:
     generator = torch.Generator().manual_seed(SEED)
     if step.schema is not None:
         # No private batch is read: what tests find may not depend on one.
-        count = _TYPED
-        batch, plain, transform = loader.made(count)
-        owner = batch.batch
+        batch, plain, transform = loader.made()
+        count = len(batch.input_id)
     else:
         count = min(_PROBED, loader.subgraphs_per_batch, loader.num_subgraphs)
-        index = loader.batch_sampler.write(0, torch.arange(count))
-        batch = loader(index)
-        owner, count = loader.check_batch(batch, 0, count)
-        plain = loader.untransformed(index)
+        batch = loader.of(0, torch.arange(count))
+        plain = loader.of(0, torch.arange(count), transformed=False)
         # No private row may reach 'forward', or stay in a model.
         batch = randomised(batch, features_of(batch), generator)
     if loader.transform is not None:
         check_transform(transform, plain)
     device = step.parameters[0].device
-    batch, owner = batch.to(device), owner.to(device)
-    at = Units(batch, owner, count)
+    batch = batch.to(device)
+    at = Units(batch, batch.batch, count)
     call = find_call(
         *(step.module, step.schema, batch, at, step.forward_with),
         step.by_unit,

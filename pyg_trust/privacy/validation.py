@@ -21,7 +21,6 @@ from pyg_trust._checks import Is, Sizes
 from pyg_trust.graph._marks import marked
 from pyg_trust.loader import StepLoader
 from pyg_trust.loader.step_batches import POISSON
-from pyg_trust.loader.whole_units import WholeUnitLoader
 from pyg_trust.privacy.exact import clip
 from pyg_trust.privacy.group import Group
 
@@ -276,12 +275,6 @@ def check_group(group: Group, loader: StepLoader) -> None:
             ),
         }
     )
-    whole = isinstance(loader, WholeUnitLoader)
-    if not whole and loader.subgraphs_per_batch < group.size:
-        raise ValueError(
-            f"'data_loader' needs a batch_size of at least {group.size}, one "
-            f'for each process (got {loader.subgraphs_per_batch})'
-        )
 
 
 def check_edges(batch: Data, owner: Tensor) -> None:

@@ -142,6 +142,7 @@ class PrivateOptimizer(Single, torch.optim.Optimizer):
     Args:
         optimizer (torch.optim.Optimizer): the optimizer inside.
         step (PrivateStep): the step in progress.
+        noise_multiplier (float): the noise multiplier, to be read.
     """
 
     # GradScaler skips steps on what the data are: let it find us.
@@ -149,11 +150,25 @@ class PrivateOptimizer(Single, torch.optim.Optimizer):
     advice = ': take its state_dict()'
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, step: PrivateStep
+        self,
+        optimizer: torch.optim.Optimizer,
+        step: PrivateStep,
+        noise_multiplier: float,
     ) -> None:
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.optimizer, self._step = optimizer, step
+        self._noise_multiplier = noise_multiplier
         self._share()
+
+    @property
+    def noise_multiplier(self) -> float:
+        """The noise multiplier, as in Opacus; it does not change."""
+        return self._noise_multiplier
+
+    @property
+    def max_grad_norm(self) -> float:
+        """The clipping norm of the present step."""
+        return self._step.max_grad_norm
 
     def _share(self) -> None:
         # The same groups and state as the optimizer inside.
@@ -285,8 +300,7 @@ class PrivateLoader(Single):
             total = sum(part.numel() for part in parts)
             for part in parts:
                 batch = self.loader.flat(next(iterator))
-                self.loader._check_drawn(batch, step, part)
-                owner, count = self.loader.check_batch(batch, step)
+                owner, count = batch.batch, part.numel()
                 device = self._step.parameters[0].device
                 batch, owner = batch.to(device), owner.to(device)
                 yield self._step.deliver(batch, owner, count, total)

@@ -15,7 +15,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -23,7 +23,6 @@ import torch_geometric
 from torch import Tensor
 
 import pyg_trust
-from pyg_trust._checks import check_instance
 from pyg_trust.report.charts import Chart, draw
 from pyg_trust.verify.claims import finite, outwards
 from pyg_trust.verify.declare import SEEDED, misfit
@@ -34,7 +33,6 @@ __all__ = [
     'KINDS',
     'Guarantee',
     'Report',
-    'Verifiable',
     'plain',
     'provenance',
     'short',
@@ -100,11 +98,14 @@ class Report:
         :class:`Guarantee` has a place of its own for.
         """
         return {
-            field.name: plain(value)
-            for field in dataclasses.fields(self)
-            for value in [getattr(self, field.name)]
-            if field.name not in _ELSEWHERE and _is_plain(value)
+            name: plain(value)
+            for name in self._names()
+            for value in [getattr(self, name)]
+            if name not in _ELSEWHERE and _is_plain(value)
         }
+
+    def _names(self) -> list[str]:
+        return [field.name for field in dataclasses.fields(self)]
 
     def guarantee(self) -> 'Guarantee':
         """State the guarantee of this report, in the form of all reports.
@@ -158,10 +159,7 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """Convert all fields to a dictionary, tensors to nested lists."""
-        return {
-            field.name: plain(getattr(self, field.name))
-            for field in dataclasses.fields(self)
-        }
+        return {name: plain(getattr(self, name)) for name in self._names()}
 
     def to_json(self) -> str:
         """Convert to JSON, with infinity and NaN as strings."""
@@ -173,8 +171,8 @@ class Report:
 
     def __str__(self) -> str:
         rows = [
-            (field.name.replace('_', ' '), short(getattr(self, field.name)))
-            for field in dataclasses.fields(self)
+            (name.replace('_', ' '), short(getattr(self, name)))
+            for name in self._names()
         ]
         width = max((len(name) for name, _ in rows), default=0)
         lines = [f'{name:<{width}}  {value}' for name, value in rows]
@@ -300,41 +298,6 @@ def stated(
         **vars(made.words()),
         **rest,
     )
-
-
-Reported = TypeVar('Reported', bound='Verifiable')
-
-
-class Verifiable(Report):
-    """Base of removal reports to which a verification can be added.
-
-    A subclass names the kind of report that its verification makes.
-    """
-
-    weights: str
-
-    @property
-    def _verification(self) -> type[Report]:
-        raise NotImplementedError
-
-    def verified(self: Reported, found: Any) -> Reported:
-        """Return the report with the findings of a verification added.
-
-        Args:
-            found (Report): the result of ``verify()``, called after this
-                removal and before the next.
-
-        Raises:
-            TypeError: if the verification is of another kind.
-            ValueError: if the verification is of other weights.
-        """
-        check_instance('found', found, self._verification)
-        if found.weights != self.weights:
-            raise ValueError(
-                "'found' needs to verify the weights of this report: call "
-                'verify() before the next removal'
-            )
-        return dataclasses.replace(self, verification=found)  # type: ignore
 
 
 def _is_plain(value: Any) -> bool:

@@ -1,10 +1,9 @@
 """Node-disjoint subgraphs by random walks, for private training."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
 
 from pyg_trust import ops, rng
 from pyg_trust._checks import (
@@ -153,16 +152,6 @@ def min_subgraphs(
 ) -> int:
     r"""Return :math:`\lceil N_{roots} / (1 + RL) \rceil`, the least number."""
     return -(-num_roots // max_size(walk_length, restarts))
-
-
-def named_roots(input_nodes: Any, data: Any) -> Any:
-    """Check a loader's roots, so that errors have its argument's name."""
-    if input_nodes is None or not isinstance(data, Data):
-        return input_nodes
-    where = getattr(input_nodes, 'device', 'cpu')
-    return root_index(
-        input_nodes, int(data.num_nodes or 0), where, 'input_nodes'
-    )
 
 
 def root_index(

@@ -133,7 +133,7 @@ class GDC(MeasureTransform):
     ) -> None:
         values = locals()
         default = {'measure': 'appnp', **(GDC.__init__.__kwdefaults__ or {})}
-        own = [n for n, value in default.items() if values[n] != value]
+        own = [n for n, value in default.items() if values[n] is not value]
         if args or not isinstance(measure, str | Measure):
             # The positions of PyG's arguments.
             given = inspect.signature(pyg.GDC).bind(measure, *args, **kwargs)

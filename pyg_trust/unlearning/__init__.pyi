@@ -10,35 +10,27 @@ from .partition import metis_partition as metis_partition
 from .partition import random_partition as random_partition
 from .published import removal_budget as removal_budget
 from .recommender import Recommender as Recommender
-from .reports import LinkUnlearnReport as LinkUnlearnReport
-from .reports import NodeUnlearnReport as NodeUnlearnReport
-from .reports import NodeVerifyReport as NodeVerifyReport
-from .reports import RecommenderReport as RecommenderReport
-from .reports import UnlearnReport as UnlearnReport
+from .reports import ForgetPlan as ForgetPlan
+from .reports import ForgetReport as ForgetReport
+from .reports import ShardReport as ShardReport
 from .reports import VerifyReport as VerifyReport
 from .scattering import ScatteringClassifier as ScatteringClassifier
 from .shards import PoisonCertificate as PoisonCertificate
 from .shards import ShardedUnlearner as ShardedUnlearner
-from .shards import ShardRemovalReport as ShardRemovalReport
-from .shards import ShardReport as ShardReport
 from .shifts import gaussian_budget as gaussian_budget
 from .store import ShardStore as ShardStore
 
 __all__ = [
+    'ForgetPlan',
+    'ForgetReport',
     'LinkClassifier',
-    'LinkUnlearnReport',
     'NodeClassifier',
-    'NodeUnlearnReport',
-    'NodeVerifyReport',
     'PoisonCertificate',
     'Recommender',
-    'RecommenderReport',
     'ScatteringClassifier',
-    'ShardRemovalReport',
     'ShardReport',
     'ShardStore',
     'ShardedUnlearner',
-    'UnlearnReport',
     'VerifyReport',
     'bekm',
     'blpa',

@@ -21,6 +21,7 @@ Threads take turns. A file that another object has changed since this one read
 it is not written over (:class:`~pyg_trust.files.commit.StaleStateError`).
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -28,7 +29,6 @@ import torch
 from torch import Tensor
 
 from pyg_trust import noise, rng
-from pyg_trust._checks import Positive, validated
 from pyg_trust.files.commit import Lineage, synchronized
 from pyg_trust.ledger import RemovalLedger
 from pyg_trust.noise import SecureNoise, SeededNoise
@@ -69,15 +69,14 @@ class CertifiedClassifier(Saved):
 
     noise = 'output'
 
-    @validated
     def __init__(
         self,
         *,
-        weight_decay: Positive,
-        release_std: Positive,
+        weight_decay: float,
+        release_std: float,
         epsilon: float,
         delta: float,
-        tol: Positive,
+        tol: float,
         seed: int | None,
     ) -> None:
         self.weight_decay, self.tol = weight_decay, tol
@@ -263,8 +262,6 @@ class CertifiedClassifier(Saved):
             'release_std': self.release_std,
             'lam': self.weight_decay,
             'residual_checked': NOT_CHECKED,
-            'skipped': {},
-            'verification': None,
             'weights': fingerprint_model({'weight': model.weight}),
             'ledger_head': ledger.head,
         }
@@ -285,6 +282,9 @@ class CertifiedClassifier(Saved):
             'distance_bound': upper / (self.weight_decay * model.num_items),
             'noise_p_value': self._noise_p_value(model),
             'agreement': float(alike.double().mean()),
+            'proved': False,
+            'proved_residual': math.inf,
+            'proved_shift': math.inf,
             'weights': fingerprint_model({'weight': model.weight}),
         }
 

@@ -42,9 +42,9 @@ from pyg_trust.unlearning.recommender_data import (
     rows_there,
 )
 from pyg_trust.unlearning.reports import (
-    RecommenderPlan,
-    RecommenderReport,
-    RecommenderVerifyReport,
+    ForgetPlan,
+    ForgetReport,
+    VerifyReport,
 )
 from pyg_trust.unlearning.saved import FORMAT, Saved
 from pyg_trust.unlearning.similar import (
@@ -65,6 +65,11 @@ __all__ = ['Recommender']
 
 METHODS = ('paths', 'closed_form')
 EXPONENTS = (0.6, 0.6, 0.3)
+NOT_COVERED = (
+    'recommendations: they read the lists of all, and are not private',
+    'names of what was removed, in ledgers and reports',
+    'memory before flush(), where empty counts tell that something was there',
+)
 # A removal that changes more than so much of all counts counts anew, and one
 # of more steps than so many for each item factors anew.
 RECOUNT = 1 / 8
@@ -331,7 +336,7 @@ class Recommender(Saved, EditedInPlace):
         users: Names | None = None,
         items: Names | None = None,
         interactions: Pairs | None = None,
-    ) -> RecommenderPlan:
+    ) -> ForgetPlan:
         """Estimate the work of a removal; change nothing.
 
         Raises:
@@ -340,7 +345,7 @@ class Recommender(Saved, EditedInPlace):
         held = self._fitted
         asked = self._asked(held, request, users, items, interactions)
         change = self._change(held, asked)
-        return RecommenderPlan(
+        return ForgetPlan(
             request=change.request,
             touched_users=len(change.rows),
             touched_entries=change.entries,
@@ -359,7 +364,7 @@ class Recommender(Saved, EditedInPlace):
         persons: Names | None = None,
         missing: str = 'raise',
         reference: str = '',
-    ) -> RecommenderReport:
+    ) -> ForgetReport:
         """Forget users, items and interactions.
 
         If anything fails or interrupts it, everything is as before. A user
@@ -417,7 +422,7 @@ class Recommender(Saved, EditedInPlace):
 
     def _removed(
         self, request: RemovalRequest, reference: str
-    ) -> RecommenderReport:
+    ) -> ForgetReport:
         held = self._fitted
         held.ledger.check_reference(reference)
         change = self._change(held, request)
@@ -444,7 +449,8 @@ class Recommender(Saved, EditedInPlace):
             ledger=held.ledger.copy(),
         ).recorded('step', change.named, reference)
         changed = change.entries if change.recount else len(where)
-        report = RecommenderReport(
+        report = ForgetReport.of(
+            'exact removal from a recommender',
             request=change.request,
             named=change.named,
             entries_changed=0 if counts is None else changed,
@@ -456,7 +462,9 @@ class Recommender(Saved, EditedInPlace):
             num_interactions=len(lists.item),
             data=new.content,
             ledger_head=new.ledger.head,
+            weights=new.content,
             origin=provenance(**self._config()),
+            not_covered=NOT_COVERED,
         )
         if len(where):
             self._way_back = held, counts, where, counts.data[where]
@@ -476,7 +484,7 @@ class Recommender(Saved, EditedInPlace):
         return self
 
     @synchronized
-    def verify(self) -> RecommenderVerifyReport:
+    def verify(self) -> VerifyReport:
         """Recount the remaining interactions, and compare to the bit.
 
         In closed form it factors anew, and compares what is held.
@@ -507,7 +515,7 @@ class Recommender(Saved, EditedInPlace):
         is_sealed = held.is_sealed and not held.seals.differing(
             _texts(lists, held.users)
         )
-        return RecommenderVerifyReport(
+        return VerifyReport(
             ok=equal and is_sealed,
             counts_equal=equal,
             sealed=is_sealed,

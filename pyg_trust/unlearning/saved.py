@@ -3,7 +3,6 @@
 import contextlib
 import inspect
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -194,7 +193,7 @@ class Saved:
     ) -> Any:
         # Remove a request, or what of it is there; return the report.
         report, skipped = skipping(asked, missing, remove)
-        return replace(report, skipped=skipped)
+        return report.replace(skipped=skipped)
 
     def _config(self) -> dict[str, Any]:
         raise NotImplementedError

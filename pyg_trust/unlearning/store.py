@@ -28,7 +28,9 @@ __all__ = ['MANIFEST', 'ShardStore']
 MANIFEST = 'manifest.json'
 # Files that are written here, and what a killed process left of them. A name
 # must not lead out of the folder.
-_OURS = re.compile(r'[^/\\]+-[0-9a-f]{16}\.(safetensors|pt)|\.[^/\\]+\.tmp')
+_OURS = re.compile(
+    r'[^/\\]+-[0-9a-f]{16}\.(safetensors|pt)|\.[^/\\]+\.(tmp|writing)'
+)
 _FORMAT = 1
 
 

@@ -13,8 +13,6 @@ from torch_geometric.nn import GCNConv
 from torch_geometric.utils import subgraph, to_edge_index
 
 from pyg_trust.loader import DisjointWalkLoader, EgoLoader
-from pyg_trust.loader.disjoint_walk_loader import _read, _write
-from pyg_trust.sampler.walks import DisjointWalks
 from pyg_trust.testing import make_graph
 
 
@@ -43,16 +41,6 @@ def contents(batch):
         batch.edge_index.tolist(),
         batch.e_id.tolist(),
     )
-
-
-def test_subgraphs_survive_the_way_to_the_workers():
-    for sizes in ([1], [3, 1, 2], [1, 1, 1], [5]):
-        ptr = torch.tensor([0, *sizes]).cumsum(0)
-        generator = torch.Generator().manual_seed(1)
-        node = torch.randperm(20, generator=generator)[: sum(sizes)]
-        walks = _read(_write(DisjointWalks(ptr, node)), node.device)
-        assert walks.ptr.equal(ptr)
-        assert walks.node.equal(node)
 
 
 @pytest.mark.parametrize('restarts', [1, 2])
@@ -222,7 +210,6 @@ def test_subgraphs_that_stand_together():
             }
         assert one.pairs == two.pairs
         assert two.n_id[two.edge_index].equal(data.edge_index[:, two.e_id])
-        whole.check_batch(two, 0)
 
 
 def test_graphs_and_nodes_come_in_every_form_of_pyg():

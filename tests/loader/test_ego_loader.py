@@ -110,8 +110,7 @@ def test_coins_draw_each_root_by_itself(workers):
         batch_size=2, num_steps=200, sampling='poisson', num_workers=workers
     )
     sizes, drawn = [], torch.zeros(40)
-    for step, batch in enumerate(loader):
-        assert loader.check_batch(batch, step)[1] == batch.batch_size
+    for batch in loader:
         assert batch.input_id.unique().numel() == batch.batch_size
         sizes.append(batch.batch_size)
         drawn[batch.input_id] += 1
@@ -122,34 +121,6 @@ def test_coins_draw_each_root_by_itself(workers):
     assert drawn.min() > 0
     assert loader.sample_rate == 2 / 40
     assert loader.setting()['sampling'] == 'poisson'
-    # Without coins no batch is empty.
-    empty = next(b for b in loader if not b.batch_size)
-    with pytest.raises(ValueError, match='ego graphs of distinct roots'):
-        make_loader().check_batch(empty, 0)
-
-
-def test_batches_are_checked():
-    loader = make_loader()
-    batch = next(iter(loader))
-    owner, count = loader.check_batch(batch, 0)
-    assert owner.equal(batch.batch)
-    assert count == 6
-    for name, value in (
-        ('batch', torch.zeros_like(batch.batch)),
-        ('n_id', batch.n_id.roll(1)),
-        ('n_id', None),
-        ('input_id', batch.input_id.roll(1)),
-        ('input_id', torch.zeros_like(batch.input_id)),
-        ('input_id', batch.input_id + 100),
-    ):
-        broken = batch.clone()
-        broken[name] = value
-        with pytest.raises(ValueError, match='ego graphs of distinct roots'):
-            loader.check_batch(broken, 0)
-    with pytest.raises(ValueError, match='ego graphs'):
-        loader.check_batch(batch, 0, 5)
-    with pytest.raises(ValueError, match='ego graphs'):
-        loader.check_batch(None, 0)
 
 
 def test_one_receiver_too_many_is_refused():

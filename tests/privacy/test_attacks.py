@@ -242,7 +242,7 @@ def test_a_transform_does_not_exchange_batches(private, most):
         loader={'transform': transform}, max_physical_batch_size=most
     )
     kept.clear()
-    with pytest.raises(ValueError, match='units that were drawn'):
+    with pytest.raises(ValueError, match='whole, distinct units'):
         setup.train()
     assert setup.engine.steps <= 1
 

@@ -53,7 +53,7 @@ def test_gradients_are_clipped_per_subgraph(private, chunk, reduction):
     net = copy.deepcopy(setup.net)
     index = setup.loader.batch_sampler.index(0)
     batches = setup.loader.loader
-    whole = batches(batches.batch_sampler.write(0, index))
+    whole = batches.of(0, index)
     scale = 1 if reduction == 'mean' else 8
     want = [scale * g for g in clipped_mean(net, whole, 0.5)]
     seen = []
@@ -616,7 +616,7 @@ def test_a_run_without_noise_is_called_not_private(private, tmp_path):
     net = copy.deepcopy(setup.net)
     index = setup.loader.batch_sampler.index(0)
     batches = setup.loader.loader
-    whole = batches(batches.batch_sampler.write(0, index))
+    whole = batches.of(0, index)
     wanted = clipped_mean(net, whole, 0.5)
     setup.train(1)
     for p, value in zip(setup.net.parameters(), wanted, strict=True):

@@ -485,17 +485,6 @@ def test_edges_that_do_not_match(private, edges, match):
     refused(private, match, loader={'transform': transform})
 
 
-def test_partition_with_a_node_twice(private):
-    # Made wrong on purpose, behind the checks of the walks.
-    setup = private()
-    walks = setup.loader.loader.node_sampler.partition()
-    big = int((walks.ptr.diff() > 1).nonzero()[0])
-    place = int(walks.ptr[big]) + 1
-    walks.node[place] = walks.node[0] if big else walks.node[-1]
-    with pytest.raises(ValueError, match='whole, distinct units'):
-        setup.train(epochs=20)
-
-
 # E7: gradients and steps
 
 

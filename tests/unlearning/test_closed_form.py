@@ -1,7 +1,5 @@
 """Weights in closed form: the bits of a fit, after any removals."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
@@ -161,7 +159,7 @@ def test_reports_say_that_the_bits_are_those_of_a_fit(tmp_path):
     TrustReport.of(report).save(tmp_path / 'r.json')
     found = check_report(tmp_path / 'r.json')
     assert not [x.text for x in found if x.status == FAILS]
-    bad = dataclasses.replace(report, column_distance=-1e-12)
+    bad = report.replace(column_distance=-1e-12)
     with pytest.raises(ValueError, match='column_distance'):
         bad.guarantee()
 

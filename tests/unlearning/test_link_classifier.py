@@ -13,7 +13,7 @@ from torch_geometric.transforms import RandomLinkSplit
 from pyg_trust import rng
 from pyg_trust.erasure import ErasureDesk
 from pyg_trust.removal import RemovalRequest
-from pyg_trust.unlearning import LinkClassifier, LinkUnlearnReport
+from pyg_trust.unlearning import ForgetReport, LinkClassifier
 from pyg_trust.unlearning.links import PairState
 from pyg_trust.unlearning.sums import Sums
 from pyg_trust.update import NewNodes, Update
@@ -167,7 +167,7 @@ def test_mixed_updates_leave_the_pairs_of_what_is_there(seed):
         if update is None:
             continue
         report = model.update(update, release=True)
-        assert isinstance(report, LinkUnlearnReport)
+        assert isinstance(report, ForgetReport)
         check(model, world, report)
         done += 1
         if step % 5 == 0:

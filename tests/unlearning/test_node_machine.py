@@ -20,7 +20,7 @@ from living import LAM, STD, World, assert_present, make, pairs, rows, seen
 from states import same
 
 from pyg_trust.agp.measures import Measure
-from pyg_trust.unlearning import NodeClassifier, NodeUnlearnReport
+from pyg_trust.unlearning import ForgetReport, NodeClassifier
 from pyg_trust.update import NewNodes, Update
 
 WAYS = {
@@ -48,7 +48,7 @@ class Living(RuleBasedStateMachine):
         self.releases = 1
 
     def reported(self, report):
-        if isinstance(report, NodeUnlearnReport):
+        if isinstance(report, ForgetReport):
             self.releases += 1
             assert report.bound <= report.budget
             assert report.residual <= report.bound

@@ -17,7 +17,7 @@ from pyg_trust.removal import NotThere, Part, RemovalRequest
 from pyg_trust.report import TrustReport, save_tensors
 from pyg_trust.unlearning import NodeClassifier
 from pyg_trust.unlearning.node_rows import Edit, NodeState
-from pyg_trust.unlearning.reports import NodeAdditionReport
+from pyg_trust.unlearning.reports import AdditionReport
 from pyg_trust.unlearning.sums import Sums
 from pyg_trust.update import NewNodes, Update
 from pyg_trust.verify import removal
@@ -28,7 +28,7 @@ def test_no_residual_is_beyond_its_bound_in_a_thousand_updates():
     # The kernel measures it, from the present data alone.
     largest, released = 0.0, 0
     for k, (model, world, report) in enumerate(lived(1000, seed=1)):
-        if isinstance(report, NodeAdditionReport):
+        if isinstance(report, AdditionReport):
             continue
         released += 1
         found = removal.prove(model._model.evidence())

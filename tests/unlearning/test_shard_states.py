@@ -219,6 +219,16 @@ def test_nothing_that_was_removed_is_left_on_the_disk(tmp_path, request_):
     assert one.verify().ok
 
 
+def test_what_a_killed_process_left_is_deleted(tmp_path):
+    make(folder=tmp_path, **FAST).fit(make_data())
+    whole = {path.name for path in tmp_path.iterdir()}
+    name = next(name for name in whole if name.startswith('shard-0'))
+    for left in (f'.{name}.tmp', f'.{name}.writing', f'shard-0-{"0" * 16}.pt'):
+        (tmp_path / left).write_bytes(b'left')
+    make(folder=tmp_path, **FAST).load()
+    assert {path.name for path in tmp_path.iterdir()} == whole
+
+
 def test_a_folder_does_not_go_back(tmp_path):
     data = make_data()
     one = make(folder=tmp_path, **FAST).fit(data)

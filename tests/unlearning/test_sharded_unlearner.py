@@ -582,8 +582,8 @@ def test_data_that_can_not_be_divided():
         ({'x': None, 'num_nodes': NODES}, "'x'"),
         ({'x': make_data().x.long()}, "'x'"),
         ({'x': make_data().x.fill_(torch.nan)}, 'finite'),
-        ({'n_id': torch.zeros(NODES, dtype=torch.int64)}, "'n_id'"),
-        ({'n_id': ['a'] * NODES}, "'n_id'"),
+        ({'n_id': torch.zeros(NODES, dtype=torch.int64)}, "n_id'"),
+        ({'n_id': ['a'] * NODES}, "n_id'"),
         ({'edge_index': torch.tensor([[0], [NODES]])}, 'edge_index'),
         ({'edge_index': None}, 'edge_index'),
         ({'edge_attr': torch.ones(edges, 3)}, 'edge_attr'),
@@ -592,6 +592,16 @@ def test_data_that_can_not_be_divided():
             with pytest.raises((TypeError, ValueError), match=message):
                 unlearner.fit(changed(**change))
     assert same(before, snapshot(fitted))
+
+
+def test_inference_mode_around_all_calls():
+    with torch.inference_mode():
+        one = make().fit(make_data())
+        one.remove(nodes=[3])
+    two = make().fit(make_data())
+    two.remove(nodes=[3])
+    assert same(snapshot(one), snapshot(two))
+    assert one.verify().ok
 
 
 def test_labels_outside_of_training_are_not_looked_at():

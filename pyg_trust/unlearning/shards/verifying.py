@@ -8,7 +8,7 @@ from torch_geometric.data import Data
 from pyg_trust import rng
 from pyg_trust.removal import Part
 from pyg_trust.transforms.shards import Shards
-from pyg_trust.unlearning.reports import ShardVerifyReport
+from pyg_trust.unlearning.reports import VerifyReport
 from pyg_trust.unlearning.shards.building import SLICE, Builder
 from pyg_trust.unlearning.shards.models import equal_tensors
 from pyg_trust.unlearning.shards.state import (
@@ -18,18 +18,16 @@ from pyg_trust.unlearning.shards.state import (
 )
 from pyg_trust.verify import shards as kernel
 
-__all__ = ['verified']
-
 
 def verified(
     builder: Builder,
     state: State,
     shards: Sequence[int],
     files: list[str],
-) -> ShardVerifyReport:
+) -> VerifyReport:
     """Train shards and the aggregator from scratch, and compare."""
     parts = builder.parts(state, range(builder.num_shards))
-    fresh, _ = builder.trained(state, parts, dict.fromkeys(shards, 0))
+    fresh = builder.trained(state, parts, dict.fromkeys(shards, 0))
     differing = tuple(
         shard
         for shard, made in fresh.items()
@@ -51,7 +49,7 @@ def verified(
     same_aggregator = equal_tensors(
         aggregator.state_dict(), state.aggregator.state_dict()
     )
-    return ShardVerifyReport(
+    return VerifyReport(
         ok=keys
         and same_outputs
         and same_aggregator
@@ -88,11 +86,10 @@ def _leftovers(state: State) -> list[str]:
         if v in trained
     ]
     found += [f'the label of node {v}' for v in part.labels if v in trained]
-    x = data.x.to_dense() if part.features else data.x
     found += [
         f'features of node {v}'
         for v in part.features
-        if v in rows and bool(x[rows[v]].any())
+        if v in rows and bool(data.x[rows[v]].any())
     ]
     if part.arcs:
         edges = {*map(tuple, data.n_id[data.edge_index].t().tolist())}
