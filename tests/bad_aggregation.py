@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 import torch
-from bad_functional import COUNT, POSITIVE, UNIT
+from bad_functional import COUNT, POSITIVE
 from bad_ground import temporary
 from bad_inputs import (
     Row,
@@ -52,7 +52,6 @@ entry(
     x=values(3, None, torch.rand(6), torch.rand(5, 2), torch.ones(6, 2).int()),
     stds=values(3, None, 'a', [], [0.0], ['a'], [math.nan]),
     noise=instance(),
-    weights=values(3, 'a', torch.ones(6), torch.ones(5).double()),
     between=choice(),
     dtype=values(None, 'a', torch.int64, torch.float16),
 )
@@ -136,9 +135,6 @@ entry(
     neighboring=choice(none=True),
     directed=values(3, None, 'a'),
     cat=values(3, 'a'),
-    attr=values(3, None),
-    ledger=LEDGER,
-    ledger_head=HEAD,
 )
 for name in ('forward', 'released'):
     entry(
@@ -177,10 +173,8 @@ entry(
     shares=values(
         3, 'abc', (0.5, 0.5), (0.5, 0.5, 0.5), (1.0, 0.0, 0.0), ('a', 'b', 'c')
     ),
-    ledger=LEDGER,
     neighboring=choice(none=True),
     directed=values(3, None, 'a'),
-    ledger_head=HEAD,
 )
 entry(
     'privacy.PrivateNodeClassifier.fit',
@@ -218,18 +212,10 @@ entry(
     Row('of an edge', {'neighboring': 'replace'}, "'neighboring'"),
     Row('no ledger', {'ledger_head': 'a'}, "'ledger_head'"),
     adjacency=choice(),
-    epsilon=POSITIVE,
-    delta=UNIT,
-    ledger=LEDGER,
     shares=values(3, 'abc', (0.5, 0.5), (0.5, 0.5, 0.5), ('a', 'b', 'c')),
-    dim=COUNT,
     message_dim=values('a', 1.5, 0, 33),
-    steps=COUNT,
-    lr=MAYBE,
-    num_neg=integer(1, none=True),
     leave_out=values(3, None, 'a'),
     directed=values(3, None, 'a'),
-    ledger_head=HEAD,
 )
 entry(
     'privacy.PrivateLinkPredictor.fit',
@@ -261,13 +247,8 @@ entry(
     'privacy.PrivateItemCounts',
     lambda: {},
     Row('no ledger', {'ledger_head': 'a'}, "'ledger_head'"),
-    epsilon=POSITIVE,
-    delta=UNIT,
-    ledger=LEDGER,
     neighboring=choice(),
-    rank=COUNT,
     items=values(3, 'ab', [], [1, 1], [-1], [0.5]),
-    ledger_head=HEAD,
 )
 entry(
     'privacy.PrivateItemCounts.fit',
@@ -277,7 +258,6 @@ entry(
     ),
     Row('twice', {'interactions': LIKES[:, [0, 0]]}, "'interactions'"),
     Row('a type', {'edge_type': ('a', 'b', 'c')}, "'edge_type'"),
-    interactions=values(3, None, torch.rand(2, 3), torch.tensor([0, 1])),
     num_users=values('a', 1.5, 0),
     num_items=values('a', 1.5, 0, 10**6),
     edge_type=values(3, 'a'),

@@ -295,7 +295,6 @@ entry(
     Row('no .npy', {'out': f'{FOLDER}/z.txt'}, "'out'"),
     Row('tol, directed', {'tol': 0.1, 'graph': directed()}, "'tol'"),
     Row('half', {'half': True, 'x': rand(N, 2).double()}, "'half'"),
-    out=values(3, None),
     x=values(
         3,
         None,
@@ -334,7 +333,6 @@ entry(
     eps=EPS,
     force_push=FLAG,
     half=FLAG,
-    tol=EPS,
     rows=either(
         tensor(rows=False, low=0, high=N - 1, none=True, numbers=True),
         values(3, 'all', torch.ones(N + 1, dtype=torch.bool)),
@@ -429,7 +427,6 @@ entry(
     'sampler.DisjointWalks.of_nodes',
     lambda: (walks(), {'num_nodes': 9}),
     Row('too few', {'num_nodes': 1}, "'num_nodes'"),
-    num_nodes=integer(1),
 )
 entry(
     'sampler.check_walks',

@@ -118,7 +118,6 @@ entry(
     ),
     num_layers=values(-1, 2.5, True, 2),
     num_classes=integer(2, none=True),
-    alpha=number(0, 1, none=True),
     K=STEPS,
 )
 
@@ -185,8 +184,6 @@ entry(
     Row('two ways', {'eps': 0.1, 'half': True}, "'eps'"),
     Row('no estimate to a file', {'eps': 0.1, 'out': 'z.npy'}, "'out'"),
     Row('ranks without a file', {'over_ranks': True}, "'over_ranks'"),
-    attr=NAME,
-    out=MAYBE_NAME,
     columns=values(0, -1, 2.5, None, 'all', True),
     memory=values(0, -1, 2.5, 'lots', True),
     **MEASURE,
@@ -292,7 +289,6 @@ entry(
     *UNIT_ROWS,
     names=DATA_NAMES,
     data=data(edges=False),
-    graph=instance(none=True),
     dtype=DTYPES,
 )
 entry(
@@ -301,7 +297,6 @@ entry(
     Row('foreign', {'alpha': 1}, "'alpha'"),
     Row('no embedding', {'method': 'hash'}, "'embedding'"),
     method=choice(),
-    embedding=MAYBE_NAME,
 )
 
 
@@ -353,7 +348,6 @@ entry(
         {'walks': DisjointWalks(torch.tensor([0, 2]), torch.tensor([0, 0]))},
         "'walks",
     ),
-    input_id=values(3, 'a', [1], torch.tensor([0.5]), torch.zeros(99).long()),
     contiguous=WHETHER,
 )
 OPTIONS = {
@@ -383,7 +377,6 @@ entry(
     names={**DATA_NAMES, 'input_nodes': "'(input_nodes|roots)'"},
     data=DATA,
     contiguous=WHETHER,
-    unit=instance(none=True),
     **OPTIONS,
 )
 
@@ -433,7 +426,6 @@ entry(
     names={'data': "'data", 'batch_size': "'batch_size'"},
     data=values(3, None, 'a', plain_data(), [3, 4], [plain_data(), None]),
     batch_size=integer(1, 2),
-    sample_rate=values('a', True, 0.5),
 )
 entry(
     'loader.ShardLoader',

@@ -16,7 +16,6 @@ from bad_functional import (
 )
 from bad_ground import DATA, DATA_NAMES, saved, temporary
 from bad_inputs import (
-    FLAG,
     FUNCTION,
     PATH,
     Row,
@@ -226,11 +225,8 @@ entry(
         'target_epsilon': "'target_epsilon'",
         'target_delta': "'(target_)?delta'",
     },
-    loss_reduction=choice(),
     target_epsilon=POSITIVE,
     target_delta=UNIT,
-    isolation=choice(),
-    clipping=choice(),
     **PARTS,
 )
 entry(
@@ -250,14 +246,12 @@ entry(
     Row('noise', {'noise_multiplier': 2.0}, "'noise_multiplier'"),
     names={'target_delta': "'(target_)?delta'"},
     steps=COUNT,
-    epochs=values('a', 1.5, True),
     **PARTS,
 )
 entry(
     'privacy.PrivacyEngine.report',
     lambda: (attached(), {'delta': 1e-3}),
     Row('no target', {'delta': None}, "'delta'"),
-    delta=UNIT,
 )
 
 
@@ -416,7 +410,6 @@ entry(
     Row('both', {'others': torch.tensor([2, 3])}, "'members'"),
     Row('twice', {'others': torch.tensor([3, 3])}, "'others'"),
     Row('a type alone', {'node_type': 'user'}, "'node_type'"),
-    unit=values(3, 'a'),
     names={'probability': "'(probability|y|members|others)'"},
     probability=tensor(),
     y=tensor(low=0, high=1),
@@ -463,11 +456,8 @@ entry(
     lambda: {'model_factory': Net, 'num_shards': 2},
     Row('no partition', {'partition': None}, "'partition'"),
     Row('a model', {'model_factory': Net()}, "'model_factory'"),
-    model_factory=FUNCTION,
-    num_shards=COUNT,
     partition=PARTITIONS,
     aggregator=choice(),
-    num_classes=integer(1, none=True),
     epochs=integer(1, none=True),
     lr=POSITIVE,
     weight_decay=NOT_NEGATIVE,
@@ -485,9 +475,6 @@ entry(
         [(0.7, 1), (0.5, 1), (1, 1)],
         [(np.nan, 1), (1, 1)],
     ),
-    over_ranks=FLAG,
-    folder=values(3, ['a']),
-    start_is_public=FLAG,
 )
 FIT_ROWS = tuple(
     Row(
@@ -605,11 +592,5 @@ entry(
     request=either(*REQUESTS),
     names=REQUEST_NAMES,
     tests=values('twins', 3, ['a'], [3]),
-    candidates=values(
-        [1],
-        torch.tensor([0.5, 1]),
-        torch.tensor([0, 99]),
-        torch.tensor([0, 1]),
-    ),
 )
 TABLE['audit.audit_removal'].kinds['make'] = FUNCTION

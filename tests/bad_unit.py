@@ -44,7 +44,6 @@ entry(
         'same': torch.tensor([[0], [1]]),
     },
     Row('no owners', {'owned': {}}, 'owned'),
-    data=values(3, None, torch.zeros(2)),
     person=values(3, 'shop'),
     num_persons=values(4, 'a', -1),
     owned=values({'order': 3}, {'order': ('order', 'of', 'user')}),
@@ -55,7 +54,6 @@ entry(
         {BY: torch.full((6,), 4)}, {BY: torch.zeros(6)}, {'a': torch.zeros(6)}
     ),
     on_removal=values({'order': 'keep'}, {'user': 'drop'}),
-    same=values(torch.tensor([[0], [4]]), torch.zeros(2, 1), 3),
 )
 ROWS = values(3, 'a', torch.zeros(4), torch.tensor([4]))
 entry(
@@ -96,13 +94,9 @@ entry(
     Row('no coins', {'neighboring': 'add_remove'}, "'neighboring'"),
     Row('more than there are', {'batch_size': 3}, "'batch_size'"),
     data=values(3, None, other()),
-    unit=values(3, None),
     batch_size=integer(1, 2),
     input_nodes=values(3, 'a', torch.zeros(4), torch.tensor([4])),
-    num_hops=integer(0),
     along=values((('a', 'b', 'c'),), 3, (3,)),
     num_neighbors=values(3, {BY: -2}, {BY: 'a'}, {'a': 1}),
-    num_steps=integer(1, none=True),
     resample_every=values(0, 1, 1.5),
-    sample_rate=values('a', True, 0.5),
 )
