@@ -52,6 +52,7 @@ entry(
     x=values(3, None, torch.rand(6), torch.rand(5, 2), torch.ones(6, 2).int()),
     stds=values(3, None, 'a', [], [0.0], ['a'], [math.nan]),
     noise=instance(),
+    weights=values(3, 'a', torch.ones(6), torch.ones(5).double()),
     between=choice(),
     dtype=values(None, 'a', torch.int64, torch.float16),
 )
@@ -258,6 +259,7 @@ entry(
     ),
     Row('twice', {'interactions': LIKES[:, [0, 0]]}, "'interactions'"),
     Row('a type', {'edge_type': ('a', 'b', 'c')}, "'edge_type'"),
+    interactions=values(3, None, torch.rand(2, 3), torch.tensor([0, 1])),
     num_users=values('a', 1.5, 0),
     num_items=values('a', 1.5, 0, 10**6),
     edge_type=values(3, 'a'),

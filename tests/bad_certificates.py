@@ -237,6 +237,7 @@ entry(
     Row('rows that stay', {'features': (0, 0), 'attackers': 1}, 'attackers'),
     Row('other data', {'data': HALF}, "'model' and 'data'"),
     data=values(None, 3, 'graph', undirected(N), HeteroData()),
+    labels=values(3, 'x', [0], torch.zeros(N), torch.zeros(2).long()),
     **BUDGETS,
 )
 
@@ -261,6 +262,8 @@ entry(
     Row('another graph', {'graph': ONE_WAY}, "'graph'"),
     Row('some items', {'items': torch.tensor([1, 2])}, "'items'"),
     Row('no budget', {'threat': one_flip(global_budget=None)}, "'threat'"),
+    users=values(None, 3, 'x', [0], torch.zeros(2), torch.tensor([N])),
+    items=values(3, 'x', [0], torch.zeros(2), torch.tensor([N])),
     tol=values('a', None, [1], -1.0, math.nan),
 )
 

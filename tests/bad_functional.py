@@ -333,6 +333,7 @@ entry(
     eps=EPS,
     force_push=FLAG,
     half=FLAG,
+    tol=EPS,
     rows=either(
         tensor(rows=False, low=0, high=N - 1, none=True, numbers=True),
         values(3, 'all', torch.ones(N + 1, dtype=torch.bool)),

@@ -118,6 +118,7 @@ entry(
     ),
     num_layers=values(-1, 2.5, True, 2),
     num_classes=integer(2, none=True),
+    alpha=number(0, 1, none=True),
     K=STEPS,
 )
 
@@ -348,6 +349,7 @@ entry(
         {'walks': DisjointWalks(torch.tensor([0, 2]), torch.tensor([0, 0]))},
         "'walks",
     ),
+    input_id=values(3, 'a', [1], torch.tensor([0.5]), torch.zeros(99).long()),
     contiguous=WHETHER,
 )
 OPTIONS = {

@@ -252,6 +252,7 @@ entry(
     'privacy.PrivacyEngine.report',
     lambda: (attached(), {'delta': 1e-3}),
     Row('no target', {'delta': None}, "'delta'"),
+    delta=UNIT,
 )
 
 
@@ -592,5 +593,11 @@ entry(
     request=either(*REQUESTS),
     names=REQUEST_NAMES,
     tests=values('twins', 3, ['a'], [3]),
+    candidates=values(
+        [1],
+        torch.tensor([0.5, 1]),
+        torch.tensor([0, 99]),
+        torch.tensor([0, 1]),
+    ),
 )
 TABLE['audit.audit_removal'].kinds['make'] = FUNCTION

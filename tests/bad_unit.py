@@ -44,6 +44,7 @@ entry(
         'same': torch.tensor([[0], [1]]),
     },
     Row('no owners', {'owned': {}}, 'owned'),
+    data=values(3, None, torch.zeros(2)),
     person=values(3, 'shop'),
     num_persons=values(4, 'a', -1),
     owned=values({'order': 3}, {'order': ('order', 'of', 'user')}),
@@ -54,6 +55,7 @@ entry(
         {BY: torch.full((6,), 4)}, {BY: torch.zeros(6)}, {'a': torch.zeros(6)}
     ),
     on_removal=values({'order': 'keep'}, {'user': 'drop'}),
+    same=values(torch.tensor([[0], [4]]), torch.zeros(2, 1), 3),
 )
 ROWS = values(3, 'a', torch.zeros(4), torch.tensor([4]))
 entry(
