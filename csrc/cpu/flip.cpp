@@ -280,19 +280,18 @@ int64_t draw(const Matrix& x,
 
 // Where the rows of sorted keys end, from 0 on; with `both`, every edge is there
 // in both directions.
-void row_ends(const std::vector<int64_t>& keys,
+void row_ends(const int64_t* key,
+              int64_t size,
               int64_t rows,
               bool both,
               int64_t* end) {
   std::fill(end, end + rows, int64_t{0});
-  for (size_t k = 0; k < keys.size(); ++k) {
-    const int64_t i = keys[k] >> 32, j = keys[k] & 0xFFFFFFFF;
-    if (both) {
-      ++end[i];
-      end[j] += i != j;
-    } else {
-      end[i] = static_cast<int64_t>(k) + 1;
-    }
+  for (int64_t k = 0; !both && k < size; ++k)
+    end[key[k] >> 32] = k + 1;
+  for (int64_t k = 0; both && k < size; ++k) {
+    const int64_t i = key[k] >> 32, j = key[k] & 0xFFFFFFFF;
+    ++end[i];
+    end[j] += i != j;
   }
   for (int64_t i = 1; i < rows; ++i)
     end[i] = both ? end[i] + end[i - 1] : std::max(end[i], end[i - 1]);
@@ -327,7 +326,11 @@ std::tuple<Tensor, Tensor> flip_bits(const Tensor& rowptr,
                  static_cast<Cells>(cells)};
   const bool graph = cells != kAll, both = cells == kUndirected;
   const Ones ones(x);
-  std::vector<std::vector<int64_t>> sample(num_samples);
+  struct Sample {
+    std::vector<int64_t> key;
+    std::vector<int32_t> col;
+  };
+  std::vector<Sample> sample(num_samples);
   const double added = p_plus * static_cast<double>(x.count());
   const int64_t work =
       num_samples * (col.numel() + n + static_cast<int64_t>(added));
@@ -338,8 +341,16 @@ std::tuple<Tensor, Tensor> flip_bits(const Tensor& rowptr,
     return [&, room = Room()](int64_t s) mutable {
       const int64_t size =
           draw(x, ones, p_plus, below, derive(seed, first + s), room);
-      sample[s].assign(room.key.begin(), room.key.begin() + size);
-      row_ends(sample[s], n, both, start + s * n + 1);
+      const int64_t* key = room.key.data();
+      row_ends(key, size, n, both, start + s * n + 1);
+      if (both) {
+        sample[s].key.assign(key, key + size);
+        return;
+      }
+      const auto offset = static_cast<int32_t>(graph ? s * n : 0);
+      sample[s].col.resize(size);
+      for (int64_t k = 0; k < size; ++k)
+        sample[s].col[k] = static_cast<int32_t>(key[k]) + offset;
     };
   });
   start[0] = 0;
@@ -352,15 +363,14 @@ std::tuple<Tensor, Tensor> flip_bits(const Tensor& rowptr,
   auto* out = node.mutable_data_ptr<int32_t>();
   parallel_tasks(num_samples, node.numel(), [&] {
     return [&, at = std::vector<int64_t>()](int64_t s) mutable {
-      const std::vector<int64_t> made = std::move(sample[s]);
+      const Sample made = std::move(sample[s]);
       const int64_t* row = start + s * n;
-      const int64_t offset = graph ? s * n : 0;
       if (both) {
         at.assign(row, row + n);
-        unfold(made, at.data(), offset, out);
+        unfold(made.key, at.data(), s * n, out);
+      } else {
+        std::copy(made.col.begin(), made.col.end(), out + row[0]);
       }
-      for (size_t k = 0; !both && k < made.size(); ++k)
-        out[row[0] + k] = static_cast<int32_t>(made[k] + offset);
     };
   });
   return {ptr, node};
