@@ -49,7 +49,8 @@ def query(
     Each query touches about :math:`1/\varepsilon` edges, not the whole graph;
     its work vectors are kept from call to call (16 bytes per node and thread,
     twice that in float64). The same seed gives the same result for any number
-    of threads. With :obj:`top_k` the rows are what PPRGo trains on.
+    of threads. With :obj:`top_k` the rows are what PPRGo trains on. Queries
+    run on the CPU: a graph on a GPU is copied there, and the result back.
 
     Two methods: :obj:`'sample'` is AGP, unbiased, with the variance of
     :func:`~pyg_trust.agp.variance_bound`; :obj:`'prune'` pushes
@@ -88,12 +89,15 @@ def query(
             :obj:`top_k` or :obj:`threshold`.
     """
     graph = prepare_graph(graph, measure)
-    ptr, node, value = _sparse_signals(signals, graph, dtype)
+    device = graph.device
+    parts = _sparse_signals(signals, graph, dtype)
+    ptr, node, value = (part.cpu() for part in parts)
+    graph = graph.to('cpu')
     seed = rng.resolve(seed) if method == 'sample' else 0
     total, ratio, keep = push_levels(measure)
     count = ptr.numel() - 1
     row = row_of_entries(ptr)
-    size = torch.zeros(count, dtype=torch.float64, device=graph.device)
+    size = torch.zeros(count, dtype=torch.float64)
     size = eps * size.index_add_(0, row, value.abs().double())
     # A norm may overflow: the largest number is quantum enough, and no bound
     # at all for eps=0 (0 * infinity).
@@ -116,6 +120,7 @@ def query(
     )
     value = value * total
     check_overflow(value, measure)
+    ptr, node, value = (part.to(device) for part in (ptr, node, value))
     return sparse_rows(ptr, node, value, (count, graph.num_nodes))
 
 

@@ -16,7 +16,13 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_trust._checks import Int, check_integer, check_tensor, validated
+from pyg_trust._checks import (
+    Int,
+    Positive,
+    check_integer,
+    check_tensor,
+    validated,
+)
 from pyg_trust._checks.starts import is_factory, start_of, tensors_of
 from pyg_trust._moved import renamed, retired
 from pyg_trust.files.commit import Lineage, editing, synchronized
@@ -185,12 +191,12 @@ class ScatteringClassifier(GraphPredictor, CertifiedClassifier):
         self,
         transform: GraphEmbedding | Callable[[], GraphEmbedding],
         *,
-        weight_decay: float = 1e-3,
-        release_std: float = 1e-4,
-        epsilon: float = 1.0,
+        weight_decay: Positive = 1e-3,
+        release_std: Positive = 1e-4,
+        epsilon: Positive = 1.0,
         delta: float = 1e-4,
         num_classes: Annotated[int, Int(2)] | None = None,
-        tol: float = 1e-10,
+        tol: Positive = 1e-10,
         seed: int | None = None,
         start_is_public: bool = False,
     ) -> None:
