@@ -166,7 +166,8 @@ class RemovalRequest:
             rows = unit.names(given)
             items += [(0, 'nodes', row) for row in rows]
             self._name_by({unit.digest: unit}, {*rows} != {*given})
-        named = {'nodes': nodes, 'features': features, 'labels': labels}
+        named: dict[str, Any] = {'nodes': nodes, 'features': features}
+        named['labels'] = labels
         named['directed_edges' if directed else 'edges'] = edges
         for kind, values in named.items():
             if not isinstance(values, Mapping):
@@ -209,7 +210,8 @@ class RemovalRequest:
             named['directed_edges'] -= edges | {(v, u) for u, v in edges}
             for kind in _PAIRS:
                 named[kind] = {e for e in named[kind] if gone.isdisjoint(e)}
-            parts[graph] = Part(**{k: (*sorted(v),) for k, v in named.items()})
+            made: dict[str, Any] = {k: (*sorted(v),) for k, v in named.items()}
+            parts[graph] = Part(**made)
         if not parts:
             raise ValueError('the request needs to name something to remove')
         vars(self)['parts'] = parts
@@ -704,62 +706,58 @@ def _tensor(name: str, values: Any) -> Tensor:
 
 def integers(name: str, values: Nodes) -> tuple[int, ...]:
     """Convert ids to distinct integers, ascending."""
-    if isinstance(values, np.ndarray) and values.dtype != object:
-        values = torch.as_tensor(values)
-    if isinstance(values, Tensor):
-        if values.dtype == torch.bool:
-            values = values.nonzero().view(-1)
-        if values.is_floating_point() or values.dim() > 1:
-            raise TypeError(
-                f"'{name}' needs to hold integers (got a {values.dtype} "
-                f'tensor of the shape {list(values.shape)})'
-            )
-        values = values.view(-1).tolist()
-    elif isinstance(values, int):
-        values = [values]
-    if not isinstance(values, Iterable) or isinstance(values, str):
+    is_mask = isinstance(values, Tensor | np.ndarray)
+    array = _array(name, values, 'integers')
+    if array.dtype == bool and is_mask:
+        array = array.nonzero()[0]
+    if array.ndim > 1 or (array.size and array.dtype.kind not in 'iu'):
         raise TypeError(
-            f"'{name}' needs to hold integers (got {type(values).__name__})"
+            f"'{name}' needs to hold integers (got {array.dtype} of the "
+            f'shape {list(array.shape)})'
         )
-    found = set()
-    value: Any
-    for value in values:
-        if isinstance(value, Tensor):
-            # Booleans and fractions would pass for integers.
-            value = value.tolist()
-        if isinstance(value, bool) or not hasattr(value, '__index__'):
-            raise TypeError(
-                f"'{name}' needs to hold integers (got {type(value).__name__})"
-            )
-        number = int(value)
-        if not 0 <= number < 2**63:
-            raise ValueError(
-                f"'{name}' needs to hold non-negative integers below 2**63 "
-                f'(got {number})'
-            )
-        found.add(number)
-    return tuple(sorted(found))
+    if array.size and not 0 <= int(array.min()) <= int(array.max()) < 2**63:
+        raise ValueError(
+            f"'{name}' needs to hold non-negative integers below 2**63 "
+            f'(got {int(array.min())} to {int(array.max())})'
+        )
+    return tuple(np.unique(array.astype(np.int64)).tolist())
 
 
 def pairs_of(name: str, values: Edges) -> tuple[tuple[int, int], ...]:
     """Convert edges to distinct pairs of integers, ascending."""
-    if isinstance(values, np.ndarray):
-        values = torch.as_tensor(values)
-    if isinstance(values, Tensor):
-        if values.dim() != 2 or values.size(0) != 2:
+    if isinstance(values, Tensor | np.ndarray):
+        if values.ndim != 2 or len(values) != 2:
             raise ValueError(
                 f"'{name}' needs to have the shape [2, num_edges] "
                 f'(got {list(values.shape)})'
             )
-        values = values.t().tolist()
-    if not isinstance(values, Iterable):
-        raise TypeError(
-            f"'{name}' needs to hold pairs (got {type(values).__name__})"
+        values = values.T.tolist()
+    array = _array(name, values, 'pairs')
+    if array.size and (array.ndim != 2 or array.shape[1] != 2):
+        raise ValueError(
+            f"'{name}' needs to hold pairs (got the shape {array.shape})"
         )
-    found = set()
-    for pair in values:
-        if not isinstance(pair, Sequence | Tensor) or len(pair) != 2:
-            raise ValueError(f"'{name}' needs to hold pairs (got {pair!r})")
-        ends = [integers(name, [end]) for end in pair]
-        found.add((ends[0][0], ends[1][0]))
-    return tuple(sorted(found))
+    integers(name, array.reshape(-1))
+    return tuple(sorted({(u, v) for u, v in array.reshape(-1, 2).tolist()}))
+
+
+def _array(name: str, values: Any, what: str) -> np.ndarray:
+    if isinstance(values, Tensor):
+        values = values.detach().cpu()
+    elif isinstance(values, int | np.integer):
+        values = [values]
+    elif not isinstance(values, Iterable) or isinstance(values, str):
+        raise TypeError(
+            f"'{name}' needs to hold {what} (got {type(values).__name__})"
+        )
+    elif not isinstance(values, np.ndarray):
+        values = [*values]
+        if any(isinstance(v, bool) for v in values):
+            # They would pass for integers beside some.
+            raise TypeError(f"'{name}' needs to hold {what} (got bool)")
+    try:
+        return np.asarray(values)
+    except ValueError:
+        raise ValueError(
+            f"'{name}' needs to hold {what} (got some of other lengths)"
+        ) from None

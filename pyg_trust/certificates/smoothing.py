@@ -12,7 +12,7 @@ formulas.
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy
@@ -129,14 +129,17 @@ class FlipRegions(NamedTuple):
     log_ratio: np.ndarray
 
 
-def check_noise(name: str, value: tuple[float, float]) -> tuple[float, float]:
-    """Refuse probabilities that are no noise; return floats."""
+def _check_pair(name: str, value: Any, what: str) -> None:
     check_instance(name, value, tuple, list)
     if len(value) != 2:
         raise ValueError(
-            f"'{name}' needs to be a pair (p_plus, p_minus) (got "
-            f'{len(value)} entries)'
+            f"'{name}' needs to be a pair {what} (got {len(value)} entries)"
         )
+
+
+def check_noise(name: str, value: tuple[float, float]) -> tuple[float, float]:
+    """Refuse probabilities that are no noise; return floats."""
+    _check_pair(name, value, '(p_plus, p_minus)')
     plus, minus = (check_number(name, p) for p in value)
     if not (plus >= 0 and minus >= 0 and plus + minus < 1):
         raise ValueError(
@@ -148,12 +151,7 @@ def check_noise(name: str, value: tuple[float, float]) -> tuple[float, float]:
 
 def check_radius(name: str, value: tuple[int, int]) -> tuple[int, int]:
     """Refuse a radius that is no pair of counts."""
-    check_instance(name, value, tuple, list)
-    if len(value) != 2:
-        raise ValueError(
-            f"'{name}' needs to be a pair (additions, deletions) (got "
-            f'{len(value)} entries)'
-        )
+    _check_pair(name, value, '(additions, deletions)')
     added, deleted = (check_integer(name, r, 0, numpy=True) for r in value)
     return added, deleted
 

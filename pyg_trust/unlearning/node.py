@@ -24,6 +24,7 @@ from pyg_trust import files, noise
 from pyg_trust._checks import (
     Natural,
     OneOf,
+    Positive,
     as_ids,
     check_instance,
     check_positive,
@@ -165,17 +166,17 @@ class NodeClassifier(NodeReleases, EditedInPlace):
         *,
         alpha: float | None = None,
         t: float | None = None,
-        K: int | None = None,
-        bound: float = BOUND,
-        weight_decay: float = 1e-3,
-        release_std: float = 1e-4,
-        epsilon: float = 1.0,
+        K: Natural | None = None,
+        bound: Positive = BOUND,
+        weight_decay: Positive = 1e-3,
+        release_std: Positive = 1e-4,
+        epsilon: Positive = 1.0,
         delta: float = 1e-4,
         features: Annotated[str, OneOf(FEATURES)] = 'exact',
         theta: float | None = None,
         encoder: Callable[..., Any] | None = None,
         start_is_public: bool = False,
-        tol: float = 1e-8,
+        tol: Positive = 1e-8,
         max_pending: Natural = 1_000,
         directed: bool | None = None,
         seed: int | None = None,
@@ -201,7 +202,7 @@ class NodeClassifier(NodeReleases, EditedInPlace):
             raise ValueError("'theta' needs features='push'")
         else:
             check_measure(self.measure)
-        self.bound = check_positive('bound', bound)
+        self.bound = bound
         if self.bound > MOST_BOUND:
             raise ValueError(
                 f"'bound' needs to be at most {MOST_BOUND} (got {bound})"

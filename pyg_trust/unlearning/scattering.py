@@ -16,7 +16,13 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_trust._checks import Int, check_integer, check_tensor, validated
+from pyg_trust._checks import (
+    Int,
+    Positive,
+    check_integer,
+    check_tensor,
+    validated,
+)
 from pyg_trust._checks.starts import is_factory, start_of, tensors_of
 from pyg_trust._moved import renamed, retired
 from pyg_trust.files.commit import Lineage, editing, synchronized
@@ -28,7 +34,6 @@ from pyg_trust.report import fingerprint_model, provenance
 from pyg_trust.transforms import GraphEmbedding
 from pyg_trust.unlearning.certified import (
     CertifiedClassifier,
-    probabilities,
     proved,
     recorded,
 )
@@ -38,9 +43,9 @@ from pyg_trust.unlearning.reports import ForgetReport, VerifyReport
 from pyg_trust.unlearning.rows import gram, keep_rows
 from pyg_trust.unlearning.training_graphs import (
     GraphKeeper,
+    GraphPredictor,
     TrainingGraphs,
     check_graphs,
-    graph_labels,
 )
 from pyg_trust.update import Update
 from pyg_trust.verify import removal
@@ -109,7 +114,7 @@ class Solved(NamedTuple):
     spent: float
 
 
-class ScatteringClassifier(CertifiedClassifier):
+class ScatteringClassifier(GraphPredictor, CertifiedClassifier):
     r"""Graph classifier that forgets on request, with a certificate.
 
     .. code-block:: python
@@ -186,12 +191,12 @@ class ScatteringClassifier(CertifiedClassifier):
         self,
         transform: GraphEmbedding | Callable[[], GraphEmbedding],
         *,
-        weight_decay: float = 1e-3,
-        release_std: float = 1e-4,
-        epsilon: float = 1.0,
+        weight_decay: Positive = 1e-3,
+        release_std: Positive = 1e-4,
+        epsilon: Positive = 1.0,
         delta: float = 1e-4,
         num_classes: Annotated[int, Int(2)] | None = None,
-        tol: float = 1e-10,
+        tol: Positive = 1e-10,
         seed: int | None = None,
         start_is_public: bool = False,
     ) -> None:
@@ -252,64 +257,6 @@ class ScatteringClassifier(CertifiedClassifier):
         ledger.record('fit', made.spent, data=model.sealed)
         self._model = model
         return self
-
-    def decision_function(self, graphs: Data | Sequence[Data]) -> Tensor:
-        """Compute the margins of graphs: ``[num_graphs]``, or one per class.
-
-        Args:
-            graphs (Data, Batch or list[Data]): the graphs.
-        """
-        model = self._fitted
-        like = next(iter(model.train.graphs.values()))
-        listed = check_graphs(graphs, like)
-        Z = self._keeper.embed(listed)
-        margin = Z @ model.weight
-        return margin.view(-1) if len(self.classes) == 2 else margin
-
-    def predict(self, graphs: Data | Sequence[Data]) -> Tensor:
-        """Return the labels of graphs: int64, ``[num_graphs]``.
-
-        Takes the arguments of :meth:`decision_function`.
-        """
-        margin = self.decision_function(graphs)
-        return self._labels(margin)
-
-    def predict_proba(self, graphs: Data | Sequence[Data]) -> Tensor:
-        """Predict class probabilities: ``[num_graphs, num_classes]``.
-
-        The logistic function of the margins, for more than two classes scaled
-        to sum to one. Takes the arguments of :meth:`decision_function`.
-        """
-        margin = self.decision_function(graphs)
-        return probabilities(margin)
-
-    def score(self, graphs: Sequence[Data]) -> float:
-        """Return the share of graphs that are classified as their ``y``.
-
-        Takes the arguments of :meth:`decision_function`.
-        """
-        y = graph_labels(graphs)
-        found = self.predict(graphs)
-        return float((found == y).double().mean())
-
-    @property
-    def num_graphs(self) -> int:
-        """The number of training graphs that remain."""
-        return len(self._fitted.train.graphs)
-
-    @property
-    def graphs(self) -> dict[int, Data]:
-        """Copies of the remaining training graphs, by id."""
-        found = self._fitted.train.graphs
-        return {i: data.clone() for i, data in found.items()}
-
-    @property
-    def embeddings(self) -> Tensor:
-        """The embeddings of the remaining training graphs, in order.
-
-        Float64, ``[num_graphs, d]``, a copy; sparse CSR with one-hot degrees.
-        """
-        return self._fitted.train.Z.clone()
 
     @editing
     def update(
