@@ -610,3 +610,11 @@ def test_a_graph_of_one_node():
     torch.testing.assert_close(ours.APPNP(2, 0.1)(alone, none), alone)
     layer = ours.SGConv(6, 3, K=2)
     torch.testing.assert_close(layer(alone, none), layer.lin(alone))
+
+
+def test_the_length_of_the_data_of_a_loader():
+    assert len(GraphLoader(graphs(), 4).dataset) == 8
+    loader = DisjointWalkLoader(
+        *(data(), 4, 1), input_nodes=data().train_mask, num_steps=2
+    )
+    assert len(loader.dataset) == 20
