@@ -97,22 +97,6 @@ struct Loops {
 
 constexpr int32_t kNoPlace = -1;  // it is there already
 
-// Rows of a linear head: row i of Z has the margins Z[i] W, and targets in Y[i]
-// at the places that `columns` lists. W, and sums of gradients, are there
-// output by output, `stride` numbers each: whole cache lines, zeros beyond d.
-struct LossRows {
-  const double* Z;
-  const double* Y;
-  const double* W;
-  const int64_t* columns;
-  int64_t d;
-  int64_t outputs;  // of a row of Y
-  int64_t count;    // of those that `columns` lists
-  int64_t stride;
-};
-
-constexpr int64_t kLossStrip = 16;  // rows
-
 struct Kernels {
   int level;  // 0: what every processor has, 1: AVX2 and F16C, 2: AVX-512
 
@@ -136,14 +120,6 @@ struct Kernels {
   void (*find_places)(const Loops&, int64_t begin, int64_t end);
   // Values as they would be stored, widened again.
   void (*round_half)(float* values, int64_t count);
-  // sum += Z' G of the rows [begin, end), G the slopes of the loss, and squares
-  // += those of G, by output. There is room for two strips of G.
-  void (*loss_gradient)(const LossRows& loss,
-                        int64_t begin,
-                        int64_t end,
-                        double* room,
-                        double* sum,
-                        double* squares);
 };
 
 extern const Kernels kBaseKernels;

@@ -3,7 +3,6 @@
 
 #include "gather.h"
 #include "kernels.h"
-#include "loss.h"
 #include "pulled.h"
 
 namespace pyg_trust {
@@ -441,6 +440,5 @@ inline void round_half(float* values, int64_t count) {
                         step_all<double, double>, wide_rows<float>,          \
                         wide_rows<double>, pull_all_columns<float>,          \
                         pull_all_columns<double>, pull_all_columns<int64_t>, \
-                        find_places,     round_half,                         \
-                        loss_gradient};                                      \
+                        find_places,     round_half};                        \
   }
