@@ -16,27 +16,24 @@ from torch import Tensor
 from pyg_trust import ops, rng
 from pyg_trust._checks import check_nodes, is_finite
 from pyg_trust.agp._exact_blocks import exact_blocks
-from pyg_trust.agp._ranges import (
-    check_half,
-    check_shrink,
-    check_weights,
-    known_norms,
-    power_norms,
-)
 from pyg_trust.agp.checks import (
     How,
     check_device,
     check_eps,
     check_finite_signal,
+    check_half,
     check_how,
     check_overflow,
+    check_shrink,
     check_signal,
+    check_weights,
+    known_norms,
+    power_norms,
     prepare_exact,
     prepare_loops,
     values_of,
 )
-from pyg_trust.agp.measures import Measure
-from pyg_trust.agp.polynomials import chebyshev
+from pyg_trust.agp.measures import Measure, chebyshev
 from pyg_trust.graph import CSRGraph, sparse_rows
 from pyg_trust.graph._building import own_loops, row_of_entries
 
@@ -124,8 +121,7 @@ def propagate_rows(
     how: How,
 ) -> Tensor:
     """Run :func:`propagate` with its options in one tuple."""
-    compiling = torch.compiler.is_compiling() and how.eps == 0
-    if compiling:
+    if torch.compiler.is_compiling() and how.eps == 0:
         columns = x.view(-1, 1) if x.dim() == 1 else x
         z = _traced(columns, graph, measure, how)
         z = z if rows is None else z[rows]
@@ -152,19 +148,13 @@ def _eager(
         check_finite_signal(x)
     # Exact propagation leaves the generator alone.
     how = how._replace(seed=0 if how.eps == 0 else rng.resolve(how.seed))
-    rest = (graph, measure, rows, how)
-    entries = None
-    if x.layout == torch.sparse_csr:
+    entries, values = None, x.view(-1, 1) if x.dim() == 1 else x
+    if x.layout == torch.sparse_csr and how.eps == 0:
         ptr, column, _, width = ops.sparse_parts(x)
-        if how.eps == 0:
-            entries = Entries(ptr, column, width)
-        else:
-            x = x.to_dense()
-    if entries is not None:
-        z = _Propagate.apply(x.values(), entries, *rest)
-    else:
-        columns = x.view(-1, 1) if x.dim() == 1 else x
-        z = _Propagate.apply(columns, None, *rest)
+        entries, values = Entries(ptr, column, width), x.values()
+    elif x.layout == torch.sparse_csr:
+        values = x.to_dense()
+    z = _Propagate.apply(values, entries, graph, measure, rows, how)
     if how.eps == 0:
         given._cache[_known_as(measure, x.dtype, how)] = True
     return z.view(-1) if x.dim() == 1 else z

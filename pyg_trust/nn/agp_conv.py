@@ -21,7 +21,7 @@ from pyg_trust._checks import (
     check_instance,
     validated,
 )
-from pyg_trust.agp.checks import How
+from pyg_trust.agp.checks import How, check_options
 from pyg_trust.agp.measures import Measure, appnp, sgc
 from pyg_trust.agp.propagation import propagate_rows
 from pyg_trust.graph import CSRGraph, LastGraph
@@ -40,11 +40,7 @@ class _Propagation(pyg.MessagePassing):
     def _set_up(
         self, eps: float, seed: int | None, half: bool, tol: float
     ) -> None:
-        if eps != 0 and (half or tol != 0):
-            raise ValueError(
-                "'eps' is for estimates, 'half' and 'tol' for the exact path "
-                f'(got eps={eps:g}, half={half}, tol={tol:g})'
-            )
+        check_options(eps, half, tol)
         self.eps, self.half, self.tol = eps, half, tol
         self.seed = None if seed is None else rng.resolve(seed)
         self._forget()

@@ -24,12 +24,17 @@ from pyg_trust.agp.checks import (
     check_finite_signal,
     check_graph,
     check_how,
+    check_options,
     check_signal,
 )
 from pyg_trust.agp.estimates import variance_bound
-from pyg_trust.agp.measures import Measure, make_measure, needs_graph
+from pyg_trust.agp.measures import (
+    Measure,
+    chebyshev,
+    make_measure,
+    needs_graph,
+)
 from pyg_trust.agp.out_of_core import propagate_to
-from pyg_trust.agp.polynomials import chebyshev
 from pyg_trust.agp.propagation import propagate
 from pyg_trust.graph import CSRGraph
 from pyg_trust.graph._marks import mark
@@ -199,12 +204,7 @@ class AGP(MeasureTransform):
         self.force_push = force_push
         self.half = half
         self.level_tol = level_tol
-        if eps != 0 and (half or level_tol != 0):
-            raise ValueError(
-                "'eps' is for estimates, 'half' and 'level_tol' for the exact "
-                f'path (got eps={eps:g}, half={half}, '
-                f'level_tol={level_tol:g})'
-            )
+        check_options(eps, half, level_tol, 'level_tol')
         self.attr = attr
         self.out = attr if out is None else str(out)
 
