@@ -72,6 +72,18 @@ ShardVerifyReport=VerifyReport UnlearnReport=ForgetReport
     }.items()
 }
 
+# By package: names of 0.1 that are gone, each with what to call instead.
+_GONE = {
+    'privacy': {
+        'WORAccountant': 'PLDAccountant or RDPAccountant',
+        'calibrate_poisson': 'PoissonAccountant().noise_multiplier_for(...)',
+        'gaussian_mu': 'math.hypot(*(sensitivity / std ...))',
+        'lam_from_opacus': 'noise_multiplier / 2',
+        'lam_to_opacus': '2 * lam, which is noise_multiplier',
+        'register_accountants': 'create_accountant(name)',
+    }
+}
+
 
 def moved(
     package: str, rest: Callable[[str], Any] | None = None
@@ -80,9 +92,14 @@ def moved(
 
     All names that have not moved are left to ``rest``.
     """
-    names = _MOVED[package.removeprefix('pyg_trust.')]
+    short = package.removeprefix('pyg_trust.')
+    names, gone = _MOVED[short], _GONE.get(short, {})
 
     def find(name: str) -> Any:
+        if name in gone:
+            raise AttributeError(
+                f'{package}.{name} is gone: use {gone[name]} instead'
+            )
         if name not in names and rest is not None:
             return rest(name)
         if name not in names:

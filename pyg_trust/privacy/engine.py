@@ -41,10 +41,10 @@ from pyg_trust.privacy.probing import try_parts
 from pyg_trust.privacy.report import (
     NOISELESS,
     PrivacyReport,
-    Run,
     covered,
     describe,
 )
+from pyg_trust.privacy.spending import new_account
 from pyg_trust.privacy.state import Checkpoints
 from pyg_trust.privacy.training import REDUCTIONS, PrivateStep
 from pyg_trust.privacy.validation import (
@@ -483,25 +483,31 @@ class PrivacyEngine(Checkpoints):
         if adaptive is not None and noise_multiplier:
             adaptive.gradient_multiplier(noise_multiplier, size)
         account = self._open(data_loader)
-        self._target = None, None  # not one of an interrupted call
-        if target_epsilon is not None and target_delta is not None:
-            self._target = float(target_epsilon), float(target_delta)
-        if steps is not None:
-            noise_multiplier = account.noise_multiplier_for(
-                *self._target,
-                sample_rate=self._highest_rate(data_loader, steps),
-                steps=steps,
-            )
-        multiplier = gradients = float(noise_multiplier)
-        self._check_budget(data_loader, multiplier)
-        if adaptive is not None:
-            std = adaptive.count_std(multiplier, size)
-            check_grid('noise_std', 2 * std, 1)
-            gradients = adaptive.gradient_multiplier(multiplier, size)
-        numbers = sum(p.numel() for p in step.parameters)
-        check_arithmetic(data_loader, gradients, numbers)
-        self._group.share(module, optimizer)
-        key = self._group.key()
+        try:
+            self._target = None, None  # not one of an interrupted call
+            if target_epsilon is not None and target_delta is not None:
+                self._target = float(target_epsilon), float(target_delta)
+            if steps is not None:
+                noise_multiplier = account.noise_multiplier_for(
+                    *self._target,
+                    sample_rate=self._highest_rate(data_loader, steps),
+                    steps=steps,
+                )
+            multiplier = gradients = float(noise_multiplier)
+            self._check_budget(data_loader, multiplier)
+            if adaptive is not None:
+                std = adaptive.count_std(multiplier, size)
+                check_grid('noise_std', 2 * std, 1)
+                gradients = adaptive.gradient_multiplier(multiplier, size)
+            numbers = sum(p.numel() for p in step.parameters)
+            check_arithmetic(data_loader, gradients, numbers)
+            self._group.share(module, optimizer)
+            key = self._group.key()
+        except BaseException:
+            # Another try opens the account again.
+            self.close()
+            self._accountant = self._ledger = self._plan = None
+            raise
         # From here on nothing is refused, and an interrupt falls between two
         # lines.
         self._loader, self._noise_multiplier = data_loader, multiplier
@@ -527,7 +533,7 @@ class PrivacyEngine(Checkpoints):
         **options: Any,
     ) -> PrivateStep:
         # Refuse what can't be trained, before the account is opened.
-        account = self._account(loader)
+        account = new_account(self._kind, loader)
         if delta is not None:
             account.get_epsilon(delta)
         check_model(module, optimizer)
@@ -694,19 +700,5 @@ class PrivacyEngine(Checkpoints):
             delta (float, optional): :math:`\delta`; by default that of the
                 budget. (default: :obj:`None`)
         """
-        training = self._attached()
-        run = Run(
-            loader=self._loader,
-            model=training.model.module,
-            step=self._step,
-            leaks=tuple(self._leaks),
-            releases=self._releases,
-            processes=self._group.size,
-            gradient_multiplier=self._gradient_multiplier,
-            noise=self._noise_kind,
-            has_ledger=self._ledger is not None,
-            names_ledger=self._ledger_path is not None,
-            own_steps=self.steps - self._start,
-            continued=self._continued,
-        )
-        return describe(self, run, delta)
+        self._attached()
+        return describe(self, delta)
