@@ -43,7 +43,7 @@ policy_value certificates.threat: Perturbations Policy privacy: class_messages
 clip_factors
 gaussian_epsilon gaussian_mu_for group_wor_epsilon
 group_wor_profile hop_sensitivity messages
-poisson_epsilon private_propagate private_quantile rdp_group_wor wor_epsilon
+poisson_epsilon private_propagate rdp_group_wor wor_epsilon
 privacy.accounting: rdp_epsilon privacy.mechanisms: fdp_terms gaussian_profile
 rdp_fdp rdp_wor rdp_wor_profile wor_profile sampler.walks: DisjointWalks
 check_walks disjoint_walks max_size min_subgraphs scattering:
@@ -79,6 +79,7 @@ _GONE = {
         'calibrate_poisson': 'PoissonAccountant().noise_multiplier_for(...)',
         'gaussian_mu': 'math.hypot(*(sensitivity / std ...))',
         'lam_from_opacus': 'noise_multiplier / 2',
+        'private_quantile': 'AdaptiveNorm, which follows a noisy quantile,',
         'lam_to_opacus': '2 * lam, which is noise_multiplier',
         'register_accountants': 'create_accountant(name)',
     }

@@ -145,22 +145,6 @@ entry(
     noise_multiplier=MULTIPLIER,
     **GROUP,
 )
-entry(
-    'privacy.private_quantile',
-    lambda: {
-        'values': [1.0, 2.0],
-        'share': 0.5,
-        'epsilon': 1.0,
-        'low': 0.1,
-        'high': 10.0,
-        'source': np.random.default_rng(0).bytes,
-    },
-    Row('ends', {'low': 10.0}, "'low'|'high'"),
-    values=values(3, None, 'values', ['a'], [[1.0]], []),
-    source=values(3, None, 'bytes'),
-    names={'low': "'low'|'high'", 'high': "'low'|'high'"},
-)
-
 # Measures
 
 entry(

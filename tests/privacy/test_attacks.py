@@ -168,8 +168,6 @@ def test_weights_that_were_released_can_be_loaded_and_are_noted(private):
     assert setup.engine.steps == 5
 
 
-
-
 @pytest.mark.parametrize('way', ['hook', 'norm', 'frozen', 'thawed'])
 def test_models_that_change_later_are_refused(private, way):
     net = GCN()
@@ -253,8 +251,6 @@ def test_starting_over_does_not_draw_another_batch(private, seed, workers):
         }
         assert len(seen) == 1
         step(setup)
-
-
 
 
 # Copies ######################################################################
@@ -409,8 +405,6 @@ def test_closures_are_called_once(private):
         setup.optimizer.step(3)
 
 
-
-
 # Memory of a model, and of other runs ########################################
 
 
@@ -477,8 +471,6 @@ def test_a_search_does_not_tell_that_another_run_had_other_data(
     data = [engine.report(1e-3).data for engine in made]
     assert data[0] != data[1]
     assert report.data == data[1]
-
-
 
 
 class Modest(DisjointWalkLoader):

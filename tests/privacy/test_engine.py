@@ -317,8 +317,6 @@ def test_resumed_training_goes_on(private):
     assert not setup.net.first.bias.equal(other.net.first.bias)
 
 
-
-
 def test_nothing_secret_is_in_a_checkpoint(private):
     setup = private(
         engine={'insecure_seed': 123456789}, loader={'seed': 987654321}
@@ -587,8 +585,6 @@ def test_fdp_trains_to_its_budget():
     )
     other.load_state_dict(engine.state_dict())
     assert other.get_epsilon(1e-3) == engine.get_epsilon(1e-3)
-
-
 
 
 def test_a_run_without_noise_is_called_not_private(private, tmp_path):

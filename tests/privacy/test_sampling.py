@@ -124,8 +124,6 @@ def test_a_mean_is_divided_by_the_public_number(monkeypatch):
             assert torch.allclose(found, want, atol=1e-4)
 
 
-
-
 @pytest.mark.parametrize('kind', ['rdp_wor', 'pld_wor', 'rdp_fdp'])
 def test_accounts_of_another_sampling_are_refused(kind):
     with pytest.raises(ValueError, match="'accountant'"):
@@ -257,8 +255,6 @@ def test_automatic_factors_keep_below_the_norm():
     assert (lengths <= NORM).all()
     assert lengths[4] == pytest.approx(NORM)
     assert float(lengths[2]) == pytest.approx(NORM * 0.3 / 0.31)
-
-
 
 
 def test_a_gin_that_forgets_a_graph_moves_by_less_than_the_norm(monkeypatch):
