@@ -46,7 +46,7 @@ group_wor_profile hop_sensitivity messages
 poisson_epsilon private_propagate rdp_group_wor wor_epsilon
 privacy.accounting: rdp_epsilon privacy.mechanisms: fdp_terms gaussian_profile
 rdp_fdp rdp_wor rdp_wor_profile wor_profile sampler.walks: DisjointWalks
-check_walks disjoint_walks max_size min_subgraphs scattering:
+disjoint_walks max_size min_subgraphs scattering:
 scattering_transform wavelet_bank scattering.batch: num_paths
 scattering.wavelets: itersine lazy_walk monic_cubic unlearning: bekm blpa
 gaussian_budget hash_partition majority_vote metis_partition random_partition
