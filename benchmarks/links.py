@@ -123,7 +123,7 @@ def auc(args: argparse.Namespace) -> None:
                     leave_out=leave_out,
                     insecure_seed=100 + seed,
                 )
-                scores = model.fit(train).score(pairs)
+                scores = model.fit(train).decision_function(pairs)
                 found[way].append(roc_auc_score(label, scores))
             h = principal_rows(data.x, 32)
             h = h / h.norm(dim=1, keepdim=True).clamp(min=1e-12)
@@ -155,7 +155,7 @@ def records(args: argparse.Namespace) -> None:
                 insecure_seed=100 + seed,
             ).fit(train)
             for way, x in (('own', data.x), ('all', None)):
-                scores = model.score(pairs, x)
+                scores = model.decision_function(pairs, x)
                 found[way].append(roc_auc_score(label, scores))
         own, shown = (mean(values) for values in found.values())
         print(f'{form}: own {own:.4f}, for all {shown:.4f}', flush=True)
@@ -177,7 +177,7 @@ def seconds(args: argparse.Namespace) -> None:
     fit = time.process_time() - start
     pairs = torch.randint(data.num_nodes, (2, 10**6))
     start = time.process_time()
-    model.score(pairs)
+    model.decision_function(pairs)
     score = time.process_time() - start
     print(f'Facebook: fit {fit:.1f} s, a million scores {score:.2f} s')
     result('fit on Facebook, CPU seconds', fit, 60, at_most=True)

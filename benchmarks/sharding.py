@@ -51,14 +51,13 @@ from torch_geometric.utils import degree, subgraph, to_undirected
 from pyg_trust.nn import make_aggregator
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.unlearning import ShardedUnlearner
-from pyg_trust.unlearning.shards.checks import find_shortcuts
-from pyg_trust.unlearning.shards.graph import kept_rows
 from pyg_trust.unlearning.shards.models import (
     Recipe,
     Shard,
     Shortcuts,
     build,
     evaluate,
+    find_shortcuts,
     train,
 )
 
@@ -151,7 +150,7 @@ def training_graph(data: Data, seed: int) -> Shard:
 
 def shard_of(seed: int, x: Tensor, y: Tensor, edge_index: Tensor) -> Shard:
     """The input of a model."""
-    data = Data(x=kept_rows(x), edge_index=edge_index, num_nodes=y.numel())
+    data = Data(x=x, edge_index=edge_index, num_nodes=y.numel())
     return Shard(seed, data, y)
 
 
@@ -203,7 +202,7 @@ def accuracy(name: str, data: Data, kind: str, seeds: int) -> list[dict]:
     for seed in range(seeds):
         split(data, seed)
         whole = training_graph(data, seed)
-        (((state,), _),) = trained(make, [whole])
+        ((state,),) = trained(make, [whole])
         model = build(make, whole)
         model.load_state_dict(state)
         whole_graph = shard_of(0, data.x, data.y, data.edge_index)

@@ -33,7 +33,7 @@ agp: Measure appnp chebyshev eps_for heat hkpr katz make_measure pagerank
 plan_memory ppr propagate propagate_halo propagate_to query sgc single_target
 sweep_cut transition variance_bound agp.clustering: SweepCut uniform_signal
 agp.queries: prune_bound
-audit.scores: AUC auc_interval certificates: certified_mean certified_votes
+audit.statistics: AUC auc_interval certificates: certified_mean certified_votes
 collective_votes certificates.budget: BudgetBound dual_bound linear_program
 pagerank_bounds certificates.diffusion: diffuse diffusion_error
 certificates.policy: Optimum WorstCase policy_iteration robust_margins

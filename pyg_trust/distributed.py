@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from pyg_trust import __version__
 from pyg_trust._checks import (
     check_callable,
     check_instance,
@@ -110,45 +111,39 @@ def check_same(
     check_instance('arguments', arguments, Mapping)
     if failed is not None:
         check_instance('failed', failed, Exception)
-    size = rank_and_size()[1]
-    if size == 1:
-        if failed is not None:
-            raise failed
-        return
-    mine = {'version': _versions()}
+    mine = {'version': f'pyg_trust {__version__}, torch {torch.__version__}'}
     try:
-        if failed is None:
+        if failed is None and rank_and_size()[1] > 1:
             for name, value in arguments.items():
                 mine[name] = fingerprint_any(value)
     except Exception as error:
         failed = error
-    message = None if failed is None else f'{type(failed).__name__}: {failed}'
-    parts: list[Any] = [None] * size
-    dist.all_gather_object(parts, (message, mine))
-    if failed is not None:
-        raise failed
-    for other, (message, _) in enumerate(parts):
-        if message is not None:
-            raise RuntimeError(f'rank {other} failed: {message}')
-    first = parts[0][1]
-    for other, (_, theirs) in enumerate(parts):
+    first, *others = _exchanged(mine, failed)
+    for other, theirs in enumerate(others, 1):
         for name in [*first, *theirs]:
             if first.get(name) != theirs.get(name):
-                what = (
-                    f'{theirs[name]}, and rank 0 {first[name]}'
-                    if name == 'version'
-                    else 'another one than rank 0'
-                )
+                what = 'another one than rank 0'
+                if name == 'version':
+                    what = f'{theirs[name]}, and rank 0 {first[name]}'
                 raise ValueError(
                     f"'{name}' needs to be the same on all ranks (rank "
                     f'{other} has {what})'
                 )
 
 
-def _versions() -> str:
-    from pyg_trust import __version__
-
-    return f'pyg_trust {__version__}, torch {torch.__version__}'
+def _exchanged(mine: T, failed: Exception | None) -> list[T]:
+    # What every process has, or the error of any of them on all of them.
+    message = None if failed is None else f'{type(failed).__name__}: {failed}'
+    parts: list[Any] = [(message, mine)]
+    if (size := rank_and_size()[1]) > 1:
+        parts = [None] * size
+        dist.all_gather_object(parts, (message, mine))
+    if failed is not None:
+        raise failed
+    for other, (message, _) in enumerate(parts):
+        if message is not None:
+            raise RuntimeError(f'rank {other} failed: {message}')
+    return [part for _, part in parts]
 
 
 def own_items(count: int) -> range:
@@ -182,29 +177,21 @@ def run_over_ranks(items: Sequence[Any], work: Callable[[Any], T]) -> list[T]:
     check_instance('items', items, Sequence)
     check_callable('work', work)
     size = rank_and_size()[1]
-    if size == 1:
-        return [work(item) for item in items]
     done: list[T] = []
-    failed: BaseException | None = None
+    failed: Exception | None = None
     try:
         for place in own_items(len(items)):
             done.append(work(items[place]))
     except Exception as error:
         failed = error
-    parts: list[Any] = [None] * size
-    message = None if failed is None else f'{type(failed).__name__}: {failed}'
-    dist.all_gather_object(parts, (message, len(items), done))
-    if failed is not None:
-        raise failed
-    for other, (message, count, _) in enumerate(parts):
-        if message is not None:
-            raise RuntimeError(f'rank {other} failed: {message}')
-        if count != parts[0][1]:
+    finished: list[Any] = [None] * len(items)
+    for other, (count, results) in enumerate(
+        _exchanged((len(items), done), failed)
+    ):
+        if count != len(items):
             raise ValueError(
                 "'items' needs to be the same on all ranks (rank "
-                f'{other} has {count} of them, and rank 0 {parts[0][1]})'
+                f'{other} has {count} of them, and this one {len(items)})'
             )
-    finished: list[Any] = [None] * len(items)
-    for other, (_, _, results) in enumerate(parts):
         finished[other::size] = results
     return finished

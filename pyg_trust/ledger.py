@@ -7,7 +7,7 @@ import os
 import re
 import weakref
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +118,7 @@ class RemovalLedger:
     @property
     def entries(self) -> tuple[LedgerEntry, ...]:
         """All lines, in order from the oldest."""
-        return tuple(self._past.lines[: self._count])
+        return self.newest(self._count)
 
     @property
     def last(self) -> LedgerEntry | None:
@@ -137,9 +137,8 @@ class RemovalLedger:
         together, the root of the sum of squares.
         """
         newest = [line.spent for line in self.newest(LISTED)]
-        before = self._count - LISTED
-        if before > 0:
-            newest[0] = self._past.together[before]
+        if self._count > LISTED:
+            newest[0] = self._past.together[self._count - LISTED]
         return tuple(newest)
 
     @property
@@ -174,19 +173,16 @@ class RemovalLedger:
     def refers_to(self, reference: str) -> bool:
         """Return whether lines have a reference, as of a finished request."""
         check_instance('reference', reference, str)
-        found = self._past.batches
-        return bool(reference) and all(
-            found.get(each, self._count) < self._count
-            for each in references(reference)
-        )
+        found, count = self._past.batches, self._count
+        each = references(reference)
+        return bool(each) and all(found.get(x, count) < count for x in each)
 
     def check_reference(self, reference: str) -> None:
         """Refuse a reference that is malformed, or that a line has."""
         check_instance('reference', reference, str)
         each = references(reference)
-        if not re.fullmatch('([0-9a-f]{32})*', reference) or len(
-            {*each}
-        ) != len(each):
+        whole = re.fullmatch('([0-9a-f]{32})*', reference)
+        if not whole or len({*each}) != len(each):
             raise ValueError(
                 "'reference' needs to have 32 hexadecimal digits, or as many "
                 'for each of several requests '
@@ -263,8 +259,6 @@ class RemovalLedger:
         request = {} if request is None else request
         check_plain('request', request)
         self.check_reference(reference)
-        # Copy: reports and states hold the same object.
-        request = copy.deepcopy(request)
         if action == 'step' and spent < self.spent:
             raise ValueError(
                 f"'spent' can't fall in a step (got {spent}, after "
@@ -275,13 +269,11 @@ class RemovalLedger:
                 f'{action} would spend {spent:.6g} of a budget of '
                 f'{self.budget:.6g}'
             )
-        body: dict[str, Any] = {
-            'action': action,
-            'spent': float(spent),
-            'request': request,
-            'data': data,
-            **({'reference': reference} if reference else {}),
-        }
+        # Copy: reports and states hold the same object.
+        kept = copy.deepcopy(request)
+        body: dict[str, Any] = {'action': action, 'spent': float(spent)}
+        body |= {'request': kept, 'data': data}
+        body |= {'reference': reference} if reference else {}
         entry = LedgerEntry(**body, link=chain.link(self.head, *body.values()))
         with self._past.lock.turn:
             self._own()
@@ -291,10 +283,8 @@ class RemovalLedger:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the budget and all lines as plain values."""
-        return {
-            'budget': self.budget,
-            'entries': [entry.to_dict() for entry in self.entries],
-        }
+        lines = [entry.to_dict() for entry in self.entries]
+        return {'budget': self.budget, 'entries': lines}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the result of :meth:`state_dict`, if it continues this ledger.
@@ -314,14 +304,13 @@ class RemovalLedger:
                 "'state' needs to hold a list of 'entries' "
                 f'(got {type(lines).__name__})'
             )
-        made = RemovalLedger(self.budget)
+        made, fields = RemovalLedger(self.budget), {*chain.REMOVAL, 'link'}
         for number, line in enumerate(lines):
-            fields = (*chain.REMOVAL, 'link')
             names = {*line, 'reference'} if isinstance(line, dict) else {}
-            if names != set(fields):
+            if names != fields:
                 raise ValueError(
-                    f"'state' needs to have {fields} in line {number} of its "
-                    f'entries (got {line!r})'
+                    f"'state' needs to have {sorted(fields)} in line {number} "
+                    f'of its entries (got {line!r})'
                 )
             parts = {k: v for k, v in line.items() if k != 'link'}
             if made.record(**parts).link != line['link']:
@@ -354,14 +343,13 @@ class _Past:
             self.add(line)
 
     def add(self, line: LedgerEntry) -> None:
+        number = len(self.lines)
         self.removed.add(line.request)
-        self.heads[line.link] = len(self.lines)
-        for each in references(line.reference):
-            self.batches[each] = len(self.lines)
+        self.heads[line.link] = number
+        self.batches |= dict.fromkeys(references(line.reference), number)
         if line.request:
-            self.first_request = min(self.first_request, len(self.lines))
-        known = self.together[-1:]
-        self.together.append(together([*known, line.spent]))
+            self.first_request = min(self.first_request, number)
+        self.together.append(together([*self.together[-1:], line.spent]))
         self.lines.append(line)
 
 
@@ -426,21 +414,21 @@ class PrivacyLedger:
         head: str | None = None,
     ) -> None:
         check_instance('path', path, str, Path)
+        self.path = Path(path).absolute()
         if head is not None:
             check_instance('head', head, str)
-            file = Path(path)
-            if not file.exists() or not file.stat().st_size:
+            if not self.path.exists() or not self.path.stat().st_size:
                 raise ValueError(
                     f"'head' needs a ledger that goes on from it, and {path} "
                     'is empty or not there'
                 )
-        self.path = Path(path).absolute()
         check_plain('header', header)
         self._header: dict[str, Any] = json.loads(json.dumps(header))
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
         # Release the lock with the ledger, also after an error or an
         # interrupt.
         self._close = weakref.finalize(self, os.close, self._file)
+        # The lines of the file; None if an interrupt may have left another.
         self._known: _Account | None = None
         self._lock, self._process = ObjectLock(), os.getpid()
         self._writing = False
@@ -489,10 +477,8 @@ class PrivacyLedger:
         """Noise multiplier, sample rate and number of steps, in order."""
         merged: list[tuple[float, float, int]] = []
         for line in self._account.lines:
-            count = 1
-            if merged and merged[-1][:2] == line:
-                count += merged.pop()[2]
-            merged.append((*line, count))
+            same = merged and merged[-1][:2] == line
+            merged.append((*line, 1 + (merged.pop()[2] if same else 0)))
         return merged
 
     @editing
@@ -505,8 +491,7 @@ class PrivacyLedger:
                 is protected, to be in a batch.
         """
         line = list(_step(noise_multiplier, sample_rate))
-        self._settle()
-        self._append({'step': len(self._account.lines) + 1, 'spent': line})
+        self._append(lambda: {'step': self.steps + 1, 'spent': line})
 
     @editing
     def record_pure(self, epsilon: float) -> None:
@@ -517,8 +502,7 @@ class PrivacyLedger:
                 ``pure_epsilon``.
         """
         epsilon = check_positive('epsilon', epsilon)
-        self._settle()
-        self._append({'epsilon': epsilon})
+        self._append(lambda: {'epsilon': epsilon})
 
     def close(self) -> None:
         """Close and unlock the file."""
@@ -526,19 +510,17 @@ class PrivacyLedger:
 
     @property
     def _account(self) -> '_Account':
-        # The lines of the file as far as they were read. No thread reads while
-        # another one writes.
+        # No thread reads while another one writes.
         with self._lock.turn:
             if self._known is None:
                 self._known = self._read()
             return self._known
 
     def _read(self) -> '_Account':
-        self._check_open()
         self._check_place()
         raw = self.path.read_bytes()
-        whole = raw.rfind(b'\n') + 1
-        found, account = chain.of_steps(raw[:whole], False), _Account()
+        end = raw.rfind(b'\n') + 1
+        found, account = chain.of_steps(raw[:end], False), _Account()
         broken = found.broken
         for number, body in enumerate(found.bodies[1:], 2):
             if 0 < broken <= number:
@@ -556,24 +538,21 @@ class PrivacyLedger:
                 f'the ledger {self.path} is of another mechanism: it has '
                 f'{_differing(found.bodies[0], self._header)}'
             )
-        account.links += found.links
-        if whole < len(raw):
-            os.ftruncate(self._file, whole)
-        account.end = whole
+        if end < len(raw):
+            os.ftruncate(self._file, end)
+        account.links, account.end = [*found.links], end
         if not account.links:
             self._write(account, self._header)
             # A new file is durable once its name is.
             files.sync_folder(self.path.resolve().parent)
         return account
 
-    def _settle(self) -> None:
-        self._check_open()
+    def _append(self, line: Any) -> None:
+        self._check_place()
         if self._writing:
             # Both the last line and its repair were interrupted.
             self._known = None
-
-    def _append(self, body: dict[str, Any]) -> None:
-        account = self._account
+        account, body = self._account, line()
         self._writing = True
         try:
             self._write(account, body)
@@ -586,7 +565,6 @@ class PrivacyLedger:
             raise
 
     def _write(self, account: '_Account', body: dict[str, Any]) -> None:
-        self._check_place()
         last = account.links[-1] if account.links else ''
         link, data = chain.line(last, body)
         end = os.lseek(self._file, 0, os.SEEK_END)
@@ -608,19 +586,6 @@ class PrivacyLedger:
         account.end = whole
 
     def _check_place(self) -> None:
-        # A write to a deleted file would be lost.
-        mine = os.fstat(self._file)
-        try:
-            there = os.stat(self.path)
-        except FileNotFoundError:
-            there = None
-        if there is None or not os.path.samestat(mine, there):
-            raise ValueError(
-                f'the ledger {self.path} was removed or replaced while it was '
-                'open'
-            )
-
-    def _check_open(self) -> None:
         if not self._close.alive:
             raise ValueError(f'the ledger {self.path} is closed')
         if os.getpid() != self._process:
@@ -629,6 +594,15 @@ class PrivacyLedger:
                 f'{self._process}, of which this one ({os.getpid()}) is a '
                 'fork: both would spend one budget. Open it in the process '
                 'that trains alone'
+            )
+        # A write to a deleted file would be lost.
+        mine = os.fstat(self._file)
+        if not self.path.exists() or not os.path.samestat(
+            mine, os.stat(self.path)
+        ):
+            raise ValueError(
+                f'the ledger {self.path} was removed or replaced while it was '
+                'open'
             )
 
     def __copy__(self) -> Any:
@@ -644,25 +618,24 @@ class PrivacyLedger:
         return f'{type(self).__name__}({str(self.path)!r}, steps={self.steps})'
 
 
-@dataclass
 class _Account:
     # The sum of a file's lines, their hashes, and their end.
-    lines: list[tuple[float, float]] = field(default_factory=list)
-    pure_epsilon: float = 0.0
-    links: list[str] = field(default_factory=list)
-    end: int = 0
+    def __init__(self) -> None:
+        self.lines: list[tuple[float, float]] = []
+        self.links: list[str] = []
+        self.pure_epsilon, self.end = 0.0, 0
 
     def add(self, body: dict[str, Any]) -> None:
         # Refuse lines that `record` would refuse: a negative amount would give
         # back budget, and NaN would never exceed one.
         if set(body) == {'epsilon'}:
             self.pure_epsilon += check_positive('epsilon', body['epsilon'])
-            return
-        if set(body) != {'step', 'spent'}:
+        elif set(body) == {'step', 'spent'} and (
+            body['step'] == len(self.lines) + 1
+        ):
+            self.lines.append(_step(*body['spent']))
+        else:
             raise ValueError
-        if body['step'] != len(self.lines) + 1:
-            raise ValueError
-        self.lines.append(_step(*body['spent']))
 
 
 def _step(noise_multiplier: float, sample_rate: float) -> tuple[float, float]:

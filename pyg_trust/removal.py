@@ -1,5 +1,3 @@
-# Longer than 700 lines because a request, what it may name and
-# what it does to a graph are one table of kinds.
 """Removal requests and their application to a graph.
 
 Nodes are named by their ids: ``data.n_id`` if the data have it, else the
@@ -116,12 +114,10 @@ class RemovalRequest:
             support it. (default: :obj:`()`)
         directed (bool): whether edges are removed in the given direction
             alone, instead of both where they exist. (default: :obj:`False`)
-        persons (list[int] or Tensor): persons to remove from a model of the
-            table of persons (:meth:`PrivacyUnit.table
+        persons (list[int] or Tensor): persons to remove from a model of their
+            table (:meth:`PrivacyUnit.table
             <pyg_trust.unit.PrivacyUnit.table>`), whose rows hold all that
-            they own; :meth:`PrivacyUnit.without
-            <pyg_trust.unit.PrivacyUnit.without>` removes them from the
-            tables. (default: :obj:`()`)
+            they own. (default: :obj:`()`)
         unit (PrivacyUnit, optional): the privacy unit of :obj:`persons`.
 
     Raises:
@@ -135,10 +131,10 @@ class RemovalRequest:
     """
 
     parts: Mapping[int, Part] = field(default_factory=dict)
-    # The privacy units that persons were named by, and their digest.
+    # The privacy units that persons were named by, their digest, and whether
+    # persons have other ids than their positions.
     _units: ClassVar[tuple[Any, ...]] = ()
     _unit = ''
-    # Whether persons have other ids than their positions.
     _renamed = False
 
     def __init__(
@@ -160,7 +156,7 @@ class RemovalRequest:
                 "'persons' and 'unit' need to be given together (got "
                 f'{len(given)} persons and {unit!r})'
             )
-        items: list[Item] = []
+        items = [(g, 'whole', True) for g in integers('graphs', graphs)]
         if unit is not None:
             if not hasattr(unit, 'names'):
                 raise TypeError(
@@ -170,29 +166,20 @@ class RemovalRequest:
             rows = unit.names(given)
             items += [(0, 'nodes', row) for row in rows]
             self._name_by({unit.digest: unit}, {*rows} != {*given})
-        for name, values in (
-            ('nodes', nodes),
-            ('features', features),
-            ('edges', edges),
-            ('labels', labels),
-        ):
-            kind = 'directed_edges' if directed and name == 'edges' else name
+        named: dict[str, Any] = {'nodes': nodes, 'features': features}
+        named['labels'] = labels
+        named['directed_edges' if directed else 'edges'] = edges
+        for kind, values in named.items():
             if not isinstance(values, Mapping):
                 values = {0: values}
             for graph, each in values.items():
-                (number,) = integers(name, [graph])
-                read: Any = pairs_of if name == 'edges' else integers
-                items += [(number, kind, item) for item in read(name, each)]
-        whole = [
-            (graph, 'whole', True) for graph in integers('graphs', graphs)
-        ]
-        self._take([*items, *whole])
+                items += _read(graph, kind, each)
+        self._take(items)
 
     def _name_by(self, units: Mapping[str, Any], renamed: bool) -> None:
         found = tuple(unit for unit in units.values() if unit is not None)
-        object.__setattr__(self, '_units', found)
-        object.__setattr__(self, '_unit', '+'.join(sorted(units)))
-        object.__setattr__(self, '_renamed', renamed)
+        names = {'_units': found, '_unit': '+'.join(sorted(units))}
+        vars(self).update(names, _renamed=renamed)
 
     def _check_positions(self) -> None:
         # For those who name nodes by position.
@@ -210,26 +197,24 @@ class RemovalRequest:
     def _take(self, items: Iterable[Item]) -> None:
         held: dict[int, dict[str, set[Any]]] = {}
         for graph, kind, item in items:
-            held.setdefault(graph, {}).setdefault(kind, set()).add(item)
+            kinds = held.setdefault(graph, {name: set() for name in _NAMED})
+            kinds.setdefault(kind, set()).add(item)
         parts = {}
-        for graph in sorted(held):
-            named = held[graph]
+        for graph, named in sorted(held.items()):
             if 'whole' in named:
                 parts[graph] = Part(whole=True)
                 continue
-            gone = named.get('nodes', set())
-            for kind in ('features', 'labels'):
-                named[kind] = named.get(kind, set()) - gone
+            gone, edges = named['nodes'], named['edges']
+            named['features'] -= gone
+            named['labels'] -= gone
+            named['directed_edges'] -= edges | {(v, u) for u, v in edges}
             for kind in _PAIRS:
-                each = named.get(kind, ())
-                named[kind] = {pair for pair in each if gone.isdisjoint(pair)}
-            both = named['edges'] | {(v, u) for u, v in named['edges']}
-            named['directed_edges'] -= both
-            found = {kind: tuple(sorted(each)) for kind, each in named.items()}
-            parts[graph] = Part(**found)  # type: ignore[arg-type]
+                named[kind] = {e for e in named[kind] if gone.isdisjoint(e)}
+            made: dict[str, Any] = {k: (*sorted(v),) for k, v in named.items()}
+            parts[graph] = Part(**made)
         if not parts:
             raise ValueError('the request needs to name something to remove')
-        object.__setattr__(self, 'parts', parts)
+        vars(self)['parts'] = parts
 
     @classmethod
     def batch(cls, requests: Iterable['RemovalRequest']) -> 'RemovalRequest':
@@ -267,15 +252,8 @@ class RemovalRequest:
             for kind, each in part.items():
                 if kind == 'whole':
                     items += [(int(graph), kind, True)] * bool(each)
-                    continue
-                read: Any = pairs_of if kind in _PAIRS else integers
-                items += [
-                    (int(graph), kind, item) for item in read(kind, each)
-                ]
-        return cls._made(items)
-
-    @classmethod
-    def _made(cls, items: Iterable[Item]) -> 'RemovalRequest':
+                else:
+                    items += _read(int(graph), kind, each)
         made = cls.__new__(cls)
         made._take(items)
         return made
@@ -301,7 +279,11 @@ class RemovalRequest:
     def of_items(cls, items: Iterable[Item]) -> 'RemovalRequest | None':
         """Build a request of :meth:`items`; :obj:`None` if there are none."""
         given = [*items]
-        return cls._made(given) if given else None
+        if not given:
+            return None
+        made = cls.__new__(cls)
+        made._take(given)
+        return made
 
     def without(self, other: 'RemovalRequest') -> 'RemovalRequest | None':
         """Return the items that another request lacks; :obj:`None` if none."""
@@ -373,10 +355,7 @@ class NodeIds:
         if torch.equal(n_id, torch.arange(n_id.numel())):
             return
         self._sorted, self._order = n_id.sort()
-        if int(self._sorted[0]) < 0:
-            raise ValueError(
-                f"'{name}' needs ids from 0 on (got {int(self._sorted[0])})"
-            )
+        _check_from_0(name, n_id)
         twice = self._sorted[1:][self._sorted.diff() == 0]
         if twice.numel():
             raise ValueError(
@@ -387,9 +366,7 @@ class NodeIds:
         self._known, self._next = n_id.numel(), int(self._sorted[-1]) + 1
 
     def __repr__(self) -> str:
-        if self.n_id is None:
-            return 'NodeIds()'
-        return f'NodeIds(n_id=[{self._known}])'
+        return f'NodeIds(n_id=[{self._known}])' if self._known else 'NodeIds()'
 
     @classmethod
     def of_data(cls, data: Any, name: str = 'data') -> 'NodeIds':
@@ -397,11 +374,7 @@ class NodeIds:
         n_id, name = data.get('n_id'), f'{name}.n_id'
         if n_id is None:
             return cls()
-        if not isinstance(n_id, Tensor):
-            integers(name, n_id)
-            n_id = torch.tensor([int(v) for v in n_id], dtype=torch.int64)
-        if n_id.dtype == torch.int32:
-            n_id = n_id.long()
+        n_id = _tensor(name, n_id)
         check_tensor(name, n_id, torch.int64, (int(data.num_nodes),))
         return cls(n_id, name)
 
@@ -435,30 +408,12 @@ class NodeIds:
         """Read an argument that names nodes: rows, int64."""
         if nodes is None:
             return torch.arange(num_rows)
-        if not isinstance(nodes, Tensor):
-            if not isinstance(nodes, Iterable):
-                raise TypeError(
-                    f"'{name}' needs to be a tensor or a list of ids (got "
-                    f'{type(nodes).__name__})'
-                )
-            nodes = [*nodes]
-            if nodes and {*map(type, nodes)} <= {bool, np.bool_}:
-                nodes = torch.tensor([bool(v) for v in nodes])
-            else:
-                integers(name, nodes)
-                ids = [int(v) for v in nodes]
-                nodes = torch.tensor(ids, dtype=torch.int64)
-        nodes = nodes.detach().cpu()
+        nodes = _tensor(name, nodes)
         if nodes.dtype == torch.bool:
             check_tensor(name, nodes, torch.bool, (num_rows,))
             return nodes.nonzero().view(-1)
-        if nodes.dtype == torch.int32:
-            nodes = nodes.long()
         check_tensor(name, nodes, torch.int64, ('num',))
-        if nodes.numel() and int(nodes.min()) < 0:
-            raise ValueError(
-                f"'{name}' needs ids from 0 on (got {int(nodes.min())})"
-            )
+        _check_from_0(name, nodes)
         rows = self.rows(nodes)
         there = (rows >= 0) & (rows < num_rows)
         if not bool(there.all()):
@@ -715,64 +670,94 @@ def _raise_missing(part: Part, lacking: Mapping[str, Tensor]) -> None:
         raise NotThere(missing)
 
 
-def integers(name: str, values: Nodes) -> tuple[int, ...]:
-    """Convert ids to distinct integers, ascending."""
+def _read(graph: Any, kind: str, values: Any) -> list[Item]:
+    # The items of one kind of a graph.
+    name = 'edges' if kind in _PAIRS else kind
+    (number,) = integers(name, [graph])
+    read: Any = pairs_of if kind in _PAIRS else integers
+    return [(number, kind, item) for item in read(name, values)]
+
+
+def _check_from_0(name: str, ids: Tensor) -> None:
+    if ids.numel() and int(ids.min()) < 0:
+        raise ValueError(
+            f"'{name}' needs ids from 0 on (got {int(ids.min())})"
+        )
+
+
+def _tensor(name: str, values: Any) -> Tensor:
+    # Ids in their order, or a mask.
     if isinstance(values, np.ndarray) and values.dtype != object:
         values = torch.as_tensor(values)
-    if isinstance(values, Tensor):
-        if values.dtype == torch.bool:
-            values = values.nonzero().view(-1)
-        if values.is_floating_point() or values.dim() > 1:
+    if not isinstance(values, Tensor):
+        if not isinstance(values, Iterable):
             raise TypeError(
-                f"'{name}' needs to hold integers (got a {values.dtype} "
-                f'tensor of the shape {list(values.shape)})'
+                f"'{name}' needs to be a tensor or a list of ids (got "
+                f'{type(values).__name__})'
             )
-        values = values.view(-1).tolist()
-    elif isinstance(values, int):
-        values = [values]
-    if not isinstance(values, Iterable) or isinstance(values, str):
+        values = [*values]
+        if values and {*map(type, values)} <= {bool, np.bool_}:
+            return torch.tensor([bool(v) for v in values])
+        integers(name, values)
+        values = torch.tensor([int(v) for v in values], dtype=torch.int64)
+    values = values.detach().cpu()
+    return values.long() if values.dtype == torch.int32 else values
+
+
+def integers(name: str, values: Nodes) -> tuple[int, ...]:
+    """Convert ids to distinct integers, ascending."""
+    is_mask = isinstance(values, Tensor | np.ndarray)
+    array = _array(name, values, 'integers')
+    if array.dtype == bool and is_mask:
+        array = array.nonzero()[0]
+    if array.ndim > 1 or (array.size and array.dtype.kind not in 'iu'):
         raise TypeError(
-            f"'{name}' needs to hold integers (got {type(values).__name__})"
+            f"'{name}' needs to hold integers (got {array.dtype} of the "
+            f'shape {list(array.shape)})'
         )
-    found = set()
-    value: Any
-    for value in values:
-        if isinstance(value, Tensor):
-            # Booleans and fractions would pass for integers.
-            value = value.tolist()
-        if isinstance(value, bool) or not hasattr(value, '__index__'):
-            raise TypeError(
-                f"'{name}' needs to hold integers (got {type(value).__name__})"
-            )
-        number = int(value)
-        if not 0 <= number < 2**63:
-            raise ValueError(
-                f"'{name}' needs to hold non-negative integers below 2**63 "
-                f'(got {number})'
-            )
-        found.add(number)
-    return tuple(sorted(found))
+    if array.size and not 0 <= int(array.min()) <= int(array.max()) < 2**63:
+        raise ValueError(
+            f"'{name}' needs to hold non-negative integers below 2**63 "
+            f'(got {int(array.min())} to {int(array.max())})'
+        )
+    return tuple(np.unique(array.astype(np.int64)).tolist())
 
 
 def pairs_of(name: str, values: Edges) -> tuple[tuple[int, int], ...]:
     """Convert edges to distinct pairs of integers, ascending."""
-    if isinstance(values, np.ndarray):
-        values = torch.as_tensor(values)
-    if isinstance(values, Tensor):
-        if values.dim() != 2 or values.size(0) != 2:
+    if isinstance(values, Tensor | np.ndarray):
+        if values.ndim != 2 or len(values) != 2:
             raise ValueError(
                 f"'{name}' needs to have the shape [2, num_edges] "
                 f'(got {list(values.shape)})'
             )
-        values = values.t().tolist()
-    if not isinstance(values, Iterable):
-        raise TypeError(
-            f"'{name}' needs to hold pairs (got {type(values).__name__})"
+        values = values.T.tolist()
+    array = _array(name, values, 'pairs')
+    if array.size and (array.ndim != 2 or array.shape[1] != 2):
+        raise ValueError(
+            f"'{name}' needs to hold pairs (got the shape {array.shape})"
         )
-    found = set()
-    for pair in values:
-        if not isinstance(pair, Sequence | Tensor) or len(pair) != 2:
-            raise ValueError(f"'{name}' needs to hold pairs (got {pair!r})")
-        ends = [integers(name, [end]) for end in pair]
-        found.add((ends[0][0], ends[1][0]))
-    return tuple(sorted(found))
+    integers(name, array.reshape(-1))
+    return tuple(sorted({(u, v) for u, v in array.reshape(-1, 2).tolist()}))
+
+
+def _array(name: str, values: Any, what: str) -> np.ndarray:
+    if isinstance(values, Tensor):
+        values = values.detach().cpu()
+    elif isinstance(values, int | np.integer):
+        values = [values]
+    elif not isinstance(values, Iterable) or isinstance(values, str):
+        raise TypeError(
+            f"'{name}' needs to hold {what} (got {type(values).__name__})"
+        )
+    elif not isinstance(values, np.ndarray):
+        values = [*values]
+        if any(isinstance(v, bool) for v in values):
+            # They would pass for integers beside some.
+            raise TypeError(f"'{name}' needs to hold {what} (got bool)")
+    try:
+        return np.asarray(values)
+    except ValueError:
+        raise ValueError(
+            f"'{name}' needs to hold {what} (got some of other lengths)"
+        ) from None

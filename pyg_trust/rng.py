@@ -14,6 +14,7 @@ import hashlib
 import operator
 import secrets
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -62,7 +63,8 @@ def resolve_secret(seed: int | None) -> int:
     return secrets.randbits(63) if seed is None else resolve(seed)
 
 
-def _mix(word: int) -> int:
+def _mix(word: Any) -> Any:
+    # Of an integer, or of an array of uint64, which wraps around by itself.
     word = (word + 0x9E3779B97F4A7C15) & _MASK
     word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -91,25 +93,9 @@ def derive_each(seed: int, items: Tensor) -> Tensor:
     """Apply :func:`derive` to every item of an int64 tensor at once."""
     check_integer('seed', seed, 0)
     check_tensor('items', items, torch.int64, getattr(items, 'shape', ()))
-    key = _mix_each(_signed(seed) ^ _mix_each(items))
-    return _shifted(key, 1)
-
-
-def _mix_each(word: Tensor) -> Tensor:
-    # Products and sums of int64 wrap around, as those of uint64 do.
-    word = word + _signed(0x9E3779B97F4A7C15)
-    word = (word ^ _shifted(word, 30)) * _signed(0xBF58476D1CE4E5B9)
-    word = (word ^ _shifted(word, 27)) * _signed(0x94D049BB133111EB)
-    return word ^ _shifted(word, 31)
-
-
-def _shifted(word: Tensor, bits: int) -> Tensor:
-    # Logical shift to the right.
-    return (word >> bits) & (2 ** (64 - bits) - 1)
-
-
-def _signed(word: int) -> int:
-    return word - 2**64 if word >= 2**63 else word
+    words = items.cpu().numpy().astype(np.uint64).reshape(-1)
+    key = (_mix(seed ^ _mix(words)) >> 1).astype(np.int64)
+    return torch.from_numpy(key).view(items.shape).to(items.device)
 
 
 @contextlib.contextmanager

@@ -49,7 +49,7 @@ Kind = Callable[[Any], Iterable[Bad]]
 ROOMS = ('pyg_trust.files', 'pyg_trust.graph')
 # What is tried as well: exported by no package, and public in its module.
 FURTHER = {
-    'audit.scores': ('holm', 'permutation_test'),
+    'audit.statistics': ('holm', 'permutation_test'),
     'agp.polynomials': ('Chebyshev',),
     'agp.halo': ('HaloGraph',),
     'agp.out_of_core': ('MemoryPlan',),

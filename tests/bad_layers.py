@@ -584,6 +584,5 @@ entry(
     ),
     reference=tensor(low=0, high=1, none=True),
     method=choice(),
-    cost=choice(),
     tol=values('a', None, np.nan, -1.0, True, [0.5]),
 )

@@ -125,7 +125,7 @@ entry(
         'num_canaries': 16,
         'seed': 0,
     },
-    Row('no labels', {'data': changed_data(y=None)}, "'data'"),
+    Row('no labels', {'data': changed_data(y=None)}, "'data.y'"),
     Row('nothing', {'train': lambda data: 3}, "'train'"),
     claim=number(0, closed='low', none=True),
 )

@@ -154,8 +154,6 @@ LIES = [
     (SMOOTHED, row(9, at=1), 'samples have voted', FAILS),
     (SMOOTHED, fields(certified={}, answered={}), 'no number of', FAILS),
     (SMOOTHED, fields(certified={}), 'nothing is certif', FAILS),
-    (SMOOTHED, fields(look=1), 'ended early guarantees no', FAILS),
-    (SMOOTHED, fields(look=2), 'of level', FAILS),
     (SMOOTHED, fields(alpha=0.01), 'of level', FAILS),
     (SMOOTHED, fields(num_abstained=1), 'are votes of 13', FAILS),
     (
@@ -577,7 +575,7 @@ def test_what_is_claimed_of_targets_is_what_is_proved(
     arrays = Witness.load(witness).arrays
     whole = of_report(report)
     status = [1] * 5 + [0] * 4 + [-1] * 3
-    monkeypatch.setattr(certificates, 'prove', lambda *_: status)
+    monkeypatch.setattr(certificates.proofs, 'prove', lambda *_: status)
     values = {'num_robust': 5, 'num_broken': 3, **changes}
     c = claim(report.guarantee().procedure, {**whole['values'], **values})
     each = SimpleNamespace(model='')
@@ -591,7 +589,7 @@ def test_what_is_claimed_of_targets_is_what_is_proved(
         assert [status for status, _ in said] == [*wanted, UNKNOWN]
     # What would take minutes is not proved.
     monkeypatch.undo()
-    monkeypatch.setattr(certificates, 'MOST', 0)
+    monkeypatch.setattr(certificates.proofs, 'MOST', 0)
     ((status, text),) = certificates.check_witness(c, each, arrays)
     assert (status, 'takes minutes' in text) == (UNPROVED, True)
 

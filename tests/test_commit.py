@@ -114,18 +114,6 @@ def test_a_lineage_continues_its_ancestors_alone(seed):
             assert one.continues(two) == (other in ancestors)
 
 
-def test_a_state_that_turns_the_present_one_back_is_refused():
-    first = Lineage().next()
-    one, two = first.next(), first.next()
-    state = {'lineage': one.to_list()}
-    for present in (None, first, one):
-        assert Lineage.of(state, present) == one
-    # A later state, one beside it, and one of another fit.
-    for present in (one.next(), two, Lineage().next()):
-        with pytest.raises(ValueError, match='does not continue'):
-            Lineage.of(state, present)
-
-
 def test_a_stale_state_is_not_written(tmp_path):
     path = tmp_path / 'state.pt'
     first = Lineage().next()

@@ -6,14 +6,24 @@ The table is in ``docs/field.rst``.
 import copy
 import pickle
 
+import networkx
 import numpy as np
 import pytest
 import torch
 import torch_geometric.nn as pyg
 import torch_geometric.transforms as T
+from opacus.schedulers import ExponentialNoise
+from opacus.utils.batch_memory_manager import BatchMemoryManager
 from torch import nn
 from torch.nn import functional as F
-from torch_geometric.data import Batch, Data, HeteroData, TemporalData
+from torch_geometric.data import (
+    Batch,
+    Data,
+    HeteroData,
+    InMemoryDataset,
+    TemporalData,
+)
+from torch_geometric.loader import DataLoader
 from torch_geometric.utils import index_to_mask
 
 import pyg_trust.nn as ours
@@ -527,3 +537,95 @@ def test_a_call_without_names_is_told_the_names():
     for call in ('make_private', 'make_private_with_epsilon'):
         with pytest.raises(TypeError, match=f"'{call}'.*module=model.*got 3"):
             getattr(PrivacyEngine(), call)(pyg.GCN(6, 4, 2, 3), None, None)
+
+
+def test_what_opacus_tutorials_print_and_save():
+    torch.manual_seed(0)
+    net = pyg.GCN(6, 8, 2, 3)
+    loader = DisjointWalkLoader(data(), 4, 1, num_steps=2, seed=0)
+    model, optimizer, loader = private(net, loader)
+    assert optimizer.noise_multiplier == optimizer.max_grad_norm == 1
+    with (
+        pytest.raises(TypeError, match='max_physical_batch_size='),
+        BatchMemoryManager(
+            data_loader=loader, max_physical_batch_size=2, optimizer=optimizer
+        ) as parts,
+    ):
+        next(iter(parts))
+    with pytest.raises(AttributeError, match='schedulers'):
+        ExponentialNoise(optimizer, gamma=0.9).step()
+    for batch in loader:
+        optimizer.zero_grad()
+        with torch.no_grad():  # an evaluation in between, in training mode
+            model(X, PAIRS)
+        out = model(batch.x, batch.edge_index)[: batch.batch_size]
+        F.cross_entropy(out, batch.y[: batch.batch_size]).backward()
+        optimizer.step()
+    # The names of weights have no prefix.
+    plain = pyg.GCN(6, 8, 2, 3)
+    plain.load_state_dict(model.state_dict())
+    assert torch.equal(plain.eval()(X, PAIRS), model.eval()(X, PAIRS))
+
+
+def test_a_data_set_or_a_graph_of_networkx_in_place_of_a_graph(tmp_path):
+    class One(InMemoryDataset):
+        def __init__(self):
+            super().__init__(tmp_path)
+            self._data, self.slices = self.collate([data()])
+
+    for given, call in (
+        (One(), r'dataset\[0\]'),
+        (networkx.path_graph(3), 'from_networkx'),
+    ):
+        for fit in (NodeClassifier().fit, AGP('sgc', levels=2)):
+            with pytest.raises(TypeError, match=call):
+                fit(given)
+    assert NodeClassifier().fit(One()[0]).nodes.numel() == N
+
+
+def test_correction_of_predictions_that_have_no_error():
+    mask = torch.arange(N) < 20
+    sure = F.one_hot(Y, 3).float()
+    model = ours.CorrectAndSmooth(3, 0.8, 3, 0.8)
+    assert torch.equal(model.correct(sure, Y[:20], mask, PAIRS), sure)
+
+
+def test_processed_files_of_other_arguments_are_noticed(tmp_path):
+    class Made(InMemoryDataset):
+        processed_file_names = ('data.pt',)
+
+        def __init__(self, levels):
+            super().__init__(tmp_path, pre_transform=AGP('sgc', levels=levels))
+            self.load(self.processed_paths[0])
+
+        def process(self):
+            self.save([self.pre_transform(data())], self.processed_paths[0])
+
+    made = Made(2)[0]
+    assert torch.equal(made.x, AGP('sgc', levels=2)(data()).x)
+    with pytest.warns(UserWarning, match='pre_transform'):
+        Made(3)
+
+
+def test_splits_of_links_in_batches_of_graphs():
+    split = T.RandomLinkSplit(is_undirected=True)
+    parts = [AGP('sgc', levels=2)(split(data())[0]) for _ in range(3)]
+    (batch,) = DataLoader(parts, batch_size=3)
+    for part, back in zip(parts, batch.to_data_list(), strict=True):
+        assert torch.equal(part.edge_label_index, back.edge_label_index)
+        assert torch.equal(part.x, back.x)
+
+
+def test_a_graph_of_one_node():
+    alone, none = X[:1], torch.empty(2, 0, dtype=torch.int64)
+    torch.testing.assert_close(ours.APPNP(2, 0.1)(alone, none), alone)
+    layer = ours.SGConv(6, 3, K=2)
+    torch.testing.assert_close(layer(alone, none), layer.lin(alone))
+
+
+def test_the_length_of_the_data_of_a_loader():
+    assert len(GraphLoader(graphs(), 4).dataset) == 8
+    loader = DisjointWalkLoader(
+        *(data(), 4, 1), input_nodes=data().train_mask, num_steps=2
+    )
+    assert len(loader.dataset) == 20

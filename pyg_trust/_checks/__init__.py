@@ -24,6 +24,7 @@ from typing import Annotated, Any, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
+from torch_geometric.data import Dataset
 
 REAL = (torch.float32, torch.float64)
 NUMBERS = (int, float, np.integer, np.floating)
@@ -40,6 +41,10 @@ def _type_error(name: str, need: str, value: Any) -> TypeError:
             ': HeteroData.to_homogeneous() makes one of rows that stand alone;'
             ' pyg_trust.unit.PrivacyUnit declares persons of several rows'
         )
+    if isinstance(value, Dataset) and 'Data' in need:
+        advice = ': give one graph of it, as dataset[0]'
+    if got in ('Graph', 'DiGraph') and 'Data' in need:
+        advice = ': torch_geometric.utils.from_networkx makes one of it'
     if got == 'TemporalData' and 'homogeneous' in need:
         advice = (
             ': a list of events has no features of nodes. Take Data(x=..., '

@@ -421,7 +421,7 @@ def _in_blocks(job: _Job, rank: int, size: int) -> Tensor:
     file = _same_file(job, token) if size > 1 else job.file(False)
     if turned and not staged:
         panels = math.ceil(file.shape[0] / file.panel)
-        file.stage(job.matrix, c, range(rank, panels, size))
+        file.stage(job.matrix, range(rank, panels, size))
         distributed.from_first(file.mark_staged, size, after=True)
     blocks = list(_blocks(missing, _share(missing, job.plan.columns, size)))
     own = blocks[rank::size]
@@ -433,11 +433,9 @@ def _in_blocks(job: _Job, rank: int, size: int) -> Tensor:
     room = np.empty(file.shape[0] * widest, job.dtype)
     try:
         with bar, ops.kept_pages():
-            for number, (first, end) in enumerate(own):
+            for first, end in own:
                 if turned and file.is_features(first, end):
                     block = file.read(first, end, room)
-                    if number + 1 < len(own):
-                        file.will_need(*own[number + 1])
                 else:
                     block = on_disk.read_block(job.matrix, first, end, room)
                 file.write(first, _compute(block, job))

@@ -14,7 +14,7 @@ from pyg_trust._checks import (
     check_tensor,
     validated,
 )
-from pyg_trust.audit.scores import auc_interval
+from pyg_trust.audit.statistics import auc_interval
 from pyg_trust.report import Report, provenance
 from pyg_trust.report.charts import Chart
 from pyg_trust.unit import PrivacyUnit

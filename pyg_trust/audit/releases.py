@@ -13,7 +13,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_trust.audit.subjects import Released
+Released = dict[str, Tensor | bytes]
+
+
+def flattened(name: str, value: Any) -> Released:
+    """Return the values of nested containers, each by a name of its own."""
+    if isinstance(value, Tensor):
+        return {name: value}
+    if not isinstance(value, dict | list | tuple):
+        return {name: repr(value).encode()}
+    found: Released = {}
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, item in items:
+        found |= flattened(f'{name}/{key}', item)
+    return found
 
 
 def opened(released: Released) -> Released:
@@ -23,83 +36,67 @@ def opened(released: Released) -> Released:
             "'released' needs to return a dictionary of tensors and bytes "
             f'(got {type(released).__name__})'
         )
-    pairs: list[tuple[str, Tensor | bytes]] = []
+    alike: dict[str, list[Tensor | bytes]] = {}
     for name, value in released.items():
-        if isinstance(value, Tensor):
-            pairs.append((name, value.detach().clone()))
-        elif isinstance(value, bytes):
-            pairs += _opened(name, value)
-        else:
+        if not isinstance(value, Tensor | bytes):
             raise TypeError(
                 "'released' needs to hold tensors and bytes "
                 f'(got {type(value).__name__} for {name!r})'
             )
-    alike: dict[str, list[Tensor | bytes]] = {}
-    for name, value in pairs:
-        alike.setdefault(_named(name), []).append(value)
-    # Release duplicates of a name, too. Sort by contents, as names that
-    # contain digests change from run to run.
+        pairs: Iterable[tuple[str, Tensor | bytes]] = _opened(name, value)
+        for inside, content in pairs:
+            # Names of files may hold digests of their content.
+            named = re.sub(r'[0-9a-f]{16,}', '#', inside)
+            alike.setdefault(named, []).append(content)
+    # Release duplicates of a name, too, in the order of their contents.
     return {
         name + f' ({i})' * bool(i): value
         for name, values in alike.items()
-        for i, value in enumerate(
-            values if len(values) == 1 else sorted(values, key=_content)
-        )
+        for i, value in enumerate(sorted(values, key=_content))
     }
 
 
-def _named(name: str) -> str:
-    # Names of files may hold digests of their content.
-    return re.sub(r'[0-9a-f]{16,}', '#', name)
-
-
-def _opened(name: str, content: bytes) -> list[tuple[str, bytes]]:
+def _opened(
+    name: str, content: Tensor | bytes
+) -> Iterable[tuple[str, Tensor | bytes]]:
+    if isinstance(content, Tensor):
+        yield name, content.detach().clone()
+        return
     if content[:2] == b'PK':
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            made: list[tuple[str, bytes]] = []
             for member in archive.infolist():
                 inside = member.filename.partition('/')[2] or member.filename
                 if inside != '.data/serialization_id':
-                    made += _opened(f'{name}/{inside}', archive.read(member))
-            return made
+                    yield from _opened(
+                        f'{name}/{inside}', archive.read(member)
+                    )
+        return
     for unpack in (gzip.decompress, zlib.decompress):
         try:
-            return _opened(name, unpack(content))
+            inner = unpack(content)
         except (OSError, zlib.error, EOFError):
             continue
-    if content[:1] in (b'{', b'['):
-        try:
-            return _values(name, json.loads(content))
-        except ValueError:
-            pass
-    return [(name, content)]
+        yield from _opened(name, inner)
+        return
+    try:
+        known = json.loads(content) if content[:1] in (b'{', b'[') else None
+    except ValueError:
+        known = None
+    if known is None:
+        yield name, content
+    else:
+        yield from flattened(name, known).items()
 
 
-def _values(name: str, value: Any) -> list[tuple[str, bytes]]:
-    if isinstance(value, dict):
-        return [p for k, v in value.items() for p in _values(f'{name}/{k}', v)]
-    if isinstance(value, list):
-        return [
-            p for k, v in enumerate(value) for p in _values(f'{name}/{k}', v)
-        ]
-    return [(name, repr(value).encode())]
-
-
-def differing(
-    one: Released, two: Released, random: set[str] | None = None
-) -> list[str]:
+def differing(one: Released, two: Released) -> set[str]:
     """List the names that only one run released, or whose bits differ."""
-    random = random or set()
-    return [
+    return {
         name
         for name in {**one, **two}
-        if name not in random
-        and (
-            name not in one
-            or name not in two
-            or _content(one[name]) != _content(two[name])
-        )
-    ]
+        if name not in one
+        or name not in two
+        or _content(one[name]) != _content(two[name])
+    }
 
 
 def kinds_of(names: Iterable[str]) -> tuple[str, ...]:
@@ -121,24 +118,11 @@ def grouped(names: Iterable[str]) -> str:
 
 
 def _content(value: Tensor | bytes) -> tuple[str, tuple[int, ...], bytes]:
-    if isinstance(value, Tensor):
-        return str(value.dtype), tuple(value.shape), _raw(value)
-    return '', (), value
-
-
-def size_of(value: Tensor | bytes) -> int:
-    """Return the size of a release in bytes."""
     if isinstance(value, bytes):
-        return len(value)
-    return value.numel() * value.element_size()
-
-
-def _raw(value: Tensor) -> bytes:
-    value = value.detach().cpu()
-    if value.layout != torch.strided:
-        value = value.to_dense()
-    flat = value.contiguous().view(-1)
-    return flat.view(torch.uint8).numpy().tobytes()
+        return '', (), value
+    flat = value.detach().cpu().to_dense().contiguous().view(-1)
+    raw = flat.view(torch.uint8).numpy().tobytes()
+    return str(value.dtype), tuple(value.shape), raw
 
 
 def encodings(values: Tensor) -> list[bytes]:
@@ -156,8 +140,5 @@ def holding(released: Released, needles: list[bytes]) -> list[str]:
     return [
         name
         for name, value in released.items()
-        if any(
-            needle in (_raw(value) if isinstance(value, Tensor) else value)
-            for needle in needles
-        )
+        if any(needle in _content(value)[2] for needle in needles)
     ]

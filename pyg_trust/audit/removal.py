@@ -25,7 +25,7 @@ from pyg_trust.audit.report import (
     RemovalAudit,
 )
 from pyg_trust.audit.runs import Runs
-from pyg_trust.audit.scores import holm
+from pyg_trust.audit.statistics import holm
 from pyg_trust.audit.subjects import Subject
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import provenance
@@ -65,11 +65,10 @@ def audit_removal(
 
     One difference of *twins* is a proof of a trace, for this pair and seed.
     What differs between two equal runs (wall times, random salts) is not
-    compared: if removed features could be hidden there, the verdict is 'no
-    power'. *Worlds* (as in `LiRA <https://arxiv.org/abs/2112.03570>`_) scores
-    a run by the mean logit of the removed nodes' classes; exact unlearning
-    gives a uniform p. No test can show that something was forgotten, so that
-    no verdict is 'passed'.
+    compared, and listed: what an unlearner hides there is not found. *Worlds*
+    (as in `LiRA <https://arxiv.org/abs/2112.03570>`_) scores a run by the mean
+    logit of the removed nodes' classes; exact unlearning gives a uniform p. No
+    test can show that something was forgotten, so that no verdict is 'passed'.
 
     Args:
         make (Callable): makes a fresh subject (:class:`Subject`).
@@ -87,44 +86,36 @@ def audit_removal(
     Raises:
         ValueError: if a test is asked for that the request does not allow.
     """
-    if tests is not None and (
-        isinstance(tests, str) or not isinstance(tests, Sequence)
-    ):
-        raise TypeError(
-            f"'tests' needs to be a list (got {type(tests).__name__})"
-        )
+    if tests is not None:
+        check_instance('tests', tests, list, tuple)
     for name in tests or ():
         check_choice('tests', name, ATTACKS)
     runs = Runs(make, data, request, candidates, worlds, level)
-    reasons = {
-        name: lacking[0]
-        for name in ATTACKS
-        if (
-            lacking := [
-                why
-                for need in ATTACKS.fact(name, 'needs').split()
-                if (why := runs.lacks(need))
-            ]
-        )
-    }
-    chosen = [name for name in ATTACKS if tests is None or name in tests]
-    if tests is None:
-        chosen = [name for name in chosen if name not in reasons]
-    else:
-        for name in chosen:
-            if name in reasons:
-                raise ValueError(f"'tests': {name} {reasons[name]}")
-        reasons = {}
+    chosen, left_out = [], []
+    for name in ATTACKS if tests is None else tests:
+        needs = ATTACKS.fact(name, 'needs').split()
+        why = next(filter(None, map(runs.lacks, needs)), None)
+        if why is None:
+            chosen.append(name)
+        elif tests is not None:
+            raise ValueError(f"'tests': {name} {why}")
+        else:
+            left_out.append(f'{name}: {why}')
     runs.seed = rng.resolve(seed)
     rows = [row for name in chosen for row in _rows_of(name, runs)]
+    # Correct all p values together (Holm).
+    which = [i for i, row in enumerate(rows) if row.p == row.p]
+    for i, p in zip(which, holm([rows[i].p for i in which]), strict=True):
+        verdict = FAILED if p <= 1 - level else rows[i].verdict or KEPT
+        rows[i] = replace(rows[i], corrected=p, verdict=verdict)
     return RemovalAudit(
         request=request.to_dict(),
-        rows=tuple(_with_verdicts(rows, level)),
-        left_out=tuple(f'{name}: {why}' for name, why in reasons.items()),
+        rows=tuple(rows),
+        left_out=tuple(left_out),
         not_compared=kinds_of(runs.random),
         level=level,
         origin=provenance(
-            seed=runs.seed, worlds=worlds, level=level, tests=list(chosen)
+            seed=runs.seed, worlds=worlds, level=level, tests=chosen
         ),
     )
 
@@ -141,17 +132,4 @@ def _rows_of(name: str, runs: Runs) -> list[AuditRow]:
             replace(row, note='; '.join(filter(None, (row.note, note))))
             for row in rows
         ]
-    return rows
-
-
-def _with_verdicts(rows: list[AuditRow], level: float) -> list[AuditRow]:
-    # Correct all p values together (Holm).
-    which = [i for i, row in enumerate(rows) if row.p == row.p]
-    corrected = holm([rows[i].p for i in which])
-    rows = list(rows)
-    for i, p in zip(which, corrected, strict=True):
-        verdict = rows[i].verdict or KEPT
-        if p <= 1 - level:
-            verdict = FAILED
-        rows[i] = replace(rows[i], corrected=p, verdict=verdict)
     return rows

@@ -107,18 +107,14 @@ class RemovalAudit(AuditReport):
 
     def guarantee(self) -> Guarantee:
         """State the findings; an audit guarantees no complete forgetting."""
+        found = {
+            verdict: [r.test for r in self.rows if r.verdict == verdict]
+            for verdict in VERDICTS
+        }
+        tests = [row.to_dict() for row in self.rows]
         return stated(
             'audit of a removal',
-            {
-                **self.numbers(),
-                'verdicts': {
-                    verdict: [
-                        row.test for row in self.rows if row.verdict == verdict
-                    ]
-                    for verdict in VERDICTS
-                },
-                'tests': [row.to_dict() for row in self.rows],
-            },
+            {**self.numbers(), 'verdicts': found, 'tests': tests},
             origin=self.origin,
             checked=tuple(
                 f'{row.test}: {row.statistic} {row.value:.3f}, {row.verdict} '
@@ -129,16 +125,13 @@ class RemovalAudit(AuditReport):
 
     def chart(self) -> Chart:
         """Draw every statistic with its interval and verdict."""
-        names = [f'{r.test}, {r.statistic}: {r.verdict}' for r in self.rows]
+        named = {f'{r.test}, {r.statistic}: {r.verdict}': r for r in self.rows}
         return Chart(
             f'Failed: {", ".join(self.failed)}'
             if self.failed
             else f'No test of {len(self.rows)} finds a trace',
-            bars={n: r.value for n, r in zip(names, self.rows, strict=True)},
-            spans={
-                n: (r.low, r.high)
-                for n, r in zip(names, self.rows, strict=True)
-            },
+            bars={name: r.value for name, r in named.items()},
+            spans={name: (r.low, r.high) for name, r in named.items()},
             xlabel='statistic, with its interval',
         )
 
@@ -211,7 +204,7 @@ class PrivacyAudit(AuditReport):
                 adversary='plants canaries and knows the rest',
                 statistic=f'{name} is at least',
                 value=found[f'{name}_lower'],
-                expected=f'at most {claimed:.6g}',
+                expected=f'at most {claimed:.4g}',
                 verdict=FAILED if found[f'{name}_lower'] > claimed else KEPT,
             )
             for name, claimed in (

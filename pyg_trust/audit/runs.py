@@ -9,8 +9,8 @@ from torch_geometric.data import Data
 
 from pyg_trust import rng
 from pyg_trust._checks import check_choice, check_instance
-from pyg_trust.audit.releases import opened
-from pyg_trust.audit.subjects import Released, Subject
+from pyg_trust.audit.releases import Released, differing, opened
+from pyg_trust.audit.subjects import Subject
 from pyg_trust.removal import RemovalRequest, remove_from_data
 
 __all__ = ['NEEDS', 'NoisyRun', 'Run', 'Runs', 'numbers']
@@ -21,6 +21,7 @@ NEEDS = ('members', 'candidates', 'features', 'exact')
 
 # Parts of the seed: the runs, and what is changed or drawn.
 _RUN, _CHANGE, _TWIN = 0, 2, 4
+_CONFIRM = 3
 
 
 class Run(NamedTuple):
@@ -103,8 +104,8 @@ class Runs:
         self.noisy = bool(getattr(self.new_subject(), 'noisy', False))
         #: What differs between runs with the same data and seed.
         self.random: set[str] = set()
-        #: Results that attacks share.
-        self.kept: dict[str, Any] = {}
+        # Results that attacks share.
+        self._kept: dict[str, Any] = {}
 
     def _rows(self, names: Sequence[int]) -> Tensor:
         place = {name: i for i, name in enumerate(self.data.n_id.tolist())}
@@ -163,19 +164,54 @@ class Runs:
         made.fit(data.clone(), rng.derive(self.seed, *(path or (_RUN,))))
         return made
 
-    def run(self, what: str = 'data') -> Run:
-        """Fit, remove and inspect, with the seed of all compared runs."""
-        if f'run {what}' not in self.kept:
+    def run(self, what: str = 'data', again: bool = False) -> Run:
+        """Fit, remove and inspect, with the seed of all compared runs.
+
+        Args:
+            what (str): the data, or what of them is changed.
+                (default: :obj:`'data'`)
+            again (bool): whether it is a run of its own, and not the one that
+                is kept. (default: :obj:`False`)
+        """
+        if again or what not in self._kept:
             subject = self.subject(self.changed(what))
             before = opened(subject.released())
             first = subject.predict_proba(self.data.clone())
             subject.remove(self.request)
             after = opened(subject.released())
             answers = subject.predict_proba(self.data.clone())
-            run = Run(before, after, first, answers, subject)
-            self.kept[f'run {what}'] = run
-        found: Run = self.kept[f'run {what}']
+            made = Run(before, after, first, answers, subject)
+            if again:
+                return made
+            self._kept[what] = made
+        found: Run = self._kept[what]
         return found
+
+    def compared(self, kind: str) -> tuple[set[str], set[str]]:
+        """Compare the releases of twins, bit by bit.
+
+        Returns:
+            tuple[set, set]: the names of releases that differed before the
+            removal and are there after it, and of those that differ after it.
+        """
+        one, two = self.run(), self.run(kind)
+        if 'control' not in self._kept:
+            self._kept['control'] = control = self.run(again=True)
+            self.random |= differing(one.before, control.before)
+            self.random |= differing(one.after, control.after)
+        if differing(one.after, two.after) - self.random:
+            # A clock in whole seconds, or a random bit, may have agreed in
+            # the control and differ in a twin: a trace is there in every run.
+            for name in ('data', kind):
+                if f'confirmed {name}' not in self._kept:
+                    for _ in range(_CONFIRM):
+                        after = self.run(name, again=True).after
+                        self.random |= differing(self.run(name).after, after)
+                    self._kept[f'confirmed {name}'] = True
+        # A value that is random or missing after the removal shows nothing.
+        power = differing(one.before, two.before) & one.after.keys()
+        found = differing(one.after, two.after)
+        return power - self.random, found - self.random
 
     def changed(self, what: str) -> Data:
         """Return the graph with other content of the removed items."""
@@ -183,10 +219,8 @@ class Runs:
         generator = rng.generator(rng.derive(self.seed, _CHANGE))
         if what == 'features':
             rows = self.featureless
-            if rows.numel() > 1:
-                data.x[rows] = data.x[rows.roll(1)]
-            else:
-                data.x[rows] = data.x[rows].roll(1, 1)
+            dim = int(rows.numel() < 2)
+            data.x[rows] = data.x[rows].roll(1, dim)
         elif what == 'labels':
             classes = int(data.y.max()) + 1
             data.y[self.removed] = (data.y[self.removed] + 1) % classes
@@ -197,12 +231,10 @@ class Runs:
             order = torch.randperm(stay.numel(), generator=generator)
             other = torch.arange(int(data.num_nodes))
             other[stay] = stay[order]
-            row, col = data.edge_index
-            data.edge_index = torch.stack(
-                [
-                    torch.where(gone[col], other[row], row),
-                    torch.where(gone[row], other[col], col),
-                ]
+            # The other ends of the edges of removed nodes.
+            ends = data.edge_index
+            data.edge_index = torch.where(
+                gone[ends.flip(0)], other[ends], ends
             )
         return data
 
@@ -212,7 +244,7 @@ class Runs:
 
     def noisy_runs(self, what: str = 'data') -> list[NoisyRun]:
         """Fit and remove ``worlds`` times, with different seeds."""
-        if f'noisy {what}' not in self.kept:
+        if f'noisy {what}' not in self._kept:
             data = self.changed(what)
             number = ('data', *self.kinds()).index(what)
             made = []
@@ -225,8 +257,8 @@ class Runs:
                 made.append(
                     NoisyRun(before, after, first, self.score(subject))
                 )
-            self.kept[f'noisy {what}'] = made
-        found: list[NoisyRun] = self.kept[f'noisy {what}']
+            self._kept[f'noisy {what}'] = made
+        found: list[NoisyRun] = self._kept[f'noisy {what}']
         return found
 
     def score(self, subject: Subject) -> float:
@@ -234,7 +266,7 @@ class Runs:
         rows = self.members
         p = subject.predict_proba(self.data.clone())[rows].double()
         own = p.gather(1, self.data.y[rows, None]).clamp(1e-12, 1 - 1e-12)
-        return float((own / (1 - own)).log().mean())
+        return float(own.logit().mean())
 
 
 def numbers(released: Released) -> Tensor:

@@ -1,4 +1,4 @@
-"""Empirical lower bounds of epsilon and mu, from scores of two neighbours.
+"""Statistics of attacks, and lower bounds of epsilon and mu by them.
 
 Of a release that is (epsilon, delta) private no test has a true positive rate
 above ``e^epsilon FPR + delta``: one that has disproves the claim, with the
@@ -8,7 +8,8 @@ confidence of its Clopper-Pearson intervals (`Jagielski et al. 2020
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from statistics import NormalDist
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy
@@ -16,23 +17,193 @@ import torch
 from torch import Tensor
 
 from pyg_trust import rng
-from pyg_trust._checks import Fraction, NotNegative, Positive, validated
+from pyg_trust._checks import (
+    Count,
+    Fraction,
+    NotNegative,
+    Positive,
+    check_instance,
+    check_share,
+    check_tensor,
+    validated,
+)
 from pyg_trust.audit.report import PrivacyAudit
-from pyg_trust.audit.scores import permutation_test
 from pyg_trust.certificates.smoothing import clopper_pearson
 from pyg_trust.report import provenance
 
 __all__ = [
+    'AUC',
     'Trials',
+    'auc_interval',
     'check_coins',
     'empirical_epsilon',
     'empirical_mu',
+    'holm',
     'mu_of',
-    'split_scores',
+    'permutation_test',
     'told_apart',
 ]
 
 _THRESHOLDS = 500
+
+
+class AUC(NamedTuple):
+    """Area under the ROC curve with its confidence interval.
+
+    Args:
+        value (float): the estimate.
+        low (float): the lower end.
+        high (float): the upper end.
+    """
+
+    value: float
+    low: float
+    high: float
+
+
+@validated
+def auc_interval(
+    positive: Tensor, negative: Tensor, *, level: Fraction = 0.95
+) -> AUC:
+    r"""Compute the AUC of two samples of scores, with DeLong's interval.
+
+    The AUC is the probability that a positive scores above a negative, ties
+    by half; its variance is estimated as in `DeLong et al. 1988
+    <https://doi.org/10.2307/2531595>`_, and the interval is the normal one,
+    cut to :math:`[0, 1]`, which needs samples of some dozens. Where the
+    estimated variance is zero it is that of Hoeffding's inequality,
+    :math:`\hat\theta \pm \sqrt{\log(2 / (1 - \text{level})) / (2 \min(m,
+    n))}`, for all distributions.
+
+    Args:
+        positive (Tensor): the scores of one sample, ``[m]``.
+        negative (Tensor): the scores of the other, ``[n]``.
+        level (float): the confidence, in :math:`(0, 1)`.
+            (default: :obj:`0.95`)
+
+    Raises:
+        ValueError: if a sample has fewer than two scores, or one that is no
+            number.
+    """
+    for name, sample in (('positive', positive), ('negative', negative)):
+        check_tensor(name, sample, None, ('num_scores',))
+        if sample.numel() < 2 or bool(sample.isnan().any()):
+            raise ValueError(
+                f"'{name}' needs to hold at least two scores, all of them "
+                f'numbers (got {sample.numel()}, of which '
+                f'{int(sample.isnan().sum())} are NaN)'
+            )
+    x, y = positive.double(), negative.double()
+    v, w = _placement(x, y), 1 - _placement(y, x)
+    value = float(v.mean())
+    variance = float(v.var() / v.numel() + w.var() / w.numel())
+    if variance > 1e-30:
+        half = NormalDist().inv_cdf((1 + level) / 2) * math.sqrt(variance)
+    else:
+        pairs = min(v.numel(), w.numel())
+        half = math.sqrt(math.log(2 / (1 - level)) / (2 * pairs))
+    return AUC(value, max(value - half, 0.0), min(value + half, 1.0))
+
+
+def _placement(x: Tensor, other: Tensor) -> Tensor:
+    # The share of the other sample below each of x, ties by half.
+    other = other.sort().values
+    below = torch.searchsorted(other, x)
+    up_to = torch.searchsorted(other, x, right=True)
+    return (below + up_to).double() / (2 * other.numel())
+
+
+@validated
+def permutation_test(
+    one: Tensor,
+    other: Tensor,
+    *,
+    one_sided: bool = False,
+    draws: Count = 4000,
+    seed: int | None = None,
+) -> float:
+    r"""Compare the means of two samples by a permutation test.
+
+    With :math:`d` random divisions of all scores and the statistic :math:`t`
+    (the difference of the means, its absolute value unless :obj:`one_sided`),
+    :math:`p = (1 + |\{ j : t_j \ge t \}|) / (1 + d)`. If scores are
+    exchangeable, :math:`P(p \le a) \le a` for any :math:`d`.
+
+    Args:
+        one (Tensor): scores, ``[m]``.
+        other (Tensor): scores, ``[n]``.
+        one_sided (bool): whether only a larger mean of the first counts.
+            (default: :obj:`False`)
+        draws (int): :math:`d`. (default: :obj:`4000`)
+        seed (int, optional): the seed of the divisions.
+
+    Raises:
+        ValueError: if a sample is empty, or a score is not finite.
+    """
+    for name, sample in (('one', one), ('other', other)):
+        check_tensor(name, sample, None, ('num_scores',), finite=True)
+        if sample.numel() == 0:
+            raise ValueError(f"'{name}' needs to hold a score (got none)")
+    # Centred, so that sums round alike in any order.
+    mean = torch.cat([one, other]).double().mean()
+    samples = [(part.double() - mean).numpy() for part in (one, other)]
+
+    def statistic(x: np.ndarray, y: np.ndarray, axis: int) -> np.ndarray:
+        gap = x.mean(axis) - y.mean(axis)
+        return gap if one_sided else np.abs(gap)
+
+    found = scipy.stats.permutation_test(
+        *(samples, statistic),
+        vectorized=True,
+        n_resamples=draws,
+        alternative='greater',
+        random_state=rng.stream(rng.resolve(seed)),
+    )
+    return float(found.pvalue)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    r"""Correct several p values by Holm's method, keeping their order.
+
+    Rejecting where the result is at most :math:`a` rejects a true hypothesis
+    with probability at most :math:`a`, under any dependence (`Holm 1979
+    <https://www.jstor.org/stable/4615733>`_).
+
+    Args:
+        p_values (list[float]): in :math:`[0, 1]`.
+    """
+    check_instance('p_values', p_values, list, tuple)
+    for value in p_values:
+        check_share('p_values', value)
+    corrected, largest = [0.0] * len(p_values), 0.0
+    order = sorted(range(len(p_values)), key=lambda i: p_values[i])
+    for rank, i in enumerate(order):
+        largest = max(largest, (len(order) - rank) * p_values[i])
+        corrected[i] = min(largest, 1.0)
+    return corrected
+
+
+def told_apart(one: list[Tensor], two: list[Tensor]) -> Callable[[int], float]:
+    """Test whether two samples of runs are exchangeable.
+
+    The first half of the runs finds the direction in which they differ, the
+    second half is compared along it by permutations. Returns a function from
+    the seed of these to the p value.
+    """
+    half = max(len(one) // 2, 1)
+    axis = torch.stack(one[:half]).mean(0) - torch.stack(two[:half]).mean(0)
+
+    def p(seed: int) -> float:
+        return permutation_test(
+            torch.stack(one[half:]) @ axis,
+            torch.stack(two[half:]) @ axis,
+            seed=seed,
+        )
+
+    return p
+
+
+# Bounds of privacy ###########################################################
 
 
 class Trials:
@@ -52,37 +223,30 @@ class Trials:
         self.negative, self.positive = np.sort(negative), np.sort(positive)
         self.error = error
 
-    def counts(self, at: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Count true and false positives at thresholds."""
-        true, false = (
-            part.size - np.searchsorted(part, at, side='right')
+    def _counts(self, at: Any) -> list[np.ndarray]:
+        # True and false positives at thresholds.
+        return [
+            np.atleast_1d(part.size - np.searchsorted(part, at, side='right'))
             for part in (self.positive, self.negative)
-        )
-        return np.atleast_1d(true), np.atleast_1d(false)
+        ]
 
     def rates(self, at: Any) -> tuple[np.ndarray, np.ndarray]:
         """Bound the true positive rate from below, the false one from above.
 
         By Clopper and Pearson; 0 and 1 if there were none of a kind.
         """
-        bounds = []
-        for count, n, side in zip(
-            self.counts(at),
-            (self.positive.size, self.negative.size),
-            ('lower', 'upper'),
-            strict=True,
-        ):
-            if n:
-                given = torch.from_numpy(count.astype(np.int64))
-                found = clopper_pearson(given, n, self.error, side).numpy()
-            else:
-                found = np.full(count.shape, float(side == 'upper'))
-            bounds.append(found)
-        return bounds[0], bounds[1]
+        true, false = map(torch.from_numpy, self._counts(at))
+        n, m = self.positive.size, self.negative.size
+        low, high = torch.zeros(true.shape), torch.ones(false.shape)
+        if n:
+            low = clopper_pearson(true, n, self.error, 'lower')
+        if m:
+            high = clopper_pearson(false, m, self.error, 'upper')
+        return low.numpy(), high.numpy()
 
     def measured(self, at: float) -> dict[str, float]:
         """Return the rates as they were counted."""
-        true, false = (int(count[0]) for count in self.counts(at))
+        true, false = (int(count[0]) for count in self._counts(at))
         return {
             'true_positive_rate': true / max(1, self.positive.size),
             'false_positive_rate': false / max(1, self.negative.size),
@@ -205,27 +369,8 @@ def _tested(
     bound: Callable[..., np.ndarray],
     signs: Sequence[float],
 ) -> tuple[Trials, float]:
-    # Half of the trials choose threshold and direction, the others count.
-    (choose0, count0), (choose1, count1) = split_scores(scores, seed)
-    error = (1 - confidence) / 2
-    (_, threshold), sign = max(
-        (Trials(sign * choose0, sign * choose1, error).best(bound), sign)
-        for sign in signs
-    )
-    return Trials(sign * count0, sign * count1, error), threshold
-
-
-def split_scores(
-    scores: Mapping[str, Any], seed: int | None
-) -> list[list[np.ndarray]]:
-    """Split the scores of each kind into two random halves.
-
-    One half chooses a test, the other one counts its errors.
-
-    Raises:
-        TypeError: if scores are not numbers.
-        ValueError: if a score is nan, or fewer than four are of a kind.
-    """
+    # A random half of the trials of each kind chooses threshold and
+    # direction, the others count.
     generator = np.random.default_rng(rng.resolve(seed))
     halves: list[list[np.ndarray]] = []
     for name, given in scores.items():
@@ -235,18 +380,20 @@ def split_scores(
             raise TypeError(
                 f"'{name}' needs to hold numbers (got {given!r})"
             ) from None
-        if np.isnan(values).any():
+        if values.ndim != 1 or values.size < 4 or np.isnan(values).any():
             raise ValueError(
-                f"'{name}' needs to hold numbers (got nan in "
-                f'{int(np.isnan(values).sum())} of {values.size} scores)'
-            )
-        if values.ndim != 1 or values.size < 4:
-            raise ValueError(
-                f"'{name}' needs to hold at least four scores (got shape "
-                f'{list(values.shape)})'
+                f"'{name}' needs to hold at least four scores, all of them "
+                f'numbers (got the shape {list(values.shape)}, of which '
+                f'{int(np.isnan(values).sum())} are nan)'
             )
         halves.append(np.array_split(generator.permutation(values), 2))
-    return halves
+    (choose0, count0), (choose1, count1) = halves
+    error = (1 - confidence) / 2
+    (_, threshold), sign = max(
+        (Trials(sign * choose0, sign * choose1, error).best(bound), sign)
+        for sign in signs
+    )
+    return Trials(sign * count0, sign * count1, error), threshold
 
 
 def check_coins(coin: Tensor) -> None:
@@ -257,23 +404,3 @@ def check_coins(coin: Tensor) -> None:
             "'num_canaries' needs to be larger: four canaries of either kind "
             f'are needed (got {heads} and {count - heads} from this seed)'
         )
-
-
-def told_apart(one: list[Tensor], two: list[Tensor]) -> Callable[[int], float]:
-    """Test whether two samples of runs are exchangeable.
-
-    The first half of the runs finds the direction in which they differ, the
-    second half is compared along it by permutations. Returns a function from
-    the seed of these to the p value.
-    """
-    half = max(len(one) // 2, 1)
-    axis = torch.stack(one[:half]).mean(0) - torch.stack(two[:half]).mean(0)
-
-    def p(seed: int) -> float:
-        return permutation_test(
-            torch.stack(one[half:]) @ axis,
-            torch.stack(two[half:]) @ axis,
-            seed=seed,
-        )
-
-    return p

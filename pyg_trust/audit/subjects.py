@@ -1,7 +1,7 @@
 """Subjects of an audit of unlearning: four calls, for any unlearner."""
 
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
@@ -10,6 +10,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_trust._checks import check_instance, validated
+from pyg_trust.audit.releases import Released, flattened
 from pyg_trust.removal import RemovalRequest, remove_from_data
 from pyg_trust.unlearning.certified import probabilities
 from pyg_trust.unlearning.node import NodeClassifier
@@ -30,8 +31,6 @@ _Model = TypeVar(
 
 # The name of the saved state in a subject's folder.
 _FILE = 'state.pt'
-
-Released = dict[str, Tensor | bytes]
 
 
 @runtime_checkable
@@ -142,23 +141,7 @@ class ShardedSubject(_Wrapped[ShardedUnlearner]):
         found['outputs'] = unlearner.outputs
         there = unlearner.predict_proba(nodes=unlearner.n_id)
         found['probabilities'] = there
-        return {**found, **_flat('state_dict', state), **self._files()}
-
-
-def _flat(name: str, value: Any) -> Released:
-    # Value by value, so that the one that differs has a name.
-    if isinstance(value, Tensor):
-        return {name: value}
-    if isinstance(value, dict):
-        items: Iterable[tuple[Any, Any]] = value.items()
-    elif isinstance(value, list | tuple):
-        items = enumerate(value)
-    else:
-        return {name: repr(value).encode()}
-    found: Released = {}
-    for key, item in items:
-        found |= _flat(f'{name}/{key}', item)
-    return found
+        return found | flattened('state_dict', state) | self._files()
 
 
 class RetrainSubject(ShardedSubject):
@@ -236,10 +219,7 @@ class NodeSubject(_NoisySubject[NodeClassifier]):
         """Predict class probabilities, ``[num_nodes, num_classes]``."""
         made = self.classifier
         found = probabilities(made._margins_on(data))
-        width = max(self._width, max(made.classes) + 1)
-        wide = found.new_zeros((found.size(0), width))
-        wide[:, list(made.classes)] = found
-        return wide
+        return _wide(found, made.classes, self._width)
 
     def released(self) -> Released:
         """Collect the released data."""
@@ -270,16 +250,14 @@ class ScatteringSubject(_NoisySubject[ScatteringClassifier]):
     def fit(self, data: Data, seed: int) -> None:
         """Make a classifier and fit it to the graphs."""
         made = self._start(seed)
-        train = [
-            graph for graph in _graphs(data) if bool(graph.train_mask.all())
-        ]
-        self._place: dict[int, tuple[int, int]] = {}
-        self._left = []
-        for number, graph in enumerate(train):
-            names = graph.names.tolist()
-            self._left.append(set(names))
-            self._place |= {v: (number, i) for i, v in enumerate(names)}
-        made.fit([Data(x=g.x, edge_index=g.edge_index, y=g.y) for g in train])
+        train = [found for found in _graphs(data) if found[2]]
+        self._left = [set(names) for _, names, _ in train]
+        self._place = {
+            v: (number, i)
+            for number, (_, names, _) in enumerate(train)
+            for i, v in enumerate(names)
+        }
+        made.fit([graph for graph, _, _ in train])
         self._end()
 
     @validated
@@ -287,72 +265,65 @@ class ScatteringSubject(_NoisySubject[ScatteringClassifier]):
         """Remove the items that a request names."""
         part, place = request.parts[0], self._place
         gone = {v for v in part.nodes if v in place}
-        whole = [
+        whole = {
             i for i, left in enumerate(self._left) if left and left <= gone
-        ]
-        nodes: dict[int, list[int]] = {}
-        features: dict[int, list[int]] = {}
-        edges: dict[int, list[tuple[int, int]]] = {}
-        for v in gone:
-            nodes.setdefault(place[v][0], []).append(place[v][1])
-        for v in part.features:
-            if v in place:
-                features.setdefault(place[v][0], []).append(place[v][1])
-        for u, v in part.edges:
-            if u in place:
-                pair = (place[u][1], place[v][1])
-                edges.setdefault(place[u][0], []).append(pair)
-        for number in whole:
-            nodes.pop(number)
+        }
+        items: list[tuple[str, int, tuple[int, ...]]]
+        items = [('nodes', v, (v,)) for v in gone if place[v][0] not in whole]
+        items += [('features', v, (v,)) for v in part.features if v in place]
+        items += [('edges', u, (u, v)) for u, v in part.edges if u in place]
+        parts: dict[str, dict[int, list[Any]]] = {
+            name: {} for name in ('nodes', 'features', 'edges')
+        }
+        for kind, at, nodes in items:
+            local = tuple(place[v][1] for v in nodes)
+            found = parts[kind].setdefault(place[at][0], [])
+            found.append(local if kind == 'edges' else local[0])
         for left in self._left:
             left -= gone
-        if whole or nodes or features or edges:
+        if whole or any(parts.values()):
             self.classifier.remove(
                 RemovalRequest(
-                    graphs=whole, nodes=nodes, features=features, edges=edges
+                    graphs=sorted(whole),
+                    nodes=parts['nodes'],
+                    features=parts['features'],
+                    edges=parts['edges'],
                 )
             )
         self._end()
 
     def predict_proba(self, data: Data) -> Tensor:
         """Predict the classes of graphs, ``[num_nodes, num_classes]``."""
-        made = self.classifier
-        graphs = _graphs(data)
-        found = made.predict_proba(
-            [Data(x=g.x, edge_index=g.edge_index, y=g.y) for g in graphs]
-        )
+        made, graphs = self.classifier, [g for g, _, _ in _graphs(data)]
         _, home = data.batch.unique(return_inverse=True)
-        width = max(int(data.y.max()), max(made.classes)) + 1
-        wide = found.new_zeros((len(graphs), width))
-        wide[:, list(made.classes)] = found
-        return wide[home]
+        width = int(data.y.max()) + 1
+        return _wide(made.predict_proba(graphs), made.classes, width)[home]
 
     def released(self) -> Released:
         """Collect the released data."""
         return {'weight': self.classifier.weight, **self._files()}
 
 
-def _graphs(data: Data) -> list[Data]:
-    # The graphs of a union, in the order of their numbers.
+def _wide(found: Tensor, classes: Sequence[int], width: int) -> Tensor:
+    # A column for each class that there is, also where a model has few.
+    wide = found.new_zeros((len(found), max(width, max(classes) + 1)))
+    wide[:, list(classes)] = found
+    return wide
+
+
+def _graphs(data: Data) -> list[tuple[Data, list[int], bool]]:
+    # The graphs of a union, in the order of their numbers, with the ids of
+    # their nodes, and whether they are trained on.
     if not isinstance(data.get('batch'), Tensor):
         raise ValueError("'data' needs to have a 'batch': a graph per node")
-    names = data.get('n_id')
-    if names is None:
-        names = torch.arange(int(data.num_nodes))
+    data = data.clone()
+    if data.get('n_id') is None:
+        data.n_id = torch.arange(int(data.num_nodes))
     made = []
-    for number in data.batch.unique().tolist():
-        node = (data.batch == number).nonzero().view(-1)
-        place = torch.full((int(data.num_nodes),), -1)
-        place[node] = torch.arange(node.numel())
-        row, col = place[data.edge_index]
-        inside = (row >= 0) & (col >= 0)
-        made.append(
-            Data(
-                x=data.x[node],
-                edge_index=torch.stack([row[inside], col[inside]]),
-                y=data.y[node].mode().values.view(1),
-                train_mask=data.train_mask[node],
-                names=names[node],
-            )
-        )
+    for number in data.batch.unique():
+        part = data.subgraph(data.batch == number)
+        label = part.y.mode().values.view(1)
+        graph = Data(x=part.x, edge_index=part.edge_index, y=label)
+        trains = bool(part.train_mask.all())
+        made.append((graph, part.n_id.tolist(), trains))
     return made

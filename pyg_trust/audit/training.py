@@ -30,6 +30,7 @@ from pyg_trust._checks import (
     check_instance,
     check_integer,
     check_non_negative,
+    check_tensor,
     validated,
 )
 from pyg_trust._moved import renamed
@@ -167,19 +168,16 @@ def audit_function(
 
     def lower(at: float) -> float:
         # Also of the test that guesses the other way, by the same intervals.
-        one = max(tpr - at, 0.0) / fpr if fpr else math.inf
-        missed = 1 - tpr
-        two = max(1 - fpr - at, 0.0) / missed if missed else math.inf
+        one = (tpr - at) / max(fpr, 1e-300)
+        two = (1 - fpr - at) / max(1 - tpr, 1e-300)
         return math.log(max(one, two, 1.0))
 
-    claimed: float | None = None
+    claimed: Any = claim
+    delta_lower = None
     if callable(claim):
         known = {at: _claimed(claim(at), at) for at in _DELTAS}
         delta = max(_DELTAS, key=lambda at: lower(at) - known[at])
         claimed = known[delta]
-    elif claim is not None:
-        claimed = float(claim)
-    delta_lower = None
     if claimed is not None:
         delta_lower = max(0.0, tpr - math.exp(min(claimed, 700.0)) * fpr)
     return PrivacyAudit.of(
@@ -236,18 +234,9 @@ def _discriminant(found: np.ndarray, heads: np.ndarray) -> np.ndarray:
 
 def _check_graph(data: Any) -> None:
     check_instance('data', data, Data)
-    x, y = data.get('x'), data.get('y')
-    if not isinstance(x, Tensor) or x.dim() != 2 or not x.is_floating_point():
-        raise ValueError(
-            "'data' needs to have features 'x' with a row of real numbers "
-            'per node'
-        )
-    if (
-        not isinstance(y, Tensor)
-        or y.dtype != torch.int64
-        or y.shape != x.shape[:1]
-    ):
-        raise ValueError("'data' needs to have labels 'y', one int64 per node")
+    shape = ('num_nodes', 'num_features')
+    check_tensor('data.x', data.get('x'), None, shape)
+    check_tensor('data.y', data.get('y'), torch.int64, data.x.shape[:1])
     if data.get('edge_index') is None:
         raise ValueError("'data' needs to have an 'edge_index'")
 
@@ -274,7 +263,7 @@ def _planted(data: Data, value: Tensor, label: int) -> Data:
 def _of_canaries(released: Any, data: Data, value: Tensor) -> np.ndarray:
     # The released value of each canary's feature: [num_canaries, *].
     count, first = value.numel(), data.x.size(1)
-    items = released
+    width, items = first + count, released
     if isinstance(released, nn.Module | Mapping | Tensor):
         items = [released]
     if not isinstance(items, Sequence):
@@ -284,24 +273,19 @@ def _of_canaries(released: Any, data: Data, value: Tensor) -> np.ndarray:
         )
     found = []
     for item in items:
-        if isinstance(item, nn.Module):
-            item = item.state_dict()
-        values = item.values() if isinstance(item, Mapping) else [item]
-        for tensor in values:
-            if not isinstance(tensor, Tensor):
+        item = item.state_dict() if isinstance(item, nn.Module) else item
+        for tensor in item.values() if isinstance(item, Mapping) else [item]:
+            if not isinstance(tensor, Tensor) or width not in tensor.shape:
                 continue
-            sizes = list(tensor.shape)
-            if first + count in sizes:
-                dim = sizes.index(first + count)
-                part = tensor.detach().to_dense().cpu()
-                if part.is_complex():
-                    part = torch.view_as_real(part)
-                part = part.double().movedim(dim, 0)[first:]
-                found.append(part.reshape(count, -1))
+            part = tensor.detach().to_dense().cpu()
+            part = part.movedim(list(tensor.shape).index(width), 0)
+            if part.is_complex():
+                part = torch.view_as_real(part)
+            found.append(part.double()[first:].reshape(count, -1))
     if not found:
         raise ValueError(
             "'train' needs to release a tensor with a dimension of "
-            f"{first + count}, 'data.num_features' (got none): a first layer "
+            f"{width}, 'data.num_features' (got none): a first layer "
             'that reads all features has one'
         )
     flat = torch.cat(found, 1).numpy()

@@ -1,9 +1,9 @@
 """Certificates: bounds of nodes' worst-case margins."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from types import ModuleType
+from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
@@ -121,6 +121,7 @@ class Certificate(Proved, SpeaksOf, Report):
     fixed_edges: int = 0
     witness_digest: str = ''
     proof: Witness | None = field(default=None, repr=False, compare=False)
+    _kernel: ClassVar[ModuleType] = proofs
 
     def status_of(self, nodes: Tensor, data: Data) -> Tensor:
         """Return the status of targets in the graph of today: int8.
@@ -144,30 +145,14 @@ class Certificate(Proved, SpeaksOf, Report):
             )
         return self.status[place.argmax(1)]
 
-    def _is_about(self, arrays: dict[str, np.ndarray]) -> bool:
-        proofs.read(arrays)
-        return (
-            np.array_equal(arrays['targets'], self.targets.numpy())
-            and np.array_equal(arrays['reference'], self.reference.numpy())
-            and np.array_equal(arrays['budget'], self.local_budget.numpy())
-            and self.num_robust == int(self.robust.sum())
-            and self.num_broken == int(self.broken.sum())
-            and not list(
-                proofs.differences(arrays, {**vars(self), **self._counts()})
-            )
-        )
-
-    def _follows(self, arrays: dict[str, np.ndarray]) -> bool:
-        status = torch.tensor(proofs.prove(arrays), dtype=torch.int8)
-        sure = (self.status == UNKNOWN) | (status == self.status)
-        return bool(sure.all())
-
-    def _counts(self) -> dict[str, int]:
+    def _fields(self) -> dict[str, Any]:
         return {
+            **self.numbers(),
             'targets': self.targets.numel(),
             'max_local_budget': int(self.local_budget.max()),
             'sum_local_budget': int(self.local_budget.sum()),
             'num_nodes': self.local_budget.numel(),
+            'data_fields': list(DATA_FIELDS) if self.data else None,
         }
 
     @property
@@ -234,11 +219,7 @@ class Certificate(Proved, SpeaksOf, Report):
         """State the conditions for robust nodes to keep their predictions."""
         return stated(
             'robustness certificate',
-            {
-                **self.numbers(),
-                **self._counts(),
-                'data_fields': list(DATA_FIELDS) if self.data else None,
-            },
+            self._fields(),
             assumptions=self.assumptions,
             data=self.data or self.fingerprint,
             origin=self.provenance,

@@ -7,9 +7,10 @@ trust the solver, and receptive fields that know of degrees.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from types import ModuleType
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import scipy.sparse
@@ -41,8 +42,6 @@ __all__ = ['CollectiveCertificate', 'certify_collective']
 
 DEGREES = ('source', 'target')
 _PROBES = 20
-# Number of these probes that change many nodes at once, anywhere outside.
-_WIDE = 6
 
 
 @dataclass(frozen=True)
@@ -102,15 +101,10 @@ class CollectiveCertificate(Proved, SpeaksOf, Report):
     _weakness = SEEDED_COPIES
     witness_digest: str = ''
     proof: Witness | None = field(default=None, repr=False, compare=False)
+    _kernel: ClassVar[ModuleType] = kernel
 
-    def _is_about(self, arrays: dict[str, np.ndarray]) -> bool:
-        kernel.read(arrays)
-        return not list(kernel.differences(arrays, vars(self)))
-
-    def _follows(self, arrays: dict[str, np.ndarray]) -> bool:
-        bound = kernel.prove(arrays)
-        most = max(self.counted - math.floor(bound), self.one_by_one)
-        return bound <= self.bound and self.guaranteed <= most
+    def _fields(self) -> dict[str, Any]:
+        return {**self.numbers(), 'data_fields': list(DATA_FIELDS)}
 
     def certified_ratio(self) -> float:
         """Return the share of all targets that is guaranteed."""
@@ -134,7 +128,7 @@ class CollectiveCertificate(Proved, SpeaksOf, Report):
         """State the number of predictions that stay at once, and how sure."""
         return stated(
             'collective certificate by smoothing',
-            {**self.numbers(), 'data_fields': list(DATA_FIELDS)},
+            self._fields(),
             assumptions=self.named,
             data=self.data or self.fingerprint,
             origin=self.provenance,
@@ -203,7 +197,7 @@ def certify_collective(
             :obj:`transform`; if edges are noisy with :math:`p_+ > 0`; or if
             the field is too small.
     """
-    budgets = {
+    budgets: dict[str, Any] = {
         'edges': check_radius('edges', edges),
         'features': check_radius('features', features),
     }
@@ -234,50 +228,36 @@ def certify_collective(
         return model(graph.x, graph.edge_index, *weights)
 
     with evaluating(model):
-        fields.probe(
-            call,
-            budgets['features'] != (0, 0),
-            budgets['edges'] != (0, 0),
-            budgets['edges'][0] > 0,
-        )
+        fields.probe(call, budgets)
     rows = report.targets.numpy()
-    axes: list[tuple[str, int]] = []
+    sides = ('features', 0), ('features', 1), ('edges', 1), ('edges', 0)
+    axes = [(kind, side) for kind, side in sides if budgets[kind][side]]
     reach: list[Matrix] = []
     caps: list[np.ndarray] = []
-    limited: list[int] = []
-    sides = (('features', 0), ('features', 1), ('edges', 1), ('edges', 0))
-    for kind, place in sides:
-        if budgets[kind][place] == 0:
-            continue
-        axes.append((kind, place))
-        if (kind, place) == ('edges', 0):
-            continue
-        if kind == 'edges':
+    for kind, side in axes:
+        if kind == 'features':
+            ones = data.x.sum(1).double().cpu().numpy()
+            cap = ones if side else data.x.size(1) - ones
+            most = np.inf if local_budget is None else local_budget
+            reach.append(fields.nodes[rows])
+            caps.append(np.minimum(cap, most))
+        elif side:
             reach.append(fields.edges[rows])
             caps.append(np.ones(fields.pairs.size(1)))
-        else:
-            ones = data.x.sum(1).double().cpu().numpy()
-            cap = ones if place else data.x.size(1) - ones
-            if local_budget is not None:
-                cap = np.minimum(cap, local_budget)
-            limited.append(len(reach))
-            reach.append(fields.nodes[rows])
-            caps.append(cap)
+    limited = [i for i, (kind, _) in enumerate(axes) if kind == 'features']
     counts = (report.predicted >= 0).numpy()
     if labels is not None:
         counts &= (labels[report.targets] == report.predicted).numpy()
     limits = [budgets[kind][place] for kind, place in axes]
-    sure = np.zeros((rows.size, *(r + 1 for r in limits)), dtype=bool)
-    for point in np.ndindex(*(r + 1 for r in limits)):
-        spent = {'edges': [0, 0], 'features': [0, 0]}
-        for (kind, place), r in zip(axes, point, strict=True):
-            spent[kind][place] = r
-        mask = report.certified(
-            edges=(spent['edges'][0], spent['edges'][1]),
-            features=(spent['features'][0], spent['features'][1]),
-        )
-        index: Any = (slice(None), *point)
-        sure[index] = mask.numpy()
+    shape = [r + 1 for r in limits]
+    sure = np.zeros((rows.size, *shape), dtype=bool)
+    table = sure.reshape(rows.size, -1)
+    for number, point in enumerate(np.ndindex(*shape)):
+        spent: dict[str, Any] = {'edges': [0, 0], 'features': [0, 0]}
+        for (kind, side), r in zip(axes, point, strict=True):
+            spent[kind][side] = r
+        mask = report.certified(**{k: tuple(r) for k, r in spent.items()})
+        table[:, number] = mask.numpy()
     owner, points = frontier(sure)
     # Without a budget nothing changes, and no prediction breaks.
     held = counts[owner] & bool(axes)
@@ -289,14 +269,13 @@ def certify_collective(
     )
     bound, multipliers = broken_bound(attack)
     proof, found_digest = _witness(attack, rows.size, multipliers)
-    last: Any = (slice(None), *limits)
-    alone = sure[last] & counts
+    alone = int((table[:, -1] & counts).sum())
     total = int(counts.sum())
     return CollectiveCertificate(
         num_targets=rows.size,
-        guaranteed=max(total - math.floor(bound + 1e-6), int(alone.sum())),
+        guaranteed=max(total - math.floor(bound + 1e-6), alone),
         counted=total,
-        one_by_one=int(alone.sum()),
+        one_by_one=alone,
         bound=bound,
         edges=budgets['edges'],
         features=budgets['features'],
@@ -313,8 +292,8 @@ def certify_collective(
         checked=(
             'model, graph and call were compared with those of the '
             'certificate by smoothing, by their digests',
-            f'up to {_PROBES} changes of each kind right outside of the '
-            'fields of nodes moved no bit of their outputs',
+            f'changes outside of the fields of up to {_PROBES} nodes moved '
+            'no bit of their outputs',
         ),
         named=report.named,
         seeded=report.seeded,
@@ -405,28 +384,6 @@ def receptive_field(edge_index: Tensor, num_nodes: int, hops: int) -> Matrix:
     return reach
 
 
-def edge_field(field: Matrix, edges: Tensor) -> Matrix:
-    """Mark the edges with at least one end in a target's receptive field.
-
-    For layers whose messages are weighted by the *source's* degree (GCN, SGC,
-    APPNP) the field is that of all rounds: the deletion of an edge between
-    distance :math:`L` and :math:`L + 1` changes a degree within. For layers
-    that are normalized at the target alone it is that of one round less.
-    """
-    u, v = edges.numpy()
-    item = np.arange(u.size)
-    ends = scipy.sparse.csr_array(
-        (
-            np.ones(2 * u.size),
-            (np.concatenate([u, v]), np.concatenate([item, item])),
-        ),
-        shape=(field.shape[0], u.size),
-    )
-    reach = scipy.sparse.csr_array(field @ ends)
-    reach.data[:] = 1
-    return reach
-
-
 def frontier(certified: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return whose, and the smallest, budgets that are not certified."""
     closed = certified.copy()
@@ -478,109 +435,82 @@ def broken_bound(attack: Attack) -> tuple[float, np.ndarray]:
 
 
 class _Fields:
-    """The receptive field of every node, in features and in edges."""
+    """The receptive field of every node, in features and in edges.
+
+    An edge is seen if one end is within the field. For layers whose messages
+    are weighted by the *source's* degree (GCN, SGC, APPNP) that is the field
+    of all rounds: the deletion of an edge between distance :math:`L` and
+    :math:`L + 1` changes a degree within. For layers that are normalized at
+    the target alone it is the field of one round less.
+    """
 
     def __init__(self, data: Data, hops: int, degrees: str) -> None:
         self.data = data
         self.edge_index = data.edge_index.cpu()
         u, v = self.edge_index
         self.pairs = self.edge_index[:, u < v]
-        n = int(data.num_nodes or 0)
+        self.num_nodes = n = int(data.num_nodes or 0)
         self.nodes = receptive_field(self.edge_index, n, hops)
         near = hops if degrees == 'source' else max(hops - 1, 0)
         # Nodes that see an end of an edge that is added or deleted.
         self.near = receptive_field(self.edge_index, n, near)
-        self.edges = edge_field(self.near, self.pairs)
-        # One more hop shows whether K is too small.
-        self._wider = receptive_field(self.edge_index, n, hops + 2)
+        item = np.arange(self.pairs.size(1))
+        ends = scipy.sparse.csr_array(
+            (np.ones(2 * item.size), (self.pairs.flatten(), [*item, *item])),
+            shape=(n, item.size),
+        )
+        self.edges = scipy.sparse.csr_array(self.near @ ends)
+        self.edges.data[:] = 1
 
     def probe(
-        self,
-        call: Callable[[Data], Tensor],
-        features: bool,
-        edges: bool,
-        additions: bool,
+        self, call: Callable[[Data], Tensor], budgets: dict[str, Any]
     ) -> None:
-        """Change nodes outside of some fields; compare outputs to the bit.
+        """Change what is outside of some fields; compare outputs to the bit.
 
-        Most probes change nodes next to the fields, which further rounds of
-        messages would see; the others change all (or half) of the outside,
-        which layers see that mix all nodes without a path.
+        About half of all bits change at once, those right outside, which
+        further rounds would see, and those far away, which layers see that
+        mix all nodes.
         """
         draw = np.random.default_rng(0)
-        ends = edge_field(self._wider, self.pairs)
         with torch.no_grad():
             clean = call(self.data)
-            for field, wider, change, wanted in (
-                (self.nodes, self._wider, self._flip_rows, features),
-                (self.edges, ends, self._drop, edges),
-                (self.near, self._wider, self._join, additions),
-            ):
-                if not wanted:
-                    continue
-                for row, items in _outside(field, wider, draw):
-                    moved = call(change(items, draw))[row]
-                    same = (moved == clean[row]) | clean[row].isnan()
-                    if not bool(same.all()):
-                        raise ValueError(
-                            "'K' or 'degrees' need to cover all that a node "
-                            f'sees (got another output for node {row} after '
-                            'a change outside of its field)'
-                        )
+            for row in draw.permutation(self.num_nodes)[:_PROBES].tolist():
+                moved = call(self._changed(row, budgets, draw))[row]
+                same = (moved == clean[row]) | clean[row].isnan()
+                if not bool(same.all()):
+                    raise ValueError(
+                        "'K' or 'degrees' need to cover all that a node sees "
+                        f'(got another output for node {row} after a change '
+                        'outside of its field)'
+                    )
 
-    def _flip_rows(self, nodes: np.ndarray, draw: np.random.Generator) -> Data:
-        bad = self.data.clone()
-        rows = torch.from_numpy(nodes).to(bad.x.device)
-        # Replace whole rows or single entries: a change may cancel in a row's
-        # sum.
-        some = draw.random((nodes.size, bad.x.size(1))) < draw.choice([0.5, 1])
-        flip = torch.from_numpy(some).to(bad.x.device)
-        bad.x[rows] = torch.where(flip, 1 - bad.x[rows], bad.x[rows])
-        return bad
+    def _changed(
+        self, row: int, budgets: dict[str, Any], draw: np.random.Generator
+    ) -> Data:
+        bad, n = self.data.clone(), self.num_nodes
 
-    def _drop(self, items: np.ndarray, draw: np.random.Generator) -> Data:
-        n = int(self.data.num_nodes or 0)
-        u, v = self.pairs[:, torch.from_numpy(items)]
-        row, col = self.edge_index
-        low, high = torch.minimum(row, col), torch.maximum(row, col)
-        return self._with(
-            self.edge_index[:, ~torch.isin(low * n + high, u * n + v)]
-        )
+        def outside(field: Matrix) -> np.ndarray:
+            rest = np.arange(field.shape[1])
+            return np.setdiff1d(rest, field[[row]].indices)
 
-    def _join(self, ends: np.ndarray, draw: np.random.Generator) -> Data:
-        n = int(self.data.num_nodes or 0)
-        u = torch.from_numpy(draw.permutation(ends))
-        v = u.roll(1)
-        row, col = self.edge_index
-        low, high = torch.minimum(u, v), torch.maximum(u, v)
-        new = (low != high) & ~torch.isin(low * n + high, row * n + col)
-        low, high = torch.stack([low, high])[:, new].unique(dim=1)
-        both = torch.stack([torch.cat([low, high]), torch.cat([high, low])])
-        return self._with(torch.cat([self.edge_index, both], dim=1))
-
-    def _with(self, edge_index: Tensor) -> Data:
-        bad = self.data.clone()
+        if any(budgets['features']):
+            # Single entries: in a row's sum a change of all may cancel.
+            rows = torch.from_numpy(outside(self.nodes)).to(bad.x.device)
+            some = draw.random((rows.numel(), bad.x.size(1))) < 0.5
+            flip = torch.from_numpy(some).to(bad.x.device)
+            bad.x[rows] = torch.where(flip, 1 - bad.x[rows], bad.x[rows])
+        u, v = self.edge_index
+        key = torch.minimum(u, v) * n + torch.maximum(u, v)
+        edge_index = self.edge_index
+        if any(budgets['edges']):
+            items = outside(self.edges)
+            low, high = self.pairs[:, items[draw.random(items.size) < 0.5]]
+            edge_index = edge_index[:, ~torch.isin(key, low * n + high)]
+        if budgets['edges'][0]:
+            one = torch.from_numpy(draw.permutation(outside(self.near)))
+            new = torch.stack([one, one.roll(1)]).sort(0).values
+            new = new[:, (new[0] != new[1])].unique(dim=1)
+            new = new[:, ~torch.isin(new[0] * n + new[1], key)]
+            edge_index = torch.cat([edge_index, new, new.flip(0)], 1)
         bad.edge_index = edge_index.to(self.data.edge_index.device)
         return bad
-
-
-def _outside(
-    field: Matrix, wider: Matrix, draw: np.random.Generator
-) -> Iterator[tuple[int, np.ndarray]]:
-    # Some nodes, and what is outside of the field of each.
-    rows, items = field.shape
-    everything = np.arange(items)
-    close = Matrix(wider - field).tocoo()
-    keep = close.data > 0
-    node, item = close.coords[0][keep], close.coords[1][keep]
-    for at in draw.permutation(node.size)[: _PROBES - _WIDE]:
-        row = int(node[at])
-        rest = np.setdiff1d(everything, field[[row]].indices)
-        # With another node, to be joined to.
-        yield row, np.array([item[at], draw.choice(rest)])
-    for number, row in enumerate(draw.permutation(rows)[:_WIDE]):
-        rest = np.setdiff1d(everything, field[[int(row)]].indices)
-        if number % 2:
-            rest = rest[draw.random(rest.size) < 0.5]
-        if rest.size:
-            yield int(row), rest

@@ -9,7 +9,6 @@ the errors of both classes. For :obj:`'sym'` all of this holds of
 """
 
 import copy
-import inspect
 import math
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,9 +19,9 @@ from torch import Tensor
 from torch.nn import Module
 from torch_geometric.data import Data
 
-from pyg_trust import rng
 from pyg_trust._checks import check_instance
 from pyg_trust._checks.identity import check_process, identity
+from pyg_trust._checks.starts import takes_data
 from pyg_trust.certificates.diffusion import (
     check_alpha,
     check_logits,
@@ -46,6 +45,7 @@ _NOISE = (
     'Any model is certified by noise: certify(model, data, '
     'BitFlips(edges=(0.0, 0.6)))'
 )
+_READ = {'x': 'features', 'y': 'labels'}
 
 
 @dataclass(frozen=True)
@@ -240,44 +240,31 @@ def _copied(logits: Tensor) -> Tensor:
 def _drawn(graph: CSRGraph, symmetric: bool) -> CSRGraph:
     # Two thirds of the edges, each direction by itself or both together.
     row, col, n = graph.row, graph.col, graph.num_nodes
-    pair = row * n + col
+    key = row * n + col
     if symmetric:
-        pair = torch.minimum(row, col) * n + torch.maximum(row, col)
-    word = rng.derive_each(rng.resolve_secret(None), pair)
-    keep = word % 3 != 0
-    ends = (row != col).nonzero().view(-1)
-    if ends.numel():
-        # One edge goes in any graph, and stays in the other direction.
-        at = ends[word[ends].argmin()]
-        if not symmetric:
-            keep |= (row == col[at]) & (col == row[at])
-        keep &= pair != pair[at]
+        key = torch.minimum(row, col) * n + torch.maximum(row, col)
+    pairs, which = key.unique(return_inverse=True)
+    draw = torch.Generator().manual_seed(0)
+    rank = torch.randperm(len(pairs), generator=draw)[which]
+    keep = 3 * rank >= len(pairs)
     return CSRGraph.convert(torch.stack([row[keep], col[keep]]), n)
 
 
 def _layer_of(model: Any) -> pyg.MessagePassing:
     # The layer whose PageRank the model ends in.
     if isinstance(model, PageRankDiffusion):
-        if not hasattr(model, 'logits') or (
-            isinstance(model, LabelPropagation) and model.layers is not None
-        ):
+        if not hasattr(model, 'logits') or getattr(model, 'layers', None):
             raise TypeError(
                 "'model' needs logits that PageRank diffuses: a PPNP, "
                 'FeaturePropagation or LabelPropagation(num_classes=...) (got '
                 f'{model})'
             )
         layer, own, flow = model, PageRankDiffusion, 'target_to_source'
-        method = getattr(model.diffuse, '__func__', None)
-        other = method is not PageRankDiffusion.diffuse
+        other = type(model).diffuse is not PageRankDiffusion.diffuse
         name = 'diffuse' if other else changed(layer, own, flow)
     else:
-        layers = []
-        if isinstance(model, Module):
-            layers = [
-                part
-                for part in model.modules()
-                if isinstance(part, pyg.MessagePassing)
-            ]
+        parts = model.modules() if isinstance(model, Module) else ()
+        layers = [x for x in parts if isinstance(x, pyg.MessagePassing)]
         if len(layers) != 1 or not isinstance(layers[0], pyg.APPNP):
             kinds = ', '.join(type(part).__name__ for part in layers)
             raise TypeError(
@@ -289,10 +276,11 @@ def _layer_of(model: Any) -> pyg.MessagePassing:
             )
         layer, own, flow = layers[0], pyg.APPNP, 'source_to_target'
         name = changed(layer, own, flow)
-        if isinstance(layer, APPNP) and (layer.eps or layer.half or layer.tol):
-            name = 'eps' if layer.eps else 'half' if layer.half else 'tol'
-        if not layer.normalize or layer.cached:
-            name = 'cached' if layer.cached else 'normalize'
+        names = ('eps', 'half', 'tol') if isinstance(layer, APPNP) else ()
+        wrong = [each for each in names if getattr(layer, each)]
+        wrong += ['normalize'] * (not layer.normalize)
+        wrong += ['cached'] * layer.cached
+        name = wrong[0] if wrong else name
     if name is not None:
         raise ValueError(
             f"'model' needs the '{name}' of {own.__name__} as it is by "
@@ -307,13 +295,12 @@ def _run(
     model: Any, layer: pyg.MessagePassing, data: Data, graph: Any
 ) -> tuple[Tensor, Tensor]:
     # The logits and the scores of all nodes.
+    needed = 'y' if isinstance(model, LabelPropagation) else 'x'
+    if data.get(needed) is None:
+        raise ValueError(f"'data' needs to have {_READ[needed]}, '{needed}'")
     if isinstance(model, LabelPropagation):
-        if data.get('y') is None:
-            raise ValueError("'data' needs to have labels, 'y'")
         mask = data.get('train_mask')
         return model.logits(data.y, mask), model(data.y, graph, mask)
-    if data.get('x') is None:
-        raise ValueError("'data' needs to have features, 'x'")
     if isinstance(model, PPNP):
         return model.logits(data.x), model(data.x, graph)
     seen = []
@@ -324,12 +311,7 @@ def _run(
         with_kwargs=True,
     )
     try:
-        needed = [
-            p
-            for p in inspect.signature(model.forward).parameters.values()
-            if p.default is p.empty and 'VAR' not in p.kind.name
-        ]
-        if len(needed) == 1:
+        if takes_data(model):
             view = copy.copy(data)
             view.edge_index = graph
             out = model(view)

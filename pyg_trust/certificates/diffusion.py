@@ -8,8 +8,6 @@ arithmetic: :func:`diffusion_error`.
 import math
 from typing import Any
 
-import numpy as np
-import scipy.sparse
 import torch
 from torch import Tensor
 
@@ -55,46 +53,37 @@ def diffuse(
             "'graph' needs to be undirected for normalization='sym' (got a "
             'directed one)'
         )
-    _check_weights(graph)
+    weight = graph.weight
+    if weight is not None and graph.num_edges:
+        # Rows of D^-1 A have to be distributions.
+        least, total = weight.min(), weight.sum(dtype=torch.float64)
+        if float(least) < 0 or not math.isfinite(float(total)):
+            raise ValueError(
+                "'graph' needs non-negative edge weights with a finite sum, "
+                'which transition probabilities are made of (got '
+                f'{float(least):g} to {float(weight.max()):g})'
+            )
     shape = (graph.num_nodes, 'num_columns')
     check_tensor('x', x, REAL, shape, finite=True)
     return _Diffuse.apply(x, graph, alpha, normalization, _TOL[x.dtype])
-
-
-def _check_weights(graph: CSRGraph) -> None:
-    # The bound needs rows of D^-1 A that are distributions.
-    if graph.weight is None or graph.num_edges == 0:
-        return
-    weight = graph.weight.detach()
-    if float(weight.min()) < 0:
-        raise ValueError(
-            "'graph' needs non-negative edge weights, which transition "
-            f'probabilities are made of (got {float(weight.min()):g})'
-        )
-    # The sum over all edges: weights this large can be rescaled by the caller.
-    if not math.isfinite(float(weight.sum(dtype=torch.float64))):
-        raise ValueError(
-            "'graph' needs edge weights with a sum that is finite in float64 "
-            f'(got up to {float(weight.max()):g})'
-        )
 
 
 class _Diffuse(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, *arguments: Any) -> Tensor:
         ctx.arguments = arguments
-        return _diffuse(x, *arguments)
+        return _solve(x, *arguments)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple:
         *arguments, tol = ctx.arguments
         if grads[0].dtype != torch.float64:
             tol = max(tol, 1e-6)
-        grad = _diffuse(grads[0], *(*arguments, tol, True))
+        grad = _solve(grads[0], *(*arguments, tol, True))
         return grad, None, None, None, None
 
 
-def _diffuse(
+def _solve(
     x: Tensor,
     graph: CSRGraph,
     alpha: float,
@@ -102,94 +91,57 @@ def _diffuse(
     tol: float,
     back: bool = False,
 ) -> Tensor:
+    # z = alpha x + a P z, or with the transpose, in float64.
     if x.numel() == 0:
         return x.clone()
-    weight = graph.weight
+    n, follow, weight = graph.num_nodes, 1 - alpha, graph.weight
+    plain = weight is None and not graph.has_duplicates
     if weight is None:
         weight = torch.ones(graph.num_edges, device=graph.device)
     weight = weight.double()
-    degree = weight.new_zeros(graph.num_nodes)
-    degree.index_add_(0, graph.row, weight)
+    degree = weight.new_zeros(n).index_add_(0, graph.row, weight)
     degree[degree == 0] = 1
     # (I - a D^-1/2 A D^-1/2)^-1 = D^1/2 (I - a D^-1 A)^-1 D^-1/2, which is
     # its own transpose.
     scale = degree.sqrt() if normalization == 'sym' else 1.0
+    turned = back and normalization == 'rw'
     reward = alpha * (x.double().t() / scale).contiguous()
     top = reward.abs().amax(1)
     goal = tol * top.clamp(min=torch.finfo(torch.float64).tiny)
-    turned = back and normalization == 'rw'
-    value, left = _solve(
-        graph, weight / degree[graph.row], reward, 1 - alpha, goal, turned
-    )
-    if not back:
-        limit = goal + _rounding(int(graph.degree.max())) / alpha * top
-        if not bool((left <= limit).all()):
-            raise RuntimeError(
-                'the diffusion did not converge: the residual is '
-                f'{float((left / goal).max() * tol):.3g} of the largest entry '
-                f'(alpha {alpha:g}, {graph})'
-            )
-    return (value * scale).t().contiguous().to(x.dtype)
-
-
-def _solve(
-    graph: CSRGraph,
-    weight: Tensor,
-    reward: Tensor,
-    follow: float,
-    goal: Tensor,
-    back: bool,
-) -> tuple[Tensor, Tensor]:
-    # x = r + a P x, or with the transpose, and its largest residuals.
-    plain = graph.weight is None and not graph.has_duplicates
     if plain and graph.device.type == 'cpu':
         none = torch.zeros(0, dtype=torch.int32)
-        flips = ops.PolicyFlips(
-            none.new_zeros(len(goal) + 1).long(), none, none
-        )
+        flips = ops.PolicyFlips(torch.zeros(len(goal) + 1).long(), none, none)
         rowptr, node = graph.receivers(along=False)
-        value, gap = ops.policy_solve(
-            rowptr, node, flips, reward, reward, goal, follow, back
+        value, left = ops.policy_solve(
+            rowptr, node, flips, reward, reward, goal, follow, turned
         )
-        return value, gap.abs().amax(1)
-    rowptr, col = graph.rowptr, graph.col
-    if back:
-        perm = graph.col.argsort(stable=True)
-        rowptr, col = pointer(graph.in_degree), graph.row[perm]
-        weight = weight[perm]
-    size = (graph.num_nodes, graph.num_nodes)
-    # int32, which MKL multiplies without a copy.
-    matrix = sparse_rows(rowptr.int(), col.int(), weight, size)
-    x = reward
-    if graph.device.type == 'cpu':
-        step = scipy.sparse.csr_array(
-            (weight.numpy(), col.numpy(), rowptr.numpy()), size
+        left = left.abs().amax(1)
+    else:
+        row, col, weight = graph.row, graph.col, weight / degree[graph.row]
+        if turned:
+            order = col.argsort(stable=True)
+            row, col, weight = col[order], row[order], weight[order]
+        # int32, which MKL multiplies without a copy.
+        ptr = pointer(row.bincount(minlength=n)).int()
+        matrix = sparse_rows(ptr, col.int(), weight, (n, n))
+        value, best, stale = reward, math.inf, 0
+        # The residual falls by a per step on any graph.
+        while True:
+            following = reward + follow * (matrix @ value.t()).t()
+            left = (following - value).abs().amax(1)
+            worst = float((left / goal).max())
+            stale = 0 if worst < best else stale + 1
+            if worst <= 1 or stale > _STALE:
+                break
+            value, best = following, min(worst, best)
+    limit = goal + _rounding(int(graph.degree.max())) / alpha * top
+    if not back and not bool((left <= limit).all()):
+        raise RuntimeError(
+            'the diffusion did not converge: the residual is '
+            f'{float((left / goal).max() * tol):.3g} of the largest entry '
+            f'(alpha {alpha:g}, {graph})'
         )
-        system = scipy.sparse.eye_array(size[0]) - follow * step
-        x = torch.from_numpy(
-            np.stack(
-                [
-                    scipy.sparse.linalg.bicgstab(
-                        system, b, b, rtol=0.0, atol=most, maxiter=200
-                    )[0]
-                    for b, most in zip(
-                        reward.numpy(), goal.tolist(), strict=True
-                    )
-                ]
-            )
-        )
-        # Where it broke down, keep its start.
-        x = torch.where(x.isfinite().all(1)[:, None], x, reward)
-    # Plain iteration, whose residual falls by a per step on any graph.
-    best, stale = math.inf, 0
-    while True:
-        following = reward + follow * (matrix @ x.t()).t()
-        left = (following - x).abs().amax(1)
-        worst = float((left / goal).max())
-        stale = 0 if worst < best else stale + 1
-        if worst <= 1 or stale > _STALE:
-            return x, left
-        x, best = following, min(worst, best)
+    return (value * scale).t().contiguous().to(x.dtype)
 
 
 def _rounding(degree: int) -> float:

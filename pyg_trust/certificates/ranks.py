@@ -1,7 +1,8 @@
 """Certified ranks: recommendations that a few edges can't displace."""
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import scipy.sparse
@@ -100,32 +101,11 @@ class RankCertificate(Proved, Report):
     data: str = ''
     witness_digest: str = ''
     proof: Witness | None = field(default=None, repr=False, compare=False)
+    _kernel: ClassVar[ModuleType] = kernel
 
     def certified_ratio(self) -> float:
         """Return the share of items that stay."""
         return self.num_kept / max(self.status.numel(), 1)
-
-    def _is_about(self, arrays: dict[str, np.ndarray]) -> bool:
-        kernel.read(arrays)
-        known = {
-            'users': self.users,
-            'best': self.items,
-            'worst': self.worst_rank,
-        }
-        return all(
-            np.array_equal(arrays[name], value.numpy())
-            for name, value in known.items()
-        ) and not list(kernel.differences(arrays, self._fields()))
-
-    def _follows(self, arrays: dict[str, np.ndarray]) -> bool:
-        proved, lost = kernel.prove(arrays)
-        status = self.status.numpy()
-        kept, gone = status == ROBUST, status == BROKEN
-        return (
-            bool(proved.all() and lost[gone].all())
-            and bool((arrays['worst'][kept] <= self.k).all())
-            and (self.num_kept, self.num_lost) == (kept.sum(), gone.sum())
-        )
 
     def _fields(self) -> dict[str, Any]:
         ranks, counts = self.worst_rank.unique(return_counts=True)
@@ -133,6 +113,7 @@ class RankCertificate(Proved, Report):
             **self.numbers(),
             'num_users': self.users.numel(),
             'ranks': torch.stack([ranks, counts], 1).tolist(),
+            'data_fields': list(DATA_FIELDS) if self.data else None,
         }
 
     def chart(self) -> Chart:
@@ -155,10 +136,9 @@ class RankCertificate(Proved, Report):
 
     def guarantee(self) -> Guarantee:
         """State the recommendations that stay, and under which changes."""
-        fields = list(DATA_FIELDS) if self.data else None
         return stated(
             'certificate of ranks',
-            {**self._fields(), 'data_fields': fields},
+            self._fields(),
             data=self.data or self.fingerprint,
             origin=self.provenance,
         )

@@ -1,9 +1,8 @@
 """Votes of a model over noisy copies of a graph."""
 
-import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,7 +12,6 @@ from torch_geometric.data import Batch, Data
 from pyg_trust import rng
 from pyg_trust._progress import Bar
 from pyg_trust.certificates.flip_bits import (
-    KINDS,
     BitFlips,
     NoisyCopies,
     edge_index_of,
@@ -29,13 +27,8 @@ __all__ = ['Pipeline', 'Run', 'Sampler', 'check_uncached', 'evaluating']
 _BYTES = 2**28
 # How many copies, and how many graphs, are tried out.
 _TRIED = 3
-# How many copies have to be those of the clean graph to be suspicious.
-_HIDDEN = 16
 # The share of entries that are not 0 up to which features are sparse.
 _SPARSE = 0.1
-
-
-Parts = TypeVar('Parts')
 
 
 class Pipeline(NamedTuple):
@@ -75,14 +68,6 @@ def check_uncached(model: Module) -> None:
             )
 
 
-def fresh_copy(parts: Parts) -> Parts | None:
-    """Copy a value before any call changes it; None if that is impossible."""
-    try:
-        return copy.deepcopy(parts)
-    except (RuntimeError, TypeError):
-        return None
-
-
 class Sampler:
     """Compute the logits of noisy copies of one graph."""
 
@@ -100,7 +85,7 @@ class Sampler:
         self.rows = 1 if pipeline.graphs else self.rows
         self._fixed_x: Tensor | None = None
         self._products: dict[int, tuple[Tensor, Tensor]] = {}
-        if pipeline.sparse_x and self.copies.features is None:
+        if pipeline.sparse_x and 'features' not in self.copies.held:
             row, col = x.cpu().nonzero(as_tuple=True)
             ptr = pointer(row.bincount(minlength=x.size(0)))
             value = x.detach().cpu()[row, col]
@@ -137,25 +122,24 @@ class Sampler:
             raise ValueError("'model' needs to return at least one class")
         return out.view(count, self.rows, -1)
 
-    def _drawn(
-        self, first: int, count: int, kinds: Sequence[str] = KINDS
-    ) -> list[Data]:
-        n = self.copies.num_nodes
-        edges = features = None
-        if self.copies.edges is not None and 'edges' in kinds:
-            edges = self.copies.draw_edges(self.seed, first, count)
-        if self.copies.features is not None and 'features' in kinds:
-            features = self.copies.draw_features(self.seed, first, count)
+    def _drawn(self, first: int, count: int) -> list[Data]:
+        n, copies = self.copies.num_nodes, self.copies
+        drawn = {
+            kind: copies.draw(kind, self.seed, first, count)
+            for kind in copies.held
+        }
         samples = []
         for s in range(count):
             noisy = self.data.clone()
             noisy.num_nodes = n
-            if edges is not None:
-                ptr, col = _rows(*edges, s * n, n)
-                noisy.edge_index = edge_index_of(ptr, col - s * n)
-            if features is not None:
-                ptr, col = _rows(*features, s * n, n)
-                noisy.x = _dense(ptr, col, self.data.x)
+            for kind, (ptr, col) in drawn.items():
+                part = ptr[s * n : (s + 1) * n + 1]
+                here = col[int(part[0]) : int(part[-1])]
+                part = part - part[0]
+                if kind == 'edges':
+                    noisy.edge_index = edge_index_of(part, here - s * n)
+                else:
+                    noisy.x = _dense(part, here, self.data.x)
             samples.append(noisy)
         return samples
 
@@ -173,37 +157,28 @@ class Sampler:
             inputs.append(batch.batch)
         return pipe.model(*inputs)
 
-    def _strangers(self) -> list[Data]:
-        # Copies unlike the sampled ones: every bit flipped, and either half of
-        # the edges.
-        samples = []
-        for part in (0, 1):
-            wild = self.data.clone()
-            wild.num_nodes = n = self.copies.num_nodes
-            if self.copies.features is not None:
-                wild.x = 1 - wild.x
-            if self.copies.edges is not None:
-                u, v = wild.edge_index
-                edges = wild.edge_index[:, (u + v) % 2 == part]
-                if self.copies.noise.edges[0] > 0 and n > 1:
-                    node = torch.arange(n, device=edges.device)
-                    ring = torch.stack([node, (node + 1) % n])
-                    edges = torch.cat([edges, ring, ring.flip(0)], dim=1)
-                wild.edge_index = edges
-            samples.append(wild)
-        return samples
+    def _stranger(self) -> Data:
+        # Unlike all copies: every bit of the features, and half of the edges.
+        wild = self.data.clone()
+        wild.num_nodes = self.copies.num_nodes
+        if 'features' in self.copies.held:
+            wild.x = 1 - wild.x
+        if 'edges' in self.copies.held:
+            odd = wild.edge_index.sum(0) % 2 > 0
+            wild.edge_index = wild.edge_index[:, odd]
+        return wild
 
     def _features(self, first: int, count: int, sparse: bool) -> Tensor:
         x = self.data.x
         shape = (count * self.copies.num_nodes, x.size(-1))
         like = x.new_empty(0, device=self.device)
-        if self.copies.features is None:
+        if 'features' not in self.copies.held:
             if not sparse:
                 return x.to(self.device).repeat(count, 1)
             return LinearFeatures(
                 lambda weight: self._once(weight).repeat(count, 1), shape, like
             )
-        ptr, col = self.copies.draw_features(self.seed, first, count)
+        ptr, col = self.copies.draw('features', self.seed, first, count)
         if not sparse:
             return _dense(ptr, col, x).to(self.device)
         index = torch.int32 if col.numel() < 2**31 else torch.int64
@@ -227,14 +202,14 @@ class Sampler:
     def _graph(self, first: int, count: int, sparse: bool) -> list[Tensor]:
         n, weight = self.copies.num_nodes, self.data.get('edge_weight')
         total = count * n
-        if self.copies.edges is None:
+        if 'edges' not in self.copies.held:
             shift = n * torch.arange(count).repeat_interleave(
                 self.data.edge_index.size(1)
             )
             edge_index = self.data.edge_index.cpu().repeat(1, count) + shift
             symmetric = False
         else:
-            ptr, col = self.copies.draw_edges(self.seed, first, count)
+            ptr, col = self.copies.draw('edges', self.seed, first, count)
             symmetric = not self.copies.noise.directed
             if not (sparse and symmetric):
                 edge_index = edge_index_of(ptr, col)
@@ -259,7 +234,7 @@ class Sampler:
         widths = [p.size(0) for p in self.pipeline.model.parameters()]
         widest = max([1, *widths])
         edges = int(data.edge_index.size(1))
-        if self.copies.edges is not None:
+        if 'edges' in self.copies.held:
             ways = 1 if self.copies.noise.directed else 2
             edges = int(self._ones('edges') * ways)
         size = 16 * edges + 8 * n * widest
@@ -275,38 +250,27 @@ class Sampler:
         most = (2**31 - 1) // max(n, 1)
         return max(1, min(_BYTES // max(size, 1), most, 10_000))
 
-    def check(self, fresh: Pipeline | None) -> str:
+    def check(self) -> str:
         """Return why copies can't share a call of the model, or nothing.
 
-        Refuse a model that is random in evaluation mode, or keeps what it was
-        called with before.
+        Refuse a model that is random in evaluation mode.
         """
-        together = _TRIED
-        alone = [self.logits(s, 1, True)[0] for s in range(together)]
+        alone = [self.logits(s, 1, True)[0] for s in range(_TRIED)]
         if differ(alone[0], self.logits(0, 1, True)[0]):
             raise ValueError(
                 "'model' needs to be the same function at every call (got "
                 'another output for the same copy in evaluation mode)'
             )
-        if fresh is not None:
-            new = Sampler(fresh, self.data, self.copies.noise, self.seed)
-            if differ(alone[-1], new.logits(together - 1, 1, True)[0]):
-                raise ValueError(
-                    "'model' needs to be the same function at every call (got "
-                    f'another output for copy {together - 1} after other '
-                    'ones: it, or a function called with it, keeps state '
-                    'between calls)'
-                )
-        batch = self.logits(0, together)
         # Copies are alike, so that what is mixed up among them may not show.
-        before, after = self._strangers()
-        mixed = self._called([before, *self._drawn(0, together), after])
-        apart = mixed.view(together + 2, self.rows, -1)[1:-1]
-        if any(map(differ, alone, batch)) or any(map(differ, alone, apart)):
-            return (
-                'one copy at a time, without sparse matrices: outputs of '
-                'the model depend on what else is in its batch'
-            )
+        wild = self._stranger()
+        mixed = self._called([wild, *self._drawn(0, _TRIED), wild])
+        apart = mixed.view(_TRIED + 2, self.rows, -1)[1:-1]
+        for batch in (self.logits(0, _TRIED), apart):
+            if any(map(differ, alone, batch)):
+                return (
+                    'one copy at a time, without sparse matrices: outputs of '
+                    'the model depend on what else is in its batch'
+                )
         return ''
 
     @property
@@ -315,7 +279,7 @@ class Sampler:
         x = self.data.get('x')
         if x is None or x.numel() == 0:
             return 1.0
-        if self.copies.features is None:
+        if 'features' not in self.copies.held:
             return int(x.count_nonzero()) / x.numel()
         return self._ones('features') / x.numel()
 
@@ -336,26 +300,6 @@ class Sampler:
         except Exception:
             return False
         return not any(map(differ, alone, logits))
-
-    def hides(self, kind: str) -> bool:
-        """Return whether the noise changes no output, to the bit."""
-        clean = self.data.clone()
-        clean.num_nodes = self.copies.num_nodes
-        expected, changed = self._called([clean]), 0
-        for number in range(_HIDDEN):
-            noisy = self._drawn(number, 1, (kind,))[0]
-            if kind == 'edges':
-                both = [noisy.edge_index, self.data.edge_index.cpu()]
-                n = clean.num_nodes
-                one, two = ((e[0] * n + e[1]).sort().values for e in both)
-            else:
-                one, two = noisy.x, self.data.x
-            if torch.equal(one, two):
-                continue
-            changed += 1
-            if not same_bits(self._called([noisy]), expected):
-                return False
-        return changed >= _HIDDEN // 4
 
     def votes(
         self,
@@ -408,13 +352,6 @@ def same_bits(one: Tensor, two: Tensor) -> bool:
     )
 
 
-def _rows(
-    ptr: Tensor, col: Tensor, first: int, count: int
-) -> tuple[Tensor, Tensor]:
-    part = ptr[first : first + count + 1]
-    return part - part[0], col[int(part[0]) : int(part[-1])]
-
-
 def _dense(ptr: Tensor, col: Tensor, like: Tensor) -> Tensor:
     rows, width = ptr.numel() - 1, like.size(1)
     row, at = edge_index_of(ptr, col)
@@ -434,11 +371,6 @@ def _product(matrix: Tensor, weight: Tensor) -> Tensor:
 
 Product = Callable[[Tensor], Tensor]
 
-_QUESTIONS = (
-    *('size', 'dim', 'numel', 'ndimension', '__len__', '__get__'),
-    *('is_floating_point', 'is_complex', 'get_device', 'stride'),
-    *('storage_offset', 'is_contiguous'),
-)
 _SAME = ('contiguous', 'clone', 'detach', 'requires_grad_', 'float', 'to')
 _DROPOUT = ('dropout', 'feature_dropout', 'alpha_dropout')
 _MATMUL = ('mm', 'matmul', '__matmul__', '_sparse_mm')
@@ -469,13 +401,13 @@ class LinearFeatures(Tensor):
     ) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, '__name__', str(func))
-        if name in _QUESTIONS:
-            with torch._C.DisableTorchFunctionSubclass():
-                answer = func(*args, **kwargs)
-            found = None if isinstance(answer, Tensor) else answer
-        else:
-            found = _answer(name, *args, **kwargs)
-        if found is None:
+        found = _answer(name, *args, **kwargs)
+        if found is not None:
+            return found
+        with torch._C.DisableTorchFunctionSubclass():
+            found = func(*args, **kwargs)
+        # A size, a dtype or a device is that of the blank.
+        if isinstance(found, Tensor):
             raise ValueError(
                 "'sparse_x' needs a model that is linear in the features "
                 f"before anything else (got '{name}'); layers that sum over "
@@ -501,7 +433,7 @@ def _answer(name: str, one: Any, *rest: Any, **kwargs: Any) -> Any:
         return one if all(x == one.dtype for x in wanted) else None
     if name in _MATMUL and mine:
         return one.product(two.t())
-    layout = getattr(one, 'layout', None)
+    layout = None if mine else getattr(one, 'layout', None)
     if name in _MATMUL and yours and layout == torch.sparse_csr:
         if (rest[1] if len(rest) > 1 else 'sum') not in ('sum', 'mean'):
             return None
@@ -551,8 +483,6 @@ class Run:
         self.pipeline, self.noise = pipeline, noise
         self.graphs, self.seed = graphs, seed
         self.place = rank_and_size() if over_ranks else (0, 1)
-        # Copied before any call.
-        self.fresh = fresh_copy(pipeline)
         self.samplers = self._samplers(graphs[:_TRIED])
         flags = from_first(lambda: self._chosen(sparse), self.place[1])
         self.pipeline = pipeline._replace(
@@ -560,7 +490,9 @@ class Run:
         )
         self.samplers = self._samplers(graphs)
         self.slack = max(sampler.copies.slack for sampler in self.samplers)
-        self.note, self.named = from_first(self._checked, self.place[1])
+        some = self.samplers[:_TRIED]
+        notes = from_first(lambda: [x.check() for x in some], self.place[1])
+        self.note = next(filter(None, notes), '')
         self.batch_size = 1 if self.note else batch_size
 
     def _samplers(self, graphs: list[Data]) -> list[Sampler]:
@@ -599,35 +531,19 @@ class Run:
                 return list(flags)
         return given
 
-    def _checked(self) -> tuple[str, tuple[str, ...]]:
-        some = self.samplers[:_TRIED]
-        notes = [sampler.check(self.fresh) for sampler in some]
-        around = ' or '.join(map(repr, self.calls))
-        named = []
-        for kind in self.noise.noisy:
-            if not all(sampler.hides(kind) for sampler in some):
-                continue
-            if around:
-                raise ValueError(
-                    f'{around} needs to pass on the noise on the {kind} (got '
-                    'the outputs of the clean graph, to the bit, for each '
-                    f'noisy copy): values from the clean {kind} stay fixed '
-                    'here, and would change in an attack'
-                )
-            named.append(
-                f'no output of the model changes with the {kind}: nor was '
-                f'anything that it is given computed from the {kind}'
-            )
-        if around:
-            known = {'x', 'edge_index', 'num_nodes', 'y'}
-            rest = sorted({*self.graphs[0].keys()} - known)
-            named.append(
-                f'what {around} reads beside the noisy features and edges '
-                f'({", ".join(map(repr, rest)) or "no attribute of the data"})'
-                ' stays as it is: it was not computed from features or edges '
-                'that may change'
-            )
-        return next(filter(None, notes), ''), tuple(named)
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The assumptions on what the noise does not change."""
+        if not self.calls:
+            return ()
+        known = {'x', 'edge_index', 'num_nodes', 'y'}
+        rest = map(repr, sorted({*self.graphs[0].keys()} - known))
+        return (
+            f'what {" or ".join(map(repr, self.calls))} reads beside the '
+            'noisy features and edges '
+            f'({", ".join(rest) or "no attribute of the data"}) stays as it '
+            'is: it was not computed from features or edges that may change',
+        )
 
     def votes(
         self, first: int, count: int, rows: Tensor | None, bar: Bar

@@ -17,9 +17,7 @@ from pyg_trust._checks import (
     NotNegative,
     OneOf,
     check_callable,
-    check_choice,
     check_instance,
-    check_integer,
     check_nodes,
     check_range,
     check_tensor,
@@ -31,7 +29,6 @@ from pyg_trust._moved import by_new_names, renamed
 from pyg_trust._progress import Bar
 from pyg_trust.certificates.any_model import certifies
 from pyg_trust.certificates.flip_bits import (
-    KINDS,
     BitFlips,
     check_features,
     check_graph,
@@ -43,9 +40,7 @@ from pyg_trust.certificates.sampling import (
     evaluating,
 )
 from pyg_trust.certificates.smoothing import (
-    check_radius,
     clopper_pearson,
-    look_level,
     min_probability,
     regions_at,
 )
@@ -74,13 +69,12 @@ def certify_smoothed(
     data: Data | Sequence[Data],
     threat: BitFlips,
     *,
-    num_samples: int | Sequence[int] = 10_000,
+    num_samples: Count = 10_000,
     num_selection: Count = 1_000,
     confidence: Fraction = 0.99,
     per: Annotated[str, OneOf(PER)] = 'all',
     classes: Annotated[str, OneOf(CLASSES)] = 'all',
     nodes: Tensor | None = None,
-    until: dict[str, tuple[int, int]] | None = None,
     transform: Callable[[Data], Data] | None = None,
     forward: Callable[[Data], Tensor] | None = None,
     pairs: bool = False,
@@ -106,13 +100,10 @@ def certify_smoothed(
         model (Module): ``model(x, edge_index)``, or ``model(x, edge_index,
             edge_weight)`` if the data have weights, to logits; for graphs
             with :obj:`batch` last. It runs in evaluation mode.
-        data (Data or list[Data]): a graph, to classify nodes; or a list of
-            graphs (or a :class:`~torch_geometric.data.Batch`), to classify
-            these.
+        data (Data or list[Data]): a graph, to classify nodes; or graphs, to
+            classify these.
         threat (BitFlips): the noise.
-        num_samples (int or list[int]): the number of copies that bound
-            probabilities, or a list of numbers at which to check for an early
-            end; look :math:`j` has the level :math:`6 \alpha / \pi^2 j^2`.
+        num_samples (int): the number of copies that bound probabilities.
             (default: :obj:`10_000`)
         num_selection (int): the number of copies that choose the class.
             (default: :obj:`1_000`)
@@ -124,36 +115,30 @@ def certify_smoothed(
             :obj:`'one'`. (default: :obj:`'all'`)
         nodes (Tensor, optional): nodes, graphs or pairs: int64 indices or a
             mask. By default all. (default: :obj:`None`)
-        until (dict, optional): by kind, the additions and deletions that have
-            to be certified for all targets to stop early.
-            (default: :obj:`None`)
         transform (Callable, optional): applied to every noisy copy, as part
-            of the model: degrees as features, positional encodings.
-            (default: :obj:`None`)
+            of the model: degrees as features, positional encodings. It has to
+            compute them from the copy.
         forward (Callable, optional): maps a
             :class:`~torch_geometric.data.Batch` of copies to logits, for
-            models with another call. (default: :obj:`None`)
+            models with another call.
         pairs (bool): whether the rows of :obj:`forward` are the pairs of
-            ``data.edge_label_index``, to classify links: ``[copies *
-            num_pairs, num_classes]``. A pair's own edge is a bit like others.
-            (default: :obj:`False`)
+            ``data.edge_label_index``, to classify links. A pair's own edge is
+            a bit like others. (default: :obj:`False`)
         batch_size (int, optional): the number of copies per call of the model;
-            by default as many as take about 256 MiB. (default: :obj:`None`)
+            by default as many as take about 256 MiB.
         sparse_x (bool, optional): features as a sparse matrix, in models
             that are linear in them before anything else. By default where at
-            most a tenth of the entries are not 0 and the model gives the same
-            outputs. (default: :obj:`None`)
-        sparse_adj (bool, optional): edges as a transposed sparse matrix, for
-            layers that take one; by default where the model gives the same
-            outputs. (default: :obj:`None`)
+            most a tenth of the entries are not 0 and the outputs are the same.
+        sparse_adj (bool, optional): edges as a transposed sparse matrix; by
+            default where the outputs are the same.
         seed (int, optional): the seed of the copies: then nothing is
             certified, and the report states it first. By default from the
             operating system: nobody may know the noise beforehand.
         tol (float): the amount by which bounds of probabilities are lowered
             for rounding, besides the sampler's error. (default: :obj:`1e-9`)
         over_ranks (bool): whether the processes of torchrun share the
-            batches of copies. All of them call it with the same arguments,
-            and get the certificate of one process. (default: :obj:`False`)
+            batches of copies; all call it with the same arguments, and get
+            the same certificate. (default: :obj:`False`)
 
     Returns:
         SmoothedCertificate: classes, bounds and votes.
@@ -169,17 +154,22 @@ def certify_smoothed(
         del given['over_ranks']
         check_same(given)
     check_instance('threat', threat, BitFlips)
-    looks = _looks(num_samples, until, threat)
     # Rounded down: 1 - 0.99 is a little above 0.01.
     alpha = (1 - confidence) * (1 - 1e-12)
     graphs, task = _graphs(data)
     if forward is None and takes_data(model):
         forward = model.forward
-    _check_model(
-        model,
-        {'sparse_x': sparse_x, 'sparse_adj': sparse_adj},
-        {'transform': transform, 'forward': forward},
-    )
+    for name, call in (('transform', transform), ('forward', forward)):
+        if call is None:
+            continue
+        check_callable(name, call)
+        if sparse_x or sparse_adj:
+            raise ValueError(
+                f"'{'sparse_x' if sparse_x else 'sparse_adj'}' can't be "
+                f"combined with '{name}', which takes dense features and an "
+                'edge_index'
+            )
+    check_uncached(model)
     check_process()
     for graph in graphs:
         check_graph(graph, threat)
@@ -201,7 +191,7 @@ def certify_smoothed(
             f'(got {index.tolist()[:5]})'
         )
     level = alpha / index.numel() if per == 'all' else alpha
-    _check_enough(looks, level, classes, threat)
+    _check_enough(num_samples, level, classes, threat)
     # An attacker who knows the noise beforehand can choose a model by it.
     key = rng.resolve_secret(seed)
     if over_ranks:
@@ -216,42 +206,24 @@ def certify_smoothed(
             (sparse_x, sparse_adj),
         )
         rows = None if task == 'graphs' else index
-        copies = num_selection + looks[-1]
-        total = copies * (len(graphs) if task == 'graphs' else 1)
+        total = num_selection + num_samples
+        total *= len(graphs) if task == 'graphs' else 1
         with Bar(total=total, desc='copies') as bar:
             chosen = run.votes(0, num_selection, rows, bar).argmax(1)
-            certificate: SmoothedCertificate | None = None
-            done, votes = 0, torch.zeros(0)
-            for look, total in enumerate(looks, 1):
-                fresh = run.votes(
-                    num_selection + done, total - done, rows, bar
-                )
-                votes = votes + fresh if done else fresh
-                done = total
-                spent = look_level(level, look) if until else level
-                lower, upper = _bounds(votes, chosen, total, spent, classes)
-                certificate = _report(
-                    run,
-                    index,
-                    chosen,
-                    votes,
-                    (lower, upper),
-                    task=task,
-                    num_samples=total,
-                    num_selection=num_selection,
-                    look=look if until else 0,
-                    alpha=spent,
-                    confidence=float(confidence),
-                    per=per,
-                    classes=classes,
-                    tolerance=tol + run.slack,
-                    seed=key,
-                    seeded=seed is not None,
-                )
-                if until and bool(certificate.certified(**until).all()):
-                    break
-    assert certificate is not None
-    return certificate
+            return _report(
+                *(run, index, chosen),
+                run.votes(num_selection, num_samples, rows, bar),
+                task=task,
+                num_samples=num_samples,
+                num_selection=num_selection,
+                alpha=level,
+                confidence=float(confidence),
+                per=per,
+                classes=classes,
+                tolerance=tol + run.slack,
+                seed=key,
+                seeded=seed is not None,
+            )
 
 
 @validated
@@ -271,14 +243,9 @@ class SmoothedClassifier(Module):
     """
 
     def __init__(self, model: Module, noise: BitFlips, **options: Any) -> None:
-        known = inspect.unwrap(certify_smoothed).__kwdefaults__ or {}
         by_new_names(options, certify_smoothed)
-        for name in options:
-            if name not in known:
-                raise TypeError(
-                    f"'{name}' needs to be an option of certify_smoothed: "
-                    f'{sorted(known)}'
-                )
+        called = inspect.signature(certify_smoothed)
+        called.bind(model, None, noise, **options)  # raises a TypeError
         super().__init__()
         self.model, self.noise, self.options = model, noise, options
 
@@ -308,26 +275,28 @@ def _bounds(
 
 
 def _report(
-    run: Run,
-    index: Tensor,
-    chosen: Tensor,
-    votes: Tensor,
-    bounds: tuple[Tensor, Tensor],
-    **fields: Any,
+    run: Run, index: Tensor, chosen: Tensor, votes: Tensor, **fields: Any
 ) -> SmoothedCertificate:
-    lower, upper = bounds
+    lower, upper = _bounds(
+        *(votes, chosen, fields['num_samples']),
+        *(fields['alpha'], fields['classes']),
+    )
     margin = fields['tolerance']
     sure = lower - margin > 0.5
     if fields['classes'] == 'all':
         sure |= lower - margin > upper.amax(1) + margin
     # An output that is not finite is no class.
     sure &= chosen < votes.size(1) - 1
-    noise, pipe = run.noise, run.pipeline
-    linear = isinstance(pipe.model, _LINEAR) and not (
-        isinstance(pipe.model, LabelPropagation) and pipe.model.layers
-    )
-    some = min(len(run.samplers), 3)
-    of = f' of {some} graphs' if pipe.graphs else ''
+    noise, pipe, graphs = run.noise, run.pipeline, run.samplers
+    linear = isinstance(pipe.model, _LINEAR)
+    linear = linear and not getattr(pipe.model, 'layers', None)
+    of = f' of {min(len(graphs), 3)} graphs' if pipe.graphs else ''
+    together = f'copies{of} had the same outputs together as alone, also '
+    together += 'beside graphs that are unlike them'
+    if run.note:
+        together = 'copies went through the model one at a time, as outputs '
+        together += 'depend on what else is in a batch'
+    settings = ('num_samples', 'num_selection', 'confidence', 'per', 'classes')
     return SmoothedCertificate(
         targets=index,
         predicted=torch.where(sure, chosen, -1),
@@ -335,9 +304,7 @@ def _report(
         p_lower=lower,
         p_upper=upper,
         cells={
-            kind: torch.tensor(
-                [sampler.copies.cells[kind] for sampler in run.samplers]
-            )
+            kind: torch.tensor([one.copies.cells[kind] for one in graphs])
             for kind in noise.noisy
         },
         noise=noise,
@@ -352,22 +319,14 @@ def _report(
         checked=(
             f'the model gave the same output for the same noisy copy{of} '
             'twice, and for one of them after all others',
-            'copies went through the model one at a time, as outputs depend '
-            'on what else is in a batch'
-            if run.note
-            else f'copies{of} had the same outputs together as alone, also '
-            'beside graphs that are unlike them',
+            together,
             f'classes were chosen by {fields["num_selection"]} copies, and '
             f'their probabilities bounded by {fields["num_samples"]} others',
         ),
         provenance=provenance(
             noise=repr(noise),
             seed=fields['seed'],
-            num_samples=fields['num_samples'],
-            num_selection=fields['num_selection'],
-            confidence=fields['confidence'],
-            per=fields['per'],
-            classes=fields['classes'],
+            **{name: fields[name] for name in settings},
             sparse_x=pipe.sparse_x,
             sparse_adj=pipe.sparse_adj,
             transform=_named(pipe.transform),
@@ -412,50 +371,8 @@ def _check_pairs(graph: Data, task: str, forward: Any) -> int:
     return int(pairs.size(1))
 
 
-def _check_model(
-    model: Any, sparse: dict[str, Any], calls: dict[str, Any]
-) -> None:
-    check_instance('model', model, Module)
-    for name, call in calls.items():
-        if call is None:
-            continue
-        check_callable(name, call)
-        for flag in [flag for flag, value in sparse.items() if value]:
-            raise ValueError(
-                f"'{flag}' can't be combined with '{name}', which "
-                'takes dense features and an edge_index'
-            )
-    check_uncached(model)
-
-
-def _looks(num_samples: Any, until: Any, threat: BitFlips) -> list[int]:
-    looks = [num_samples]
-    if isinstance(num_samples, list | tuple):
-        looks = list(num_samples)
-    for total in looks:
-        check_integer('num_samples', total, 1)
-    if looks != sorted(set(looks)) or not looks:
-        raise ValueError(
-            f"'num_samples' needs to be ascending (got {num_samples})"
-        )
-    if until is None and len(looks) > 1:
-        raise ValueError(
-            "'until' is needed with several 'num_samples': when to stop"
-        )
-    if until is not None:
-        check_instance('until', until, dict)
-    for kind, radius in (until or {}).items():
-        check_choice('until', kind, KINDS)
-        check_radius('until', radius)
-        if kind not in threat.noisy:
-            raise ValueError(
-                f"'until' needs kinds that have noise (got {kind!r})"
-            )
-    return looks
-
-
 def _check_enough(
-    looks: list[int], alpha: float, classes: str, threat: BitFlips
+    num_samples: int, alpha: float, classes: str, threat: BitFlips
 ) -> None:
     # All votes for one class leave p_A = alpha^(1 / n).
     smallest = min(
@@ -466,11 +383,9 @@ def _check_enough(
     if smallest >= 1:
         return
     share = alpha / 2 if classes == 'all' else alpha
-    if len(looks) > 1:
-        share = look_level(share, len(looks))
     needed = math.floor(math.log(share) / math.log(smallest)) + 1
-    if looks[-1] < needed:
+    if num_samples < needed:
         raise ValueError(
             f"'num_samples' needs to be at least {needed} to certify "
-            f'anything at this confidence (got {looks[-1]})'
+            f'anything at this confidence (got {num_samples})'
         )

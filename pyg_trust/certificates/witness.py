@@ -5,13 +5,15 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor
 
 from pyg_trust._checks import check_instance, validated
 from pyg_trust.verify import proofs
+from pyg_trust.verify.accounting import FAILS, HOLDS, NOT_PROVED
 
 __all__ = ['Proved', 'Witness']
 
@@ -114,6 +116,9 @@ class Proved:
 
     proof: Witness | None
     witness_digest: str
+    # What proves it, and what it states.
+    _kernel: ClassVar[ModuleType]
+    _fields: Callable[[], dict[str, Any]]
 
     def verify(self, witness: Witness | None = None) -> str:
         """Prove the certificate again from its witness.
@@ -136,16 +141,14 @@ class Proved:
         """
         witness = self.proof if witness is None else witness
         if witness is None:
-            return 'not proved'
+            return NOT_PROVED
         check_instance('witness', witness, Witness)
-        about = self._is_about(witness.arrays)
-        if not about or proofs.digest(witness.arrays) != self.witness_digest:
-            return 'FAILS'
-        return 'holds' if self._follows(witness.arrays) else 'not proved'
-
-    # Compare the fields with those of a whole witness; let the kernel prove.
-    _is_about: Callable[[dict[str, np.ndarray]], bool]
-    _follows: Callable[[dict[str, np.ndarray]], bool]
+        if proofs.digest(witness.arrays) != self.witness_digest:
+            self._kernel.read(witness.arrays)
+            return FAILS
+        judged = self._kernel.judge(witness.arrays, self._fields(), math.inf)
+        found = {status for status, _ in judged}
+        return next((s for s in (FAILS, NOT_PROVED) if s in found), HOLDS)
 
 
 def _file(arrays: dict[str, Any]) -> io.BytesIO:

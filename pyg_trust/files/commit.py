@@ -27,6 +27,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+import torch
+
 from pyg_trust import files
 from pyg_trust._checks import check_callable, check_instance
 
@@ -340,7 +342,11 @@ def _in_turn(
                 )
             try:
                 lock.doing = doing
-                return method(self, *args, **kwargs)
+                if not torch.is_inference_mode_enabled():
+                    return method(self, *args, **kwargs)
+                # What is kept or trained can't be tensors of inference.
+                with torch.inference_mode(False):
+                    return method(self, *args, **kwargs)
             finally:
                 lock.doing = before
 

@@ -8,12 +8,13 @@ after its block is on the disk; so what a marker names is whole, whenever the
 process ends.
 """
 
-import io
 import json
 import mmap
 import os
+import re
 import zlib
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -128,44 +129,47 @@ def _let_go(matrix: Any) -> None:
 def read_block(
     matrix: Any, first: int, end: int, room: np.ndarray
 ) -> np.ndarray:
-    """Read columns of a matrix into a dense array of rows."""
-    block = _block(room, matrix.shape[0], end - first)
+    """Read columns of a matrix into a dense array of rows.
+
+    It is made in the given memory: allocating would cost more than the copy.
+    """
+    rows, columns = matrix.shape[0], end - first
+    block = room[: rows * columns].reshape(rows, columns)
     if scipy.sparse.issparse(matrix):
         matrix[:, first:end].astype(block.dtype).toarray(out=block)
         return block
-    for start in range(0, len(block), _PANEL):
+    for start in range(0, rows, _PANEL):
         part = slice(start, start + _PANEL)
-        block[part] = matrix[part, first:end]
+        _copy(matrix[part, first:end], block[part])
         _let_go(matrix)
     return block
 
 
-def _block(room: np.ndarray, rows: int, columns: int) -> np.ndarray:
-    # Allocating memory would cost more than the copy.
-    return room[: rows * columns].reshape(rows, columns)
-
-
-def _turned(rows: np.ndarray, room: np.ndarray) -> np.ndarray:
-    # A Fortran-ordered array on the given memory.
-    count, columns = rows.shape
-    turned = room[: count * columns].reshape(columns, count).T
-    _turn(rows, turned)
-    return turned
-
-
-def _turn(given: np.ndarray, target: np.ndarray) -> None:
-    # Copy to the other memory order. torch copies in tiles that stay in the
-    # cache, but supports the native byte order alone.
-    if not (given.dtype.isnative and target.dtype == given.dtype):
-        target[...] = given
-    elif target.flags.f_contiguous:
-        torch.from_numpy(target.T).copy_(as_tensor(given).t())
-    else:
+def _copy(given: np.ndarray, target: np.ndarray) -> None:
+    # torch turns a matrix in tiles that stay in the cache, but supports the
+    # native byte order alone.
+    turned = given.strides[0] == given.itemsize
+    if turned and given.dtype.isnative and given.dtype == target.dtype:
         torch.from_numpy(target).copy_(as_tensor(given))
+    else:
+        target[...] = given
+
+
+def _said(path: Path) -> dict[str, Any]:
+    # What a file beside the result says; nothing if it is damaged.
+    try:
+        known = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return known if isinstance(known, dict) else {}
 
 
 class ColumnFile:
-    """Unfinished result file that is written block by block."""
+    """Unfinished result file that is written block by block.
+
+    It is read through a map, and written as a file: several machines may
+    write to one page of a shared folder.
+    """
 
     def __init__(
         self,
@@ -176,116 +180,90 @@ class ColumnFile:
         create: bool,
         room: int = 1 << 27,
     ) -> None:
-        self.path = path
-        self.part = path.with_name(path.name + '.part')
-        self.shape, self.dtype, self.key = shape, np.dtype(dtype), key
-        self._start = len(self._header())
-        self._room = min(room, 1 << 27)
+        self.path, self.shape, self.key = path, shape, key
+        self.dtype = np.dtype(dtype)
+        self.part = path.with_name(f'{path.name}.part')
+        self._call = path.with_name(f'{path.name}.part.call.json')
+        # Rows that are turned together.
+        width = max(1, shape[1] * self.dtype.itemsize)
+        self.panel = max(1, min(shape[0], min(room, 1 << 27) // 2 // width))
         if create and not self._is_ours():
             self._remove_markers()
             self._make()
         elif not create and not self.part.is_file():
             raise FileNotFoundError(f"there is no '{self.part}'")
 
-    def _header(self) -> bytes:
-        buffer = io.BytesIO()
-        np.lib.format.write_array_header_1_0(
-            buffer,
-            {
-                'descr': np.lib.format.dtype_to_descr(self.dtype),
-                'fortran_order': True,
-                'shape': self.shape,
-            },
-        )
-        return buffer.getvalue()
-
-    def _starts_well(self) -> bool:
-        with self.part.open('rb') as file:
-            return file.read(self._start) == self._header()
-
-    def _call(self) -> Path:
-        return self.path.with_name(self.path.name + '.part.call.json')
+    def _map(self) -> np.memmap:
+        # Anew each time: other machines write to the file as well.
+        return map_array(self.part)
 
     def _is_ours(self) -> bool:
+        if _said(self._call).get('key') != self.key:
+            return False
         try:
-            known = json.loads(self._call().read_text())
-        except (OSError, ValueError, RecursionError):
+            found = self._map()
+        except ValueError:
             return False
         return (
-            isinstance(known, dict)
-            and known.get('key') == self.key
-            and self.part.is_file()
-            and known.get('bytes') == self.part.stat().st_size
-            and self._starts_well()
+            found.shape == self.shape
+            and found.dtype == self.dtype
+            and found.flags.f_contiguous
         )
 
     def _make(self) -> None:
-        with self.part.open('w+b') as file:
-            file.write(self._header())
-            file.flush()
-            size = file.tell()
-            size += self.shape[0] * self.shape[1] * self.dtype.itemsize
+        np.lib.format.open_memmap(
+            self.part, 'w+', self.dtype, self.shape, fortran_order=True
+        )
+        with self.part.open('r+b') as file:
             # Allocate everything now, so that a full disk fails early.
-            if hasattr(os, 'posix_fallocate') and size > file.tell():
+            if hasattr(os, 'posix_fallocate'):
+                size = self.part.stat().st_size
                 os.posix_fallocate(file.fileno(), 0, size)
-            else:  # pragma: no cover
-                file.truncate(size)
             os.fsync(file.fileno())
-        self._write_call()
+        self._write(self._call)
 
-    def _write_call(self, **more: str) -> None:
-        size = self.part.stat().st_size
-        content = json.dumps({'key': self.key, 'bytes': size, **more})
-        files.write(self._call(), content.encode())
+    def _write(self, path: Path, **more: Any) -> None:
+        files.write(path, json.dumps({'key': self.key, **more}).encode())
 
     @property
     def token(self) -> str | None:
         """Return a token of the group of processes that works on the file."""
-        return json.loads(self._call().read_bytes()).get('token')
+        return _said(self._call).get('token')
 
     @token.setter
     def token(self, value: str) -> None:
-        self._write_call(token=value)
+        self._write(self._call, token=value)
 
     # Blocks
 
-    def _marker(self, kind: str, first: int, end: int) -> Path:
-        name = f'{self.path.name}.part.{kind}-{first}-{end}.json'
-        return self.path.with_name(name)
+    def _mark(self, kind: str, first: int, end: int, **more: Any) -> None:
+        name = f'{self.part.name}.{kind}-{first}-{end}.json'
+        self._write(self.path.with_name(name), **more)
 
     def _markers(self, kind: str) -> Iterator[tuple[int, int, Path]]:
-        prefix = f'{self.path.name}.part.{kind}-'
+        name = re.escape(f'{self.part.name}.{kind}-')
         for path in sorted(self.path.parent.iterdir()):
-            name = path.name
-            if not (name.startswith(prefix) and name.endswith('.json')):
-                continue
-            first, _, end = name[len(prefix) : -5].partition('-')
-            if (first + end).isascii() and first.isdigit() and end.isdigit():
-                yield int(first), int(end), path
+            found = re.fullmatch(rf'{name}([0-9]+)-([0-9]+)\.json', path.name)
+            if found is not None:
+                yield int(found[1]), int(found[2]), path
 
     def _remove_markers(self) -> None:
-        self._call().unlink(missing_ok=True)
+        self._call.unlink(missing_ok=True)
         for kind in ('done', 'over', 'staged'):
-            for _, _, path in list(self._markers(kind)):
+            for _, _, path in self._markers(kind):
                 path.unlink(missing_ok=True)
 
     def done(self, verify: bool) -> list[tuple[int, int]]:
         """Return the finished blocks, without those with a wrong checksum."""
         blocks = []
         for first, end, path in self._markers('done'):
-            try:
-                known = json.loads(path.read_text())
-                good = (
-                    first < end <= self.shape[1]
-                    and known['key'] == self.key
-                    and (not verify or known['crc32'] == self._sum(first, end))
-                )
-            except (
-                *(OSError, ValueError, KeyError, TypeError),
-                RecursionError,
+            known = _said(path)
+            if (
+                first < end <= self.shape[1]
+                and known.get('key') == self.key
+                and 'crc32' in known
+                and (not verify or known['crc32'] == self._sums(first, end))
             ):
-                good = False
-            if good:
                 blocks.append((first, end))
             else:
                 # The region does not hold features either.
@@ -293,73 +271,56 @@ class ColumnFile:
                 path.unlink(missing_ok=True)
         return blocks
 
-    def _at(self, column: int, row: int = 0) -> int:
-        return self._start + (
-            (column * self.shape[0] + row) * self.dtype.itemsize
-        )
-
-    def _sum(self, first: int, end: int) -> list[int]:
-        values = []
-        with self.part.open('rb') as file:
-            for column in range(first, end):
-                file.seek(self._at(column))
-                left, value = self._at(column + 1) - self._at(column), 0
-                while left > 0:
-                    piece = file.read(min(left, 1 << 24))
-                    if not piece:
-                        return []
-                    value = zlib.crc32(piece, value)
-                    left -= len(piece)
-                values.append(value)
-        return values
-
-    def _mark(self, kind: str, first: int, end: int, **more: Any) -> None:
-        content = json.dumps({'key': self.key, **more})
-        files.write(self._marker(kind, first, end), content.encode())
+    def _sums(self, first: int, end: int) -> list[int]:
+        matrix, sums = self._map(), []
+        for column in matrix[:, first:end].T:
+            sums.append(checksum(column))
+            _let_go(matrix)
+        return sums
 
     def write(self, first: int, block: np.ndarray) -> None:
         """Write columns from :obj:`first` on, and mark them as finished."""
         end = first + block.shape[1]
         # This region may hold staged input; mark it as overwritten.
         self._mark('over', first, end)
-        value = self._put(first, block)
-        self._mark('done', first, end, crc32=value)
-
-    def _put(self, first: int, block: np.ndarray) -> list[int]:
-        values = [0] * block.shape[1]
+        sums = [0] * block.shape[1]
+        room = np.empty(min(_PANEL, len(block)) * block.shape[1], self.dtype)
         with self.part.open('r+b', buffering=0) as file:
-            rows = min(_PANEL, len(block))
-            room = np.empty(rows * block.shape[1], self.dtype)
             for start in range(0, len(block), _PANEL):
-                part = _turned(block[start : start + _PANEL], room)
-                for column, value in enumerate(values):
-                    content = part[:, column].data.cast('B')
-                    file.seek(self._at(first + column, start))
-                    file.write(content)
-                    values[column] = zlib.crc32(content, value)
+                rows = block[start : start + _PANEL]
+                turned = self._put(file, first, start, rows, room)
+                sums = list(map(zlib.crc32, turned, sums))
             os.fsync(file.fileno())
-        return values
+        self._mark('done', first, end, crc32=sums)
+
+    def _put(
+        self,
+        file: FileIO,
+        first: int,
+        start: int,
+        rows: np.ndarray,
+        room: np.ndarray,
+    ) -> np.ndarray:
+        # Write rows to their places in the columns; return them turned.
+        turned = room[: rows.size].reshape(rows.shape[::-1])
+        _copy(rows.T, turned)
+        size, begin = self.dtype.itemsize, self._map().offset
+        for column, content in enumerate(turned, first):
+            file.seek(begin + (column * self.shape[0] + start) * size)
+            file.write(content.data.cast('B'))
+        return turned
 
     # Features in row order on disk are transposed here, once.
 
-    def stage(self, matrix: Any, columns: int, rows: range) -> None:
+    def stage(self, matrix: Any, panels: range) -> None:
         """Copy panels of rows of x, transposed, to the result's place."""
+        room = np.empty(self.panel * self.shape[1], self.dtype)
         with self.part.open('r+b', buffering=0) as file:
-            room = np.empty(self.panel * columns, self.dtype)
-            for panel in rows:
-                start = panel * self.panel
-                part = _turned(matrix[start : start + self.panel], room)
-                for column in range(columns):
-                    file.seek(self._at(column, start))
-                    file.write(part[:, column].data.cast('B'))
+            for start in (number * self.panel for number in panels):
+                rows = matrix[start : start + self.panel]
+                self._put(file, 0, start, rows, room)
                 _let_go(matrix)
             os.fsync(file.fileno())
-
-    @property
-    def panel(self) -> int:
-        """Number of rows to transpose together, within 64 MB."""
-        width = max(1, self.shape[1] * self.dtype.itemsize)
-        return max(1, min(self.shape[0], self._room // 2 // width))
 
     @property
     def staged(self) -> bool:
@@ -382,36 +343,9 @@ class ColumnFile:
             for other, other_end, _ in self._markers('over')
         )
 
-    def read(self, first: int, end: int, block_room: np.ndarray) -> np.ndarray:
+    def read(self, first: int, end: int, room: np.ndarray) -> np.ndarray:
         """Read columns of the file into a dense array of rows."""
-        block = _block(block_room, self.shape[0], end - first)
-        with self.part.open('rb', buffering=0) as file:
-            room = np.empty((end - first) * _PANEL, self.dtype)
-            for start in range(0, len(block), _PANEL):
-                rows = min(_PANEL, len(block) - start)
-                part = room[: rows * (end - first)]
-                part = part.reshape(end - first, rows).T
-                for column in range(end - first):
-                    file.seek(self._at(first + column, start))
-                    if file.readinto(part[:, column].data.cast('B')) != (
-                        rows * self.dtype.itemsize
-                    ):
-                        raise files.DamagedFileError(
-                            f"'{self.part}' is damaged: it ends too early"
-                        )
-                _turn(part, block[start : start + rows])
-        return block
-
-    def will_need(self, first: int, end: int) -> None:
-        """Ask the system to read a range of columns ahead."""
-        if hasattr(os, 'posix_fadvise'):
-            with self.part.open('rb') as file:
-                os.posix_fadvise(
-                    file.fileno(),
-                    self._at(first),
-                    self._at(end) - self._at(first),
-                    os.POSIX_FADV_WILLNEED,
-                )
+        return read_block(self._map(), first, end, room)
 
     def finish(self) -> None:
         """Move the file to its final name, and delete the markers."""
@@ -422,4 +356,4 @@ class ColumnFile:
 
 def open_result(path: Path) -> Tensor:
     """Map the matrix of a finished file."""
-    return as_tensor(np.load(path, mmap_mode='r', allow_pickle=False))
+    return as_tensor(map_array(path))

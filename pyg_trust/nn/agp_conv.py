@@ -1,5 +1,6 @@
 """SGC and APPNP layers whose propagation is AGP."""
 
+import inspect
 from typing import Annotated, Any
 
 import torch
@@ -32,18 +33,27 @@ __all__ = ['APPNP', 'SGConv']
 class _Propagation(pyg.MessagePassing):
     """Base of SGC and APPNP: the fast path, its caches and options."""
 
-    measure: Measure
     cached: bool
     _own: type[pyg.MessagePassing]
-    _cached_graph: CSRGraph | None = None
-    _cached_loops: bool | None = None
+    _made: tuple[Any, Any] = (None, None)
 
-    def _set_up(self, how: How) -> None:
-        self._measured: tuple | None = None
-        self._measure_again()
-        self.eps, self.seed = how.eps, how.seed
-        self.half, self.tol = how.half, how.tol
+    def _set_up(
+        self, eps: float, seed: int | None, half: bool, tol: float
+    ) -> None:
+        if eps != 0 and (half or tol != 0):
+            raise ValueError(
+                "'eps' is for estimates, 'half' and 'tol' for the exact path "
+                f'(got eps={eps:g}, half={half}, tol={tol:g})'
+            )
+        self.eps, self.half, self.tol = eps, half, tol
+        self.seed = None if seed is None else rng.resolve(seed)
+        self._forget()
+        self.measure  # noqa: B018  checks its arguments
+
+    def _forget(self) -> None:
         self._last_graph = LastGraph()
+        self._cached_graph: CSRGraph | None = None
+        self._cached_loops: bool | None = None
 
     def _asked(self) -> tuple[Any, ...]:
         raise NotImplementedError
@@ -51,16 +61,13 @@ class _Propagation(pyg.MessagePassing):
     def _make(self, *asked: Any) -> Measure:
         raise NotImplementedError
 
-    def _measure_again(self) -> None:
-        # Attributes may change after construction, as in PyG's layers.
+    @property
+    def measure(self) -> Measure:
+        """The propagation, by the attributes as they are now."""
         asked = self._asked()
-        if asked != self._measured:
-            self.measure = self._make(*asked)
-            self._measured = asked
-
-    def _forget(self) -> None:
-        self._last_graph.clear()
-        self._cached_graph = self._cached_loops = None
+        if asked != self._made[0]:
+            self._made = asked, self._make(*asked)
+        return self._made[1]
 
     def _fast(
         self,
@@ -97,7 +104,6 @@ class _Propagation(pyg.MessagePassing):
         if graph.is_weighted or not self._covers(graph):
             self._need_exact('edge_weight')
             return None
-        self._measure_again()
         # NaN in x gives NaN in the same rows as PyG's layers do.
         how = How(self.eps, self.seed, False, self.half, self.tol, check=False)
         z = propagate_rows(graph, x, self.measure, None, how)
@@ -138,7 +144,31 @@ class _Propagation(pyg.MessagePassing):
         return self.eps == 0 and not self.half and self.tol == 0
 
     def _need_exact(self, name: str) -> None:
-        _need_exact(name, self.eps, self.half, self.tol)
+        if not self._exact:
+            raise ValueError(
+                f"'{name}' is taken message by message, as in PyG, and needs "
+                f'eps=0, half=False and tol=0 (got eps={self.eps:g}, '
+                f'half={self.half}, tol={self.tol:g})'
+            )
+
+    def __prepare_scriptable__(self) -> pyg.MessagePassing:
+        # TorchScript runs PyG's own layer, with these parameters.
+        self._need_exact('torch.jit.script')
+        name = changed(self, self._own, self.flow)
+        if name in ('message', 'message_and_aggregate', 'aggregate', 'update'):
+            raise TypeError(
+                f"torch.jit.script does not know the '{name}' of "
+                f'{type(self).__name__}: use torch.export.export(model, (x, '
+                'edge_index)) or torch.jit.trace'
+            )
+        names = [*inspect.signature(self._own).parameters]
+        names += ['aggr', 'flow', 'node_dim', 'decomposed_layers']
+        made = self._own(
+            **{n: vars(self)[n] for n in names if n in vars(self)}
+        )
+        if hasattr(self, 'lin'):
+            made.lin = self.lin
+        return made.train(self.training)
 
     def _options(self) -> str:
         # As PyG prints it, if all arguments are PyG's.
@@ -152,25 +182,6 @@ class _Propagation(pyg.MessagePassing):
         return text
 
 
-def _checked(eps: float, seed: int | None, half: bool, tol: float) -> How:
-    seed = None if seed is None else rng.resolve(seed)
-    if eps != 0 and (half or tol != 0):
-        raise ValueError(
-            "'eps' is for estimates, 'half' and 'tol' for the exact path "
-            f'(got eps={eps:g}, half={half}, tol={tol:g})'
-        )
-    return How(eps, seed, False, half, tol)
-
-
-def _need_exact(name: str, eps: float, half: bool, tol: float) -> None:
-    if eps != 0 or half or tol != 0:
-        raise ValueError(
-            f"'{name}' is taken message by message, as in PyG, and needs "
-            f'eps=0, half=False and tol=0 (got eps={eps:g}, half={half}, '
-            f'tol={tol:g})'
-        )
-
-
 def _check_x(x: Tensor, dims: tuple[int, ...]) -> None:
     check_instance('x', x, Tensor)
     if not x.is_floating_point():
@@ -181,25 +192,6 @@ def _check_x(x: Tensor, dims: tuple[int, ...]) -> None:
             '[batch_size, num_nodes, num_features] for one graph with several '
             f'signals (got {list(x.shape)})'
         )
-
-
-def _arguments_of(
-    layer: pyg.MessagePassing, own: type[pyg.MessagePassing]
-) -> dict[str, Any]:
-    # Arguments of the base class of PyG's layer that runs in TorchScript.
-    name = changed(layer, own, layer.flow)
-    if name in ('message', 'message_and_aggregate', 'aggregate', 'update'):
-        raise TypeError(
-            f"torch.jit.script does not know the '{name}' of "
-            f'{type(layer).__name__}: use torch.export.export(model, (x, '
-            'edge_index)) or torch.jit.trace'
-        )
-    return {
-        'aggr': layer.aggr,
-        'flow': layer.flow,
-        'node_dim': layer.node_dim,
-        'decomposed_layers': layer.decomposed_layers,
-    }
 
 
 @validated
@@ -286,17 +278,11 @@ class SGConv(_Propagation, pyg.SGConv):
         tol: NotNegative = 0.0,
         **kwargs: Any,
     ) -> None:
-        how = _checked(eps, seed, half, tol)
         super().__init__(
-            in_channels,
-            out_channels,
-            K,
-            cached,
-            add_self_loops,
-            bias,
+            *(in_channels, out_channels, K, cached, add_self_loops, bias),
             **kwargs,
         )
-        self._set_up(how)
+        self._set_up(eps, seed, half, tol)
 
     def _asked(self) -> tuple[Any, ...]:
         return self.K, self._loops
@@ -304,25 +290,10 @@ class SGConv(_Propagation, pyg.SGConv):
     def _make(self, *asked: Any) -> Measure:
         return sgc(asked[0], self_loops=asked[1])
 
-    def __prepare_scriptable__(self) -> pyg.SGConv:
-        # TorchScript runs PyG's own layer, with these parameters.
-        self._need_exact('torch.jit.script')
-        made = pyg.SGConv(
-            self.in_channels,
-            self.out_channels,
-            self.K,
-            self.cached,
-            self.add_self_loops,
-            **_arguments_of(self, pyg.SGConv),
-        )
-        made.lin = self.lin
-        return made.train(self.training)
-
     def reset_parameters(self) -> None:
         """Draw the parameters anew and clear the caches."""
         super().reset_parameters()
-        if hasattr(self, '_last_graph'):
-            self._forget()
+        self._forget()
 
     def forward(
         self, x: Tensor, edge_index: Any, edge_weight: OptTensor = None
@@ -419,16 +390,14 @@ class APPNP(_Propagation, pyg.APPNP):
         tol: NotNegative = 0.0,
         **kwargs: Any,
     ) -> None:
-        appnp(alpha, levels=K)
-        how = _checked(eps, seed, half, tol)
-        if dropout > 0:
-            _need_exact('dropout', eps, half, tol)
-        if not normalize:
-            _need_exact('normalize', eps, half, tol)
         super().__init__(
             K, alpha, dropout, cached, add_self_loops, normalize, **kwargs
         )
-        self._set_up(how)
+        self._set_up(eps, seed, half, tol)
+        if dropout > 0:
+            self._need_exact('dropout')
+        if not normalize:
+            self._need_exact('normalize')
 
     _edges: tuple[Tensor, Tensor] | None
 
@@ -454,20 +423,6 @@ class APPNP(_Propagation, pyg.APPNP):
 
     def _make(self, *asked: Any) -> Measure:
         return appnp(asked[0], levels=asked[1], self_loops=asked[2])
-
-    def __prepare_scriptable__(self) -> pyg.APPNP:
-        # TorchScript runs PyG's own layer.
-        self._need_exact('torch.jit.script')
-        made = pyg.APPNP(
-            self.K,
-            self.alpha,
-            self.dropout,
-            self.cached,
-            self.add_self_loops,
-            self.normalize,
-            **_arguments_of(self, pyg.APPNP),
-        )
-        return made.train(self.training)
 
     def reset_parameters(self) -> None:
         """Clear the caches."""

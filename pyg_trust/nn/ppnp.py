@@ -520,7 +520,9 @@ class CorrectAndSmooth(pyg.CorrectAndSmooth):
                 (default: :obj:`None`)
         """
         _check_labels(y_soft, y_true, mask)
-        return super().correct(y_soft, y_true, mask, edge_index, edge_weight)
+        out = super().correct(y_soft, y_true, mask, edge_index, edge_weight)
+        # Without errors there is no scale of them, and nothing to correct.
+        return torch.where(out.isnan(), y_soft, out)
 
     def smooth(
         self,

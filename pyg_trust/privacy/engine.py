@@ -24,7 +24,7 @@ from pyg_trust._checks import (
     constraints,
     validated,
 )
-from pyg_trust._checks.graphs import warn_of_delta, warn_of_scaled
+from pyg_trust._checks.graphs import warn_of_delta
 from pyg_trust._moved import renamed, retired
 from pyg_trust.ledger import BudgetExceededError
 from pyg_trust.loader import StepLoader
@@ -476,7 +476,7 @@ class PrivacyEngine(Checkpoints):
         self._step, self._start = step, self.steps
         self._training = PrivateTraining(
             PrivateModule(module, step),
-            PrivateOptimizer(optimizer, step),
+            PrivateOptimizer(optimizer, step, multiplier),
             PrivateLoader(data_loader, step, self),
         )
         return self._training
@@ -500,8 +500,6 @@ class PrivacyEngine(Checkpoints):
             secret=not self.seeded,
             **options,
         )
-        for store in loader.data.node_stores:
-            warn_of_scaled('x', store.get('x'))
         if loader.form != 'withdraw':  # Else the number is private.
             count = loader.data.num_nodes or 1
             warn_of_delta(delta, count, loader.protected)

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import torch
+from scipy.stats import rankdata
 from torch import Tensor
 from torch_geometric.data import Data
 
@@ -378,11 +379,40 @@ class PrivateLinkPredictor(PrivateFit):
         parts = state['x'], state['messages'], state['rows']
         return pair_features(pairs, *parts, self.noise_stds[0], left_out)
 
-    @synchronized
     def score(
+        self,
+        edge_label_index: Tensor,
+        edge_label: Tensor,
+        x: Tensor | None = None,
+    ) -> float:
+        """Return the area under the ROC curve of labelled pairs.
+
+        Args:
+            edge_label_index (Tensor): as in :meth:`decision_function`, with
+                :obj:`x`.
+            edge_label (Tensor): ``[num_pairs]``: 1 for links, else 0.
+            x (Tensor, optional): the features. (default: :obj:`None`)
+
+        Raises:
+            ValueError: unless there are pairs of both labels.
+        """
+        found = self.decision_function(edge_label_index, x).numpy()
+        dtypes = torch.int64, torch.float32, torch.float64
+        check_tensor('edge_label', edge_label, dtypes, (found.size,))
+        linked = edge_label.cpu() > 0
+        count, others = int(linked.sum()), int((~linked).sum())
+        if not count or not others:
+            raise ValueError("'edge_label' needs to have both labels, 0 and 1")
+        ranks = rankdata(found)[linked.numpy()].sum()
+        return float((ranks - count * (count + 1) / 2) / (count * others))
+
+    @synchronized
+    def decision_function(
         self, edge_label_index: Tensor, x: Tensor | None = None
     ) -> Tensor:
-        """Score pairs: logits, larger for likelier links. No edge is read.
+        """Compute logits of pairs, larger for likelier links.
+
+        No edge of the graph is read.
 
         Args:
             edge_label_index (Tensor): int64, ``[2, num_pairs]``.

@@ -142,6 +142,7 @@ class PrivateOptimizer(Single, torch.optim.Optimizer):
     Args:
         optimizer (torch.optim.Optimizer): the optimizer inside.
         step (PrivateStep): the step in progress.
+        noise_multiplier (float): the noise multiplier, to be read.
     """
 
     # GradScaler skips steps on what the data are: let it find us.
@@ -149,11 +150,40 @@ class PrivateOptimizer(Single, torch.optim.Optimizer):
     advice = ': take its state_dict()'
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, step: PrivateStep
+        self,
+        optimizer: torch.optim.Optimizer,
+        step: PrivateStep,
+        noise_multiplier: float,
     ) -> None:
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.optimizer, self._step = optimizer, step
+        self._noise_multiplier = noise_multiplier
         self._share()
+
+    @property
+    def noise_multiplier(self) -> float:
+        """The noise multiplier, as in Opacus; it does not change."""
+        return self._noise_multiplier
+
+    @noise_multiplier.setter
+    def noise_multiplier(self, value: float) -> None:
+        raise AttributeError(
+            'the noise multiplier was accounted for at make_private and '
+            "can't be changed: leave out noise schedulers"
+        )
+
+    def signal_skip_step(self, do_skip: bool = True) -> NoReturn:
+        """Refuse Opacus' BatchMemoryManager, which calls this."""
+        raise TypeError(
+            'a private optimizer needs no BatchMemoryManager: give '
+            'max_physical_batch_size= to make_private, and iterate over the '
+            'loader itself'
+        )
+
+    @property
+    def max_grad_norm(self) -> float:
+        """The clipping norm of the present step."""
+        return self._step.max_grad_norm
 
     def _share(self) -> None:
         # The same groups and state as the optimizer inside.

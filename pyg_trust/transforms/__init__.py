@@ -7,7 +7,6 @@ from pyg_trust.transforms.bounded_degree import BoundedDegree
 from pyg_trust.transforms.division import Division
 from pyg_trust.transforms.gdc import GDC
 from pyg_trust.transforms.graph_scattering import (
-    GFT,
     GraphEmbedding,
     GraphScattering,
 )
@@ -19,7 +18,6 @@ from pyg_trust.transforms.shards import Shards
 __all__ = [
     'AGP',
     'GDC',
-    'GFT',
     'AggregationReport',
     'BoundedDegree',
     'Division',

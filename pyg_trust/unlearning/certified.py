@@ -29,7 +29,6 @@ import torch
 from torch import Tensor
 
 from pyg_trust import noise, rng
-from pyg_trust._checks import Positive, validated
 from pyg_trust.files.commit import Lineage, synchronized
 from pyg_trust.ledger import RemovalLedger
 from pyg_trust.noise import SecureNoise, SeededNoise
@@ -70,15 +69,14 @@ class CertifiedClassifier(Saved):
 
     noise = 'output'
 
-    @validated
     def __init__(
         self,
         *,
-        weight_decay: Positive,
-        release_std: Positive,
+        weight_decay: float,
+        release_std: float,
         epsilon: float,
         delta: float,
-        tol: Positive,
+        tol: float,
         seed: int | None,
     ) -> None:
         self.weight_decay, self.tol = weight_decay, tol

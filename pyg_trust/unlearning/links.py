@@ -35,7 +35,7 @@ from pyg_trust.removal import NodeIds
 from pyg_trust.unlearning.certified import probabilities
 from pyg_trust.unlearning.heads import targets
 from pyg_trust.unlearning.node import NodeClassifier
-from pyg_trust.unlearning.node_data import read_features
+from pyg_trust.unlearning.node_releases import read_features
 from pyg_trust.unlearning.node_rows import (
     Edit,
     Moves,
@@ -250,14 +250,12 @@ class LinkClassifier(NodeClassifier):
     :meth:`~.NodeClassifier.verify` checks it by a second solve; the
     kernel proves nothing about pairs.
 
-    **What it is fitted to.** Every edge is a message and a positive example.
-    Every node has some negative pairs, with nodes that a hash chooses, edges
-    or not: they do not move if something else leaves.
+    Every edge is a message and a positive example. Every node has some
+    negative pairs, with nodes that a hash chooses, edges or not: they do not
+    move if something else leaves. Keep scores of pairs secret, too: they read
+    the present features of both ends, without noise.
 
-    **What to keep secret:** as of a node classifier, and scores of pairs:
-    they read the present features of both ends, without noise.
-
-    Runs on the CPU, in float64. Memory: :math:`P (d + 1)` numbers for
+    Runs on the CPU, in float64, with :math:`P (d + 1)` numbers in memory for
     :math:`P` pairs. Divide features by their size, and reduce wide ones by a
     public encoder: an SVD of these features would remember what leaves.
 
@@ -305,18 +303,18 @@ class LinkClassifier(NodeClassifier):
         *,
         alpha: float | None = None,
         t: float | None = None,
-        K: int | None = None,
-        bound: float = BOUND,
+        K: Natural | None = None,
+        bound: Positive = BOUND,
         scale: Positive = 30.0,
         partners: Count = 4,
         pair_seed: Natural = 0,
-        weight_decay: float = 1e-4,
-        release_std: float = 1e-4,
-        epsilon: float = 1.0,
+        weight_decay: Positive = 1e-4,
+        release_std: Positive = 1e-4,
+        epsilon: Positive = 1.0,
         delta: float = 1e-4,
         encoder: Callable[..., Any] | None = None,
         start_is_public: bool = False,
-        tol: float = 1e-8,
+        tol: Positive = 1e-8,
         max_pending: Natural = 1_000,
         seed: int | None = None,
     ) -> None:

@@ -24,6 +24,7 @@ from pyg_trust import files, noise
 from pyg_trust._checks import (
     Natural,
     OneOf,
+    Positive,
     as_ids,
     check_instance,
     check_positive,
@@ -46,15 +47,15 @@ from pyg_trust.removal import (
 )
 from pyg_trust.unlearning.certified import probabilities
 from pyg_trust.unlearning.heads import HEAD
-from pyg_trust.unlearning.node_data import (
+from pyg_trust.unlearning.node_releases import (
     Model,
+    NodeReleases,
     edits_of,
     encode,
     fixed_measure,
     read_classes,
     read_features,
 )
-from pyg_trust.unlearning.node_releases import NodeReleases
 from pyg_trust.unlearning.node_rows import Edit, NodeState, Settings
 from pyg_trust.unlearning.reports import (
     AdditionReport,
@@ -89,29 +90,21 @@ class NodeClassifier(NodeReleases, EditedInPlace):
 
     :mod:`pyg_trust.unlearning.certified` has **the guarantee**, and every
     report has it in short. Predictions use the present graph, the present
-    features of every node, and the released weights.
+    features of every node, and the released weights. Keep :meth:`state_dict`,
+    the ledger and the reports secret; what depends on removed data beyond the
+    bound is in memory alone, until :meth:`flush`, and in no file or pickle.
 
-    **What to keep secret:** :meth:`state_dict`, the ledger and the reports.
-    What depends on removed data beyond the bound is in memory alone, until
-    :meth:`flush`, and in no file or pickle: the weights before the noise, the
-    factor of the Hessian, the room of rows of the graph, and with
-    ``features='push'`` what is below the threshold.
-
-    **When it is not worth it.** Two hops of a random node reach a large part
-    of a graph with hubs. Local updates pay for edges, features and labels,
-    and for nodes at ``K=2``; beyond that use ``features='push'``.
-
-    Runs on the CPU, in float64. Memory: :math:`K N d` numbers, the rows of
-    the training nodes, and the Hessians.
+    Updates are local: they pay for edges, features and labels, and for nodes
+    at ``K=2``, as more hops reach a large part of a graph with hubs. Runs on
+    the CPU, in float64, with :math:`K N d` numbers, the rows of the training
+    nodes and the Hessians in memory.
 
     Args:
         measure (str or Measure): the propagation, with fixed weights and
             :math:`a + b \ge 1`: :obj:`'sgc'`, :obj:`'appnp'`, :obj:`'heat'`,
             :obj:`'ppr'`, ... (:mod:`.measures`), not :obj:`'katz'`.
             (default: :obj:`'sgc'`)
-        alpha (float, optional): the :math:`\alpha` of the measure, if it has
-            one.
-        t (float, optional): as the measure takes it.
+        alpha, t (float, optional): as the measure takes them.
         K (int, optional): the number of hops of the measure, if it has one.
         bound (float): the largest magnitude that a feature may ever have; of
             ``features='exact'``. It is declared and not measured, so that no
@@ -122,8 +115,8 @@ class NodeClassifier(NodeReleases, EditedInPlace):
         release_std (float): the standard deviation of a release's noise;
             public, and not chosen by looking at the data.
             (default: :obj:`1e-4`)
-        epsilon (float): positive, of a release. (default: :obj:`1.0`)
-        delta (float): in :math:`(0, 1)`. (default: :obj:`1e-4`)
+        epsilon, delta (float): of a release.
+            (default: :obj:`1.0`, :obj:`1e-4`)
         features (str): advanced: :obj:`'exact'`, or :obj:`'push'` for the
             infinite series of :obj:`'appnp'`, :obj:`'ppr'` or
             :obj:`'single_target'`: features to a threshold, which steer the
@@ -173,17 +166,17 @@ class NodeClassifier(NodeReleases, EditedInPlace):
         *,
         alpha: float | None = None,
         t: float | None = None,
-        K: int | None = None,
-        bound: float = BOUND,
-        weight_decay: float = 1e-3,
-        release_std: float = 1e-4,
-        epsilon: float = 1.0,
+        K: Natural | None = None,
+        bound: Positive = BOUND,
+        weight_decay: Positive = 1e-3,
+        release_std: Positive = 1e-4,
+        epsilon: Positive = 1.0,
         delta: float = 1e-4,
         features: Annotated[str, OneOf(FEATURES)] = 'exact',
         theta: float | None = None,
         encoder: Callable[..., Any] | None = None,
         start_is_public: bool = False,
-        tol: float = 1e-8,
+        tol: Positive = 1e-8,
         max_pending: Natural = 1_000,
         directed: bool | None = None,
         seed: int | None = None,
@@ -209,7 +202,7 @@ class NodeClassifier(NodeReleases, EditedInPlace):
             raise ValueError("'theta' needs features='push'")
         else:
             check_measure(self.measure)
-        self.bound = check_positive('bound', bound)
+        self.bound = bound
         if self.bound > MOST_BOUND:
             raise ValueError(
                 f"'bound' needs to be at most {MOST_BOUND} (got {bound})"

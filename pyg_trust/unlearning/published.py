@@ -26,20 +26,19 @@ from pyg_trust._checks import (
     validated,
 )
 from pyg_trust._describe import described
-from pyg_trust.ledger import BudgetExceededError, RemovalLedger, coarse
+from pyg_trust.ledger import RemovalLedger, coarse
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import fingerprint_model, provenance
 from pyg_trust.transforms import GraphEmbedding
-from pyg_trust.unlearning.certified import best
 from pyg_trust.unlearning.heads import GAMMA_2, Objective
 from pyg_trust.unlearning.newton import minimize
 from pyg_trust.unlearning.reports import NOT_CHECKED, ForgetReport
 from pyg_trust.unlearning.rows import check_rows, max_row_norm, spectral_norm
 from pyg_trust.unlearning.training_graphs import (
     GraphKeeper,
+    GraphPredictor,
     TrainingGraphs,
     check_graphs,
-    graph_labels,
 )
 from pyg_trust.update import Update
 from pyg_trust.verify.claims_removal import OBJECTIVE
@@ -56,7 +55,7 @@ BITS = 4
 # The residual of exact solves.
 TOL = 1e-10
 PAPER_GAMMA_2 = 0.25
-ON_EXCEED = ('refine', 'retrain', 'raise')
+ON_EXCEED = ('refine', 'retrain')
 ACCOUNTS = ('residual', 'bound', 'paper')
 
 
@@ -131,7 +130,7 @@ class _State(NamedTuple):
     # Replaced as a whole, so that a failure changes nothing.
     train: TrainingGraphs
     B: Tensor
-    W: Tensor
+    weight: Tensor
     ledger: RemovalLedger
     draws: int
 
@@ -140,7 +139,7 @@ class _State(NamedTuple):
         return Objective(Z, Y, lam * Z.size(0), self.B, K=K)
 
 
-class PublishedScatteringClassifier:
+class PublishedScatteringClassifier(GraphPredictor):
     """Graph classifier by objective perturbation; *its certificate may fail*.
 
     Kept for comparison with the published method; the module explains why
@@ -160,9 +159,7 @@ class PublishedScatteringClassifier:
             (default: :obj:`'residual'`)
         on_exceed (str): where the budget does not allow a step,
             :obj:`'refine'` solves exactly with the stored :math:`b`,
-            :obj:`'retrain'` draws a fresh one, :obj:`'raise'` raises
-            :class:`~pyg_trust.ledger.BudgetExceededError`.
-            (default: :obj:`'refine'`)
+            :obj:`'retrain'` draws a fresh one. (default: :obj:`'refine'`)
         num_classes (int, optional): by default those of the training graphs,
             each of which has to keep one. (default: :obj:`None`)
         seed (int, optional): the seed of :math:`b`.
@@ -225,10 +222,13 @@ class PublishedScatteringClassifier:
         spent, new = old.ledger.spent, old._replace(train=change.left)
         decay = self.weight_decay
         before, after = old.objective(decay), new.objective(decay)
-        right = before.gradient(old.W).value - after.gradient(old.W).value
-        P = after.factor(old.W).solve(right)
-        new = new._replace(W=old.W + P, ledger=old.ledger.copy())
-        measured, upper = after.gradient(new.W).norm
+        right = (
+            before.gradient(old.weight).value
+            - after.gradient(old.weight).value
+        )
+        P = after.factor(old.weight).solve(right)
+        new = new._replace(weight=old.weight + P, ledger=old.ledger.copy())
+        measured, upper = after.gradient(new.weight).norm
         action, line, iterations = 'step', 'measured', 1
         added: dict[str, float] = {}
         exact, cost = upper, coarse(upper)
@@ -236,7 +236,7 @@ class PublishedScatteringClassifier:
             added = {'tight': tight_bound(after.Z, P, after.K)}
             if self.accounting == 'paper':
                 added['paper'] = paper_bound(after.Z, P, after.K)
-            left = after.times(old.W, P) - right
+            left = after.times(old.weight, P) - right
             which = 'tight' if self.accounting == 'bound' else 'paper'
             # The parts of the step round too, as gradients do.
             more = added[which] + float(left.norm()) + 4 * (upper - measured)
@@ -248,18 +248,13 @@ class PublishedScatteringClassifier:
         cost = max(cost, spent)
         if cost > budget:
             action = line = self.on_exceed
-            if action == 'raise':
-                raise BudgetExceededError(
-                    f'the removal would spend {cost:.6g} of a budget of '
-                    f"{budget:.6g}: choose on_exceed='refine' or 'retrain'"
-                )
-            start: Tensor | None = new.W
+            start: Tensor | None = new.weight
             if action == 'retrain':
                 B, start = self._drawn(new.B.shape, new.draws), None
                 new = new._replace(B=B, draws=new.draws + 1)
             new, steps = self._solved(new, start)
             iterations, cost = iterations + steps, self._measured(new)
-            measured = new.objective(decay).gradient(new.W).norm.measured
+            measured = new.objective(decay).gradient(new.weight).norm.measured
         root = change.left.seals.root
         new.ledger.record(line, cost, change.request, root)
         ledger, self._state = new.ledger, new
@@ -288,7 +283,7 @@ class PublishedScatteringClassifier:
                 epsilon=self.epsilon,
                 noise_std=self.noise_std,
             ),
-            weights=fingerprint_model({'weight': new.W}),
+            weights=fingerprint_model({'weight': new.weight}),
             history=ledger.amounts(),
             ledger_head=ledger.head,
             seeded=self.seed is not None,
@@ -300,23 +295,6 @@ class PublishedScatteringClassifier:
             increments=added,
         )
 
-    def decision_function(self, graphs: Sequence[Data]) -> Tensor:
-        """Compute the margins of graphs: ``[num_graphs, num_outputs]``."""
-        state = self._fitted
-        like = next(iter(state.train.graphs.values()))
-        listed = check_graphs(graphs, like)
-        return self._keeper.embed(listed) @ state.W
-
-    def predict(self, graphs: Sequence[Data]) -> Tensor:
-        """Return the labels of graphs: int64, ``[num_graphs]``."""
-        margin = self.decision_function(graphs)
-        return torch.tensor(self._fitted.train.classes)[best(margin)]
-
-    def score(self, graphs: Sequence[Data]) -> float:
-        """Return the share of graphs that are classified as their ``y``."""
-        y = graph_labels(graphs)
-        return float((self.predict(graphs) == y).double().mean())
-
     @property
     def ledger(self) -> RemovalLedger:
         """A copy of the removal ledger."""
@@ -327,7 +305,7 @@ class PublishedScatteringClassifier:
     @property
     def weight(self) -> Tensor:
         """The released weights: ``[d, num_outputs]``, a copy."""
-        return self._fitted.W.clone()
+        return self._fitted.weight.clone()
 
     @property
     def linear_term(self) -> Tensor:
@@ -338,12 +316,6 @@ class PublishedScatteringClassifier:
     def objective(self) -> Objective:
         """The objective that is minimised, on the graphs that remain."""
         return self._fitted.objective(self.weight_decay)
-
-    @property
-    def graphs(self) -> dict[int, Data]:
-        """Copies of the remaining training graphs, by id."""
-        found = self._fitted.train.graphs
-        return {i: data.clone() for i, data in found.items()}
 
     @property
     def _fitted(self) -> _State:
@@ -369,13 +341,13 @@ class PublishedScatteringClassifier:
             K=train.K,
             tol=TOL / 2,
         )
-        return state._replace(W=found.W), found.iterations
+        return state._replace(weight=found.W), found.iterations
 
     def _measured(self, state: _State) -> float:
         # What a solved model spends: that of tol, or of a power of two times
         # tol if rounding hides more.
-        upper = state.objective(self.weight_decay).gradient(state.W).norm.upper
-        return TOL * max(1.0, coarse(upper / TOL))
+        found = state.objective(self.weight_decay).gradient(state.weight)
+        return TOL * max(1.0, coarse(found.norm.upper / TOL))
 
 
 def _sum(one: float, two: float) -> float:

@@ -16,7 +16,13 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_trust._checks import Int, check_integer, check_tensor, validated
+from pyg_trust._checks import (
+    Int,
+    Positive,
+    check_integer,
+    check_tensor,
+    validated,
+)
 from pyg_trust._checks.starts import is_factory, start_of, tensors_of
 from pyg_trust._moved import renamed, retired
 from pyg_trust.files.commit import Lineage, editing, synchronized
@@ -28,7 +34,6 @@ from pyg_trust.report import fingerprint_model, provenance
 from pyg_trust.transforms import GraphEmbedding
 from pyg_trust.unlearning.certified import (
     CertifiedClassifier,
-    probabilities,
     proved,
     recorded,
 )
@@ -38,9 +43,9 @@ from pyg_trust.unlearning.reports import ForgetReport, VerifyReport
 from pyg_trust.unlearning.rows import gram, keep_rows
 from pyg_trust.unlearning.training_graphs import (
     GraphKeeper,
+    GraphPredictor,
     TrainingGraphs,
     check_graphs,
-    graph_labels,
 )
 from pyg_trust.update import Update
 from pyg_trust.verify import removal
@@ -109,7 +114,7 @@ class Solved(NamedTuple):
     spent: float
 
 
-class ScatteringClassifier(CertifiedClassifier):
+class ScatteringClassifier(GraphPredictor, CertifiedClassifier):
     r"""Graph classifier that forgets on request, with a certificate.
 
     .. code-block:: python
@@ -126,15 +131,10 @@ class ScatteringClassifier(CertifiedClassifier):
     with noise on the released weights in place of that paper's
     (:mod:`~pyg_trust.unlearning.published` says why).
 
-    **The guarantee** is in :mod:`pyg_trust.unlearning.certified`: a release is
-    :math:`(\varepsilon, \delta)`-indistinguishable from that of exact training
-    without what was removed. :attr:`weight` and all predictions are of the
-    present release. It does not cover the pair of releases before and after,
-    nor what reports, earlier states or backups reveal. Labels of graphs that
-    lost a part stay, and so do the ids of what was removed, in the ledger.
-
-    **When it is not worth it.** With a few hundred training graphs an exact
-    solve takes milliseconds, and retraining is as cheap.
+    **The guarantee** is in :mod:`pyg_trust.unlearning.certified`.
+    :attr:`weight` and all predictions are of the present release. Labels of
+    graphs that lost a part stay, and so do the ids of what was removed, in the
+    ledger. With a few hundred training graphs retraining is as cheap.
 
     Args:
         transform (GraphEmbedding): embeds the graphs; a
@@ -144,9 +144,8 @@ class ScatteringClassifier(CertifiedClassifier):
             the released weights; public, and not chosen by looking at the
             data. It should be small against the weights, and large against
             :obj:`tol` over :math:`\lambda n`. (default: :obj:`1e-4`)
-        epsilon (float): the largest :math:`\epsilon` of a release, positive.
-            (default: :obj:`1.0`)
-        delta (float): in :math:`(0, 1)`. (default: :obj:`1e-4`)
+        epsilon, delta (float): of a release.
+            (default: :obj:`1.0`, :obj:`1e-4`)
         num_classes (int, optional): labels are in ``[0, num_classes)``, and a
             class may run empty, which reports say. By default classes are the
             labels of the training graphs, and a request that would empty one
@@ -167,14 +166,11 @@ class ScatteringClassifier(CertifiedClassifier):
 
     Example:
         >>> from pyg_trust.transforms import GraphScattering
-        >>> edge_index = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
+        >>> path = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
+        >>> x = [torch.full((3, 1), 0.2 + 0.6 * (i % 2)) for i in range(20)]
         >>> graphs = [
-        ...     Data(
-        ...         x=torch.full((3, 1), 0.2 + 0.6 * (i % 2)),
-        ...         edge_index=edge_index,
-        ...         y=torch.tensor([i % 2]),
-        ...     )
-        ...     for i in range(20)
+        ...     Data(x=each, edge_index=path, y=torch.tensor([i % 2]))
+        ...     for i, each in enumerate(x)
         ... ]
         >>> model = ScatteringClassifier(GraphScattering(J=2, Q=1, L=2))
         >>> report = model.fit(graphs).remove(nodes={3: [0]})
@@ -195,12 +191,12 @@ class ScatteringClassifier(CertifiedClassifier):
         self,
         transform: GraphEmbedding | Callable[[], GraphEmbedding],
         *,
-        weight_decay: float = 1e-3,
-        release_std: float = 1e-4,
-        epsilon: float = 1.0,
+        weight_decay: Positive = 1e-3,
+        release_std: Positive = 1e-4,
+        epsilon: Positive = 1.0,
         delta: float = 1e-4,
         num_classes: Annotated[int, Int(2)] | None = None,
-        tol: float = 1e-10,
+        tol: Positive = 1e-10,
         seed: int | None = None,
         start_is_public: bool = False,
     ) -> None:
@@ -261,64 +257,6 @@ class ScatteringClassifier(CertifiedClassifier):
         ledger.record('fit', made.spent, data=model.sealed)
         self._model = model
         return self
-
-    def decision_function(self, graphs: Data | Sequence[Data]) -> Tensor:
-        """Compute the margins of graphs: ``[num_graphs]``, or one per class.
-
-        Args:
-            graphs (Data, Batch or list[Data]): the graphs.
-        """
-        model = self._fitted
-        like = next(iter(model.train.graphs.values()))
-        listed = check_graphs(graphs, like)
-        Z = self._keeper.embed(listed)
-        margin = Z @ model.weight
-        return margin.view(-1) if len(self.classes) == 2 else margin
-
-    def predict(self, graphs: Data | Sequence[Data]) -> Tensor:
-        """Return the labels of graphs: int64, ``[num_graphs]``.
-
-        Takes the arguments of :meth:`decision_function`.
-        """
-        margin = self.decision_function(graphs)
-        return self._labels(margin)
-
-    def predict_proba(self, graphs: Data | Sequence[Data]) -> Tensor:
-        """Predict class probabilities: ``[num_graphs, num_classes]``.
-
-        The logistic function of the margins, for more than two classes scaled
-        to sum to one. Takes the arguments of :meth:`decision_function`.
-        """
-        margin = self.decision_function(graphs)
-        return probabilities(margin)
-
-    def score(self, graphs: Sequence[Data]) -> float:
-        """Return the share of graphs that are classified as their ``y``.
-
-        Takes the arguments of :meth:`decision_function`.
-        """
-        y = graph_labels(graphs)
-        found = self.predict(graphs)
-        return float((found == y).double().mean())
-
-    @property
-    def num_graphs(self) -> int:
-        """The number of training graphs that remain."""
-        return len(self._fitted.train.graphs)
-
-    @property
-    def graphs(self) -> dict[int, Data]:
-        """Copies of the remaining training graphs, by id."""
-        found = self._fitted.train.graphs
-        return {i: data.clone() for i, data in found.items()}
-
-    @property
-    def embeddings(self) -> Tensor:
-        """The embeddings of the remaining training graphs, in order.
-
-        Float64, ``[num_graphs, d]``, a copy; sparse CSR with one-hot degrees.
-        """
-        return self._fitted.train.Z.clone()
 
     @editing
     def update(

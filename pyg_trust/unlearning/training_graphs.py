@@ -27,6 +27,7 @@ from pyg_trust.removal import (
     remove_from_data,
 )
 from pyg_trust.transforms import GraphEmbedding
+from pyg_trust.unlearning.certified import best, probabilities
 from pyg_trust.unlearning.heads import targets
 from pyg_trust.unlearning.lines import arcs_of, line_of
 from pyg_trust.unlearning.rows import gram, keep_rows, stacked
@@ -35,6 +36,7 @@ from pyg_trust.update import Update, rows_of, with_edges
 __all__ = [
     'Change',
     'GraphKeeper',
+    'GraphPredictor',
     'TrainingGraphs',
     'check_graphs',
     'graph_labels',
@@ -283,6 +285,72 @@ class GraphKeeper:
             )
         if not graphs:
             raise ValueError('the request would leave no graph')
+
+
+class GraphPredictor:
+    """Base of classifiers of graphs: predictions, and the graphs that remain.
+
+    A subclass has ``_fitted``, with ``train`` and the released ``weight``.
+    """
+
+    _keeper: GraphKeeper
+    _fitted: Any
+
+    def decision_function(self, graphs: Data | Sequence[Data]) -> Tensor:
+        """Compute the margins of graphs: ``[num_graphs]``, or one per class.
+
+        Args:
+            graphs (Data, Batch or list[Data]): the graphs.
+        """
+        model = self._fitted
+        like = next(iter(model.train.graphs.values()))
+        Z = self._keeper.embed(check_graphs(graphs, like))
+        margin = Z @ model.weight
+        return margin.view(-1) if margin.size(1) == 1 else margin
+
+    def predict(self, graphs: Data | Sequence[Data]) -> Tensor:
+        """Return the labels of graphs: int64, ``[num_graphs]``.
+
+        Takes the arguments of :meth:`decision_function`.
+        """
+        found = best(self.decision_function(graphs))
+        return torch.tensor(self._fitted.train.classes)[found]
+
+    def predict_proba(self, graphs: Data | Sequence[Data]) -> Tensor:
+        """Predict class probabilities: ``[num_graphs, num_classes]``.
+
+        The logistic function of the margins, for more than two classes scaled
+        to sum to one. Takes the arguments of :meth:`decision_function`.
+        """
+        return probabilities(self.decision_function(graphs))
+
+    def score(self, graphs: Sequence[Data]) -> float:
+        """Return the share of graphs that are classified as their ``y``.
+
+        Takes the arguments of :meth:`decision_function`.
+        """
+        y = graph_labels(graphs)
+        found = self.predict(graphs)
+        return float((found == y).double().mean())
+
+    @property
+    def num_graphs(self) -> int:
+        """The number of training graphs that remain."""
+        return len(self._fitted.train.graphs)
+
+    @property
+    def graphs(self) -> dict[int, Data]:
+        """Copies of the remaining training graphs, by id."""
+        found = self._fitted.train.graphs
+        return {i: data.clone() for i, data in found.items()}
+
+    @property
+    def embeddings(self) -> Tensor:
+        """The embeddings of the remaining training graphs, in order.
+
+        Float64, ``[num_graphs, d]``, a copy; sparse CSR with one-hot degrees.
+        """
+        return self._fitted.train.Z.clone()
 
 
 def _targets(graphs: dict[int, Data], classes: tuple[int, ...]) -> Tensor:

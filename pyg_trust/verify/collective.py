@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import scipy.sparse
 
+from .accounting import FAILS, HOLDS, NOT_PROVED
 from .arrays import divides
 
 Matrix: TypeAlias = scipy.sparse.csr_array
@@ -274,6 +275,21 @@ def _matrix(
     return scipy.sparse.csr_array(
         (np.ones(len(items)), items, ptr), shape=(count, size)
     )
+
+
+def judge(
+    arrays: Mapping[str, np.ndarray], values: Mapping[str, Any], most: float
+) -> Iterator[tuple[str, str]]:
+    """Prove the fields of a certificate: yield a status and a text each."""
+    bound = prove(arrays)
+    yield (
+        HOLDS if bound <= values['bound'] else NOT_PROVED,
+        f'witness: at most {float(bound):.6g} break together, '
+        f'{values["bound"]:.6g} is claimed, if its targets see and bear what '
+        'it has of them',
+    )
+    for text in differences(arrays, values):
+        yield FAILS, f'witness: {text}'
 
 
 def differences(

@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
+from .accounting import FAILS, HOLDS, NOT_PROVED
 from .arrays import divides, read_arrays, widened
 from .pagerank import (
     KINDS,
@@ -415,6 +416,26 @@ def scores(graphs: Graphs, model: Model, logits: np.ndarray) -> np.ndarray:
 
 
 # What a report says of it ###################################################
+
+
+def judge(
+    arrays: Mapping[str, np.ndarray], values: Mapping[str, Any], most: float
+) -> Iterator[tuple[str, str]]:
+    """Prove the fields of a certificate: yield a status and a text each."""
+    status, total = prove(arrays, most), len(arrays['targets'])
+    for text in differences(arrays, values):
+        yield FAILS, f'witness: {text}'
+    for name, is_, other, text in (
+        ('num_robust', ROBUST, BROKEN, 'stay'),
+        ('num_broken', BROKEN, ROBUST, 'be broken'),
+    ):
+        claimed, proved = values[name], status.count(is_)
+        wrong = claimed > total - status.count(other)
+        yield (
+            FAILS if wrong else HOLDS if claimed <= proved else NOT_PROVED,
+            f'witness: {proved} of {total} are proved to {text}, {claimed} '
+            'are claimed',
+        )
 
 
 def differences(

@@ -9,7 +9,7 @@ from sklearn.metrics import roc_auc_score
 
 from pyg_trust import rng
 from pyg_trust.audit import membership_inference
-from pyg_trust.audit.scores import auc_interval
+from pyg_trust.audit.statistics import auc_interval
 
 
 def test_auc_is_the_share_of_ordered_pairs():

@@ -29,44 +29,6 @@ def ring(n=6):
     return Data(x=x, edge_index=edge_index)
 
 
-def both_ways(edge_index):
-    """Drops one-way edges: nothing in a graph without any."""
-    key = edge_index[0] * 1000 + edge_index[1]
-    back = edge_index[1] * 1000 + edge_index[0]
-    return edge_index[:, torch.isin(back, key)]
-
-
-def hooked(model):
-    model.register_forward_pre_hook(
-        lambda _, given: (given[0], both_ways(given[1]))
-    )
-    return model
-
-
-def test_a_hook_that_drops_one_way_edges_breaks_what_was_robust():
-    torch.manual_seed(0)
-    data, broken = ring(), 0
-    every = range(data.edge_index.size(1))
-    for _ in range(40):
-        plain = PPNP(torch.nn.Linear(3, 2)).eval()
-        plain.reset_parameters()  # to weights that a hook breaks
-        threat = ThreatModel(data, local_budget=1, fixed='none')
-        robust = certify(
-            plain,
-            data,
-            ThreatModel(data, local_budget=1, global_budget=1, fixed='none'),
-        ).robust
-        model = hooked(plain)
-        clean = model(data.x, data.edge_index).argmax(1)
-        for edge in every:
-            keep = torch.arange(len(every)) != edge
-            found = model(data.x, data.edge_index[:, keep]).argmax(1)
-            broken += int((robust & (found != clean)).sum())
-        with pytest.raises(ValueError, match='no hook'):
-            certify(model, data, threat)
-    assert broken > 0  # the attack is one
-
-
 def test_what_sees_no_edge_may_be_the_users():
     class Named(PPNP):
         """Logits of its own, and something to print."""
@@ -143,27 +105,6 @@ def test_a_transform_that_shows_everything_is_no_part_of_a_field():
     assert not report.certified(features=(0, 1)).any()
     with pytest.raises(ValueError, match="'transform'"):
         certify_collective(report, Least(), data, K=0, features=(0, 1))
-
-
-def test_a_way_to_call_a_model_is_part_of_it():
-    n = 12
-    data = ring(n)
-    data.x = torch.ones(n, 1)
-    noise = BitFlips(features=(0.0, 0.01))
-    options = {'num_samples': 2000, 'num_selection': 100, 'seed': 1}
-
-    def forward(batch):
-        every = batch.x.view(-1, n).amin(1)
-        return Least()(every.repeat_interleave(n)[:, None], None)
-
-    report = certify(Least(), data, noise, forward=forward, **options)
-    with pytest.raises(ValueError, match="'forward'"):
-        certify_collective(report, Least(), data, K=0, features=(0, 1))
-    plain = certify(Least(), data, noise, **options)
-    with pytest.raises(ValueError, match="'forward'"):
-        certify_collective(
-            plain, Least(), data, K=0, features=(0, 1), forward=forward
-        )
 
 
 def test_silent_shards_hold_no_class():

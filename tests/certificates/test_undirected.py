@@ -11,7 +11,6 @@ from pyg_trust.certificates import threat as threat_module
 from pyg_trust.certificates.budget import (
     Mirror,
     dual_bound,
-    linear_program,
     pagerank_bounds,
 )
 from pyg_trust.certificates.policy import Horizon
@@ -87,18 +86,6 @@ def test_more_than_sixty_percent_of_what_is_robust_is_certified():
     assert found['2B directed'] / total < 0.4
     assert found['one price'] >= 1.25 * found['2B directed']
     assert found['by default'] / total >= 0.99
-
-
-def test_programs_price_an_edge_once():
-    # They allowed 2B directed flips, and proved less than the default.
-    adj, logits, fragile = problem(10, n=6)
-    _, exact = worst(adj, logits, fragile, 2)
-    pairs = torch.triu(fragile, 1).nonzero().t()
-    threat = ThreatModel(csr(adj), pairs, global_budget=2, undirected=True)
-    dual = certify(logits, threat, method='dual')
-    made = certify(logits, threat, method='lp')
-    assert bool((made.lower <= exact + 1e-12).all())
-    assert bool((made.lower >= dual.lower - 1e-9).all())
 
 
 @pytest.mark.parametrize('local', [None, 1, 2])
@@ -299,15 +286,6 @@ def test_all_sets_of_flips_are_tried(undirected):
     assert count_sets(100, 50, 1000) > 1000
 
 
-def test_the_papers_prices_are_of_directed_flips():
-    adj, logits, fragile = problem(0, n=5)
-    pairs = fragile.nonzero().t()
-    threat = ThreatModel(csr(adj), pairs, global_budget=1, undirected=True)
-    with pytest.raises(ValueError, match="'cost'"):
-        certify(logits, threat, cost='visits')
-    assert certify(logits, threat, cost='visits', method='lp').method == 'lp'
-
-
 def test_a_directed_graph_has_no_undirected_attacker():
     ring = torch.tensor([[0, 1, 2], [1, 2, 0]])
     with pytest.raises(ValueError, match='undirected'):
@@ -321,39 +299,6 @@ def test_a_directed_graph_has_no_undirected_attacker():
         one.perturbations.removable, two.perturbations.removable
     )
     assert int(one.perturbations.removable.sum()) == 2
-
-
-def test_one_price_in_the_linear_program():
-    tighter = 0.0
-    for seed in range(3):
-        tighter = max(tighter, compare_programs(seed))
-    assert tighter > 1e-4
-
-
-def compare_programs(seed):
-    adj, logits, fragile = problem(seed, n=6, density=0.5)
-    graph = csr(adj)
-    fragile = fragile & adj
-    made = Perturbations(
-        graph,
-        fragile[graph.row, graph.col],
-        torch.full((6,), 2).minimum(fragile.sum(1)),
-    )
-    upper = pagerank_bounds(made, torch.arange(6), ALPHA, cost='visits')
-    reward = logits[:, 1] - logits[:, 0]
-    most = pagerank(undirected_graphs(adj, fragile, 2, 2), ALPHA) @ reward
-    tighter = 0.0
-    for target in range(6):
-        arguments = made, reward, target, upper[target]
-        once, multiplier = linear_program(
-            *arguments, 2, ALPHA, undirected=True
-        )
-        twice, _ = linear_program(*arguments, 4, ALPHA)
-        assert once >= float(most[:, target].max()) - 1e-6
-        assert once <= twice + 1e-6
-        assert multiplier >= 0
-        tighter = max(tighter, twice - once)
-    return tighter
 
 
 @pytest.mark.parametrize('seed', range(8))

@@ -245,51 +245,23 @@ def spoiled(report, **changes):
     return Witness(arrays)
 
 
-HOSTILE = {
-    'scores': lambda x: x - 1,
-    'removable': lambda x: x & False,
-    'budget': lambda x: x + 1,
-    'logits': lambda x: x * 2,
-    'alpha': lambda x: x / 2,
-    'tolerance': lambda x: x - x,
-    'normalization': lambda x: np.array('sym'),
-    'all_pairs': lambda x: ~x,
-    'reference': lambda x: (x + 1) % 3,
-    'targets': lambda x: x[::-1].copy(),
-    'dtype': lambda x: np.array('float64'),
-    'undirected': lambda x: ~x,
-    'self_loops': lambda x: ~x,
-    'global_budget': lambda x: x + 8,
-}
-
-
-@pytest.mark.parametrize('name', HOSTILE)
-def test_every_changed_array_fails(name):
+def test_a_changed_array_fails_and_what_is_no_witness_is_refused():
     report = certificate()
-    made = spoiled(report, **{name: HOSTILE[name]})
-    assert report.verify(made) == 'FAILS'
-
-
-@pytest.mark.parametrize(
-    'changes',
-    [
-        {'scores': lambda x: x * np.nan},
-        {'logits': lambda x: x * np.inf},
-        {'col': lambda x: x + 40},
-        {'rowptr': lambda x: x[:-1]},
-        {'targets': lambda x: x + 40},
-        {'dtype': lambda x: np.array('float16')},
-        {'K': lambda x: x + 3},
-        {'normalization': lambda x: np.array('col')},
-        {'alpha': lambda x: x * 0},
-        {'budget': lambda x: x.astype(np.int32)},
-        {'tolerance': lambda x: x - 1},
-    ],
-)
-def test_what_is_no_witness_is_refused(changes):
-    report = certificate()
-    with pytest.raises(ValueError, match='witness'):
-        report.verify(spoiled(report, **changes))
+    for name, change in (
+        ('scores', lambda x: x - 1),
+        ('reference', lambda x: (x + 1) % 3),
+        ('dtype', lambda x: np.array('float64')),
+        ('global_budget', lambda x: x + 8),
+    ):
+        assert report.verify(spoiled(report, **{name: change})) == 'FAILS'
+    for name, change in (
+        ('scores', lambda x: x * np.nan),
+        ('logits', lambda x: x * np.inf),
+        ('dtype', lambda x: np.array('float16')),
+        ('budget', lambda x: x.astype(np.int32)),
+    ):
+        with pytest.raises(ValueError, match='witness'):
+            report.verify(spoiled(report, **{name: change}))
     arrays = dict(report.proof.arrays)
     del arrays['budget']
     with pytest.raises(ValueError, match='witness'):

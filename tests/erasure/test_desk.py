@@ -129,16 +129,6 @@ def test_a_request_is_forgotten_told_and_erased(tmp_path):
     ]
 
 
-def test_a_list_is_a_request_for_nodes(tmp_path):
-    model = fitted()
-    desk = opened(tmp_path, model)
-    desk.add([12])
-    desk.run()
-    assert model.ledger.removed.of('nodes') == {12}
-    with pytest.raises(TypeError, match='a list or tensor of ids'):
-        desk.add(12)
-
-
 def test_the_same_request_twice_is_one(tmp_path):
     desk = opened(tmp_path, fitted())
     number = str(uuid.uuid4())

@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from desks import ALL, DAY, Clock, fitted, graph, nodes, opened
+from desks import ALL, Clock, fitted, graph, nodes, opened
 
 from pyg_trust.erasure import ErasureDesk, Policy, check_erasure
 from pyg_trust.erasure.store import Store
@@ -345,20 +345,3 @@ def test_a_mode_without_a_line_never_holds(tmp_path):
         task = {**values['tasks'][0], 'mode': mode}
         path.write_text(json.dumps({**values, 'tasks': [task]}))
         assert 'FAILS' in {f.status for f in check_erasure(path, lines)}
-
-
-def test_a_clock_that_goes_back_and_forth_loses_nothing(tmp_path):
-    clock, model = Clock(), private()
-    desk = desk_of(tmp_path, model, clock)
-    numbers = []
-    for step in (0, 40, -70, 30, 0):
-        clock.now += step * DAY
-        made = desk.add(nodes(10 * len(numbers)))
-        numbers.append(made.subject_request_id)
-        if len(numbers) < 4:
-            desk.run()
-    clock.now += DAY
-    desk.run()
-    states = [desk.report(n).tasks[0]['state'] for n in numbers]
-    assert 'pending' not in states
-    assert 'in_progress' not in states

@@ -53,24 +53,24 @@ def test_scores_are_free_repeat_to_the_bit_and_read_no_edge():
     pairs = torch.randint(60, (2, 3000))
     Closed.open = False
     try:
-        first = model.score(pairs)
-        assert torch.equal(first, model.score(pairs))
-        assert torch.equal(first[7:9], model.score(pairs[:, 7:9]))
+        first = model.decision_function(pairs)
+        assert torch.equal(first, model.decision_function(pairs))
+        assert torch.equal(first[7:9], model.decision_function(pairs[:, 7:9]))
     finally:
         Closed.open = True
     assert first.dtype == torch.float64
     assert first.shape == (3000,)
-    assert model.score(pairs[:, :0]).shape == (0,)
+    assert model.decision_function(pairs[:, :0]).shape == (0,)
     assert len(model.account.lines) == 3
     # The same graph again, in another order of its edges.
     order = torch.randperm(whole.num_edges)
     again = Data(x=whole.x, edge_index=whole.edge_index[:, order])
-    assert torch.equal(model.fit(again).score(pairs), first)
+    assert torch.equal(model.fit(again).decision_function(pairs), first)
     assert len(model.account.lines) == 3
     less = Data(x=whole.x, edge_index=pairs_without_one(whole.edge_index))
     with pytest.raises(BudgetExceededError):
         model.fit(less)
-    assert torch.equal(model.score(pairs), first)
+    assert torch.equal(model.decision_function(pairs), first)
 
 
 def pairs_without_one(edge_index):
@@ -178,7 +178,12 @@ def test_a_split_of_pyg_works_and_its_traps_are_refused():
     )
     train, _, test = good(data)
     model = PrivateLinkPredictor(**QUICK)
-    assert model.fit(train).score(test.edge_label_index).isfinite().all()
+    assert (
+        model.fit(train)
+        .decision_function(test.edge_label_index)
+        .isfinite()
+        .all()
+    )
     fresh = PrivateLinkPredictor(**QUICK)
     with pytest.raises(ValueError, match="'edge_label'"):
         fresh.fit(RandomLinkSplit(is_undirected=True)(data)[0])
@@ -256,7 +261,9 @@ def test_a_graph_without_edges_has_a_release_too():
         data = Data(x=torch.rand(8, 3), edge_index=torch.zeros(2, 0).long())
         account._RELEASED.clear()
         model = PrivateLinkPredictor(**QUICK, directed=directed).fit(data)
-        assert model.score(torch.tensor([[0], [1]])).isfinite().all()
+        assert (
+            model.decision_function(torch.tensor([[0], [1]])).isfinite().all()
+        )
 
 
 def test_leaving_the_own_edge_out_is_what_examples_read(monkeypatch):
@@ -292,8 +299,10 @@ def test_edges_of_the_fit_are_no_likelier_than_the_rows_allow():
         edge_index = torch.cat([order, order.flip(0)], 1)
         data = Data(x=x, edge_index=edge_index)
         model = PrivateLinkPredictor(epsilon=2.0, delta=1e-3).fit(data)
-        inside = model.score(order)
-        outside = model.score(torch.stack([order[0], order[1].roll(1 + seed)]))
+        inside = model.decision_function(order)
+        outside = model.decision_function(
+            torch.stack([order[0], order[1].roll(1 + seed)])
+        )
         wins += float((inside[:, None] > outside[None]).double().mean())
         total += 1
     # An attacker of one release with mu has at most this AUC.

@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import roc_auc_score
 from torch_geometric.data import Data
 
 from pyg_trust import noise
@@ -275,28 +276,39 @@ def test_scores_read_no_edge_and_of_records_the_source_alone():
     data = graph()
     model = PrivateLinkPredictor('node', **QUICK).fit(data)
     pairs = torch.randint(60, (2, 3000))
-    for_all, for_one = model.score(pairs), model.score(pairs, data.x)
-    assert torch.equal(for_all, model.score(pairs))
+    for_all, for_one = (
+        model.decision_function(pairs),
+        model.decision_function(pairs, data.x),
+    )
+    assert torch.equal(for_all, model.decision_function(pairs))
     # An undirected pair has one score for all.
-    assert torch.allclose(for_all, model.score(pairs.flip(0)))
+    label = torch.arange(pairs.size(1)) % 2
+    for given, logits in (((), for_all), ((data.x,), for_one)):
+        auc = model.score(pairs, label, *given)
+        assert auc == pytest.approx(roc_auc_score(label, logits))
+    with pytest.raises(ValueError, match="'edge_label'"):
+        model.score(pairs, label * 0)
+    assert torch.allclose(for_all, model.decision_function(pairs.flip(0)))
     assert not torch.allclose(for_all, for_one)
     other = data.x.clone()
     other[1:] = other[1:].flip(0)
     mine = pairs[0] == 0
     mine[:50] = True
     pairs[0, :50] = 0
-    again = model.score(pairs, other)
-    assert torch.equal(again[mine], model.score(pairs, data.x)[mine])
-    assert model.score(pairs[:, :0]).shape == (0,)
-    sparse = model.score(pairs, data.x.to_sparse())
-    assert torch.allclose(sparse, model.score(pairs, data.x))
+    again = model.decision_function(pairs, other)
+    assert torch.equal(
+        again[mine], model.decision_function(pairs, data.x)[mine]
+    )
+    assert model.decision_function(pairs[:, :0]).shape == (0,)
+    sparse = model.decision_function(pairs, data.x.to_sparse())
+    assert torch.allclose(sparse, model.decision_function(pairs, data.x))
     with pytest.raises(RuntimeError, match='counted'):
         _ = model.num_edges
     with pytest.raises(ValueError, match="'x'"):
-        model.score(pairs, data.x[:, :5])
+        model.decision_function(pairs, data.x[:, :5])
     plain = PrivateLinkPredictor(**QUICK).fit(data)
     with pytest.raises(ValueError, match=r"'x'.*adjacency='edge'"):
-        plain.score(pairs, data.x)
+        plain.decision_function(pairs, data.x)
 
 
 def test_nobody_is_covered_and_nothing_changes():

@@ -14,7 +14,6 @@ from pyg_trust.scattering.transform import (
 from pyg_trust.scattering.wavelets import (
     WAVELETS,
     itersine,
-    lazy_walk,
     monic_cubic,
     wavelet_bank,
 )
@@ -271,27 +270,6 @@ def test_weights_and_directions():
             np.testing.assert_allclose(z[0], expected, atol=1e-14)
 
 
-def test_order_of_nodes_does_not_matter():
-    edge_index, n = random_graph(12, 0.3, 5)
-    x = features(n, 2)
-    perm = torch.randperm(n, generator=torch.Generator().manual_seed(0))
-    other = torch.empty_like(x)
-    other[perm] = x
-    for wavelet in WAVELETS:
-        one, two = (
-            scattering_transform(
-                CSRGraph.from_edge_index(edges, n),
-                signal,
-                J=3,
-                Q=2,
-                L=3,
-                wavelet=wavelet,
-            )
-            for edges, signal in ((edge_index, x), (perm[edge_index], other))
-        )
-        torch.testing.assert_close(one, two, rtol=0, atol=1e-12)
-
-
 def test_float32_follows_the_features():
     edge_index, n = GRAPHS['star']
     graph = CSRGraph.from_edge_index(edge_index, n)
@@ -371,12 +349,6 @@ def test_row_walk_keeps_coefficients_in_the_unit_interval():
     assert column.max() > 1
 
 
-def test_lazy_walk_of_an_isolated_node():
-    adj = torch.zeros(2, 2, dtype=torch.float64)
-    for wavelet in WAVELETS:
-        assert torch.equal(lazy_walk(adj, wavelet), torch.eye(2).double() / 2)
-
-
 def test_oracles(shared):
     oracle = np.load(shared / 'oracles' / 'unlearning' / 'gst_embeddings.npz')
     options = {
@@ -425,20 +397,12 @@ NEGATIVE = CSRGraph.from_edge_index(
 @pytest.mark.parametrize(
     ('change', 'error', 'match'),
     [
-        ({'wavelet': 'haar'}, ValueError, "'wavelet'"),
-        ({'low_pass': 'max'}, ValueError, "'low_pass'"),
-        ({'method': 'fast'}, ValueError, "'method'"),
-        ({'J': 0}, ValueError, "'J'"),
-        ({'Q': 0}, ValueError, "'Q'"),
-        ({'L': 0}, ValueError, "'L'"),
-        ({'J': 2.0}, TypeError, "'J'"),
         ({'J': 2, 'wavelet': 'itersine'}, ValueError, "'J'"),
         (
             {'wavelet': 'monic_cubic', 'method': 'sparse'},
             ValueError,
             "'method'",
         ),
-        ({'graph': 3}, TypeError, "'graph'"),
         (
             {'graph': DIRECTED, 'wavelet': 'diffusion'},
             ValueError,
@@ -447,14 +411,10 @@ NEGATIVE = CSRGraph.from_edge_index(
         ({'graph': DIRECTED, 'wavelet': 'itersine'}, ValueError, 'undirected'),
         ({'graph': LOOP}, ValueError, 'self-loops'),
         ({'graph': NEGATIVE}, ValueError, 'negative'),
-        ({'x': torch.zeros(3, 1)}, ValueError, "'x'"),
         ({'x': torch.zeros(4)}, ValueError, "'x'"),
         ({'x': torch.zeros(4, 0)}, ValueError, "'x'"),
-        ({'x': torch.zeros(4, 1, dtype=torch.int64)}, TypeError, "'x'"),
-        ({'x': torch.full((4, 1), math.nan)}, ValueError, 'finite'),
         ({'ptr': torch.tensor([0, 3])}, ValueError, "'ptr'"),
         ({'ptr': torch.tensor([0, 0, 4])}, ValueError, "'ptr'"),
-        ({'ptr': torch.tensor([0.0, 4.0])}, TypeError, "'ptr'"),
         ({'ptr': torch.tensor([0, 2, 4])}, ValueError, 'between'),
     ],
 )

@@ -160,23 +160,6 @@ def test_a_change_of_directory_does_not_save_the_old_state(
     assert os.listdir(tmp_path / 'elsewhere') == []
 
 
-def test_a_directed_edge_can_be_removed_after_a_load() -> None:
-    # What is left may go both ways everywhere, by chance.
-    data = ring()
-    more = torch.tensor([[0], [5]])
-    data.edge_index = torch.cat([data.edge_index, more], dim=1)
-    model = NodeClassifier('ppr', alpha=0.2, K=2, weight_decay=0.1).fit(data)
-    model.remove(RemovalRequest(edges=[(0, 5)], directed=True))
-    again = NodeClassifier('ppr', alpha=0.2, K=2, weight_decay=0.1)
-    again.load_state_dict(model.state_dict())
-    again.flush()
-    again.remove(RemovalRequest(edges=[(1, 2)], directed=True))
-    edges = again.graph.to_edge_index()[0].t().tolist()
-    assert [1, 2] not in edges
-    assert [2, 1] in edges
-    assert again.verify().ok
-
-
 def test_the_only_edge_goes_without_the_label() -> None:
     data = Data(
         x=torch.rand(3, 1),
@@ -186,9 +169,6 @@ def test_the_only_edge_goes_without_the_label() -> None:
     left = remove_from_data(data, Part(edges=((0, 1),)))
     assert left.y.tolist() == [1]
     assert left.edge_index.numel() == 0
-
-
-# Removed, and still there ####################################################
 
 
 # Promised, and not so ########################################################
@@ -443,16 +423,6 @@ def test_a_second_fit_does_not_write_over_the_folder(tmp_path: Path) -> None:
         model.fit(network())
     again = sharded(folder=tmp_path / 'state').load()
     assert 3 not in again.n_id.tolist()
-
-
-def test_an_older_state_is_not_taken_over_by_a_new_fit() -> None:
-    # Loaded into the object that had gone on.
-    for make, data in FITTED.values():
-        model = make().fit(data())
-        old = model.state_dict()
-        model.remove(RemovalRequest(nodes=[2]))
-        with pytest.raises(ValueError, match=r'turned back|present lines'):
-            model.load_state_dict(old)
 
 
 @pytest.mark.parametrize('name', FITTED)

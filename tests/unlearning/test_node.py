@@ -15,7 +15,6 @@ from torch_geometric.data import Data
 from pyg_trust import noise
 from pyg_trust.agp.propagation import propagate
 from pyg_trust.check import FAILS, check_report
-from pyg_trust.files.commit import StaleStateError
 from pyg_trust.files.seals import Seals
 from pyg_trust.graph import CSRGraph
 from pyg_trust.ledger import (
@@ -34,7 +33,7 @@ from pyg_trust.unlearning import (
 )
 from pyg_trust.unlearning import heads as H
 from pyg_trust.unlearning import newton as N
-from pyg_trust.unlearning.node_rows import Edit, NodeState
+from pyg_trust.unlearning.node_rows import NodeState
 from pyg_trust.unlearning.shifts import shift_epsilon
 from pyg_trust.unlearning.sums import Sums
 from pyg_trust.update import NewNodes, Update
@@ -132,37 +131,6 @@ def test_a_sequence_is_that_of_dense_algebra(shared):
         assert report.num_train == int(oracle['num_train'][k])
 
 
-def test_a_batch_is_one_release_and_the_same_as_its_parts():
-    data = blocks()
-    edges = data.edge_index.t().tolist()
-    u, v = next(edge for edge in edges if 7 not in edge)
-    parts = [
-        RemovalRequest(nodes=[7]),
-        RemovalRequest(edges=[(u, v)]),
-        RemovalRequest(features=[8]),
-        RemovalRequest(labels=[int(data.train_mask.nonzero()[3])]),
-    ]
-    one, two = make(data), make(data)
-    report = one.remove(parts)
-    for part in reversed(parts):
-        two.remove(part)
-    assert len(one.ledger.entries) == 2
-    assert len(two.ledger.entries) == 5
-    assert same(one._model.data.to_dict(), two._model.data.to_dict())
-    assert torch.equal(
-        one._model.data.levels.rows(), two._model.data.levels.rows()
-    )
-    gap = float((one._model.W - two._model.W).norm())
-    assert gap <= 2 * report.distance_bound
-    # An edge of a node that goes as well is no error, nor one named twice.
-    three = make(data)
-    neighbour = int(data.edge_index[1, data.edge_index[0] == 7][0])
-    three.remove(
-        RemovalRequest(nodes=[7], edges=[(7, neighbour), (v, u), (u, v)])
-    )
-    assert three.verify().ok
-
-
 def test_directed_graphs_forget_one_direction_or_both():
     data = blocks()
     forward = data.edge_index[:, data.edge_index[0] < data.edge_index[1]]
@@ -201,20 +169,6 @@ def test_self_loops_of_the_input_are_edges():
             model.remove(RemovalRequest(edges=[(3, 3)]))
 
 
-def test_a_loop_that_goes_changes_the_digest_of_its_block_alone():
-    # No neighbour changes, where the measure adds the loop anyway.
-    data = blocks()
-    loop = torch.tensor([[70], [70]])
-    data.edge_index = torch.cat([data.edge_index, loop], dim=1)
-    model = make(data)
-    before = model._model.data.blocks()
-    model.remove(RemovalRequest(edges=[(70, 70)]))
-    after = model._model.data.blocks()
-    changed = {block for block in before if before[block] != after[block]}
-    assert changed == {70 // 64}
-    assert model.verify().ok
-
-
 @pytest.mark.parametrize(
     'kwargs', [{}, {'alpha': 0.2, 'features': 'push', 'theta': 1e-2}], ids=str
 )
@@ -229,31 +183,6 @@ def test_every_feature_may_go(kwargs):
     distance = model.remove(RemovalRequest(labels=[last])).distance_bound
     # Of features that are zero the minimiser is zero.
     assert float(model._model.W.norm()) <= distance
-
-
-def followed(data, part, W, old):
-    data.play(Edit(part))
-    return data.follow(W, old)
-
-
-def test_the_last_edge_a_leaf_an_isolated_node_and_a_hub():
-    data = blocks(isolated=3)
-    star = torch.stack([torch.full((60,), 80), torch.arange(60)])
-    pairs = torch.cat([data.edge_index, star, star.flip(0)], 1)
-    data.edge_index = pairs.unique(dim=1)
-    model = make(data)
-    degree = model.graph.degree
-    model.remove(RemovalRequest(nodes=[89]))
-    assert model.verify().ok
-    model.remove(RemovalRequest(nodes=[80]))
-    assert model.verify().ok
-    while int((model.graph.degree > 0).sum()) > 60:
-        degree = model.graph.degree
-        leaf = int(torch.where(degree == 0, 999, degree).argmin())
-        edges = model.graph.to_edge_index()[0]
-        for other in edges[1, edges[0] == leaf].tolist():
-            model.remove(RemovalRequest(edges=[(leaf, other)]))
-    assert model.verify().ok
 
 
 def test_predictions_know_nothing_of_a_removed_node_two_hops_away():
@@ -801,16 +730,6 @@ def test_steps_that_end_on_a_plateau_are_not_the_end(seed, d, scale):
         assert model.verify().ok
 
 
-def test_budgets_that_steps_do_not_meet_are_handled(monkeypatch):
-    monkeypatch.setattr(node_releases, 'MAX_STEPS', 0)
-    model = make()
-    report = model.remove(RemovalRequest(nodes=[3]))
-    assert report.action == 'retrain'
-    # How far steps had to go tells what was removed: no line says it.
-    assert model.ledger.entries[-1].action == 'measured'
-    assert model.verify().ok
-
-
 def test_the_ledger_says_of_a_residual_its_size_alone():
     # Noise so small that rounding is a part of the budget, which steps can
     # not get below: the account has a power of two, not 16 digits of data.
@@ -904,28 +823,6 @@ def test_no_tensor_and_no_file_holds_what_was_removed(tmp_path, monkeypatch):
     assert tuple(wanted.shape) not in shapes
 
 
-def test_states_go_on_where_they_were_saved(tmp_path):
-    data = blocks()
-    model = make(data)
-    model.remove(RemovalRequest(nodes=[3, 5], labels=[]))
-    path = tmp_path / 'model.pt'
-    model.save(path)
-    other = NodeClassifier(weight_decay=0.02, seed=0)
-    other.load(path)
-    assert same(other.state_dict(), model.state_dict())
-    assert other.verify().ok
-    request = RemovalRequest(features=[9], nodes=[10])
-    one, two = model.remove(request), other.remove(request)
-    torch.testing.assert_close(
-        other._model.W, model._model.W, atol=1e-6, rtol=0
-    )
-    assert one.rows_touched == two.rows_touched
-    # Two that went on differently: the later one does not overwrite.
-    model.save(path)
-    with pytest.raises(StaleStateError):
-        other.save(path)
-
-
 def test_features_beyond_their_bound_are_refused():
     data, model = blocks(), make()
     data.x[7, 2] = 16.5
@@ -1007,20 +904,6 @@ def test_the_users_data_are_not_changed_and_not_looked_at_again():
     make(data).remove(RemovalRequest(nodes=[3]))
     for key, value in copies.items():
         assert torch.equal(data[key], value)
-
-
-def test_digests_of_some_nodes_are_those_of_all():
-    # 150 names: two whole blocks and a part; the middle one is left out.
-    model = make(blocks(n=150))
-    model.remove(RemovalRequest(nodes=[3, 140], labels=[], features=[70]))
-    state = model._model.data
-    every = state.blocks()
-    assert sorted(every) == [0, 1, 2]
-    assert state.blocks(torch.tensor([149, 0, 5])) == {
-        0: every[0],
-        2: every[2],
-    }
-    assert state.blocks(torch.tensor([64])) == {1: every[1]}
 
 
 @pytest.mark.parametrize('name', ['x', 'y', 'out', 'alive', 'featureless'])

@@ -13,7 +13,6 @@ from torch_geometric.data import HeteroData
 
 from pyg_trust.erasure import ErasureDesk
 from pyg_trust.files import load
-from pyg_trust.files.commit import StaleStateError
 from pyg_trust.removal import NotThere, RemovalRequest
 from pyg_trust.unit import PrivacyUnit
 from pyg_trust.unlearning import Recommender, recommender
@@ -218,17 +217,6 @@ def test_the_order_of_users_leaves_no_trace(monkeypatch):
         lambda degree, c: recommend.degree_power(degree, -c),
     )
     assert same_in_every_order() == (False, False)
-
-
-def test_a_shorter_list_counts_for_more(monkeypatch):
-    # The planted fault: the old weight for what stays of the user.
-    edges = torch.tensor(ORACLE)
-    model = Recommender().fit(edges, 12, 9)
-    model.remove(interactions=[(10, 1)])
-    kept = ~((edges[0] == 10) & (edges[1] == 1))
-    anew = Recommender().fit(edges[:, kept], 12, 9)
-    assert torch.equal(model.counts(range(9)), anew.counts(range(9)))
-    assert (model.counts([0])[0, 4] > 0.38073078729212284 + 0.6).item()
 
 
 def test_reports_say_what_remains():
@@ -515,21 +503,6 @@ def test_repeated_interactions_and_too_popular_items_are_refused(monkeypatch):
     assert lists_of(liked[:, :2], 3, 2).length.tolist() == [1, 1, 0]
 
 
-@pytest.mark.parametrize(
-    ('pair', 'what'),
-    [
-        ((2, 0), 'the users'),
-        ((-1, 0), 'the users'),
-        ((0, 2), 'the items'),
-        ((0, -1), 'the items'),
-    ],
-)
-def test_interactions_are_in_range_and_errors_tell_no_name(pair, what):
-    edges = torch.tensor([[0, pair[0]], [1, pair[1]]])
-    with pytest.raises(ValueError, match=rf'{what} \(got others\)'):
-        Recommender().fit(edges, 2, 2)
-
-
 # Interrupts, verification, files #############################################
 
 
@@ -593,18 +566,6 @@ def test_files_tell_nothing_of_the_way(tmp_path):
     assert 'counts' not in states[0]
 
 
-def test_what_was_overwritten_is_dropped_and_nothing_is_held_uncached():
-    model = Recommender(cached=False)
-    for ask in (model.plan, model.verify, model.flush, lambda: model.data):
-        with pytest.raises(ValueError, match='fitted first'):
-            ask()
-    model.fit(liked(), 30, 20)
-    assert model.plan(users=[4]).num_entries == 0
-    model.remove(users=[4])
-    assert model._way_back is None
-    assert model.verify().num_entries == 0
-
-
 def test_a_pickle_has_no_empty_counts(monkeypatch):
     monkeypatch.setattr(recommender, 'RECOUNT', 1e9)
     model = Recommender().fit(liked(), 30, 20)
@@ -614,29 +575,6 @@ def test_a_pickle_has_no_empty_counts(monkeypatch):
     assert not made.verify().leftovers
     assert made.verify().ok
     assert torch.equal(made.recommend([20]), model.recommend([20]))
-
-
-def test_states_go_on_and_are_not_turned_back(tmp_path):
-    path = tmp_path / 'model.pt'
-    model = Recommender().fit(liked(), 30, 20)
-    model.save(path)
-    late = Recommender(cached=False)
-    late.load(path)
-    before = model.state_dict()
-    model.remove(users=[4])
-    model.save(path)
-    late.remove(users=[5])
-    with pytest.raises(StaleStateError):
-        late.save(path)
-    with pytest.raises(ValueError, match='does not continue'):
-        model.load_state_dict(before)
-    fresh = Recommender()
-    fresh.load(path)
-    assert fresh.verify().ok
-    assert fresh.ledger.head == model.ledger.head
-    assert torch.equal(fresh.recommend([0, 1]), model.recommend([0, 1]))
-    with pytest.raises(ValueError, match="'exponents'"):
-        Recommender(exponents=(0.5, 0.5, 0.5)).load(path)
 
 
 @pytest.mark.parametrize('part', ['interactions', 'users', 'items', 'salts'])

@@ -3,7 +3,6 @@
 import copy
 import itertools
 import math
-import os
 import threading
 
 import numpy as np
@@ -401,13 +400,3 @@ def test_errors_name_the_graph():
     )
     with pytest.raises(ValueError, match=r'graph 4.*self-loop'):
         make().fit([*graphs[:4], loop, *graphs[5:]])
-
-
-@pytest.mark.skipif(os.name == 'nt', reason='needs modes of files')
-def test_copies_and_pickles_go_on_by_themselves():
-    model = make().fit(protein_like())
-    other = copy.deepcopy(model)
-    other.remove(RemovalRequest(graphs=[3]))
-    assert 3 in model.graphs
-    assert other.verify().ok
-    assert model.verify().ok

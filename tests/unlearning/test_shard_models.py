@@ -28,7 +28,7 @@ from pyg_trust import rng
 from pyg_trust.nn import LBAggregator, MeanAggregator
 from pyg_trust.unlearning import ShardedUnlearner
 from pyg_trust.unlearning.shards import models
-from pyg_trust.unlearning.shards.checks import UnrepeatableModelError
+from pyg_trust.unlearning.shards.models import UnrepeatableModelError
 
 LAYERS = {**EVERY}
 FAST = {'aggregator': 'mean', 'num_classes': CLASSES, 'epochs': 4}
@@ -50,7 +50,7 @@ def by_hand(factory, job, epochs=4):
             known = model.state_dict()
             model = factory()
             model.load_state_dict(known)
-    models.prepare(model.train(), False)
+    models.set_cached(model.train(), False)
     optimizer = torch.optim.Adam(
         model.parameters(), lr=0.01, weight_decay=5e-4, fused=True
     )

@@ -195,44 +195,6 @@ def test_the_table_is_as_good_as_its_error_says():
     assert table.room[-1] == -1
 
 
-def complex_quantile(p):
-    x = MP.mpc(quantile(p.real))
-    for _ in range(6):
-        x += (tail(x, 0) - p) / MP.npdf(x)
-    return x
-
-
-def test_the_error_of_the_table_is_what_the_theorem_says():
-    table, u = noise.table(), MP.mpf(2) ** -53
-    for row in (0, 700, 1279):
-        e, j = divmod(row, 64)
-        h = MP.mpf(2) ** -(e + 9)
-        first = 2 * h * (64 + j)
-
-        # Derivatives of the inverse by Cauchy's formula on a circle.
-        def series(p, count, h=h):
-            n, radius, made = 32, p / 4, []
-            at = [radius * MP.expjpi(MP.mpf(2) * i / n) for i in range(n)]
-            values = [complex_quantile(p + z) for z in at]
-            for q in range(count + 1):
-                c = sum(v / z**q for v, z in zip(values, at, strict=True)) / n
-                made.append(abs(2**32 * c.real * h**q))
-            return made
-
-        remainder = series(first, 7)[7]
-        sizes = series(first + h, 6)
-        error = remainder + sum(
-            size
-            * ((3 * q + 3) * u / (1 - (3 * q + 3) * u) + q * 2.0 ** (e - 55))
-            for q, size in enumerate(sizes)
-        )
-        claimed = MP.mpf('0.5') - MP.mpf(float(table.room[row]))
-        assert error <= claimed <= error * (1 + MP.mpf(10) ** -6)
-        for q, size in enumerate(sizes):
-            found = MP.mpf(float(table.coefficients[q, row]))
-            assert abs(found - (-1) ** q * size) <= 2 * u * size
-
-
 def test_the_table_is_the_same_for_every_caller():
     with localcontext() as context:
         context.prec = 5

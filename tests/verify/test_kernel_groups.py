@@ -7,7 +7,6 @@ import pytest
 
 from pyg_trust import privacy as dp
 from pyg_trust.privacy.gaussian import gaussian_epsilon
-from pyg_trust.privacy.poisson import poisson_profile
 from pyg_trust.verify import accounting, groups, intervals
 from pyg_trust.verify.groups import judge_group
 
@@ -18,53 +17,6 @@ def at(law, epsilon, q, z):
     """Brackets of F and of its slope, as floats."""
     point = law(round(epsilon * 2**BITS), BITS, Fraction(q), Fraction(z))
     return [[value / ONE for value in bracket] for bracket in point]
-
-
-@pytest.mark.parametrize(
-    ('k', 'q', 'z'),
-    [(1, 0.3, 1.0), (2, 0.05, 0.6), (5, 0.2, 18.25), (40, 0.02, 25.0)],
-)
-def test_coins_have_the_profile_of_their_pair(k, q, z):
-    law = groups.coins(k)
-    for epsilon in (0.0, 0.25, 1.0, 3.0):
-        (low, high), (less, most) = at(law, epsilon, q, z)
-        want = poisson_profile(epsilon, q, z, occurrences=k)
-        assert low <= high <= low + 1e-30
-        assert high == pytest.approx(want, rel=1e-9, abs=1e-20)
-        # The slope of the profile in e^epsilon.
-        one, two = (
-            poisson_profile(epsilon + side * 1e-5, q, z, occurrences=k)
-            for side in (1, -1)
-        )
-        slope = (two - one) / (2e-5 * math.exp(epsilon))
-        assert less == pytest.approx(slope, rel=1e-4, abs=1e-9)
-        assert less <= most <= less + 1e-30
-
-
-@pytest.mark.parametrize(
-    ('n', 'm', 'k', 'z'),
-    [
-        (20, 4, 1, 1.5),
-        (100, 20, 5, 5.0),
-        (10, 8, 5, 4.0),
-        (5000, 100, 21, 9.0),
-    ],
-)
-def test_draws_have_the_profile_of_their_bound(n, m, k, z):
-    law = groups.without_replacement(m, k)
-    for epsilon in (0.0, 0.25, 1.0, 3.0):
-        (low, high), (less, most) = at(law, epsilon, Fraction(m, n), z)
-        want = dp.group_wor_profile(epsilon, m, n, k, z)
-        assert low <= high <= low + 1e-30
-        assert high == pytest.approx(want, rel=1e-9, abs=1e-20)
-        one, two = (
-            dp.group_wor_profile(epsilon + side * 1e-5, m, n, k, z)
-            for side in (1, -1)
-        )
-        if epsilon:
-            slope = (two - one) / (2e-5 * math.exp(epsilon))
-            assert less == pytest.approx(slope, rel=1e-4, abs=1e-9)
-        assert less <= most <= less + 1e-30
 
 
 def test_one_unit_of_a_record_is_the_law_of_disjoint_units():

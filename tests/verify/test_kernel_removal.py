@@ -325,11 +325,6 @@ def test_what_overflows_or_underflows_proves_nothing_or_enough():
     assert found.least == 0 < found.most
 
 
-def near(value):
-    # The constant of gamma leaves one percent.
-    return pytest.approx(1.01 * value, rel=1e-4, abs=0)
-
-
 def exact_norm(values):
     squares = sum(Fraction(float(v)) ** 2 for v in values.ravel())
     return mpmath.sqrt(mpmath.mpf(squares.numerator) / squares.denominator)

@@ -164,8 +164,8 @@ def test_the_fast_code_trains_again_what_an_update_touches():
             relabelled,
         )
         code = {}
-        for side, part in (data, change.gone), (change.data, change.came):
-            for i, r in touched_slices(side, part, slices, other).items():
+        for side, items in (data, change.gone), (change.data, change.came):
+            for i, r in touched_slices(side, *items, slices, other).items():
                 code[i] = min(r, code.get(i, r))
         assert code == first
         found += len(first)
@@ -239,10 +239,14 @@ def test_the_fast_code_trains_again_what_the_kernel_names():
         removed = references.gone(items, part.to_dict())
         first = references.again(removed, division)
         one_stage = division._replace(stage=dict.fromkeys(training, 0))
-        assert touched_slices(data, part, (), other) == references.again(
+        touched = (
+            torch.tensor([*part.nodes, *part.features]).long(),
+            torch.tensor(part.arcs).long().view(-1, 2).t(),
+        )
+        assert touched_slices(data, *touched, (), other) == references.again(
             removed, one_stage
         )
-        assert touched_slices(data, part, slices, other) == first
+        assert touched_slices(data, *touched, slices, other) == first
         left = remove_from_data(data, part)
         kept = {('node', int(v)) for v in left.n_id}
         kept |= {

@@ -6,7 +6,6 @@ the same for the shards that it touches.
 """
 
 import copy
-import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_trust import rng
+from pyg_trust._checks import as_ids, check_tensor
 from pyg_trust._checks.starts import same_start, tensors_of
 from pyg_trust.distributed import from_first
 from pyg_trust.files.seals import Seals, content
@@ -33,18 +33,10 @@ from pyg_trust.unlearning.partition import (
     partition_from_lists,
     shard_sizes,
 )
-from pyg_trust.unlearning.shards.checks import (
-    check_model,
-    check_start,
-    find_shortcuts,
-)
 from pyg_trust.unlearning.shards.graph import (
     canonical,
-    id_tensor,
     induced,
-    select_rows,
     slice_numbers,
-    without_features,
 )
 from pyg_trust.unlearning.shards.models import (
     Factory,
@@ -53,8 +45,11 @@ from pyg_trust.unlearning.shards.models import (
     Shortcuts,
     Weights,
     build,
+    check_model,
+    check_start,
     evaluate,
     evaluate_all,
+    find_shortcuts,
     single_thread,
     train,
 )
@@ -64,8 +59,6 @@ from pyg_trust.unlearning.shards.state import (
     State,
     described,
 )
-
-__all__ = ['SLICE', 'Builder', 'checked_aggregator', 'checked_partition']
 
 T = TypeVar('T')
 # Parts of the seed.
@@ -111,10 +104,7 @@ class Builder:
         partition = self.method(given, seed)
         index = training_nodes(data)
         if isinstance(partition, Shards) and not partition.exact:
-            light = without_features(data)
-            if partition.sees_features:
-                light.x = data.x.to_dense()
-            return partition(light).shard
+            return partition(data).shard
         if isinstance(partition, Shards):
             # By hashes of ids: this stays possible after any removal.
             shard = self.hashed(data.n_id[index], partition.seed)
@@ -160,57 +150,46 @@ class Builder:
         """Count the training nodes of every shard."""
         return shard_sizes(data.shard, self.num_shards)
 
-    def empty(self, data: Data) -> tuple[int, ...]:
-        """Return the shards without a training node."""
-        return tuple((self.sizes(data) == 0).nonzero().view(-1).tolist())
-
-    def node_epochs(self, data: Data, seed: int, first: dict[int, int]) -> int:
-        """Count nodes times epochs of the stages from the given ones on."""
-        slices = self.recipe.slices
-        if not slices:
-            sizes = self.sizes(data)[[*first]]
-            return int(sizes.sum()) * self.recipe.epochs
-        number = slice_numbers(data.n_id, slices, rng.derive(seed, SLICE))
+    def node_epochs(
+        self, state: State, first: dict[int, int] | None = None
+    ) -> int:
+        """Count nodes times epochs from the given stages on, or of all."""
+        data, slices = state.data, self.recipe.slices
+        if first is None:
+            first = dict.fromkeys(range(self.num_shards), 0)
+        number = slice_numbers(
+            data.n_id, slices, rng.derive(state.seed, SLICE)
+        )
+        epochs = [each for _, each in slices] or [self.recipe.epochs]
         return sum(
-            int((number[data.shard == shard] <= r).sum()) * slices[r][1]
+            int((number[data.shard == shard] <= r).sum()) * epochs[r]
             for shard, stage in first.items()
-            for r in range(stage, len(slices))
+            for r in range(stage, len(epochs))
         )
 
     def estimate(
-        self, state: State, data: Data, first: dict[int, int]
+        self, state: State, first: dict[int, int]
     ) -> tuple[dict[str, float], float]:
         """Estimate the seconds of a change by part, and its share of a fit.
 
-        By what shards took last, those that are not known by the mean of the
-        others.
+        The parts took so long in the last change, and the training so long
+        for each node and epoch.
         """
-        known, seed = state.shard_seconds, state.seed
-        every = dict.fromkeys(range(self.num_shards), 0)
-        if not known or not state.seconds:
-            most = max(1, self.node_epochs(data, seed, every))
-            return {}, self.node_epochs(data, seed, first) / most
-        mean = sum(known.values()) / len(known)
-        times = {shard: known.get(shard, mean) for shard in every}
-        training = sum(
-            times[shard]
-            * self.node_epochs(data, seed, {shard: stage})
-            / max(1, self.node_epochs(data, seed, {shard: 0}))
-            for shard, stage in first.items()
-        )
-        seconds = {**state.seconds, 'shards': training}
+        work, most = self.node_epochs(state, first), self.node_epochs(state)
+        if not state.seconds:
+            return {}, work / max(1, most)
+        seconds = {**state.seconds, 'shards': state.pace * work}
         # Those of a fit alone.
         seconds.pop('checks', None)
-        rest = sum(seconds.values()) - training
-        return seconds, (rest + training) / (rest + sum(times.values()))
+        total = sum(seconds.values())
+        return seconds, total / (total + state.pace * (most - work))
 
     def costs(self, state: State, first: dict[int, int]) -> dict[str, Any]:
         """Return what a plan and the report of a removal count."""
-        data = state.data
         return {
             'shards': tuple(first),
-            'nodes': int(self.sizes(data)[[*first]].sum()),
-            'node_epochs': self.node_epochs(data, state.seed, first),
+            'nodes': int(self.sizes(state.data)[[*first]].sum()),
+            'node_epochs': self.node_epochs(state, first),
             'aggregator_nodes': self.sample(state).numel(),
             'stages': first,
         }
@@ -221,16 +200,17 @@ class Builder:
         self, state: State, shards: Iterable[int]
     ) -> dict[int, list[Data]]:
         """Return, by shard, the subgraphs that its stages are trained on."""
-        data, slices = state.data, self.recipe.slices
-        made = {
-            shard: [induced(data, data.shard == shard)] for shard in shards
-        }
-        for seen in made.values() if slices else ():
-            whole = seen.pop()
-            key = rng.derive(state.seed, SLICE)
+        data, slices, found = state.data, self.recipe.slices, {}
+        key = rng.derive(state.seed, SLICE)
+        for shard in shards:
+            whole = induced(data, data.shard == shard)
             number = slice_numbers(whole.n_id, slices, key)
-            seen += [induced(whole, number <= r) for r in range(len(slices))]
-        return made
+            earlier = range(len(slices) - 1)
+            found[shard] = [
+                *(induced(whole, number <= r) for r in earlier),
+                whole,
+            ]
+        return found
 
     def _job(
         self,
@@ -246,13 +226,9 @@ class Builder:
             owned = typed.within(part.n_id)
             return Shard(seed, owned, part.y, target=typed.person)
         whole = Shard(seed, part, part.y)
-        if not self.recipe.slices:
-            return whole
         stages = tuple(
-            (Shard(rng.derive(seed, _STAGE, r), each, each.y), epochs)
-            for r, (each, (_, epochs)) in enumerate(
-                zip(seen, self.recipe.slices, strict=True)
-            )
+            (Shard(rng.derive(seed, _STAGE, r), seen[r], seen[r].y), epochs)
+            for r, (_, epochs) in enumerate(self.recipe.slices)
         )
         start = kept[-1] if kept else None
         return whole._replace(stages=stages[len(kept) :], start=start)
@@ -269,37 +245,28 @@ class Builder:
         first: dict[int, int],
         *,
         done: dict[int, list[Weights]] | None = None,
-        **how: Any,
-    ) -> tuple[dict[int, Checkpoint], dict[int, float]]:
-        """Train shards from their first stages on, but for those done.
-
-        Returns the models, and the seconds of each, by shard.
-        """
-        done = done or {}
+        over_ranks: bool = False,
+    ) -> dict[int, Checkpoint]:
+        """Train shards from their first stages on, but for those done."""
+        states = done or {}
         kept = {
             shard: state.checkpoints[shard].stages[:stage]
             for shard, stage in first.items()
         }
-        todo = [s for s in first if parts[s][-1].num_nodes and s not in done]
+        todo = [s for s in first if parts[s][-1].num_nodes and s not in states]
         jobs = [self._job(state, s, parts[s], kept[s]) for s in todo]
         ways = self._find_ways(jobs[0]) if jobs else Shortcuts()
         made = train(
-            self.factory,
-            jobs,
-            self.recipe,
-            ways,
-            **how,
+            self.factory, jobs, self.recipe, ways, over_ranks=over_ranks
         )
-        states = dict(zip(todo, (found for found, _ in made), strict=True))
+        states = {**states, **dict(zip(todo, made, strict=True))}
         found = {}
         for shard in first:
-            *earlier, last = states.get(shard, done.get(shard, [{}]))
+            *earlier, last = states.get(shard, [{}])
             before = kept[shard] if parts[shard][-1].num_nodes else ()
             n_id = parts[shard][-1].n_id
             found[shard] = Checkpoint(n_id, last, (*before, *earlier))
-        return found, dict(
-            zip(todo, (seconds for _, seconds in made), strict=True)
-        )
+        return found
 
     def fresh(self, state: State, given: Any, action: str) -> State:
         """Return the state with everything from scratch, on its graph."""
@@ -341,9 +308,9 @@ class Builder:
         stages = check_model(self.factory, probe, self.recipe, ways)
         done = {} if self.over_ranks else {smallest: stages}
         first = dict.fromkeys(range(self.num_shards), 0)
-        return self.updated(
-            state, first, action, done=done, started=started, parts=parts
-        )
+        checks = time.perf_counter() - started
+        new = self.updated(state, first, action, parts=parts, done=done)
+        return new._replace(seconds={'checks': checks, **new.seconds})
 
     def updated(
         self,
@@ -353,48 +320,45 @@ class Builder:
         *,
         request: dict[str, Any] | None = None,
         reference: str = '',
-        started: float,
-        done: dict[int, list[Weights]] | None = None,
         parts: dict[int, list[Data]] | None = None,
+        done: dict[int, list[Weights]] | None = None,
     ) -> State:
         """Return the state in which shards are trained on its new graph."""
-        clock = [started, time.perf_counter()]
-        parts = self.parts(state, first) if parts is None else parts
-        checkpoints, taken = self.trained(
-            state,
-            parts,
-            first,
-            done=done,
-            over_ranks=self.over_ranks,
+        last, seconds = time.perf_counter(), dict[str, float]()
+
+        def lap(part: str) -> None:
+            nonlocal last
+            before, last = last, time.perf_counter()
+            seconds[part] = last - before
+
+        seen = self.parts(state, first) if parts is None else parts
+        done, ranks = done or {}, self.over_ranks
+        checkpoints = self.trained(
+            state, seen, first, done=done, over_ranks=ranks
         )
-        clock.append(time.perf_counter())
+        lap('shards')
+        todo = {shard: r for shard, r in first.items() if shard not in done}
+        work = self.node_epochs(state, todo)
         # New salts for all that changed, so that guesses of the old data
         # can't be tested.
-        contents = self.contents(state, parts)
+        contents = self.contents(state, seen)
         state = state._replace(
             checkpoints=tuple(
                 checkpoints.get(shard, made)
                 for shard, made in enumerate(state.checkpoints)
             ),
             seals=self.from_first(lambda: state.seals.replaced(contents)),
-            fresh=state.fresh and done is not None,
+            fresh=state.fresh and parts is not None,
             ledger=state.ledger.copy(),
+            pace=seconds['shards'] / work if work else state.pace,
         )
-        clock.append(time.perf_counter())
-        outputs = self.outputs(state, over_ranks=self.over_ranks)
-        clock.append(time.perf_counter())
+        lap('handling')
+        outputs = self.outputs(state, over_ranks=ranks)
+        lap('inference')
         aggregator = self.from_first(lambda: self.aggregate(state, outputs))
-        clock.append(time.perf_counter())
-        names = ('checks', 'shards', 'handling', 'inference', 'aggregator')
-        spent = [b - a for a, b in itertools.pairwise(clock)]
-        seconds = dict(zip(names, spent, strict=True))
-        if done is None:
-            seconds['handling'] += seconds.pop('checks')
+        lap('aggregator')
         state = state._replace(
-            outputs=outputs,
-            aggregator=aggregator,
-            seconds=seconds,
-            shard_seconds={**state.shard_seconds, **taken},
+            outputs=outputs, aggregator=aggregator, seconds=seconds
         )
         state.ledger.record(action, 0.0, request, state.sealed, reference)
         return state
@@ -461,7 +425,7 @@ class Builder:
             found[shard] = content(part, recipe, state.seed, shard, *own)
         # The features of the shards are covered already.
         rest = copy.copy(data)
-        rest.x = select_rows(data.x, (data.shard < 0).nonzero().view(-1))
+        rest.x = data.x[data.shard < 0]
         own = [] if typed is None else [typed.digest_of(None)]
         found[self.num_shards] = content(rest, *own)
         return found
@@ -488,8 +452,10 @@ def checked_partition(given: Any, num_shards: int, by_person: bool) -> Any:
         given = copy.copy(given)
         count = given.num_shards
     elif isinstance(given, Sequence):
-        given = [id_tensor('partition', ids) for ids in given]
-        count = len(given)
+        given = [as_ids('partition', ids) for ids in given]
+        for ids in given:
+            check_tensor('partition', ids, torch.int64, ('num_ids',))
+        given, count = [ids.clone() for ids in given], len(given)
     else:
         raise TypeError(
             "'partition' needs to be the name of a method, a Shards, a "

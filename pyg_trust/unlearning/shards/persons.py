@@ -14,8 +14,6 @@ from pyg_trust.removal import Part
 from pyg_trust.unit import PrivacyUnit
 from pyg_trust.update import Update, rows_of
 
-__all__ = ['Persons', 'removed_persons', 'touched_by_persons']
-
 
 @dataclass(frozen=True)
 class Persons:

@@ -25,32 +25,17 @@ from pyg_trust.files.commit import (
     synchronized,
 )
 from pyg_trust.files.seals import Seals, sealed
-from pyg_trust.graph import sparse_rows
 from pyg_trust.ledger import RemovalLedger
 from pyg_trust.report import fingerprint_model, provenance
 from pyg_trust.transforms.shards import Shards
 from pyg_trust.unlearning.aggregate import ShardAggregator, unchecked
 from pyg_trust.unlearning.reports import ShardReport
-from pyg_trust.unlearning.shards.graph import is_sparse
 from pyg_trust.unlearning.shards.models import Recipe, Weights
 from pyg_trust.unlearning.store import ShardStore
 from pyg_trust.update import Update
 from pyg_trust.verify.claims_removal import FROM_SYSTEM
 
-__all__ = [
-    'AGGREGATOR_NODES',
-    'ASSUMPTIONS',
-    'Checkpoint',
-    'Forgotten',
-    'State',
-    'Stateful',
-    'described',
-    'hash_of_shards',
-    'plain_partition',
-    'plain_updates',
-]
-
-FORMAT = 4
+FORMAT = 5
 #: The most training nodes that an aggregator learns from.
 AGGREGATOR_NODES = 1000
 Self = TypeVar('Self', bound='Stateful')
@@ -65,6 +50,9 @@ class Forgotten(NamedTuple):
     """
 
     name: str
+
+    def __str__(self) -> str:
+        return self.name
 
 
 class Checkpoint(NamedTuple):
@@ -99,10 +87,10 @@ class State(NamedTuple):
     fresh: bool = True
     # Of the shards, by number, and of the graph around them.
     seals: Seals = Seals()
-    # The seconds of the last change by part, and of the last training of each
-    # shard. In no file: they show which shards were trained again, and when.
+    # The seconds of the last change by part, and of its training for each node
+    # and epoch. In no file: they show what was trained again, and when.
     seconds: dict[str, float] = {}  # noqa: RUF012
-    shard_seconds: dict[int, float] = {}  # noqa: RUF012
+    pace: float = 0.0
     lineage: Lineage = Lineage()
 
     @property
@@ -146,10 +134,8 @@ def described(partition: Any) -> str:
     """Describe a partition in words, for reports."""
     if isinstance(partition, Shards):
         return repr(partition)
-    if isinstance(partition, str):
-        return partition
-    if isinstance(partition, Forgotten):
-        return partition.name
+    if isinstance(partition, str | Forgotten):
+        return str(partition)
     return 'a tensor' if isinstance(partition, Tensor) else 'a list'
 
 
@@ -172,28 +158,8 @@ def plain_partition(partition: Any) -> dict[str, Any]:
     elif isinstance(partition, Tensor):
         plain['shard'] = partition.tolist()
     elif isinstance(partition, list):
-        plain['shards'] = [
-            ids.tolist() if isinstance(ids, Tensor) else ids
-            for ids in partition
-        ]
+        plain['shards'] = [ids.tolist() for ids in partition]
     return plain
-
-
-def fits_partition(plain: Any, partition: Any) -> bool:
-    """Test whether a saved partition matches a given one."""
-    kinds = partition, remembered(partition)
-    return plain in [plain_partition(kind) for kind in kinds]
-
-
-def plain_settings(aggregator: ShardAggregator) -> dict[str, Any]:
-    """Return the arguments of an aggregator."""
-    plain = {
-        key: value
-        for key, value in vars(aggregator).items()
-        if not key.startswith('_') and isinstance(value, str | int | float)
-    }
-    plain.pop('training', None)
-    return {'type': type(aggregator).__name__, **plain}
 
 
 def plain_updates(update: Any) -> list[dict[str, Any]]:
@@ -208,88 +174,22 @@ def plain_updates(update: Any) -> list[dict[str, Any]]:
     ]
 
 
-def trace(outputs: Tensor) -> list[float]:
-    """Summarise outputs: models of another factory give other ones."""
+def _trace(outputs: Tensor) -> list[float]:
+    # Models of another factory give other ones.
     return outputs.double().abs().mean((1, 2)).tolist()
 
 
 # Files #######################################################################
 
 
-def packed(state: State, given: Any) -> dict[str, Any]:
-    """Return the entries of a state dictionary, but for class and settings."""
-    data = state.data.to_dict()
-    if is_sparse(x := state.data.x):
-        parts = x.crow_indices(), x.col_indices(), x.values()
-        data['x'] = (*parts, list(x.shape))
-    return {
-        'seed': state.seed,
-        'seeded': state.seeded,
-        'partition': plain_partition(given),
-        'num_classes': state.num_classes,
-        'fresh': state.fresh,
-        'lineage': state.lineage.to_list(),
-        'salts': state.seals.state_dict(),
-        'data': data,
-        'rows': state.rows,
-        'trace': trace(state.outputs),
-        'checkpoints': {
-            shard: {
-                **made._asdict(),
-                'stages': list(made.stages),
-            }
-            for shard, made in enumerate(state.checkpoints)
-        },
-        'aggregator': state.aggregator.state_dict(),
-        'ledger': state.ledger.state_dict(),
-    }
-
-
-def unpacked(
-    plain: dict[str, Any],
-    given: Any,
-    aggregator: ShardAggregator,
-    present: Lineage | None,
-) -> State:
-    """Return the state of entries, without seals and outputs."""
-    data = Data.from_dict(dict(plain['data']))
-    if not isinstance(data.x, Tensor):
-        ptr, index, value, shape = data.x
-        data.x = sparse_rows(ptr, index, value, (shape[0], shape[1]))
-    ledger = RemovalLedger(0.0)
-    ledger.load_state_dict(plain['ledger'])
-    for name in ('fresh', 'seeded'):
-        check_instance(name, plain[name], bool)
-    aggregator = copy.deepcopy(aggregator)
-    aggregator.load_state_dict(plain['aggregator'])
-    held = [made for _, made in sorted(plain['checkpoints'].items())]
-    return State(
-        seed=check_integer('seed', plain['seed'], 0),
-        seeded=plain['seeded'],
-        partition=given,
-        data=data,
-        rows=plain['rows'],
-        num_classes=check_integer('num_classes', plain['num_classes'], 1),
-        aggregator=aggregator.eval(),
-        ledger=ledger,
-        checkpoints=tuple(
-            Checkpoint(made['n_id'], made['weights'], tuple(made['stages']))
-            for made in held
-        ),
-        fresh=plain['fresh'],
-        lineage=Lineage.of(plain, present),
-    )
-
-
 def to_files(plain: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the contents of files, one for each shard, and the manifest."""
-    made = plain['checkpoints']
-    parts = {f'shard-{i}': made[i] for i in made}
-    own = ('data', 'checkpoints', *_IN_MANIFEST)
-    parts['data'] = plain['data']
-    parts['rest'] = {k: v for k, v in plain.items() if k not in own}
-    manifest = {key: plain[key] for key in _IN_MANIFEST}
-    return parts, json.loads(json.dumps(manifest))
+    rest = dict(plain)
+    manifest = {key: rest.pop(key) for key in _IN_MANIFEST}
+    parts = {'data': rest.pop('data')}
+    for shard, made in rest.pop('checkpoints').items():
+        parts[f'shard-{shard}'] = made
+    return {**parts, 'rest': rest}, json.loads(json.dumps(manifest))
 
 
 def from_files(
@@ -330,40 +230,6 @@ _FROM_SEED = (
 )
 # The share of training nodes by a later hash from which to start over.
 _MANY = 0.25
-
-
-def _exactness(
-    partition: Any, fresh: bool, by_hash: int, num_train: int, by_person: bool
-) -> tuple[bool, str]:
-    """Return whether all equals a fit on what remains, and in which sense."""
-    seen = 'what its author looked at'
-    if isinstance(partition, Shards):
-        seen = partition.seen
-        if partition.exact:
-            order = (
-                'remaining data, in the same order of nodes and edges'
-                if by_person
-                else 'present data, in any order of nodes and edges'
-            )
-            return True, (
-                'exact: a node goes to the shard that a keyed hash of its id '
-                'gives, so that everything equals a fresh start with the same '
-                f'seed on the {order}'
-            )
-    if fresh:
-        return True, (
-            'exact so far: nothing was removed since the partition was made, '
-            f'which has seen {seen}; after a removal, exact given the '
-            'partition'
-        )
-    hashed = f'{by_hash} training nodes came later and are by hash; '
-    return False, (
-        'exact given the partition: models and aggregator equal those of a '
-        f'fresh start with the same partition, but that has seen {seen}, with '
-        f'what was removed; {hashed * bool(by_hash)}repartition() starts over'
-        + ', as it should from a quarter on'
-        * (by_hash > _MANY * num_train)
-    )
 
 
 class Stateful:
@@ -413,27 +279,51 @@ class Stateful:
 
     def _of(self, state: State) -> dict[str, Any]:
         # What both reports state of a state.
-        builder, late = self._builder, state.data.get('by_hash')
-        by_hash = 0 if late is None else int(late.sum())
-        exact, exactness = _exactness(
-            builder.method(state.partition, state.seed),
-            state.fresh,
-            by_hash,
-            int((state.data.shard >= 0).sum()),
-            self._by_person,
-        )
-        if builder.start_is_public:
-            exactness += _OF_PUBLIC_START
+        builder, data = self._builder, state.data
+        by_hash = int(data.by_hash.sum()) if 'by_hash' in data else 0
+        exact, exactness = self._exactness(state, by_hash)
+        empty = (builder.sizes(data) == 0).nonzero().view(-1)
         return {
             'secrets': _FROM_SEED if state.seeded else FROM_SYSTEM,
-            'empty': builder.empty(state.data),
+            'empty': tuple(empty.tolist()),
             'by_hash': by_hash,
             'exact': exact,
-            'exactness': exactness,
+            'exactness': exactness
+            + _OF_PUBLIC_START * builder.start_is_public,
             'seconds': state.seconds,
-            'assumptions': self._assumed(state.data),
+            'assumptions': self._assumed(data),
             'origin': self._origin(),
         }
+
+    def _exactness(self, state: State, by_hash: int) -> tuple[bool, str]:
+        # Whether all equals a fit on what remains, and in which sense.
+        given, seen = state.partition, 'what its author looked at'
+        method = self._builder.method(given, state.seed)
+        if isinstance(method, Shards):
+            seen = method.seen
+        if isinstance(method, Shards) and method.exact:
+            what = 'present data, in any order of nodes and edges'
+            if self._by_person:
+                what = 'remaining data, in the same order of nodes and edges'
+            return True, (
+                'exact: a node goes to the shard that a keyed hash of its id '
+                'gives, so that everything equals a fresh start with the same '
+                f'seed on the {what}'
+            )
+        if state.fresh:
+            return True, (
+                'exact so far: nothing was removed since the partition was '
+                f'made, which has seen {seen}; after a removal, exact given '
+                'the partition'
+            )
+        hashed = f'{by_hash} training nodes came later and are by hash; '
+        many = by_hash > _MANY * int((state.data.shard >= 0).sum())
+        return False, (
+            'exact given the partition: models and aggregator equal those of '
+            f'a fresh start with the same partition, but that has seen {seen},'
+            f' with what was removed; {hashed * bool(by_hash)}repartition() '
+            'starts over' + ', as it should from a quarter on' * many
+        )
 
     def _assumed(self, data: Data) -> tuple[str, ...]:
         builder, persons = self._builder, data.get('persons')
@@ -453,12 +343,22 @@ class Stateful:
         )
 
     def _config(self) -> dict[str, Any]:
+        aggregator = self._builder.aggregator
+        settings = {
+            key: value
+            for key, value in vars(aggregator).items()
+            if not key.startswith('_')
+            and key != 'training'
+            and isinstance(value, str | int | float)
+        }
         return {
             **self.recipe.plain(),
             'num_shards': self.num_shards,
-            'aggregator': plain_settings(self._builder.aggregator),
+            'aggregator': {'type': type(aggregator).__name__, **settings},
             'aggregator_nodes': AGGREGATOR_NODES,
         }
+
+    # Saving and loading #####################################################
 
     @synchronized
     def state_dict(self) -> dict[str, Any]:
@@ -501,10 +401,7 @@ class Stateful:
         store.write(*to_files(self._packed(self._fitted)))
 
     @editing
-    def load(
-        self: Self,
-        folder: str | Path | None = None,
-    ) -> Self:
+    def load(self: Self, folder: str | Path | None = None) -> Self:
         """Load the state that :meth:`save` wrote to a folder; return self.
 
         If it is the object's own folder, files of other states are deleted: a
@@ -537,7 +434,22 @@ class Stateful:
             'format': FORMAT,
             'class': kind_of(self),
             'config': self._config(),
-            **packed(state, given),
+            'seed': state.seed,
+            'seeded': state.seeded,
+            'partition': plain_partition(given),
+            'num_classes': state.num_classes,
+            'fresh': state.fresh,
+            'lineage': state.lineage.to_list(),
+            'salts': state.seals.state_dict(),
+            'data': state.data.to_dict(),
+            'rows': state.rows,
+            'trace': _trace(state.outputs),
+            'checkpoints': {
+                shard: {**made._asdict(), 'stages': [*made.stages]}
+                for shard, made in enumerate(state.checkpoints)
+            },
+            'aggregator': state.aggregator.state_dict(),
+            'ledger': state.ledger.state_dict(),
         }
 
     def _unpacked(self, plain: dict[str, Any]) -> State:
@@ -547,14 +459,43 @@ class Stateful:
             check_settings('config', plain['config'], self._config())
             present, builder = self._state, self._builder
             known = [self._given, *([present.partition] if present else [])]
-            given = [p for p in known if fits_partition(plain['partition'], p)]
+            given = [
+                each
+                for each in known
+                if plain['partition']
+                in map(plain_partition, (each, remembered(each)))
+            ]
             if not given:
                 raise ValueError(
                     "the state's partition is another one (got "
                     f'{plain["partition"]["name"]})'
                 )
-            before = present and present.lineage
-            state = unpacked(plain, given[0], builder.aggregator, before)
+            for name in ('fresh', 'seeded'):
+                check_instance(name, plain[name], bool)
+            ledger = RemovalLedger(0.0)
+            ledger.load_state_dict(plain['ledger'])
+            aggregator = copy.deepcopy(builder.aggregator)
+            aggregator.load_state_dict(plain['aggregator'])
+            state = State(
+                seed=check_integer('seed', plain['seed'], 0),
+                seeded=plain['seeded'],
+                partition=given[0],
+                data=Data.from_dict(dict(plain['data'])),
+                rows=plain['rows'],
+                num_classes=check_integer(
+                    'num_classes', plain['num_classes'], 1
+                ),
+                aggregator=aggregator.eval(),
+                ledger=ledger,
+                checkpoints=tuple(
+                    Checkpoint(
+                        made['n_id'], made['weights'], tuple(made['stages'])
+                    )
+                    for _, made in sorted(plain['checkpoints'].items())
+                ),
+                fresh=plain['fresh'],
+                lineage=Lineage.of(plain, present and present.lineage),
+            )
             parts = builder.parts(state, range(self.num_shards))
             contents = builder.contents(state, parts)
             state = state._replace(seals=Seals.of(plain['salts'], contents))
@@ -569,7 +510,7 @@ class Stateful:
                 raise ValueError(
                     f"the state is not that of 'model_factory': {error}"
                 ) from None
-            for one, two in zip(trace(outputs), plain['trace'], strict=True):
+            for one, two in zip(_trace(outputs), plain['trace'], strict=True):
                 if abs(one - two) > 1e-2 * abs(two):
                     raise ValueError(
                         "the state is not that of 'model_factory', whose "
@@ -596,12 +537,10 @@ class Stateful:
             before = Lineage()
             if present is not None and not anew:
                 before = present.lineage
-            lineage, seconds, each = first(
-                lambda: (before.next(), state.seconds, state.shard_seconds)
+            lineage, seconds, pace = first(
+                lambda: (before.next(), state.seconds, state.pace)
             )
-            state = state._replace(
-                lineage=lineage, seconds=seconds, shard_seconds=each
-            )
+            state = state._replace(lineage=lineage, seconds=seconds, pace=pace)
         if self.folder is None:
             self._take(state)
             return

@@ -2,9 +2,7 @@
 # their docstrings.
 r"""Exact unlearning by shards: SISA, GraphEraser and GraphRevoker."""
 
-import copy
 import inspect
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,6 +15,7 @@ from torch_geometric.data import Data, HeteroData
 from pyg_trust import rng
 from pyg_trust._checks import (
     Count,
+    as_ids,
     check_callable,
     check_instance,
     check_integer,
@@ -56,8 +55,6 @@ from pyg_trust.unlearning.shards.building import (
 from pyg_trust.unlearning.shards.graph import (
     copied,
     count_classes,
-    id_tensor,
-    is_sparse,
     other_graph,
 )
 from pyg_trust.unlearning.shards.models import Recipe, single_thread
@@ -223,7 +220,12 @@ class ShardedUnlearner(Stateful):
                     f"'{name}' can't be used with a 'unit': leave it out"
                 )
         self.recipe = Recipe.of(
-            epochs, lr, weight_decay, optimizer, slices, train
+            epochs,
+            slices,
+            lr=lr,
+            weight_decay=weight_decay,
+            optimizer=optimizer,
+            train=train,
         )
         self._unit, self._by_person = unit, unit is not None
         self.num_shards, self.num_classes = num_shards, num_classes
@@ -364,11 +366,9 @@ class ShardedUnlearner(Stateful):
             probability = state.aggregator(outputs)
         if data is not None:
             return probability
-        if isinstance(nodes, Tensor) and nodes.dtype == torch.bool:
-            check_tensor('nodes', nodes, torch.bool, (state.rows.numel(),))
-            nodes = state.rows[nodes.cpu()]
         if nodes is not None:
-            return probability[rows_of(n_id, id_tensor('nodes', nodes))]
+            nodes = self._ids_of(nodes)
+            return probability[rows_of(n_id, nodes)]
         # By the rows of the graph that was fitted.
         place = torch.searchsorted(n_id, state.rows)
         place = place.clamp(max=n_id.numel() - 1)
@@ -385,17 +385,14 @@ class ShardedUnlearner(Stateful):
             y (list[int] or Tensor, optional): their classes; by default the
                 labels in the graph that was fitted. (default: :obj:`None`)
         """
-        data, rows = self._fitted.data, self._fitted.rows
+        data = self._fitted.data
         if nodes is None and data.get('test_mask') is None:
             raise ValueError(
                 "'nodes' needs to be given, as the graph has no 'test_mask'"
             )
         if nodes is None:
             nodes = data.n_id[data.test_mask]
-        nodes = torch.as_tensor(nodes)
-        if nodes.dtype == torch.bool:
-            check_tensor('nodes', nodes, torch.bool, (rows.numel(),))
-            nodes = rows[nodes]
+        nodes = self._ids_of(nodes)
         found = self.predict(nodes=nodes)
         if y is None:
             y = data.y[rows_of(data.n_id, nodes)]
@@ -407,6 +404,15 @@ class ShardedUnlearner(Stateful):
             )
         return float((found == y).double().mean())
 
+    def _ids_of(self, nodes: Any) -> Tensor:
+        # Ids as they are, or of the rows of a mask.
+        nodes, rows = as_ids('nodes', nodes), self._fitted.rows
+        if isinstance(nodes, Tensor) and nodes.dtype == torch.bool:
+            check_tensor('nodes', nodes, torch.bool, (rows.numel(),))
+            return rows[nodes.cpu()]
+        check_tensor('nodes', nodes, torch.int64, ('num_nodes',))
+        return nodes.cpu()
+
     @property
     def data(self) -> Data | HeteroData:
         """A copy of the present graph, with ``n_id`` and ``shard``."""
@@ -416,9 +422,7 @@ class ShardedUnlearner(Stateful):
             for key in ('y', 'shard', 'train_mask'):
                 typed[kept.persons.person][key] = kept[key].clone()
             return typed
-        made = copy.copy(kept)
-        made.x = made.x.to_dense() if is_sparse(made.x) else made.x
-        return made.clone()
+        return kept.clone()
 
     @property
     def n_id(self) -> Tensor:
@@ -456,16 +460,14 @@ class ShardedUnlearner(Stateful):
         """
         state, builder = self._fitted, self._builder
         after, first, request = applied(
-            builder, state, update, shard, self.num_classes, light=True
+            builder, state, update, shard, self.num_classes
         )
-        seconds, fraction = builder.estimate(state, after.data, first)
-        every = dict.fromkeys(range(self.num_shards), 0)
-        most = builder.node_epochs(after.data, state.seed, every)
+        seconds, fraction = builder.estimate(after, first)
         return ForgetPlan(
             request=request,
             seconds=seconds,
             fraction=fraction,
-            full_node_epochs=most,
+            full_node_epochs=builder.node_epochs(after),
             **builder.costs(after, first),
         )
 
@@ -581,20 +583,14 @@ class ShardedUnlearner(Stateful):
         after, first, request = applied(
             builder, state, update, shard, self.num_classes
         )
-        started = time.perf_counter()
         new = builder.updated(
-            after,
-            first,
-            'retrain',
-            request=request,
-            reference=reference,
-            started=started,
+            after, first, 'retrain', request=request, reference=reference
         )
         report = ForgetReport.of(
             'exact removal by shards',
             keeps_history=False,
             request=request,
-            fraction=builder.estimate(new, new.data, first)[1],
+            fraction=builder.estimate(new, first)[1],
             weights=states.hash_of_shards(new),
             data=new.ledger.newest(1)[0].data,
             ledger_head=new.ledger.head,

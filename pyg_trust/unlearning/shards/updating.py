@@ -23,15 +23,7 @@ from pyg_trust.removal import (
     remove_from_data,
 )
 from pyg_trust.unlearning.shards.building import SLICE, Builder
-from pyg_trust.unlearning.shards.graph import (
-    MASKS,
-    canonical,
-    kept_rows,
-    select_rows,
-    stacked_rows,
-    touched_slices,
-    without_features,
-)
+from pyg_trust.unlearning.shards.graph import MASKS, canonical, touched_slices
 from pyg_trust.unlearning.shards.persons import (
     removed_persons,
     touched_by_persons,
@@ -39,10 +31,15 @@ from pyg_trust.unlearning.shards.persons import (
 from pyg_trust.unlearning.shards.state import State
 from pyg_trust.update import NewNodes, Update, rows_of, with_edges
 
-__all__ = ['Change', 'applied', 'played']
-
 # Attributes that a graph may lack, false by default.
 _MARKS = ('x_removed', 'by_hash')
+
+
+class Items(NamedTuple):
+    """Nodes and edges of a graph, by the ids of nodes."""
+
+    nodes: Tensor
+    arcs: Tensor
 
 
 class Change(NamedTuple):
@@ -51,9 +48,9 @@ class Change(NamedTuple):
     #: The graph after the update.
     data: Data
     #: The items of the old graph that differ in the new one.
-    gone: Part
+    gone: Items
     #: The items of the new graph that differ in the old one.
-    came: Part
+    came: Items
     #: The ids to record in the ledger.
     request: dict[str, Any]
 
@@ -64,8 +61,6 @@ def applied(
     update: Any,
     shard: Any,
     num_classes: int | None,
-    *,
-    light: bool = False,
 ) -> tuple[State, dict[int, int], dict[str, Any]]:
     """Apply an update as the user gives it.
 
@@ -90,7 +85,6 @@ def applied(
         lambda n_id: builder.homes(n_id, state, shard),
         state.rows,
         state.ledger.removed,
-        light=light,
     )
     data, first = change.data, dict[int, int]()
     if persons is not None:
@@ -102,9 +96,9 @@ def applied(
         first = touched_by_persons(state.data, data, count)
         return after, first, change.request
     key, slices = rng.derive(state.seed, SLICE), builder.recipe.slices
-    for graph, part in (state.data, change.gone), (data, change.came):
-        for home, stage in touched_slices(graph, part, slices, key).items():
-            first[home] = min(stage, first.get(home, stage))
+    for graph, items in (state.data, change.gone), (data, change.came):
+        for home, at in touched_slices(graph, *items, slices, key).items():
+            first[home] = min(at, first.get(home, at))
     return after, dict(sorted(first.items())), change.request
 
 
@@ -144,47 +138,35 @@ def played(
     homes: Callable[[Tensor], tuple[Tensor, bool]],
     used: Tensor | None = None,
     removed: Removed | None = None,
-    *,
-    light: bool = False,
 ) -> Change:
-    """Apply updates in their order, as one; ``light``: without features.
+    """Apply updates in their order, as one.
 
     ``homes`` maps the ids of new training nodes to their shards, and to
     whether these come from a later hash; ``used`` are all ids that nodes have
     or had, and ``removed`` the items that are gone.
     """
-    x, n = data.x, int(data.num_nodes or 0)
-    used = data.n_id if used is None else used
-    now = without_features(data)
-    now.source = torch.arange(n)
-    rows = [x]
+    now, used = copy.copy(data), data.n_id if used is None else used
     for update in updates:
-        now = _removed(now, update.part)
         if update.graphs or update.graph:
             raise ValueError(
                 "'graphs' and 'graph' can't update one graph of nodes"
             )
+        now = _removed(now, update.part)
         if update.nodes is not None:
-            now, used = _with_nodes(now, update.nodes, rows, used)
-        now = _changed(with_edges(now, update), update, rows)
+            now, used = _with_nodes(now, update.nodes, used)
+        now = with_edges(now, update)
+        if update.features is not None:
+            _set_features(now, *update.features)
+        if update.labels is not None:
+            ids, y = update.labels
+            _set_labels(now, rows_of(now.n_id, ids), y)
     now = canonical(now)
-    now.shard, late = _settled(now, homes)
-    if late is not None:
-        now.by_hash = late
+    _settled(now, homes)
     for name in _MARKS:
         if name in now and not bool(now[name].any()):
             del now[name]
-    source = now.source
-    del now.source
-    gone, came = _difference(data, now, source)
-    if not light:
-        now.x = x
-        if not torch.equal(source, torch.arange(n)):
-            # Removed features are a row of zeros at the end.
-            rows.append(torch.zeros(1, x.size(1), dtype=x.dtype))
-            whole = stacked_rows(rows)
-            now.x = kept_rows(select_rows(whole, source % whole.size(0)))
-    request = _line(updates, now, source, came, removed or Removed())
+    gone, came = _difference(data, now)
+    request = _line(updates, now, came, removed or Removed())
     return Change(now, gone, came, request)
 
 
@@ -194,25 +176,22 @@ def _removed(now: Data, part: Part) -> Data:
         missing = rows[~now.train_mask[rows]]
         if missing.numel():
             raise NotThere(RemovalRequest(labels=now.n_id[missing]))
-        now = _labelled(now, rows, torch.full_like(rows, -1))
+        now = copy.copy(now)
+        _set_labels(now, rows, torch.full_like(rows, -1))
     rest = Part(
         nodes=part.nodes,
         features=part.features,
         edges=part.edges,
         directed_edges=part.directed_edges,
     )
-    if rest == Part():
-        return now
-    now = remove_from_data(now, rest)
-    emptied = torch.tensor(part.features, dtype=torch.int64)
-    now.source = now.source.index_fill(0, rows_of(now.n_id, emptied), -1)
-    return now
+    return copy.copy(now) if rest == Part() else remove_from_data(now, rest)
 
 
 def _with_nodes(
-    now: Data, nodes: NewNodes, rows: list[Tensor], used: Tensor
+    now: Data, nodes: NewNodes, used: Tensor
 ) -> tuple[Data, Tensor]:
     k, ids = nodes.x.size(0), nodes.n_id
+    check_tensor('nodes', nodes.x, now.x.dtype, ('k', now.x.size(1)))
     if ids is None:
         ids = torch.arange(k) + 1 + int(used.max())
     taken = ids[torch.isin(ids, used)]
@@ -220,119 +199,113 @@ def _with_nodes(
         raise ValueError(
             f"'n_id' needs ids that no node has or had (got {int(taken[0])})"
         )
-    now = copy.copy(now)
     come: dict[str, Any] = {
         **dict.fromkeys((*MASKS, *_MARKS), torch.zeros(k, dtype=torch.bool)),
+        'x': nodes.x,
         'n_id': ids,
         'y': nodes.y,
         'train_mask': nodes.train,
         'shard': torch.full((k,), -1),
-        'source': _source(rows, nodes.x, 'nodes'),
     }
     for name, value in come.items():
         if name in now:
             now[name] = torch.cat([now[name], value])
-    now.x = now.x.new_empty(now.n_id.numel(), 0)
     now.num_nodes = now.n_id.numel()
     return now, torch.cat([used, ids])
 
 
-def _changed(now: Data, update: Update, rows: list[Tensor]) -> Data:
-    if update.features is not None:
-        ids, x = update.features
-        now = copy.copy(now)
-        place = rows_of(now.n_id, ids)
-        source = _source(rows, x, 'features')
-        now.source = now.source.index_copy(0, place, source)
-        if 'x_removed' in now:
-            now.x_removed = now.x_removed.index_fill(0, place, False)
-    if update.labels is not None:
-        ids, y = update.labels
-        now = _labelled(now, rows_of(now.n_id, ids), y)
-    return now
+def _set_features(now: Data, ids: Tensor, x: Tensor) -> None:
+    check_tensor('features', x, now.x.dtype, ('k', now.x.size(1)))
+    rows = rows_of(now.n_id, ids)
+    now.x = now.x.index_copy(0, rows, x)
+    if 'x_removed' in now:
+        now.x_removed = now.x_removed.index_fill(0, rows, False)
 
 
-def _labelled(now: Data, rows: Tensor, y: Tensor) -> Data:
-    now = copy.copy(now)
+def _set_labels(now: Data, rows: Tensor, y: Tensor) -> None:
     now.y = now.y.index_copy(0, rows, y)
     now.train_mask = now.train_mask.index_copy(0, rows, y >= 0)
-    return now
-
-
-def _source(rows: list[Tensor], x: Tensor, name: str) -> Tensor:
-    # Append new rows, and return their places in the stack of all rows.
-    held = rows[0]
-    check_tensor(name, x, held.dtype, ('k', held.size(1)))
-    start = sum(each.size(0) for each in rows)
-    rows.append(x)
-    return torch.arange(start, start + x.size(0))
 
 
 def _settled(
     now: Data, homes: Callable[[Tensor], tuple[Tensor, bool]]
-) -> tuple[Tensor, Tensor | None]:
-    # The shards of nodes, and which come from a later hash.
+) -> None:
+    # Set the shards of nodes, and mark those that come from a later hash.
     shard = torch.where(now.train_mask, now.shard, -1)
     new = (now.train_mask & (shard < 0)).nonzero().view(-1)
-    late = now.get('by_hash')
+    late = now.get('by_hash', torch.zeros_like(now.train_mask))
     if new.numel():
         home, hashed = homes(now.n_id[new])
         shard[new] = home
-        if hashed and late is None:
-            late = torch.zeros_like(now.train_mask)
-        if late is not None:
-            late = late.index_fill(0, new, hashed)
-    return shard, None if late is None else late & now.train_mask
+        late = late.index_fill(0, new, hashed)
+    now.shard, now.by_hash = shard, late & now.train_mask
 
 
-def _difference(before: Data, now: Data, source: Tensor) -> tuple[Part, Part]:
+def _difference(before: Data, now: Data) -> tuple[Items, Items]:
     # The items that differ, of the graph before and of the one after.
     ids, place = torch.cat([before.n_id, now.n_id]).unique(return_inverse=True)
     n = ids.numel()
-    old, new = place.split([before.n_id.numel(), now.n_id.numel()])
-    sides = []
-    for rows, graph, held in (
-        (old, before, torch.arange(old.numel())),
-        (new, now, source),
-    ):
-        facts = torch.full((3, n), -2)
-        label = torch.where(graph.shard >= 0, graph.y, -1)
-        facts[:, rows] = torch.stack([held, label, graph.shard])
-        arcs = rows[graph.edge_index]
-        sides.append((facts, arcs[0] * n + arcs[1]))
-    (was, cut), (is_now, come) = sides
-    nodes = (was != is_now).any(0)
+    sides = before, now
+    places = place.split([before.n_id.numel(), now.n_id.numel()])
+    row = torch.full((2, n), -1)
+    for each, at in zip(row, places, strict=True):
+        each[at] = torch.arange(at.numel())
+    both = (row >= 0).all(0)
+    a, b = row[:, both]
+    # Labels count in training.
+    labels = [torch.where(side.shard >= 0, side.y, -1) for side in sides]
+    bare = [_bare(side) for side in sides]
+    differs = torch.ones(n, dtype=torch.bool)
+    differs[both] = (
+        (before.x[a] != now.x[b]).any(1)
+        | (before.shard[a] != now.shard[b])
+        | (labels[0][a] != labels[1][b])
+        | (bare[0][a] != bare[1][b])
+    )
+    keys = [
+        at[side.edge_index[0]] * n + at[side.edge_index[1]]
+        for side, at in zip(sides, places, strict=True)
+    ]
 
-    def part(facts: Tensor, keys: Tensor, others: Tensor) -> Part:
-        there = facts[1] > -2
-        keys = keys[~torch.isin(keys, others)].unique()
-        arcs = torch.stack([ids[keys // n], ids[keys % n]], dim=1)
-        return Part(
-            nodes=tuple(ids[nodes & there].tolist()),
-            directed_edges=tuple(map(tuple, arcs.tolist())),
-        )
+    def items(at: Tensor, mine: Tensor, others: Tensor) -> Items:
+        mine = mine[~torch.isin(mine, others)].unique()
+        arcs = torch.stack([ids[mine // n], ids[mine % n]])
+        return Items(ids[at[differs[at]]], arcs)
 
-    return part(was, cut, come), part(is_now, come, cut)
+    return items(places[0], *keys), items(places[1], *keys[::-1])
+
+
+def _bare(data: Data) -> Tensor:
+    # Which nodes have lost their features.
+    none = torch.zeros_like(data.train_mask)
+    return data.get('x_removed', none)
 
 
 def _line(
-    updates: Sequence[Update],
-    now: Data,
-    source: Tensor,
-    came: Part,
-    removed: Removed,
+    updates: Sequence[Update], now: Data, came: Items, removed: Removed
 ) -> dict[str, Any]:
     # The items removed for good, and those added again after a removal.
     asked = [each.remove for each in updates if each.remove is not None]
     request = RemovalRequest.batch(asked).to_dict() if asked else {}
+    bare = _bare(now)
     if asked and len(updates) > 1:
-        request = _without(request, now, source)
-    changed = now.n_id[torch.isin(now.n_id, torch.tensor(came.nodes))]
-    rows = rows_of(now.n_id, changed)
+        # Leave out items that a later update of the list added again.
+        part = RemovalRequest.from_dict(request).parts[0]
+        edges = {*map(tuple, now.n_id[now.edge_index].t().tolist())}
+        full = {*now.n_id[~bare].tolist()}
+        trained = {*now.n_id[now.train_mask].tolist()}
+        kept = Part(
+            nodes=part.nodes,
+            features=tuple(v for v in part.features if v not in full),
+            labels=tuple(v for v in part.labels if v not in trained),
+            directed_edges=tuple(e for e in part.arcs if e not in edges),
+        )
+        request = {'0': kept.to_dict()} if kept != Part() else {}
+    rows = rows_of(now.n_id, came.nodes)
     there: dict[str, Any] = {
-        'directed_edges': came.directed_edges,
-        'features': changed[source[rows] >= 0].tolist(),
-        'labels': changed[now.train_mask[rows]].tolist(),
+        'directed_edges': map(tuple, came.arcs.t().tolist()),
+        'features': came.nodes[~bare[rows]].tolist(),
+        'labels': came.nodes[now.train_mask[rows]].tolist(),
     }
     again = {
         kind: [list(e) if kind == 'directed_edges' else e for e in items]
@@ -342,21 +315,3 @@ def _line(
     if again:
         request.setdefault('0', {})['again'] = again
     return request
-
-
-def _without(
-    request: Mapping[str, Any], now: Data, source: Tensor
-) -> dict[str, Any]:
-    # Leave out items that a later update of the list added again.
-    part = RemovalRequest.from_dict(request).parts[0]
-    ends = now.n_id[now.edge_index]
-    edges = {*map(tuple, ends.t().tolist())}
-    full = {*now.n_id[source >= 0].tolist()}
-    trained = {*now.n_id[now.train_mask].tolist()}
-    kept = Part(
-        nodes=part.nodes,
-        features=tuple(v for v in part.features if v not in full),
-        labels=tuple(v for v in part.labels if v not in trained),
-        directed_edges=tuple(e for e in part.arcs if e not in edges),
-    )
-    return {'0': kept.to_dict()} if kept != Part() else {}

@@ -18,8 +18,6 @@ from pyg_trust.unlearning.shards.state import (
 )
 from pyg_trust.verify import shards as kernel
 
-__all__ = ['verified']
-
 
 def verified(
     builder: Builder,
@@ -29,7 +27,7 @@ def verified(
 ) -> VerifyReport:
     """Train shards and the aggregator from scratch, and compare."""
     parts = builder.parts(state, range(builder.num_shards))
-    fresh, _ = builder.trained(state, parts, dict.fromkeys(shards, 0))
+    fresh = builder.trained(state, parts, dict.fromkeys(shards, 0))
     differing = tuple(
         shard
         for shard, made in fresh.items()
@@ -88,11 +86,10 @@ def _leftovers(state: State) -> list[str]:
         if v in trained
     ]
     found += [f'the label of node {v}' for v in part.labels if v in trained]
-    x = data.x.to_dense() if part.features else data.x
     found += [
         f'features of node {v}'
         for v in part.features
-        if v in rows and bool(x[rows[v]].any())
+        if v in rows and bool(data.x[rows[v]].any())
     ]
     if part.arcs:
         edges = {*map(tuple, data.n_id[data.edge_index].t().tolist())}
