@@ -248,7 +248,8 @@ def draw(data: Data, repeats: int) -> None:
         sampler = Sampler(Pipeline(GCN(1, 1, 1)), data, noise, 0).copies
         edges = 'edges' in noise.noisy
         write = numpy_edges if edges else numpy_features
-        drawing = sampler.draw_edges if edges else sampler.draw_features
+        kind = 'edges' if edges else 'features'
+        drawing = partial(sampler.draw, kind)
         calls: dict[str, Callable[[], Any]] = {
             'the published sampler': partial(published_copy, data, noise),
             'the exact law in numpy': partial(write, data, noise, rng),

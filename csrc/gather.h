@@ -307,6 +307,34 @@ PYG_TRUST_INLINE void gather(const int64_t* rowptr,
   }
 }
 
+// A lambda with a constant width for in_tiles.
+#define PYG_TRUST_WIDTH(first) \
+  [&]<int width>(int64_t first) __attribute__((always_inline))
+
+// Calls run.operator()<width>(first) for tiles of the columns [first, end), each
+// as wide as there is a kernel: up to four cache lines.
+template <typename scalar_t, typename Run>
+PYG_TRUST_INLINE void in_tiles(int64_t first, int64_t end, const Run& run) {
+  constexpr int line = kCacheLine / sizeof(scalar_t);
+  while (first < end) {
+    const int64_t rest = end - first;
+    const auto fits = [&]<int width>() __attribute__((always_inline)) {
+      if (rest < width)
+        return false;
+      run.template operator()<width>(first);
+      first += width;
+      return true;
+    };
+    fits.template operator()<4 * line>() ||
+        fits.template operator()<3 * line>() ||
+        fits.template operator()<2 * line>() ||
+        fits.template operator()<line>() ||
+        fits.template operator()<line / 2>() ||
+        fits.template operator()<4>() || fits.template operator()<2>() ||
+        fits.template operator()<1>();
+  }
+}
+
 }  // namespace pyg_trust
 
 // One function, compiled for each vector width, chosen when it is loaded.

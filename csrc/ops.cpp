@@ -107,6 +107,7 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
   // top_k entries (all if top_k < 0) of magnitude above `threshold`. Residues
   // with |r| * send < prune are not pushed. Signal k draws from
   // (seed, first + k).
+  // CPU only.
   // sig_ptr: int64 [S + 1]; sig_node: int64 [nnz]; sig_value: real [nnz]; eps,
   // prune: real [S]. Returns int64 [S + 1], int64 [out], ascending in every
   // row, and real [out].

@@ -335,28 +335,4 @@ struct Dense {
   double above() const { return pull_above * static_cast<double>(num_entries); }
 };
 
-// All that a push of sparse signals reads and writes; `ratio` and `keep` are
-// on the host.
-template <typename scalar_t>
-struct Sparse {
-  PushGraph<scalar_t> graph;
-  const scalar_t* send;
-  int64_t num_nodes;
-  int64_t num_entries;
-  const int64_t* ptr;
-  const int64_t* node;
-  const scalar_t* value;
-  int64_t nnz;
-  int64_t num_signals;
-  const scalar_t* eps;
-  const scalar_t* prune;
-  const double* ratio;
-  const double* keep;
-  int64_t levels;
-  uint64_t seed;
-  int64_t first;  // number of the first signal
-  int64_t top_k;
-  double threshold;
-};
-
 }  // namespace pyg_trust

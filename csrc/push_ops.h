@@ -1,4 +1,4 @@
-// The ops of randomized propagation, from their tensors to the arguments of a
+// Randomized propagation, from the tensors of its op to the arguments of a
 // device's kernels.
 #pragma once
 
@@ -28,10 +28,9 @@ PushGraph<scalar_t> view(const torch::stable::Tensor& rowptr,
           group_end.const_data_ptr<int64_t>()};
 }
 
-// Runs Device::push(like, Dense) or Device::push_sparse(like, ptr, Sparse) in
-// float or double.
+// Runs Device::push(like, Dense) in float or double.
 template <typename Device>
-struct PushOps {
+struct PushOp {
   using Tensor = torch::stable::Tensor;
 
   static std::tuple<Tensor, Tensor> push(const Tensor& rowptr,
@@ -72,39 +71,6 @@ struct PushOps {
                  static_cast<uint64_t>(seed), first, pull_above,
                  pushed.mutable_data_ptr<int64_t>(), only_pull});
       return std::tuple{z, pushed};
-    });
-  }
-
-  static std::tuple<Tensor, Tensor, Tensor> push_sparse(
-      const Tensor& rowptr,
-      const Tensor& col,
-      const std::optional<Tensor>& scale,
-      const Tensor& group_ptr,
-      const Tensor& group_end,
-      const Tensor& send,
-      const Tensor& ptr,
-      const Tensor& node,
-      const Tensor& value,
-      const Tensor& eps,
-      const Tensor& prune,
-      const Tensor& ratio,
-      const Tensor& keep,
-      int64_t seed,
-      int64_t first,
-      int64_t top_k,
-      double threshold) {
-    return with_real(value, [&](auto zero) {
-      using scalar_t = decltype(zero);
-      return Device::push_sparse(
-          ptr, value,
-          Sparse<scalar_t>{
-              view<scalar_t>(rowptr, col, scale, group_ptr, group_end),
-              send.const_data_ptr<scalar_t>(), send.numel(), col.numel(),
-              ptr.const_data_ptr<int64_t>(), node.const_data_ptr<int64_t>(),
-              value.const_data_ptr<scalar_t>(), node.numel(), ptr.numel() - 1,
-              eps.const_data_ptr<scalar_t>(), prune.const_data_ptr<scalar_t>(),
-              on_host(ratio, "ratio"), on_host(keep, "keep"), ratio.numel(),
-              static_cast<uint64_t>(seed), first, top_k, threshold});
     });
   }
 };

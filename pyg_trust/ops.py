@@ -408,7 +408,7 @@ def block_size(dtype: torch.dtype) -> int:
     return 64 // dtype.itemsize
 
 
-@_op('value')
+@_op('value', host=True)
 def push_sparse(
     graph: Pushing,
     send: Nodes,
@@ -428,10 +428,8 @@ def push_sparse(
 
     Signals are independent: signal :math:`k` draws from the stream of
     :obj:`(seed, first + k)`. Memory beside the result: 16 (float64: 32) bytes
-    a node and thread, kept for the next call, up to 1 GiB each. On CUDA at
-    most 65 bytes per node and signal and half a byte per edge and signal, for
-    as many signals at a time as have :math:`2^{24}` nodes together (or one);
-    results agree with those of the CPU as in :func:`push`.
+    a node and thread, kept for the next call, up to 1 GiB each. On the CPU
+    alone.
     """
     rowptr, col, group_ptr, group_end, scale = graph
     return _ops.push_sparse(
@@ -461,7 +459,7 @@ def disjoint_walks(
     *another law* than on the CPU, so that the same seed gives other subgraphs.
     They too are disjoint, have at most ``1 + walk_length * restarts`` nodes,
     cover all roots, and depend on the graph, the roots and the seed alone.
-    Memory: about 30 bytes per node, 80 per root and four per edge.
+    Memory: about 30 bytes per node and 80 per root.
     """
     return _ops.disjoint_walks(rowptr, col, roots, walk_length, restarts, seed)
 

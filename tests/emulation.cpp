@@ -11,6 +11,7 @@
 #include <numeric>
 #include <random>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include "device/push.h"
@@ -54,22 +55,21 @@ class Host {
   }
 
   template <typename F>
-  void run(int64_t rows, int64_t lanes, const F& f) {
+  void run(int64_t rows,
+           int64_t lanes,
+           const F& f,
+           const int64_t* count = nullptr) {
+    rows = counted(rows, count);
     visit(rows * lanes, [&](int64_t i) { f(i / lanes, i % lanes); });
-  }
-
-  template <typename F>
-  void run(int64_t most, int64_t lanes, const F& f, const int64_t* count) {
-    if (*count < 0 || *count > most)
-      fail("more than there may be");
-    run(*count, lanes, f);
   }
 
   template <int parts, typename T, typename Part, typename End>
   void run_parts(int64_t rows,
                  int64_t lanes,
                  const Part& part,
-                 const End& end) {
+                 const End& end,
+                 const int64_t* count = nullptr) {
+    rows = counted(rows, count);
     visit(rows * lanes, [&](int64_t i) {
       T sum[parts];
       for (int k = 0; k < parts; ++k) {
@@ -87,17 +87,6 @@ class Host {
     });
   }
 
-  template <int parts, typename T, typename Part, typename End>
-  void run_parts(int64_t most,
-                 int64_t lanes,
-                 const Part& part,
-                 const End& end,
-                 const int64_t* count) {
-    if (*count < 0 || *count > most)
-      fail("more than there may be");
-    run_parts<parts, T>(*count, lanes, part, end);
-  }
-
   template <typename F>
   void run_team(int64_t rows, const F& f) {
     device::Team team;
@@ -105,24 +94,14 @@ class Host {
     visit(rows, [&](int64_t i) { f(i, team); });
   }
 
-  void sort(uint64_t* key, int64_t* value, int64_t count, int bits) {
-    std::vector<int64_t> at(count);
-    std::iota(at.begin(), at.end(), 0);
-    for (int64_t i = 0; i < count; ++i) {
-      if (bits < 64 && key[i] >> bits != 0)
-        fail("a key with more bits");
-    }
-    std::stable_sort(at.begin(), at.end(),
-                     [&](int64_t i, int64_t j) { return key[i] < key[j]; });
-    const std::vector<uint64_t> keys(key, key + count);
-    std::vector<int64_t> values;
-    if (value != nullptr)
-      values.assign(value, value + count);
-    for (int64_t i = 0; i < count; ++i) {
-      key[i] = keys[at[i]];
-      if (value != nullptr)
-        value[i] = values[at[i]];
-    }
+  void sort(uint64_t* key, int64_t* value, int64_t count) {
+    std::vector<std::pair<uint64_t, int64_t>> pairs(count);
+    for (int64_t i = 0; i < count; ++i)
+      pairs[i] = {key[i], value[i]};
+    std::stable_sort(pairs.begin(), pairs.end(),
+                     [](auto& a, auto& b) { return a.first < b.first; });
+    for (int64_t i = 0; i < count; ++i)
+      std::tie(key[i], value[i]) = pairs[i];
   }
 
   void sum_before(int64_t* data, int64_t count) {
@@ -146,6 +125,12 @@ class Host {
   [[noreturn]] static void fail(const char* what) {
     std::fprintf(stderr, "emulation: %s\n", what);
     std::abort();
+  }
+
+  static int64_t counted(int64_t most, const int64_t* count) {
+    if (count != nullptr && (*count < 0 || *count > most))
+      fail("more than there may be");
+    return count == nullptr ? most : *count;
   }
 
   template <typename F>
@@ -184,7 +169,7 @@ class Host {
 }  // namespace
 
 // What tests pass: pointers, whole numbers and one real number, in the order of
-// the fields of Dense and Sparse, a graph first.
+// the fields of Dense, a graph first.
 struct Given {
   void* const* at;
   const int64_t* number;
@@ -212,28 +197,6 @@ void push(int order, const Given& g, double pull_above) {
                                g.of<double>(12), g.of<double>(13), g.number[2],
                                static_cast<uint64_t>(g.number[3]), g.number[4],
                                pull_above, g.of<int64_t>(14)});
-}
-
-// Results go to node and value, one batch behind the other.
-template <typename scalar_t>
-void push_sparse(int order, const Given& g, double threshold) {
-  const auto* ptr = g.of<int64_t>(6);
-  const int64_t signals = g.number[1];
-  int64_t used = 0;
-  device::push_sparse(
-      [=] { return Host(order); },
-      Sparse<scalar_t>{g.graph<scalar_t>(), g.of<scalar_t>(5), g.number[0],
-                       g.entries(), ptr, g.of<int64_t>(7), g.of<scalar_t>(8),
-                       ptr[signals], signals, g.of<scalar_t>(9),
-                       g.of<scalar_t>(10), g.of<double>(11), g.of<double>(12),
-                       g.number[2], static_cast<uint64_t>(g.number[3]),
-                       g.number[4], g.number[5], threshold},
-      g.of<int64_t>(13), [&](int64_t count) {
-        const int64_t at = used;
-        used += count;
-        return device::Entries<scalar_t>{g.of<int64_t>(14) + at,
-                                         g.of<scalar_t>(15) + at};
-      });
 }
 
 // Whether push_row, cut into parts of `at_once` units, sends what it sends in
@@ -287,8 +250,7 @@ void disjoint_walks(int order,
   using namespace pyg_trust;
   Host host(order);
   const device::Subgraphs found = device::disjoint_walks(
-      host, device::Walks{rowptr, col, num_nodes, rowptr[num_nodes], roots,
-                          num_roots, walk_length, restarts,
+      host, device::Walks{rowptr, col, num_nodes, roots, num_roots, walk_length, restarts,
                           static_cast<uint64_t>(seed)});
   device::write_subgraphs(host, found, ptr, node);
   counts[0] = found.count;
@@ -299,10 +261,6 @@ void disjoint_walks(int order,
 #define PUSH(name, scalar_t)                                                 \
   void push_##name(int order, void** at, const int64_t* number, double above) { \
     pyg_trust::push<scalar_t>(order, {at, number}, above);                   \
-  }                                                                          \
-  void push_sparse_##name(int order, void** at, const int64_t* number,       \
-                          double threshold) {                                \
-    pyg_trust::push_sparse<scalar_t>(order, {at, number}, threshold);        \
   }                                                                          \
   int parts_##name(int, void** at, const int64_t* number, double mass) {     \
     return pyg_trust::parts_are_the_row<scalar_t>(                           \

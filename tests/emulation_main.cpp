@@ -79,18 +79,6 @@ int main() {
         push_float(order, at, number, above);
       }
     }
-    const std::vector<int64_t> ptr{0, 2, 2, 3}, node{0, 5, 0};
-    const std::vector<float> value{1, -2, 1}, eps(3, 1e-3f), none(3, 0.f);
-    for (const int64_t top_k : {-1, 5}) {
-      std::vector<int64_t> out_ptr(4), out_node(3 * n);
-      std::vector<float> out(3 * n);
-      void* at[] = {all(g.rowptr), all(g.by_degree), all(g.scale),
-                    all(g.group_ptr), all(g.group_end), all(g.power), all(ptr),
-                    all(node), all(value), all(eps), all(none), all(ratio),
-                    all(keep), all(out_ptr), all(out_node), all(out)};
-      const int64_t number[] = {n, 3, levels, 7, 0, top_k};
-      push_sparse_float(order, at, number, 0);
-    }
     std::vector<int64_t> roots(n), out_ptr(n + 1), out_node(n), counts(3);
     std::iota(roots.begin(), roots.end(), 0);
     const std::vector<std::pair<int64_t, int64_t>> walks{

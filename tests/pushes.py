@@ -1,6 +1,10 @@
 """What randomized propagation is called with."""
 
+import numpy as np
+import torch
+
 from pyg_trust.agp.propagation import push_levels
+from pyg_trust.graph import CSRGraph
 
 
 def push_arguments(graph, measure, x):
@@ -16,3 +20,23 @@ def push_arguments(graph, measure, x):
         'ratio': ratio,
         'keep': keep,
     }
+
+
+def power_law(n, m, seed=0):
+    """Undirected, with a hub that is linked to every third node."""
+    generator = np.random.default_rng(seed)
+    rank = (1 / np.arange(1, n + 1)) ** 0.6
+    ends = generator.choice(n, (2, m), p=rank / rank.sum())
+    spokes = np.arange(3, n, 3)
+    hub = np.stack([np.zeros_like(spokes), spokes])
+    edges = torch.from_numpy(np.concatenate([ends, hub], axis=1))
+    edges = edges[:, edges[0] != edges[1]]
+    edges = torch.cat([edges, edges.flip(0)], 1)
+    return CSRGraph.from_edge_index(edges, n, duplicates='merge')
+
+
+def close(got, wanted, tolerance):
+    """Up to rounding, relative to the largest value of all."""
+    scale = wanted.double().abs().max().item() + 1e-300
+    error = (got.cpu().double() - wanted.double()).abs().max().item()
+    return error <= tolerance * scale

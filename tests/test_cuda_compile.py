@@ -71,7 +71,7 @@ def test_cuda_sources_compile(release, tmp_path):
     compile_cuda(whole, release, tmp_path)
 
 
-OPS = ('push', 'push_sparse', 'disjoint_walks')
+OPS = ('push', 'disjoint_walks')
 LOAD = f"""
 import sys, torch
 torch.ops.load_library(sys.argv[1])

@@ -97,26 +97,34 @@ struct Loops {
 
 constexpr int32_t kNoPlace = -1;  // it is there already
 
-struct Kernels {
-  int level;  // 0: what every processor has, 1: AVX2 and F16C, 2: AVX-512
-
-  void (*advance_float)(const Level<float>&, int64_t begin, int64_t end);
-  void (*advance_double)(const Level<double>&, int64_t begin, int64_t end);
-  // y_L of the rows [begin, end).
-  void (*load_float)(const Step<float, float>&, int64_t begin, int64_t end);
-  void (*load_half)(const Step<float, Float16>&, int64_t begin, int64_t end);
-  void (*load_double)(const Step<double, double>&, int64_t begin, int64_t end);
-  // The rows [begin, end) of those in `rows`, or of all.
-  void (*step_float)(const Step<float, float>&, int64_t begin, int64_t end);
-  void (*step_half)(const Step<float, Float16>&, int64_t begin, int64_t end);
-  void (*step_double)(const Step<double, double>&, int64_t begin, int64_t end);
+// The kernels of a type. All run the rows [begin, end): of a list, where there
+// is one, or else of the graph.
+template <typename scalar_t, typename store_t>
+struct StepKernels {
+  using Run = void (*)(const Step<scalar_t, store_t>&, int64_t, int64_t);
+  Run load;  // y_L
+  Run step;
+};
+template <typename scalar_t>
+struct RowKernels {
+  void (*advance)(const Level<scalar_t>&, int64_t begin, int64_t end);
   // Rows of z in all their columns, from the entries of a sparse x.
-  void (*wide_float)(const Step<float, float>&, int64_t begin, int64_t end);
-  void (*wide_double)(const Step<double, double>&, int64_t begin, int64_t end);
-  // The rows [begin, end) of the list.
-  void (*pull_float)(const Pull<float>&, int64_t begin, int64_t end);
-  void (*pull_double)(const Pull<double>&, int64_t begin, int64_t end);
-  void (*pull_long)(const Pull<int64_t>&, int64_t begin, int64_t end);
+  typename StepKernels<scalar_t, scalar_t>::Run wide;
+};
+template <typename scalar_t>
+struct PullKernel {
+  void (*pull)(const Pull<scalar_t>&, int64_t begin, int64_t end);
+};
+
+struct Kernels : StepKernels<float, float>,
+                 StepKernels<float, Float16>,
+                 StepKernels<double, double>,
+                 RowKernels<float>,
+                 RowKernels<double>,
+                 PullKernel<float>,
+                 PullKernel<double>,
+                 PullKernel<int64_t> {
+  int level;  // 0: what every processor has, 1: AVX2 and F16C, 2: AVX-512
   void (*find_places)(const Loops&, int64_t begin, int64_t end);
   // Values as they would be stored, widened again.
   void (*round_half)(float* values, int64_t count);
@@ -132,6 +140,11 @@ extern const Kernels kAvx512Kernels;
 // Those of this processor, or fewer if the environment variable
 // ATEN_CPU_CAPABILITY (torch's own) is 'default' or 'avx2'.
 const Kernels& kernels();
+
+template <typename Of>
+const Of& kernels_of() {
+  return kernels();
+}
 
 // Of a matrix on the right of rows, so many columns lie side by side, the last
 // ones padded (row_linear.cpp).

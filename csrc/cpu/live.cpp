@@ -304,7 +304,7 @@ struct Live {
         pull.in = sent_rows.get();
         pull.columns = some;
         pull.z = sums.data();
-        kernels().pull_long(pull, 0, end - begin);
+        kernels_of<PullKernel<int64_t>>().pull(pull, 0, end - begin);
         for (int64_t k = begin; k < end; ++k) {
           const int64_t v = list[k], *row = &sums[(k - begin) * some];
           const double scale = z ? power(out.length[v], a) / grid : 1;

@@ -99,32 +99,6 @@ constexpr int64_t kSortedLevels = 8;
 constexpr int64_t kSortedEntries = 64;
 constexpr int64_t kSortedTogether = 1024;  // rows
 
-// The kernels of a type.
-void load(const Step<float, float>& step, int64_t begin, int64_t end) {
-  kernels().load_float(step, begin, end);
-}
-void load(const Step<float, Float16>& step, int64_t begin, int64_t end) {
-  kernels().load_half(step, begin, end);
-}
-void load(const Step<double, double>& step, int64_t begin, int64_t end) {
-  kernels().load_double(step, begin, end);
-}
-void take(const Step<float, float>& step, int64_t begin, int64_t end) {
-  kernels().step_float(step, begin, end);
-}
-void take(const Step<float, Float16>& step, int64_t begin, int64_t end) {
-  kernels().step_half(step, begin, end);
-}
-void take(const Step<double, double>& step, int64_t begin, int64_t end) {
-  kernels().step_double(step, begin, end);
-}
-void take_wide(const Step<float, float>& step, int64_t begin, int64_t end) {
-  kernels().wide_float(step, begin, end);
-}
-void take_wide(const Step<double, double>& step, int64_t begin, int64_t end) {
-  kernels().wide_double(step, begin, end);
-}
-
 // The entries of a sparse x, tile after tile of `together` columns.
 template <typename scalar_t>
 class Tiles {
@@ -350,7 +324,7 @@ void one_level_of_entries(const Signal& x,
     kernels().round_half(sent.data(), x.index->numel());
   step.entries.sent = sent.data();
   by_rows(num_rows, x.columns, [&](int64_t begin, int64_t end) {
-    take_wide(step, begin, end);
+    kernels_of<RowKernels<scalar_t>>().wide(step, begin, end);
   });
 }
 
@@ -444,6 +418,7 @@ Tensor propagate_typed(const Signal& x, const Arguments& p) {
     step.packed = !needed.empty();
   }
   const Step<scalar_t, store_t> all = step;
+  const auto& run = kernels_of<StepKernels<scalar_t, store_t>>();
   // Goes on with the rows that a level needs. Returns how many.
   const auto choose = [&](int64_t level) {
     const bool some = levels > 0 && level < static_cast<int64_t>(needed.size());
@@ -528,7 +503,7 @@ Tensor propagate_typed(const Signal& x, const Arguments& p) {
       step.weight = highest;
       step.in = nullptr;
       by_rows(n, stride, [&](int64_t begin, int64_t end) {
-        load(step, begin, end);
+        run.load(step, begin, end);
       });
     }
     for (int64_t i = std::max<int64_t>(levels - 1, 0); i >= 0; --i) {
@@ -543,7 +518,7 @@ Tensor propagate_typed(const Signal& x, const Arguments& p) {
       step.three_term = three_term && !top;
       const int64_t num_rows = choose(i);
       by_rows(num_rows, stride, [&](int64_t begin, int64_t end) {
-        take(step, begin, end);
+        run.step(step, begin, end);
       });
       std::swap(current, next);
     }

@@ -22,13 +22,6 @@ using torch::stable::Tensor;
 // for, and to fetch them ahead takes as long as to sum them.
 constexpr int64_t kNearBytes = 1 << 23;
 
-void pull(const Pull<float>& rows, int64_t begin, int64_t end) {
-  kernels().pull_float(rows, begin, end);
-}
-void pull(const Pull<double>& rows, int64_t begin, int64_t end) {
-  kernels().pull_double(rows, begin, end);
-}
-
 void pull_rows(const Tensor& start,
                const Tensor& length,
                const Tensor& col,
@@ -60,7 +53,8 @@ void pull_rows(const Tensor& start,
     constexpr int64_t task = 256;
     parallel_tasks((count + task - 1) / task, count * step.columns, [&] {
       return [&](int64_t k) {
-        pull(step, k * task, std::min(count, (k + 1) * task));
+        kernels_of<PullKernel<scalar_t>>().pull(
+            step, k * task, std::min(count, (k + 1) * task));
       };
     });
   });

@@ -114,32 +114,9 @@ PYG_TRUST_INLINE void pull_columns(const Pull<scalar_t>& pull,
 
 template <typename scalar_t>
 void pull_all_columns(const Pull<scalar_t>& pull, int64_t begin, int64_t end) {
-  constexpr int line = kCacheLine / sizeof(scalar_t);
-  int64_t first = 0;
-  for (; first + 4 * line <= pull.columns; first += 4 * line)
-    pull_columns<4 * line>(pull, begin, end, first);
-  if (first + 2 * line <= pull.columns) {
-    pull_columns<2 * line>(pull, begin, end, first);
-    first += 2 * line;
-  }
-  if (first + line <= pull.columns) {
-    pull_columns<line>(pull, begin, end, first);
-    first += line;
-  }
-  if (line > 8 && first + 8 <= pull.columns) {
-    pull_columns<8>(pull, begin, end, first);
-    first += 8;
-  }
-  if (first + 4 <= pull.columns) {
-    pull_columns<4>(pull, begin, end, first);
-    first += 4;
-  }
-  if (first + 2 <= pull.columns) {
-    pull_columns<2>(pull, begin, end, first);
-    first += 2;
-  }
-  if (first < pull.columns)
-    pull_columns<1>(pull, begin, end, first);
+  in_tiles<scalar_t>(0, pull.columns, PYG_TRUST_WIDTH(first) {
+    pull_columns<width>(pull, begin, end, first);
+  });
 }
 
 }  // namespace

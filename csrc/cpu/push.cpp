@@ -28,13 +28,6 @@ constexpr int64_t kHits = 128;      // sent together
 template <typename scalar_t>
 constexpr int kBlock = kCacheLine / sizeof(scalar_t);
 
-void advance_rows(const Level<float>& level, int64_t begin, int64_t end) {
-  kernels().advance_float(level, begin, end);
-}
-void advance_rows(const Level<double>& level, int64_t begin, int64_t end) {
-  kernels().advance_double(level, begin, end);
-}
-
 // What one block of columns knows of its residues.
 template <typename scalar_t, int width>
 struct Block {
@@ -357,7 +350,7 @@ class Wave {
       level.end = two.offset + width;
       level.columns = two.column + two.count - one.column;
       by_rows(all_.num_nodes, stride_, [&](int64_t begin, int64_t end) {
-        advance_rows(level, begin, end);
+        kernels_of<RowKernels<scalar_t>>().advance(level, begin, end);
       });
       for (; i < j; ++i) {
         blocks[i]->ready = true;
@@ -437,11 +430,10 @@ struct PushOnCpu {
       run_waves<block>(all, num_blocks);
   }
 };
-using Ops = PushOps<PushOnCpu>;
 
 }  // namespace
 }  // namespace pyg_trust
 
 STABLE_TORCH_LIBRARY_IMPL(pyg_trust, CPU, m) {
-  m.impl("push", TORCH_BOX(&pyg_trust::Ops::push));
+  m.impl("push", TORCH_BOX(&pyg_trust::PushOp<pyg_trust::PushOnCpu>::push));
 }

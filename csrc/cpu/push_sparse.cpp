@@ -7,6 +7,7 @@
 #include <cmath>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -24,6 +25,27 @@ using torch::stable::Tensor;
 constexpr int64_t kVisitAhead = 16;  // nodes to prefetch
 constexpr int64_t kHits = 256;       // sent together
 constexpr int64_t kKeptBytes = int64_t{1} << 30;
+
+// All that a push reads.
+template <typename scalar_t>
+struct Sparse {
+  PushGraph<scalar_t> graph;
+  const scalar_t* send;
+  int64_t num_nodes;
+  const int64_t* ptr;
+  const int64_t* node;
+  const scalar_t* value;
+  int64_t num_signals;
+  const scalar_t* eps;
+  const scalar_t* prune;
+  const double* ratio;
+  const double* keep;
+  int64_t levels;
+  uint64_t seed;
+  int64_t first;  // number of the first signal
+  int64_t top_k;
+  double threshold;
+};
 
 // Gives the entry itself where a push asks for its node.
 struct Entries {
@@ -295,52 +317,79 @@ class Query {
   scalar_t amount_[kHits];
 };
 
-struct PushSparseOnCpu {
-  template <typename scalar_t>
-  static std::tuple<Tensor, Tensor, Tensor> push_sparse(
-      const Tensor& like,
-      const Tensor& like_value,
-      const Sparse<scalar_t>& all) {
-    const int64_t num_signals = all.num_signals;
-    std::vector<typename Query<scalar_t>::Row> rows(num_signals);
-    std::mutex mutex;
-    std::vector<std::shared_ptr<Query<scalar_t>>> queries;
-    // A query may touch little or much: it says nothing of n.
-    parallel_tasks(num_signals, kSerial, [&] {
-      auto query = std::make_shared<Query<scalar_t>>(all);
-      {
-        const std::lock_guard<std::mutex> lock(mutex);
-        queries.push_back(query);
-      }
-      return [&, query](int64_t k) { rows[k] = query->run(k); };
-    });
-    for (const auto& query : queries)
-      query->finish();
+template <typename scalar_t>
+std::tuple<Tensor, Tensor, Tensor> push_typed(const Tensor& like,
+                                              const Tensor& like_value,
+                                              const Sparse<scalar_t>& all) {
+  std::vector<typename Query<scalar_t>::Row> rows(all.num_signals);
+  std::mutex mutex;
+  std::vector<std::shared_ptr<Query<scalar_t>>> queries;
+  // A query may touch little or much: it says nothing of n.
+  parallel_tasks(all.num_signals, kSerial, [&] {
+    auto query = std::make_shared<Query<scalar_t>>(all);
+    const std::lock_guard<std::mutex> lock(mutex);
+    queries.push_back(query);
+    return [&, query](int64_t k) { rows[k] = query->run(k); };
+  });
+  for (const auto& query : queries)
+    query->finish();
 
-    Tensor ptr = torch::stable::new_empty(like, {num_signals + 1});
-    auto* ptr_data = ptr.mutable_data_ptr<int64_t>();
-    ptr_data[0] = 0;
-    for (int64_t k = 0; k < num_signals; ++k)
-      ptr_data[k + 1] = ptr_data[k] + static_cast<int64_t>(rows[k].size());
-    Tensor out_node = torch::stable::new_empty(like, {ptr_data[num_signals]});
-    Tensor out_value =
-        torch::stable::new_empty(like_value, {ptr_data[num_signals]});
-    auto* node_data = out_node.mutable_data_ptr<int64_t>();
-    auto* value_data = out_value.mutable_data_ptr<scalar_t>();
-    for (const auto& row : rows) {
-      for (const auto& [u, q] : row) {
-        *node_data++ = u;
-        *value_data++ = q;
-      }
-    }
-    return {ptr, out_node, out_value};
+  Tensor ptr = torch::stable::new_empty(like, {all.num_signals + 1});
+  auto* end = ptr.mutable_data_ptr<int64_t>();
+  *end = 0;
+  for (const auto& row : rows) {
+    const int64_t begin = *end++;
+    *end = begin + std::ssize(row);
   }
-};
-using Ops = PushOps<PushSparseOnCpu>;
+  Tensor out_node = torch::stable::new_empty(like, {*end});
+  Tensor out_value = torch::stable::new_empty(like_value, {*end});
+  auto* node = out_node.mutable_data_ptr<int64_t>();
+  auto* value = out_value.mutable_data_ptr<scalar_t>();
+  for (const auto& row : rows)
+    for (const auto& [u, q] : row) {
+      *node++ = u;
+      *value++ = q;
+    }
+  return {ptr, out_node, out_value};
+}
+
+std::tuple<Tensor, Tensor, Tensor> push_sparse(
+    const Tensor& rowptr,
+    const Tensor& col,
+    const std::optional<Tensor>& scale,
+    const Tensor& group_ptr,
+    const Tensor& group_end,
+    const Tensor& send,
+    const Tensor& ptr,
+    const Tensor& node,
+    const Tensor& value,
+    const Tensor& eps,
+    const Tensor& prune,
+    const Tensor& ratio,
+    const Tensor& keep,
+    int64_t seed,
+    int64_t first,
+    int64_t top_k,
+    double threshold) {
+  return with_real(value, [&](auto zero) {
+    using scalar_t = decltype(zero);
+    return push_typed(
+        ptr, value,
+        Sparse<scalar_t>{
+            view<scalar_t>(rowptr, col, scale, group_ptr, group_end),
+            send.const_data_ptr<scalar_t>(), send.numel(),
+            ptr.const_data_ptr<int64_t>(), node.const_data_ptr<int64_t>(),
+            value.const_data_ptr<scalar_t>(), ptr.numel() - 1,
+            eps.const_data_ptr<scalar_t>(), prune.const_data_ptr<scalar_t>(),
+            ratio.const_data_ptr<double>(), keep.const_data_ptr<double>(),
+            ratio.numel(), static_cast<uint64_t>(seed), first, top_k,
+            threshold});
+  });
+}
 
 }  // namespace
 }  // namespace pyg_trust
 
 STABLE_TORCH_LIBRARY_IMPL(pyg_trust, CPU, m) {
-  m.impl("push_sparse", TORCH_BOX(&pyg_trust::Ops::push_sparse));
+  m.impl("push_sparse", TORCH_BOX(&pyg_trust::push_sparse));
 }

@@ -43,25 +43,9 @@ PYG_TRUST_INLINE void advance_columns(const Level<scalar_t>& level,
 
 template <typename scalar_t>
 void advance(const Level<scalar_t>& level, int64_t begin, int64_t end) {
-  constexpr int line = kCacheLine / sizeof(scalar_t);
-  int64_t first = level.first;
-  for (; first + 4 * line <= level.end; first += 4 * line)
-    advance_columns<4 * line>(level, begin, end, first);
-  const int64_t rest = level.end - first;
-  if (rest >= 3 * line)
-    advance_columns<3 * line>(level, begin, end, first);
-  else if (rest >= 2 * line)
-    advance_columns<2 * line>(level, begin, end, first);
-  else if (rest >= line)
-    advance_columns<line>(level, begin, end, first);
-  else if (rest >= line / 2 && line / 2 > 4)
-    advance_columns<line / 2>(level, begin, end, first);
-  else if (rest >= 4)
-    advance_columns<4>(level, begin, end, first);
-  else if (rest >= 2)
-    advance_columns<2>(level, begin, end, first);
-  else if (rest == 1)
-    advance_columns<1>(level, begin, end, first);
+  in_tiles<scalar_t>(level.first, level.end, PYG_TRUST_WIDTH(first) {
+    advance_columns<width>(level, begin, end, first);
+  });
 }
 
 // Row v of x, padded with zeros if it is shorter than `width`: where it is, or
@@ -309,63 +293,27 @@ PYG_TRUST_INLINE void step_rows(const Step<scalar_t, store_t>& step,
   }
 }
 
-// Calls run.template by<width>() for the width of a row of the buffers.
-template <typename scalar_t, typename Run>
-PYG_TRUST_INLINE void with_width(int64_t stride, const Run& run) {
-  constexpr int line = kCacheLine / sizeof(scalar_t);
-  if (stride == 4 * line)
-    run.template by<4 * line>();
-  else if (stride == 3 * line)
-    run.template by<3 * line>();
-  else if (stride == 2 * line)
-    run.template by<2 * line>();
-  else if (stride == line)
-    run.template by<line>();
-  else if (stride == line / 2)
-    run.template by<line / 2>();
-  else if (stride == 4)
-    run.template by<4>();
-  else if (stride == 2)
-    run.template by<2>();
-  else
-    run.template by<1>();
-}
-
-template <typename scalar_t, typename store_t>
-struct Load {
-  const Step<scalar_t, store_t>& step;
-  int64_t begin, end;
-  template <int width>
-  PYG_TRUST_INLINE void by() const {
-    load_rows<width>(step, begin, end);
-  }
-};
-
-template <typename scalar_t, typename store_t>
-struct Take {
-  const Step<scalar_t, store_t>& step;
-  int64_t begin, end;
-  template <int width>
-  PYG_TRUST_INLINE void by() const {
-    if (step.near)
-      step_rows<width, true>(step, begin, end);
-    else
-      step_rows<width, false>(step, begin, end);
-  }
-};
-
 template <typename scalar_t, typename store_t>
 void load_all(const Step<scalar_t, store_t>& step,
               int64_t begin,
               int64_t end) {
-  with_width<scalar_t>(step.stride, Load<scalar_t, store_t>{step, begin, end});
+  in_tiles<scalar_t>(0, step.stride, PYG_TRUST_WIDTH(first) {
+    static_cast<void>(first);
+    load_rows<width>(step, begin, end);
+  });
 }
 
 template <typename scalar_t, typename store_t>
 void step_all(const Step<scalar_t, store_t>& step,
               int64_t begin,
               int64_t end) {
-  with_width<scalar_t>(step.stride, Take<scalar_t, store_t>{step, begin, end});
+  in_tiles<scalar_t>(0, step.stride, PYG_TRUST_WIDTH(first) {
+    static_cast<void>(first);
+    if (step.near)
+      step_rows<width, true>(step, begin, end);
+    else
+      step_rows<width, false>(step, begin, end);
+  });
 }
 
 // Rows of z after one level of a sparse x.
@@ -428,17 +376,27 @@ inline void round_half(float* values, int64_t count) {
   }
 }
 
+template <typename scalar_t, typename store_t>
+constexpr StepKernels<scalar_t, store_t> step_kernels = {
+    load_all<scalar_t, store_t>, step_all<scalar_t, store_t>};
+template <typename scalar_t>
+constexpr RowKernels<scalar_t> row_kernels = {advance<scalar_t>,
+                                              wide_rows<scalar_t>};
+
 }  // namespace
 }  // namespace pyg_trust
 
-#define PYG_TRUST_KERNELS(name, level)                                       \
-  namespace pyg_trust {                                                      \
-  const Kernels name = {level,           advance<float>,                     \
-                        advance<double>, load_all<float, float>,             \
-                        load_all<float, Float16>, load_all<double, double>,  \
-                        step_all<float, float>, step_all<float, Float16>,    \
-                        step_all<double, double>, wide_rows<float>,          \
-                        wide_rows<double>, pull_all_columns<float>,          \
-                        pull_all_columns<double>, pull_all_columns<int64_t>, \
-                        find_places,     round_half};                        \
+#define PYG_TRUST_KERNELS(name, level)                                    \
+  namespace pyg_trust {                                                   \
+  const Kernels name = {step_kernels<float, float>,                       \
+                        step_kernels<float, Float16>,                     \
+                        step_kernels<double, double>,                     \
+                        row_kernels<float>,                               \
+                        row_kernels<double>,                              \
+                        {pull_all_columns<float>},                        \
+                        {pull_all_columns<double>},                       \
+                        {pull_all_columns<int64_t>},                      \
+                        level,                                            \
+                        find_places,                                      \
+                        round_half};                                      \
   }

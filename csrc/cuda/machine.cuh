@@ -183,27 +183,20 @@ class Machine {
   }
 
   template <typename F>
-  void run(int64_t rows, int64_t lanes, const F& f) {
+  void run(int64_t rows,
+           int64_t lanes,
+           const F& f,
+           const int64_t* count = nullptr) {
     if (rows <= 0 || lanes <= 0)
       return;
-    if (rows == 1) {
+    if (rows == 1 && count == nullptr) {
       run_row_kernel<<<blocks(lanes, kThreads), kThreads, 0, stream_>>>(lanes,
                                                                         f);
     } else {
       const dim3 block = shape(lanes, 1);
-      run_kernel<<<blocks(rows, block.y), block, 0, stream_>>>(rows, nullptr,
-                                                               lanes, f);
+      run_kernel<<<blocks(rows, block.y, count), block, 0, stream_>>>(
+          rows, count, lanes, f);
     }
-    check(cudaGetLastError(), "run");
-  }
-
-  template <typename F>
-  void run(int64_t most, int64_t lanes, const F& f, const int64_t* count) {
-    if (most <= 0 || lanes <= 0)
-      return;
-    const dim3 block = shape(lanes, 1);
-    run_kernel<<<resident(most, block.y), block, 0, stream_>>>(most, count,
-                                                               lanes, f);
     check(cudaGetLastError(), "run");
   }
 
@@ -211,26 +204,14 @@ class Machine {
   void run_parts(int64_t rows,
                  int64_t lanes,
                  const Part& part,
-                 const End& end) {
+                 const End& end,
+                 const int64_t* count = nullptr) {
     if (rows <= 0 || lanes <= 0)
       return;
     const dim3 block = shape(lanes, parts);
-    parts_kernel<parts, T><<<blocks(rows, block.y), block, 0, stream_>>>(
-        rows, nullptr, lanes, part, end);
-    check(cudaGetLastError(), "run_parts");
-  }
-
-  template <int parts, typename T, typename Part, typename End>
-  void run_parts(int64_t most,
-                 int64_t lanes,
-                 const Part& part,
-                 const End& end,
-                 const int64_t* count) {
-    if (most <= 0 || lanes <= 0)
-      return;
-    const dim3 block = shape(lanes, parts);
-    parts_kernel<parts, T><<<resident(most, block.y), block, 0, stream_>>>(
-        most, count, lanes, part, end);
+    parts_kernel<parts, T>
+        <<<blocks(rows, block.y, count), block, 0, stream_>>>(
+            rows, count, lanes, part, end);
     check(cudaGetLastError(), "run_parts");
   }
 
@@ -243,29 +224,20 @@ class Machine {
     check(cudaGetLastError(), "run_team");
   }
 
-  void sort(uint64_t* key, int64_t* value, int64_t count, int bits) {
+  void sort(uint64_t* key, int64_t* value, int64_t count) {
     if (count <= 1)
       return;
     cub::DoubleBuffer<uint64_t> keys(key, make<uint64_t>(count));
+    cub::DoubleBuffer<int64_t> values(value, make<int64_t>(count));
     size_t bytes = 0;
-    if (value == nullptr) {
-      const auto by = [&](void* memory) {
-        return cub::DeviceRadixSort::SortKeys(memory, bytes, keys, count, 0,
-                                              bits, stream_);
-      };
-      check(by(nullptr), "SortKeys");
-      check(by(make<uint8_t>(static_cast<int64_t>(bytes))), "SortKeys");
-    } else {
-      cub::DoubleBuffer<int64_t> values(value, make<int64_t>(count));
-      const auto by = [&](void* memory) {
-        return cub::DeviceRadixSort::SortPairs(memory, bytes, keys, values,
-                                               count, 0, bits, stream_);
-      };
-      check(by(nullptr), "SortPairs");
-      check(by(make<uint8_t>(static_cast<int64_t>(bytes))), "SortPairs");
-      if (values.Current() != value)
-        copy(value, values.Current(), count);
-    }
+    const auto by = [&](void* memory) {
+      return cub::DeviceRadixSort::SortPairs(memory, bytes, keys, values,
+                                             count, 0, 64, stream_);
+    };
+    check(by(nullptr), "SortPairs");
+    check(by(make<uint8_t>(static_cast<int64_t>(bytes))), "SortPairs");
+    if (values.Current() != value)
+      copy(value, values.Current(), count);
     if (keys.Current() != key)
       copy(key, keys.Current(), count);
   }
@@ -302,17 +274,15 @@ class Machine {
                 static_cast<unsigned>(kThreads / wide));
   }
 
-  // A thread for every row, as far as a grid reaches.
-  static unsigned blocks(int64_t rows, int64_t per_block) {
-    constexpr int64_t most = (int64_t{1} << 31) - 1;
+  // A thread for every row, as far as a grid reaches; where a count says how
+  // many rows there are, as many as work at the same time.
+  unsigned blocks(int64_t rows,
+                  int64_t per_block,
+                  const int64_t* counted = nullptr) const {
+    const int64_t most = counted == nullptr
+                             ? (int64_t{1} << 31) - 1
+                             : int64_t{processors_} * (2048 / kThreads);
     const int64_t count = (rows + per_block - 1) / per_block;
-    return static_cast<unsigned>(count < most ? count : most);
-  }
-
-  // As many as work at the same time, where it is not known how many rows.
-  unsigned resident(int64_t rows, int64_t per_block) const {
-    const int64_t most = int64_t{processors_} * (2048 / kThreads);
-    const int64_t count = blocks(rows, per_block);
     return static_cast<unsigned>(count < most ? count : most);
   }
 

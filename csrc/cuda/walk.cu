@@ -25,7 +25,7 @@ std::tuple<Tensor, Tensor> disjoint_walks(const Tensor& rowptr,
       machine,
       device::Walks{rowptr.const_data_ptr<int64_t>(),
                     col.const_data_ptr<int32_t>(), rowptr.numel() - 1,
-                    col.numel(), roots.const_data_ptr<int64_t>(),
+                    roots.const_data_ptr<int64_t>(),
                     roots.numel(), walk_length, restarts,
                     static_cast<uint64_t>(seed)});
   Tensor ptr = torch::stable::new_empty(roots, {found.count + 1});

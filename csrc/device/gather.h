@@ -93,7 +93,7 @@ PYG_TRUST_HD inline Pack<scalar_t, width> sum_rows(const int32_t* col,
 // Calls end(i, group, sum) for every row i and every group of `width` columns
 // with wanted(group), where `sum` is that of in[u * stride + c] over the
 // entries u of row i. Sums are taken in an order that depends on the row
-// alone. Of `*count` rows, which is 0 or all.
+// alone.
 template <int parts,
           int width,
           typename scalar_t,
@@ -108,23 +108,24 @@ void gather(Machine& machine,
             const scalar_t* in,
             int64_t stride,
             const Wanted& wanted,
-            const End& end,
-            const int64_t* count) {
+            const End& end) {
   using Sum = Pack<scalar_t, width>;
   const int64_t groups = stride / width;
   const auto part = [=] PYG_TRUST_RUN(int64_t i, int64_t group, int64_t p) {
+    if (!wanted(group))
+      return Sum{};
     const int64_t begin = rowptr[i], stop = rowptr[i + 1];
-    if (stop - begin > kLongest || !wanted(group))
+    if (stop - begin > kLongest)
       return Sum{};
     return sum_rows<width>(col, in + group * width, stride, begin + p, stop,
                            parts);
   };
   const auto whole = [=] PYG_TRUST_RUN(int64_t i, int64_t group,
                                        const Sum& sum) {
-    if (rowptr[i + 1] - rowptr[i] <= kLongest && wanted(group))
+    if (wanted(group) && rowptr[i + 1] - rowptr[i] <= kLongest)
       end(i, group, sum);
   };
-  machine.template run_parts<parts, Sum>(num_rows, groups, part, whole, count);
+  machine.template run_parts<parts, Sum>(num_rows, groups, part, whole);
   if (rows.most_rows == 0)
     return;
   auto* piece_sum = static_cast<Sum*>(rows.sums);

@@ -5,18 +5,16 @@
 //
 //   make<T>(count)           memory, uninitialised, for as long as it lives
 //   zero(data, count)        zeros
-//   run(rows, lanes, f)      f(row, lane) for all pairs, in any order and at
-//                            the same time; consecutive lanes side by side
-//   run(most, lanes, f, count)
-//                            the same for `*count` rows, which the machine
-//                            reads when it gets there; at most `most`
-//   run_parts<parts>(rows, lanes, part, end), also with a count
+//   run(rows, lanes, f, count = null)
+//                            f(row, lane) for all pairs, in any order and at
+//                            the same time; consecutive lanes side by side.
+//                            With a count, for `*count` rows, at most `rows`,
+//                            which the machine reads when it gets there
+//   run_parts<parts>(rows, lanes, part, end, count = null)
 //                            end(row, lane, all part(row, lane, p), p < parts,
 //                            joined by a fixed tree): threads side by side
 //   run_team(rows, f)        f(row, team), by a team of threads that agree
-//   sort(key, value, count, bits)
-//                            stable, ascending by the `bits` low bits of
-//                            `key` (there are no others); value may be null
+//   sort(key, value, count)  stable, ascending by `key`
 //   sum_before(data, count)  data[i] becomes the sum of data[j] over j < i
 //   read(data)               what `data` points to, for the host
 //
@@ -45,12 +43,6 @@ namespace pyg_trust::device {
 // Where a lambda that runs on the machine needs it.
 #ifdef __CUDACC__
 
-inline __device__ void add(float* to, float value) {
-  atomicAdd(to, value);
-}
-inline __device__ void add(double* to, double value) {
-  atomicAdd(to, value);
-}
 // Signed numbers in two's complement add as unsigned ones do.
 inline __device__ int64_t add(int64_t* to, int64_t value) {
   return static_cast<int64_t>(
@@ -60,18 +52,6 @@ inline __device__ int64_t add(int64_t* to, int64_t value) {
 inline __device__ void least(uint64_t* to, uint64_t value) {
   atomicMin(reinterpret_cast<unsigned long long*>(to),
             static_cast<unsigned long long>(value));
-}
-inline __device__ void largest(uint64_t* to, uint64_t value) {
-  atomicMax(reinterpret_cast<unsigned long long*>(to),
-            static_cast<unsigned long long>(value));
-}
-// Sets a flag; whether it was not set.
-inline __device__ bool raise(uint32_t* flag) {
-  // A look first: most flags are up already, and looking is cheaper. It may
-  // be late, but a flag that is seen up is up: none goes down meanwhile.
-  if (*reinterpret_cast<volatile uint32_t*>(flag) != 0)
-    return false;
-  return atomicExch(flag, 1u) == 0;
 }
 // The next free place of a list: one atomic operation for all threads of the
 // warp that are here together.
@@ -94,38 +74,16 @@ inline __device__ int64_t to_integer(double value) {
 
 #else
 
-template <typename T>
-inline void add_float(T* to, T value) {
-  std::atomic_ref<T>(*to).fetch_add(value, std::memory_order_relaxed);
-}
-inline void add(float* to, float value) {
-  add_float(to, value);
-}
-inline void add(double* to, double value) {
-  add_float(to, value);
-}
 inline int64_t add(int64_t* to, int64_t value) {
   return std::atomic_ref<int64_t>(*to).fetch_add(value,
                                                  std::memory_order_relaxed);
 }
-template <typename Better>
-inline void improve(uint64_t* to, uint64_t value, const Better& better) {
+inline void least(uint64_t* to, uint64_t value) {
   std::atomic_ref<uint64_t> word(*to);
   uint64_t old = word.load(std::memory_order_relaxed);
-  while (better(value, old) &&
+  while (value < old &&
          !word.compare_exchange_weak(old, value, std::memory_order_relaxed)) {
   }
-}
-inline void least(uint64_t* to, uint64_t value) {
-  improve(to, value, [](uint64_t a, uint64_t b) { return a < b; });
-}
-inline void largest(uint64_t* to, uint64_t value) {
-  improve(to, value, [](uint64_t a, uint64_t b) { return a > b; });
-}
-inline bool raise(uint32_t* flag) {
-  std::atomic_ref<uint32_t> word(*flag);
-  return word.load(std::memory_order_relaxed) == 0 &&
-         word.exchange(1, std::memory_order_relaxed) == 0;
 }
 inline int64_t next(int64_t* count) {
   return add(count, 1);
@@ -326,14 +284,6 @@ PYG_TRUST_HD inline int first_bit(uint32_t word) {
 #else
   return __builtin_ctz(word);
 #endif
-}
-
-// Bits that a number below `count` needs.
-inline int bits_for(uint64_t count) {
-  int bits = 1;
-  while (bits < 64 && count > uint64_t{1} << bits)
-    ++bits;
-  return bits;
 }
 
 }  // namespace pyg_trust::device

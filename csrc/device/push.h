@@ -1,6 +1,3 @@
-// Longer than 700 lines because dense and sparse levels of one algorithm have
-// to draw the same.
-//
 // Randomized propagation (AGP, Wang et al. 2021, Algorithm 2) by many threads.
 // It samples what the CPU samples for the same seed, and does the same levels
 // exactly: what decides both is in csrc/push.h, once for all devices.
@@ -13,16 +10,13 @@
 //
 // The CPU adds floats in another order. So residues agree up to rounding, and what is
 // sampled is the same but where rounding decides: for a point that falls on the
-// border of two entries, an entry whose mass is exactly one quantum, a residue
-// that is exactly the least not to be pruned, or a cost that is exactly the
-// limit. Of few_nodes(), a node whose residues cancel is none here; the CPU,
-// which lists nodes as they get some, has listed it.
+// border of two entries, an entry whose mass is exactly one quantum, or a cost
+// that is exactly the limit. Of few_nodes(), a node whose residues cancel is
+// none here; the CPU, which lists nodes as they get some, has listed it.
 #pragma once
 
 #include <cmath>
 #include <cstdint>
-#include <functional>
-#include <type_traits>
 #include <utility>
 
 #include "device/machine.h"
@@ -69,16 +63,6 @@ PYG_TRUST_HD inline scalar_t known(int64_t sum) {
   return static_cast<scalar_t>(bits<double>(sum));
 }
 
-// Only in what a machine runs.
-#ifdef __CUDACC__
-__device__
-#endif
-    inline void
-    send_to(int64_t* to, double value, double factor, const Unit& unit) {
-  if (unit.up != 0)
-    add(to, to_integer(value * factor * unit.up));
-}
-
 // The stream of one push.
 PYG_TRUST_HD inline uint64_t push_key(uint64_t seed,
                                       int64_t number,
@@ -98,8 +82,9 @@ struct ToColumn {
 #ifdef __CUDACC__
   __device__
 #endif
-  void add(int64_t v, scalar_t factor) const {
-    send_to(sums + v * stride, value, factor, unit);
+  void add(int64_t v, double factor) const {
+    if (unit.up != 0)
+      device::add(sums + v * stride, to_integer(value * factor * unit.up));
   }
   PYG_TRUST_HD void prefetch(int64_t) const {}
 };
@@ -210,7 +195,6 @@ void push_blocks(Machine& machine,
   using Cost = Pack<double, 1>;
   auto* cost = machine.template make<Cost>(
       can_pull ? (samples + room_for_sums(samples)) * blocks : 0);
-  auto* pull_rows = machine.template make<uint64_t>(1);  // all or none
   const LongRows rows =
       can_pull ? find_long_rows<scalar_t>(machine, p.pull_rowptr, n,
                                           p.num_entries, stride)
@@ -343,7 +327,6 @@ void push_blocks(Machine& machine,
       });
       all_cost = sum_all(machine, static_cast<const Cost*>(cost), samples,
                          blocks, cost + samples * blocks);
-      machine.zero(pull_rows, 1);
     }
     machine.zero(num_parts, 1);
     machine.run(1, stride, [=] PYG_TRUST_RUN(int64_t, int64_t c) {
@@ -358,8 +341,6 @@ void push_blocks(Machine& machine,
         pull = all_cost[block].at[0] * static_cast<double>(step) > above;
       pulled[block] = pull;
       pushed[block] += !pull;
-      if (pull)
-        largest(pull_rows, static_cast<uint64_t>(n));
     });
 
     // List what is pushed, or make residues ready to be pulled.
@@ -424,8 +405,7 @@ void push_blocks(Machine& machine,
               if (weight != 0 && offset + first + c < columns)
                 out[c] += weight * received;
             }
-          },
-          reinterpret_cast<const int64_t*>(pull_rows));
+          });
     }
     std::swap(ready, pulled);
   }
@@ -456,335 +436,6 @@ void push(const MakeMachine& make_machine, const Dense<scalar_t>& p) {
     push_blocks<4>(machine, p, block, whole, whole + 1);
   else
     push_blocks<1>(machine, p, block, whole, whole + 1);
-}
-
-// Where results go.
-template <typename scalar_t>
-struct Entries {
-  int64_t* node;
-  scalar_t* value;
-};
-template <typename scalar_t>
-using Allocate = std::function<Entries<scalar_t>(int64_t)>;
-
-// Where push_row sends: to the next residues of one signal, and its frontier.
-template <typename scalar_t>
-struct ToSignal {
-  int64_t* sums;     // of node 0
-  uint32_t* listed;  // of node 0: whether it is in `list`
-  int32_t* list;
-  int64_t* count;
-  int64_t cell;  // of node 0
-  scalar_t value;
-  Unit unit;
-
-#ifdef __CUDACC__
-  __device__
-#endif
-  void add(int64_t v, scalar_t factor) const {
-    send_to(sums + v, value, factor, unit);
-    if (raise(listed + v))
-      list[next(count)] = static_cast<int32_t>(cell + v);
-  }
-  PYG_TRUST_HD void prefetch(int64_t) const {}
-};
-
-// What counts there are of a push of sparse signals.
-enum { kNow, kNext, kParts, kResults, kCounts };
-
-// Between two levels: makes the units from the bounds, and what was next is
-// now.
-template <typename Machine>
-void turn(Machine& machine,
-          int64_t signals,
-          Unit* unit,
-          uint64_t* largest_bound,
-          int64_t* sum_bound,
-          int64_t* counts) {
-  machine.run(1, signals, [=] PYG_TRUST_RUN(int64_t, int64_t k) {
-    unit[k] = unit_for(bits<double>(largest_bound[k]) *
-                       (static_cast<double>(sum_bound[k]) / 2147483648.0));
-    largest_bound[k] = 0;
-    sum_bound[k] = 0;
-    if (k == 0) {
-      counts[kNow] = counts[kNext];
-      counts[kNext] = 0;
-      counts[kParts] = 0;
-    }
-  });
-}
-
-// The signals [begin, end), each of which has its own residues for all nodes
-// (a cell for each of both) and a frontier that lists the cells to visit: time
-// is that of the pushes, but for the zeros of the first level. The
-// results, `count` entries in ascending order, go to out = allocate(count);
-// their number to row[k] for signal k.
-template <typename scalar_t, typename Machine>
-void push_signals(Machine& machine,
-                  const Sparse<scalar_t>& p,
-                  int64_t begin,
-                  int64_t end,
-                  int64_t* row,
-                  const Allocate<scalar_t>& allocate) {
-  const int64_t n = p.num_nodes, signals = end - begin, cells = signals * n;
-  const PushGraph<scalar_t> graph = p.graph;
-  auto* sums = machine.template make<int64_t>(cells);
-  auto* reserve = machine.template make<scalar_t>(cells);
-  auto* listed = machine.template make<uint32_t>(cells);
-  auto* kept = machine.template make<uint8_t>(cells);  // in the result
-  auto* list = machine.template make<int32_t>(cells);
-  auto* next_list = machine.template make<int32_t>(cells);
-  auto* result = machine.template make<int32_t>(cells);
-  // Of each entry of the list:
-  auto* value = machine.template make<scalar_t>(cells);
-  auto* mass = machine.template make<scalar_t>(cells);
-  auto* units = machine.template make<PushUnits>(cells);
-  const int64_t most_parts = signals * (p.num_entries / kPushAtOnce) + 1;
-  auto* part_at = machine.template make<int64_t>(most_parts);
-  auto* part_from = machine.template make<int64_t>(most_parts);
-  auto* counts = machine.template make<int64_t>(kCounts);
-  // Of each signal: the largest bound of what a node sends (as bits, which
-  // order as the numbers do), and the sum of all in units of 2^-31 of it.
-  auto* largest_bound = machine.template make<uint64_t>(signals);
-  auto* sum_bound = machine.template make<int64_t>(signals);
-  auto* unit = machine.template make<Unit>(signals);
-  machine.zero(sums, cells);
-  machine.zero(reserve, cells);
-  machine.zero(listed, cells);
-  machine.zero(kept, cells);
-  machine.zero(counts, kCounts);
-  machine.zero(largest_bound, signals);
-  machine.zero(sum_bound, signals);
-  int64_t* const num_now = counts + kNow;
-  int64_t* const num_next = counts + kNext;
-  int64_t* const num_parts = counts + kParts;
-  int64_t* const num_results = counts + kResults;
-
-  const auto add_up = [=] PYG_TRUST_RUN(int64_t k, double one) {
-    const double all = bits<double>(largest_bound[k]);
-    // Rounded up; 1 stands for 2^31, so that 2^31 of them do not overflow.
-    if (one > 0 && all < HUGE_VAL)
-      add(sum_bound + k,
-          static_cast<int64_t>(one / all * 2147483648.0) + int64_t{1});
-  };
-  // Level 0: the signals.
-  const int64_t* ptr = p.ptr + begin;
-  const int64_t* node = p.node;
-  const scalar_t* given = p.value;
-  const int64_t nnz = p.nnz;
-  const auto entry = [=] PYG_TRUST_RUN(int64_t i) {
-    // The last signal that starts at i or before: empty ones start there too.
-    int64_t low = 0, high = signals;
-    while (high - low > 1) {
-      const int64_t middle = low + (high - low) / 2;
-      if (ptr[middle] <= i)
-        low = middle;
-      else
-        high = middle;
-    }
-    return low;
-  };
-  const auto size_of = [=] PYG_TRUST_RUN(int64_t i) {
-    const double r = given[i];
-    return r < 0 ? -r : r;
-  };
-  machine.run(nnz, 1, [=] PYG_TRUST_RUN(int64_t i, int64_t) {
-    if (i >= ptr[0] && i < ptr[signals])
-      largest(largest_bound + entry(i), bits<uint64_t>(size_of(i)));
-  });
-  machine.run(nnz, 1, [=] PYG_TRUST_RUN(int64_t i, int64_t) {
-    if (i >= ptr[0] && i < ptr[signals])
-      add_up(entry(i), size_of(i));
-  });
-  turn(machine, signals, unit, largest_bound, sum_bound, counts);
-  machine.run(nnz, 1, [=] PYG_TRUST_RUN(int64_t i, int64_t) {
-    if (i < ptr[0] || i >= ptr[signals])
-      return;
-    const int64_t k = entry(i);
-    const ToSignal<scalar_t> to{sums + k * n, listed + k * n, next_list,
-                                       num_next,     k * n,          given[i],
-                                       unit[k]};
-    to.add(node[i], scalar_t(1));
-  });
-
-  const scalar_t* send = p.send;
-  const scalar_t* eps = p.eps + begin;
-  const scalar_t* prune = p.prune + begin;
-  const auto seed = p.seed;
-  const int64_t number = p.first + begin;
-  for (int64_t level = 0; level <= p.levels; ++level) {
-    const bool last = level == p.levels;
-    const auto keep = static_cast<scalar_t>(p.keep[level]);
-    const auto ratio =
-        last ? scalar_t(0) : static_cast<scalar_t>(p.ratio[level]);
-    std::swap(list, next_list);
-    const int32_t* now = list;
-    int32_t* later = next_list;
-    // The first pass needs the units of the level before, so that the lists
-    // turn, and the units change, after it.
-    machine.run(
-        cells, 1,
-        [=] PYG_TRUST_RUN(int64_t i, int64_t) {
-          const int64_t cell = now[i], k = cell / n, u = cell % n;
-          scalar_t r = residue<scalar_t>(sums[cell], unit[k]);
-          sums[cell] = 0;
-          listed[cell] = 0;
-          mass[i] = 0;
-          if (r == 0)
-            return;
-          if (keep != 0) {
-            reserve[cell] += keep * r;
-            if (kept[cell] == 0) {
-              kept[cell] = 1;
-              result[next(num_results)] = static_cast<int32_t>(cell);
-            }
-          }
-          if (last)
-            return;
-          const scalar_t per_eps = scalar_t(1) / eps[k];
-          const scalar_t m = scale_to_send<1>(
-              &r, send_factor(false, ratio, send[u]), &per_eps);
-          if (!(m > 0) || is_pruned(r, prune[k] * ratio))
-            return;
-          value[i] = r;
-          mass[i] = m;
-          units[i] = push_units(graph, u, m);
-          largest(largest_bound + k,
-                  bits<uint64_t>(static_cast<double>(std::abs(r)) *
-                                 (push_spread(graph, u) +
-                                  1 / static_cast<double>(m))));
-        },
-        num_next);
-    if (last)
-      break;
-    machine.run(
-        cells, 1,
-        [=] PYG_TRUST_RUN(int64_t i, int64_t) {
-          if (!(mass[i] > 0))
-            return;
-          const int64_t k = now[i] / n, u = now[i] % n;
-          const double r = value[i];
-          add_up(k, (r < 0 ? -r : r) * (push_spread(graph, u) +
-                                        1 / static_cast<double>(mass[i])));
-        },
-        num_next);
-    turn(machine, signals, unit, largest_bound, sum_bound, counts);
-    machine.run(
-        cells, 1,
-        [=] PYG_TRUST_RUN(int64_t i, int64_t) {
-          if (!(mass[i] > 0))
-            return;
-          for (int64_t from = kPushAtOnce; from < units[i].all;
-               from += kPushAtOnce) {
-            const int64_t at = next(num_parts);
-            part_at[at] = i;
-            part_from[at] = from;
-          }
-        },
-        num_now);
-    const auto push_from = [=] PYG_TRUST_RUN(int64_t i, int64_t from) {
-      const PushUnits all = units[i];
-      const int64_t to =
-          from + kPushAtOnce < all.all ? from + kPushAtOnce : all.all;
-      if (from >= to)
-        return;
-      const int64_t cell = now[i], k = cell / n, u = cell % n;
-      push_row(graph, u, mass[i], push_key(seed, number + k, level, u),
-               ToSignal<scalar_t>{sums + k * n, listed + k * n, later,
-                                         num_next, k * n, value[i], unit[k]},
-               PushPart{from, to, all.sure});
-    };
-    machine.run(
-        cells, 1,
-        [=] PYG_TRUST_RUN(int64_t i, int64_t) {
-          if (mass[i] > 0)
-            push_from(i, 0);
-        },
-        num_now);
-    machine.run(
-        most_parts, 1,
-        [=] PYG_TRUST_RUN(int64_t i, int64_t) {
-          push_from(part_at[i], part_from[i]);
-        },
-        num_parts);
-  }
-
-  // The results: above the threshold, the largest, in order.
-  const int64_t count = machine.read(num_results);
-  auto* key = machine.template make<uint64_t>(count);
-  auto* at = machine.template make<int64_t>(count);
-  auto* num_kept = machine.template make<int64_t>(1);
-  const double threshold = p.threshold;
-  const auto all_cells = static_cast<uint64_t>(cells);
-  machine.zero(num_kept, 1);
-  // Dropped entries come last: behind all cells.
-  machine.run(count, 1, [=] PYG_TRUST_RUN(int64_t i, int64_t) {
-    const int64_t cell = result[i];
-    const double q = reserve[cell];
-    const bool stays = (q < 0 ? -q : q) > threshold;
-    key[i] = stays ? static_cast<uint64_t>(cell) : all_cells;
-    at[i] = cell;
-    if (stays)
-      next(num_kept);
-  });
-  machine.sort(key, at, count, bits_for(all_cells + 1));
-  int64_t number_kept = machine.read(num_kept);
-  if (p.top_k >= 0 && number_kept > 0) {
-    // By signal, by size, by node: stable sorts, the last criterion first.
-    const int64_t top_k = p.top_k;
-    machine.run(number_kept, 1, [=] PYG_TRUST_RUN(int64_t i, int64_t) {
-      const double q = reserve[at[i]];
-      key[i] = ~bits<uint64_t>(q < 0 ? -q : q);
-    });
-    machine.sort(key, at, number_kept, 64);
-    machine.run(number_kept, 1, [=] PYG_TRUST_RUN(int64_t i, int64_t) {
-      key[i] = static_cast<uint64_t>(at[i] / n);
-    });
-    machine.sort(key, at, number_kept,
-                 bits_for(static_cast<uint64_t>(signals)));
-    auto* before = machine.template make<int64_t>(signals);
-    machine.zero(before, signals);
-    machine.run(number_kept, 1, [=] PYG_TRUST_RUN(int64_t i, int64_t) {
-      add(before + key[i], int64_t{1});
-    });
-    machine.sum_before(before, signals);
-    machine.zero(num_kept, 1);
-    machine.run(number_kept, 1, [=] PYG_TRUST_RUN(int64_t i, int64_t) {
-      const bool stays = i - before[key[i]] < top_k;
-      key[i] = stays ? static_cast<uint64_t>(at[i]) : all_cells;
-      if (stays)
-        next(num_kept);
-    });
-    machine.sort(key, at, number_kept, bits_for(all_cells + 1));
-    number_kept = machine.read(num_kept);
-  }
-  const Entries<scalar_t> out = allocate(number_kept);
-  machine.run(number_kept, 1, [=] PYG_TRUST_RUN(int64_t i, int64_t) {
-    out.node[i] = at[i] % n;
-    out.value[i] = reserve[at[i]];
-    add(row + begin + at[i] / n, int64_t{1});
-  });
-}
-
-// All signals, as many at a time as have no more than kCells cells. `ptr`,
-// zeros for every signal and one more, becomes that of the results.
-template <typename scalar_t, typename MakeMachine>
-void push_sparse(const MakeMachine& make_machine,
-                 const Sparse<scalar_t>& p,
-                 int64_t* ptr,
-                 const std::type_identity_t<Allocate<scalar_t>>& allocate) {
-  constexpr int64_t kCells = int64_t{1} << 24;
-  int64_t together = p.num_nodes > 0 ? kCells / p.num_nodes : p.num_signals;
-  together = together > 1 ? together : 1;
-  for (int64_t begin = 0; begin < p.num_signals; begin += together) {
-    auto machine = make_machine();
-    push_signals(machine, p, begin,
-                        begin + together < p.num_signals ? begin + together
-                                                         : p.num_signals,
-                        ptr, allocate);
-  }
-  auto machine = make_machine();
-  machine.sum_before(ptr, p.num_signals + 1);
 }
 
 }  // namespace pyg_trust::device

@@ -38,7 +38,6 @@ struct Walks {
   const int64_t* rowptr;
   const int32_t* col;
   int64_t num_nodes;
-  int64_t num_entries;
   const int64_t* roots;
   int64_t num_roots;
   int64_t walk_length;
@@ -78,7 +77,7 @@ struct Trail {
 // One root's walks by a team, with the law of the sequential algorithm given
 // `claimed`. Rows that are no longer than the team is large are seen at once;
 // of others, as many neighbours are tried at once, and only where all of these
-// are taken the team reads the row. `open` has room for the root's row.
+// are taken the team reads the row.
 struct Walker {
   const int64_t* rowptr;
   const int32_t* col;
@@ -111,17 +110,11 @@ struct Walker {
     }
   }
 
-  // A uniform neighbour among those that are open, of a few or by luck; -1 if
-  // there is none among those looked at. `sure`: these were all.
-  PYG_TRUST_RUN int64_t look(const Team& team,
-                             int64_t begin,
-                             int64_t end,
-                             bool& sure) {
+  // A uniform neighbour of `u` among those that are open, -1 if there is none.
+  PYG_TRUST_RUN int64_t step(const Team& team, int64_t u) {
+    const int64_t begin = rowptr[u], end = rowptr[u + 1];
     const int64_t degree = end - begin;
-    sure = degree <= kTeam;
-    if (degree == 0)
-      return -1;
-    if (sure) {
+    if (degree <= kTeam) {
       const uint32_t open = team.ask(
           [&](int lane) { return lane < degree && is_open(begin + lane); });
       if (open == 0)
@@ -132,21 +125,11 @@ struct Walker {
     // Those that are tried first and open are as likely one as another.
     const uint64_t first = counter;
     counter += kTeam;
-    const uint32_t open = team.ask([&](int lane) {
+    const uint32_t lucky = team.ask([&](int lane) {
       return is_open(begin + below(key, first + lane, degree));
     });
-    if (open == 0)
-      return -1;
-    return col[begin + below(key, first + first_bit(open), degree)];
-  }
-
-  // A uniform neighbour of `u` among those that are open, -1 if there is none.
-  PYG_TRUST_RUN int64_t step(const Team& team, int64_t u) {
-    const int64_t begin = rowptr[u], end = rowptr[u + 1];
-    bool sure;
-    const int64_t v = look(team, begin, end, sure);
-    if (v >= 0 || sure)
-      return v;
+    if (lucky != 0)
+      return col[begin + below(key, first + first_bit(lucky), degree)];
     Team::Each<int64_t> count, found;
     team.each([&](int lane) {
       count[lane] = 0;
@@ -176,58 +159,13 @@ struct Walker {
     return team.get(found, owner);
   }
 
-  // The same for the root, which reads a long row once: `open` lists, from
-  // then on, all that may not be taken.
-  PYG_TRUST_RUN int64_t step_from_root(const Team& team,
-                                       int64_t root,
-                                       int32_t* open,
-                                       int64_t& listed) {
-    if (listed < 0) {
-      const int64_t begin = rowptr[root], end = rowptr[root + 1];
-      bool sure;
-      const int64_t v = look(team, begin, end, sure);
-      if (v >= 0 || sure)
-        return v;
-      Team::Each<int64_t> count;
-      team.each([&](int lane) {
-        count[lane] = 0;
-        each_open(begin + lane, end, [&](int32_t) {
-          ++count[lane];
-          return true;
-        });
-      });
-      const Team::Each<int64_t> before = team.before(count, listed);
-      team.each([&](int lane) {
-        int64_t at = before[lane];
-        each_open(begin + lane, end, [&](int32_t w) {
-          open[at++] = w;
-          return true;
-        });
-      });
-      team.wait();
-    }
-    while (listed > 0) {
-      const int64_t i = below(key, counter++, listed);
-      const int32_t v = open[i];
-      const int32_t last = open[--listed];
-      team.wait();  // all have read
-      team.once([&] { open[i] = last; });
-      team.wait();
-      if (claimed[v] == 0 && !trail.has(v))
-        return v;
-    }
-    return -1;
-  }
-
   PYG_TRUST_RUN void run(const Team& team,
                          int64_t root,
                          int64_t walk_length,
-                         int64_t restarts,
-                         int32_t* open) {
-    int64_t listed = -1;
+                         int64_t restarts) {
     trail.take(team, root);
     for (int64_t walk = 0; walk_length > 0 && walk < restarts; ++walk) {
-      int64_t v = step_from_root(team, root, open, listed);
+      int64_t v = step(team, root);
       if (v < 0)
         return;  // no later walk finds a neighbour either
       trail.take(team, v);
@@ -286,7 +224,6 @@ Subgraphs disjoint_walks(Machine& machine, const Walks& p) {
   auto* node = machine.template make<int32_t>(n);
   auto* claimed = machine.template make<uint8_t>(n);
   auto* bid = machine.template make<uint64_t>(n);
-  auto* open = machine.template make<int32_t>(p.num_entries);
   auto* left = machine.template make<int64_t>(most_round);
   auto* next_left = machine.template make<int64_t>(most_round);
   auto* trail_node = machine.template make<int32_t>(most_round * most);
@@ -311,7 +248,7 @@ Subgraphs disjoint_walks(Machine& machine, const Walks& p) {
     order[i] = roots[i];
     order_key[i] = derive(order_stream, static_cast<uint64_t>(roots[i]));
   });
-  machine.sort(order_key, order, count, 64);
+  machine.sort(order_key, order, count);
 
   int64_t head = 0, carried = 0, round = 0;
   while (carried > 0 || head < count) {
@@ -341,7 +278,7 @@ Subgraphs disjoint_walks(Machine& machine, const Walks& p) {
         for (int64_t k = lane; k < slots; k += kTeam)
           trail.slot[k] = -1;
       });
-      walker.run(team, root, length, restarts, open + rowptr[root]);
+      walker.run(team, root, length, restarts);
       team.once([&] { trail_size[i] = trail.size; });
       team.each([&](int lane) {
         for (int64_t k = lane; k < trail.size; k += kTeam)

@@ -6,9 +6,21 @@ import torch
 from torch import Tensor
 
 from pyg_trust import ops, rng
-from pyg_trust._checks import Natural, NotNegative, OneOf, validated
+from pyg_trust._checks import (
+    Natural,
+    NotNegative,
+    OneOf,
+    check_range,
+    check_tensor,
+    validated,
+)
 from pyg_trust._checks.graphs import check_real
-from pyg_trust.agp.checks import check_eps, check_overflow, prepare_graph
+from pyg_trust.agp.checks import (
+    check_device,
+    check_eps,
+    check_overflow,
+    prepare_graph,
+)
 from pyg_trust.agp.measures import Measure
 from pyg_trust.agp.propagation import push_levels
 from pyg_trust.graph import CSRGraph, sparse_rows
@@ -37,7 +49,8 @@ def query(
     Each query touches about :math:`1/\varepsilon` edges, not the whole graph;
     its work vectors are kept from call to call (16 bytes per node and thread,
     twice that in float64). The same seed gives the same result for any number
-    of threads. With :obj:`top_k` the rows are what PPRGo trains on.
+    of threads. With :obj:`top_k` the rows are what PPRGo trains on. Queries
+    run on the CPU: a graph on a GPU is copied there, and the result back.
 
     Two methods: :obj:`'sample'` is AGP, unbiased, with the variance of
     :func:`~pyg_trust.agp.variance_bound`; :obj:`'prune'` pushes
@@ -76,12 +89,15 @@ def query(
             :obj:`top_k` or :obj:`threshold`.
     """
     graph = prepare_graph(graph, measure)
-    ptr, node, value = _sparse_signals(signals, graph, dtype)
+    device = graph.device
+    parts = _sparse_signals(signals, graph, dtype)
+    ptr, node, value = (part.cpu() for part in parts)
+    graph = graph.to('cpu')
     seed = rng.resolve(seed) if method == 'sample' else 0
     total, ratio, keep = push_levels(measure)
     count = ptr.numel() - 1
     row = row_of_entries(ptr)
-    size = torch.zeros(count, dtype=torch.float64, device=graph.device)
+    size = torch.zeros(count, dtype=torch.float64)
     size = eps * size.index_add_(0, row, value.abs().double())
     # A norm may overflow: the largest number is quantum enough, and no bound
     # at all for eps=0 (0 * infinity).
@@ -104,54 +120,30 @@ def query(
     )
     value = value * total
     check_overflow(value, measure)
+    ptr, node, value = (part.to(device) for part in (ptr, node, value))
     return sparse_rows(ptr, node, value, (count, graph.num_nodes))
 
 
 def _sparse_signals(
     signals: Tensor, graph: CSRGraph, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    num_nodes = graph.num_nodes
     check_real('dtype', dtype)
-    matrix = isinstance(signals, Tensor) and (
-        signals.layout == torch.sparse_csr
-    )
-    if matrix:
+    if isinstance(signals, Tensor) and signals.layout == torch.sparse_csr:
         check_real('signals', signals.dtype)
-        if signals.dim() != 2 or signals.size(1) != num_nodes:
+        if signals.dim() != 2 or signals.size(1) != graph.num_nodes:
             raise ValueError(
                 "'signals' needs to have the shape [num_queries, "
-                f'{num_nodes}] (got {list(signals.shape)})'
+                f'{graph.num_nodes}] (got {list(signals.shape)})'
             )
         ptr, node = signals.crow_indices(), signals.col_indices()
         ptr, node, value = ptr.long(), node.long(), signals.values()
-        if not bool(value.isfinite().all()):
-            raise ValueError("'signals' needs to be finite (got NaN or inf)")
+        check_tensor('signals', value, None, ('num',), finite=True)
     else:
-        if not isinstance(signals, Tensor) or signals.dtype != torch.int64:
-            got = getattr(signals, 'dtype', type(signals).__name__)
-            raise TypeError(
-                "'signals' needs to be an int64 tensor of nodes or a sparse "
-                f'CSR matrix (got {got})'
-            )
-        if signals.dim() != 1:
-            raise ValueError(
-                "'signals' needs to have one dimension, if nodes "
-                f'(got the shape {list(signals.shape)})'
-            )
+        check_tensor('signals', signals, torch.int64, ('num_queries',))
         ptr = torch.arange(signals.numel() + 1, device=signals.device)
         node, value = signals, torch.ones_like(signals, dtype=dtype)
-    if node.device != graph.device:
-        raise ValueError(
-            f"'signals' needs to be on the graph's device, {graph.device} "
-            f'(got {node.device})'
-        )
-    if node.numel() > 0:
-        low, high = int(node.min()), int(node.max())
-        if low < 0 or high >= num_nodes:
-            raise ValueError(
-                f"'signals' needs to have nodes in [0, {num_nodes}) "
-                f'(got {low} to {high})'
-            )
+    check_device('signals', node, graph)
+    check_range('signals', node, graph.num_nodes, 'the nodes')
     return ptr, node, value
 
 

@@ -9,7 +9,7 @@ the optimum of the relaxed linear program; docs/theory has the proof.
 """
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -267,6 +267,7 @@ def dual_bound(
     )
 
 
+@dataclass
 class _DualSearch:
     r"""Minimize the dual function of a block of columns.
 
@@ -276,27 +277,21 @@ class _DualSearch:
     minimum lies above the point where they meet, the next multiplier.
     """
 
+    perturbations: Perturbations
+    signal: Tensor
+    targets: Tensor
+    upper: Tensor
+    budget: int
+    horizon: Horizon
+    cost: str
+    sign_only: bool
+    tol: float
+    max_iter: int
     shares: EdgeShares | None = None
 
-    def __init__(
-        self,
-        perturbations: Perturbations,
-        signal: Tensor,
-        targets: Tensor,
-        upper: Tensor,
-        budget: int,
-        horizon: Horizon,
-        cost: str,
-        sign_only: bool,
-        tol: float,
-        max_iter: int,
-    ) -> None:
-        self.perturbations = perturbations
-        self.signal, self.targets, self.upper = signal, targets, upper
-        self.budget, self.horizon, self.cost = budget, horizon, cost
-        self.sign_only, self.tol, self.max_iter = sign_only, tol, max_iter
-        self.value = signal / horizon.alpha
-        self.multiplier = signal.new_zeros(targets.numel())
+    def __post_init__(self) -> None:
+        self.value = self.signal / self.horizon.alpha
+        self.multiplier = self.signal.new_zeros(self.targets.numel())
         self.pagerank: Tensor | None = None
         self.reset()
 

@@ -42,7 +42,6 @@ from pyg_trust.report import (
 __all__ = ['certify_pagerank']
 
 METHODS = ('auto', 'dual', 'lp', 'exact')
-COSTS = ('best', 'pagerank', 'visits')
 # Costs of a flip, by their number in a witness.
 _COSTS = ('pagerank', 'visits')
 
@@ -59,7 +58,6 @@ def certify_pagerank(
     nodes: Tensor | None = None,
     reference: Tensor | None = None,
     method: str = 'auto',
-    cost: str = 'best',
     sign_only: bool = False,
     tol: NotNegative = 1e-9,
     over_ranks: bool = False,
@@ -95,10 +93,6 @@ def certify_pagerank(
         method (str): for a global budget: :obj:`'auto'`; :obj:`'dual'`, bounds
             and attacks alone; :obj:`'lp'`, by the linear program (cvxpy); or
             :obj:`'exact'`, every admissible graph. (default: :obj:`'auto'`)
-        cost (str): the relaxation: :obj:`'pagerank'` (tighter as a rule),
-            :obj:`'visits'` (the paper's, and the one of :obj:`'lp'`), or
-            :obj:`'best'`, the second where the first leaves a node open.
-            (default: :obj:`'best'`)
         sign_only (bool): whether to refine bounds only until their sign is
             known, which is many times faster. (default: :obj:`False`)
         tol (float): the largest absolute margin that counts as unknown.
@@ -141,12 +135,6 @@ def certify_pagerank(
                 f'confidence={1 - alpha:g}, with a threat of BitFlips'
             )
     check_choice('method', method, METHODS)
-    check_choice('cost', cost, COSTS)
-    if cost == 'visits' and threat.undirected and method != 'lp':
-        raise ValueError(
-            "'cost' needs to be 'best' or 'pagerank' for an undirected "
-            "attacker (got 'visits')"
-        )
     if method == 'lp' and (
         deployed.K is not None or deployed.normalization != 'rw'
     ):
@@ -170,12 +158,11 @@ def certify_pagerank(
     return _report(
         solver,
         predicted[targets],
-        method=solver.solve(method, cost, sign_only),
+        method=solver.solve(method, sign_only),
         provenance=provenance(
             threat=repr(threat),
             model=repr(deployed),
             method=method,
-            cost=cost,
             sign_only=sign_only,
             tolerance=tol,
         ),

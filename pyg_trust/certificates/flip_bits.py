@@ -20,8 +20,7 @@ from pyg_trust.graph.ragged import pointer
 
 __all__ = ['BitFlips', 'FlipBits', 'NoisyCopies']
 
-# Parts of the seed.
-_EDGES, _FEATURES = 0, 1
+# Their places are parts of the seed.
 KINDS = ('edges', 'features')
 
 
@@ -82,21 +81,21 @@ class NoisyCopies:
     def __init__(self, data: Data, noise: BitFlips) -> None:
         self.data, self.noise = data, noise
         self.num_nodes = int(data.num_nodes)
-        self.edges = self.features = None
-        cells = dict.fromkeys(KINDS, (0, 0))
+        #: The rows and columns of what is noisy, and its zeros and ones.
+        self.held: dict[str, tuple[Tensor, Tensor]] = {}
+        self.cells = dict.fromkeys(KINDS, (0, 0))
         if 'edges' in noise.noisy:
             graph = _graph(data, noise)
-            self.edges = (graph.rowptr, graph.col.int())
+            self.held['edges'] = graph.rowptr, graph.col.int()
             n, ones = self.num_nodes, int((graph.row != graph.col).sum())
             total = n * (n - 1)
             if not noise.directed:
                 total, ones = total // 2, ones // 2
-            cells['edges'] = (total - ones, ones)
+            self.cells['edges'] = total - ones, ones
         if 'features' in noise.noisy:
-            self.features = _bits(data)
-            ones = self.features[1].numel()
-            cells['features'] = (data.x.numel() - ones, ones)
-        self.cells = cells
+            self.held['features'] = _bits(data)
+            ones = self.held['features'][1].numel()
+            self.cells['features'] = data.x.numel() - ones, ones
 
     @property
     def slack(self) -> float:
@@ -107,35 +106,22 @@ class NoisyCopies:
             if getattr(self.noise, kind)[0] > 0
         )
 
-    def draw_edges(
-        self, seed: int, first: int, count: int
+    def draw(
+        self, kind: str, seed: int, first: int, count: int
     ) -> tuple[Tensor, Tensor]:
-        """Draw the edges of some copies as a block-diagonal CSR."""
-        assert self.edges is not None
-        cells = 'directed' if self.noise.directed else 'undirected'
-        return ops.flip_bits(
-            *self.edges,
-            self.num_nodes,
-            *self.noise.edges,
-            cells,
-            rng.derive(seed, _EDGES),
-            first,
-            count,
-        )
+        """Draw the edges or the features of some copies as a CSR.
 
-    def draw_features(
-        self, seed: int, first: int, count: int
-    ) -> tuple[Tensor, Tensor]:
-        """Draw the features of some copies as a CSR, one below the other."""
-        assert self.features is not None
+        Edges are block-diagonal, features one copy below the other.
+        """
+        (rowptr, col), cells, width = self.held[kind], 'all', self.num_nodes
+        if kind == 'features':
+            width = self.data.x.size(1)
+        else:
+            cells = 'directed' if self.noise.directed else 'undirected'
+        plus, minus = getattr(self.noise, kind)
+        key = rng.derive(seed, KINDS.index(kind))
         return ops.flip_bits(
-            *self.features,
-            self.data.x.size(1),
-            *self.noise.features,
-            'all',
-            rng.derive(seed, _FEATURES),
-            first,
-            count,
+            rowptr, col, width, plus, minus, cells, key, first, count
         )
 
 
@@ -187,12 +173,12 @@ class FlipBits(BaseTransform):
         check_graph(data, self.noise)
         copies = NoisyCopies(data, self.noise)
         seed = rng.resolve(self.seed)
-        if copies.edges is not None:
+        if 'edges' in copies.held:
             data.num_nodes = copies.num_nodes
-            flipped = edge_index_of(*copies.draw_edges(seed, 0, 1))
+            flipped = edge_index_of(*copies.draw('edges', seed, 0, 1))
             data.edge_index = flipped.to(data.edge_index.device)
-        if copies.features is not None:
-            row, col = edge_index_of(*copies.draw_features(seed, 0, 1))
+        if 'features' in copies.held:
+            row, col = edge_index_of(*copies.draw('features', seed, 0, 1))
             x = torch.zeros_like(data.x)
             x[row.to(x.device), col.to(x.device)] = 1
             data.x = x

@@ -85,7 +85,7 @@ class Sampler:
         self.rows = 1 if pipeline.graphs else self.rows
         self._fixed_x: Tensor | None = None
         self._products: dict[int, tuple[Tensor, Tensor]] = {}
-        if pipeline.sparse_x and self.copies.features is None:
+        if pipeline.sparse_x and 'features' not in self.copies.held:
             row, col = x.cpu().nonzero(as_tuple=True)
             ptr = pointer(row.bincount(minlength=x.size(0)))
             value = x.detach().cpu()[row, col]
@@ -123,22 +123,23 @@ class Sampler:
         return out.view(count, self.rows, -1)
 
     def _drawn(self, first: int, count: int) -> list[Data]:
-        n = self.copies.num_nodes
-        edges = features = None
-        if self.copies.edges is not None:
-            edges = self.copies.draw_edges(self.seed, first, count)
-        if self.copies.features is not None:
-            features = self.copies.draw_features(self.seed, first, count)
+        n, copies = self.copies.num_nodes, self.copies
+        drawn = {
+            kind: copies.draw(kind, self.seed, first, count)
+            for kind in copies.held
+        }
         samples = []
         for s in range(count):
             noisy = self.data.clone()
             noisy.num_nodes = n
-            if edges is not None:
-                ptr, col = _rows(*edges, s * n, n)
-                noisy.edge_index = edge_index_of(ptr, col - s * n)
-            if features is not None:
-                ptr, col = _rows(*features, s * n, n)
-                noisy.x = _dense(ptr, col, self.data.x)
+            for kind, (ptr, col) in drawn.items():
+                part = ptr[s * n : (s + 1) * n + 1]
+                here = col[int(part[0]) : int(part[-1])]
+                part = part - part[0]
+                if kind == 'edges':
+                    noisy.edge_index = edge_index_of(part, here - s * n)
+                else:
+                    noisy.x = _dense(part, here, self.data.x)
             samples.append(noisy)
         return samples
 
@@ -160,9 +161,9 @@ class Sampler:
         # Unlike all copies: every bit of the features, and half of the edges.
         wild = self.data.clone()
         wild.num_nodes = self.copies.num_nodes
-        if self.copies.features is not None:
+        if 'features' in self.copies.held:
             wild.x = 1 - wild.x
-        if self.copies.edges is not None:
+        if 'edges' in self.copies.held:
             odd = wild.edge_index.sum(0) % 2 > 0
             wild.edge_index = wild.edge_index[:, odd]
         return wild
@@ -171,13 +172,13 @@ class Sampler:
         x = self.data.x
         shape = (count * self.copies.num_nodes, x.size(-1))
         like = x.new_empty(0, device=self.device)
-        if self.copies.features is None:
+        if 'features' not in self.copies.held:
             if not sparse:
                 return x.to(self.device).repeat(count, 1)
             return LinearFeatures(
                 lambda weight: self._once(weight).repeat(count, 1), shape, like
             )
-        ptr, col = self.copies.draw_features(self.seed, first, count)
+        ptr, col = self.copies.draw('features', self.seed, first, count)
         if not sparse:
             return _dense(ptr, col, x).to(self.device)
         index = torch.int32 if col.numel() < 2**31 else torch.int64
@@ -201,14 +202,14 @@ class Sampler:
     def _graph(self, first: int, count: int, sparse: bool) -> list[Tensor]:
         n, weight = self.copies.num_nodes, self.data.get('edge_weight')
         total = count * n
-        if self.copies.edges is None:
+        if 'edges' not in self.copies.held:
             shift = n * torch.arange(count).repeat_interleave(
                 self.data.edge_index.size(1)
             )
             edge_index = self.data.edge_index.cpu().repeat(1, count) + shift
             symmetric = False
         else:
-            ptr, col = self.copies.draw_edges(self.seed, first, count)
+            ptr, col = self.copies.draw('edges', self.seed, first, count)
             symmetric = not self.copies.noise.directed
             if not (sparse and symmetric):
                 edge_index = edge_index_of(ptr, col)
@@ -233,7 +234,7 @@ class Sampler:
         widths = [p.size(0) for p in self.pipeline.model.parameters()]
         widest = max([1, *widths])
         edges = int(data.edge_index.size(1))
-        if self.copies.edges is not None:
+        if 'edges' in self.copies.held:
             ways = 1 if self.copies.noise.directed else 2
             edges = int(self._ones('edges') * ways)
         size = 16 * edges + 8 * n * widest
@@ -278,7 +279,7 @@ class Sampler:
         x = self.data.get('x')
         if x is None or x.numel() == 0:
             return 1.0
-        if self.copies.features is None:
+        if 'features' not in self.copies.held:
             return int(x.count_nonzero()) / x.numel()
         return self._ones('features') / x.numel()
 
@@ -349,13 +350,6 @@ def same_bits(one: Tensor, two: Tensor) -> bool:
     return one.shape == two.shape and bool(
         ((one == two) | (one.isnan() & two.isnan())).all()
     )
-
-
-def _rows(
-    ptr: Tensor, col: Tensor, first: int, count: int
-) -> tuple[Tensor, Tensor]:
-    part = ptr[first : first + count + 1]
-    return part - part[0], col[int(part[0]) : int(part[-1])]
 
 
 def _dense(ptr: Tensor, col: Tensor, like: Tensor) -> Tensor:

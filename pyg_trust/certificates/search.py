@@ -7,6 +7,7 @@ error. A flip is a directed edge, or an undirected one with both directions.
 import itertools
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -303,25 +304,22 @@ def attacks(
     return found
 
 
+@dataclass
 class _Attack:
     """Sets of flips, one per column: the best so far, and its value."""
 
-    def __init__(
-        self,
-        perturbations: Perturbations,
-        pairs: Tensor,
-        reward: Tensor,
-        targets: Tensor,
-        horizon: Horizon,
-        undirected: bool,
-    ) -> None:
-        self.perturbations, self.pairs = perturbations, pairs
-        self.reward, self.targets = reward, targets
-        self.horizon, self.undirected = horizon, undirected
-        graph, n = perturbations.graph, perturbations.num_nodes
+    perturbations: Perturbations
+    pairs: Tensor
+    reward: Tensor
+    targets: Tensor
+    horizon: Horizon
+    undirected: bool
+
+    def __post_init__(self) -> None:
+        graph, n = self.perturbations.graph, self.perturbations.num_nodes
         keys = graph.row * n + graph.col
-        self.there = torch.isin(pairs[0] * n + pairs[1], keys)
-        shape = targets.numel(), pairs.size(1)
+        self.there = torch.isin(self.pairs[0] * n + self.pairs[1], keys)
+        shape = self.targets.numel(), self.pairs.size(1)
         self.chosen = torch.zeros(shape, dtype=torch.bool)
         self.best = torch.full((shape[0],), -math.inf, dtype=torch.float64)
 

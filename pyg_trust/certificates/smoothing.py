@@ -12,7 +12,7 @@ formulas.
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy
@@ -28,7 +28,6 @@ __all__ = [
     'clopper_pearson',
     'flip_regions',
     'joint_regions',
-    'look_level',
     'min_probability',
     'regions_at',
     'worst_case_probability',
@@ -67,15 +66,6 @@ def clopper_pearson(
         bound = np.nextafter(1 - bound, 2.0).clip(max=1.0)
         bound = np.where(k == 0, 1.0, bound)
     return torch.from_numpy(np.asarray(bound)).view(counts.shape)
-
-
-def look_level(alpha: float, look: int) -> float:
-    r"""Return the significance level that one of many looks may spend.
-
-    Samples may be added until the result pleases, as :math:`\sum_j 6 \alpha /
-    (\pi^2 j^2) = \alpha`.
-    """
-    return alpha * 6 / (math.pi * look) ** 2
 
 
 def answering_probability(
@@ -129,14 +119,17 @@ class FlipRegions(NamedTuple):
     log_ratio: np.ndarray
 
 
-def check_noise(name: str, value: tuple[float, float]) -> tuple[float, float]:
-    """Refuse probabilities that are no noise; return floats."""
+def _check_pair(name: str, value: Any, what: str) -> None:
     check_instance(name, value, tuple, list)
     if len(value) != 2:
         raise ValueError(
-            f"'{name}' needs to be a pair (p_plus, p_minus) (got "
-            f'{len(value)} entries)'
+            f"'{name}' needs to be a pair {what} (got {len(value)} entries)"
         )
+
+
+def check_noise(name: str, value: tuple[float, float]) -> tuple[float, float]:
+    """Refuse probabilities that are no noise; return floats."""
+    _check_pair(name, value, '(p_plus, p_minus)')
     plus, minus = (check_number(name, p) for p in value)
     if not (plus >= 0 and minus >= 0 and plus + minus < 1):
         raise ValueError(
@@ -148,12 +141,7 @@ def check_noise(name: str, value: tuple[float, float]) -> tuple[float, float]:
 
 def check_radius(name: str, value: tuple[int, int]) -> tuple[int, int]:
     """Refuse a radius that is no pair of counts."""
-    check_instance(name, value, tuple, list)
-    if len(value) != 2:
-        raise ValueError(
-            f"'{name}' needs to be a pair (additions, deletions) (got "
-            f'{len(value)} entries)'
-        )
+    _check_pair(name, value, '(additions, deletions)')
     added, deleted = (check_integer(name, r, 0, numpy=True) for r in value)
     return added, deleted
 

@@ -94,7 +94,7 @@ class Solver:
             moves.clean_policy(shape[1]), self.logits.t().contiguous()
         ).value
 
-    def solve(self, method: str, cost: str, sign_only: bool) -> str:
+    def solve(self, method: str, sign_only: bool) -> str:
         """Run a method; return the name of the method that was run."""
         if self.targets.numel() == 0:
             return 'local'
@@ -129,7 +129,7 @@ class Solver:
             size = moves.active.numel() * moves.num_nodes
             if bool(which.any()) and size <= _PROVED:
                 self.sign_only = True
-                self.solve_global('dual', 'pagerank', which)
+                self.solve_global('dual', which)
             return 'exact'
         if method == 'lp' and bool((moves.smallest < 1).any()):
             raise ValueError(
@@ -137,7 +137,7 @@ class Solver:
                 'the linear program knows no empty rows'
             )
         self.solve_local(witnesses=False)
-        self.solve_global(method, cost, None)
+        self.solve_global(method)
         if self.unknown().numel() > 0:
             self.attack(budget)
         if method == 'auto':
@@ -344,9 +344,7 @@ class Solver:
 
     # A global budget ########################################################
 
-    def solve_global(
-        self, method: str, cost: str, wanted: Tensor | None
-    ) -> None:
+    def solve_global(self, method: str, wanted: Tensor | None = None) -> None:
         """Find dual bounds of the wanted classes, by default the open ones."""
         moves, programs = self.perturbations, method == 'lp'
         open_ = self.open_pairs() | (not self.sign_only)
@@ -354,13 +352,11 @@ class Solver:
             open_ = wanted.clone()
         open_[torch.arange(len(open_)), self.reference] = False
         which = open_.any(1).nonzero().view(-1)
-        costs = ['visits'] if programs or cost == 'visits' else []
-        if not costs or (programs and self.is_priced):
-            # A program has a price per direction; one per edge may prove more.
-            costs.insert(0, 'pagerank')
-        if cost == 'best' and not programs and not self.undirected:
-            costs.append('visits')
-        if not programs and costs[0] == 'pagerank' and self._is_local(which):
+        # A price of PageRank proves more as a rule, and one per edge is shared
+        # by both directions.
+        costs = ['pagerank'] * (self.is_priced or not programs)
+        costs += ['visits'] * (programs or not self.undirected)
+        if not programs and self._is_local(which):
             self._bound_regions(which, open_)
             return
         for number, charged in enumerate(costs):

@@ -150,20 +150,11 @@ class ThreatModel:
 
 
 def _convert(graph: Any, num_nodes: int | None) -> CSRGraph:
-    converted = CSRGraph.convert(graph, num_nodes, duplicates='keep')
+    converted = CSRGraph.convert(graph, num_nodes)
     if converted.is_weighted:
         raise ValueError(
             "'graph' needs to be unweighted: an edge is there or not "
             '(got edge weights)'
-        )
-    if converted.has_duplicates:
-        same = (converted.row.diff() == 0) & (converted.col.diff() == 0)
-        place = int(same.nonzero()[0])
-        raise ValueError(
-            "'edge_index' (the 'graph' of a threat) needs to list each edge "
-            f'once (got {int(converted.row[place])} -> '
-            f'{int(converted.col[place])} more than once): coalesce it, '
-            'torch_geometric.utils.coalesce'
         )
     return converted.to('cpu')
 

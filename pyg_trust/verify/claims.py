@@ -86,13 +86,6 @@ def _number(text: str) -> float:
     return made
 
 
-def count(name: str, value: Any, least: int = 0) -> int:
-    """Read an integer of at least ``least``."""
-    if type(value) is not int or value < least:
-        raise ValueError(f'{name!r} needs to be a count (got {value!r})')
-    return value
-
-
 def number(name: str, value: Any, *, above: float = -math.inf) -> float:
     """Read a finite number that exceeds ``above``."""
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -108,8 +101,3 @@ def amount(name: str, value: Any) -> float:
     if number(name, value) < 0:
         raise ValueError(f'{name!r} needs to be at least 0 (got {value!r})')
     return float(value)
-
-
-def same(one: Any, two: Any) -> bool:
-    """Compare two numbers up to the rounding of a sum of doubles."""
-    return math.isclose(one, two, rel_tol=1e-9, abs_tol=1e-300)

@@ -19,9 +19,8 @@ folder are for. That a given field is true is stated by the report alone.
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import repeat
 from typing import Any, ClassVar, NamedTuple
 
 from .claims import finite
@@ -36,6 +35,12 @@ SEEDED_COPIES = (
 )
 
 Form = dict[str, Any]
+_REST = 'additionalProperties'
+_TYPES: dict[str, tuple[type, ...]] = {
+    **{'boolean': (bool,), 'string': (str,), 'null': (type(None),)},
+    **{'integer': (int,), 'number': (int, float)},
+    **{'array': (list,), 'object': (dict,)},
+}
 # The largest number of a field: none is infinite.
 HUGE = 2.0**1000
 FLAG: Form = {'type': 'boolean'}
@@ -84,56 +89,45 @@ def misfit(value: Any, form: Form, at: str = '') -> str | None:
     Returns:
         str or None: the name of the first part that does not fit.
     """
-    parts: list[tuple[Any, Form, str]] = []
+    parts: Iterable[tuple[Any, Form, str]] = ()
     if 'anyOf' in form:
         fits = None in (misfit(value, each) for each in form['anyOf'])
-    elif 'enum' in form:
-        fits = any(
-            type(value) is type(each) and value == each
-            for each in form['enum']
-        )
-    elif (kind := form['type']) in ('integer', 'number'):
-        numbers = (int,) if kind == 'integer' else (int, float)
-        fits = type(value) in numbers and (
+        return None if fits else at
+    if 'enum' in form:
+        known = [x for x in form['enum'] if type(x) is type(value)]
+        return None if value in known else at
+    kind, size = form['type'], len(value) if isinstance(value, list) else 0
+    if type(value) not in _TYPES[kind]:
+        return at
+    if kind in ('integer', 'number'):
+        fits = (
             form.get('minimum', -HUGE) <= value <= form.get('maximum', HUGE)
             and form.get('exclusiveMinimum', -math.inf) < value
             and value < form.get('exclusiveMaximum', math.inf)
         )
     elif kind == 'array':
-        least, most = form.get('minItems', 0), form.get('maxItems', math.inf)
-        fits = isinstance(value, list) and least <= len(value) <= most
-        forms = form.get('prefixItems') or repeat(form.get('items'))
-        if fits:
-            parts = [
-                (item, each, f'{at}[{i}]')
-                for i, (item, each) in enumerate(
-                    zip(value, forms, strict=False)
-                )
-            ]
+        fits = (
+            form.get('minItems', 0) <= size <= form.get('maxItems', math.inf)
+        )
+        forms = form.get('prefixItems') or [form['items']] * size
+        names = [f'{at}[{i}]' for i in range(size)]
+        parts = zip(value, forms, names, strict=True) if fits else ()
     elif kind == 'object':
-        known = form.get('properties', {})
-        rest = form.get('additionalProperties', {'anyOf': []})
-        sign = re.compile(form.get('propertyNames', {}).get('pattern', ''))
-        if not isinstance(value, dict):
-            return at
+        fits = True
+        known, rest = form.get('properties', {}), form.get(_REST)
+        sign = form.get('propertyNames', {}).get('pattern', '')
         odd = set(form.get('required', ())) - value.keys()
-        odd |= {name for name in value if not sign.search(str(name))}
-        if rest is False:
-            odd |= value.keys() - known.keys()
+        odd |= {name for name in value if not re.search(sign, str(name))}
+        odd |= value.keys() - known.keys() if rest is False else set()
         if odd:
             return f'{at}.{min(odd)}'.lstrip('.')
-        fits = True
-        if fits and (known or 'additionalProperties' in form):
-            parts = [
-                (item, known.get(name, rest), f'{at}.{name}'.lstrip('.'))
-                for name, item in value.items()
-                if name in known or 'additionalProperties' in form
-            ]
+        parts = [
+            (item, known.get(name, rest), f'{at}.{name}'.lstrip('.'))
+            for name, item in value.items()
+            if name in known or rest is not None
+        ]
     else:
-        types = {'boolean': bool, 'string': str, 'null': type(None)}[kind]
-        fits = isinstance(value, types)
-        if fits and 'pattern' in form:
-            fits = re.search(form['pattern'], value) is not None
+        fits = re.search(form.get('pattern', ''), str(value)) is not None
     if not fits:
         return at
     found = (misfit(*part) for part in parts)

@@ -13,7 +13,6 @@ import numpy as np
 import scipy.sparse
 
 from .accounting import FAILS, HOLDS, NOT_PROVED
-from .claims import count
 from .pagerank import Graphs, check
 
 _EPS = 2.0**-52
@@ -235,7 +234,7 @@ def contradictions(values: Mapping[str, Any]) -> Iterator[str]:
     k, ranks = values['k'], values['ranks']
     names = ('num_kept', 'num_lost', 'num_unknown')
     kept, lost, unknown = (values[name] for name in names)
-    counts = {count('ranks', r, 1): count('ranks', n, 1) for r, n in ranks}
+    counts = dict(ranks)
     few = sum(n for rank, n in counts.items() if rank <= k)
     total, parts = sum(counts.values()), kept + lost + unknown
     if not values['num_users'] * k == total == parts:
