@@ -354,7 +354,6 @@ entry(
         "'walks",
     ),
     input_id=values(3, 'a', [1], torch.tensor([0.5]), torch.zeros(99).long()),
-    contiguous=WHETHER,
 )
 OPTIONS = {
     'input_nodes': tensor(
@@ -382,8 +381,6 @@ entry(
     Row('too many', {'batch_size': 99, 'seed': 0}, "'batch_size'"),
     names={**DATA_NAMES, 'input_nodes': "'(input_nodes|roots)'"},
     data=DATA,
-    contiguous=WHETHER,
-    unit=instance(none=True),
     **OPTIONS,
 )
 
@@ -405,7 +402,6 @@ entry(
     Row('degrees', {'max_degree': 2}, "'data'"),
     names={**DATA_NAMES, 'input_nodes': "'(input_nodes|roots)'"},
     data=DATA,
-    batch_size=integer(1, 2),
     **OPTIONS,
 )
 
@@ -432,8 +428,6 @@ entry(
     ),
     names={'data': "'data", 'batch_size': "'batch_size'"},
     data=values(3, None, 'a', plain_data(), [3, 4], [plain_data(), None]),
-    batch_size=integer(1, 2),
-    sample_rate=values('a', True, 0.5),
 )
 entry(
     'loader.ShardLoader',

@@ -226,11 +226,6 @@ entry(
         'target_epsilon': "'target_epsilon'",
         'target_delta': "'(target_)?delta'",
     },
-    loss_reduction=choice(),
-    target_epsilon=POSITIVE,
-    target_delta=UNIT,
-    isolation=choice(),
-    clipping=choice(),
     **PARTS,
 )
 entry(
@@ -249,8 +244,6 @@ entry(
     Row('both', {'epochs': 2}, "'steps'"),
     Row('noise', {'noise_multiplier': 2.0}, "'noise_multiplier'"),
     names={'target_delta': "'(target_)?delta'"},
-    steps=COUNT,
-    epochs=values('a', 1.5, True),
     **PARTS,
 )
 entry(

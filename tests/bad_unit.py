@@ -99,10 +99,6 @@ entry(
     unit=values(3, None),
     batch_size=integer(1, 2),
     input_nodes=values(3, 'a', torch.zeros(4), torch.tensor([4])),
-    num_hops=integer(0),
     along=values((('a', 'b', 'c'),), 3, (3,)),
     num_neighbors=values(3, {BY: -2}, {BY: 'a'}, {'a': 1}),
-    num_steps=integer(1, none=True),
-    resample_every=values(0, 1, 1.5),
-    sample_rate=values('a', True, 0.5),
 )
