@@ -17,6 +17,7 @@ __all__ = [
     'max_row_norm',
     'spectral_norm',
     'stacked',
+    'times',
     'transposed_times',
 ]
 
@@ -45,10 +46,17 @@ def spectral_norm(Z: Tensor, K: Tensor | None = None) -> float:
     return math.sqrt(max(largest, 0.0)) * (1 + 1e-12)
 
 
+def times(Z: Tensor, W: Tensor) -> Tensor:
+    r"""Compute :math:`ZW`, for few columns: twice as fast from rows."""
+    if Z.layout != torch.strided:
+        return Z @ W
+    return torch.nn.functional.linear(Z, W.t().contiguous())
+
+
 def transposed_times(Z: Tensor, U: Tensor) -> Tensor:
-    r"""Compute :math:`Z^\top U`."""
+    r"""Compute :math:`Z^\top U`, for few columns."""
     if Z.layout == torch.strided:
-        return Z.t() @ U
+        return (U.t().contiguous() @ Z).t().contiguous()
     col, row = Z.col_indices(), _row(Z)
     columns = [
         torch.bincount(col, Z.values() * column[row], minlength=Z.size(1))
