@@ -81,7 +81,7 @@ def test_a_state_of_something_else_is_refused():
     state = copy.deepcopy(one.state_dict())
     wide = lambda: GCN(CHANNELS, 17, 2, CLASSES)  # noqa: E731
     for other, message in (
-        (make(epochs=4), 'same arguments'),
+        (make(epochs=4), 'other arguments'),
         (make(partition='random'), 'partition'),
         (make(wide), 'model_factory'),
     ):
