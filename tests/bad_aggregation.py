@@ -12,7 +12,6 @@ from bad_inputs import (
     csr,
     data,
     instance,
-    integer,
     number,
     undirected,
     values,
@@ -35,8 +34,6 @@ entry(
     lambda: {'adjacency': 'node_incident', 'max_degree': 3},
     Row('of edges', {'adjacency': 'edge'}, "'max_degree'"),
     Row('incident', {'num_classes': 3}, "'num_classes'"),
-    directed=values(3, None, 'a'),
-    max_degree=integer(1),
 )
 entry(
     'privacy.private_propagate',
@@ -136,6 +133,9 @@ entry(
     neighboring=choice(none=True),
     directed=values(3, None, 'a'),
     cat=values(3, 'a'),
+    attr=values(3, None),
+    ledger=LEDGER,
+    ledger_head=HEAD,
 )
 for name in ('forward', 'released'):
     entry(
@@ -175,7 +175,6 @@ entry(
         3, 'abc', (0.5, 0.5), (0.5, 0.5, 0.5), (1.0, 0.0, 0.0), ('a', 'b', 'c')
     ),
     neighboring=choice(none=True),
-    directed=values(3, None, 'a'),
 )
 entry(
     'privacy.PrivateNodeClassifier.fit',
@@ -215,8 +214,6 @@ entry(
     adjacency=choice(),
     shares=values(3, 'abc', (0.5, 0.5), (0.5, 0.5, 0.5), ('a', 'b', 'c')),
     message_dim=values('a', 1.5, 0, 33),
-    leave_out=values(3, None, 'a'),
-    directed=values(3, None, 'a'),
 )
 entry(
     'privacy.PrivateLinkPredictor.fit',

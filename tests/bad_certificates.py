@@ -159,9 +159,7 @@ class Cached(torch.nn.Module):
 
 BUDGETS = {'edges': RADIUS, 'features': RADIUS}
 SMOOTHED: dict[str, Any] = {
-    'num_samples': values(
-        0, -1, 0.5, 'many', None, True, [], [5, 5], [0, 3], 2
-    ),
+    'num_samples': either(integer(1), values(2)),
     'num_selection': integer(1),
     'confidence': number(0, 1),
     'per': choice(),
@@ -176,9 +174,6 @@ SMOOTHED: dict[str, Any] = {
         torch.tensor([0, 0]),
         torch.ones(3).bool(),
         torch.tensor([]).long(),
-    ),
-    'until': values(
-        3, 'x', {'nodes': (0, 1)}, {'edges': 3}, {'edges': (-1, 0)}
     ),
     'transform': values(3, 'x', [1]),
     'forward': values(3, 'x', [1]),

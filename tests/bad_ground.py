@@ -251,23 +251,6 @@ entry(
     duplicates=choice(),
     perm=FLAG,
 )
-entry(
-    'graph.CSRGraph.from_torch_sparse',
-    lambda: {'adj': csr().to_torch_sparse(), 'weighted': False},
-    Row('weights', {'adj': 2 * csr().to_torch_sparse()}, "'adj'"),
-    names={'adj': "'(adj|num_nodes|edge_weight)'"},
-    adj=values(
-        3,
-        None,
-        'adj',
-        torch.ones(N, N),
-        torch.ones(3, N).to_sparse(),
-        torch.ones(0, 0).to_sparse(),
-        torch.full((2, 2), torch.nan).to_sparse(),
-    ),
-    weighted=FLAG,
-    transposed=FLAG,
-)
 
 
 def plain_data() -> Data:

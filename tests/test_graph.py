@@ -120,14 +120,10 @@ def test_isolated_nodes_are_kept():
     graph = make_graph('isolated')
     assert graph.num_nodes == 5
     assert graph.degree.tolist() == [0, 2, 2, 2, 0]
-    assert graph.isolated.tolist() == [True, False, False, False, True]
     everyone = make_graph('no_edges')
     assert everyone.num_nodes == 3
     assert everyone.num_edges == 0
-    assert everyone.isolated.all()
     assert everyone.is_undirected
-    only_loop = CSRGraph.from_edge_index(torch.tensor([[1], [1]]), 2)
-    assert only_loop.isolated.all()
 
 
 def test_duplicates():
@@ -250,12 +246,6 @@ def test_spectral_radius():
 def test_constructor_takes_falls_between_rows():
     rowptr, col = torch.tensor([0, 0, 2, 2, 3, 3]), torch.tensor([1, 4, 0])
     assert CSRGraph(rowptr, col).degree.tolist() == [0, 2, 0, 1, 0]
-
-
-def test_sparse_values_are_not_dropped_silently():
-    adj = ADJ.to_sparse()
-    with pytest.raises(ValueError, match='only ones'):
-        CSRGraph.from_torch_sparse(adj, weighted=False)
 
 
 def test_uncoalesced_duplicates_are_refused():

@@ -64,6 +64,7 @@ def test_str_is_a_table():
     assert lines[0] == 'Outer'
     assert lines[1].split() == ['epsilon', 'inf']
     assert lines[2].split(maxsplit=1) == ['margins', 'int64 tensor [1, 2]']
+    assert str(Inner(1 / 3)).split() == ['Inner', 'ratio', '0.3333']
 
 
 def test_reports_are_frozen():

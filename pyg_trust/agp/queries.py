@@ -6,9 +6,21 @@ import torch
 from torch import Tensor
 
 from pyg_trust import ops, rng
-from pyg_trust._checks import Natural, NotNegative, OneOf, validated
+from pyg_trust._checks import (
+    Natural,
+    NotNegative,
+    OneOf,
+    check_range,
+    check_tensor,
+    validated,
+)
 from pyg_trust._checks.graphs import check_real
-from pyg_trust.agp.checks import check_eps, check_overflow, prepare_graph
+from pyg_trust.agp.checks import (
+    check_device,
+    check_eps,
+    check_overflow,
+    prepare_graph,
+)
 from pyg_trust.agp.measures import Measure
 from pyg_trust.agp.propagation import push_levels
 from pyg_trust.graph import CSRGraph, sparse_rows
@@ -115,48 +127,23 @@ def query(
 def _sparse_signals(
     signals: Tensor, graph: CSRGraph, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    num_nodes = graph.num_nodes
     check_real('dtype', dtype)
-    matrix = isinstance(signals, Tensor) and (
-        signals.layout == torch.sparse_csr
-    )
-    if matrix:
+    if isinstance(signals, Tensor) and signals.layout == torch.sparse_csr:
         check_real('signals', signals.dtype)
-        if signals.dim() != 2 or signals.size(1) != num_nodes:
+        if signals.dim() != 2 or signals.size(1) != graph.num_nodes:
             raise ValueError(
                 "'signals' needs to have the shape [num_queries, "
-                f'{num_nodes}] (got {list(signals.shape)})'
+                f'{graph.num_nodes}] (got {list(signals.shape)})'
             )
         ptr, node = signals.crow_indices(), signals.col_indices()
         ptr, node, value = ptr.long(), node.long(), signals.values()
-        if not bool(value.isfinite().all()):
-            raise ValueError("'signals' needs to be finite (got NaN or inf)")
+        check_tensor('signals', value, None, ('num',), finite=True)
     else:
-        if not isinstance(signals, Tensor) or signals.dtype != torch.int64:
-            got = getattr(signals, 'dtype', type(signals).__name__)
-            raise TypeError(
-                "'signals' needs to be an int64 tensor of nodes or a sparse "
-                f'CSR matrix (got {got})'
-            )
-        if signals.dim() != 1:
-            raise ValueError(
-                "'signals' needs to have one dimension, if nodes "
-                f'(got the shape {list(signals.shape)})'
-            )
+        check_tensor('signals', signals, torch.int64, ('num_queries',))
         ptr = torch.arange(signals.numel() + 1, device=signals.device)
         node, value = signals, torch.ones_like(signals, dtype=dtype)
-    if node.device != graph.device:
-        raise ValueError(
-            f"'signals' needs to be on the graph's device, {graph.device} "
-            f'(got {node.device})'
-        )
-    if node.numel() > 0:
-        low, high = int(node.min()), int(node.max())
-        if low < 0 or high >= num_nodes:
-            raise ValueError(
-                f"'signals' needs to have nodes in [0, {num_nodes}) "
-                f'(got {low} to {high})'
-            )
+    check_device('signals', node, graph)
+    check_range('signals', node, graph.num_nodes, 'the nodes')
     return ptr, node, value
 
 

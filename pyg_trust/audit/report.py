@@ -204,7 +204,7 @@ class PrivacyAudit(AuditReport):
                 adversary='plants canaries and knows the rest',
                 statistic=f'{name} is at least',
                 value=found[f'{name}_lower'],
-                expected=f'at most {claimed:.6g}',
+                expected=f'at most {claimed:.4g}',
                 verdict=FAILED if found[f'{name}_lower'] > claimed else KEPT,
             )
             for name, claimed in (

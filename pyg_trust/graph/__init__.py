@@ -88,21 +88,17 @@ class CSRGraph(Views):
                 "'rowptr' needs to have fewer than 2**31 nodes, as the "
                 f'kernels index nodes with 32 bits (got {n})'
             )
-        if int(rowptr[0]) != 0 or int(rowptr[-1]) != m:
-            raise ValueError(
-                f"'rowptr' needs to run from 0 to {m}, the number of entries "
-                f"of 'col' (got {int(rowptr[0])} to {int(rowptr[-1])})"
-            )
-        if bool((rowptr.diff() < 0).any()):
-            raise ValueError("'rowptr' needs to be ascending")
         if m > 0:
             check_range('col', col, n, 'the number of nodes')
-            falls = col.diff() < 0
-            starts = rowptr[1:-1]
-            inner = starts[(starts > 0) & (starts < m)]
-            falls[inner - 1] = False
-            if bool(falls.any()):
-                raise ValueError("'col' needs to be ascending in every row")
+        rows = rowptr.cpu().contiguous(), col.cpu().to(torch.int32)
+        wrong = torch.ops.pyg_trust.check_rows(*rows)
+        if wrong == 1:
+            raise ValueError(
+                f"'rowptr' needs to ascend from 0 to {m}, the number of "
+                f"entries of 'col' (got {int(rowptr[0])} to {int(rowptr[-1])})"
+            )
+        if wrong:
+            raise ValueError("'col' needs to be ascending in every row")
         if weight is not None:
             graphs.check_weight('weight', weight, m)
         if perm is not None:
@@ -284,54 +280,6 @@ class CSRGraph(Views):
         return graph
 
     @classmethod
-    def from_torch_sparse(
-        cls, adj: Tensor, *, weighted: bool, transposed: bool = False
-    ) -> 'CSRGraph':
-        r"""Make a graph from a :class:`torch.sparse` COO, CSR or CSC matrix.
-
-        Args:
-            adj (Tensor): a square sparse matrix; entry :math:`(u, v)` is the
-                edge from :math:`u` to :math:`v`. Explicit zeros are edges.
-                Duplicates of an uncoalesced COO matrix are refused.
-            weighted (bool): whether the values are edge weights. A sparse
-                matrix always has values; :obj:`False` is accepted only if all
-                of them are one.
-            transposed (bool): whether it is PyG's :obj:`adj_t`, whose entry
-                :math:`(v, u)` is the edge from :math:`u` to :math:`v`.
-                (default: :obj:`False`)
-        """
-        if (
-            not isinstance(adj, Tensor)
-            or adj.layout not in graphs.SPARSE_LAYOUTS
-        ):
-            got = getattr(adj, 'layout', type(adj).__name__)
-            raise TypeError(
-                "'adj' needs to be a sparse COO, CSR or CSC tensor "
-                f'(got {got})'
-            )
-        return cls._of_matrix(adj, adj.shape, weighted, transposed)
-
-    @classmethod
-    def _of_matrix(
-        cls, adj: Any, shape: Any, weighted: bool | None, transposed: bool
-    ) -> 'CSRGraph':
-        # By default values are weights unless all are one.
-        n = graphs.check_square('adj', shape)
-        edge_index, value = building.entries(adj)
-        if transposed:
-            edge_index = edge_index.flip(0)
-        if value is not None and not weighted:
-            ones = value == 1
-            if bool(ones.all()):
-                value = None
-            elif weighted is not None:
-                raise ValueError(
-                    "'adj' needs to have only ones as values, as "
-                    f'weighted=False (got {float(value[~ones][0])})'
-                )
-        return cls.from_edge_index(edge_index, n, value)
-
-    @classmethod
     def from_data(cls, data: Data, *, duplicates: str = 'raise') -> 'CSRGraph':
         """Make a graph from a :class:`~torch_geometric.data.Data` object.
 
@@ -394,6 +342,7 @@ class CSRGraph(Views):
                 "'edge_weight' goes with an 'edge_index' alone "
                 f'(got a {type(graph).__name__}, which has its own weights)'
             )
+        kind = type(graph).__name__
         if isinstance(graph, CSRGraph):
             converted = graph
         elif isinstance(graph, Data | HeteroData):
@@ -402,20 +351,21 @@ class CSRGraph(Views):
             return cls.from_edge_index(
                 graph, num_nodes, edge_weight, duplicates=duplicates
             )
-        elif isinstance(graph, Tensor):
-            converted = cls._of_matrix(graph, graph.shape, None, transposed)
-        elif type(graph).__name__ == 'SparseTensor':
-            if not WITH_TORCH_SPARSE:
-                raise ImportError(
-                    "a SparseTensor needs 'torch-sparse': install it with "
-                    "'pip install pyg_trust[sparse]'"
-                )
-            converted = cls._of_matrix(graph, graph.sizes(), None, transposed)
+        elif isinstance(graph, Tensor) or kind == 'SparseTensor':
+            if kind == 'SparseTensor':
+                _need_torch_sparse('a SparseTensor')
+            sizes = graph.shape if isinstance(graph, Tensor) else graph.sizes()
+            n = graphs.check_square('graph', sizes)
+            edge_index, value = building.entries(graph)
+            if value is not None and bool((value == 1).all()):
+                value = None
+            if transposed:
+                edge_index = edge_index.flip(0)
+            converted = cls.from_edge_index(edge_index, n, value)
         else:
             raise TypeError(
                 "'graph' needs to be a CSRGraph, Data, edge_index, "
-                'EdgeIndex, torch.sparse tensor or SparseTensor '
-                f'(got {type(graph).__name__})'
+                f'EdgeIndex, torch.sparse tensor or SparseTensor (got {kind})'
             )
         if num_nodes is not None and converted.num_nodes != check_integer(
             'num_nodes', num_nodes
@@ -480,11 +430,7 @@ class CSRGraph(Views):
         Raises:
             ImportError: if torch-sparse is not installed.
         """
-        if not WITH_TORCH_SPARSE:
-            raise ImportError(
-                "'to_sparse_tensor' needs 'torch-sparse': install it with "
-                "'pip install pyg_trust[sparse]'"
-            )
+        _need_torch_sparse("'to_sparse_tensor'")
         from torch_sparse import SparseTensor
 
         return SparseTensor(
@@ -520,6 +466,14 @@ class CSRGraph(Views):
         return (
             f'{type(self).__name__}(num_nodes={self.num_nodes}, '
             f'num_edges={self.num_edges}{weighted})'
+        )
+
+
+def _need_torch_sparse(what: str) -> None:
+    if not WITH_TORCH_SPARSE:
+        raise ImportError(
+            f"{what} needs 'torch-sparse': install it with 'pip install "
+            "pyg_trust[sparse]'"
         )
 
 

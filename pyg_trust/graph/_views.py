@@ -111,18 +111,6 @@ class Views:
         )
 
     @property
-    def isolated(self) -> Tensor:
-        """Mask of the nodes without edges other than self-loops."""
-        row, col = self.row, self.col
-        touched = torch.zeros(
-            self.num_nodes, dtype=torch.bool, device=self.device
-        )
-        proper = row != col
-        touched[row[proper]] = True
-        touched[col[proper]] = True
-        return ~touched
-
-    @property
     def has_self_loops(self) -> bool:
         """Whether any node has a self-loop."""
         return bool(building.own_loops(self.rowptr, self.col32).any())

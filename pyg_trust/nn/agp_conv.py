@@ -1,5 +1,6 @@
 """SGC and APPNP layers whose propagation is AGP."""
 
+import inspect
 from typing import Annotated, Any
 
 import torch
@@ -20,7 +21,7 @@ from pyg_trust._checks import (
     check_instance,
     validated,
 )
-from pyg_trust.agp.checks import How
+from pyg_trust.agp.checks import How, check_options
 from pyg_trust.agp.measures import Measure, appnp, sgc
 from pyg_trust.agp.propagation import propagate_rows
 from pyg_trust.graph import CSRGraph, LastGraph
@@ -32,18 +33,23 @@ __all__ = ['APPNP', 'SGConv']
 class _Propagation(pyg.MessagePassing):
     """Base of SGC and APPNP: the fast path, its caches and options."""
 
-    measure: Measure
     cached: bool
     _own: type[pyg.MessagePassing]
-    _cached_graph: CSRGraph | None = None
-    _cached_loops: bool | None = None
+    _made: tuple[Any, Any] = (None, None)
 
-    def _set_up(self, how: How) -> None:
-        self._measured: tuple | None = None
-        self._measure_again()
-        self.eps, self.seed = how.eps, how.seed
-        self.half, self.tol = how.half, how.tol
+    def _set_up(
+        self, eps: float, seed: int | None, half: bool, tol: float
+    ) -> None:
+        check_options(eps, half, tol)
+        self.eps, self.half, self.tol = eps, half, tol
+        self.seed = None if seed is None else rng.resolve(seed)
+        self._forget()
+        self.measure  # noqa: B018  checks its arguments
+
+    def _forget(self) -> None:
         self._last_graph = LastGraph()
+        self._cached_graph: CSRGraph | None = None
+        self._cached_loops: bool | None = None
 
     def _asked(self) -> tuple[Any, ...]:
         raise NotImplementedError
@@ -51,16 +57,13 @@ class _Propagation(pyg.MessagePassing):
     def _make(self, *asked: Any) -> Measure:
         raise NotImplementedError
 
-    def _measure_again(self) -> None:
-        # Attributes may change after construction, as in PyG's layers.
+    @property
+    def measure(self) -> Measure:
+        """The propagation, by the attributes as they are now."""
         asked = self._asked()
-        if asked != self._measured:
-            self.measure = self._make(*asked)
-            self._measured = asked
-
-    def _forget(self) -> None:
-        self._last_graph.clear()
-        self._cached_graph = self._cached_loops = None
+        if asked != self._made[0]:
+            self._made = asked, self._make(*asked)
+        return self._made[1]
 
     def _fast(
         self,
@@ -97,7 +100,6 @@ class _Propagation(pyg.MessagePassing):
         if graph.is_weighted or not self._covers(graph):
             self._need_exact('edge_weight')
             return None
-        self._measure_again()
         # NaN in x gives NaN in the same rows as PyG's layers do.
         how = How(self.eps, self.seed, False, self.half, self.tol, check=False)
         z = propagate_rows(graph, x, self.measure, None, how)
@@ -138,7 +140,31 @@ class _Propagation(pyg.MessagePassing):
         return self.eps == 0 and not self.half and self.tol == 0
 
     def _need_exact(self, name: str) -> None:
-        _need_exact(name, self.eps, self.half, self.tol)
+        if not self._exact:
+            raise ValueError(
+                f"'{name}' is taken message by message, as in PyG, and needs "
+                f'eps=0, half=False and tol=0 (got eps={self.eps:g}, '
+                f'half={self.half}, tol={self.tol:g})'
+            )
+
+    def __prepare_scriptable__(self) -> pyg.MessagePassing:
+        # TorchScript runs PyG's own layer, with these parameters.
+        self._need_exact('torch.jit.script')
+        name = changed(self, self._own, self.flow)
+        if name in ('message', 'message_and_aggregate', 'aggregate', 'update'):
+            raise TypeError(
+                f"torch.jit.script does not know the '{name}' of "
+                f'{type(self).__name__}: use torch.export.export(model, (x, '
+                'edge_index)) or torch.jit.trace'
+            )
+        names = [*inspect.signature(self._own).parameters]
+        names += ['aggr', 'flow', 'node_dim', 'decomposed_layers']
+        made = self._own(
+            **{n: vars(self)[n] for n in names if n in vars(self)}
+        )
+        if hasattr(self, 'lin'):
+            made.lin = self.lin
+        return made.train(self.training)
 
     def _options(self) -> str:
         # As PyG prints it, if all arguments are PyG's.
@@ -150,25 +176,6 @@ class _Propagation(pyg.MessagePassing):
         if self.tol:
             text += f', tol={self.tol:g}'
         return text
-
-
-def _checked(eps: float, seed: int | None, half: bool, tol: float) -> How:
-    seed = None if seed is None else rng.resolve(seed)
-    if eps != 0 and (half or tol != 0):
-        raise ValueError(
-            "'eps' is for estimates, 'half' and 'tol' for the exact path "
-            f'(got eps={eps:g}, half={half}, tol={tol:g})'
-        )
-    return How(eps, seed, False, half, tol)
-
-
-def _need_exact(name: str, eps: float, half: bool, tol: float) -> None:
-    if eps != 0 or half or tol != 0:
-        raise ValueError(
-            f"'{name}' is taken message by message, as in PyG, and needs "
-            f'eps=0, half=False and tol=0 (got eps={eps:g}, half={half}, '
-            f'tol={tol:g})'
-        )
 
 
 def _check_x(x: Tensor, dims: tuple[int, ...]) -> None:
@@ -183,25 +190,6 @@ def _check_x(x: Tensor, dims: tuple[int, ...]) -> None:
         )
 
 
-def _arguments_of(
-    layer: pyg.MessagePassing, own: type[pyg.MessagePassing]
-) -> dict[str, Any]:
-    # Arguments of the base class of PyG's layer that runs in TorchScript.
-    name = changed(layer, own, layer.flow)
-    if name in ('message', 'message_and_aggregate', 'aggregate', 'update'):
-        raise TypeError(
-            f"torch.jit.script does not know the '{name}' of "
-            f'{type(layer).__name__}: use torch.export.export(model, (x, '
-            'edge_index)) or torch.jit.trace'
-        )
-    return {
-        'aggr': layer.aggr,
-        'flow': layer.flow,
-        'node_dim': layer.node_dim,
-        'decomposed_layers': layer.decomposed_layers,
-    }
-
-
 @validated
 class SGConv(_Propagation, pyg.SGConv):
     r"""The simple graph convolution, propagated by AGP.
@@ -211,15 +199,13 @@ class SGConv(_Propagation, pyg.SGConv):
         \mathbf{\tilde{A}} \mathbf{\tilde{D}}^{-1/2} \right)^K \mathbf{X}
         \mathbf{\Theta}
 
-    (`"Simplifying Graph Convolutional Networks"
-    <https://arxiv.org/abs/1902.07153>`_, Wu et al. 2019), a drop-in for
+    (`Wu et al. 2019 <https://arxiv.org/abs/1902.07153>`_), a drop-in for
     :class:`torch_geometric.nn.SGConv` on undirected graphs. For :obj:`eps=0`
-    the two agree; otherwise the propagated features are the unbiased estimate
-    of :func:`pyg_trust.agp.propagate`, and so are the gradients with
-    respect to the features.
-
-    With edge weights, and while an explainer masks edges, the messages are
-    PyG's own: exact, as fast as there.
+    the two agree; otherwise propagated features and gradients are the unbiased
+    estimates of :func:`pyg_trust.agp.propagate`. With edge weights, and while
+    an explainer masks edges, the messages are PyG's own. The graph of the last
+    ``edge_index`` is kept until another one comes or it is changed in place;
+    a :class:`~pyg_trust.graph.CSRGraph` is converted once.
 
     Args:
         in_channels (int): the size of each input sample; -1 to derive it
@@ -227,36 +213,24 @@ class SGConv(_Propagation, pyg.SGConv):
         out_channels (int): the size of each output sample.
         K (int): the number of hops. (default: :obj:`1`)
         cached (bool): whether to propagate the first input and to keep the
-            result, for transductive learning on fixed features; later inputs
-            are then ignored. (default: :obj:`False`)
+            result; later inputs are then ignored. (default: :obj:`False`)
         add_self_loops (bool): whether missing self-loops are added.
             (default: :obj:`True`)
         bias (bool): whether to learn a bias. (default: :obj:`True`)
-        eps (float): the quantum of AGP, relative to the L1 norm of each
-            column; 0 for the exact result. (default: :obj:`0.0`)
+        eps (float): as in :func:`pyg_trust.agp.propagate`.
+            (default: :obj:`0.0`)
         seed (int, optional): the seed of every forward pass; by default each
             draws its own from torch's default generator.
-        half (bool): whether levels are kept in float16, as in
-            :func:`pyg_trust.agp.propagate`. (default: :obj:`False`)
-        tol (float): the certain error that fewer levels may cost, as in
-            :func:`pyg_trust.agp.propagate`; a single power saves few.
+        half (bool): as in :func:`pyg_trust.agp.propagate`.
+            (default: :obj:`False`)
+        tol (float): as in :func:`pyg_trust.agp.propagate`.
             (default: :obj:`0.0`)
         **kwargs (optional): additional arguments of
             :class:`torch_geometric.nn.conv.MessagePassing`.
 
-    Shapes:
-        - **input:** node features ``[num_nodes, in_channels]``, dense or
-          sparse CSR; the graph as an ``edge_index``, :class:`EdgeIndex`,
-          sparse :obj:`adj_t`, or, to convert it once, a
-          :class:`~pyg_trust.graph.CSRGraph`; edge weights ``[num_edges]``
-          (optional). The graph of the last ``edge_index`` is kept until
-          another one comes or it is changed in place.
-        - **output:** ``[num_nodes, out_channels]``.
-
     Raises:
-        TypeError, ValueError: as :func:`pyg_trust.agp.propagate` and
-            :meth:`CSRGraph.convert <pyg_trust.graph.CSRGraph.convert>`, and on
-            edge weights where :obj:`eps`, :obj:`half` or :obj:`tol` is set.
+        TypeError, ValueError: as :func:`pyg_trust.agp.propagate`, and on edge
+            weights where :obj:`eps`, :obj:`half` or :obj:`tol` is set.
 
     Example:
         >>> import torch
@@ -286,17 +260,11 @@ class SGConv(_Propagation, pyg.SGConv):
         tol: NotNegative = 0.0,
         **kwargs: Any,
     ) -> None:
-        how = _checked(eps, seed, half, tol)
         super().__init__(
-            in_channels,
-            out_channels,
-            K,
-            cached,
-            add_self_loops,
-            bias,
+            *(in_channels, out_channels, K, cached, add_self_loops, bias),
             **kwargs,
         )
-        self._set_up(how)
+        self._set_up(eps, seed, half, tol)
 
     def _asked(self) -> tuple[Any, ...]:
         return self.K, self._loops
@@ -304,25 +272,10 @@ class SGConv(_Propagation, pyg.SGConv):
     def _make(self, *asked: Any) -> Measure:
         return sgc(asked[0], self_loops=asked[1])
 
-    def __prepare_scriptable__(self) -> pyg.SGConv:
-        # TorchScript runs PyG's own layer, with these parameters.
-        self._need_exact('torch.jit.script')
-        made = pyg.SGConv(
-            self.in_channels,
-            self.out_channels,
-            self.K,
-            self.cached,
-            self.add_self_loops,
-            **_arguments_of(self, pyg.SGConv),
-        )
-        made.lin = self.lin
-        return made.train(self.training)
-
     def reset_parameters(self) -> None:
         """Draw the parameters anew and clear the caches."""
         super().reset_parameters()
-        if hasattr(self, '_last_graph'):
-            self._forget()
+        self._forget()
 
     def forward(
         self, x: Tensor, edge_index: Any, edge_weight: OptTensor = None
@@ -419,16 +372,14 @@ class APPNP(_Propagation, pyg.APPNP):
         tol: NotNegative = 0.0,
         **kwargs: Any,
     ) -> None:
-        appnp(alpha, levels=K)
-        how = _checked(eps, seed, half, tol)
-        if dropout > 0:
-            _need_exact('dropout', eps, half, tol)
-        if not normalize:
-            _need_exact('normalize', eps, half, tol)
         super().__init__(
             K, alpha, dropout, cached, add_self_loops, normalize, **kwargs
         )
-        self._set_up(how)
+        self._set_up(eps, seed, half, tol)
+        if dropout > 0:
+            self._need_exact('dropout')
+        if not normalize:
+            self._need_exact('normalize')
 
     _edges: tuple[Tensor, Tensor] | None
 
@@ -454,20 +405,6 @@ class APPNP(_Propagation, pyg.APPNP):
 
     def _make(self, *asked: Any) -> Measure:
         return appnp(asked[0], levels=asked[1], self_loops=asked[2])
-
-    def __prepare_scriptable__(self) -> pyg.APPNP:
-        # TorchScript runs PyG's own layer.
-        self._need_exact('torch.jit.script')
-        made = pyg.APPNP(
-            self.K,
-            self.alpha,
-            self.dropout,
-            self.cached,
-            self.add_self_loops,
-            self.normalize,
-            **_arguments_of(self, pyg.APPNP),
-        )
-        return made.train(self.training)
 
     def reset_parameters(self) -> None:
         """Clear the caches."""

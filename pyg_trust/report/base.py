@@ -121,26 +121,26 @@ class Report:
         try:
             promise = self.guarantee()
         except TypeError:
-            return _chart_of_numbers(self, type(self).__name__)
-        for name, amounts in promise.history.items():
-            spent, limit = promise.spent[name], promise.budget[name]
-            return Chart(
-                f'{promise.procedure}: {_share(spent, limit)} of the {name} '
-                'that is allowed',
-                lines={name: (range(len(amounts)), amounts)},
-                xlabel='releases',
-                ylabel=name,
-                limit=limit,
-            )
-        for name, spent in promise.spent.items():
-            limit = promise.budget[name]
-            return Chart(
-                f'{promise.procedure}: {_share(spent, limit)} of the {name} '
-                'that is allowed',
-                bars={name: spent},
-                limit=limit,
-            )
-        return _chart_of_numbers(promise, promise.procedure)
+            return _chart_of_numbers(self.numbers(), type(self).__name__)
+        procedure = promise.procedure
+        if not promise.spent:
+            return _chart_of_numbers(promise.values, procedure)
+        name = next(iter({**promise.history, **promise.spent}))
+        amounts = promise.history.get(name)
+        spent, limit = promise.spent[name], promise.budget[name]
+        share = f'{outwards(spent, 3)} of {limit:.3g}'
+        if 0 < limit < math.inf:
+            share = f'{outwards(100 * spent / limit, 2)} %'
+        title = f'{procedure}: {share} of the {name} that is allowed'
+        if amounts is None:
+            return Chart(title, bars={name: spent}, limit=limit)
+        return Chart(
+            title,
+            lines={name: (range(len(amounts)), amounts)},
+            xlabel='releases',
+            ylabel=name,
+            limit=limit,
+        )
 
     def plot(self, ax: Any = None) -> Any:
         """Draw the report, with its finding as the title.
@@ -308,15 +308,8 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, bool | int | float | str)
 
 
-def _share(spent: float, limit: float) -> str:
-    if not 0 < limit < math.inf:
-        return f'{outwards(spent, 3)} of {limit:.3g}'
-    return f'{outwards(100 * spent / limit, 2)} %'
-
-
-def _chart_of_numbers(report: Report, title: str) -> Chart:
+def _chart_of_numbers(values: dict[str, Any], title: str) -> Chart:
     # Plot positive finite values, on a scale that fits all sizes.
-    values = getattr(report, 'values', None) or report.numbers()
     bars = {
         name.replace('_', ' '): float(value)
         for name, value in values.items()
@@ -345,12 +338,19 @@ def plain(value: Any) -> Any:
 
 
 def short(value: Any) -> str:
-    """Format a value for a table."""
+    """Format a value for a table: four digits, and of long lists the ends."""
     if isinstance(value, Tensor):
         if value.numel() == 1:
             return short(value.item())
         shape = ', '.join(map(str, value.shape))
         return f'{value.dtype} tensor [{shape}]'.replace('torch.', '')
     if isinstance(value, float):
-        return f'{value:.6g}'
+        return f'{value:.4g}'
+    if isinstance(value, list | tuple):
+        if len(value) > 12:
+            value = [*value[:6], '...', *value[-6:]]
+        return f'[{", ".join(map(short, value))}]'
+    if isinstance(value, dict):
+        pairs = (f'{key}: {short(item)}' for key, item in value.items())
+        return f'{{{", ".join(pairs)}}}'
     return str(value)

@@ -11,7 +11,7 @@ from typing import Any
 
 from pyg_trust.noise import SEEDED
 from pyg_trust.registries import UNCHECKED
-from pyg_trust.report.base import Guarantee, plain
+from pyg_trust.report.base import Guarantee, plain, short
 from pyg_trust.verify.claims import outwards, visible
 
 __all__ = ['erasure', 'trust', 'verdict', 'versions']
@@ -124,7 +124,7 @@ def erasure(report: Any) -> str:
         rows.append((task['name'], task['state'], how, todo))
         limits += claim.get('not_covered', ())
         table += [
-            (f'{task["name"]}, {name}', _short(task[name]))
+            (f'{task["name"]}, {name}', short(task[name]))
             for name in ('mode', 'finished', 'reference', 'head')
             if task[name]
         ]
@@ -282,7 +282,7 @@ def _covered(each: Guarantee) -> tuple[str, ...]:
     chance = ''
     if delta:
         rare = math.floor((1 + 1e-9) / delta)
-        chance = f', plus a probability of {_short(delta)} (1 in {rare:,})'
+        chance = f', plus a probability of {short(delta)} (1 in {rare:,})'
     return (
         f'{whom}.',
         'Nothing that anybody concludes from what was released is more than '
@@ -309,7 +309,7 @@ def _bar(
             None,
             False,
         )
-    label = f'{name}: {outwards(spent)} of {_short(limit)} spent'
+    label = f'{name}: {outwards(spent)} of {short(limit)} spent'
     if not (limit > 0 and 0 <= spent < math.inf):
         return label, None, spent > limit
     share = 100 * spent / limit
@@ -317,28 +317,15 @@ def _bar(
     return f'{label} ({percent})', round(min(share, 100), 1), spent > limit
 
 
-def _short(value: Any) -> str:
-    return f'{value:.4g}' if isinstance(value, float) else str(value)
-
-
 def _table(each: Guarantee) -> list[tuple[str, str]]:
     # Requests are in the JSON alone, notes and limits are lists, and tables
     # of votes are too long.
     hidden = ('request', 'tallies', 'notes', 'limits')
     rows = [
-        (name.replace('_', ' '), _numbers(value))
+        (name.replace('_', ' '), short(value))
         for name, value in plain(each.values).items()
         if name not in hidden and value not in (None, '', [], {})
     ]
     for name, digest in (('data', each.data), ('model', each.model)):
         rows += [(f'{name}, SHA-256', digest)] * bool(digest)
     return rows
-
-
-def _numbers(value: Any) -> str:
-    # Four digits in lists, too; of a long list its ends.
-    if isinstance(value, list):
-        if len(value) > 12:
-            value = [*value[:6], '...', *value[-6:]]
-        return f'[{", ".join(map(_numbers, value))}]'
-    return _short(value)

@@ -14,7 +14,13 @@ from pyg_trust._checks import check_choice, check_instance, check_integer
 from pyg_trust.report import pages
 from pyg_trust.report.base import Guarantee, Report, short
 from pyg_trust.report.charts import Chart
-from pyg_trust.verify.claims import MOST_PROMISES, digest, finite, visible
+from pyg_trust.verify.claims import (
+    MOST_PROMISES,
+    digest,
+    finite,
+    outwards,
+    visible,
+)
 from pyg_trust.verify.promises import ABOUT, LAYOUT, read
 from pyg_trust.verify.promises import schema as schema
 
@@ -22,7 +28,6 @@ __all__ = ['SCHEMA_VERSION', 'TrustReport', 'schema']
 
 #: The version of the JSON's layout; :func:`schema` describes it.
 SCHEMA_VERSION = LAYOUT
-FORMATS = ('.json', '.html', '.md')
 
 
 def _now() -> str:
@@ -58,13 +63,10 @@ class TrustReport(Report):
 
     def __post_init__(self) -> None:
         check_instance('guarantees', self.guarantees, tuple)
-        if not self.guarantees:
-            raise ValueError("'guarantees' can't be empty")
-        if len(self.guarantees) > MOST_PROMISES:
+        if not 0 < len(self.guarantees) <= MOST_PROMISES:
             raise ValueError(
-                f"'guarantees' can hold at most {MOST_PROMISES} entries, so "
-                'that the report can be checked soon (got '
-                f'{len(self.guarantees)}): make several reports'
+                f"'guarantees' needs 1 to {MOST_PROMISES} entries, so that "
+                f'the report can be checked soon (got {len(self.guarantees)})'
             )
         for guarantee in self.guarantees:
             check_instance('guarantees', guarantee, Guarantee)
@@ -74,20 +76,15 @@ class TrustReport(Report):
             check_choice('about', name, ABOUT)
             check_instance(name, text, str)
         try:
-            moment = datetime.datetime.fromisoformat(self.created)
+            zone = datetime.datetime.fromisoformat(self.created).tzinfo
         except ValueError:
-            moment = None
-        if moment is None or moment.tzinfo is None:
+            zone = None
+        if zone is None:
             raise ValueError(
                 "'created' needs to be an ISO 8601 time with its zone "
                 f'(got {self.created!r})'
             )
-        version = check_integer('schema_version', self.schema_version)
-        if not 1 <= version <= SCHEMA_VERSION:
-            raise ValueError(
-                f"'schema_version' needs to be 1 to {SCHEMA_VERSION} "
-                f'(got {self.schema_version!r})'
-            )
+        check_integer('schema_version', self.schema_version, 1, SCHEMA_VERSION)
 
     @classmethod
     def of(cls, *reports: Report, **about: str) -> 'TrustReport':
@@ -127,15 +124,13 @@ class TrustReport(Report):
             ValueError: on another ending.
         """
         check_instance('path', path, str, Path)
-        ending = Path(path).suffix
-        check_choice('path', ending, FORMATS)
-        if ending == '.html':
-            text = self.to_html()
-        elif ending == '.md':
-            text = self.to_markdown()
-        else:
-            text = self.to_json() + '\n'
-        files.write(path, text.encode())
+        made = {
+            '.json': lambda: self.to_json() + '\n',
+            '.html': self.to_html,
+            '.md': self.to_markdown,
+        }
+        check_choice('path', Path(path).suffix, made)
+        files.write(path, made[Path(path).suffix]().encode())
 
     @classmethod
     def load(cls, path: str | Path) -> 'TrustReport':
@@ -219,37 +214,29 @@ class TrustReport(Report):
 
 def _paragraph(number: int, guarantee: Guarantee) -> list[str]:
     lines = [f'{number}. {visible(guarantee.procedure)}']
-
-    def say(title: str, text: str) -> None:
-        lines.extend(
-            textwrap.wrap(
-                visible(f'{title} {text}'),
-                width=79,
-                initial_indent='   ',
-                subsequent_indent='     ',
-                break_long_words=False,
-            )
-        )
-
     measured = guarantee.kind == 'measurement'
-    say('measured:' if measured else 'guaranteed:', guarantee.promise)
+    said = [f'{"measured" if measured else "guaranteed"}: {guarantee.promise}']
     for title, texts in (
-        ('it holds if', guarantee.assumptions),
-        ('it does not cover', guarantee.not_covered),
-        ('how it was checked', guarantee.checked),
+        ('it holds if:', guarantee.assumptions),
+        ('it does not cover:', guarantee.not_covered),
+        ('how it was checked:', guarantee.checked),
     ):
-        if texts:
-            lines.append(f'   {title}:')
-        for text in texts:
-            say('-', text)
+        said += [title, *(f'- {text}' for text in texts)] if texts else []
     for name, spent in guarantee.spent.items():
-        say(
-            f'budget, {name}:',
-            f'{short(spent)} of {short(guarantee.budget[name])} spent, '
-            f'{short(guarantee.remaining[name])} left',
+        left = outwards(guarantee.remaining[name], up=False)
+        said.append(
+            f'budget, {name}: {outwards(spent)} of '
+            f'{short(guarantee.budget[name])} spent, {left} left'
         )
-    if guarantee.data:
-        say('data:', f'SHA-256 {guarantee.data[:16]}')
-    if guarantee.model:
-        say('model:', f'SHA-256 {guarantee.model[:16]}')
+    for name in ('data', 'model'):
+        if value := getattr(guarantee, name):
+            said.append(f'{name}: SHA-256 {value[:16]}')
+    for text in said:
+        lines += textwrap.wrap(
+            visible(text),
+            width=79,
+            initial_indent='   ',
+            subsequent_indent='     ',
+            break_long_words=False,
+        )
     return lines

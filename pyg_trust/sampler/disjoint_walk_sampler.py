@@ -14,9 +14,9 @@ from pyg_trust._checks import (
     validated,
 )
 from pyg_trust.graph.ragged import pointer
-from pyg_trust.sampler._roots import RootSampler
 from pyg_trust.sampler.walks import (
     DisjointWalks,
+    RootSampler,
     disjoint_walks,
     max_size,
     root_index,

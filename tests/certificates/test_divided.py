@@ -56,40 +56,6 @@ def with_edges(data, drop=None, add=None):
 
 
 @pytest.mark.parametrize('kind', [GCN, GAT, GraphSAGE, GIN])
-def test_a_changed_node_changes_one_view_bit_for_bit(kind):
-    data = graph()
-    divided = Divided(model_of(kind), 5, 'nodes', seed=3)
-    before = divided.certify(data).votes
-    generator = torch.Generator().manual_seed(1)
-    moved = 0
-    for node in range(0, N, 3):
-        bad = data.clone()
-        bad.x[node] = 10 * torch.randn(4, generator=generator)
-        keep = (bad.edge_index != node).all(0)
-        new = torch.randint(N, (8,), generator=generator)
-        new = new[new != node].unique()
-        pairs = torch.stack([new, torch.full_like(new, node)])
-        bad.edge_index = torch.cat(
-            [bad.edge_index[:, keep], pairs, pairs.flip(0)], 1
-        )
-        group = int(divided.division.node_groups(data)[node])
-        with torch.no_grad():
-            divided.model.eval()
-            for i in range(5):
-                one = divided.model(*_inputs(divided.division.view(data, i)))
-                two = divided.model(*_inputs(divided.division.view(bad, i)))
-                others = torch.arange(N) != node
-                if i != group:
-                    torch.testing.assert_close(one[others], two[others])
-        after = divided.certify(bad).votes
-        changed = (before != after).any(1)
-        changed[group] = False
-        assert not (before != after)[changed][:, others].any()
-        moved += int((before != after).sum())
-    assert moved > 0, 'no attack'
-
-
-@pytest.mark.parametrize('kind', [GAT, GIN])
 def test_no_replacement_of_a_node_breaks_a_certified_class(kind):
     # Five nodes and two layers: each node with every set of neighbours and
     # three rows of features, exhaustively. Without groups it does break some.
@@ -240,37 +206,6 @@ def test_a_changed_entry_changes_one_view():
         touched.add(moved[0])
     # One row is spread over views, where 'features' keeps it in one.
     assert len(touched) > 1
-
-
-def test_greedy_attacks_within_the_radius_break_nothing():
-    # Somebody who deletes, one after another, the edge that costs the class
-    # most votes: certified nodes hold out, and others fall.
-    broken = held = 0
-    for seed in range(4):
-        data = graph(seed, 9)
-        divided = Divided(Sum(), 5, 'edges', seed=0)
-        clean = divided.certify(data)
-        for node in range(3):
-            now = data
-            for step in range(1, 4):
-                u, v = now.edge_index
-                best = None
-                for e in ((u == node) | (v == node)).nonzero()[:, 0].tolist():
-                    bad = with_edges(now, drop=now.edge_index[:, e].tolist())
-                    votes = divided.certify(bad).votes[:, node]
-                    left = int((votes == clean.predicted[node]).sum())
-                    if best is None or left < best[0]:
-                        best = (left, bad)
-                if best is None:
-                    break
-                now = best[1]
-                after = divided.certify(now).predicted[node]
-                if bool(clean.certified(step)[node]):
-                    assert after == clean.predicted[node]
-                    held += 1
-                broken += int(after != clean.predicted[node])
-    assert broken > 0
-    assert held > 0
 
 
 def test_inserting_a_node_moves_no_other_element():

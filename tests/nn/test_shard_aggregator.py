@@ -9,7 +9,6 @@ from pyg_trust import rng
 from pyg_trust.nn import (
     AttentiveAggregator,
     LBAggregator,
-    MeanAggregator,
     make_aggregator,
 )
 from pyg_trust.unlearning.aggregate import (
@@ -110,23 +109,6 @@ def test_lbaggr_learns_where_a_step_is_longer_than_its_weights(shards, lr):
     assert float(fitted.weight.sum()) == pytest.approx(1)
     assert int(fitted.weight.argmax()) == 0
     assert float(fitted.weight[0]) > 2 / shards
-
-
-def test_lbaggr_finds_the_good_one():
-    gen = rng.generator(0)
-    y = torch.randint(CLASSES, (NODES,), generator=gen)
-    outputs = 3 * torch.randn(SHARDS, NODES, CLASSES, generator=gen)
-    outputs[2] = 5 * torch.eye(CLASSES)[y]
-    data = outputs, y, torch.arange(200)
-    fitted = LBAggregator().fit(*data, seed=1)
-    weight = fitted.weight
-    assert float(weight.sum()) == pytest.approx(1)
-    assert bool((weight >= 0).all())
-    assert int(weight.argmax()) == 2
-    assert float(weight[2]) > 0.5
-    assert accuracy(fitted, data) > 0.95
-    mean = accuracy(MeanAggregator().fit(*data), data)
-    assert accuracy(fitted, data) > mean + 0.1
 
 
 def test_lbaggr_keeps_its_best_epoch():

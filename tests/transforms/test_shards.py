@@ -1,5 +1,4 @@
 import shutil
-import sys
 
 import pytest
 import torch
@@ -128,18 +127,6 @@ def test_in_a_pipeline():
     assert torch.equal(out.shard, wanted)
 
 
-def test_seeding_torch_does_not_fix_the_key():
-    # Whoever knows the key knows the shard of every name.
-    data = make_data()
-    drawn = []
-    for _ in range(2):
-        torch.manual_seed(1)
-        drawn.append(Shards(SHARDS)(data).shard)
-    assert not torch.equal(*drawn)
-    again = Shards(SHARDS, seed=3), Shards(SHARDS, seed=3)
-    assert torch.equal(*(shards(data).shard for shards in again))
-
-
 @pytest.mark.parametrize('method', ['blpa', 'bekm', 'learned'])
 def test_on_the_real_thing(method, shared, tmp_path_factory):
     root = tmp_path_factory.mktemp('data')
@@ -207,23 +194,3 @@ def test_shards_refuse(error, match, run):
     with pytest.raises(error, match=match):
         run(data)
     assert data.keys() == before.keys()
-
-
-@pytest.mark.parametrize('method', ['bekm', 'learned'])
-def test_labels_are_needed(method):
-    data = make_data()
-    data.y[data.train_mask.nonzero()[0]] = -1
-    with pytest.raises(ValueError, match="'y' needs to be non-negative"):
-        Shards(2, method)(data)
-    data.y = data.y.float()
-    with pytest.raises(TypeError, match=r"'y' needs.*torch\.float32"):
-        Shards(2, method)(data)
-    del data.y
-    with pytest.raises(ValueError, match="tensor 'y'"):
-        Shards(2, method)(data)
-
-
-def test_metis_is_asked_for_by_name(monkeypatch):
-    monkeypatch.setitem(sys.modules, 'pymetis', None)
-    with pytest.raises(ImportError, match='needs METIS'):
-        Shards(2, 'metis')(make_data())

@@ -13,7 +13,6 @@ from pyg_trust.unlearning.partition import (
     check_partition,
     partition_from_lists,
     partition_losses,
-    partition_quality,
     round_partition,
     shard_limits,
     shard_sizes,
@@ -426,33 +425,6 @@ def test_losses_are_those_of_the_dense_definitions(name):
     found = partition_losses(P, edge_index, y, 4)
     for a, b in zip(found, wanted, strict=True):
         torch.testing.assert_close(a, b)
-
-
-def test_losses_of_a_hard_partition_are_counts():
-    edge_index = make('random', 40)
-    row, col = edge_index
-    shard = torch.arange(40) % 3
-    y = torch.arange(40) % 5
-    hard = torch.eye(3, dtype=torch.float64)[shard]
-    found = partition_losses(hard, edge_index, y, 5)
-    time = struct = entropy = 0.0
-    for i in range(3):
-        inside = int(((shard[row] == i) & (shard[col] == i)).sum())
-        ends = int((shard[row] == i).sum())
-        time += int((shard == i).sum()) / 40 * inside
-        struct += (ends - inside) / ends
-        law = y[shard == i].bincount().double()
-        law = law[law > 0] / law.sum()
-        entropy += float(-(law * law.log()).sum()) / 3
-    assert float(found.time) == pytest.approx(time)
-    assert float(found.struct) == pytest.approx(struct)
-    assert float(found.sem) == pytest.approx(-entropy)
-    quality = partition_quality(shard, 3, edge_index, y)
-    assert quality.balance == pytest.approx(14 * 3 / 40)
-    assert quality.cut == pytest.approx(
-        float((shard[row] != shard[col]).double().mean())
-    )
-    assert quality.entropy == pytest.approx(entropy)
 
 
 def test_losses_have_gradients_everywhere():
