@@ -33,8 +33,6 @@ __all__ = [
 HEAD = 'ovr'
 GAMMA_1 = 0.25
 GAMMA_2 = 1 / (6 * math.sqrt(3))
-# Up to this number of columns a Hessian that is kept is inverted.
-INVERSE_LIMIT = 256
 
 UNIT = torch.finfo(torch.float64).eps / 2
 
@@ -106,7 +104,6 @@ class Factor(NamedTuple):
 
     lower: Tensor
     mu: float
-    inverse: Tensor | None = None
     rows: tuple[Tensor, Tensor] | None = None
 
     def solve(self, right: Tensor) -> Tensor:
@@ -119,19 +116,7 @@ class Factor(NamedTuple):
             inner = root * inside.squeeze(2).t()
             return (right - transposed_times(Z, inner)) / self.mu
         columns = right.t().unsqueeze(2).contiguous()
-        if self.inverse is not None:
-            solved = torch.bmm(self.inverse, columns)
-        else:
-            solved = torch.cholesky_solve(columns, self.lower)
-        return solved.squeeze(2).t()
-
-    def kept(self) -> 'Factor':
-        """Return a factor for many solves: with inverses, where small."""
-        if self.rows is not None or self.lower.size(-1) > INVERSE_LIMIT:
-            return self
-        inverse = torch.cholesky_inverse(self.lower)
-        # Converted from column-major to row-major once.
-        return self._replace(inverse=inverse.contiguous())
+        return torch.cholesky_solve(columns, self.lower).squeeze(2).t()
 
 
 class Gradient(NamedTuple):
