@@ -14,6 +14,7 @@ pass and as an example, and any number of scores may be shown afterwards.
 import matplotlib.pyplot as plt
 import torch
 from network import social_network
+from sklearn.metrics import roc_auc_score
 from torch_geometric.transforms import RandomLinkSplit
 
 from pyg_trust.privacy import PrivateLinkPredictor
