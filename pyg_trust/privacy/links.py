@@ -187,7 +187,7 @@ class PrivateLinkPredictor(PrivateFit):
         >>> edges = torch.tensor([[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]])
         >>> data = Data(x=torch.eye(4), edge_index=edges)
         >>> model = PrivateLinkPredictor(epsilon=4.0, delta=1e-3).fit(data)
-        >>> model.score(torch.tensor([[0], [2]])).shape
+        >>> model.decision_function(torch.tensor([[0], [2]])).shape
         torch.Size([1])
     """
 
