@@ -348,8 +348,7 @@ Tensor propagate_typed(const Arguments& p) {
                         num_out * columns * int64_t{sizeof(scalar_t)});
 
   const Loops graph{rowptr.const_data_ptr<int64_t>(),
-                    col.const_data_ptr<int32_t>(), col.numel(),
-                    nullptr, nullptr};
+                    col.const_data_ptr<int32_t>(), nullptr, nullptr};
   std::vector<Part> needed;
   if (rows)
     needed = parts_needed(graph, n, *rows, levels, loops && levels > 0,
