@@ -51,6 +51,7 @@ from pyg_trust.unlearning.shards.building import (
     Builder,
     checked_aggregator,
     checked_partition,
+    verified,
 )
 from pyg_trust.unlearning.shards.graph import (
     copied,
@@ -58,7 +59,6 @@ from pyg_trust.unlearning.shards.graph import (
     other_graph,
 )
 from pyg_trust.unlearning.shards.models import Recipe, single_thread
-from pyg_trust.unlearning.shards.persons import Persons
 from pyg_trust.unlearning.shards.state import (
     AGGREGATOR_NODES,
     ASSUMPTIONS,
@@ -67,8 +67,7 @@ from pyg_trust.unlearning.shards.state import (
     Stateful,
     described,
 )
-from pyg_trust.unlearning.shards.updating import applied
-from pyg_trust.unlearning.shards.verifying import verified
+from pyg_trust.unlearning.shards.updating import Persons, applied
 from pyg_trust.unlearning.store import ShardStore
 from pyg_trust.update import Update, rows_of
 
