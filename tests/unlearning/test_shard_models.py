@@ -375,10 +375,6 @@ def test_a_width_that_is_a_count_of_nodes_is_named():
     ('given', 'says'),
     [
         ({'model_factory': Linear()}, 'a new model at every call'),
-        ({'epochs': 0}, "'epochs'"),
-        ({'lr': 0.0}, "'lr'"),
-        ({'weight_decay': -1.0}, "'weight_decay'"),
-        ({'optimizer': 'lion'}, "'optimizer'"),
         ({'trainer': 'stacked'}, "'trainer'"),
         ({'aggregator_nodes': 9}, "'aggregator_nodes'"),
     ],
