@@ -243,8 +243,12 @@ def test_pairs_where_there_are_none():
     edge_index = torch.tensor([[0, 0, 1, 2], [1, 2, 0, 0]])
     shard = torch.tensor([0, 1, 0, -1])
     pairs = _CutEdges(edge_index, shard)
-    place, *_ = pairs.draw(torch.tensor([0, 1, 2]), rng.generator(0))
-    assert place.tolist() == [1]
+    draws, nodes = rng.generator(0), torch.tensor([0, 1, 2])
+    found = [pairs.draw(nodes, draws)[0].tolist() for _ in range(20)]
+    # Where the random stranger is a neighbour, nobody is drawn.
+    assert [1] in found
+    assert [] in found
+    assert len({*map(tuple, found)}) == 2
     nothing = _CutEdges(torch.empty(2, 0).long(), shard)
     assert nothing.draw(torch.tensor([0]), rng.generator(0))[0].numel() == 0
     outputs, y = torch.randn(2, 4, 3), torch.tensor([0, 1, 2, 0])
