@@ -38,6 +38,7 @@ from pyg_trust.unlearning.reports import VerifyReport
 from pyg_trust.unlearning.shards.graph import (
     canonical,
     induced,
+    select_rows,
     slice_numbers,
 )
 from pyg_trust.unlearning.shards.models import (
@@ -109,7 +110,9 @@ class Builder:
         partition = self.method(given, seed)
         index = training_nodes(data)
         if isinstance(partition, Shards) and not partition.exact:
-            return partition(data).shard
+            seen = copy.copy(data)
+            seen.x = data.x.to_dense()
+            return partition(seen).shard
         if isinstance(partition, Shards):
             # By hashes of ids: this stays possible after any removal.
             shard = self.hashed(data.n_id[index], partition.seed)
@@ -430,7 +433,7 @@ class Builder:
             found[shard] = content(part, recipe, state.seed, shard, *own)
         # The features of the shards are covered already.
         rest = copy.copy(data)
-        rest.x = data.x[data.shard < 0]
+        rest.x = select_rows(data.x, (data.shard < 0).nonzero().view(-1))
         own = [] if typed is None else [typed.digest_of(None)]
         found[self.num_shards] = content(rest, *own)
         return found
@@ -561,10 +564,11 @@ def _leftovers(state: State) -> list[str]:
         if v in trained
     ]
     found += [f'the label of node {v}' for v in part.labels if v in trained]
+    x = data.x.to_dense() if part.features else data.x
     found += [
         f'features of node {v}'
         for v in part.features
-        if v in rows and bool(data.x[rows[v]].any())
+        if v in rows and bool(x[rows[v]].any())
     ]
     if part.arcs:
         edges = {*map(tuple, data.n_id[data.edge_index].t().tolist())}

@@ -2,6 +2,7 @@
 # their docstrings.
 r"""Exact unlearning by shards: SISA, GraphEraser and GraphRevoker."""
 
+import copy
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -421,7 +422,9 @@ class ShardedUnlearner(Stateful):
             for key in ('y', 'shard', 'train_mask'):
                 typed[kept.persons.person][key] = kept[key].clone()
             return typed
-        return kept.clone()
+        made = copy.copy(kept)
+        made.x = made.x.to_dense()
+        return made.clone()
 
     @property
     def n_id(self) -> Tensor:

@@ -30,7 +30,14 @@ from pyg_trust.removal import (
 )
 from pyg_trust.unit import PrivacyUnit
 from pyg_trust.unlearning.shards.building import SLICE, Builder
-from pyg_trust.unlearning.shards.graph import MASKS, canonical, touched_slices
+from pyg_trust.unlearning.shards.graph import (
+    MASKS,
+    canonical,
+    kept_rows,
+    select_rows,
+    stacked_rows,
+    touched_slices,
+)
 from pyg_trust.unlearning.shards.state import State
 from pyg_trust.update import NewNodes, Update, rows_of, with_edges
 
@@ -148,7 +155,10 @@ def played(
     whether these come from a later hash; ``used`` are all ids that nodes have
     or had, and ``removed`` the items that are gone.
     """
-    now, used = copy.copy(data), data.n_id if used is None else used
+    n, used = int(data.num_nodes or 0), data.n_id if used is None else used
+    # The places of features in the stack of all rows, -1 for a removed one.
+    now, stack = copy.copy(data), [data.x]
+    now.x, now.source = torch.empty(n, 0, dtype=data.x.dtype), torch.arange(n)
     for update in updates:
         if update.graphs or update.graph:
             raise ValueError(
@@ -156,10 +166,15 @@ def played(
             )
         now = _removed(now, update.part)
         if update.nodes is not None:
-            now, used = _with_nodes(now, update.nodes, used)
+            now, used = _with_nodes(now, update.nodes, used, stack)
         now = with_edges(now, update)
         if update.features is not None:
-            _set_features(now, *update.features)
+            ids, x = update.features
+            rows = rows_of(now.n_id, ids)
+            come = _stacked(stack, x, 'features')
+            now.source = now.source.index_copy(0, rows, come)
+            if 'x_removed' in now:
+                now.x_removed = now.x_removed.index_fill(0, rows, False)
         if update.labels is not None:
             ids, y = update.labels
             _set_labels(now, rows_of(now.n_id, ids), y)
@@ -168,7 +183,15 @@ def played(
     for name in _MARKS:
         if name in now and not bool(now[name].any()):
             del now[name]
-    gone, came = _difference(data, now)
+    source = now.source
+    del now.source
+    gone, came = _difference(data, now, source)
+    now.x = data.x
+    if not torch.equal(source, torch.arange(n)):
+        # Removed features are a row of zeros at the end.
+        stack.append(torch.zeros(1, data.x.size(1), dtype=data.x.dtype))
+        whole = stacked_rows(stack)
+        now.x = kept_rows(select_rows(whole, source % whole.size(0)))
     request = _line(updates, now, came, removed or Removed())
     return Change(now, gone, came, request)
 
@@ -187,14 +210,18 @@ def _removed(now: Data, part: Part) -> Data:
         edges=part.edges,
         directed_edges=part.directed_edges,
     )
-    return copy.copy(now) if rest == Part() else remove_from_data(now, rest)
+    if rest == Part():
+        return copy.copy(now)
+    now = remove_from_data(now, rest)
+    bare = rows_of(now.n_id, torch.tensor(part.features, dtype=torch.int64))
+    now.source = now.source.index_fill(0, bare, -1)
+    return now
 
 
 def _with_nodes(
-    now: Data, nodes: NewNodes, used: Tensor
+    now: Data, nodes: NewNodes, used: Tensor, stack: list[Tensor]
 ) -> tuple[Data, Tensor]:
     k, ids = nodes.x.size(0), nodes.n_id
-    check_tensor('nodes', nodes.x, now.x.dtype, ('k', now.x.size(1)))
     if ids is None:
         ids = torch.arange(k) + 1 + int(used.max())
     taken = ids[torch.isin(ids, used)]
@@ -204,25 +231,26 @@ def _with_nodes(
         )
     come: dict[str, Any] = {
         **dict.fromkeys((*MASKS, *_MARKS), torch.zeros(k, dtype=torch.bool)),
-        'x': nodes.x,
         'n_id': ids,
         'y': nodes.y,
         'train_mask': nodes.train,
         'shard': torch.full((k,), -1),
+        'source': _stacked(stack, nodes.x, 'nodes'),
     }
     for name, value in come.items():
         if name in now:
             now[name] = torch.cat([now[name], value])
     now.num_nodes = now.n_id.numel()
+    now.x = now.x.new_empty(now.num_nodes, 0)
     return now, torch.cat([used, ids])
 
 
-def _set_features(now: Data, ids: Tensor, x: Tensor) -> None:
-    check_tensor('features', x, now.x.dtype, ('k', now.x.size(1)))
-    rows = rows_of(now.n_id, ids)
-    now.x = now.x.index_copy(0, rows, x)
-    if 'x_removed' in now:
-        now.x_removed = now.x_removed.index_fill(0, rows, False)
+def _stacked(stack: list[Tensor], x: Tensor, name: str) -> Tensor:
+    # Append new rows, and return their places.
+    check_tensor(name, x, stack[0].dtype, ('k', stack[0].size(1)))
+    start = sum(len(each) for each in stack)
+    stack.append(x)
+    return torch.arange(start, start + len(x))
 
 
 def _set_labels(now: Data, rows: Tensor, y: Tensor) -> None:
@@ -244,7 +272,9 @@ def _settled(
     now.shard, now.by_hash = shard, late & now.train_mask
 
 
-def _difference(before: Data, now: Data) -> tuple[Items, Items]:
+def _difference(
+    before: Data, now: Data, source: Tensor
+) -> tuple[Items, Items]:
     # The items that differ, of the graph before and of the one after.
     ids, place = torch.cat([before.n_id, now.n_id]).unique(return_inverse=True)
     n = ids.numel()
@@ -257,13 +287,11 @@ def _difference(before: Data, now: Data) -> tuple[Items, Items]:
     a, b = row[:, both]
     # Labels count in training.
     labels = [torch.where(side.shard >= 0, side.y, -1) for side in sides]
-    bare = [_bare(side) for side in sides]
     differs = torch.ones(n, dtype=torch.bool)
     differs[both] = (
-        (before.x[a] != now.x[b]).any(1)
+        (a != source[b])
         | (before.shard[a] != now.shard[b])
         | (labels[0][a] != labels[1][b])
-        | (bare[0][a] != bare[1][b])
     )
     keys = [
         at[side.edge_index[0]] * n + at[side.edge_index[1]]
