@@ -4,7 +4,6 @@ import hmac
 import io
 import math
 import secrets
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,8 +21,8 @@ from pyg_trust.graph import CSRGraph
 from pyg_trust.ledger import BudgetExceededError, RemovalLedger
 from pyg_trust.privacy.gaussian import gaussian_epsilon, gaussian_mu_for
 from pyg_trust.removal import NotThere, RemovalRequest
-from pyg_trust.report import Guarantee, Report, provenance
-from pyg_trust.report.base import stated
+from pyg_trust.report import Guarantee, provenance
+from pyg_trust.report.claimed import ClaimedReport, claimed
 from pyg_trust.transforms.aggregation_report import Relation
 from pyg_trust.verify.chain import LISTED
 from pyg_trust.verify.removal import covered, node_shift
@@ -40,55 +39,14 @@ _TAKES = {
 _UP = 1 + 1e-12
 
 
-@dataclass(frozen=True, kw_only=True)
-class CoverageReport(Report):
-    r"""Removals that a private model's noise covers, and their epsilon.
-
-    Args:
-        request (dict): the names of what was removed, by graph.
-        relation (str): which data are neighbours.
-        form (str): ``'withdraw'``, ``'replace'`` or, of edges, ``'either'``.
-        units (int): the nodes or edges that were removed since the release.
-        shift (float): how far these move sums of messages of norm 1, at most.
-        mu (float): :math:`\mu` of all of these.
-        mu_units (float): :math:`\mu` of one unit in what was trained.
-        mu_shift (float): :math:`\mu` of a shift of 1 in the sums.
-        directed (bool): whether edges are arcs.
-        max_degree (int, optional): :math:`D`.
-        budget (float): the largest :math:`\mu` allowed.
-        epsilon (float): :math:`\epsilon` of all of these.
-        delta (float): :math:`\delta`.
-        target_epsilon (float): the largest :math:`\epsilon` allowed.
-        seeded (bool): whether noise comes from an explicit seed.
-        history (tuple): 0, and :math:`\mu` after the newest 63 lines at most.
-        deleted (tuple): the data of the removed items that was deleted.
-        data (str): a salted digest of the edges that remain.
-        before (str): the same of those before this removal.
-        ledger_head (str): a digest of all lines of the ledger.
-        provenance (dict): versions and arguments.
-    """
-
-    request: dict[str, Any]
-    relation: str
-    form: str
-    units: int
-    shift: float
-    mu: float
-    mu_units: float
-    mu_shift: float
-    directed: bool
-    max_degree: int | None
-    budget: float
-    epsilon: float
-    delta: float
-    target_epsilon: float
-    seeded: bool
-    history: tuple[float, ...]
-    deleted: tuple[str, ...]
-    data: str
-    before: str
-    ledger_head: str
-    provenance: dict[str, Any]
+@claimed(
+    'removal covered by privacy',
+    deleted='the data of the removed items that was deleted',
+    data='a salted digest of the edges that remain',
+    provenance='versions and arguments',
+)
+class CoverageReport(ClaimedReport):
+    r"""Removals that a private model's noise covers, and their epsilon."""
 
     def guarantee(self) -> Guarantee:
         """State what the release is indistinguishable from.
@@ -100,12 +58,10 @@ class CoverageReport(Report):
             raise ValueError(
                 'a plan guarantees nothing: the report of remove() does'
             )
-        return stated(
-            'removal covered by privacy',
-            self.numbers(),
-            data=self.data,
-            origin=self.provenance,
-        )
+        return super().guarantee()
+
+    def _says(self) -> dict[str, Any]:
+        return {'data': self.data, 'origin': self.provenance}
 
 
 class Seal(NamedTuple):
