@@ -32,22 +32,12 @@ from pyg_trust.agp.measures import Measure
 from pyg_trust.agp.propagation import propagate
 from pyg_trust.files.commit import editing, synchronized
 from pyg_trust.graph import CSRGraph
-from pyg_trust.privacy.descent import descent_noise
-from pyg_trust.privacy.fitted import PrivateFit, Task, check_shares
-from pyg_trust.privacy.propagation import (
-    class_messages,
-    columns,
-    energy_weights,
-    private_propagate,
-    rounding_share,
-    scaled_propagate,
-)
-from pyg_trust.privacy.receivers import choose_receivers, received_lists
-from pyg_trust.privacy.row_models import (
+from pyg_trust.privacy.descent import (
     LinearRows,
     check_module,
     class_rows,
     default_model,
+    descent_noise,
     like,
     outputs,
     posteriors,
@@ -55,6 +45,17 @@ from pyg_trust.privacy.row_models import (
     rows_of,
     train_freely,
     train_privately,
+)
+from pyg_trust.privacy.fitted import PrivateFit, Task, check_shares
+from pyg_trust.privacy.propagation import (
+    choose_receivers,
+    class_messages,
+    columns,
+    energy_weights,
+    private_propagate,
+    received_lists,
+    rounding_share,
+    scaled_propagate,
 )
 from pyg_trust.transforms.aggregation_report import (
     RENAMED,
