@@ -420,7 +420,6 @@ class PrivateLinkPredictor(PrivateFit):
                 float64, ``[num_nodes, num_columns]``: scores then read the
                 source's own row, and are for the source alone. Without it,
                 they read released rows, and are for all.
-                (default: :obj:`None`)
 
         Returns:
             Tensor: float64, ``[num_pairs]``.

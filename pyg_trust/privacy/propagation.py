@@ -158,7 +158,6 @@ def messages(x: Tensor, *, between: str = 'normalize') -> Tensor:
     Args:
         x (Tensor): float32 or float64, ``[num_nodes, num_columns]``.
         between (str): :obj:`'normalize'` or :obj:`'clip'`.
-            (default: :obj:`'normalize'`)
 
     Returns:
         Tensor: float64, ``[num_nodes, num_columns]``.
@@ -231,13 +230,10 @@ def hop_sensitivity(
     Args:
         adjacency (str): what differs between neighbours.
         directed (bool): whether edges are arcs; ``'edge'`` reads it.
-            (default: :obj:`False`)
         neighboring (str): :obj:`'add_remove'` or :obj:`'replace'`.
-            (default: :obj:`'add_remove'`)
         max_degree (int, optional): :math:`D`: of ``'node_incident'``, which
             needs it, the most edges of a node that is covered in full; of
             ``'node'`` the :obj:`max_degree` of :func:`energy_weights`.
-            (default: :obj:`None`)
         num_classes (int, optional): :math:`C`, if messages are those of
             :func:`class_messages`, for ``'node'`` and ``'feature'``: a
             replaced record then moves a hop by
@@ -356,7 +352,6 @@ def private_propagate(
         stds (sequence of float): :math:`s_k`, a hop for each.
         noise (Noise): where noise comes from.
         adjacency (str): ``'edge'``, ``'node'`` or ``'node_incident'``.
-            (default: :obj:`'edge'`)
         weights (Tensor, optional): float64, ``[num_nodes]``: :math:`c`, for
             ``'node'`` alone. (default: :obj:`None`)
         between (str): as of :func:`messages`. (default: :obj:`'normalize'`)
