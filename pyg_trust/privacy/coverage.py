@@ -487,7 +487,7 @@ class Coverage:
         # The first line is the release, which spends nothing.
         steps = lines.newest(LISTED)[1:]
         each, moves = self._mu_of()
-        return CoverageReport(
+        return CoverageReport.of(
             **self._about(),
             request=request.to_dict(),
             form=self.relation.form,
