@@ -32,6 +32,7 @@ from pyg_trust.agp.measures import Measure
 from pyg_trust.agp.propagation import propagate
 from pyg_trust.files.commit import editing, synchronized
 from pyg_trust.graph import CSRGraph
+from pyg_trust.privacy.coverage import Coverage
 from pyg_trust.privacy.descent import (
     LinearRows,
     check_module,
@@ -46,7 +47,7 @@ from pyg_trust.privacy.descent import (
     train_freely,
     train_privately,
 )
-from pyg_trust.privacy.fitted import PrivateFit, Task, check_shares
+from pyg_trust.privacy.fitted import Task, check_shares
 from pyg_trust.privacy.propagation import (
     choose_receivers,
     class_messages,
@@ -86,7 +87,7 @@ class _Nodes(NamedTuple):
 
 
 @validated
-class PrivateNodeClassifier(PrivateFit):
+class PrivateNodeClassifier(Coverage):
     r"""Node classifier with private edges or nodes, and private predictions.
 
     An *encoder* classifies each row by itself, noisy sums of its messages over

@@ -1,9 +1,7 @@
 """Forgetting by private models: what noise covers, and what has to go."""
 
-import hmac
 import io
 import math
-import secrets
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,15 +17,15 @@ from pyg_trust.files import commit
 from pyg_trust.files.commit import Lineage, editing, synchronized
 from pyg_trust.graph import CSRGraph
 from pyg_trust.ledger import BudgetExceededError, RemovalLedger
+from pyg_trust.privacy.fitted import Fitted, Seal
 from pyg_trust.privacy.gaussian import gaussian_epsilon, gaussian_mu_for
 from pyg_trust.removal import NotThere, RemovalRequest
 from pyg_trust.report import Guarantee, provenance
 from pyg_trust.report.claimed import ClaimedReport, claimed
-from pyg_trust.transforms.aggregation_report import Relation
 from pyg_trust.verify.chain import LISTED
 from pyg_trust.verify.removal import covered, node_shift
 
-__all__ = ['Coverage', 'CoverageReport', 'Seal']
+__all__ = ['Coverage', 'CoverageReport']
 
 # By relation: the items that a request may name, and the reason for the limit.
 _TAKES = {
@@ -64,23 +62,6 @@ class CoverageReport(ClaimedReport):
         return {'data': self.data, 'origin': self.provenance}
 
 
-class Seal(NamedTuple):
-    """Digest (HMAC) of a content, which reveals nothing without its salt."""
-
-    salt: bytes
-    digest: str
-
-    @classmethod
-    def of(cls, text: str, salt: bytes | None = None) -> 'Seal':
-        """Digest a content with a salt, by default 32 new random bytes."""
-        salt = secrets.token_bytes(32) if salt is None else salt
-        return cls(salt, hmac.digest(salt, text.encode(), 'sha256').hex())
-
-    def fits(self, text: str) -> bool:
-        """Compare a content with the seal."""
-        return self.of(text, self.salt) == self
-
-
 class _Change(NamedTuple):
     # The graph that remains, who goes, all units since the release, and from
     # what they follow; the shift in quarters, and the total that it rounds.
@@ -93,19 +74,13 @@ class _Change(NamedTuple):
     arrays: dict[str, np.ndarray]
 
 
-class Coverage:
+class Coverage(Fitted):
     """Base of models whose noise covers removals: weights stay as they are.
 
     What was released is nearly as likely without the few people who ask
     (:doc:`/theory/forgetting`). Their rows are deleted, and a ledger
     counts how many were covered.
     """
-
-    relation: Relation
-    delta: float
-    limit: float
-    seed: int | None
-    _task_seal: Seal | None
 
     def _set_coverage(self, forget_epsilon: float, max_units: float) -> None:
         self.forget_epsilon, self.max_units = forget_epsilon, max_units
@@ -301,14 +276,6 @@ class Coverage:
         """
         check_instance('path', path, str, Path)
         self.load_state_dict(files.load(path))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the part of the state that can be published."""
-        raise NotImplementedError
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a checkpoint."""
-        raise NotImplementedError
 
     def _read_coverage(self, state: dict[str, Any]) -> dict[str, Any]:
         # The attributes of a saved state, to be set when all else is well.
