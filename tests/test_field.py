@@ -221,7 +221,12 @@ def test_rows_by_masks_lists_and_arrays_in_the_words_of_the_user():
         assert model.num_train == 20
         loader = DisjointWalkLoader(data(), 4, 1, input_nodes=given)
         assert loader.input_nodes.equal(torch.arange(20))
-    assert model.predict(mask.numpy()).equal(model.predict(torch.arange(20)))
+    known = model.predict(torch.arange(20))
+    assert model.predict(mask.numpy()).equal(known)
+    column = mask.nonzero()
+    assert model.predict(column).equal(known)
+    model.remove(nodes=column[:2])
+    assert model.nodes.tolist() == [*range(2, N)]
     for bad in ([-1, 2], [1, 1], [], mask[:3], [N]):
         with pytest.raises(ValueError, match="'input_nodes' needs"):
             DisjointWalkLoader(data(), 2, 1, input_nodes=bad)

@@ -41,12 +41,14 @@ _PROVED = 2**22
 
 
 class Priced(NamedTuple):
-    """Multiplier that proves a bound under a global budget."""
+    """Multiplier, scores and shares that prove a bound under a budget."""
 
     cost: str
     multiplier: float
     bound: float
     upper: Tensor
+    proof: Tensor | None
+    shares: Tensor | None
 
 
 class Solver:
@@ -89,6 +91,8 @@ class Solver:
         # nodes, by cost.
         self.priced: dict[tuple[int, int], Priced] = {}
         self.vectors: dict[str, Tensor] = {}
+        # Bytes that proofs may take: some of those that are kept are needed.
+        self.room = 3 * MOST_BYTES
         # V of the clean graph, by class.
         self.clean = self.horizon.evaluate(
             moves.clean_policy(shape[1]), self.logits.t().contiguous()
@@ -420,43 +424,57 @@ class Solver:
         size = max(1, _BLOCK // (self.logits.numel() * 4))
         parts = range(0, which.numel(), size)
 
-        def bounded(first: int) -> tuple[Tensor, ...]:
+        def bounded(first: int) -> tuple[Any, ...]:
             part = which[first : first + size]
             row, against = open_[part].nonzero(as_tuple=True)
             k, place = part[row], first + row
+            split: tuple[Tensor, ...] = ()
             if programs:
                 found = self._programs(k, against, upper[place])
             else:
                 dual = self.dual(k, against, upper[place], cost)
-                found = dual.bound, dual.multiplier
-            return k, against, place, *found
+                found = dual.bound, dual.multiplier, dual.proof
+                split = dual.shares or ()
+            bound, multiplier, proof = found
+            sure = -bound - self.slack[k, against] > self.tolerance
+            # Rows that prove something, without the others' memory.
+            priced = [
+                Priced(
+                    *(cost, float(multiplier[i]), float(bound[i]), upper[row]),
+                    proof[i].clone() if sure[i] else None,
+                    torch.cat([x[i] for x in split]) if split else None,
+                )
+                for i, row in enumerate(place.tolist())
+            ]
+            return k, against, bound, priced
 
         total = int(open_[which].sum())
         with Bar(None, total=total, desc='targets, classes') as bar:
-            for columns in shared(parts, bounded, self.over_ranks):
-                k, against, place, bound, multiplier = columns
+            for part in shared(parts, bounded, self.over_ranks):
+                k, against, bound, priced = part
                 # The local worst case is a lower bound as well.
                 self.raise_lower(k, against, -bound)
-                for i, c, row, price, value in zip(
-                    *(part.tolist() for part in (k, against, place)),
-                    *(multiplier.tolist(), bound.tolist()),
-                    strict=True,
+                for i, c, one in zip(
+                    k.tolist(), against.tolist(), priced, strict=True
                 ):
                     known = self.priced.get((i, c))
-                    if known is None or value < known.bound:
-                        self.priced[i, c] = Priced(
-                            cost, price, value, upper[row]
-                        )
+                    if known is not None and one.bound >= known.bound:
+                        continue
+                    for kept in (one.proof, one.shares):
+                        self.room -= 0 if kept is None else kept.nbytes
+                    if self.room < -MOST_BYTES:
+                        one = one._replace(proof=None, shares=None)
+                    self.priced[i, c] = one
                 bar.update(k.numel())
 
     def _programs(
         self, k: Tensor, against: Tensor, upper: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        # The bounds that multipliers of linear programs prove, and these.
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        # Bounds by multipliers of linear programs, these, and what proves it.
         assert self.budget is not None
         budget = self.budget * (1 + self.undirected)
         signal, start = self.signal(k, against), self.starts(k, against)
-        values = signal.new_zeros(k.numel())
+        scores, values = torch.zeros_like(signal), signal.new_zeros(k.numel())
         multiplier = values.clone()
         for i, target in enumerate(self.targets[k].tolist()):
             _, multiplier[i] = linear_program(
@@ -468,9 +486,9 @@ class Solver:
                 visit_cost=multiplier[i] / upper[i : i + 1] * (1 - 1e-15),
                 start=start[i : i + 1],
             )
-            top = proof.value[0, target] + proof.high[0]
-            values[i] = multiplier[i] * budget + self.alpha * top
-        return values, multiplier
+            scores[i] = self.alpha * (proof.value[0] + proof.high[0])
+            values[i] = multiplier[i] * budget + scores[i, target]
+        return values, multiplier, scores
 
     # Attacks ################################################################
 
