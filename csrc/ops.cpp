@@ -230,33 +230,6 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
       "Tensor(b!) residue, Tensor? x=None, float alpha=0) "
       "-> (Tensor, Tensor, Tensor, Tensor, int)");
 
-  // Z' G, G the derivative of the logistic losses of a linear head, one output
-  // against the rest, in the margins Z W, and the sums of the squares of G, by
-  // output; of the outputs that `columns` lists, or all.
-  // Z: float64 [n, d]; Y: float64 [n, C]; W: float64 [d, C]; columns: int64
-  // [k]. Returns float64 [d, k] and [k], k = C without columns.
-  m.def(
-      "loss_gradient(Tensor Z, Tensor Y, Tensor W, Tensor? columns=None) "
-      "-> (Tensor, Tensor)");
-
-  // The loss gradient of rows `list` of Z, less that of the rows `old`; the sums
-  // of the squares of all slopes, by output; and the squares of the norms of
-  // both lots of rows.
-  // Z: float64 [n, d]; Y: float64 [n, C]; list: int64 [k]; old: float64 [m, d];
-  // old_Y: float64 [m, C]; W: float64 [d, C]. Returns float64 [d, C], [C] and
-  // [2].
-  m.def(
-      "loss_change(Tensor Z, Tensor Y, Tensor list, Tensor old, "
-      "Tensor old_Y, Tensor W) -> (Tensor, Tensor, Tensor)");
-
-  // A step from a gradient by an inverse Hessian for each output, corrected by
-  // the first `count` pairs of steps and changes of the gradient (BFGS).
-  // grad: float64 [d, C]; inverse: float64 [C, d, d]; past: float64
-  // [m, 2, d, C]. Returns float64 [d, C].
-  m.def(
-      "quasi_newton(Tensor grad, Tensor inverse, Tensor past, int count) "
-      "-> Tensor");
-
   // x W' + b, each number by one chain of fused multiply-adds over k ascending,
   // to which b is added: the bits of a row are those of the row alone. CPU only.
   // x: real [R, K]; weight: real [C, K], of any strides; bias: real [C].

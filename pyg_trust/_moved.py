@@ -43,10 +43,10 @@ policy_value certificates.threat: Perturbations Policy privacy: class_messages
 clip_factors
 gaussian_epsilon gaussian_mu_for group_wor_epsilon
 group_wor_profile hop_sensitivity messages
-poisson_epsilon private_propagate private_quantile rdp_group_wor wor_epsilon
+poisson_epsilon private_propagate rdp_group_wor wor_epsilon
 privacy.accounting: rdp_epsilon privacy.mechanisms: fdp_terms gaussian_profile
 rdp_fdp rdp_wor rdp_wor_profile wor_profile sampler.walks: DisjointWalks
-check_walks disjoint_walks max_size min_subgraphs scattering:
+disjoint_walks max_size min_subgraphs scattering:
 scattering_transform wavelet_bank scattering.batch: num_paths
 scattering.wavelets: itersine lazy_walk monic_cubic unlearning: bekm blpa
 gaussian_budget hash_partition majority_vote metis_partition random_partition
@@ -72,6 +72,19 @@ ShardVerifyReport=VerifyReport UnlearnReport=ForgetReport
     }.items()
 }
 
+# By package: names of 0.1 that are gone, each with what to call instead.
+_GONE = {
+    'privacy': {
+        'WORAccountant': 'PLDAccountant or RDPAccountant',
+        'calibrate_poisson': 'PoissonAccountant().noise_multiplier_for(...)',
+        'gaussian_mu': 'math.hypot(*(sensitivity / std ...))',
+        'lam_from_opacus': 'noise_multiplier / 2',
+        'private_quantile': 'AdaptiveNorm, which follows a noisy quantile,',
+        'lam_to_opacus': '2 * lam, which is noise_multiplier',
+        'register_accountants': 'create_accountant(name)',
+    }
+}
+
 
 def moved(
     package: str, rest: Callable[[str], Any] | None = None
@@ -80,9 +93,14 @@ def moved(
 
     All names that have not moved are left to ``rest``.
     """
-    names = _MOVED[package.removeprefix('pyg_trust.')]
+    short = package.removeprefix('pyg_trust.')
+    names, gone = _MOVED[short], _GONE.get(short, {})
 
     def find(name: str) -> Any:
+        if name in gone:
+            raise AttributeError(
+                f'{package}.{name} is gone: use {gone[name]} instead'
+            )
         if name not in names and rest is not None:
             return rest(name)
         if name not in names:

@@ -54,8 +54,6 @@ __all__ = [
     'has_kernel',
     'instruction_set',
     'kept_pages',
-    'loss_change',
-    'loss_gradient',
     'policy_iteration',
     'policy_solve',
     'propagate',
@@ -64,7 +62,6 @@ __all__ = [
     'push',
     'push_rows',
     'push_sparse',
-    'quasi_newton',
     'row_linear',
 ]
 
@@ -707,68 +704,6 @@ def push_rows(
         *(*rows, seeds, recv, send, theta, follow, z, residue, x),
         1 - follow,
     )
-
-
-Rows = Annotated[Tensor, Form(_DOUBLE, 'n', 'd')]
-Targets = Annotated[Tensor, Form(_DOUBLE, 'n', 'num_outputs')]
-Weights = Annotated[Tensor, Form(_DOUBLE, 'd', 'num_outputs')]
-
-
-@_op()
-def loss_gradient(
-    Z: Rows,
-    Y: Targets,
-    W: Weights,
-    columns: Annotated[
-        Tensor, Form(_LONG, 'k', below='num_outputs: the outputs')
-    ]
-    | None = None,
-) -> tuple[Tensor, Tensor]:
-    r"""Compute the gradient of a linear head's loss in one pass over rows.
-
-    :math:`Z^\top G`, :math:`G = \partial \ell / \partial a` at the margins
-    :math:`a = ZW`, of the logistic loss of each output against the rest.
-    Margins are chains as in :func:`row_linear`, and so are sums of the
-    gradient over strips and chunks of rows, in order. So the bits are those
-    of any number of threads, any processor and any choice of outputs, and an
-    entry passes at most :math:`n + 1` roundings. Exponentials are off by at
-    most 4 units in the last place.
-    """
-    return _ops.loss_gradient.default(Z, Y, W, columns)
-
-
-@_op()
-def loss_change(
-    Z: Rows,
-    Y: Targets,
-    rows: List,
-    old: Annotated[Tensor, Form(_DOUBLE, 'k', 'd')],
-    old_Y: Annotated[Tensor, Form(_DOUBLE, 'k', 'num_outputs')],
-    W: Weights,
-) -> tuple[Tensor, Tensor, Tensor]:
-    r"""Compute the change of a linear head's gradient when rows change.
-
-    As two calls of :func:`loss_gradient`: the gradient of some rows that are
-    there, less that of rows that were.
-    """
-    return _ops.loss_change.default(Z, Y, rows, old, old_Y, W)
-
-
-@_op()
-def quasi_newton(
-    grad: Weights,
-    inverse: Annotated[Tensor, Form(_DOUBLE, 'num_outputs', 'd', 'd')],
-    past: Annotated[Tensor, Form(_DOUBLE, 'm', 2, 'd', 'num_outputs')],
-    count: int,
-) -> Tensor:
-    r"""Compute a BFGS step from a gradient, for each output on its own.
-
-    The two-loop recursion (Nocedal and Wright 2006, Algorithm 7.4) from a
-    given inverse Hessian for every output. A pair without positive curvature
-    has no part.
-    """
-    check_integer('count', count, 0, len(past))
-    return _ops.quasi_newton.default(grad, inverse, past, count)
 
 
 def row_linear(

@@ -701,6 +701,8 @@ def _tensor(name: str, values: Any) -> Tensor:
         integers(name, values)
         values = torch.tensor([int(v) for v in values], dtype=torch.int64)
     values = values.detach().cpu()
+    if values.dim() == 2 and values.size(1) == 1:
+        values = values[:, 0]
     return values.long() if values.dtype == torch.int32 else values
 
 
@@ -708,6 +710,8 @@ def integers(name: str, values: Nodes) -> tuple[int, ...]:
     """Convert ids to distinct integers, ascending."""
     is_mask = isinstance(values, Tensor | np.ndarray)
     array = _array(name, values, 'integers')
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]  # of nonzero()
     if array.dtype == bool and is_mask:
         array = array.nonzero()[0]
     if array.ndim > 1 or (array.size and array.dtype.kind not in 'iu'):

@@ -73,38 +73,30 @@ class PrivacyUnit:
             public=('item',),
         )
 
-    A person may be a household or a firm as well. Every node type is declared
-    once: as the table of persons, owned by one person a row, owned by several,
-    or public. An edge belongs to the owners of both of its ends. An edge type
-    and its reverse, as ``ToUndirected`` makes it, are one relation. You also
-    declare that each column of a row was computed from its owners' data and
-    from public tables alone, and a public table from nobody's.
+    Every node type is declared once. An edge belongs to the owners of both of
+    its ends; an edge type and its reverse are one relation. You also declare
+    that each column of a row was computed from its owners' data and from
+    public tables alone, and a public table from nobody's.
 
     Args:
-        data (Data or HeteroData): the graph, which is marked
-            (``data.privacy_unit``), so that what protects single rows refuses
-            it. The one type of a ``Data`` is :obj:`None` here, and ``'node'``
-            in what is returned.
-        person (str, optional): the node type whose rows are the persons, one
-            each. (default: :obj:`None`)
-        num_persons (int, optional): their number, where there is no such
-            table. (default: :obj:`None`)
-        owned (dict): by node type, the owner of each row: an edge type
-            between it and :obj:`person` with one edge a row, or int64
-            ``[num_rows]``. (default: :obj:`None`)
+        data (Data or HeteroData): the graph, which is marked, so that what
+            protects single rows refuses it. The one type of a ``Data`` is
+            :obj:`None` here, and ``'node'`` in what is returned.
+        person (str, optional): the node type whose rows are the persons.
+        num_persons (int, optional): their number, if there is no such table.
+        owned (dict): by node type, the owner of each row: an edge type between
+            it and :obj:`person` with one edge a row, or int64 ``[num_rows]``.
         joint (dict): by node type, the owners of each row, at least one: an
-            edge type between it and :obj:`person`, or int64 ``[2, k]`` of
-            rows and persons. (default: :obj:`None`)
-        public (Sequence[str]): node types of nobody. (default: :obj:`()`)
-        public_edges (Sequence[tuple[str, str, str]]): edge types between
-            public rows that are public, too. (default: :obj:`()`)
+            edge type, or int64 ``[2, k]`` of rows and persons.
+        public (Sequence[str]): node types of nobody.
+        public_edges (Sequence): edge types between public rows that are
+            public, too.
         edge_owner (dict): by edge type, the owner of each edge, int64
-            ``[num_edges]``, beside those of its ends. (default: :obj:`None`)
-        on_removal (dict): by joint node type, ``'drop'`` if a row is
-            removed with any of its owners, ``'keep'`` if with the last. By
-            default all are dropped. (default: :obj:`None`)
+            ``[num_edges]``, beside those of its ends.
+        on_removal (dict): by joint node type, ``'drop'`` (the default) if a
+            row is removed with any of its owners, ``'keep'`` with the last.
         same (Tensor, optional): ids of persons who are one person, int64,
-            ``[2, k]``. (default: :obj:`None`)
+            ``[2, k]``.
     """
 
     def __init__(
@@ -223,8 +215,7 @@ class PrivacyUnit:
                 of one person through public rows, as of two users who see one
                 item. (default: :obj:`()`)
             max_joint (int): the largest number of owners of a row, or of
-                persons who meet at a public row, that makes pairs. (default:
-                :obj:`16`)
+                persons who meet at a public row, that makes pairs.
 
         Returns:
             Tensor: int64, ``[2, k]``, the smaller id first, ascending.

@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 import torch
-from bad_functional import COUNT, POSITIVE, UNIT
+from bad_functional import COUNT, POSITIVE
 from bad_ground import temporary
 from bad_inputs import (
     Row,
@@ -12,7 +12,6 @@ from bad_inputs import (
     csr,
     data,
     instance,
-    integer,
     number,
     undirected,
     values,
@@ -35,8 +34,6 @@ entry(
     lambda: {'adjacency': 'node_incident', 'max_degree': 3},
     Row('of edges', {'adjacency': 'edge'}, "'max_degree'"),
     Row('incident', {'num_classes': 3}, "'num_classes'"),
-    directed=values(3, None, 'a'),
-    max_degree=integer(1),
 )
 entry(
     'privacy.private_propagate',
@@ -136,9 +133,6 @@ entry(
     neighboring=choice(none=True),
     directed=values(3, None, 'a'),
     cat=values(3, 'a'),
-    attr=values(3, None),
-    ledger=LEDGER,
-    ledger_head=HEAD,
 )
 for name in ('forward', 'released'):
     entry(
@@ -177,10 +171,7 @@ entry(
     shares=values(
         3, 'abc', (0.5, 0.5), (0.5, 0.5, 0.5), (1.0, 0.0, 0.0), ('a', 'b', 'c')
     ),
-    ledger=LEDGER,
     neighboring=choice(none=True),
-    directed=values(3, None, 'a'),
-    ledger_head=HEAD,
 )
 entry(
     'privacy.PrivateNodeClassifier.fit',
@@ -218,18 +209,8 @@ entry(
     Row('of an edge', {'neighboring': 'replace'}, "'neighboring'"),
     Row('no ledger', {'ledger_head': 'a'}, "'ledger_head'"),
     adjacency=choice(),
-    epsilon=POSITIVE,
-    delta=UNIT,
-    ledger=LEDGER,
     shares=values(3, 'abc', (0.5, 0.5), (0.5, 0.5, 0.5), ('a', 'b', 'c')),
-    dim=COUNT,
     message_dim=values('a', 1.5, 0, 33),
-    steps=COUNT,
-    lr=MAYBE,
-    num_neg=integer(1, none=True),
-    leave_out=values(3, None, 'a'),
-    directed=values(3, None, 'a'),
-    ledger_head=HEAD,
 )
 entry(
     'privacy.PrivateLinkPredictor.fit',
@@ -261,13 +242,8 @@ entry(
     'privacy.PrivateItemCounts',
     lambda: {},
     Row('no ledger', {'ledger_head': 'a'}, "'ledger_head'"),
-    epsilon=POSITIVE,
-    delta=UNIT,
-    ledger=LEDGER,
     neighboring=choice(),
-    rank=COUNT,
     items=values(3, 'ab', [], [1, 1], [-1], [0.5]),
-    ledger_head=HEAD,
 )
 entry(
     'privacy.PrivateItemCounts.fit',

@@ -75,13 +75,6 @@ entry(
     names={'rowptr': "'(rowptr|num_cols)'"},
     rowptr=values([0], 'a', None, torch.zeros(3)),
     col=values([0], 'a', None, torch.zeros(3), torch.tensor([1, 0])),
-    num_cols=integer(0),
-    p_plus=P,
-    p_minus=P,
-    cells=choice(),
-    seed=integer(0),
-    first=integer(0),
-    num_samples=integer(1),
 )
 
 # Transforms ##################################################################
@@ -166,9 +159,7 @@ class Cached(torch.nn.Module):
 
 BUDGETS = {'edges': RADIUS, 'features': RADIUS}
 SMOOTHED: dict[str, Any] = {
-    'num_samples': values(
-        0, -1, 0.5, 'many', None, True, [], [5, 5], [0, 3], 2
-    ),
+    'num_samples': either(integer(1), values(2)),
     'num_selection': integer(1),
     'confidence': number(0, 1),
     'per': choice(),
@@ -183,9 +174,6 @@ SMOOTHED: dict[str, Any] = {
         torch.tensor([0, 0]),
         torch.ones(3).bool(),
         torch.tensor([]).long(),
-    ),
-    'until': values(
-        3, 'x', {'nodes': (0, 1)}, {'edges': 3}, {'edges': (-1, 0)}
     ),
     'transform': values(3, 'x', [1]),
     'forward': values(3, 'x', [1]),
@@ -245,7 +233,6 @@ entry(
     Row('other data', {'data': HALF}, "'model' and 'data'"),
     data=values(None, 3, 'graph', undirected(N), HeteroData()),
     labels=values(3, 'x', [0], torch.zeros(N), torch.zeros(2).long()),
-    forward=values(3, 'x', [1]),
     **BUDGETS,
 )
 
@@ -272,7 +259,6 @@ entry(
     Row('no budget', {'threat': one_flip(global_budget=None)}, "'threat'"),
     users=values(None, 3, 'x', [0], torch.zeros(2), torch.tensor([N])),
     items=values(3, 'x', [0], torch.zeros(2), torch.tensor([N])),
-    k=integer(1),
     tol=values('a', None, [1], -1.0, math.nan),
 )
 
@@ -292,7 +278,6 @@ entry(
     'certificates.Divided',
     lambda: {'model': model(), 'num_groups': 3},
     Row('cached', {'model': Cached()}, "'model'"),
-    transform=values(3, 'x', [1]),
 )
 for name in ('certified', 'certified_ratio', 'certified_accuracy'):
     entry(

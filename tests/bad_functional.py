@@ -11,7 +11,6 @@ from bad_inputs import (
     csr,
     edge_indices,
     either,
-    instance,
     integer,
     number,
     sequence,
@@ -24,7 +23,6 @@ from bad_table import FOLDER, entry
 from pyg_trust import agp as F
 from pyg_trust.agp.halo import HaloGraph
 from pyg_trust.graph import CSRGraph
-from pyg_trust.sampler.walks import DisjointWalks, disjoint_walks
 
 G = torch.Generator().manual_seed(0)
 N = 6
@@ -145,22 +143,6 @@ entry(
     noise_multiplier=MULTIPLIER,
     **GROUP,
 )
-entry(
-    'privacy.private_quantile',
-    lambda: {
-        'values': [1.0, 2.0],
-        'share': 0.5,
-        'epsilon': 1.0,
-        'low': 0.1,
-        'high': 10.0,
-        'source': np.random.default_rng(0).bytes,
-    },
-    Row('ends', {'low': 10.0}, "'low'|'high'"),
-    values=values(3, None, 'values', ['a'], [[1.0]], []),
-    source=values(3, None, 'bytes'),
-    names={'low': "'low'|'high'", 'high': "'low'|'high'"},
-)
-
 # Measures
 
 entry(
@@ -295,7 +277,6 @@ entry(
     Row('no .npy', {'out': f'{FOLDER}/z.txt'}, "'out'"),
     Row('tol, directed', {'tol': 0.1, 'graph': directed()}, "'tol'"),
     Row('half', {'half': True, 'x': rand(N, 2).double()}, "'half'"),
-    out=values(3, None),
     x=values(
         3,
         None,
@@ -405,55 +386,4 @@ entry(
     ptr=PTR,
     wavelet=WAVELET,
     low_pass=choice(),
-)
-
-# Walks
-
-
-def walks() -> DisjointWalks:
-    return disjoint_walks(csr(), 2, seed=0)
-
-
-ROOTS = tensor(
-    rows=False,
-    low=0,
-    high=N - 1,
-    none=True,
-    empty=True,
-    dtypes=(torch.float32,),
-    numbers=True,
-)
-TWICE = Row('twice', {'roots': torch.tensor([0, 0])}, "'roots'")
-MASK = Row('a short mask', {'roots': torch.ones(3).bool()}, "'roots'")
-entry(
-    'sampler.DisjointWalks.of_nodes',
-    lambda: (walks(), {'num_nodes': 9}),
-    Row('too few', {'num_nodes': 1}, "'num_nodes'"),
-    num_nodes=integer(1),
-)
-entry(
-    'sampler.check_walks',
-    lambda: {
-        'walks': walks(),
-        'num_nodes': N,
-        'size': 3,
-        'roots': torch.arange(N),
-    },
-    Row(
-        'twice',
-        {'walks': DisjointWalks(torch.tensor([0, 2]), torch.tensor([0, 0]))},
-        "'walks'",
-    ),
-    Row('large', {'size': 1}, "'walks'"),
-    Row(
-        'a missed root',
-        {'walks': DisjointWalks(torch.tensor([0, 1]), torch.tensor([0]))},
-        "'walks'",
-    ),
-    TWICE,
-    names={'num_nodes': "'(num_nodes|walks|roots|walks.node)'"},
-    walks=instance(),
-    num_nodes=COUNT,
-    size=integer(1, none=True),
-    roots=ROOTS,
 )

@@ -50,15 +50,16 @@ ROOMS = ('pyg_trust.files', 'pyg_trust.graph')
 # What is tried as well: exported by no package, and public in its module.
 FURTHER = {
     'audit.statistics': ('holm', 'permutation_test'),
-    'agp.polynomials': ('Chebyshev',),
+    'agp.measures': ('Chebyshev',),
     'agp.halo': ('HaloGraph',),
     'agp.out_of_core': ('MemoryPlan',),
     'privacy.poisson': ('poisson_profile', 'rdp_poisson'),
     'privacy.propagation': (
+        'choose_receivers',
         'energy_weights',
+        'received_lists',
         'scaled_propagate',
     ),
-    'privacy.receivers': ('choose_receivers', 'received_lists'),
     'unlearning.shifts': ('shift_epsilon',),
     'certificates.smoothing': (
         'FlipRegions',

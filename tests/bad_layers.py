@@ -185,8 +185,6 @@ entry(
     Row('two ways', {'eps': 0.1, 'half': True}, "'eps'"),
     Row('no estimate to a file', {'eps': 0.1, 'out': 'z.npy'}, "'out'"),
     Row('ranks without a file', {'over_ranks': True}, "'over_ranks'"),
-    attr=NAME,
-    out=MAYBE_NAME,
     columns=values(0, -1, 2.5, None, 'all', True),
     memory=values(0, -1, 2.5, 'lots', True),
     **MEASURE,
@@ -292,7 +290,6 @@ entry(
     *UNIT_ROWS,
     names=DATA_NAMES,
     data=data(edges=False),
-    graph=instance(none=True),
     dtype=DTYPES,
 )
 entry(
@@ -301,7 +298,6 @@ entry(
     Row('foreign', {'alpha': 1}, "'alpha'"),
     Row('no embedding', {'method': 'hash'}, "'embedding'"),
     method=choice(),
-    embedding=MAYBE_NAME,
 )
 
 
@@ -354,7 +350,6 @@ entry(
         "'walks",
     ),
     input_id=values(3, 'a', [1], torch.tensor([0.5]), torch.zeros(99).long()),
-    contiguous=WHETHER,
 )
 OPTIONS = {
     'input_nodes': tensor(
@@ -382,8 +377,6 @@ entry(
     Row('too many', {'batch_size': 99, 'seed': 0}, "'batch_size'"),
     names={**DATA_NAMES, 'input_nodes': "'(input_nodes|roots)'"},
     data=DATA,
-    contiguous=WHETHER,
-    unit=instance(none=True),
     **OPTIONS,
 )
 
@@ -405,7 +398,6 @@ entry(
     Row('degrees', {'max_degree': 2}, "'data'"),
     names={**DATA_NAMES, 'input_nodes': "'(input_nodes|roots)'"},
     data=DATA,
-    batch_size=integer(1, 2),
     **OPTIONS,
 )
 
@@ -432,8 +424,6 @@ entry(
     ),
     names={'data': "'data", 'batch_size': "'batch_size'"},
     data=values(3, None, 'a', plain_data(), [3, 4], [plain_data(), None]),
-    batch_size=integer(1, 2),
-    sample_rate=values('a', True, 0.5),
 )
 entry(
     'loader.ShardLoader',
@@ -590,6 +580,5 @@ entry(
     ),
     reference=tensor(low=0, high=1, none=True),
     method=choice(),
-    cost=choice(),
     tol=values('a', None, np.nan, -1.0, True, [0.5]),
 )

@@ -96,13 +96,8 @@ entry(
     Row('no coins', {'neighboring': 'add_remove'}, "'neighboring'"),
     Row('more than there are', {'batch_size': 3}, "'batch_size'"),
     data=values(3, None, other()),
-    unit=values(3, None),
     batch_size=integer(1, 2),
     input_nodes=values(3, 'a', torch.zeros(4), torch.tensor([4])),
-    num_hops=integer(0),
     along=values((('a', 'b', 'c'),), 3, (3,)),
     num_neighbors=values(3, {BY: -2}, {BY: 'a'}, {'a': 1}),
-    num_steps=integer(1, none=True),
-    resample_every=values(0, 1, 1.5),
-    sample_rate=values('a', True, 0.5),
 )

@@ -113,6 +113,11 @@ def test_names_of_the_last_release_work_and_warn():
             assert warned[0].filename == __file__
             home = importlib.import_module(f'pyg_trust.{home}')
             assert found is getattr(home, new or name)
+    for package, gone in _moved._GONE.items():
+        module = importlib.import_module(f'pyg_trust.{package}')
+        for name in gone:
+            with pytest.raises(AttributeError, match=f'{name} is gone: use'):
+                getattr(module, name)
 
 
 @pytest.mark.parametrize('name', PROCEDURES)

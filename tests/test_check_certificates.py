@@ -154,8 +154,6 @@ LIES = [
     (SMOOTHED, row(9, at=1), 'samples have voted', FAILS),
     (SMOOTHED, fields(certified={}, answered={}), 'no number of', FAILS),
     (SMOOTHED, fields(certified={}), 'nothing is certif', FAILS),
-    (SMOOTHED, fields(look=1), 'ended early guarantees no', FAILS),
-    (SMOOTHED, fields(look=2), 'of level', FAILS),
     (SMOOTHED, fields(alpha=0.01), 'of level', FAILS),
     (SMOOTHED, fields(num_abstained=1), 'are votes of 13', FAILS),
     (

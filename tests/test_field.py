@@ -12,6 +12,8 @@ import pytest
 import torch
 import torch_geometric.nn as pyg
 import torch_geometric.transforms as T
+from opacus.schedulers import ExponentialNoise
+from opacus.utils.batch_memory_manager import BatchMemoryManager
 from torch import nn
 from torch.nn import functional as F
 from torch_geometric.data import (
@@ -219,7 +221,12 @@ def test_rows_by_masks_lists_and_arrays_in_the_words_of_the_user():
         assert model.num_train == 20
         loader = DisjointWalkLoader(data(), 4, 1, input_nodes=given)
         assert loader.input_nodes.equal(torch.arange(20))
-    assert model.predict(mask.numpy()).equal(model.predict(torch.arange(20)))
+    known = model.predict(torch.arange(20))
+    assert model.predict(mask.numpy()).equal(known)
+    column = mask.nonzero()
+    assert model.predict(column).equal(known)
+    model.remove(nodes=column[:2])
+    assert model.nodes.tolist() == [*range(2, N)]
     for bad in ([-1, 2], [1, 1], [], mask[:3], [N]):
         with pytest.raises(ValueError, match="'input_nodes' needs"):
             DisjointWalkLoader(data(), 2, 1, input_nodes=bad)
@@ -543,6 +550,15 @@ def test_what_opacus_tutorials_print_and_save():
     loader = DisjointWalkLoader(data(), 4, 1, num_steps=2, seed=0)
     model, optimizer, loader = private(net, loader)
     assert optimizer.noise_multiplier == optimizer.max_grad_norm == 1
+    with (
+        pytest.raises(TypeError, match='max_physical_batch_size='),
+        BatchMemoryManager(
+            data_loader=loader, max_physical_batch_size=2, optimizer=optimizer
+        ) as parts,
+    ):
+        next(iter(parts))
+    with pytest.raises(AttributeError, match='schedulers'):
+        ExponentialNoise(optimizer, gamma=0.9).step()
     for batch in loader:
         optimizer.zero_grad()
         with torch.no_grad():  # an evaluation in between, in training mode
@@ -610,3 +626,11 @@ def test_a_graph_of_one_node():
     torch.testing.assert_close(ours.APPNP(2, 0.1)(alone, none), alone)
     layer = ours.SGConv(6, 3, K=2)
     torch.testing.assert_close(layer(alone, none), layer.lin(alone))
+
+
+def test_the_length_of_the_data_of_a_loader():
+    assert len(GraphLoader(graphs(), 4).dataset) == 8
+    loader = DisjointWalkLoader(
+        *(data(), 4, 1), input_nodes=data().train_mask, num_steps=2
+    )
+    assert len(loader.dataset) == 20

@@ -63,10 +63,11 @@ def check_settings(what: str, found: Any, expected: dict[str, Any]) -> None:
         )
     for name in (*expected, *found):
         if found.get(name) != expected.get(name):
+            now = {'lam': 'weight_decay', 'levels': 'K'}.get(name, name)
             raise ValueError(
-                f"'state' was saved with other arguments: '{what}' needs to "
-                f"have '{name}' = {expected.get(name)!r} (got "
-                f'{found.get(name)!r})'
+                f"'state' was saved with other arguments: '{now}' = "
+                f"{found.get(name)!r}, where this object has '{now}' = "
+                f"{expected.get(name)!r} ('{what}')"
             )
 
 

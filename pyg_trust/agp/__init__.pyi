@@ -6,6 +6,7 @@ from .estimates import variance_bound as variance_bound
 from .halo import propagate_halo as propagate_halo
 from .measures import Measure as Measure
 from .measures import appnp as appnp
+from .measures import chebyshev as chebyshev
 from .measures import heat as heat
 from .measures import hkpr as hkpr
 from .measures import katz as katz
@@ -17,7 +18,6 @@ from .measures import single_target as single_target
 from .measures import transition as transition
 from .out_of_core import plan_memory as plan_memory
 from .out_of_core import propagate_to as propagate_to
-from .polynomials import chebyshev as chebyshev
 from .propagation import propagate as propagate
 from .queries import query as query
 

@@ -1,5 +1,6 @@
 """The arguments of propagation, and their checks."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -8,8 +9,7 @@ from torch import Tensor
 from pyg_trust import ops
 from pyg_trust._checks import check_instance, check_non_negative, is_finite
 from pyg_trust._checks.graphs import check_real
-from pyg_trust.agp.measures import Measure
-from pyg_trust.agp.polynomials import chebyshev
+from pyg_trust.agp.measures import Measure, chebyshev
 from pyg_trust.graph import CSRGraph
 
 
@@ -101,25 +101,32 @@ def check_eps(eps: float) -> float:
     return check_non_negative('eps', eps)
 
 
+def check_options(
+    eps: float, half: bool, tol: float, name: str = 'tol'
+) -> None:
+    """Refuse options of estimates and of the exact path together."""
+    if eps != 0 and (half or tol != 0):
+        raise ValueError(
+            f"'eps' is for estimates, 'half' and '{name}' for the exact path "
+            f'(got eps={eps:g}, half={half}, {name}={tol:g})'
+        )
+
+
 def check_how(how: How, x: Tensor, graph: CSRGraph, measure: Measure) -> None:
-    """Refuse options that exclude each other."""
+    """Refuse options that exclude each other, the signal or the graph."""
     check_instance('half', how.half, bool)
     check_instance('force_push', how.force_push, bool)
-    if how.half and (how.eps != 0 or x.dtype != torch.float32):
-        raise ValueError(
-            "'half' needs eps=0 and a float32 'x' "
-            f'(got eps={how.eps:g} and {x.dtype})'
-        )
-    if check_non_negative('tol', how.tol) == 0:
-        return
-    if how.eps != 0:
-        raise ValueError(f"'tol' needs eps=0 (got eps={how.eps:g})")
-    if not graph.is_undirected:
-        raise ValueError(
-            "'tol' needs an undirected 'graph', as the eigenvalues of a "
-            'directed one are complex (got a directed one)'
-        )
-    chebyshev(measure, how.tol)
+    check_non_negative('tol', how.tol)
+    check_options(how.eps, how.half, how.tol)
+    if how.half and x.dtype != torch.float32:
+        raise ValueError(f"'half' needs a float32 'x' (got {x.dtype})")
+    if how.tol != 0:
+        if not graph.is_undirected:
+            raise ValueError(
+                "'tol' needs an undirected 'graph', as the eigenvalues of a "
+                'directed one are complex (got a directed one)'
+            )
+        chebyshev(measure, how.tol)
 
 
 def check_device(name: str, tensor: Tensor, graph: CSRGraph) -> None:
@@ -175,3 +182,102 @@ def check_overflow(z: Tensor, measure: Measure, half: bool = False) -> None:
         f"'measure' {measure} overflows {z.dtype} on this graph, as the "
         "powers of its operator grow: use float64 or a smaller 'shrink'"
     )
+
+
+# The range of a dtype ########################################################
+
+# In sum_i w_i P^i x a weight that vanishes counts for nothing only if P^i does
+# not make up for it. The largest sum of a row of (S R B)^i, P = R B S, is what
+# a level may grow by.
+
+
+def check_shrink(measure: Measure, dtype: torch.dtype) -> None:
+    """Refuse a measure whose ``shrink`` is out of range in the dtype."""
+    rounded = float(torch.tensor(measure.shrink, dtype=dtype))
+    if not 0 < rounded <= torch.finfo(dtype).max:
+        raise ValueError(
+            f"'measure' {measure} needs a 'shrink' in the range of {dtype} "
+            f'(got {measure.shrink}): use float64'
+        )
+
+
+def check_weights(
+    measure: Measure, dtype: torch.dtype, norms: Callable[[], list[float]]
+) -> None:
+    """Refuse weights that underflow in the dtype and whose terms count."""
+    info = torch.finfo(dtype)
+    if max(measure.weights) < info.tiny:
+        raise ValueError(
+            f"'measure' {measure} needs a weight of at least {info.tiny:.2g}, "
+            f'the smallest {dtype} (got {max(measure.weights):.2g} at most)'
+        )
+    if min(measure.weights) >= info.tiny:
+        return
+    small = [i for i, w in enumerate(measure.weights) if 0 < w < info.tiny]
+    if not small:
+        return
+    size = norms()
+    lost = sum(measure.weights[i] * size[i] for i in small)
+    if not lost <= info.eps * sum(measure.weights):
+        raise ValueError(
+            f"'measure' {measure} has weights that vanish in {dtype} (the "
+            f'first is that of level {small[0]}), while the powers of its '
+            "operator grow on this graph: give it a 'shrink', or use float64"
+        )
+
+
+def known_norms(measure: Measure, undirected: bool) -> list[float] | None:
+    """Return bounds of the powers of P that need no graph, or None.
+
+    They are 1 if no row of S R B sums to more, or if P keeps a signal's sum.
+    """
+    keeps_sums = measure.b == 1 if measure.along else measure.a == 1
+    bounded = undirected and measure.a + measure.b >= 1
+    if measure.shrink <= 1 and (bounded or keeps_sums):
+        return [1.0] * (measure.levels + 1)
+    return None
+
+
+def check_half(
+    measure: Measure, weights: Tensor, room: float, norms: list[float]
+) -> None:
+    """Refuse weights whose float16 levels underflow but still matter.
+
+    A level's largest number is at least 2^13 / room. What is below 2^-25 is
+    lost, and later levels amplify the loss.
+    """
+    size = weights.abs().tolist()
+    while len(size) > 1 and size[-1] == 0:
+        size.pop()
+    levels = len(size) - 1
+    lost = sum(norms[:levels]) * room * 2.0**-38
+    kept = size[0] + sum(map(_times, size[1:], norms))
+    if levels > 1 and not lost <= 2.0**-11 * kept:
+        raise ValueError(
+            f"'half' loses levels of 'measure' {measure} on this graph, as "
+            'its weights fall while the powers of its operator grow: give it '
+            "a 'shrink', or use half=False"
+        )
+
+
+def power_norms(
+    rowptr: Tensor, col: Tensor, ends: Tensor, levels: int, loops: bool
+) -> list[float]:
+    """Return the largest row sum of each power of S R B from 0 on."""
+    ones, once = torch.ones_like(ends), torch.tensor([0.0, 1.0]).double()
+    sums, norms = ones.view(-1, 1), [1.0]
+    for _ in range(levels):
+        sums = ops.propagate(
+            *(rowptr, col, sums, ends, ones, once), loops=loops
+        )
+        norms.append(float(sums.max()))
+        if not norms[-1] < float('inf'):
+            norms[-1] = float('inf')
+        if norms[-1] == float('inf') or (len(norms) == 2 and norms[1] <= 1):
+            # Later powers are no larger, or infinite as well.
+            return norms + norms[-1:] * (levels + 1 - len(norms))
+    return norms
+
+
+def _times(weight: float, norm: float) -> float:
+    return weight * norm if weight > 0 else 0.0

@@ -25,8 +25,13 @@ from pyg_trust._checks import (
     check_range,
     check_tensor,
 )
-from pyg_trust.agp._ranges import check_shrink, check_weights, known_norms
-from pyg_trust.agp.checks import check_finite_signal, check_overflow
+from pyg_trust.agp.checks import (
+    check_finite_signal,
+    check_overflow,
+    check_shrink,
+    check_weights,
+    known_norms,
+)
 from pyg_trust.agp.measures import Measure
 from pyg_trust.distributed import (
     check_same,

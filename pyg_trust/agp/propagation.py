@@ -16,27 +16,24 @@ from torch import Tensor
 from pyg_trust import ops, rng
 from pyg_trust._checks import check_nodes, is_finite
 from pyg_trust.agp._exact_blocks import exact_blocks
-from pyg_trust.agp._ranges import (
-    check_half,
-    check_shrink,
-    check_weights,
-    known_norms,
-    power_norms,
-)
 from pyg_trust.agp.checks import (
     How,
     check_device,
     check_eps,
     check_finite_signal,
+    check_half,
     check_how,
     check_overflow,
+    check_shrink,
     check_signal,
+    check_weights,
+    known_norms,
+    power_norms,
     prepare_exact,
     prepare_loops,
     values_of,
 )
-from pyg_trust.agp.measures import Measure
-from pyg_trust.agp.polynomials import chebyshev
+from pyg_trust.agp.measures import Measure, chebyshev
 from pyg_trust.graph import CSRGraph, sparse_rows
 from pyg_trust.graph._building import own_loops, row_of_entries
 
@@ -62,46 +59,38 @@ def propagate(
 ) -> Tensor:
     r"""Compute :math:`z = \sum_i w_i (D^{-a} A D^{-b})^i x`.
 
-    Exactly for :obj:`eps = 0`, for all columns at once; otherwise the unbiased
-    AGP estimate, whose variance :func:`variance_bound` bounds. The same seed
-    gives the same result for any number of threads and, up to rounding, on
-    CUDA. Differentiable in :obj:`x`: the gradient is the propagation by the
-    transposed operator, exact or estimated with the same :obj:`eps`.
-
-    An estimate takes the exact product for levels where sampling would cost
-    more. It pays for signals that are sparse or concentrated and for errors of
-    several percent; otherwise the exact path is as fast. Under
-    :func:`torch.compile` with ``fullgraph=True`` and
+    Exactly for :obj:`eps = 0`; otherwise the unbiased AGP estimate, whose
+    variance :func:`variance_bound` bounds. Any number of threads gives the
+    same result. Differentiable in :obj:`x`: the gradient is the propagation by
+    the transposed operator. An estimate pays for signals that are sparse or
+    concentrated and for errors of several percent; levels on which sampling
+    would cost more are exact. Under :func:`torch.compile` and
     :func:`torch.export.export` the exact path is one op, for a graph that was
     propagated on before; NaN and overflow are not checked there.
 
     Args:
         graph (CSRGraph): the graph, unweighted.
         x (Tensor): the signals, float32 or float64, ``[num_nodes]`` or
-            ``[num_nodes, num_columns]``; the latter also as a sparse CSR
-            matrix, such as bags of words.
+            ``[num_nodes, num_columns]``, also as a sparse CSR matrix.
         measure (Measure): the measure to compute (:mod:`.measures`).
         eps (float): the quantum of AGP, relative to the L1 norm of each
             column; 0 for the exact result. (default: :obj:`0.0`)
-        seed (int, optional): the seed; by default drawn from torch's default
-            generator. (default: :obj:`None`)
+        seed (int, optional): the seed of an estimate. (default: :obj:`None`)
         force_push (bool): whether to sample even where the exact product is
-            expected to be cheaper, as in the paper. (default: :obj:`False`)
+            expected to be cheaper. (default: :obj:`False`)
         half (bool): whether the exact path keeps the levels of float32 signals
             in float16: faster, with a relative error of up to
-            :math:`2^{-11}` a level, and about :math:`10^{-4}` in the Frobenius
-            norm as measured. What leaves the range of float16 is an error.
-            (default: :obj:`False`)
+            :math:`2^{-11}` a level. (default: :obj:`False`)
         tol (float): how far from :math:`z` the result may be, in exchange for
             fewer levels: :math:`\lVert D^{a-1/2} (z' - z) \rVert_F \le
-            \text{tol} \cdot W \lVert D^{a-1/2} x \rVert_F` for every signal,
-            before rounding (:func:`chebyshev`). Needs :math:`a + b = 1` and an
-            undirected graph. (default: :obj:`0.0`)
+            \text{tol} \cdot W \lVert D^{a-1/2} x \rVert_F`, before rounding
+            (:func:`chebyshev`). Needs :math:`a + b = 1` and an undirected
+            graph. (default: :obj:`0.0`)
         rows (Tensor, optional): the nodes whose rows of :math:`z` are wanted,
             int64 or a bool mask. (default: :obj:`None`)
 
     Returns:
-        Tensor: :math:`z`, of the shape and dtype of :obj:`x`, dense; of the
+        Tensor: :math:`z`, dense, of the shape and dtype of :obj:`x`; of the
         rows alone if :obj:`rows` is given.
 
     Raises:
@@ -111,12 +100,12 @@ def propagate(
             each other, or a result that overflows.
 
     Example:
-        >>> from pyg_trust.agp import ppr
+        >>> from pyg_trust.agp import sgc
         >>> path = torch.tensor([[0, 1], [1, 0]])
         >>> graph = CSRGraph.from_edge_index(path, num_nodes=2)
-        >>> z = propagate(graph, torch.eye(2), ppr(alpha=0.5))
-        >>> (z - torch.tensor([[2, 1], [1, 2]]) / 3).abs().max() < 1e-3
-        tensor(True)
+        >>> propagate(graph, torch.eye(2), sgc(1))
+        tensor([[0.5000, 0.5000],
+                [0.5000, 0.5000]])
     """
     return propagate_rows(
         *(graph, x, measure, rows),
@@ -132,8 +121,7 @@ def propagate_rows(
     how: How,
 ) -> Tensor:
     """Run :func:`propagate` with its options in one tuple."""
-    compiling = torch.compiler.is_compiling() and how.eps == 0
-    if compiling:
+    if torch.compiler.is_compiling() and how.eps == 0:
         columns = x.view(-1, 1) if x.dim() == 1 else x
         z = _traced(columns, graph, measure, how)
         z = z if rows is None else z[rows]
@@ -160,19 +148,13 @@ def _eager(
         check_finite_signal(x)
     # Exact propagation leaves the generator alone.
     how = how._replace(seed=0 if how.eps == 0 else rng.resolve(how.seed))
-    rest = (graph, measure, rows, how)
-    entries = None
-    if x.layout == torch.sparse_csr:
+    entries, values = None, x.view(-1, 1) if x.dim() == 1 else x
+    if x.layout == torch.sparse_csr and how.eps == 0:
         ptr, column, _, width = ops.sparse_parts(x)
-        if how.eps == 0:
-            entries = Entries(ptr, column, width)
-        else:
-            x = x.to_dense()
-    if entries is not None:
-        z = _Propagate.apply(x.values(), entries, *rest)
-    else:
-        columns = x.view(-1, 1) if x.dim() == 1 else x
-        z = _Propagate.apply(columns, None, *rest)
+        entries, values = Entries(ptr, column, width), x.values()
+    elif x.layout == torch.sparse_csr:
+        values = x.to_dense()
+    z = _Propagate.apply(values, entries, graph, measure, rows, how)
     if how.eps == 0:
         given._cache[_known_as(measure, x.dtype, how)] = True
     return z.view(-1) if x.dim() == 1 else z

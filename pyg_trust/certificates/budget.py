@@ -188,14 +188,16 @@ def flip_costs(
 class BudgetBound(NamedTuple):
     """Bounds of targets' worst cases under a global budget.
 
-    No admissible graph exceeds ``bound``, which ``multiplier`` and, of
-    undirected edges, ``shares`` prove. It can fall to ``optimum`` at most, up
+    No admissible graph exceeds ``bound``, which ``multiplier``, the largest
+    scores with its prices (``proof``) and, of undirected edges, ``shares``
+    prove. It can fall to ``optimum`` at most, up
     to the solver's tolerance (0 with K steps).
     """
 
     bound: Tensor
     optimum: Tensor
     multiplier: Tensor
+    proof: Tensor
     shares: EdgeShares | None = None
 
 
@@ -261,6 +263,7 @@ def dual_bound(
         torch.cat([s.bound for s in found]),
         torch.cat([s.predicted() * (K is None) for s in found]),
         torch.cat([s.multiplier for s in found]),
+        torch.cat([s.proof for s in found]),
         EdgeShares(*map(torch.cat, zip(*parts, strict=True)))
         if parts
         else None,
@@ -298,6 +301,7 @@ class _DualSearch:
     def reset(self) -> None:
         """Forget the bounds and the lines."""
         self.bound = torch.full_like(self.multiplier, math.inf)
+        self.proof = torch.zeros_like(self.signal)
         # Without a policy yet, the lines restrict nothing.
         self.cheap = self.signal.new_full((2, len(self.bound)), math.nan)
         self.dear = self.cheap.clone()
@@ -357,12 +361,14 @@ class _DualSearch:
                 *(self.cost, self.shares and self.shares.of(columns)),
             ),
         )
-        here = torch.arange(columns.numel())
-        top = optimum.value[here, self.targets[columns]] + optimum.high
-        bound = multiplier * self.budget + self.horizon.alpha * top
+        scores = optimum.value + optimum.high[:, None]
+        scores = self.horizon.alpha * scores
+        top = scores.gather(1, self.targets[columns][:, None])[:, 0]
+        bound = multiplier * self.budget + top
         better = bound < self.bound[columns]
-        self.bound[columns[better]] = bound[better]
-        self.multiplier[columns[better]] = multiplier[better]
+        kept = columns[better]
+        self.bound[kept], self.proof[kept] = bound[better], scores[better]
+        self.multiplier[kept] = multiplier[better]
         return optimum
 
     def share(
@@ -386,7 +392,8 @@ class _DualSearch:
             self.reset()
             self.run(self.value, clean)
             now: tuple[Tensor, ...]
-            now = (self.bound, self.multiplier.clone(), *self.shares)
+            now = (self.bound, self.multiplier.clone(), self.proof)
+            now = (*now, *self.shares)
             if best:
                 better = self.bound < best[0]
                 now = tuple(
@@ -398,8 +405,8 @@ class _DualSearch:
             best = now
             if self.sign_only and bool((best[0] < 0).all()):
                 break
-        self.bound, self.multiplier = best[:2]
-        self.shares = EdgeShares(*best[2:])
+        self.bound, self.multiplier, self.proof = best[:3]
+        self.shares = EdgeShares(*best[3:])
 
     def of_steps(self) -> None:
         """Refine the multipliers of the limit for K steps, by halving."""

@@ -19,7 +19,6 @@ from pyg_trust._checks import (
 )
 from pyg_trust._moved import renamed
 from pyg_trust.certificates.any_model import certifies
-from pyg_trust.certificates.budget import flip_costs
 from pyg_trust.certificates.certificate import (
     BROKEN,
     ROBUST,
@@ -42,7 +41,6 @@ from pyg_trust.report import (
 __all__ = ['certify_pagerank']
 
 METHODS = ('auto', 'dual', 'lp', 'exact')
-COSTS = ('best', 'pagerank', 'visits')
 # Costs of a flip, by their number in a witness.
 _COSTS = ('pagerank', 'visits')
 
@@ -59,7 +57,6 @@ def certify_pagerank(
     nodes: Tensor | None = None,
     reference: Tensor | None = None,
     method: str = 'auto',
-    cost: str = 'best',
     sign_only: bool = False,
     tol: NotNegative = 1e-9,
     over_ranks: bool = False,
@@ -95,10 +92,6 @@ def certify_pagerank(
         method (str): for a global budget: :obj:`'auto'`; :obj:`'dual'`, bounds
             and attacks alone; :obj:`'lp'`, by the linear program (cvxpy); or
             :obj:`'exact'`, every admissible graph. (default: :obj:`'auto'`)
-        cost (str): the relaxation: :obj:`'pagerank'` (tighter as a rule),
-            :obj:`'visits'` (the paper's, and the one of :obj:`'lp'`), or
-            :obj:`'best'`, the second where the first leaves a node open.
-            (default: :obj:`'best'`)
         sign_only (bool): whether to refine bounds only until their sign is
             known, which is many times faster. (default: :obj:`False`)
         tol (float): the largest absolute margin that counts as unknown.
@@ -141,12 +134,6 @@ def certify_pagerank(
                 f'confidence={1 - alpha:g}, with a threat of BitFlips'
             )
     check_choice('method', method, METHODS)
-    check_choice('cost', cost, COSTS)
-    if cost == 'visits' and threat.undirected and method != 'lp':
-        raise ValueError(
-            "'cost' needs to be 'best' or 'pagerank' for an undirected "
-            "attacker (got 'visits')"
-        )
     if method == 'lp' and (
         deployed.K is not None or deployed.normalization != 'rw'
     ):
@@ -170,12 +157,11 @@ def certify_pagerank(
     return _report(
         solver,
         predicted[targets],
-        method=solver.solve(method, cost, sign_only),
+        method=solver.solve(method, sign_only),
         provenance=provenance(
             threat=repr(threat),
             model=repr(deployed),
             method=method,
-            cost=cost,
             sign_only=sign_only,
             tolerance=tol,
         ),
@@ -266,7 +252,8 @@ def witness_of(solver: Solver) -> tuple[Witness | None, str]:
         return None, 'none: there are no targets'
     limit, n = deployed.K is None, perturbations.num_nodes
     columns = _columns(solver)
-    names = {solver.priced[pair].cost for pair in columns}
+    known = [solver.priced[pair] for pair in columns]
+    names = {each.cost for each in known}
     charged = [
         (row, cost)
         for cost, name in enumerate(_COSTS)
@@ -282,7 +269,7 @@ def witness_of(solver: Solver) -> tuple[Witness | None, str]:
     numbers += n * count[1] + solver.is_priced * shared * count[0] * prices
     numbers += 2 * sum(pairs.size(1) for pairs in solver.witnesses)
     size = 8 * numbers
-    if size > MOST_BYTES or not names <= set(solver.vectors):
+    if max(size, -solver.room) > MOST_BYTES or not names <= {*solver.vectors}:
         return None, f'none: {size / 2**20:.0f} MiB were left out'
     none = torch.zeros((0, n), dtype=torch.float64)
     scores, values, shares = none, none, none.new_zeros((0, 0))
@@ -290,14 +277,18 @@ def witness_of(solver: Solver) -> tuple[Witness | None, str]:
         scores = _rounded(
             solver, torch.stack(list(solver.local.values())) * solver.alpha
         )
-    multipliers = none.new_zeros(0)
-    upper = none.new_zeros((0, len(charged)))
-    if columns:
-        multipliers, values, shares = _values(solver, columns)
-        rows = torch.tensor([row for row, _ in charged], dtype=torch.int64)
-        upper = torch.stack(
-            [solver.priced[pair].upper[rows] for pair in columns]
-        )
+        proofs = [x.proof for x in known if x.proof is not None]
+        values = _rounded(solver, torch.stack(proofs)) if proofs else none
+    if solver.is_priced and shared:
+        # Floats whose sum is below one, as the checker adds them.
+        shares = none.new_zeros((len(known), prices))
+        for i, x in enumerate(known):
+            if x.shares is not None:
+                shares[i] = x.shares * (1 - 2**-48)
+    rows = [row for row, _ in charged]
+    upper = none.new_zeros((len(known), len(charged)))
+    for i, x in enumerate(known):
+        upper[i] = x.upper[rows]
     reach = [none, *(solver.vectors[x] for x in _COSTS if x in names)]
     # Flips sorted by number, as in the file.
     flips = [torch.zeros((2, 0), dtype=torch.int64)]
@@ -317,9 +308,13 @@ def witness_of(solver: Solver) -> tuple[Witness | None, str]:
         'classes': _table(list(solver.local), 2),
         'scores': scores,
         'columns': _table(
-            [(*p, _COSTS.index(solver.priced[p].cost)) for p in columns], 3
+            [
+                (*p, _COSTS.index(x.cost))
+                for p, x in zip(columns, known, strict=True)
+            ],
+            3,
         ),
-        'multipliers': multipliers,
+        'multipliers': none.new_tensor([x.multiplier for x in known]),
         'values': values,
         'shares': shares,
         'charged': _table(charged, 2),
@@ -372,48 +367,10 @@ def _columns(solver: Solver) -> list[tuple[int, int]]:
     for k in robust.nonzero().view(-1).tolist():
         u, y = int(solver.targets[k]), int(solver.reference[k])
         for c in range(solver.logits.size(1)):
-            if (k, c) not in solver.priced:
+            found = solver.priced.get((k, c))
+            if found is None or found.proof is None:
                 continue
             margin = -solver.alpha * solver.local[y, c][u]
             if margin - solver.slack[k, c] <= solver.tolerance + 1e-9:
                 columns.append((k, c))
     return columns
-
-
-def _values(
-    solver: Solver, columns: list[tuple[int, int]]
-) -> tuple[Tensor, Tensor, Tensor]:
-    # The multipliers, the largest scores with these prices, and shares.
-    moves, horizon = solver.perturbations, solver.horizon
-    k, against = torch.tensor(columns).t()
-    known = [solver.priced[pair] for pair in columns]
-    signal = solver.signal(k, against)
-    upper = torch.stack([proof.upper for proof in known])
-    multipliers = signal.new_tensor([proof.multiplier for proof in known])
-    values = signal.new_zeros(signal.shape)
-    shares = signal.new_zeros((0, 0))
-    for cost in dict.fromkeys(proof.cost for proof in known):
-        which = torch.tensor([proof.cost == cost for proof in known])
-        which = which.nonzero().view(-1)
-        split = None
-        if solver.is_priced and cost == 'pagerank':
-            dual = solver.dual(k[which], against[which], upper[which], cost)
-            multipliers[which], split = dual.multiplier, dual.shares
-            # Floats whose sum is below one, as the checker adds them.
-            assert split is not None
-            found = torch.cat(list(split), 1) * (1 - 2**-48)
-            shares = signal.new_zeros((len(columns), found.size(1)))
-            shares[which] = found
-        if horizon.K is not None:
-            continue
-        for block in moves.column_blocks(which.numel()):
-            mine = which[block]
-            part = split and split.of(block)
-            paid = flip_costs(
-                moves, upper[mine], multipliers[mine], cost, part
-            )
-            best = horizon.maximize(moves, signal[mine], **paid)
-            values[mine] = solver.alpha * (best.value + best.high[:, None])
-    if horizon.K is not None:
-        return multipliers, values[:0], shares
-    return multipliers, _rounded(solver, values), shares

@@ -17,9 +17,7 @@ from pyg_trust._checks import (
     NotNegative,
     OneOf,
     check_callable,
-    check_choice,
     check_instance,
-    check_integer,
     check_nodes,
     check_range,
     check_tensor,
@@ -31,7 +29,6 @@ from pyg_trust._moved import by_new_names, renamed
 from pyg_trust._progress import Bar
 from pyg_trust.certificates.any_model import certifies
 from pyg_trust.certificates.flip_bits import (
-    KINDS,
     BitFlips,
     check_features,
     check_graph,
@@ -43,9 +40,7 @@ from pyg_trust.certificates.sampling import (
     evaluating,
 )
 from pyg_trust.certificates.smoothing import (
-    check_radius,
     clopper_pearson,
-    look_level,
     min_probability,
     regions_at,
 )
@@ -74,13 +69,12 @@ def certify_smoothed(
     data: Data | Sequence[Data],
     threat: BitFlips,
     *,
-    num_samples: int | Sequence[int] = 10_000,
+    num_samples: Count = 10_000,
     num_selection: Count = 1_000,
     confidence: Fraction = 0.99,
     per: Annotated[str, OneOf(PER)] = 'all',
     classes: Annotated[str, OneOf(CLASSES)] = 'all',
     nodes: Tensor | None = None,
-    until: dict[str, tuple[int, int]] | None = None,
     transform: Callable[[Data], Data] | None = None,
     forward: Callable[[Data], Tensor] | None = None,
     pairs: bool = False,
@@ -109,9 +103,7 @@ def certify_smoothed(
         data (Data or list[Data]): a graph, to classify nodes; or graphs, to
             classify these.
         threat (BitFlips): the noise.
-        num_samples (int or list[int]): the number of copies that bound
-            probabilities, or numbers at which to check for an early end; look
-            :math:`j` has the level :math:`6 \alpha / \pi^2 j^2`.
+        num_samples (int): the number of copies that bound probabilities.
             (default: :obj:`10_000`)
         num_selection (int): the number of copies that choose the class.
             (default: :obj:`1_000`)
@@ -123,8 +115,6 @@ def certify_smoothed(
             :obj:`'one'`. (default: :obj:`'all'`)
         nodes (Tensor, optional): nodes, graphs or pairs: int64 indices or a
             mask. By default all. (default: :obj:`None`)
-        until (dict, optional): by kind, the additions and deletions that have
-            to be certified for all targets to stop early.
         transform (Callable, optional): applied to every noisy copy, as part
             of the model: degrees as features, positional encodings. It has to
             compute them from the copy.
@@ -164,7 +154,6 @@ def certify_smoothed(
         del given['over_ranks']
         check_same(given)
     check_instance('threat', threat, BitFlips)
-    looks = _looks(num_samples, until, threat)
     # Rounded down: 1 - 0.99 is a little above 0.01.
     alpha = (1 - confidence) * (1 - 1e-12)
     graphs, task = _graphs(data)
@@ -202,7 +191,7 @@ def certify_smoothed(
             f'(got {index.tolist()[:5]})'
         )
     level = alpha / index.numel() if per == 'all' else alpha
-    _check_enough(looks, level, classes, threat)
+    _check_enough(num_samples, level, classes, threat)
     # An attacker who knows the noise beforehand can choose a model by it.
     key = rng.resolve_secret(seed)
     if over_ranks:
@@ -217,36 +206,24 @@ def certify_smoothed(
             (sparse_x, sparse_adj),
         )
         rows = None if task == 'graphs' else index
-        copies = num_selection + looks[-1]
-        total = copies * (len(graphs) if task == 'graphs' else 1)
+        total = num_selection + num_samples
+        total *= len(graphs) if task == 'graphs' else 1
         with Bar(total=total, desc='copies') as bar:
             chosen = run.votes(0, num_selection, rows, bar).argmax(1)
-            certificate: SmoothedCertificate | None = None
-            done, votes = 0, torch.zeros(0)
-            for look, total in enumerate(looks, 1):
-                fresh = run.votes(
-                    num_selection + done, total - done, rows, bar
-                )
-                votes = votes + fresh if done else fresh
-                done = total
-                certificate = _report(
-                    *(run, index, chosen, votes),
-                    task=task,
-                    num_samples=total,
-                    num_selection=num_selection,
-                    look=look if until else 0,
-                    alpha=look_level(level, look) if until else level,
-                    confidence=float(confidence),
-                    per=per,
-                    classes=classes,
-                    tolerance=tol + run.slack,
-                    seed=key,
-                    seeded=seed is not None,
-                )
-                if until and bool(certificate.certified(**until).all()):
-                    break
-    assert certificate is not None
-    return certificate
+            return _report(
+                *(run, index, chosen),
+                run.votes(num_selection, num_samples, rows, bar),
+                task=task,
+                num_samples=num_samples,
+                num_selection=num_selection,
+                alpha=level,
+                confidence=float(confidence),
+                per=per,
+                classes=classes,
+                tolerance=tol + run.slack,
+                seed=key,
+                seeded=seed is not None,
+            )
 
 
 @validated
@@ -394,34 +371,8 @@ def _check_pairs(graph: Data, task: str, forward: Any) -> int:
     return int(pairs.size(1))
 
 
-def _looks(num_samples: Any, until: Any, threat: BitFlips) -> list[int]:
-    looks = [num_samples]
-    if isinstance(num_samples, list | tuple):
-        looks = list(num_samples)
-    for total in looks:
-        check_integer('num_samples', total, 1)
-    if looks != sorted(set(looks)) or not looks:
-        raise ValueError(
-            f"'num_samples' needs to be ascending (got {num_samples})"
-        )
-    if until is None and len(looks) > 1:
-        raise ValueError(
-            "'until' is needed with several 'num_samples': when to stop"
-        )
-    if until is not None:
-        check_instance('until', until, dict)
-    for kind, radius in (until or {}).items():
-        check_choice('until', kind, KINDS)
-        check_radius('until', radius)
-        if kind not in threat.noisy:
-            raise ValueError(
-                f"'until' needs kinds that have noise (got {kind!r})"
-            )
-    return looks
-
-
 def _check_enough(
-    looks: list[int], alpha: float, classes: str, threat: BitFlips
+    num_samples: int, alpha: float, classes: str, threat: BitFlips
 ) -> None:
     # All votes for one class leave p_A = alpha^(1 / n).
     smallest = min(
@@ -432,11 +383,9 @@ def _check_enough(
     if smallest >= 1:
         return
     share = alpha / 2 if classes == 'all' else alpha
-    if len(looks) > 1:
-        share = look_level(share, len(looks))
     needed = math.floor(math.log(share) / math.log(smallest)) + 1
-    if looks[-1] < needed:
+    if num_samples < needed:
         raise ValueError(
             f"'num_samples' needs to be at least {needed} to certify "
-            f'anything at this confidence (got {looks[-1]})'
+            f'anything at this confidence (got {num_samples})'
         )

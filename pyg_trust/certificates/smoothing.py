@@ -28,7 +28,6 @@ __all__ = [
     'clopper_pearson',
     'flip_regions',
     'joint_regions',
-    'look_level',
     'min_probability',
     'regions_at',
     'worst_case_probability',
@@ -67,15 +66,6 @@ def clopper_pearson(
         bound = np.nextafter(1 - bound, 2.0).clip(max=1.0)
         bound = np.where(k == 0, 1.0, bound)
     return torch.from_numpy(np.asarray(bound)).view(counts.shape)
-
-
-def look_level(alpha: float, look: int) -> float:
-    r"""Return the significance level that one of many looks may spend.
-
-    Samples may be added until the result pleases, as :math:`\sum_j 6 \alpha /
-    (\pi^2 j^2) = \alpha`.
-    """
-    return alpha * 6 / (math.pi * look) ** 2
 
 
 def answering_probability(

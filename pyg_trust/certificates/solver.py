@@ -41,12 +41,14 @@ _PROVED = 2**22
 
 
 class Priced(NamedTuple):
-    """Multiplier that proves a bound under a global budget."""
+    """Multiplier, scores and shares that prove a bound under a budget."""
 
     cost: str
     multiplier: float
     bound: float
     upper: Tensor
+    proof: Tensor | None
+    shares: Tensor | None
 
 
 class Solver:
@@ -89,12 +91,14 @@ class Solver:
         # nodes, by cost.
         self.priced: dict[tuple[int, int], Priced] = {}
         self.vectors: dict[str, Tensor] = {}
+        # Bytes that proofs may take: some of those that are kept are needed.
+        self.room = 3 * MOST_BYTES
         # V of the clean graph, by class.
         self.clean = self.horizon.evaluate(
             moves.clean_policy(shape[1]), self.logits.t().contiguous()
         ).value
 
-    def solve(self, method: str, cost: str, sign_only: bool) -> str:
+    def solve(self, method: str, sign_only: bool) -> str:
         """Run a method; return the name of the method that was run."""
         if self.targets.numel() == 0:
             return 'local'
@@ -129,7 +133,7 @@ class Solver:
             size = moves.active.numel() * moves.num_nodes
             if bool(which.any()) and size <= _PROVED:
                 self.sign_only = True
-                self.solve_global('dual', 'pagerank', which)
+                self.solve_global('dual', which)
             return 'exact'
         if method == 'lp' and bool((moves.smallest < 1).any()):
             raise ValueError(
@@ -137,7 +141,7 @@ class Solver:
                 'the linear program knows no empty rows'
             )
         self.solve_local(witnesses=False)
-        self.solve_global(method, cost, None)
+        self.solve_global(method)
         if self.unknown().numel() > 0:
             self.attack(budget)
         if method == 'auto':
@@ -344,9 +348,7 @@ class Solver:
 
     # A global budget ########################################################
 
-    def solve_global(
-        self, method: str, cost: str, wanted: Tensor | None
-    ) -> None:
+    def solve_global(self, method: str, wanted: Tensor | None = None) -> None:
         """Find dual bounds of the wanted classes, by default the open ones."""
         moves, programs = self.perturbations, method == 'lp'
         open_ = self.open_pairs() | (not self.sign_only)
@@ -354,13 +356,11 @@ class Solver:
             open_ = wanted.clone()
         open_[torch.arange(len(open_)), self.reference] = False
         which = open_.any(1).nonzero().view(-1)
-        costs = ['visits'] if programs or cost == 'visits' else []
-        if not costs or (programs and self.is_priced):
-            # A program has a price per direction; one per edge may prove more.
-            costs.insert(0, 'pagerank')
-        if cost == 'best' and not programs and not self.undirected:
-            costs.append('visits')
-        if not programs and costs[0] == 'pagerank' and self._is_local(which):
+        # A price of PageRank proves more as a rule, and one per edge is shared
+        # by both directions.
+        costs = ['pagerank'] * (self.is_priced or not programs)
+        costs += ['visits'] * (programs or not self.undirected)
+        if not programs and self._is_local(which):
             self._bound_regions(which, open_)
             return
         for number, charged in enumerate(costs):
@@ -424,43 +424,57 @@ class Solver:
         size = max(1, _BLOCK // (self.logits.numel() * 4))
         parts = range(0, which.numel(), size)
 
-        def bounded(first: int) -> tuple[Tensor, ...]:
+        def bounded(first: int) -> tuple[Any, ...]:
             part = which[first : first + size]
             row, against = open_[part].nonzero(as_tuple=True)
             k, place = part[row], first + row
+            split: tuple[Tensor, ...] = ()
             if programs:
                 found = self._programs(k, against, upper[place])
             else:
                 dual = self.dual(k, against, upper[place], cost)
-                found = dual.bound, dual.multiplier
-            return k, against, place, *found
+                found = dual.bound, dual.multiplier, dual.proof
+                split = dual.shares or ()
+            bound, multiplier, proof = found
+            sure = -bound - self.slack[k, against] > self.tolerance
+            # Rows that prove something, without the others' memory.
+            priced = [
+                Priced(
+                    *(cost, float(multiplier[i]), float(bound[i]), upper[row]),
+                    proof[i].clone() if sure[i] else None,
+                    torch.cat([x[i] for x in split]) if split else None,
+                )
+                for i, row in enumerate(place.tolist())
+            ]
+            return k, against, bound, priced
 
         total = int(open_[which].sum())
         with Bar(None, total=total, desc='targets, classes') as bar:
-            for columns in shared(parts, bounded, self.over_ranks):
-                k, against, place, bound, multiplier = columns
+            for part in shared(parts, bounded, self.over_ranks):
+                k, against, bound, priced = part
                 # The local worst case is a lower bound as well.
                 self.raise_lower(k, against, -bound)
-                for i, c, row, price, value in zip(
-                    *(part.tolist() for part in (k, against, place)),
-                    *(multiplier.tolist(), bound.tolist()),
-                    strict=True,
+                for i, c, one in zip(
+                    k.tolist(), against.tolist(), priced, strict=True
                 ):
                     known = self.priced.get((i, c))
-                    if known is None or value < known.bound:
-                        self.priced[i, c] = Priced(
-                            cost, price, value, upper[row]
-                        )
+                    if known is not None and one.bound >= known.bound:
+                        continue
+                    for kept in (one.proof, one.shares):
+                        self.room -= 0 if kept is None else kept.nbytes
+                    if self.room < -MOST_BYTES:
+                        one = one._replace(proof=None, shares=None)
+                    self.priced[i, c] = one
                 bar.update(k.numel())
 
     def _programs(
         self, k: Tensor, against: Tensor, upper: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        # The bounds that multipliers of linear programs prove, and these.
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        # Bounds by multipliers of linear programs, these, and what proves it.
         assert self.budget is not None
         budget = self.budget * (1 + self.undirected)
         signal, start = self.signal(k, against), self.starts(k, against)
-        values = signal.new_zeros(k.numel())
+        scores, values = torch.zeros_like(signal), signal.new_zeros(k.numel())
         multiplier = values.clone()
         for i, target in enumerate(self.targets[k].tolist()):
             _, multiplier[i] = linear_program(
@@ -472,9 +486,9 @@ class Solver:
                 visit_cost=multiplier[i] / upper[i : i + 1] * (1 - 1e-15),
                 start=start[i : i + 1],
             )
-            top = proof.value[0, target] + proof.high[0]
-            values[i] = multiplier[i] * budget + self.alpha * top
-        return values, multiplier
+            scores[i] = self.alpha * (proof.value[0] + proof.high[0])
+            values[i] = multiplier[i] * budget + scores[i, target]
+        return values, multiplier, scores
 
     # Attacks ################################################################
 

@@ -99,7 +99,6 @@ class SmoothedCertificate(SpeaksOf, Report):
     task: str
     num_samples: int
     num_selection: int
-    look: int
     alpha: float
     confidence: float
     per: str
@@ -157,14 +156,8 @@ class SmoothedCertificate(SpeaksOf, Report):
             **budget (tuple[int, int]): as in :meth:`certified`.
 
         Raises:
-            ValueError: as :meth:`certified`; or if the run was adaptive, so
-                that the number of samples is another one in another graph.
+            ValueError: as :meth:`certified`.
         """
-        if self.look:
-            raise ValueError(
-                "'answered' needs a run with one number of samples (got one "
-                "that ended 'until' a budget was certified)"
-            )
         needed = answering_probability(
             self.num_samples,
             self.num_selection,
@@ -285,8 +278,7 @@ class SmoothedCertificate(SpeaksOf, Report):
             for radius in ((1, 0), (0, 1), (0, 5)):
                 name = f'{kind}_added_{radius[0]}_deleted_{radius[1]}'
                 counts[name] = int(self.certified(**{kind: radius}).sum())
-                if not self.look:
-                    answers[name] = int(self.answered(**{kind: radius}).sum())
+                answers[name] = int(self.answered(**{kind: radius}).sum())
         return stated(
             'certificate by smoothing',
             {

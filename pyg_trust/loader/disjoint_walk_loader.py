@@ -35,62 +35,43 @@ _PARTITION = 0
 class DisjointWalkLoader(StepLoader):
     r"""Loads batches of node-disjoint subgraphs, for private training.
 
-    Every step draws :math:`m` of the :math:`M` subgraphs of a partition,
-    uniformly without replacement, at the public sampling rate :math:`q = m /
-    M`; with ``sampling='poisson'`` every subgraph is drawn by itself with this
-    rate. The partition is drawn once (DRW, DRW-R of `"Training Differentially
-    Private Graph Neural Networks with Random Walk Sampling"
-    <https://arxiv.org/abs/2301.00738>`_, Ayle et al. 2023), or again every
-    :obj:`resample_every` steps (DRW-D). Neither partitions nor batches depend
-    on features or labels, as long as the graph and :obj:`input_nodes` do not.
+    Every step draws :math:`m` of the :math:`M` subgraphs of a partition of
+    random walks (`Ayle et al. 2023 <https://arxiv.org/abs/2301.00738>`_),
+    uniformly without replacement, or each by itself with
+    ``sampling='poisson'``, at the public rate :math:`q = m / M`. Partitions
+    and batches do not depend on features or labels.
 
-    A batch is a :class:`~torch_geometric.data.Data` object with the edges
-    inside each subgraph and none between two. The :math:`m` roots come first
+    A batch is a :class:`~torch_geometric.data.Data` with the edges inside each
+    subgraph and none between two. Its :math:`m` roots come first
     (``batch_size``); ``n_id`` are the nodes, ``e_id`` the edges, ``batch`` the
     subgraph of each node and ``input_id`` the position of each root in
-    :obj:`input_nodes`. Keep ``n_id`` and ``input_id`` of an engine's batches
-    to yourself.
+    :obj:`input_nodes`. A transform has to keep these as they are.
 
-    With a :class:`~pyg_trust.unit.PrivacyUnit` the units are persons,
-    :obj:`walk_length` is 0, and a batch holds rows of the table of persons,
-    with no edge. Protected is all that a person owns in any table; it reaches
-    the model by :class:`~pyg_trust.transforms.MetapathFeatures`:
-
-    .. code-block:: python
-
-        data = MetapathFeatures(paths, 'user', unit=unit)(data)
-        loader = DisjointWalkLoader(
-            data, 256, walk_length=0, unit=unit, sampling='poisson'
-        )
+    With a :class:`~pyg_trust.unit.PrivacyUnit`, :obj:`walk_length` is 0 and a
+    batch holds rows of the table of persons. Protected is all that a person
+    owns in any table; it reaches the model by
+    :class:`~pyg_trust.transforms.MetapathFeatures`.
 
     Args:
-        data (Data or HeteroData): the graph, with an ``edge_index`` without
-            duplicates, on the CPU or, without workers, on CUDA. With a
-            :obj:`unit`, the typed graph of that unit.
+        data (Data or HeteroData): the graph, without duplicate edges, on the
+            CPU or, without workers, on CUDA; typed if there is a :obj:`unit`.
         batch_size (int): :math:`m`, which is constant, or the expected number.
         walk_length (int): :math:`L`, the steps of a walk.
         restarts (int): :math:`R`, the walks from every root.
-            (default: :obj:`1`)
         input_nodes (Tensor, optional): the roots, as indices or as a mask;
-            by default, all nodes. (default: :obj:`None`)
+            by default all nodes.
         num_steps (int, optional): the batches of an epoch; by default
             :math:`\lfloor M / m \rfloor` of the first partition.
         resample_every (int, optional): the steps between two partitions;
-            :obj:`None` to keep the first. (default: :obj:`None`)
-        unit (PrivacyUnit, optional): the privacy unit, if persons are
-            several rows. (default: :obj:`None`)
-        along (bool): whether messages travel along the edges or against
-            them. (default: :obj:`True`)
-        contiguous (bool): whether the nodes of each subgraph stand together,
-            as pooling and LSTM aggregation need it; roots are then those of
-            ``root_mask``. (default: :obj:`False`)
+            :obj:`None` keeps the first.
+        unit (PrivacyUnit, optional): the privacy unit, for persons.
+        along (bool): whether messages travel along the edges or against them.
+        contiguous (bool): whether the nodes of a subgraph stand together, as
+            pooling needs it; roots are then those of ``root_mask``.
         sampling (str): :obj:`'without_replacement'` or :obj:`'poisson'`.
-            (default: :obj:`'without_replacement'`)
         seed (int, optional): the seed of partitions, which are public, and of
-            the batches that are drawn without an engine.
-            (default: :obj:`None`)
-        **kwargs (optional): more arguments of :class:`NodeLoader`, such as
-            :obj:`transform` or :obj:`num_workers`; none that choose batches.
+            batches that are drawn without an engine.
+        **kwargs (optional): as of :class:`NodeLoader`.
     """
 
     unit = 'node-disjoint random walks'

@@ -28,20 +28,15 @@ class GraphLoader(DrawnUnits):
 
     Every step draws :math:`m` of the :math:`M` graphs uniformly without
     replacement, or each by itself with ``sampling='poisson'``. A graph is
-    protected with its nodes, edges, features and label: its gradient is
-    clipped to :math:`C`.
+    protected with its nodes, edges, features and label. With
+    ``neighboring='add_remove'`` the number of graphs is private, too: pass a
+    public :obj:`sample_rate` beside the :obj:`batch_size` by which sums are
+    divided.
 
-    Without replacement a graph that is replaced, added or removed moves the
-    sum by at most :math:`2C` at the rate :math:`q = m / M`. A report states
-    :math:`M`: keep it private if it is a secret who is there at all. With
-    Poisson sampling and ``neighboring='add_remove'`` the sum moves by
-    :math:`C` alone, and the number of graphs is private: pass a public
-    :obj:`sample_rate` beside the :obj:`batch_size` by which sums are divided.
-
-    A batch is a :class:`~torch_geometric.data.Batch`, as of PyG's
-    ``DataLoader``, with ``input_id``, the positions of its graphs, and
-    ``n_id``, which numbers the nodes of all graphs unless these have an
-    ``n_id`` of their own. The model needs to return one row per graph:
+    A batch is a :class:`~torch_geometric.data.Batch` of PyG with ``input_id``,
+    the positions of its graphs, and ``n_id``, which numbers the nodes of all
+    graphs unless these have an ``n_id`` of their own. The model needs to
+    return one row per graph:
 
     .. code-block:: python
 
@@ -50,31 +45,23 @@ class GraphLoader(DrawnUnits):
         F.cross_entropy(out, batch.y).backward()
 
     Args:
-        data (sequence of Data): the graphs, on the CPU, each with a node and
-            an ``edge_index``, such as a list or a PyG dataset. They are not to
-            be changed afterwards, and keep their numbers of nodes.
+        data (sequence of Data): the graphs, such as a list or a PyG dataset,
+            on the CPU, each with a node and an ``edge_index``. They are not to
+            be changed afterwards.
         batch_size (int): :math:`m`, which is constant, or the public number
             by which sums are divided with Poisson sampling.
         num_steps (int, optional): the batches of an epoch; by default
-            :math:`\lfloor M / m \rfloor`, or :math:`\lfloor 1 / q \rfloor`
-            with a :obj:`sample_rate`. (default: :obj:`None`)
+            :math:`\lfloor M / m \rfloor`, or one over the :obj:`sample_rate`.
         sampling (str): :obj:`'without_replacement'` or :obj:`'poisson'`.
-            (default: :obj:`'without_replacement'`)
         neighboring (str): :obj:`'replace'` or, with Poisson sampling alone,
-            :obj:`'add_remove'`. (default: :obj:`'replace'`)
-        sample_rate (float, optional): :math:`q`, for
-            ``neighboring='add_remove'``. (default: :obj:`None`)
-        seed (int, optional): the seed. (default: :obj:`None`)
-        follow_batch (sequence of str, optional): as of PyG's ``DataLoader``:
-            attributes that get a batch vector. (default: :obj:`None`)
-        exclude_keys (sequence of str, optional): as of PyG's ``DataLoader``:
-            attributes that are left out. (default: :obj:`None`)
-        **kwargs (optional): more arguments of :class:`NodeLoader`, such as
-            :obj:`transform` or :obj:`num_workers`; none that choose batches.
+            :obj:`'add_remove'`.
+        sample_rate (float, optional): the rate, for ``'add_remove'``.
+        seed (int, optional): the seed.
+        follow_batch, exclude_keys (sequence of str, optional): as of PyG.
+        **kwargs (optional): as of :class:`NodeLoader`.
 
     Raises:
-        ValueError: if there are fewer graphs than :obj:`batch_size`, or one
-            has no node or no ``edge_index``.
+        ValueError: if there are too few graphs, or one has no node or edges.
     """
 
     unit = 'whole graphs'

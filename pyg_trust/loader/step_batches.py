@@ -205,8 +205,7 @@ class StepLoader(NodeLoader):
             self.sample_rate_at if self.sampling == POISSON else None,
         )
         super().__init__(data, sampler, batch_sampler=batches, **kwargs)
-        # Indices are units, numbered on through all partitions.
-        self.__dict__['dataset'] = range(2**62)
+        self.__dict__['dataset'] = _Indices(len(roots))
         self.input_nodes = roots
 
     @classmethod
@@ -381,6 +380,19 @@ class StepLoader(NodeLoader):
             f'{type(self).__name__}({self.node_sampler}, '
             f'batch_size={self.subgraphs_per_batch}, num_steps={len(self)})'
         )
+
+
+class _Indices:
+    # As in PyG's loaders, the length is the number of roots. What is read are
+    # units, numbered on through all partitions.
+    def __init__(self, num_roots: int) -> None:
+        self.num_roots = num_roots
+
+    def __len__(self) -> int:
+        return self.num_roots
+
+    def __getitem__(self, index: int) -> int:
+        return index
 
 
 class DrawnUnits(StepLoader):

@@ -52,84 +52,44 @@ _IGNORED = -100
 
 @validated
 class UnitLoader(DrawnUnits):
-    r"""Loads batches of persons with all they own, for private training.
+    """Loads batches of persons with all they own, for private training.
 
     A person's subgraph has all rows that it owns alone, the edges between
-    them, and copies of the public rows that are at most :obj:`num_hops` steps
-    away. Rows of several persons and edges between persons are not used. So
-    all that one person owns changes one clipped gradient.
-
-    With ``neighboring='replace'``, neighbours differ in all that one person
-    owns; with ``'add_remove'``, and Poisson sampling alone, in whether a
-    person is there at all. With ``'contents'``, a subgraph is of a group of
-    persons on walks over :meth:`PrivacyUnit.pairs
-    <pyg_trust.unit.PrivacyUnit.pairs>`, with all rows and edges whose owners
-    are all in the group. The pairs are public and fixed; protected is all
-    else: features and labels, other edges, and how many rows each owns alone.
-
-    With ``input_nodes=('order', mask)`` the labels are those of rows that
-    persons own, or, with ``'contents'``, of joint rows. The term of a subgraph
-    is the mean of those of its target rows whose labels are not -100.
-
+    them, and copies of the public rows at most :obj:`num_hops` steps away.
     Batches are :class:`~torch_geometric.data.HeteroData` with ``x``, ``n_id``
-    and ``batch`` by node type; ``y``, ``input_id`` and ``batch_size`` of the
-    target type, whose first ``batch_size`` rows have the labels
-    (``root_mask`` where others follow). The loop is PyG's:
+    and ``batch`` by node type; the first ``batch_size`` rows of the target
+    type have the labels ``y``. Predict from :meth:`own_view`.
 
     .. code-block:: python
 
-        loader = UnitLoader(data, unit, batch_size=256, sampling='poisson')
-        model, optimizer, loader = engine.make_private(
-            module=to_hetero(GraphSAGE(-1, 64, 2, 4), data.metadata()),
-            optimizer=optimizer, data_loader=loader, ...
-        )
         for batch in loader:
             out = model(batch.x_dict, batch.edge_index_dict)['author']
             F.cross_entropy(out, batch['author'].y).backward()
             optimizer.step()
 
-    The model returns a row per target row, or rows by type. Predict from
-    :meth:`own_view`.
-
     Args:
         data (HeteroData): the graph that :obj:`unit` was declared for, on the
             CPU, with features ``x`` of each node type, of one float type.
-        unit (PrivacyUnit): says who owns what; needs a table of persons with
-            one row each.
-        batch_size (int): :math:`m`, as of :class:`GraphLoader`.
-        input_nodes (Tensor, str or tuple, optional): the persons to train
-            on, by their rows or as a mask, which is public; by default all. Or
-            another type that persons own, such as ``'order'``, or a type and a
-            mask of its rows, which is private. (default: :obj:`None`)
+        unit (PrivacyUnit): who owns what; persons need a table, one row each.
+        batch_size, num_steps, sampling, sample_rate: as of
+            :class:`GraphLoader`.
+        input_nodes (Tensor, str or tuple, optional): the persons to train on,
+            which is public, or a type that persons own, such as ``'order'``,
+            or a type and a private mask of its rows, whose labels are read.
         num_hops (int): how many steps public rows are away at most.
-            (default: :obj:`2`)
         num_neighbors (dict or list, optional): how many public rows a row
-            brings in by edges of a type or of its mirror, as of PyG's loaders:
-            a number for each hop, all of them equal, which sets
-            :obj:`num_hops`, too; or this, or one number, by edge type. -1
-            takes all. (default: :obj:`None`)
-        num_steps (int, optional): as of :class:`GraphLoader`.
-            (default: :obj:`None`)
-        sampling (str): as of :class:`GraphLoader`. (default:
-            :obj:`'without_replacement'`)
-        neighboring (str): :obj:`'replace'`, :obj:`'add_remove'` or
-            :obj:`'contents'`. (default: :obj:`'replace'`)
-        sample_rate (float, optional): as of :class:`GraphLoader`.
-            (default: :obj:`None`)
-        walk_length (int): the steps of a walk between persons; this and all
-            that follow but :obj:`seed` are for ``'contents'``.
-            (default: :obj:`0`)
-        restarts (int): the walks from each root. (default: :obj:`1`)
-        along (Sequence): edge types between rows of persons that walks may
-            use, and metapaths through public rows, as of
-            :meth:`PrivacyUnit.pairs <pyg_trust.unit.PrivacyUnit.pairs>`:
-            their edges are not protected. (default: :obj:`()`)
-        max_joint (int): the most owners of a joint row that is used, and the
-            most persons who meet at a public row. (default: :obj:`16`)
-        resample_every (int, optional): the steps between two draws of the
-            groups. (default: :obj:`None`)
-        seed (int, optional): the seed. (default: :obj:`None`)
-        **kwargs (optional): as of :class:`GraphLoader`.
+            brings in, as of PyG's loaders: equal numbers for all hops, or a
+            number by edge type; -1 for all.
+        neighboring (str): :obj:`'replace'`: all that one person owns differs;
+            :obj:`'add_remove'`: a person is there or not; or
+            :obj:`'contents'`: subgraphs are of groups of persons on walks over
+            :meth:`PrivacyUnit.pairs <pyg_trust.unit.PrivacyUnit.pairs>`, which
+            are public, with the rows that these own together.
+        walk_length, restarts, resample_every: as of
+            :class:`DisjointWalkLoader`, for ``'contents'``.
+        along, max_joint: as of ``PrivacyUnit.pairs``, for ``'contents'``.
+        seed (int, optional): the seed.
+        **kwargs (optional): as of :class:`NodeLoader`.
     """
 
     unit = PERSONS

@@ -21,7 +21,7 @@ from pyg_trust._checks import (
     check_instance,
     validated,
 )
-from pyg_trust.agp.checks import How
+from pyg_trust.agp.checks import How, check_options
 from pyg_trust.agp.measures import Measure, appnp, sgc
 from pyg_trust.agp.propagation import propagate_rows
 from pyg_trust.graph import CSRGraph, LastGraph
@@ -40,11 +40,7 @@ class _Propagation(pyg.MessagePassing):
     def _set_up(
         self, eps: float, seed: int | None, half: bool, tol: float
     ) -> None:
-        if eps != 0 and (half or tol != 0):
-            raise ValueError(
-                "'eps' is for estimates, 'half' and 'tol' for the exact path "
-                f'(got eps={eps:g}, half={half}, tol={tol:g})'
-            )
+        check_options(eps, half, tol)
         self.eps, self.half, self.tol = eps, half, tol
         self.seed = None if seed is None else rng.resolve(seed)
         self._forget()
@@ -203,15 +199,13 @@ class SGConv(_Propagation, pyg.SGConv):
         \mathbf{\tilde{A}} \mathbf{\tilde{D}}^{-1/2} \right)^K \mathbf{X}
         \mathbf{\Theta}
 
-    (`"Simplifying Graph Convolutional Networks"
-    <https://arxiv.org/abs/1902.07153>`_, Wu et al. 2019), a drop-in for
+    (`Wu et al. 2019 <https://arxiv.org/abs/1902.07153>`_), a drop-in for
     :class:`torch_geometric.nn.SGConv` on undirected graphs. For :obj:`eps=0`
-    the two agree; otherwise the propagated features are the unbiased estimate
-    of :func:`pyg_trust.agp.propagate`, and so are the gradients with
-    respect to the features.
-
-    With edge weights, and while an explainer masks edges, the messages are
-    PyG's own: exact, as fast as there.
+    the two agree; otherwise propagated features and gradients are the unbiased
+    estimates of :func:`pyg_trust.agp.propagate`. With edge weights, and while
+    an explainer masks edges, the messages are PyG's own. The graph of the last
+    ``edge_index`` is kept until another one comes or it is changed in place;
+    a :class:`~pyg_trust.graph.CSRGraph` is converted once.
 
     Args:
         in_channels (int): the size of each input sample; -1 to derive it
@@ -219,36 +213,24 @@ class SGConv(_Propagation, pyg.SGConv):
         out_channels (int): the size of each output sample.
         K (int): the number of hops. (default: :obj:`1`)
         cached (bool): whether to propagate the first input and to keep the
-            result, for transductive learning on fixed features; later inputs
-            are then ignored. (default: :obj:`False`)
+            result; later inputs are then ignored. (default: :obj:`False`)
         add_self_loops (bool): whether missing self-loops are added.
             (default: :obj:`True`)
         bias (bool): whether to learn a bias. (default: :obj:`True`)
-        eps (float): the quantum of AGP, relative to the L1 norm of each
-            column; 0 for the exact result. (default: :obj:`0.0`)
+        eps (float): as in :func:`pyg_trust.agp.propagate`.
+            (default: :obj:`0.0`)
         seed (int, optional): the seed of every forward pass; by default each
             draws its own from torch's default generator.
-        half (bool): whether levels are kept in float16, as in
-            :func:`pyg_trust.agp.propagate`. (default: :obj:`False`)
-        tol (float): the certain error that fewer levels may cost, as in
-            :func:`pyg_trust.agp.propagate`; a single power saves few.
+        half (bool): as in :func:`pyg_trust.agp.propagate`.
+            (default: :obj:`False`)
+        tol (float): as in :func:`pyg_trust.agp.propagate`.
             (default: :obj:`0.0`)
         **kwargs (optional): additional arguments of
             :class:`torch_geometric.nn.conv.MessagePassing`.
 
-    Shapes:
-        - **input:** node features ``[num_nodes, in_channels]``, dense or
-          sparse CSR; the graph as an ``edge_index``, :class:`EdgeIndex`,
-          sparse :obj:`adj_t`, or, to convert it once, a
-          :class:`~pyg_trust.graph.CSRGraph`; edge weights ``[num_edges]``
-          (optional). The graph of the last ``edge_index`` is kept until
-          another one comes or it is changed in place.
-        - **output:** ``[num_nodes, out_channels]``.
-
     Raises:
-        TypeError, ValueError: as :func:`pyg_trust.agp.propagate` and
-            :meth:`CSRGraph.convert <pyg_trust.graph.CSRGraph.convert>`, and on
-            edge weights where :obj:`eps`, :obj:`half` or :obj:`tol` is set.
+        TypeError, ValueError: as :func:`pyg_trust.agp.propagate`, and on edge
+            weights where :obj:`eps`, :obj:`half` or :obj:`tol` is set.
 
     Example:
         >>> import torch

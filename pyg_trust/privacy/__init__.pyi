@@ -24,7 +24,6 @@ from .items import PrivateItemCounts as PrivateItemCounts
 from .links import LinkReport as LinkReport
 from .links import PrivateLinkPredictor as PrivateLinkPredictor
 from .mechanisms import clip_factors as clip_factors
-from .mechanisms import private_quantile as private_quantile
 from .norms import AdaptiveNorm as AdaptiveNorm
 from .planning import SearchReport as SearchReport
 from .planning import propose as propose
@@ -68,7 +67,6 @@ __all__ = [
     'messages',
     'poisson_epsilon',
     'private_propagate',
-    'private_quantile',
     'propose',
     'rdp_group_wor',
     'search',

@@ -32,22 +32,13 @@ from pyg_trust.agp.measures import Measure
 from pyg_trust.agp.propagation import propagate
 from pyg_trust.files.commit import editing, synchronized
 from pyg_trust.graph import CSRGraph
-from pyg_trust.privacy.descent import descent_noise
-from pyg_trust.privacy.fitted import PrivateFit, Task, check_shares
-from pyg_trust.privacy.propagation import (
-    class_messages,
-    columns,
-    energy_weights,
-    private_propagate,
-    rounding_share,
-    scaled_propagate,
-)
-from pyg_trust.privacy.receivers import choose_receivers, received_lists
-from pyg_trust.privacy.row_models import (
+from pyg_trust.privacy.coverage import Coverage
+from pyg_trust.privacy.descent import (
     LinearRows,
     check_module,
     class_rows,
     default_model,
+    descent_noise,
     like,
     outputs,
     posteriors,
@@ -55,6 +46,17 @@ from pyg_trust.privacy.row_models import (
     rows_of,
     train_freely,
     train_privately,
+)
+from pyg_trust.privacy.fitted import Task, check_shares
+from pyg_trust.privacy.propagation import (
+    choose_receivers,
+    class_messages,
+    columns,
+    energy_weights,
+    private_propagate,
+    received_lists,
+    rounding_share,
+    scaled_propagate,
 )
 from pyg_trust.transforms.aggregation_report import (
     RENAMED,
@@ -85,90 +87,47 @@ class _Nodes(NamedTuple):
 
 
 @validated
-class PrivateNodeClassifier(PrivateFit):
+class PrivateNodeClassifier(Coverage):
     r"""Node classifier with private edges or nodes, and private predictions.
 
-    .. code-block:: python
-
-        model = PrivateNodeClassifier('node', epsilon=8.0, delta=1e-6)
-        classes = model.fit(data).predict()
-        print(model.report().explain())
-
-    An *encoder* classifies each row by itself. Every node sends a message: its
-    label, where it trains, else the posterior of the encoder, brought to norm
-    1. The noisy sums of messages over neighbours are released once. A *head*
-    reads a node's own posterior and its released rows; under ``'feature'``,
-    where edges are public, also these rows after two more hops. Released rows
-    are kept, and predictions read no edge: any number of them costs nothing.
-
-    Under ``'edge'`` features and labels are known, so that the sums have all
-    of the budget; else encoder and head train by private gradient descent on
-    the same account. Public are ids, masks, the number of classes (give
-    :obj:`num_classes`) and all arguments. Under ``'node'``, where most nodes
-    train, a fifth of these receive sums, and the predictions of the others
-    come from their own features alone.
+    An *encoder* classifies each row by itself, noisy sums of its messages over
+    neighbours are released once, and a *head* reads both. Predictions read no
+    edge: any number of them costs nothing
+    (:doc:`/theory/private_aggregation`). Public are ids, masks, the number of
+    classes and all arguments.
 
     Args:
         adjacency (str): who is protected: ``'edge'``, ``'node'``,
-            ``'node_incident'`` or ``'feature'``
-            (:mod:`pyg_trust.privacy.propagation`).
-            (default: :obj:`'node'`)
-        epsilon (float): the budget. (default: :obj:`8.0`)
-        delta (float): its :math:`\delta`. (default: :obj:`1e-5`)
+            ``'node_incident'`` or ``'feature'``.
+        epsilon, delta (float): the budget.
         K (int): how often sums are released; 1 for ``'feature'``.
-            (default: :obj:`1`)
         shares (sequence of float, optional): of :math:`\mu^2`, for encoder,
-            sums and head; by default :obj:`(.4, .5, .1)`. Not for ``'edge'``.
-        encoder (torch.nn.Module, optional): maps rows to logits; trained from
-            its present weights, in a copy. Or a factory, a callable without
-            an argument, that draws one anew. By default an MLP with 16 hidden
-            units for ``'edge'``, else a linear model. (default: :obj:`None`)
+            sums and head; not for ``'edge'``.
+        encoder (torch.nn.Module, optional): maps rows to logits, or a factory
+            of one; it is trained in a copy. By default a linear model, or an
+            MLP for ``'edge'``.
         head (torch.nn.Module, optional): maps ``(K + 1) * num_classes``
-            columns, two blocks more for ``'feature'``, to logits, as the
-            encoder. (default: :obj:`None`)
-        ledger (str or Path, optional): a file for the account.
-            (default: :obj:`None`)
-        neighboring (str, optional): ``'replace'`` or ``'add_remove'``, with
-            the defaults of :class:`~pyg_trust.transforms.PrivateAGP`.
-            (default: :obj:`None`)
-        directed (bool): whether edges are arcs. (default: :obj:`False`)
-        max_degree (int, optional): :math:`D` of ``'node_incident'``.
-            (default: :obj:`None`)
-        num_classes (int, optional): by default one more than the largest
-            label. (default: :obj:`None`)
-        train_receivers (float, optional): advanced: of ``'node'`` with one
-            hop, the share of the nodes that train which receive sums.
-            (default: :obj:`None`)
-        steps (int): advanced, as all that follow: the steps of private
-            descent, each. (default: :obj:`60`)
-        lr (float): the learning rate. (default: :obj:`0.1`)
-        epochs (int): the epochs of training without noise, for ``'edge'``.
-            (default: :obj:`150`)
-        insecure_seed (int, optional): the seed of the noise, to repeat an
-            experiment; the result is not private. (default: :obj:`None`)
-        ledger_head (str, optional): as of
-            :class:`~pyg_trust.privacy.PrivacyEngine`. (default: :obj:`None`)
+            columns, two blocks more for ``'feature'``, to logits.
+        ledger, ledger_head, insecure_seed: as of :class:`PrivacyEngine`.
+        neighboring, directed, max_degree: as of
+            :class:`~pyg_trust.transforms.PrivateAGP`.
+        num_classes (int, optional): by default read from the labels.
+        train_receivers (float, optional): of ``'node'``, the share of training
+            nodes that receive sums; a fifth where most nodes train.
+        steps, lr, epochs: of private descent, and of training without noise.
         forget_epsilon (float): up to which :math:`\epsilon` the noise may
-            cover people who are removed. (default: :obj:`1.0`)
-        max_units (float): how much more than one record somebody may be who
-            is removed. (default: :obj:`4.0`)
+            cover people who are removed.
+        max_units (float): how much more than one record one of them may be.
         start_is_public (bool): your statement that :obj:`encoder` and
             :obj:`head` were not trained on what is protected.
-            (default: :obj:`False`)
 
     Example:
+        >>> x, y = torch.eye(3), torch.tensor([0, 1, 0])
         >>> edges = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
-        >>> data = Data(
-        ...     x=torch.eye(3),
-        ...     y=torch.tensor([0, 1, 0]),
-        ...     edge_index=edges,
-        ...     train_mask=torch.tensor([True, True, False]),
-        ... )
+        >>> data = Data(x=x, y=y, edge_index=edges, train_mask=y == y)
         >>> model = PrivateNodeClassifier('node', epsilon=8.0, delta=1e-3)
         >>> model.fit(data).predict().shape
         torch.Size([3])
-        >>> model.report().epsilon <= 8.0
-        True
     """
 
     _entries = ('encoder', 'head', 'released', 'smoothed', 'rho')

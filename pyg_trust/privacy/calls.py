@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from torch_geometric.data import Data, HeteroData
 
 from pyg_trust.loader.schema import FlatBatch, Schema
-from pyg_trust.privacy.validation import check_edges, features_of
 
 __all__ = [
     'Call',
     'Target',
     'Units',
     'arguments_of',
+    'features_of',
     'find_call',
     'marks_of',
     'with_gradients',
@@ -49,7 +49,7 @@ class Units:
     """
 
     def __init__(self, batch: Data, owner: Tensor, count: int) -> None:
-        check_edges(batch, owner)
+        _check_edges(batch, owner)
         # Writing into the batch that is handed out does not change these.
         self.owner, self.count = owner.clone(), count
         rows = torch.arange(count, device=owner.device)
@@ -395,6 +395,56 @@ def with_gradients(
             out[name] = batch[name].detach().requires_grad_()
             inputs.append((out[name], owner))
     return out, inputs
+
+
+def features_of(batch: Data) -> list[str]:
+    """List the attributes with a row per node, graph structure aside."""
+    return [
+        name
+        for name, value in batch.to_dict().items()
+        if isinstance(value, Tensor)
+        and value.layout == torch.strided
+        and value.dim()
+        and value.size(0) == batch.num_nodes
+        and batch.is_node_attr(name)
+        and (name == 'x' or value.is_floating_point())
+    ]
+
+
+def _check_edges(batch: Data, owner: Tensor) -> None:
+    """Check that no edge of a batch joins two subgraphs (of :obj:`owner`).
+
+    Raises:
+        ValueError: if an edge joins two subgraphs, or has no such node.
+    """
+    for name, value in batch.to_dict().items():
+        ends = _ends(name, value)
+        if ends is None or ends.numel() == 0:
+            continue
+        low, high = int(ends.min()), int(ends.max())
+        if low < 0 or high >= owner.numel():
+            raise ValueError(
+                f"'{name}' of the batch needs to name its nodes, from 0 on "
+                '(got others)'
+            )
+        if not bool((owner[ends[0]] == owner[ends[1]]).all()):
+            raise ValueError(
+                f"'{name}' of the batch needs to stay inside each subgraph, "
+                'but an edge joins two of them'
+            )
+
+
+def _ends(name: str, value: Any) -> Tensor | None:
+    if isinstance(value, Tensor):
+        if value.layout != torch.strided:
+            return value.to_sparse_coo().coalesce().indices()[:2]
+        is_index = 'index' in name or 'face' in name
+        if is_index and value.dim() == 2 and value.size(0) == 2:
+            return value
+    elif hasattr(value, 'coo') and hasattr(value, 'sizes'):
+        row, col, _ = value.coo()
+        return torch.stack([row, col])
+    return None
 
 
 class Target(dict[str, Tensor]):

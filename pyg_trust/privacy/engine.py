@@ -33,18 +33,18 @@ from pyg_trust.privacy.alone import ISOLATIONS
 from pyg_trust.privacy.bounds import check_norm
 from pyg_trust.privacy.calls import Forward
 from pyg_trust.privacy.exact import clip
+from pyg_trust.privacy.exact.step import release
 from pyg_trust.privacy.group import Group
 from pyg_trust.privacy.mechanisms import CLIPPINGS, check_multiplier
-from pyg_trust.privacy.noising import noisy_count, noisy_sums
 from pyg_trust.privacy.norms import AdaptiveNorm
 from pyg_trust.privacy.probing import try_parts
 from pyg_trust.privacy.report import (
     NOISELESS,
     PrivacyReport,
-    Run,
     covered,
     describe,
 )
+from pyg_trust.privacy.spending import new_account
 from pyg_trust.privacy.state import Checkpoints
 from pyg_trust.privacy.training import REDUCTIONS, PrivateStep
 from pyg_trust.privacy.validation import (
@@ -106,7 +106,7 @@ def _as_in_opacus(call: _Call) -> _Call:
 
 
 class PrivacyEngine(Checkpoints):
-    r"""Trains any PyG model with differential privacy, as Opacus' engine does.
+    """Trains any PyG model with differential privacy, as Opacus' engine does.
 
     .. code-block:: python
 
@@ -117,56 +117,32 @@ class PrivacyEngine(Checkpoints):
             target_epsilon=8.0, target_delta=1e-5, steps=200,
             max_grad_norm=1.0,
         )
-        for epoch in range(10**6):
+        while not engine.exhausted and engine.steps < 200:
             for batch in loader:
                 optimizer.zero_grad()
                 out = model(batch.x, batch.edge_index)[:batch.batch_size]
                 loss = F.cross_entropy(out, batch.y[:batch.batch_size])
                 loss.backward()
                 optimizer.step()
-            if engine.exhausted:
-                break
         print(engine.report().explain())
 
-    A step draws :math:`m` subgraphs that share no node, clips the gradient of
-    each to :math:`C`, and hands the optimizer their sum with Gaussian noise of
-    standard deviation :math:`z C`, over :math:`m` (`Ayle et al. 2023
-    <https://arxiv.org/abs/2301.00738>`_; :doc:`/theory/private_training`).
-    Protected are the features of every node, or what the loader says; *not*
-    edges, which nodes there are, and what the model predicts for a node with
-    private neighbours. :meth:`report` lists every assumption.
-
-    A step is on the account, and in the ledger if there is one, before its
-    noise is drawn. The loss is a mean or a sum of one term per subgraph; its
-    value is private. In several processes (``init_process_group``; pass the
-    plain model) each computes the gradients of its part of a batch, and the
-    first adds the noise, once.
+    A step clips the gradient of each drawn subgraph to :math:`C`, and hands
+    the optimizer their sum with Gaussian noise of the standard deviation
+    :math:`z C`, over :math:`m` (:doc:`/theory/private_training`). Protected is
+    what the loader says; the loss is a mean or a sum of one term per subgraph,
+    and private. :meth:`report` lists every assumption.
 
     Args:
-        accountant (str, optional): :obj:`'pld_wor'` (tighter) or
-            :obj:`'rdp_wor'` (the paper's) without replacement,
-            :obj:`'pld_poisson'` for a loader with ``sampling='poisson'``. For
-            an :class:`~pyg_trust.loader.EgoLoader` :obj:`'pld_group_wor'` or
-            :obj:`'rdp_fdp'` (the paper's) without replacement, and
-            :obj:`'pld_group'` by Poisson sampling. By default the first that
-            fits. Opacus' :obj:`'prv'` is the default, :obj:`'rdp'` is by Rényi
-            DP. One of :obj:`pyg_trust.registries.ACCOUNTANTS` goes with the
-            sampling and relation that it states.
-        insecure_seed (int, optional): the seed of the noise and the batches,
-            to repeat an experiment: the result is not private, and the report
-            begins with that. By default both come from the operating system.
-            (default: :obj:`None`)
-        ledger (str or Path, optional): a file for the durable account
-            (:class:`~pyg_trust.ledger.PrivacyLedger`). What it says was spent
-            is spent. (default: :obj:`None`)
-        ledger_head (str, optional): the ``ledger_head`` of an earlier report.
-            A ledger that does not continue from there is refused.
-            (default: :obj:`None`)
-        noise (str): the source of random bits without a seed: an entry of
-            :obj:`pyg_trust.registries.NOISES`. (default: :obj:`'system'`)
-
-    Raises:
-        TypeError, ValueError: on a wrong argument.
+        accountant (str, optional): an entry of
+            :obj:`pyg_trust.registries.ACCOUNTANTS` that fits the loader, or
+            Opacus' :obj:`'prv'` or :obj:`'rdp'`; by default the tightest.
+        insecure_seed (int, optional): the seed of noise and batches, to repeat
+            an experiment; the result is not private, and the report says so.
+        ledger (str or Path, optional): a file for the durable account. What it
+            says was spent is spent.
+        ledger_head (str, optional): the ``ledger_head`` of an earlier report,
+            from which the ledger has to continue.
+        noise (str): an entry of :obj:`pyg_trust.registries.NOISES`.
     """
 
     advice = ': copy the model (its copy is plain), or take state_dict()'
@@ -289,58 +265,40 @@ class PrivacyEngine(Checkpoints):
     ) -> PrivateTraining:
         r"""Wrap a model, an optimizer and a loader for private training.
 
-        Basic arguments are those up to ``target_delta``; the others are for
-        particular models and losses.
-
         Args:
             module (torch.nn.Module): the model; it returns a row per node, or
                 one per subgraph.
             optimizer (torch.optim.Optimizer): with the model's trainable
                 parameters, all of them and no others.
-            data_loader (StepLoader): a
-                :class:`~pyg_trust.loader.DisjointWalkLoader` or another
-                loader of subgraphs. Iterate over the one returned.
-            noise_multiplier (float): :math:`z = \sigma / C`, as in Opacus.
-                With 0, gradients are clipped and no noise is added, to debug
-                a training: nothing is private then, and the report says so.
+            data_loader (StepLoader): a loader of subgraphs, such as
+                :class:`~pyg_trust.loader.DisjointWalkLoader`.
+            noise_multiplier (float): :math:`z = \sigma / C`, as in Opacus. 0
+                is to debug a training: nothing is private then.
             max_grad_norm (float or AdaptiveNorm): :math:`C`, chosen without
-                looking at private data, or an
-                :class:`~pyg_trust.privacy.AdaptiveNorm` that follows a
-                quantile of the norms, paid from the same account.
+                private data, or a norm that follows a noisy quantile.
             target_epsilon (float, optional): the budget: the loader ends
-                before the step that would exceed it. (default: :obj:`None`)
+                before the step that would exceed it.
             target_delta (float, optional): its :math:`\delta`.
-                (default: :obj:`None`)
             loss_reduction (str): whether the loss is the :obj:`'mean'` or the
-                :obj:`'sum'` of the terms of a batch. (default: :obj:`'mean'`)
+                :obj:`'sum'` of the terms of a batch.
             max_physical_batch_size (int, optional): the most subgraphs in
-                memory at a time. A batch then comes in parts; write the loop
-                as if each were a batch. (default: :obj:`None`)
+                memory. A batch then comes in parts, each with a step.
             forward (callable, optional): ``forward(model, batch)`` calls the
-                model as the training loop is going to, for the test before
-                training; by default the model gets what its arguments are
-                named after (``batch``, ``edge_attr``, ...), ``x`` and
-                ``edge_index`` first.
+                model as the loop does; by default it gets what its arguments
+                are named after, ``x`` and ``edge_index`` first.
             criterion (callable, optional): ``criterion(output, target)``, a
-                mean of one term per row. It is tested before training, and
-                ``training.loss(batch)`` computes each subgraph's term with it.
-                (default: :obj:`None`)
-            clipping (str): :obj:`'flat'`, gradients above :math:`C` are cut
-                to it, or :obj:`'automatic'`, every gradient is scaled to just
-                below it. (default: :obj:`'flat'`)
-            isolation (str): :obj:`'checked'` computes all subgraphs of a batch
-                together, and verifies which row belongs to which
-                (:mod:`pyg_trust.privacy.codes`) in the first steps, whenever
-                the model takes another course, and in one of eight steps,
-                drawn in secret. :obj:`'construction'` runs every subgraph
-                alone, tens of times as long. (default: :obj:`'checked'`)
+                mean of one term per row, for ``training.loss(batch)``.
+            clipping (str): :obj:`'flat'` cuts gradients above :math:`C`;
+                :obj:`'automatic'` scales all of them to just below it.
+            isolation (str): :obj:`'checked'` computes all subgraphs together,
+                and verifies in some steps which row belongs to which;
+                :obj:`'construction'` runs every subgraph alone, slowly.
 
         Returns:
             PrivateTraining: model, optimizer and loader.
 
         Raises:
-            TypeError, ValueError: if an argument can't be used. Nothing is
-                changed then.
+            TypeError, ValueError: if an argument can't be used.
         """
         given = {k: v for k, v in locals().items() if k != 'self'}
         return self._make(None, **given)
@@ -483,25 +441,31 @@ class PrivacyEngine(Checkpoints):
         if adaptive is not None and noise_multiplier:
             adaptive.gradient_multiplier(noise_multiplier, size)
         account = self._open(data_loader)
-        self._target = None, None  # not one of an interrupted call
-        if target_epsilon is not None and target_delta is not None:
-            self._target = float(target_epsilon), float(target_delta)
-        if steps is not None:
-            noise_multiplier = account.noise_multiplier_for(
-                *self._target,
-                sample_rate=self._highest_rate(data_loader, steps),
-                steps=steps,
-            )
-        multiplier = gradients = float(noise_multiplier)
-        self._check_budget(data_loader, multiplier)
-        if adaptive is not None:
-            std = adaptive.count_std(multiplier, size)
-            check_grid('noise_std', 2 * std, 1)
-            gradients = adaptive.gradient_multiplier(multiplier, size)
-        numbers = sum(p.numel() for p in step.parameters)
-        check_arithmetic(data_loader, gradients, numbers)
-        self._group.share(module, optimizer)
-        key = self._group.key()
+        try:
+            self._target = None, None  # not one of an interrupted call
+            if target_epsilon is not None and target_delta is not None:
+                self._target = float(target_epsilon), float(target_delta)
+            if steps is not None:
+                noise_multiplier = account.noise_multiplier_for(
+                    *self._target,
+                    sample_rate=self._highest_rate(data_loader, steps),
+                    steps=steps,
+                )
+            multiplier = gradients = float(noise_multiplier)
+            self._check_budget(data_loader, multiplier)
+            if adaptive is not None:
+                std = adaptive.count_std(multiplier, size)
+                check_grid('noise_std', 2 * std, 1)
+                gradients = adaptive.gradient_multiplier(multiplier, size)
+            numbers = sum(p.numel() for p in step.parameters)
+            check_arithmetic(data_loader, gradients, numbers)
+            self._group.share(module, optimizer)
+            key = self._group.key()
+        except BaseException:
+            # Another try opens the account again.
+            self.close()
+            self._accountant = self._ledger = self._plan = None
+            raise
         # From here on nothing is refused, and an interrupt falls between two
         # lines.
         self._loader, self._noise_multiplier = data_loader, multiplier
@@ -527,7 +491,7 @@ class PrivacyEngine(Checkpoints):
         **options: Any,
     ) -> PrivateStep:
         # Refuse what can't be trained, before the account is opened.
-        account = self._account(loader)
+        account = new_account(self._kind, loader)
         if delta is not None:
             account.get_epsilon(delta)
         check_model(module, optimizer)
@@ -692,19 +656,36 @@ class PrivacyEngine(Checkpoints):
             delta (float, optional): :math:`\delta`; by default that of the
                 budget. (default: :obj:`None`)
         """
-        training = self._attached()
-        run = Run(
-            loader=self._loader,
-            model=training.model.module,
-            step=self._step,
-            leaks=tuple(self._leaks),
-            releases=self._releases,
-            processes=self._group.size,
-            gradient_multiplier=self._gradient_multiplier,
-            noise=self._noise_kind,
-            has_ledger=self._ledger is not None,
-            names_ledger=self._ledger_path is not None,
-            own_steps=self.steps - self._start,
-            continued=self._continued,
-        )
-        return describe(self, run, delta)
+        self._attached()
+        return describe(self, delta)
+
+
+def noisy_sums(
+    totals: list[Tensor],
+    noise: Any,
+    multiplier: float,
+    norm: float,
+) -> list[Tensor]:
+    """Bring sums to the grid of the noise, and add it.
+
+    Returns:
+        list[Tensor]: float64.
+    """
+    # All at once: every draw checks the table of the noise.
+    (made,) = release(
+        [torch.cat([total.cpu().reshape(-1) for total in totals]).numpy()],
+        lambda count: noise.cells((count,)).cpu().numpy(),
+        multiplier,
+        norm,
+    )
+    parts = torch.from_numpy(made).split([t.numel() for t in totals])
+    return [
+        part.view(total.shape).to(total.device, copy=True)
+        for part, total in zip(parts, totals, strict=True)
+    ]
+
+
+def noisy_count(count: float, noise: Any, std: float) -> float:
+    """Add noise to a count to which each subgraph adds 1/2 at most."""
+    step, _ = clip.noise_grid(2 * std, 0.5, 1)
+    return (round(count / step) + int(noise.cells((1,))[0])) * step

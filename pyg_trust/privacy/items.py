@@ -89,40 +89,23 @@ class ItemReport(AggregationReport):
 class PrivateItemCounts(Fitted):
     r"""Recommends items, with differential privacy of every user's list.
 
-    .. code-block:: python
-
-        model = PrivateItemCounts(epsilon=8.0, delta=1e-5)
-        model.fit(interactions, num_users, num_items)
-        top = model.recommend(history, k=20)
-
-    The list of a user is a row :math:`x_u` of norm 1, and the table :math:`G =
-    \sum_u x_u x_u^\top` of items by items is released once, with noise. A
-    score is :math:`x_u F` with the positive part :math:`F` of :math:`G` of low
-    rank and the history that you pass. Protected is a user with all of their
-    list, however long. The table may be published; scores of a user read
-    their own list, so that they are for this user.
-
-    The noise does not depend on the number of users: few users pay for
-    privacy, a million hardly do. Memory: 21 bytes for each pair of items while
-    it fits (8 GB for 20,000 items), 4 afterwards.
+    A user's list is a row :math:`x_u` of norm 1, and the table :math:`G =
+    \sum_u x_u x_u^\top` of items is released once, with noise; it may be
+    published. A score is :math:`x_u F` with a positive part :math:`F` of
+    :math:`G` of low rank and the history that you pass: it is for this user.
 
     Args:
-        epsilon (float): the budget. (default: :obj:`8.0`)
+        epsilon (float): the budget.
         delta (float): its :math:`\delta`: a public power of ten, at most one
-            over ten times the number of users. (default: :obj:`1e-5`)
-        ledger (str or Path, optional): a file for the account.
-            (default: :obj:`None`)
+            over ten times the number of users.
+        ledger, ledger_head, insecure_seed: as of
+            :class:`~pyg_trust.privacy.PrivacyEngine`.
         neighboring (str): :obj:`'add_remove'`: against an empty list; or
             :obj:`'replace'`: against any other.
-            (default: :obj:`'add_remove'`)
-        rank (int): the rank of :math:`F`. (default: :obj:`16`)
+        rank (int): the rank of :math:`F`.
         items (Tensor or list[int], optional): the items of the table, a
-            public list; all others are never counted and never recommended.
-            Needed for more than 20,000 items. (default: :obj:`None`)
-        insecure_seed (int, optional): the seed of the noise, to repeat an
-            experiment; the result is not private. (default: :obj:`None`)
-        ledger_head (str, optional): as in
-            :class:`~pyg_trust.privacy.PrivacyEngine`. (default: :obj:`None`)
+            public list; all others are never counted or recommended. Needed
+            for more than 20,000 items (8 GB).
 
     Example:
         >>> likes = torch.tensor([[0, 0, 1, 1, 2], [0, 1, 1, 2, 2]])
@@ -197,7 +180,6 @@ class PrivateItemCounts(Fitted):
                 bipartite graph. (default: :obj:`None`)
             edge_type (tuple, optional): the type of a graph's interactions;
                 not needed if the graph has one type alone.
-                (default: :obj:`None`)
 
         Raises:
             TypeError, ValueError: if interactions are listed twice, have

@@ -28,8 +28,9 @@ from pyg_trust._checks.graphs import check_examples
 from pyg_trust._moved import renamed
 from pyg_trust.account import PaidNoise
 from pyg_trust.files.commit import editing, synchronized
+from pyg_trust.privacy.coverage import Coverage
 from pyg_trust.privacy.descent import descent_noise
-from pyg_trust.privacy.fitted import PrivateFit, Task, check_shares
+from pyg_trust.privacy.fitted import Task, check_shares
 from pyg_trust.privacy.link_sums import (
     MOST_PAIRS,
     logits,
@@ -150,75 +151,45 @@ class LinkReport(ReleaseReport):
 
 
 @validated
-class PrivateLinkPredictor(PrivateFit):
+class PrivateLinkPredictor(Coverage):
     r"""Scores pairs of nodes, with privacy of every edge or every record.
 
-    .. code-block:: python
-
-        split = RandomLinkSplit(
-            is_undirected=True, add_negative_train_samples=False
-        )
-        train, val, test = split(data)
-        model = PrivateLinkPredictor('edge', epsilon=4.0, delta=1e-6)
-        scores = model.fit(train).score(test.edge_label_index)
-
-    Every node sends the principal columns of its features, brought to norm 1,
-    and the noisy sums over neighbours are released once. A logistic scorer of
-    pairs reads these and features, and trains by noisy gradient descent: each
-    edge is a positive pair, judged without its own message, and public pairs
-    are the negatives, all on one account. After that any number of scores
-    costs nothing and reads no edge. ``'node'`` protects the record of a node:
-    its features and its own list; graphs need tens of thousands of nodes, and
-    nothing is covered when somebody leaves.
-
-    Only edges of ``data.edge_index`` are private, and all of them are used.
-    The test split of ``RandomLinkSplit`` holds validation edges in its
-    ``edge_index``: it is another graph, whose release costs again. Graphs of
-    about 5,000 edges pay for privacy; on 170,000 the loss is small. Public are
-    ids, under ``'edge'`` features, and all arguments. Memory: 8 bytes for each
-    of ``dim + 2 * message_dim + 3`` columns of every edge.
+    Noisy sums of features over neighbours are released once. A logistic scorer
+    of pairs reads these and features, and trains by noisy gradient descent:
+    each edge is a positive pair, judged without its own message, and public
+    pairs are the negatives. After that scores cost nothing and read no edge.
+    ``'node'`` protects a node's features and list; it needs tens of thousands
+    of nodes, and covers no removal. Only edges of ``data.edge_index`` are
+    private: the test split of ``RandomLinkSplit`` is another graph, whose
+    release costs again.
 
     Args:
-        adjacency (str): ``'edge'`` or ``'node'``. (default: :obj:`'edge'`)
-        epsilon (float): the budget. (default: :obj:`4.0`)
+        adjacency (str): ``'edge'`` or ``'node'``.
+        epsilon (float): the budget.
         delta (float): its :math:`\delta`: a public power of ten, at most one
-            over ten times the number of edges. (default: :obj:`1e-6`)
-        ledger (str or Path, optional): a file for the account.
-            (default: :obj:`None`)
+            over ten times the number of edges.
+        ledger, ledger_head, insecure_seed: as of :class:`PrivacyEngine`.
         neighboring (str, optional): of ``'node'``: ``'add_remove'`` or
-            ``'replace'``, which is the default. (default: :obj:`None`)
-        directed (bool): whether edges are arcs. (default: :obj:`False`)
-        shares (sequence of float, optional): advanced, as all that follow:
-            shares of :math:`\mu^2` for the rows, the number of edges and the
-            scorer; by default :obj:`(.69, .01, .3)`. Under ``'node'``, of the
-            rows and the scorer; by default :obj:`(.95, .05)`.
+            ``'replace'``, which is the default.
+        directed (bool): whether edges are arcs.
+        shares (sequence of float, optional): of :math:`\mu^2`, for rows, the
+            number of edges and the scorer; under ``'node'``, rows and scorer.
         dim (int): the columns of features, of ``'edge'``.
-            (default: :obj:`32`)
-        message_dim (int, optional): the columns of messages, each of which
-            gets noise; by default 8, under ``'node'`` 16.
-        steps (int): the steps of descent. (default: :obj:`30`)
-        lr (float, optional): Adam's; by default :math:`.1 \sqrt p` of
-            :math:`p` columns. (default: :obj:`None`)
-        num_neg (int, optional): the number of negatives; by default five for
-            each edge by the noisy number, at most 200,000. Under ``'node'``
-            those of each node; by default 20, fewer above 10,000 nodes.
-        leave_out (bool): whether an example is judged without its own edge;
-            it is free, and better. (default: :obj:`True`)
-        insecure_seed (int, optional): the seed of the noise, to repeat an
-            experiment; the result is not private. (default: :obj:`None`)
-        ledger_head (str, optional): as of
-            :class:`~pyg_trust.privacy.PrivacyEngine`. (default: :obj:`None`)
+        message_dim (int, optional): the columns of messages.
+        steps, lr: of descent; by default :math:`.1 \sqrt p` of :math:`p`
+            columns.
+        num_neg (int, optional): the number of negatives; of each node under
+            ``'node'``.
+        leave_out (bool): whether an example is judged without its own edge.
         forget_epsilon (float): up to which :math:`\epsilon` the noise may
-            cover edges that are removed. (default: :obj:`1.0`)
+            cover edges that are removed.
 
     Example:
         >>> edges = torch.tensor([[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]])
         >>> data = Data(x=torch.eye(4), edge_index=edges)
         >>> model = PrivateLinkPredictor(epsilon=4.0, delta=1e-3).fit(data)
-        >>> model.score(torch.tensor([[0], [2]])).shape
+        >>> model.decision_function(torch.tensor([[0], [2]])).shape
         torch.Size([1])
-        >>> model.report().epsilon <= 4.0
-        True
     """
 
     _entries = ('count', 'negatives')
@@ -450,7 +421,6 @@ class PrivateLinkPredictor(PrivateFit):
                 float64, ``[num_nodes, num_columns]``: scores then read the
                 source's own row, and are for the source alone. Without it,
                 they read released rows, and are for all.
-                (default: :obj:`None`)
 
         Returns:
             Tensor: float64, ``[num_pairs]``.

@@ -9,7 +9,7 @@ documentation, "Private training".
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Annotated, Any
 
@@ -22,23 +22,19 @@ from pyg_trust._checks import (
     Array,
     Count,
     Finite,
-    Fraction,
     Natural,
     OneOf,
-    Positive,
     Rate,
     check_fraction,
     check_number,
     check_rate,
     validated,
 )
-from pyg_trust.privacy.exact.quantile import quantile
 
 __all__ = [
     'clip_factors',
     'fdp_terms',
     'gaussian_profile',
-    'private_quantile',
     'rdp_fdp',
     'rdp_wor',
     'rdp_wor_profile',
@@ -75,7 +71,6 @@ def clip_factors(
         norms (Tensor): the norms of gradients, ``[num_subgraphs]``.
         max_grad_norm (float): :math:`C`; infinity to clip nothing.
         clipping (str): :obj:`'flat'` or :obj:`'automatic'`.
-            (default: :obj:`'flat'`)
     """
     if not max_grad_norm > 0:
         raise ValueError(
@@ -105,42 +100,6 @@ def row_norms(rows: Annotated[Tensor, Array(None, 'num', 'length')]) -> Tensor:
     parts = torch.linalg.vector_norm(blocks, dim=2).double()
     rest = torch.linalg.vector_norm(rows[:, whole:], dim=1).double()
     return (parts.square().sum(1) + rest.square()).sqrt().to(rows.dtype)
-
-
-@validated
-def private_quantile(
-    values: Sequence[float] | np.ndarray,
-    share: Fraction,
-    epsilon: Positive,
-    low: Positive,
-    high: Positive,
-    source: Callable[[int], bytes],
-    sensitivity: Count = 1,
-) -> float:
-    r"""Draw a quantile with pure :math:`\epsilon`-DP, in exact arithmetic.
-
-    The exponential mechanism (`Smith 2011
-    <https://doi.org/10.1145/1993636.1993743>`_) on 256 public candidates,
-    evenly on the logarithmic scale. The number of values is public.
-
-    Args:
-        values (sequence of float): the private values; those outside of the
-            interval, or no numbers, count as its nearer (or upper) end.
-        share (float): which quantile, in :math:`(0, 1)`.
-        epsilon (float): the privacy budget.
-        low (float): the least answer, positive.
-        high (float): the greatest answer.
-        source (callable): returns a given number of secret random bytes.
-        sensitivity (int): how many values a replaced row changes at most.
-            (default: :obj:`1`)
-    """
-    if not low < high:
-        raise ValueError(f"'low' needs to be below 'high' (got {low}, {high})")
-    v = numbers('values', values)
-    if v.ndim != 1 or v.size == 0:
-        raise ValueError("'values' needs to hold at least one number")
-    v = np.where(np.isnan(v), high, v)
-    return quantile(v, share, epsilon, low, high, sensitivity, source)
 
 
 # Privacy profiles and Rényi divergences of one step #########################

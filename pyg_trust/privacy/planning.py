@@ -320,8 +320,8 @@ def search(
     r"""Train with settings drawn at random, and release the best run alone.
 
     A secret random number of runs, each with settings drawn uniformly from
-    the candidates; the model with the highest score is returned, and what
-    that costs in all (:func:`search_epsilon`).
+    the candidates. Do not publish how long it takes, nor what :obj:`train`
+    prints or stores.
 
     .. code-block:: python
 
@@ -336,33 +336,26 @@ def search(
             mean_runs=5,
         )
 
-    Do not publish how long it takes, nor what :obj:`train` prints or stores.
-
     Args:
         train (callable): maps settings to an engine that has trained a model
-            and a score, the higher the better, which is a function of the
-            weights and of public data: score on other persons, who agreed
-            (:meth:`PrivacyUnit.split <pyg_trust.unit.PrivacyUnit.split>`).
-        candidates (sequence): the settings, chosen without looking at private
-            data.
-        bound (Accountant): a bound of what a run may spend with any settings
-            (:meth:`Proposal.accountant`). A run that spends more is an error.
+            and a score, a function of the weights and of public data.
+        candidates (sequence): the settings, chosen without private data.
+        bound (Accountant): what a run may spend with any settings
+            (:meth:`Proposal.accountant`).
         delta (float): in :math:`(0, 1)`.
         mean_runs (float): the expected number of runs, at least 1.
         shape (float): :math:`\eta` of the truncated negative binomial
-            distribution of the number of runs: :obj:`1` for the geometric one,
-            :obj:`0` for the logarithmic one, which spreads wider and costs
-            less. (default: :obj:`1.0`)
-        seed (int, optional): the seed of the draws, to repeat an experiment;
-            the result is not private. (default: :obj:`None`)
+            distribution of their number: 1 for the geometric, 0 for the
+            logarithmic one, which spreads wider and costs less.
+        seed (int, optional): the seed, to repeat an experiment; the result is
+            not private.
 
     Returns:
         tuple[Module, SearchReport]: a plain copy of the best model, and what
         holds of it.
 
     Raises:
-        BudgetExceededError: if a run spent more than :obj:`bound`; nothing is
-            returned then.
+        BudgetExceededError: if a run spent more than :obj:`bound`.
     """
     if not isinstance(candidates, Sequence) or not candidates:
         raise TypeError(

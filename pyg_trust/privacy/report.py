@@ -2,9 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
-
-from torch import nn
+from typing import Any
 
 from pyg_trust.loader import StepLoader
 from pyg_trust.noise import NOISES, SEEDED, SYSTEM
@@ -17,7 +15,6 @@ from pyg_trust.privacy.accountant import (
 )
 from pyg_trust.privacy.accounting import ORDERS, rdp_epsilon
 from pyg_trust.privacy.exact import clip
-from pyg_trust.privacy.training import PrivateStep
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import Guarantee, fingerprint_model, provenance
 from pyg_trust.report.charts import Chart
@@ -179,36 +176,20 @@ class PrivacyReport(ClaimedReport):
         return f'clips the gradient of each to {norm}'
 
 
-class Run(NamedTuple):
-    """Settings and counts of a training, for its report."""
-
-    loader: StepLoader
-    model: nn.Module
-    step: PrivateStep
-    leaks: tuple[str, ...]
-    releases: int
-    processes: int
-    gradient_multiplier: float
-    noise: str
-    has_ledger: bool
-    names_ledger: bool
-    own_steps: int
-    continued: int | None
-
-
-def describe(engine: Any, run: Run, delta: float | None) -> PrivacyReport:
+def describe(engine: Any, delta: float | None) -> PrivacyReport:
     """Make the report of :meth:`PrivacyEngine.report`."""
     if delta is None:
         delta = engine.target_delta
     if delta is None:
         raise ValueError("'delta' needs to be given if there is no target")
-    loader, step = run.loader, run.step
+    loader, step = engine._loader, engine._step
+    taken = engine.steps - engine._start
     rates: dict[float, int] = {}
     for _, rate, count in engine.accountant.history:
         rates[rate] = rates.get(rate, 0) + count
     moves = loader.terms * (1 if loader.form == 'withdraw' else 2)
     persons = loader.setting().get('persons', {})
-    notes = [*run.leaks, *step.notes()]
+    notes = [*engine._leaks, *step.notes()]
     mechanism = engine.accountant.mechanism()
     if ACCOUNTANTS.is_own(mechanism):
         notes.append(
@@ -222,7 +203,7 @@ def describe(engine: Any, run: Run, delta: float | None) -> PrivacyReport:
             f'neighbours: the loader is {kind.__module__}.'
             f'{kind.__qualname__}, which is not of this package'
         )
-    isolation = _isolation(engine, run)
+    isolation = _isolation(engine)
     notes.append(RUN_ALONE + isolation)
     if isolation != 'always':
         notes.append(APART)
@@ -237,20 +218,20 @@ def describe(engine: Any, run: Run, delta: float | None) -> PrivacyReport:
             'in exact arithmetic a gradient is what the kernels of this '
             'machine compute of it, by a way that does not depend on values'
         )
-    if run.own_steps < engine.steps:
+    if taken < engine.steps:
         of = (
             'weights that start from those of the call of make_private'
-            if run.continued is None
-            else f'weights of a checkpoint of {run.continued} steps'
+            if engine._continued is None
+            else f'weights of a checkpoint of {engine._continued} steps'
         )
         notes.append(
             f'of the {engine.steps} steps on the account this process took '
-            f'{run.own_steps}, on {of}; the others count, as weights of '
+            f'{taken}, on {of}; the others count, as weights of '
             'earlier runs may have been seen'
         )
-    if run.processes > 1:
+    if engine._group.size > 1:
         notes.append(
-            f'{run.processes} processes trained together; they and the '
+            f'{engine._group.size} processes trained together; they and the '
             'network between them see clipped sums without noise'
         )
     return PrivacyReport.of(
@@ -270,39 +251,41 @@ def describe(engine: Any, run: Run, delta: float | None) -> PrivacyReport:
         noise_multiplier=engine.noise_multiplier,
         lam=engine.noise_multiplier / moves,
         grid_exponent=-SHIFT,
-        noise_std=run.gradient_multiplier * engine.max_grad_norm,
-        arithmetic=_arithmetic(engine, run, why),
+        noise_std=engine._gradient_multiplier * engine.max_grad_norm,
+        arithmetic=_arithmetic(engine, why),
         isolation=isolation,
         rho=0.0
         if engine.noiseless
         else clip.noise_grid(
-            run.gradient_multiplier,
+            engine._gradient_multiplier,
             engine.max_grad_norm,
             sum(p.numel() for p in step.parameters),
         )[1],
         clipping=engine.clipping,
-        processes=run.processes,
+        processes=engine._group.size,
         seeded=engine.seeded,
         ledger_head=engine.ledger_head,
         assumptions=assumptions(
             engine.seeded,
-            run.has_ledger,
+            engine._ledger is not None,
             notes,
             loader.assumptions(),
-            run.noise,
+            engine._noise_kind,
         ),
         data=loader.fingerprint(),
         provenance=provenance(
             loss_reduction=engine.loss_reduction,
             sampler=loader.setting(),
-            ledger=run.names_ledger,
+            ledger=engine._ledger_path is not None,
         ),
-        weights=fingerprint_model(run.model.state_dict()),
+        weights=fingerprint_model(
+            engine._attached().model.module.state_dict()
+        ),
         history=epsilon_over_time(engine.accountant, delta),
         account=tuple(engine.accountant.history),
         pure_epsilon=engine.accountant.pure_epsilon,
         epsilon_renyi=_renyi(engine.accountant, delta),
-        checked=_checks(engine, run),
+        checked=_checks(engine),
         persons=persons,
         together=_together(engine.accountant, loader, delta)
         if persons
@@ -391,17 +374,19 @@ def covered(
     return epsilon_of_units(engine.accountant, loader, delta, k)
 
 
-def _arithmetic(engine: Any, run: Run, why: tuple[str, ...]) -> str:
+def _arithmetic(engine: Any, why: tuple[str, ...]) -> str:
     own = ACCOUNTANTS.is_own(engine.accountant.mechanism())
-    if own or NOISES.is_own(run.noise):
+    if own or NOISES.is_own(engine._noise_kind):
         return 'float'
     return 'sums' if why else 'exact'
 
 
-def _isolation(engine: Any, run: Run) -> str:
-    step = run.step
-    steps = run.own_steps if run.continued is None else engine.steps
-    steps -= run.releases
+def _isolation(engine: Any) -> str:
+    step = engine._step
+    steps = engine.steps
+    if engine._continued is None:
+        steps -= engine._start
+    steps -= engine._releases
     alone = step.constructed + step.checked
     if step.disagrees:
         return 'not'
@@ -418,20 +403,20 @@ def _renyi(accountant: Any, delta: float) -> float | None:
     return rdp_epsilon(orders, accountant.rdp(orders), delta)
 
 
-def _checks(engine: Any, run: Run) -> tuple[str, ...]:
+def _checks(engine: Any) -> tuple[str, ...]:
     # Checks that held, as training would have stopped otherwise.
-    step = run.step
+    step = engine._step
     lines = [
         'before the first step the model ran on random features: a change of '
         'one subgraph moved the gradient of no other',
     ]
-    if not run.own_steps:
+    if engine.steps == engine._start:
         return (*lines, 'this process has taken no private step')
     lines.append(
         'at every step of this process the clipped sum was finite and of the '
         'units that were drawn'
     )
-    if run.has_ledger:
+    if engine._ledger is not None:
         lines.append('each step was on the ledger before its noise was drawn')
     if step.intact():
         lines.append(

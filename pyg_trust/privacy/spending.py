@@ -87,8 +87,6 @@ class Spending(Single):
         # checkpoint that was loaded; the steps that had no noise.
         self._start, self._continued = 0, None
         self._noiseless = 0
-        # The data; how batches are drawn, and which data are neighbours.
-        self._data, self._law = '', ('', '')
         # Set by make_private.
         self._loader: StepLoader
         self._noise_multiplier: float
@@ -237,10 +235,7 @@ class Spending(Single):
             and self._left(loader, multiplier, self.steps) < 1
         ):
             assert delta is not None
-            self._plan = None
             steps, spent = self.steps, self.get_epsilon(delta)
-            self.close()
-            self._accountant = self._ledger = None
             raise BudgetExceededError(
                 f'no step fits the budget of epsilon {epsilon:g} at delta '
                 f'{delta:g}: {steps} steps on the account have spent '
@@ -292,35 +287,9 @@ class Spending(Single):
 
     # The account ###########################################################
 
-    def _account(self, loader: StepLoader) -> Accountant:
-        # The account for a loader, or a new one.
-        if self._accountant is None:
-            return _new_account(self._kind, loader)
-        if loader.fingerprint() != self._data:
-            raise ValueError(
-                "'data_loader' needs to have the data of the first loader"
-            )
-        law = loader.sampling, loader.relation
-        if law != self._law:
-            raise ValueError(
-                f"'data_loader' needs sampling and relation {self._law}, "
-                f'as the first one (got {law})'
-            )
-        if loader.terms != self._accountant.occurrences:
-            raise ValueError(
-                "'data_loader' needs subgraphs of which a row is in up to "
-                f'{self._accountant.occurrences}, as the account counts '
-                f'(got {loader.terms})'
-            )
-        return self._accountant
-
     def _open(self, loader: StepLoader) -> Accountant:
         # The account for a loader: what the ledger says, or a new one.
-        accountant = self._account(loader)
-        if self._accountant is not None:
-            return accountant
-        data = loader.fingerprint()
-        ledger = None
+        accountant, ledger = new_account(self._kind, loader), None
         try:
 
             def read() -> tuple[Any, float] | None:
@@ -332,7 +301,7 @@ class Spending(Single):
                 header = {
                     'format': 2,
                     'accountant': {k: v for k, v in state if k not in spent},
-                    'data': data,
+                    'data': loader.fingerprint(),
                     'seeded': self.seeded,
                 }
                 ledger = PrivacyLedger(
@@ -346,9 +315,7 @@ class Spending(Single):
                 state['history'], state['pure_epsilon'] = found
                 accountant.load_state_dict(state)
                 self._fresh_noise()
-            self._ledger, self._data = ledger, data
-            self._law = loader.sampling, loader.relation
-            self._accountant = accountant
+            self._ledger, self._accountant = ledger, accountant
         except BaseException:
             # The lock is released for another try.
             if ledger is not None:
@@ -357,7 +324,8 @@ class Spending(Single):
         return accountant
 
 
-def _new_account(kind: str | None, loader: StepLoader) -> Accountant:
+def new_account(kind: str | None, loader: StepLoader) -> Accountant:
+    """Return the accountant of a name that fits a loader, or the default."""
     # An account of the user's own goes with the sampling and relation that
     # it declares; a row of an ego graph is in several, which other accounts
     # do not count.

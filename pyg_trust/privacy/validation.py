@@ -6,8 +6,7 @@ models are run on made-up rows (``privacy/probing.py``).
 """
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import torch
@@ -15,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import UninitializedParameter
 from torch_geometric import nn as pyg
-from torch_geometric.data import Data
 
 from pyg_trust._checks import Is, Sizes
 from pyg_trust.graph._marks import marked
@@ -26,24 +24,16 @@ from pyg_trust.privacy.group import Group
 
 __all__ = [
     'ADVICE',
-    'SEED',
     'IsLoader',
     'Loader',
     'check_arithmetic',
     'check_autocast',
-    'check_criterion',
-    'check_edges',
     'check_grid',
     'check_group',
     'check_model',
     'check_output',
     'check_parts',
     'check_totals',
-    'check_transform',
-    'features_of',
-    'in_training',
-    'other_rows',
-    'randomised',
     'same',
 ]
 
@@ -70,8 +60,6 @@ class IsLoader(Is):
 Loader = Annotated[StepLoader, IsLoader(StepLoader)]
 
 
-#: The seed of what checks draw.
-SEED = 0
 #: Advice on layers that mix subgraphs.
 ADVICE = (
     "LayerNorm(mode='node') and MessageNorm treat subgraphs apart, and so do "
@@ -277,81 +265,6 @@ def check_group(group: Group, loader: StepLoader) -> None:
     )
 
 
-def check_edges(batch: Data, owner: Tensor) -> None:
-    """Check that no edge of a batch joins two subgraphs (of :obj:`owner`).
-
-    Raises:
-        ValueError: if an edge joins two subgraphs, or has no such node.
-    """
-    for name, value in batch.to_dict().items():
-        ends = _ends(name, value)
-        if ends is None or ends.numel() == 0:
-            continue
-        low, high = int(ends.min()), int(ends.max())
-        if low < 0 or high >= owner.numel():
-            raise ValueError(
-                f"'{name}' of the batch needs to name its nodes, from 0 on "
-                '(got others)'
-            )
-        if not bool((owner[ends[0]] == owner[ends[1]]).all()):
-            raise ValueError(
-                f"'{name}' of the batch needs to stay inside each subgraph, "
-                'but an edge joins two of them'
-            )
-
-
-def _ends(name: str, value: Any) -> Tensor | None:
-    if isinstance(value, Tensor):
-        if value.layout != torch.strided:
-            return value.to_sparse_coo().coalesce().indices()[:2]
-        is_index = 'index' in name or 'face' in name
-        if is_index and value.dim() == 2 and value.size(0) == 2:
-            return value
-    elif hasattr(value, 'coo') and hasattr(value, 'sizes'):
-        row, col, _ = value.coo()
-        return torch.stack([row, col])
-    return None
-
-
-def check_transform(transform: Callable[..., Any], batch: Data) -> None:
-    """Test that a loader's transform works on each subgraph by itself.
-
-    It is run on the structure of a batch, with made-up features.
-
-    Raises:
-        ValueError: if features of a subgraph change with those of others.
-    """
-    owner, count = batch.batch, int(batch.batch.max()) + 1
-    generator = torch.Generator().manual_seed(SEED)
-    base = randomised(batch, features_of(batch), generator)
-    for value in (None, 1e4):
-        half = torch.randperm(count, generator=generator) < (count + 1) // 2
-        mine = half[owner]
-        other = other_rows(base, generator, mine, value)
-        made = []
-        for given in (base, other):
-            with torch.random.fork_rng():
-                torch.manual_seed(SEED)
-                made.append(transform(given.clone()))
-        for name, one in made[0].to_dict().items():
-            two = made[1].get(name)
-            if not isinstance(one, Tensor) or not one.is_floating_point():
-                continue
-            if one.dim() and len(one) == len(owner) == len(two):
-                one, two = one[mine], two[mine]
-            elif one.dim() and len(one) == count == len(two):
-                one, two = one[half], two[half]
-            elif made[0].is_edge_attr(name):
-                continue
-            if not same(one, two):
-                raise ValueError(
-                    "'transform' of 'data_loader' needs to treat subgraphs "
-                    f"apart, but the '{name}' of one changes with the rows of "
-                    'others (row-wise scaling is fine; standardisation, PCA '
-                    'and propagation are not)'
-                )
-
-
 # Arithmetic ###############################################################
 
 
@@ -408,149 +321,6 @@ def check_arithmetic(
             "torch.set_float32_matmul_precision('highest') (got "
             f'{torch.get_float32_matmul_precision()!r})'
         )
-
-
-# The loss #################################################################
-
-
-def check_criterion(
-    criterion: Criterion,
-    out: Tensor,
-    target: Tensor,
-    loss_reduction: str,
-) -> None:
-    """Test that a loss is the mean (or the sum) of one term per row.
-
-    Its gradient by a row has to be that of the row by itself, at random
-    outputs and targets like those given, of which integers alone are used.
-    Class weights with ``reduction='mean'``, contrastive or ranking losses, and
-    anything normalised by the data of a batch fail.
-
-    Raises:
-        ValueError: if the loss is none.
-    """
-    generator = torch.Generator().manual_seed(SEED)
-    count = min(out.size(0), 16)
-
-    def gradient(rows: Tensor, labels: Tensor) -> Tensor:
-        leaf = rows.detach().clone().requires_grad_()
-        with torch.enable_grad():
-            loss = criterion(leaf, labels)
-            if not isinstance(loss, Tensor) or loss.numel() != 1:
-                raise ValueError("'criterion' needs to return one number")
-            return torch.autograd.grad(loss, leaf)[0]
-
-    for _ in range(3):
-        values = torch.randn(
-            (count, *out.shape[1:]), generator=generator, dtype=torch.float64
-        )
-        values = (3 * values).to(out)
-        order = torch.randperm(target.size(0), generator=generator)[:count]
-        labels = target[order.to(target.device)]
-        if labels.is_floating_point():
-            drawn = torch.rand(labels.shape, generator=generator)
-            labels = drawn.to(labels)
-        elif labels.dim() == 1 and out.dim() == 2 and out.size(1) > 1:
-            drawn = torch.randint(
-                out.size(1), labels.shape, generator=generator
-            )
-            labels = drawn.to(labels)
-        together = gradient(values, labels)
-        if loss_reduction == 'mean':
-            together = together * count
-        each = zip(values.split(1), labels.split(1), strict=True)
-        alone = torch.cat([gradient(*one) for one in each])
-        if not torch.allclose(together, alone, rtol=1e-4, atol=1e-6):
-            raise ValueError(
-                f"'criterion' needs to be a {loss_reduction} of one term per "
-                'row, but the gradient of a row changes with the others (with '
-                "class weights use reduction='sum', also as 'loss_reduction', "
-                "or 'none', and take the mean of the weighted terms)"
-            )
-
-
-# Made-up rows #############################################################
-
-
-def features_of(batch: Data) -> list[str]:
-    """List the attributes with a row per node, graph structure aside."""
-    return [
-        name
-        for name, value in batch.to_dict().items()
-        if isinstance(value, Tensor)
-        and value.layout == torch.strided
-        and value.dim()
-        and value.size(0) == batch.num_nodes
-        and batch.is_node_attr(name)
-        and (name == 'x' or value.is_floating_point())
-    ]
-
-
-def randomised(
-    batch: Data,
-    names: list[str],
-    generator: torch.Generator,
-    value: float | None = None,
-) -> Data:
-    """Copy a batch with random rows, or with one value everywhere."""
-    out = batch.clone()
-    for name in names:
-        tensor = batch[name]
-        if not tensor.is_floating_point():
-            # Values that occur, in another order: embeddings have an end.
-            order = torch.randperm(tensor.size(0), generator=generator)
-            out[name] = tensor[order.to(tensor.device)]
-        elif value is None:
-            drawn = torch.randn(tensor.shape, generator=generator)
-            out[name] = drawn.to(tensor)
-        else:
-            out[name] = torch.full_like(tensor, value)
-    return out
-
-
-def other_rows(
-    batch: Data, generator: torch.Generator, mine: Tensor, value: float | None
-) -> Data:
-    """Copy a batch, and replace the rows where :obj:`mine` is false."""
-    names = features_of(batch)
-    other = randomised(batch, names, generator, value)
-    for name in names:
-        shape = [-1] + [1] * (batch[name].dim() - 1)
-        other[name] = torch.where(mine.view(shape), batch[name], other[name])
-    return other
-
-
-@contextmanager
-def in_training(module: nn.Module) -> Iterator[None]:
-    """Put a model into training mode; restore modes and buffers at the end.
-
-    Each layer gets back a mode of its own, which may not be the model's.
-
-    Raises:
-        ValueError: if a buffer was changed.
-    """
-    modes = [(layer, layer.training) for layer in module.modules()]
-    kept = {n: b.detach().clone() for n, b in module.named_buffers()}
-    try:
-        module.train()
-        yield
-        changed = [
-            name
-            for name, buffer in module.named_buffers()
-            if name not in kept or not same(buffer, kept[name])
-        ]
-        if changed:
-            raise ValueError(
-                "'module' needs to keep its buffers as they are in training, "
-                f'as they would carry data on (it changes {changed})'
-            )
-    finally:
-        for layer, mode in modes:
-            layer.training = mode
-        with torch.no_grad():
-            for name, buffer in module.named_buffers():
-                if name in kept and not same(buffer, kept[name]):
-                    buffer.copy_(kept[name])
 
 
 def same(one: Tensor, other: Tensor) -> bool:

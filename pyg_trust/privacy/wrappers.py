@@ -165,6 +165,21 @@ class PrivateOptimizer(Single, torch.optim.Optimizer):
         """The noise multiplier, as in Opacus; it does not change."""
         return self._noise_multiplier
 
+    @noise_multiplier.setter
+    def noise_multiplier(self, value: float) -> None:
+        raise AttributeError(
+            'the noise multiplier was accounted for at make_private and '
+            "can't be changed: leave out noise schedulers"
+        )
+
+    def signal_skip_step(self, do_skip: bool = True) -> NoReturn:
+        """Refuse Opacus' BatchMemoryManager, which calls this."""
+        raise TypeError(
+            'a private optimizer needs no BatchMemoryManager: give '
+            'max_physical_batch_size= to make_private, and iterate over the '
+            'loader itself'
+        )
+
     @property
     def max_grad_norm(self) -> float:
         """The clipping norm of the present step."""
@@ -185,7 +200,6 @@ class PrivateOptimizer(Single, torch.optim.Optimizer):
         Args:
             closure (callable, optional): is called once, before, for the
                 forward and the backward pass of the batch.
-                (default: :obj:`None`)
 
         Returns:
             Any: what the closure returned.

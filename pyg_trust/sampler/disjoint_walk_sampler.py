@@ -14,9 +14,9 @@ from pyg_trust._checks import (
     validated,
 )
 from pyg_trust.graph.ragged import pointer
-from pyg_trust.sampler._roots import RootSampler
 from pyg_trust.sampler.walks import (
     DisjointWalks,
+    RootSampler,
     disjoint_walks,
     max_size,
     root_index,
@@ -38,7 +38,6 @@ class DisjointWalkSampler(RootSampler):
             the CPU or on CUDA, where everything is then sampled.
         walk_length (int): :math:`L`, the steps of a walk.
         restarts (int): :math:`R`, the walks from every root.
-            (default: :obj:`1`)
         roots (Tensor, optional): the nodes to start from, as indices or as a
             mask; by default, all nodes. (default: :obj:`None`)
         along (bool): whether messages travel along the edges or against

@@ -13,7 +13,7 @@ from pyg_trust._checks import (
     validated,
 )
 from pyg_trust.graph.ragged import ranges
-from pyg_trust.sampler._roots import RootSampler
+from pyg_trust.sampler.walks import RootSampler
 
 __all__ = ['EgoSampler']
 

@@ -1,9 +1,11 @@
 """Node-disjoint subgraphs by random walks, for private training."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.sampler import BaseSampler, SamplerOutput
 
 from pyg_trust import ops, rng
 from pyg_trust._checks import (
@@ -17,6 +19,7 @@ from pyg_trust._checks import (
     check_tensor,
     validated,
 )
+from pyg_trust._checks.graphs import with_edge_index
 from pyg_trust.graph import CSRGraph
 from pyg_trust.graph.ragged import pointer, ranges
 
@@ -51,15 +54,6 @@ class DisjointWalks(NamedTuple):
     def roots(self) -> Tensor:
         """Root of each subgraph, in the order of their draws."""
         return self.node[self.ptr[:-1]]
-
-    @validated
-    def of_nodes(self, num_nodes: Count) -> Tensor:
-        """Return the subgraph of each node, int64, -1 of a node in none."""
-        check_range('num_nodes', self.node, num_nodes, 'the nodes')
-        out = self.node.new_full((num_nodes,), -1)
-        index = torch.arange(self.num_subgraphs, device=out.device)
-        out[self.node] = index.repeat_interleave(self.ptr.diff())
-        return out
 
     def select(self, index: Tensor) -> 'DisjointWalks':
         """Return the subgraphs :obj:`index`, int64, in this order."""
@@ -101,7 +95,6 @@ def disjoint_walks(
         graph (CSRGraph): the graph, without parallel edges.
         walk_length (int): :math:`L`; 0 for the roots alone.
         restarts (int): :math:`R`, the walks from every root.
-            (default: :obj:`1`)
         roots (Tensor, optional): int64, ``[num_roots]``: the nodes to start
             from, in any order, or bool, ``[num_nodes]``; by default, all
             nodes. Walks may pass all nodes. (default: :obj:`None`)
@@ -128,7 +121,7 @@ def disjoint_walks(
     walks = DisjointWalks(
         *ops.disjoint_walks(rowptr, col, roots, walk_length, restarts, seed)
     )
-    check_walks(walks, graph.num_nodes, size, roots=roots)
+    check_walks(walks, graph.num_nodes, size, roots)
     return walks
 
 
@@ -191,56 +184,94 @@ def root_index(
 
 
 def check_walks(
-    walks: DisjointWalks,
-    num_nodes: int,
-    size: int | None = None,
-    *,
-    roots: Tensor | None = None,
+    walks: DisjointWalks, num_nodes: int, size: int, roots: Tensor
 ) -> None:
-    """Refuse subgraphs that share nodes or are larger than allowed.
+    """Refuse subgraphs that share nodes, are too large or miss a root.
 
     Args:
         walks (DisjointWalks): the subgraphs.
         num_nodes (int): the number of nodes of the graph.
-        size (int, optional): the most nodes of a subgraph, as :func:`max_size`
-            has it; :obj:`None` for any number. (default: :obj:`None`)
-        roots (Tensor, optional): the nodes that may be roots, each of which
-            has to be in a subgraph. (default: :obj:`None`)
+        size (int): the most nodes of a subgraph, as of :func:`max_size`.
+        roots (Tensor): int64: each has to be in a subgraph, and the first
+            node of each subgraph is one of them.
     """
-    check_instance('walks', walks, DisjointWalks)
-    check_integer('num_nodes', num_nodes, 1)
-    if size is not None:
-        check_integer('size', size, 1)
     ptr, node = walks
-    for name, tensor in (('ptr', ptr), ('node', node)):
-        check_tensor(f'walks.{name}', tensor, torch.int64, ('num',))
-    if ptr.numel() < 2 or int(ptr[0]) != 0 or int(ptr[-1]) != node.numel():
-        raise ValueError(
-            f"'walks.ptr' needs to run from 0 to {node.numel()}, the number "
-            f"of entries of 'walks.node' (got {ptr.tolist()[:5]} ...)"
-        )
     sizes = ptr.diff()
-    if int(sizes.min()) < 1:
-        raise ValueError("'walks' needs to have a node in every subgraph")
-    if size is not None and int(sizes.max()) > size:
+    if (
+        sizes.numel() == 0
+        or [int(ptr[0]), int(ptr[-1])] != [0, node.numel()]
+        or not bool(((sizes >= 1) & (sizes <= size)).all())
+        or not bool(((node >= 0) & (node < num_nodes)).all())
+        or int((count := node.bincount(minlength=num_nodes)).max()) > 1
+        or not bool(count[roots].all())
+        or not bool(torch.isin(walks.roots, roots).all())
+    ):
         raise ValueError(
-            f"'walks' needs to have at most {size} nodes in a subgraph "
-            f'(got {int(sizes.max())})'
+            f"'walks' needs to be disjoint subgraphs of up to {size} nodes, "
+            "which start with 'roots' and reach each of them"
         )
-    check_range('walks.node', node, num_nodes, 'the number of nodes')
-    count = node.bincount(minlength=num_nodes)
-    if int(count.max()) > 1:
-        raise ValueError(
-            "'walks' needs to be disjoint (node "
-            f'{int(count.argmax())} is there {int(count.max())} times)'
-        )
-    if roots is not None:
-        roots = root_index(roots, num_nodes, node.device)
-        allowed = torch.zeros(num_nodes, dtype=torch.bool, device=node.device)
-        allowed[roots] = True
-        if not bool(allowed[walks.roots].all()):
+
+
+class RootSampler(BaseSampler):
+    """Base of samplers of subgraphs around roots of one graph."""
+
+    graph: CSRGraph
+    roots: Tensor
+
+    def _open(self, data: Data, roots: Any, along: bool) -> None:
+        check_instance('data', data, Data)
+        data = with_edge_index(data)
+        if data.get('edge_index') is None or data.num_nodes is None:
             raise ValueError(
-                "'walks' needs to start every subgraph with one of 'roots'"
+                "'data' needs to have an 'edge_index' and know its 'num_nodes'"
             )
-        if bool((count[roots] == 0).any()):
-            raise ValueError("'walks' needs to reach every root")
+        self.roots = root_index(roots, data.num_nodes, data.edge_index.device)
+        self.graph = CSRGraph.from_edge_index(
+            data.edge_index, data.num_nodes, perm=True
+        )
+        self.along = along
+
+    def _batched(
+        self,
+        node: Tensor,
+        owner: Tensor,
+        count: int,
+        input_id: Tensor | None,
+        by_end: bool = False,
+    ) -> SamplerOutput:
+        # Copies of nodes, each of one subgraph, with the edges inside of each.
+        start = self.graph.rowptr[node]
+        degree = self.graph.rowptr[node + 1] - start
+        edge = ranges(start, degree)
+        at = torch.arange(node.numel(), device=node.device)
+        row, n = at.repeat_interleave(degree), self.graph.num_nodes
+        # The key of a copy: its subgraph and the node.
+        known, place = (owner * n + node).sort()
+        wanted = owner[row] * n + self.graph.col32[edge]
+        where = torch.searchsorted(known, wanted)
+        where = where.clamp_(max=max(known.numel() - 1, 0))
+        inside = known[where] == wanted
+        row, col, edge = row[inside], place[where][inside], edge[inside]
+        if by_end:
+            order = col.argsort(stable=True)
+            row, col, edge = row[order], col[order], edge[order]
+        return SamplerOutput(
+            node=node,
+            row=row,
+            col=col,
+            edge=edge,
+            batch=owner,
+            num_sampled_nodes=[count, node.numel() - count],
+            metadata=(input_id, None),
+        )
+
+    def sample_from_edges(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse edges: subgraphs have roots."""
+        raise NotImplementedError(
+            f"'{type(self).__name__}' samples from nodes, not from edges"
+        )
+
+    @property
+    def edge_permutation(self) -> Tensor | None:
+        """Position of each edge of the sampler's graph in ``edge_index``."""
+        return self.graph.perm

@@ -24,12 +24,17 @@ from pyg_trust.agp.checks import (
     check_finite_signal,
     check_graph,
     check_how,
+    check_options,
     check_signal,
 )
 from pyg_trust.agp.estimates import variance_bound
-from pyg_trust.agp.measures import Measure, make_measure, needs_graph
+from pyg_trust.agp.measures import (
+    Measure,
+    chebyshev,
+    make_measure,
+    needs_graph,
+)
 from pyg_trust.agp.out_of_core import propagate_to
-from pyg_trust.agp.polynomials import chebyshev
 from pyg_trust.agp.propagation import propagate
 from pyg_trust.graph import CSRGraph
 from pyg_trust.graph._marks import mark
@@ -100,66 +105,54 @@ class AGP(MeasureTransform):
         \mathbf{Z} = \sum_{i=0}^{L} w_i \left( D^{-a} A D^{-b} \right)^i
         \mathbf{X}
 
-    with an unbiased estimate of bounded variance (`"Approximate Graph
-    Propagation" <https://arxiv.org/abs/2106.03058>`_, Wang et al. 2021), or
-    exactly for :obj:`eps=0` (functional name: :obj:`agp`). The graph in
-    :obj:`data` stays as it is. See :func:`pyg_trust.agp.propagate`.
+    exactly, or for :obj:`eps` above 0 with an unbiased estimate of bounded
+    variance (`Wang et al. 2021 <https://arxiv.org/abs/2106.03058>`_). The
+    graph stays as it is (functional name: :obj:`agp`).
 
     Args:
         measure (str or Measure): :obj:`'appnp'`, :obj:`'sgc'` and
             :obj:`'heat'` for node features; :obj:`'ppr'`, :obj:`'pagerank'`,
             :obj:`'single_target'`, :obj:`'hkpr'`, :obj:`'katz'` and
-            :obj:`'transition'` for the measures of that name; or a
-            :class:`~pyg_trust.agp.Measure` of your own.
-        alpha (float, optional): the teleport probability of
-            :obj:`'appnp'`, :obj:`'ppr'`, :obj:`'pagerank'` and
-            :obj:`'single_target'`. (default: :obj:`None`)
-        t (float, optional): the diffusion time of :obj:`'heat'` and
-            :obj:`'hkpr'`. (default: :obj:`None`)
+            :obj:`'transition'`; or a :class:`~pyg_trust.agp.Measure`.
+        alpha (float, optional): the teleport probability of :obj:`'appnp'`,
+            :obj:`'ppr'`, :obj:`'pagerank'` and :obj:`'single_target'`.
+        t (float, optional): the time of :obj:`'heat'` and :obj:`'hkpr'`.
         beta (float, optional): the attenuation of :obj:`'katz'`.
-            (default: :obj:`None`)
         levels (int, optional): the number of hops; by default chosen by
             :obj:`tol`, two for :obj:`'sgc'`. (default: :obj:`None`)
         tol (float, optional): the largest tail of the series that is cut.
             (default: :obj:`None`, which stands for :obj:`1e-4`)
         eps (float): the quantum of AGP, relative to the L1 norm of each
-            feature column; 0 for the exact result, which is the faster one
-            for dense features. (default: :obj:`0.0`)
-        seed (int, optional): the seed; by default drawn from torch's default
-            generator at every call. (default: :obj:`None`)
+            feature column; 0 for the exact result. (default: :obj:`0.0`)
+        seed (int, optional): the seed of an estimate. (default: :obj:`None`)
         force_push (bool): whether to sample even where the exact product is
             expected to be cheaper. (default: :obj:`False`)
         half (bool): whether the exact path keeps its levels in float16, as in
             :func:`pyg_trust.agp.propagate`. (default: :obj:`False`)
         level_tol (float): the certain error that fewer levels may cost: the
-            :obj:`tol` of :func:`pyg_trust.agp.propagate`, while
-            :obj:`tol` here is that of the series. (default: :obj:`0.0`)
-        attr (str): the attribute to propagate, a float32 or float64 tensor
-            with a row per node, dense or sparse CSR. (default: :obj:`'x'`)
-        out (str or Path, optional): the attribute to write to; by default
-            :obj:`attr`, whose features are then replaced. Or a file,
-            :obj:`'z.npy'`: exact features then go there column by column, as
-            by :func:`pyg_trust.agp.propagate_to`, and :obj:`attr`
-            becomes the file, mapped. (default: :obj:`None`)
-        columns (int or str): the number of columns in memory at once, if
-            :obj:`out` is a file. (default: :obj:`'auto'`)
-        memory (int or str, optional): the largest number of bytes for graph
-            and columns, such as :obj:`'8GB'`, if :obj:`out` is a file.
-            (default: :obj:`None`)
+            :obj:`tol` of :func:`pyg_trust.agp.propagate`.
+            (default: :obj:`0.0`)
+        attr (str): the attribute to propagate, float32 or float64, dense or
+            sparse CSR. (default: :obj:`'x'`)
+        out (str or Path, optional): the attribute to write to, by default
+            :obj:`attr`; or a file, :obj:`'z.npy'`, to which exact features go
+            as by :func:`pyg_trust.agp.propagate_to`. (default: :obj:`None`)
+        columns (int or str): the columns in memory at once, if :obj:`out` is
+            a file. (default: :obj:`'auto'`)
+        memory (int or str, optional): the most bytes for graph and columns,
+            if :obj:`out` is a file. (default: :obj:`None`)
         over_ranks (bool): whether the processes of torchrun share the
             columns, if :obj:`out` is a file. (default: :obj:`False`)
 
     Raises:
-        TypeError, ValueError: as :func:`pyg_trust.agp.propagate`,
-            :meth:`CSRGraph.from_data <pyg_trust.graph.CSRGraph.from_data>` and
+        TypeError, ValueError: as :func:`pyg_trust.agp.propagate` and
             :func:`~pyg_trust.agp.make_measure`.
 
     Example:
         >>> import torch
-        >>> data = Data(
-        ...     x=torch.eye(2), edge_index=torch.tensor([[0, 1], [1, 0]])
-        ... )
-        >>> AGP('sgc', levels=2, eps=0.0)(data).x
+        >>> edge_index = torch.tensor([[0, 1], [1, 0]])
+        >>> data = Data(x=torch.eye(2), edge_index=edge_index)
+        >>> AGP('sgc', levels=2)(data).x
         tensor([[0.5000, 0.5000],
                 [0.5000, 0.5000]])
     """
@@ -211,12 +204,7 @@ class AGP(MeasureTransform):
         self.force_push = force_push
         self.half = half
         self.level_tol = level_tol
-        if eps != 0 and (half or level_tol != 0):
-            raise ValueError(
-                "'eps' is for estimates, 'half' and 'level_tol' for the exact "
-                f'path (got eps={eps:g}, half={half}, '
-                f'level_tol={level_tol:g})'
-            )
+        check_options(eps, half, level_tol, 'level_tol')
         self.attr = attr
         self.out = attr if out is None else str(out)
 

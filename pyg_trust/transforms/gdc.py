@@ -51,36 +51,26 @@ _NEEDED = {
 class GDC(MeasureTransform):
     r"""Replace the edges by a sparsified diffusion matrix.
 
-    Graph diffusion convolution (`"Diffusion Improves Graph Learning"
-    <https://arxiv.org/abs/1911.05485>`_, Gasteiger et al. 2019) lets any
-    message-passing model run on
+    Graph diffusion convolution (`Gasteiger et al. 2019
+    <https://arxiv.org/abs/1911.05485>`_) lets any message-passing model run on
 
     .. math::
         \mathbf{S} = \sum_{i=0}^{L} w_i \left( D^{-a} A D^{-b} \right)^i
 
-    instead of the graph (functional name: :obj:`agp_gdc`). Row :math:`s` of
-    :math:`\mathbf{S}` is :math:`\mathbf{S}^{\top} e_s`, one AGP query
-    (:func:`pyg_trust.agp.query`), so that nothing dense is ever built:
-    time is about :math:`n/\varepsilon`, memory that of the result. Heat
-    kernels work like PPR, unlike in PyG's
-    :class:`~torch_geometric.transforms.GDC`, whose approximate path knows PPR
-    alone.
-
-    Node :math:`s` receives from the nodes :math:`u` that are largest in its
-    row: :obj:`edge_index` holds :math:`u \to s`, :obj:`edge_weight` the
-    normalised value. Attributes of the old edges are refused, as they have no
-    meaning for the new ones.
+    instead of the graph (functional name: :obj:`agp_gdc`). Each row is one
+    query (:func:`pyg_trust.agp.query`), so that nothing dense is built. Node
+    :math:`s` receives from the nodes :math:`u` that are largest in its row:
+    :obj:`edge_index` holds :math:`u \to s`, :obj:`edge_weight` the normalised
+    value. Other attributes of the old edges are refused.
 
     With the arguments of PyG's :class:`~torch_geometric.transforms.GDC`, or
     with none, this is that transform, which reads and writes
     :obj:`edge_attr`: :obj:`exact=True` is PyG's dense computation itself;
-    :obj:`exact=False` prunes queries, at half of PyG's threshold :obj:`eps`,
-    needs no numba, and knows heat kernels, coefficients and top-k as well.
+    :obj:`exact=False` prunes queries, at half of PyG's threshold :obj:`eps`.
 
     Args:
-        measure (str or Measure): :obj:`'appnp'` (PPR on the symmetrically
-            normalised graph) or :obj:`'heat'`, as in the paper; or any other,
-            as in :class:`AGP`. (default: :obj:`'appnp'`)
+        measure (str or Measure): as in :class:`AGP`. (default:
+            :obj:`'appnp'`)
         *args (optional): PyG's arguments by position, if the first is its
             :obj:`self_loop_weight`.
         alpha (float, optional): as in :class:`AGP`. (default: :obj:`None`)
@@ -99,19 +89,15 @@ class GDC(MeasureTransform):
         eps (float): the quantum of AGP, or the threshold of pruning.
             (default: :obj:`1e-4`)
         method (str): :obj:`'sample'` or :obj:`'prune'`, as in
-            :func:`pyg_trust.agp.query`: at equal time pruning finds
-            more of the largest entries where walks mix slowly.
-            (default: :obj:`'sample'`)
+            :func:`pyg_trust.agp.query`. (default: :obj:`'sample'`)
         seed (int, optional): as in :class:`AGP`. (default: :obj:`None`)
         **kwargs (optional): PyG's arguments, which can't be combined with the
-            others: :obj:`self_loop_weight`, :obj:`normalization_in`,
-            :obj:`normalization_out`, :obj:`diffusion_kwargs`,
-            :obj:`sparsification_kwargs` and :obj:`exact`.
+            others.
 
     Raises:
         TypeError, ValueError: as :class:`AGP`, and if :obj:`top_k` and
-            :obj:`threshold` both leave the result dense, :obj:`method` or
-            :obj:`normalization` is unknown, or PyG's arguments go with others.
+            :obj:`threshold` both leave the result dense, or PyG's arguments go
+            with others.
     """
 
     def __init__(

@@ -73,28 +73,18 @@ class PrivateAGP(Releasing, BaseTransform):
     messages :math:`m` of norm 1 (:func:`~pyg_trust.privacy.messages`) and
     weights that bound what one edge or node can move
     (:func:`~pyg_trust.privacy.hop_sensitivity`). Training on the released
-    rows, and any number of predictions that read no edges, cost nothing more.
-
-    .. code-block:: python
-
-        transform = PrivateAGP(
-            adjacency='edge', epsilon=2.0, delta=1e-6, ledger='graph.ledger',
-        )
-        data = transform(data)
-        print(transform.report().explain())
+    rows, and any number of predictions that read no edges, cost nothing more;
+    the same graph and features get the same rows again.
 
     Take ``'edge'`` where links are the secret and features are known;
     ``'node'`` where a person's own record is (features, label, the list of
     those it names), at any degree; ``'node_incident'`` where a node with all
     its edges must leave no trace, up to a degree; ``'feature'`` where edges
-    are public. The same graph and features get the same rows again, without
-    cost, in this process; others are another release, and need budget.
+    are public.
 
     Args:
-        K (int): the number of hops; 1 for ``'feature'``, where the measure
-            sets the range. (default: :obj:`1`)
-        adjacency (str): what is protected: ``'edge'``, ``'node'``,
-            ``'node_incident'`` or ``'feature'``. (default: :obj:`'edge'`)
+        K (int): the number of hops; 1 for ``'feature'``. (default: :obj:`1`)
+        adjacency (str): what is protected, as above. (default: :obj:`'edge'`)
         epsilon (float, optional): the budget of all releases. One release
             spends all of it, unless :obj:`mu` is given. (default: :obj:`None`)
         delta (float, optional): the :math:`\delta` of the budget: a public
@@ -106,8 +96,7 @@ class PrivateAGP(Releasing, BaseTransform):
             release goes on, for ``'feature'`` by ``'replace'``; with
             :obj:`mu`. (default: :obj:`None`)
         neighboring (str, optional): ``'replace'`` (a record against any other)
-            or ``'add_remove'`` (against an empty one: half the sensitivity,
-            and no answer to what the record says). By default
+            or ``'add_remove'`` (against an empty one); by default
             ``'add_remove'`` for ``'node_incident'``, else ``'replace'``.
         directed (bool): whether edges are arcs, which has to be public.
             (default: :obj:`False`)
@@ -130,16 +119,13 @@ class PrivateAGP(Releasing, BaseTransform):
         TypeError, ValueError: on a wrong argument; when called, on data whose
             release can't be accounted for. Nothing is spent then.
         BudgetExceededError: when called, if the budget does not allow it.
-            Nothing is spent then.
 
     Example:
         >>> edges = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
         >>> data = Data(x=torch.eye(3), edge_index=edges)
         >>> transform = PrivateAGP(adjacency='edge', epsilon=1.0, delta=1e-3)
-        >>> tuple(transform(data).x.shape)
-        (3, 6)
-        >>> round(transform.report().mu, 3)
-        0.388
+        >>> tuple(transform(data).x.shape), round(transform.report().mu, 3)
+        ((3, 6), 0.388)
     """
 
     advice = 'Transform first, and save the data'

@@ -54,22 +54,12 @@ class PropagatedFeatures(EditedInPlace):
     r"""Propagated features :math:`z = \sum_i w_i P^i x` of a changing graph.
 
     Edges, nodes and features come and go at thousands of edits a second. Sums
-    over neighbours are kept as integers on the grid :math:`2^{-f}`, so that an
-    edit sends differences along the edges that it changes, and the features
-    have the bits of a computation from scratch, after any history and with any
-    number of threads (:mod:`pyg_trust.unlearning.sums`).
-
-    .. code-block:: python
-
-        features = PropagatedFeatures(graph, x, sgc(2))
-        features.insert_edges(torch.tensor([[0], [5]]))
-        for update in EdgeStream(events, window=86_400):
-            features.update(update)
-        z = features.rows(torch.tensor([0, 5]))
-
-    With :obj:`theta` it holds the infinite series :math:`\alpha (I - (1 -
-    \alpha) P)^{-1} x` instead, up to :attr:`error_bound`: an edit then costs a
-    few pushes. Those features depend on what was there before.
+    over neighbours are integers on the grid :math:`2^{-f}`, so that an edit
+    sends differences along the edges that it changes, and the features have
+    the bits of a computation from scratch, after any history. With
+    :obj:`theta` it holds the infinite series :math:`\alpha (I - (1 - \alpha)
+    P)^{-1} x` instead, up to :attr:`error_bound`; those features depend on
+    what was there before.
 
     Ids never change, and those of removed nodes are not used again. An edit
     that fails or is interrupted changes nothing. A pickle holds the present
@@ -81,20 +71,19 @@ class PropagatedFeatures(EditedInPlace):
             edges. The ids of nodes are ``n_id`` of a
             :class:`~torch_geometric.data.Data` if it is there, else positions.
         x (Tensor, optional): float32 or float64 (the series: float64),
-            ``[num_nodes, num_columns]``; copied. By default, and where a
-            measure stands in its place, ``graph.x``. (default: :obj:`None`)
+            ``[num_nodes, num_columns]``; by default, and where a measure
+            stands in its place, ``graph.x``. (default: :obj:`None`)
         measure (str or Measure): a measure with fixed weights, so not Katz,
             and :math:`a + b \ge 1`; for the series, its :math:`a` and
             :math:`b` count, with :math:`a + b = 1`. (default: :obj:`'sgc'`)
-        alpha (float, optional): the :math:`\alpha` of the infinite series, in
-            :math:`(0, 1)`, or of the measure that is named.
-            (default: :obj:`None`)
+        alpha (float, optional): the :math:`\alpha` of the series, or of the
+            measure that is named. (default: :obj:`None`)
         t (float, optional): as the measure that is named takes it.
             (default: :obj:`None`)
         levels (int, optional): the number of hops of the measure that is
             named. (default: :obj:`None`)
-        theta (float, optional): the threshold of the infinite series: residues
-            above :math:`\theta \sqrt{d_v}` are pushed. (default: :obj:`None`)
+        theta (float, optional): the threshold of the series: residues above
+            :math:`\theta \sqrt{d_v}` are pushed. (default: :obj:`None`)
         bound (float): the largest magnitude that an entry of a feature may
             ever have, declared in advance. (default: :obj:`16.0`)
         bits (int): :math:`f`, from 1 to 51. A node may have less than

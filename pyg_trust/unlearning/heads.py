@@ -10,8 +10,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from pyg_trust.ops import loss_gradient
-from pyg_trust.unlearning.rows import transposed_times
+from pyg_trust.unlearning.rows import times, transposed_times
 
 __all__ = [
     'GAMMA_1',
@@ -30,12 +29,10 @@ __all__ = [
     'targets',
 ]
 
-#: The loss, as :mod:`pyg_trust.ops` and saved states name it.
+#: The loss, as saved states name it.
 HEAD = 'ovr'
 GAMMA_1 = 0.25
 GAMMA_2 = 1 / (6 * math.sqrt(3))
-# Up to this number of columns a Hessian that is kept is inverted.
-INVERSE_LIMIT = 256
 
 UNIT = torch.finfo(torch.float64).eps / 2
 
@@ -107,7 +104,6 @@ class Factor(NamedTuple):
 
     lower: Tensor
     mu: float
-    inverse: Tensor | None = None
     rows: tuple[Tensor, Tensor] | None = None
 
     def solve(self, right: Tensor) -> Tensor:
@@ -120,32 +116,14 @@ class Factor(NamedTuple):
             inner = root * inside.squeeze(2).t()
             return (right - transposed_times(Z, inner)) / self.mu
         columns = right.t().unsqueeze(2).contiguous()
-        if self.inverse is not None:
-            solved = torch.bmm(self.inverse, columns)
-        else:
-            solved = torch.cholesky_solve(columns, self.lower)
-        return solved.squeeze(2).t()
-
-    def kept(self) -> 'Factor':
-        """Return a factor for many solves: with inverses, where small."""
-        if self.rows is not None or self.lower.size(-1) > INVERSE_LIMIT:
-            return self
-        inverse = torch.cholesky_inverse(self.lower)
-        # Converted from column-major to row-major once.
-        return self._replace(inverse=inverse.contiguous())
+        return torch.cholesky_solve(columns, self.lower).squeeze(2).t()
 
 
 class Gradient(NamedTuple):
-    """A gradient and its norm.
-
-    After a pass over all rows also the norms of its columns, and the squares
-    of the slopes, summed by output.
-    """
+    """A gradient and its norm."""
 
     value: Tensor
     norm: Residual
-    sizes: tuple[float, ...] = ()
-    slopes: tuple[float, ...] = ()
 
 
 class Problem(Protocol):
@@ -175,47 +153,21 @@ class Objective(NamedTuple):
     K: Tensor | None = None
 
     def gradient(self, W: Tensor) -> Gradient:
-        r"""Compute :math:`\nabla L(W, D)` in one pass over the rows."""
-        value, squares = self._loss(W, None)
-        return self._measured(W, value, squares.tolist())
-
-    def moved(self, W: Tensor, known: Gradient, columns: Tensor) -> Gradient:
-        r"""Update a gradient after few columns of the weights moved."""
-        value, squares = self._loss(W, columns)
-        known_slopes = torch.tensor(known.slopes, dtype=torch.float64)
-        known_slopes[columns] = squares
-        whole = known.value.index_copy(1, columns, value)
-        return self._measured(W, whole, known_slopes.tolist())
-
-    def _loss(
-        self, W: Tensor, columns: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        # Columns of the gradient, and the squares of their slopes.
-        some = slice(None) if columns is None else columns
-        if self.Z.layout == torch.strided and self.Z.device.type == 'cpu':
-            value, squares = loss_gradient(self.Z, self.Y, W, columns)
-        else:
-            G = slopes(self.Z @ W[:, some], self.Y[:, some])
-            value, squares = transposed_times(self.Z, G), G.square().sum(0)
-        value.add_(W[:, some], alpha=self.mu)
-        return value if self.B is None else value + self.B[:, some], squares
-
-    def _measured(
-        self, W: Tensor, value: Tensor, squares: list[float]
-    ) -> Gradient:
+        r"""Compute :math:`\nabla L(W, D)`, and bound what rounding hides."""
+        G = slopes(times(self.Z, W), self.Y)
+        value = transposed_times(self.Z, G) + self.mu * W
         weight = norm(W)
-        drift = self.mu * weight + (0.0 if self.B is None else norm(self.B))
-        sizes = torch.linalg.vector_norm(value, dim=0).tolist()
+        drift = self.mu * weight
+        if self.B is not None:
+            value, drift = value + self.B, drift + norm(self.B)
         n, d = self.Z.shape
         if self.Z.layout == torch.sparse_csr:
             # Zeros that are not stored add no rounding.
             d = int(self.Z.crow_indices().diff().max())
         size = norm(self.Z) if self.size is None else self.size
-        slope = math.sqrt(math.fsum(squares))
-        measured = math.hypot(*sizes)
-        more = hidden(size, slope, weight, (n, d, W.size(1)), drift)
-        total = Residual(measured, measured + more)
-        return Gradient(value, total, tuple(sizes), tuple(squares))
+        measured, sizes = norm(value), (n, d, W.size(1))
+        upper = measured + hidden(size, norm(G), weight, sizes, drift)
+        return Gradient(value, Residual(measured, upper))
 
     def times(self, W: Tensor, P: Tensor) -> Tensor:
         """Multiply the Hessian at :obj:`W` by a matrix."""

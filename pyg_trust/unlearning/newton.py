@@ -6,7 +6,6 @@ on the way (:func:`refine`). The result is only trusted by its residual, which
 is measured, and from which :mod:`.shifts` derives the privacy of a release.
 """
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -14,7 +13,6 @@ from torch import Tensor
 
 from pyg_trust._checks import Natural, Positive, check_tensor, validated
 from pyg_trust._progress import Bar
-from pyg_trust.ops import quasi_newton
 from pyg_trust.unlearning.heads import Factor, Gradient, Objective, Problem
 from pyg_trust.unlearning.rows import check_rows, gram
 
@@ -81,20 +79,10 @@ def _steps(
             factor, slow = problem.factor(W), 0
             past.clear()
         P = _step(gradient.value, factor, past)
-        parts: Objective | None = None
-        if isinstance(problem, Objective):
-            still, moving = _columns(gradient, tol)
-            if still:
-                parts = problem
-                P.index_fill_(1, torch.tensor(still), 0.0)
-                columns = torch.tensor(moving)
         t = 1.0
         while t >= 2**-30:
             new = torch.sub(W, P, alpha=t)
-            if parts is None:
-                tried = problem.gradient(new)
-            else:
-                tried = parts.moved(new, gradient, columns)
+            tried = problem.gradient(new)
             if tried.norm.measured <= (1 - 1e-4 * t) * measured:
                 break
             t /= 2
@@ -119,10 +107,6 @@ def _steps(
 
 def _step(grad: Tensor, factor: Factor, past: list[Tensor]) -> Tensor:
     # The two-loop recursion, for every output by itself.
-    if factor.inverse is not None:
-        none = grad.new_empty((0, 2, *grad.shape))
-        pairs = torch.stack(past) if past else none
-        return quasi_newton(grad, factor.inverse, pairs, len(past))
     least = torch.finfo(grad.dtype).tiny
     weights = []
     for step, change in reversed(past):
@@ -138,18 +122,6 @@ def _step(grad: Tensor, factor: Factor, past: list[Tensor]) -> Tensor:
     ):
         P = torch.addcmul(P, weight - inverse * (change * P).sum(0), step)
     return P
-
-
-def _columns(gradient: Gradient, tol: float) -> tuple[list[int], list[int]]:
-    # Split columns: those with the least residuals, together at most half of
-    # the tolerance, and the others, for which a pass over the rows pays.
-    sizes = gradient.sizes
-    order = sorted(range(len(sizes)), key=sizes.__getitem__)
-    count, together = 0, 0.0
-    for c in order[:-1]:
-        together = math.hypot(together, sizes[c])
-        count += together <= tol / 2
-    return order[:count], order[count:]
 
 
 class Solution(NamedTuple):

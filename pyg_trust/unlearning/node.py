@@ -563,7 +563,7 @@ class NodeClassifier(NodeReleases, EditedInPlace):
         # Weights do not know the additions since the last release.
         data = model.data.fitted()
         W, gradient, _, _ = self._solved(data)
-        factor = data.problem(self._goal(data)).factor(W).kept()
+        factor = data.problem(self._goal(data)).factor(W)
         self._model = model._replace(
             data=model.data.rebuilt(),
             W=W,

@@ -16,7 +16,6 @@ from torch import Tensor
 from pyg_trust._checks import check_instance
 from pyg_trust.agp.measures import Measure
 from pyg_trust.graph import CSRGraph
-from pyg_trust.ops import loss_change
 from pyg_trust.removal import NodeIds, NotThere, Part
 from pyg_trust.report import fingerprint
 from pyg_trust.unlearning.heads import (
@@ -28,9 +27,11 @@ from pyg_trust.unlearning.heads import (
     Residual,
     hidden,
     norm,
+    slopes,
     targets,
 )
 from pyg_trust.unlearning.incremental import ColumnProblem, SeriesState, bare
+from pyg_trust.unlearning.rows import times, transposed_times
 from pyg_trust.unlearning.sums import Step, Sums, put_back
 from pyg_trust.update import Update
 from pyg_trust.verify import arrays, removal
@@ -488,17 +489,20 @@ class NodeState:
         self.undo.append(lambda: Z.index_copy_(0, rows, held))
         if dropped.numel():
             Z.index_fill_(0, dropped, 0)
-        Z.index_copy_(0, kept, self._fresh(kept))
+        fresh = self._fresh(kept)
+        Z.index_copy_(0, kept, fresh)
         square, self.square = self.square, None
         if old is None or 2 * rows.numel() >= self.names.numel():
             return None
-        value, squares, sizes = loss_change(Z, self.Y, kept, held, goals, W)
-        new, gone = sizes.tolist()
+        G = slopes(times(fresh, W), self.Y.index_select(0, kept))
+        gone_G = slopes(times(held, W), goals)
+        value = transposed_times(fresh, G).sub_(transposed_times(held, gone_G))
+        new, gone = norm(fresh) ** 2, norm(held) ** 2
         if square is not None:
             # Include the rounding.
             shift = new - gone + 1e-10 * (new + gone)
             self.square = max(0.0, square + shift) + 4 * UNIT * square
-        norms = math.sqrt(new + gone), math.sqrt(math.fsum(squares.tolist()))
+        norms = math.sqrt(new + gone), math.hypot(norm(G), norm(gone_G))
         count, more = rows.numel() + kept.numel(), self.mu - before
         return self._follow(old, value, norms, count, W, more)
 

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
+import scipy.sparse.linalg
 import torch
 from torch import Tensor
 
 from pyg_trust._checks import check_tensor
 from pyg_trust.graph import sparse_rows
-from pyg_trust.graph.ragged import pointer, ranges
 
 __all__ = [
     'check_rows',
@@ -17,6 +18,7 @@ __all__ = [
     'max_row_norm',
     'spectral_norm',
     'stacked',
+    'times',
     'transposed_times',
 ]
 
@@ -25,11 +27,8 @@ def gram(Z: Tensor) -> Tensor:
     r"""Compute :math:`Z Z^\top`, dense."""
     if Z.layout == torch.strided:
         return Z @ Z.t()
-    # Empty columns add nothing.
-    present, col = Z.col_indices().unique(return_inverse=True)
-    narrow = Z.values().new_zeros((Z.size(0), present.numel()))
-    narrow[_row(Z), col] = Z.values()
-    return narrow @ narrow.t()
+    made = _scipy(Z)
+    return torch.from_numpy((made @ made.T).toarray())
 
 
 def spectral_norm(Z: Tensor, K: Tensor | None = None) -> float:
@@ -45,53 +44,39 @@ def spectral_norm(Z: Tensor, K: Tensor | None = None) -> float:
     return math.sqrt(max(largest, 0.0)) * (1 + 1e-12)
 
 
+def times(Z: Tensor, W: Tensor) -> Tensor:
+    r"""Compute :math:`ZW`, for few columns: twice as fast from rows."""
+    if Z.layout != torch.strided:
+        return Z @ W
+    return torch.nn.functional.linear(Z, W.t().contiguous())
+
+
 def transposed_times(Z: Tensor, U: Tensor) -> Tensor:
-    r"""Compute :math:`Z^\top U`."""
+    r"""Compute :math:`Z^\top U`, for few columns."""
     if Z.layout == torch.strided:
-        return Z.t() @ U
-    col, row = Z.col_indices(), _row(Z)
-    columns = [
-        torch.bincount(col, Z.values() * column[row], minlength=Z.size(1))
-        for column in U.t()
-    ]
-    return torch.stack(columns, dim=1)
+        return (U.t().contiguous() @ Z).t().contiguous()
+    return torch.from_numpy(_scipy(Z).T @ U.numpy())
 
 
 def max_row_norm(Z: Tensor) -> float:
     """Return the largest Euclidean norm of a row."""
     if Z.layout == torch.strided:
         return float(Z.norm(dim=1).max())
-    squares = Z.values().new_zeros(Z.size(0))
-    squares.index_add_(0, _row(Z), Z.values().square())
-    return float(squares.max().sqrt())
+    return float(scipy.sparse.linalg.norm(_scipy(Z), axis=1).max())
 
 
 def keep_rows(Z: Tensor, index: Tensor) -> Tensor:
     """Copy some rows, in the layout of :obj:`Z`."""
     if Z.layout == torch.strided:
         return Z[index]
-    crow = Z.crow_indices()
-    count = crow.diff()[index]
-    at = ranges(crow[index], count)
-    return sparse_rows(
-        pointer(count),
-        Z.col_indices()[at],
-        Z.values()[at],
-        (index.numel(), Z.size(1)),
-    )
+    return _torch(_scipy(Z)[index.numpy()])
 
 
 def stacked(parts: Sequence[Tensor]) -> Tensor:
     """Stack matrices below one another."""
     if parts[0].layout == torch.strided:
         return torch.cat(list(parts))
-    counts = torch.cat([part.crow_indices().diff() for part in parts])
-    return sparse_rows(
-        pointer(counts),
-        torch.cat([part.col_indices() for part in parts]),
-        torch.cat([part.values() for part in parts]),
-        (counts.numel(), parts[0].size(1)),
-    )
+    return _torch(scipy.sparse.vstack([*map(_scipy, parts)], format='csr'))
 
 
 def check_rows(
@@ -110,6 +95,14 @@ def check_rows(
         check_tensor('K', K, None, (Z.size(0), Z.size(0)), finite=finite)
 
 
-def _row(Z: Tensor) -> Tensor:
-    rows = torch.arange(Z.size(0), device=Z.device)
-    return rows.repeat_interleave(Z.crow_indices().diff())
+def _scipy(Z: Tensor) -> Any:
+    held = Z.values(), Z.col_indices(), Z.crow_indices()
+    return scipy.sparse.csr_matrix(
+        tuple(part.numpy() for part in held), shape=tuple(Z.shape)
+    )
+
+
+def _torch(made: Any) -> Tensor:
+    crow, col = torch.from_numpy(made.indptr), torch.from_numpy(made.indices)
+    values = torch.from_numpy(made.data)
+    return sparse_rows(crow.long(), col.long(), values, made.shape)

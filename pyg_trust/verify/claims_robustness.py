@@ -126,7 +126,6 @@ class SmoothedCertificate(_Robust):
     confidence = given('a probability', SHARE)
     per = given('whose confidence it is', one_of('all', 'node'))
     alpha = given('probability that bounds of a target are wrong', SHARE)
-    look = given('the look at which sampling ended; 0 if it was fixed', COUNT)
     num_samples = given('votes of a target', NATURAL)
     num_selection = given('count, of votes that chose the class', NATURAL)
     num_classes = given('count', NATURAL)

@@ -20,8 +20,6 @@ Number = Fraction | float
 Change = tuple[int, int, Number, Number]
 
 BITS = 160
-# pi is less.
-PI = Fraction(3141592653589793239, 10**18)
 # Bounds in floats are off by less.
 SURE = Fraction(1, 2**38)
 
@@ -115,12 +113,9 @@ def bounds(
     return lower_bound(num_samples, top, alpha / 2), 1 - other
 
 
-def level(
-    confidence: Number, targets: int, per: str, look: int = 0
-) -> Fraction:
+def level(confidence: Number, targets: int, per: str) -> Fraction:
     r"""Return the significance level per target, rounded down."""
-    whole = (1 - Fraction(confidence)) / (targets if per == 'all' else 1)
-    return whole * 6 / (PI * look) ** 2 if look else whole
+    return (1 - Fraction(confidence)) / (targets if per == 'all' else 1)
 
 
 # Bounds to worst cases ######################################################

@@ -63,6 +63,4 @@ def test_uniform_signal():
     assert row.tolist() == [[0, 0.5, 0, 0, 0.5, 0]]
 
 
-PATH = make_graph('path')
 NODES, SCORE = torch.tensor([0, 1]), torch.tensor([1.0, 0.5])
-WEIGHTED = CSRGraph(PATH.rowptr, PATH.col, torch.ones(6))

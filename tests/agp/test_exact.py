@@ -211,18 +211,6 @@ def test_threads_and_instruction_sets_change_no_bit(tmp_path, levels):
             assert torch.equal(one, another)
 
 
-@pytest.mark.parametrize('half', [False, True])
-@pytest.mark.parametrize('tol', [0.0, 1e-2])
-def test_a_column_has_the_same_bits_whatever_stands_beside_it(half, tol):
-    x = signal(40, 130)
-    measure = F.heat(3.0)
-    z = F.propagate(GRAPH, x, measure, half=half, tol=tol)
-    for part in (x[:, :1], x[:, 7:24], x[:, 60:71], x[:, :64]):
-        first = int((x[0] == part[0, 0]).nonzero()[0])
-        alone = F.propagate(GRAPH, part, measure, half=half, tol=tol)
-        assert torch.equal(alone, z[:, first : first + part.size(1)])
-
-
 # Fewer levels ################################################################
 
 

@@ -9,9 +9,16 @@ import torch
 from torch_geometric.data import Data
 
 from pyg_trust.agp.halo import HaloGraph, propagate_halo
-from pyg_trust.agp.measures import Measure, appnp, heat, katz, ppr, transition
+from pyg_trust.agp.measures import (
+    Measure,
+    appnp,
+    chebyshev,
+    heat,
+    katz,
+    ppr,
+    transition,
+)
 from pyg_trust.agp.out_of_core import propagate_to
-from pyg_trust.agp.polynomials import chebyshev
 from pyg_trust.agp.propagation import propagate
 from pyg_trust.certificates.diffusion import diffuse
 from pyg_trust.graph import CSRGraph, sparse_rows

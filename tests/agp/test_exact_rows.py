@@ -61,29 +61,6 @@ def test_no_rows_and_more_rows_than_nodes(levels):
     assert none.shape == (0, 5)
 
 
-@pytest.mark.parametrize('own', ['none', 'all', 'some'])
-def test_loops_stand_in_their_place_in_rows_of_any_length(own):
-    # Cliques of 1 to 40 nodes: rows that end within, with and after a vector,
-    # and at the end of the graph.
-    edges, first = [], 0
-    for size in range(1, 41):
-        there = torch.arange(first, first + size)
-        edges.append(torch.cartesian_prod(there, there).t())
-        first += size
-    pairs = torch.cat(edges, 1)
-    keep = pairs[0] != pairs[1]
-    if own != 'none':
-        keep |= torch.tensor(own == 'all') | (pairs[0] % 3 == 0)
-    graph = CSRGraph.from_edge_index(pairs[:, keep], first)
-    x = torch.randn(first, 3, generator=torch.Generator().manual_seed(5))
-    looped = graph.with_self_loops()
-    expected = F.propagate(looped, x, F.sgc(2, self_loops=False))
-    assert torch.equal(F.propagate(graph, x, F.sgc(2)), expected)
-    rows = torch.arange(first - 1, -1, -7)
-    some = F.propagate(graph, x, F.sgc(2), rows=rows)
-    assert torch.equal(some, expected[rows])
-
-
 @pytest.mark.parametrize('columns', [1, 3, 4, 16, 19, 64, 85, 130])
 @pytest.mark.parametrize('n', [1, 300, 5000])
 def test_magnitudes_of_columns(n, columns):
@@ -107,17 +84,3 @@ def test_magnitudes_of_columns(n, columns):
     found = torch.ops.pyg_trust.column_magnitudes(odd)
     assert found[0].isnan()
     assert torch.equal(found[1:], x.abs().amax(0)[1:])
-
-
-@pytest.mark.parametrize('value', [torch.nan, torch.inf, -torch.inf])
-def test_half_refuses_what_is_not_finite_wherever_it_stands(value):
-    n = 700
-    graph = with_some_loops(n, 900, seed=6)
-    for row, column in ((0, 0), (n - 1, 69), (350, 33)):
-        x = torch.zeros(n, 70)
-        x[row, column] = value
-        with pytest.raises(ValueError, match='finite'):
-            F.propagate(graph, x, F.sgc(2), half=True)
-        rows = torch.tensor([5])
-        with pytest.raises(ValueError, match='finite'):
-            F.propagate(graph, x, F.sgc(2), half=True, rows=rows)

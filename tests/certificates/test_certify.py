@@ -87,7 +87,6 @@ def test_local_certificates_are_exact(scenario, seed):
     'arguments',
     [
         {},
-        {'cost': 'visits'},
         {'sign_only': True},
         {'method': 'exact'},
         {'method': 'lp'},
@@ -143,7 +142,7 @@ def test_every_status_occurs_under_a_global_budget():
         threat = ThreatModel(
             csr(adj), 'both', local_budget=budget, global_budget=2
         )
-        made = certify(logits, threat, method='dual', cost='pagerank')
+        made = certify(logits, threat, method='dual')
         seen |= set(made.status.tolist())
     assert seen == {ROBUST, UNKNOWN, BROKEN}
 
@@ -275,8 +274,7 @@ def test_citeseer_counts(shared, strength, robust):
     assert torch.equal(made.predicted, oracle['pred'])
 
 
-@pytest.mark.parametrize('cost', ['pagerank', 'visits'])
-def test_no_node_that_one_flip_breaks_is_certified(shared, cost):
+def test_no_node_that_one_flip_breaks_is_certified(shared):
     graph, logits, _ = citeseer(shared)
     one = certify(
         logits,
@@ -290,7 +288,7 @@ def test_no_node_that_one_flip_breaks_is_certified(shared, cost):
     assert torch.allclose(one.lower[at], margins, rtol=0, atol=1e-7)
     for most in (1, 5):
         threat = ThreatModel(graph, strength=6, global_budget=most)
-        made = certify(logits, threat, sign_only=True, cost=cost)
+        made = certify(logits, threat, sign_only=True)
         assert not bool((made.robust & (one.lower < 0)).any())
         assert not bool(made.robust[at[margins < 0]].any())
         assert made.num_robust > 1940
@@ -335,22 +333,6 @@ def test_one_flip_is_decided_by_itself_and_for_small_alpha_too():
             assert float(width.max()) < 1e-6
             assert bool((made.lower <= exact).all())
             assert bool((made.upper >= exact).all())
-
-
-def test_the_better_of_both_costs_is_taken():
-    better = {'pagerank': 0, 'visits': 0}
-    for seed in range(12):
-        adj, logits, _, budget = problem(seed, 'both')
-        threat = ThreatModel(
-            csr(adj), 'both', local_budget=budget, global_budget=2
-        )
-        best = certify(logits, threat, method='dual')
-        for cost in better:
-            made = certify(logits, threat, method='dual', cost=cost)
-            assert not bool((made.robust & ~best.robust).any())
-            better[cost] += best.num_robust - made.num_robust
-    assert all(count >= 0 for count in better.values())
-    assert better['visits'] > 0
 
 
 def test_one_target_costs_the_pairs_of_its_class_alone(monkeypatch):

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from pyg_trust.certificates.smoothing import clopper_pearson, look_level
+from pyg_trust.certificates.smoothing import clopper_pearson
 
 
 def test_bounds_are_those_of_fifty_digits(shared):
@@ -51,8 +51,3 @@ def test_fresh_samples_keep_the_level_and_others_do_not():
     error = 3 * math.sqrt(0.05 * 0.95 / RUNS)
     assert 0.01 <= false_bounds(True) <= 0.05 + error
     assert false_bounds(False) > 0.2
-
-
-def test_looks_share_the_level():
-    assert sum(look_level(0.01, j) for j in range(1, 2000)) < 0.01
-    assert sum(look_level(0.01, j) for j in range(1, 2000)) > 0.00999

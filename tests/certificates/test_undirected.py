@@ -286,15 +286,6 @@ def test_all_sets_of_flips_are_tried(undirected):
     assert count_sets(100, 50, 1000) > 1000
 
 
-def test_the_papers_prices_are_of_directed_flips():
-    adj, logits, fragile = problem(0, n=5)
-    pairs = fragile.nonzero().t()
-    threat = ThreatModel(csr(adj), pairs, global_budget=1, undirected=True)
-    with pytest.raises(ValueError, match="'cost'"):
-        certify(logits, threat, cost='visits')
-    assert certify(logits, threat, cost='visits', method='lp').method == 'lp'
-
-
 def test_a_directed_graph_has_no_undirected_attacker():
     ring = torch.tensor([[0, 1, 2], [1, 2, 0]])
     with pytest.raises(ValueError, match='undirected'):

@@ -168,19 +168,6 @@ def test_weights_that_were_released_can_be_loaded_and_are_noted(private):
     assert setup.engine.steps == 5
 
 
-def test_a_parameter_outside_of_the_model_gets_no_gradient(private):
-    # A temperature of the loss was moved by gradients without noise.
-    setup = private()
-    extra = torch.nn.Parameter(torch.ones(()))
-    setup.optimizer.param_groups[0]['params'].append(extra)
-    batch = next(iter(setup.loader))
-    (setup.loss(batch) * extra).backward()
-    with pytest.raises(RuntimeError, match='came from elsewhere'):
-        setup.optimizer.step()
-    assert extra.item() == 1.0
-    assert setup.engine.steps == 0
-
-
 @pytest.mark.parametrize('way', ['hook', 'norm', 'frozen', 'thawed'])
 def test_models_that_change_later_are_refused(private, way):
     net = GCN()
@@ -264,27 +251,6 @@ def test_starting_over_does_not_draw_another_batch(private, seed, workers):
         }
         assert len(seen) == 1
         step(setup)
-
-
-def test_a_target_is_in_as_many_batches_as_claimed(private):
-    # 0.1.0 with secure noise: in 20 of 20 steps, at a rate of 0.3.
-    hits, steps = 0, 0
-    for _ in range(5):
-        setup = private(
-            engine={'insecure_seed': None},
-            loader={'batch_size': 4, 'walk_length': 1},
-        )
-        target = int(setup.loader.draw(0).roots[0])
-        rate = 4 / setup.loader.num_subgraphs
-        for _ in range(12):
-            hits += any(
-                bool((next(iter(setup.loader)).n_id == target).any())
-                for _ in range(10)
-            )
-            step(setup)
-            steps += 1
-    spread = math.sqrt(steps * rate * (1 - rate))
-    assert hits < steps * rate + 5 * spread < steps
 
 
 # Copies ######################################################################
@@ -439,14 +405,6 @@ def test_closures_are_called_once(private):
         setup.optimizer.step(3)
 
 
-def test_the_report_says_what_is_assumed(private):
-    text = private().engine.report(1e-3).explain()
-    assert 'the outputs of a unit depend on that unit' in text
-    assert 'the loss is the mean of one term per unit' in text
-    assert 'each column of a row was computed from' in text
-    assert 'follow a schedule that is fixed or public' in text
-
-
 # Memory of a model, and of other runs ########################################
 
 
@@ -513,17 +471,6 @@ def test_a_search_does_not_tell_that_another_run_had_other_data(
     data = [engine.report(1e-3).data for engine in made]
     assert data[0] != data[1]
     assert report.data == data[1]
-
-
-def test_a_run_that_spends_all_of_the_bound_and_no_more_is_paid_for(private):
-    bound = create_accountant('pld_wor')
-    bound.step(noise_multiplier=4.0, sample_rate=1.0)
-    orders = planning.ORDERS
-    most = bound.rdp(orders) * planning._ROUNDED
-    assert (most > bound.rdp(orders)).all()
-    paid = planning.rdp_select(orders, most, 3.0, 1.0)
-    wanted = planning.rdp_epsilon(orders, paid, 1e-3)
-    assert planning.search_epsilon(bound, 1e-3, 3.0) == wanted
 
 
 class Modest(DisjointWalkLoader):

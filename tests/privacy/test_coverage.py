@@ -212,14 +212,6 @@ def test_of_links_every_edge_is_a_message_an_example_and_a_count():
         made.update(RemovalRequest(nodes=[1]))
 
 
-def test_nodes_of_many_edges_are_more_than_one_unit():
-    data = ring()
-    made = model('node_incident', data, max_degree=1)
-    report = made.remove(nodes(5), data)
-    assert report.shift == 1.5  # the root of two, in quarters
-    assert not made.released[0][5].any()
-
-
 def test_a_hub_is_refused_and_so_is_a_model_of_a_seed():
     hub = torch.arange(1, 40)
     edges = torch.stack([torch.zeros_like(hub), hub])
@@ -622,12 +614,6 @@ def test_weights_cover_as_many_rows_as_their_noise_hides():
         last = found
     one = engine.covers(RemovalRequest(features=[3]), 1e-5)
     assert one == pytest.approx(engine.accountant.get_epsilon(1e-5), rel=0.02)
-
-
-def test_rows_that_few_steps_draw_are_covered_for_less():
-    every, some = (trained_engine(rows_loader(m)) for m in (12, 3))
-    asked = RemovalRequest(features=[0, 7])
-    assert some.covers(asked, 1e-5) < every.covers(asked, 1e-5) / 2
 
 
 def training(loader, **options):

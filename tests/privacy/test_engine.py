@@ -317,21 +317,6 @@ def test_resumed_training_goes_on(private):
     assert not setup.net.first.bias.equal(other.net.first.bias)
 
 
-def test_what_repeats_and_what_does_not(private):
-    ends = []
-    for more in (
-        {},
-        {'loader': {'num_workers': 2}},
-        {'engine': {'insecure_seed': 3}},
-    ):
-        setup = private(**more)
-        setup.train()
-        assert setup.engine.steps == len(setup.loader)
-        ends.append(setup.net.first.bias.detach())
-    assert ends[0].equal(ends[1])
-    assert not ends[0].equal(ends[2])
-
-
 def test_nothing_secret_is_in_a_checkpoint(private):
     setup = private(
         engine={'insecure_seed': 123456789}, loader={'seed': 987654321}
@@ -600,14 +585,6 @@ def test_fdp_trains_to_its_budget():
     )
     other.load_state_dict(engine.state_dict())
     assert other.get_epsilon(1e-3) == engine.get_epsilon(1e-3)
-
-
-def test_fdp_needs_its_accountant(private):
-    engine, arguments = fdp_setup('pld_wor')
-    with pytest.raises(ValueError, match="'rdp_fdp' for an EgoLoader"):
-        engine.make_private(**arguments, noise_multiplier=9.0)
-    with pytest.raises(ValueError, match='for a DisjointWalkLoader'):
-        private(engine={'accountant': 'rdp_fdp'})
 
 
 def test_a_run_without_noise_is_called_not_private(private, tmp_path):

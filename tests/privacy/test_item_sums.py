@@ -13,7 +13,6 @@ from pyg_trust.privacy.items import (
     item_sums,
     positive_factor,
 )
-from pyg_trust.privacy.propagation import hop_sensitivity
 from pyg_trust.unlearning.similar import lists_of
 from pyg_trust.verify.release import grid, sensitivity
 
@@ -91,12 +90,6 @@ def test_one_interaction_moves_a_table_by_less_than_a_user():
             assert moved > most * Fraction(999, 1000)
 
 
-def test_unequal_rows_move_a_table_by_their_degree():
-    # Planted: rows that are not brought to norm 1.
-    moved = [np.linalg.norm(np.outer(r, r)) for r in np.eye(4).cumsum(0)]
-    assert moved == pytest.approx([1, 2, 3, 4])
-
-
 @pytest.mark.parametrize('num_items', [1, 5, 300])
 def test_the_table_is_the_sum_of_products(num_items):
     source = np.random.default_rng(0)
@@ -141,8 +134,3 @@ def test_both_ways_to_eigenvectors_make_one_factor():
         assert np.allclose(factor @ factor.T, wanted, atol=1e-4)
     negative = positive_factor(-np.eye(4), 2)
     assert not negative.any()
-
-
-def test_users_are_no_relation_of_graphs():
-    with pytest.raises(ValueError, match="'adjacency'"):
-        hop_sensitivity('user')

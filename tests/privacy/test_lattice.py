@@ -12,7 +12,6 @@ from torch_geometric.data import Data
 from pyg_trust import noise
 from pyg_trust.noise import SecureNoise
 from pyg_trust.privacy import PrivateNodeClassifier
-from pyg_trust.privacy.descent import private_linear
 from pyg_trust.transforms import PrivateAGP
 
 RUNS = 200
@@ -141,36 +140,3 @@ def test_sums_of_a_classifier_do_not_tell(relation, monkeypatch):
     assert 1.3 < 2 * math.frexp(max(stds))[0] < 1.5
     alarms = rates(release, one, other, *stds, guess)
     assert compare(*alarms) > LEAST
-
-
-def test_a_step_of_private_descent_does_not_tell(monkeypatch):
-    # One step from zero: the sum of whole rows is known, or another.
-    seen = []
-
-    class Kept(torch.optim.Adam):
-        def step(self):
-            (weight,) = self.param_groups[0]['params']
-            seen.append(weight.grad.clone())
-
-    monkeypatch.setattr(torch.optim, 'Adam', Kept)
-    rows, z = np.zeros((1, WIDTH)), STD
-    other = np.linspace(0.11, 0.63, WIDTH)[None]
-
-    def release(x):
-        seen.clear()
-        private_linear(x, np.zeros(1, np.int64), 2, SecureNoise(), z, steps=1)
-        return seen[0].numpy()[:-1].ravel()
-
-    alarms = rates(release, rows, other, z)
-    assert compare(*alarms) > LEAST
-
-
-def test_releases_are_integers_on_a_public_grid():
-    one, _ = neighbours('edge')
-    transform = PrivateAGP(adjacency='edge', mu=0.7, delta=1e-5)
-    transform(one)
-    (std,) = transform.noise_stds
-    grid, rows = std * 2.0**-32, transform.released(one)[0].numpy()
-    whole = np.rint(rows / grid)
-    assert (whole * grid == rows).all()
-    assert len(np.unique(whole % 64)) > 16

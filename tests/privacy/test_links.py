@@ -249,19 +249,6 @@ def test_bad_data_are_refused_and_nothing_is_spent(data, name):
     model.fit(graph(12))
 
 
-def test_a_second_graph_needs_budget_and_counts_in_the_report(tmp_path):
-    model = PrivateLinkPredictor(**QUICK)
-    model.fit(graph())
-    # As somebody would who raised the limit of the account.
-    model._account.limit *= 2
-    model.fit(graph(seed=5))
-    report = model.report()
-    assert report.releases == 6
-    assert report.mu_parts[3] == pytest.approx(model.limit)
-    assert report.mu == pytest.approx(model.limit * math.sqrt(2))
-    assert report.epsilon > 4.0
-
-
 def test_a_budget_without_noise_is_refused_and_nothing_is_spent():
     model = PrivateLinkPredictor(epsilon=1e5, delta=1e-3)
     with pytest.raises(ValueError, match="noise of 'epsilon'"):

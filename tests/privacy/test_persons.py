@@ -240,23 +240,6 @@ def test_a_ledger_of_persons_is_of_no_rows(tmp_path) -> None:
         trained(loader(paths(none), less), ledger=tmp_path / 'ledger')
 
 
-COUPLED = {
-    'a path through others': 'marked as propagated',
-    'a public row seen by others': 'marked as propagated',
-    'no unit': 'marked as propagated',
-    'marked by hand': 'marked as propagated',
-    'marked as a whole': 'marked as propagated',
-    'orders that may be of several': 'marked as propagated',
-    'orders that were of one': 'another unit',
-    'items made of orders': 'marked as propagated',
-    'a unit that calls orders public': 'another unit',
-    'both units': 'marked as propagated',
-    'two rows of a person': 'one row each',
-    'no table': 'one row each',
-    'another graph': 'sizes or edges differ',
-}
-
-
 def test_weights_cover_persons_and_no_features(monkeypatch) -> None:
     data = shop()
     unit = declared(data)

@@ -75,21 +75,6 @@ def test_no_pair_of_gradients_is_worse_than_the_antipodal_one(q, z):
 
 
 # Of the oracle: q, z, steps, mu of a release, delta, form, and the ends.
-JOINT = [
-    (0.05, 1.0, 100, 0.5, 1e-5, 'withdraw', 4.06463739, 4.07473831),
-    (0.05, 2.0, 100, 0.5, 1e-5, 'replace', 2.93594841, 2.94604969),
-    (0.2, 3.0, 60, 1.0, 1e-6, 'withdraw', 5.66521129, 5.67131191),
-    (0.2, 6.0, 60, 1.0, 1e-6, 'replace', 5.58438038, 5.59048101),
-]
-
-
-@pytest.mark.parametrize(
-    ('q', 'z', 'steps', 'mu', 'delta', 'form', 'low', 'high'), JOINT
-)
-def test_coins_and_a_release(q, z, steps, mu, delta, form, low, high):
-    history = [(z, q, steps), ((2 if form == 'replace' else 1) / mu, 1.0, 1)]
-    found = dp.poisson_epsilon(history, delta, form)
-    assert low <= found <= 1.002 * high
 
 
 def test_oracle(shared):

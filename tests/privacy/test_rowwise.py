@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
-from torch_geometric.nn import GCNConv, global_add_pool
 
 from pyg_trust import ops
 from pyg_trust.privacy.bounds import between, gram, lengths, products
@@ -262,16 +261,6 @@ def test_norms_hang_on_no_place_in_the_memory_of_a_batch():
                 products(shifted[1].view(4, size, 37)),
             )
             assert torch.equal(alone, found)
-
-
-class Pooled(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv, self.head = GCNConv(13, 9), nn.Linear(9, 3)
-
-    def forward(self, x, edge_index, batch, batch_size):
-        x = self.conv(x, edge_index).relu()
-        return self.head(global_add_pool(x, batch, batch_size))
 
 
 def test_gradients_of_weights_are_left_out_where_nobody_asks_for_them():

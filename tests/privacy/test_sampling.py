@@ -124,21 +124,6 @@ def test_a_mean_is_divided_by_the_public_number(monkeypatch):
             assert torch.allclose(found, want, atol=1e-4)
 
 
-def test_parts_of_a_batch_are_one_step(monkeypatch):
-    silent(monkeypatch)
-    engine, (model, optimizer, loader) = setup(
-        max_physical_batch_size=2, num_steps=20
-    )
-    steps = []
-    for batch in loader:
-        assert batch.batch_size <= 2
-        before = engine.steps
-        model(batch.x, batch.edge_index)[: batch.batch_size].sum().backward()
-        optimizer.step()
-        steps.append(engine.steps - before)
-    assert engine.steps == sum(steps) == 20
-
-
 @pytest.mark.parametrize('kind', ['rdp_wor', 'pld_wor', 'rdp_fdp'])
 def test_accounts_of_another_sampling_are_refused(kind):
     with pytest.raises(ValueError, match="'accountant'"):
@@ -270,17 +255,6 @@ def test_automatic_factors_keep_below_the_norm():
     assert (lengths <= NORM).all()
     assert lengths[4] == pytest.approx(NORM)
     assert float(lengths[2]) == pytest.approx(NORM * 0.3 / 0.31)
-
-
-def test_automatic_clipping_by_brute_force(monkeypatch):
-    silent(monkeypatch)
-    _, made = setup(clipping='automatic', num_steps=6)
-    units, grads = train(made)
-    x = rows().x
-    scaled = NORM * x / (x.norm(dim=1, keepdim=True) + 0.01)
-    for here, grad in zip(units, grads, strict=True):
-        want = scaled[here].sum(0)
-        assert torch.allclose(grad[0], want, atol=1e-4)
 
 
 def test_a_gin_that_forgets_a_graph_moves_by_less_than_the_norm(monkeypatch):

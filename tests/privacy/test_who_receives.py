@@ -1,16 +1,14 @@
 """Sums for nodes that need them: what the others' rows and edges can do."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch_geometric.data import Data
 
-from pyg_trust.privacy import PrivateNodeClassifier, aggregation, row_models
+from pyg_trust.privacy import PrivateNodeClassifier, aggregation, descent
 from pyg_trust.privacy.descent import linear_sums, unit_rows, whole_rows
-from pyg_trust.privacy.receivers import choose_receivers
+from pyg_trust.privacy.propagation import choose_receivers
 
 QUICK = {'epsilon': 8.0, 'delta': 1e-4, 'steps': 5, 'num_classes': 3}
 n = 80
@@ -40,11 +38,6 @@ def silent(data):
 def fitted(data, **arguments):
     given = {'adjacency': 'node', 'insecure_seed': 0, **QUICK, **arguments}
     return PrivateNodeClassifier(**given).fit(data)
-
-
-def linear():
-    torch.manual_seed(0)
-    return nn.Linear(5, 3)
 
 
 def zeros(model):
@@ -103,60 +96,6 @@ def test_heads_train_on_the_rows_of_receivers_alone(monkeypatch):
     assert bool(read[:, 3:].any(1).all())
 
 
-def test_a_record_that_is_withdrawn_moves_the_choice_of_nobody():
-    data = graph(directed=True)
-    before = zeros(fitted(data, directed=True))
-    for v in (0, *data.train_mask.nonzero().view(-1)[:6].tolist()):
-        blank = data.clone()
-        blank.x[v], blank.y[v] = math.nan, 0
-        blank.edge_index = data.edge_index[:, data.edge_index[0] != v]
-        after = zeros(fitted(blank, directed=True))
-        assert torch.equal(after, before)
-        # Nor would who trains, which is public, of any but itself.
-        blank.train_mask[v] = ~blank.train_mask[v]
-        moved = zeros(fitted(blank, directed=True)) != before
-        assert not moved[torch.arange(n) != v].any()
-
-
-@pytest.mark.usefixtures('quiet')
-def test_a_list_that_is_withdrawn_moves_sums_by_one_at_any_degree():
-    data, found = graph(directed=True), set()
-    every = torch.arange(1, n)
-    nothing = silent(data)
-    whole = data.edge_index[:, data.edge_index[0] != 0]
-    asked = {
-        'directed': True,
-        'neighboring': 'add_remove',
-        'encoder': linear(),
-        'start_is_public': True,
-    }
-
-    def sums(own):
-        arcs = torch.stack([torch.zeros_like(own), own])
-        other = data.clone()
-        other.edge_index = torch.cat([whole, arcs], 1)
-        model = fitted(other, **asked)
-        return model.released[0], model.noise_stds[0] * model.mus[1]
-
-    blank, bound = sums(every[:0])
-    assert bound == pytest.approx(1)
-    for own in (
-        every,
-        every[:1],
-        every[:7],
-        every[nothing[1:]],
-        every[~nothing[1:]],
-        every[nothing[1:]][:3],
-    ):
-        made, _ = sums(own)
-        moved = float((made - blank).norm())
-        received = bool((~nothing[own]).any())
-        assert moved == pytest.approx(float(received), rel=1e-5)
-        assert moved <= bound
-        found.add(received)
-    assert found == {True, False}
-
-
 @pytest.mark.parametrize(
     ('arguments', 'train', 'all_receive'),
     [
@@ -199,14 +138,6 @@ def test_who_receives_by_default(arguments, train, all_receive):
         assert any('weights of lists read' in s for s in report.assumptions)
 
 
-def test_a_share_so_small_that_nobody_trains_a_head_gives_the_start():
-    data = graph()
-    model = fitted(data, train_receivers=1e-9)
-    assert torch.equal(zeros(model), data.train_mask)
-    assert bool(model.logits().isfinite().all())
-    assert model.report().epsilon == pytest.approx(8.0, rel=1e-9)
-
-
 class Drawn:
     """Noise that is known, so that its factor can be seen."""
 
@@ -243,7 +174,7 @@ def test_a_record_moves_each_step_by_no_more_than_its_noise_says(
     monkeypatch.setattr('pyg_trust.privacy.descent.linear_sums', gradient)
     monkeypatch.setattr(torch.optim, 'Adam', Kept)
     x = 10 * data.x.double()
-    row_models.train_privately(made, x, data.y, 3, Drawn(), z, 1, 0.1)
+    descent.train_privately(made, x, data.y, 3, Drawn(), z, 1, 0.1)
     moved, C = steps
     assert 0.5 * C < moved <= C
     # What is added to the sum is z times as large as what a record moves.

@@ -113,11 +113,7 @@ FAULTS = {
         LEFT,
     ),
     'a loss with other slopes': (
-        wrapped(
-            heads,
-            'loss_gradient',
-            lambda found, *_: (found[0] * 0.999, *found[1:]),
-        ),
+        wrapped(heads, 'slopes', lambda found, *_: found * 0.999),
         RESIDUAL,
     ),
     'an edge that goes one way alone': (one_way, LEFT),

@@ -15,7 +15,6 @@ from pyg_trust.certificates import smoothed, smoothing
 from pyg_trust.certificates.smoothing import (
     certified,
     clopper_pearson,
-    look_level,
     regions_at,
 )
 from pyg_trust.certificates.voting import certified_votes
@@ -50,14 +49,6 @@ def alone():
         yield p == 0 or kernel.proves(N, k, p, ALPHA)
         least = 1 - Fraction(high)
         yield least <= 0 or kernel.proves(N, N - k, least, ALPHA)
-
-
-def looks():
-    """The level of the looks at which sampling may end."""
-    for look in (1, 2, 7):
-        limit = kernel.level(1 - ALPHA, 1, 'node', look)
-        # Both are of one float, whose rounding is no fault.
-        yield look_level(ALPHA, look) <= float(limit) * (1 + 1e-12)
 
 
 NOISES = [
@@ -156,18 +147,6 @@ FAULTS = {
         'np.nextafter(1 - bound, 2.0)',
         '((1 - bound) * (1 - 1e-9))',
     ),
-    'every look at the level of the first': (
-        looks,
-        look_level,
-        '(math.pi * look) ** 2',
-        '(math.pi * 1) ** 2',
-    ),
-    'looks that share by their numbers': (
-        looks,
-        look_level,
-        '(math.pi * look) ** 2',
-        'math.pi**2 / look',
-    ),
     'deletions for additions': (
         regions,
         smoothing._regions,
@@ -249,7 +228,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize('rule', [bounds, alone, looks, regions, radii])
+@pytest.mark.parametrize('rule', [bounds, alone, regions, radii])
 def test_the_right_code_is_within_what_the_kernel_proves(rule):
     found = list(rule())
     assert len(found) > 2
