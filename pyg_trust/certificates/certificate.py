@@ -189,31 +189,24 @@ class Certificate(Proved, SpeaksOf, Report):
         return float((self.robust & right).double().mean())
 
     def __str__(self) -> str:
-        count = self.targets.numel()
-        lines = [f'Certificate of {count} nodes']
-        for name, number in (
-            ('robust', self.num_robust),
-            ('broken', self.num_broken),
-            ('unknown', self.num_unknown),
-        ):
-            share = number / count if count else 0.0
-            lines.append(f'  {name:<8} {number:>8}  ({share:.1%})')
-        steps = 'the limit' if self.K is None else f'{self.K} steps'
-        loops = ', self-loops' if self.self_loops else ''
-        flips = 'undirected' if self.undirected else 'directed'
-        most = self.global_budget
-        lines += [
-            f'  model    {self.model}: alpha {self.alpha:g}, {steps}, '
-            f'{self.normalization}{loops}, {self.dtype}',
-            f'  threat   {self.scenario}, {flips}: at most '
-            f'{int(self.local_budget.max())} flips at a node and '
-            f'{"any number" if most is None else most} in all',
-            f'  method   {self.method}'
-            f'{", exact" if self.exact else ""}, tolerance '
-            f'{self.tolerance:g}, roundoff {self.roundoff:.2g}',
-            f'  data     SHA-256 {self.fingerprint[:16]}',
-        ]
-        return '\n'.join(lines)
+        counts = {
+            'robust': self.num_robust,
+            'broken': self.num_broken,
+            'unknown': self.num_unknown,
+        }
+        total, told = self.targets.numel(), self.provenance['arguments']
+        shares = ', '.join(
+            f'{count} {name} ({count / max(total, 1):.1%})'
+            for name, count in counts.items()
+        )
+        return (
+            f'Certificate of {total} nodes: {shares}\n'
+            f'  model   {told["model"]}\n'
+            f'  threat  {told["threat"]}\n'
+            f'  method  {self.method}{", exact" * self.exact}, tolerance '
+            f'{self.tolerance:g}, roundoff {self.roundoff:.2g}\n'
+            f'  data    SHA-256 {self.fingerprint[:16]}'
+        )
 
     def guarantee(self) -> Guarantee:
         """State the conditions for robust nodes to keep their predictions."""
