@@ -56,7 +56,42 @@ def system(count: int) -> bytes:
 LEAST_P_VALUE = 1e-9
 
 
-class SeededNoise:
+class _Noise:
+    """Noise of bits that a source gives."""
+
+    secure: bool
+
+    def __init__(self, source: Bytes) -> None:
+        check_callable('source', source)
+        self._source = source
+
+    def __repr__(self) -> str:
+        return f'{type(self).__name__}()'
+
+    def random_bytes(self, count: int) -> bytes:
+        """Draw a number of random bytes."""
+        return self._source(check_integer('count', count, 0))
+
+    def cells(self, shape: torch.Size | tuple[int, ...]) -> Tensor:
+        """Draw noise of a release: integers nearest to 2^32 Z, for Gaussian Z.
+
+        They are int64, on the CPU.
+        """
+        check_instance('shape', shape, tuple)
+        for size in shape:
+            check_integer('shape', size, 0)
+        drawn = cells(self._source, math.prod(shape))
+        return torch.from_numpy(drawn).view(shape)
+
+    def normal(self, shape: torch.Size | tuple[int, ...]) -> Tensor:
+        """Draw standard Gaussians on the grid 2^-32: float64, on the CPU.
+
+        A float that is added to them is no release: see :meth:`cells`.
+        """
+        return self.cells(shape).double().mul_(2.0**-SHIFT)
+
+
+class SeededNoise(_Noise):
     """Noise from a seed, for experiments that have to be repeatable.
 
     It hides nothing from somebody who tries the likely seeds.
@@ -70,21 +105,7 @@ class SeededNoise:
 
     def __init__(self, seed: int | None = None) -> None:
         self._stream = rng.stream(rng.resolve(seed))
-
-    def __repr__(self) -> str:
-        return 'SeededNoise()'
-
-    def random_bytes(self, count: int) -> bytes:
-        """Draw a number of bytes from the seed's stream."""
-        return self._stream.bytes(check_integer('count', count, 0))
-
-    def cells(self, shape: torch.Size | tuple[int, ...]) -> Tensor:
-        """Draw noise with the distribution of :meth:`SecureNoise.cells`."""
-        return _cells(self._stream.bytes, shape)
-
-    def normal(self, shape: torch.Size | tuple[int, ...]) -> Tensor:
-        """Draw noise with the distribution of :meth:`SecureNoise.normal`."""
-        return _normal(self.cells(shape))
+        super().__init__(self._stream.bytes)
 
     def uniform(self, count: int) -> np.ndarray:
         """Draw uniform numbers in (0, 1)."""
@@ -98,7 +119,7 @@ class SeededNoise:
         return self._stream.choice(count, size, replace=False)
 
 
-class SecureNoise:
+class SecureNoise(_Noise):
     r"""Noise and choices from the operating system's secure generator.
 
     Every bit comes from :func:`os.urandom`. A Gaussian is drawn as the integer
@@ -117,35 +138,13 @@ class SecureNoise:
     secure = True
 
     def __init__(self, source: Bytes = os.urandom) -> None:
-        check_callable('source', source)
-        self._source = source
-
-    def __repr__(self) -> str:
-        return 'SecureNoise()'
-
-    def random_bytes(self, count: int) -> bytes:
-        """Draw a number of secret bytes."""
-        return self._source(check_integer('count', count, 0))
+        super().__init__(source)
 
     def uniform(self, count: int) -> np.ndarray:
         r"""Draw uniformly from the grid :math:`2^{-53} \{1, ..., 2^{53}\}`."""
         check_integer('count', count, 0)
         word = np.frombuffer(self._source(8 * count), dtype=np.uint64)
         return ((word >> np.uint64(11)) + np.uint64(1)) * 2.0**-53
-
-    def cells(self, shape: torch.Size | tuple[int, ...]) -> Tensor:
-        """Draw noise of a release: integers nearest to 2^32 Z, for Gaussian Z.
-
-        They are int64, on the CPU.
-        """
-        return _cells(self._source, shape)
-
-    def normal(self, shape: torch.Size | tuple[int, ...]) -> Tensor:
-        """Draw standard Gaussians on the grid 2^-32: float64, on the CPU.
-
-        A float that is added to them is no release: see :meth:`cells`.
-        """
-        return _normal(self.cells(shape))
 
     def choose(self, count: int, size: int) -> np.ndarray:
         """Draw :obj:`size` of :obj:`count` items without replacement.
@@ -211,17 +210,6 @@ def coins(
         rate (float): the probability of each, in :math:`[0, 1]`.
     """
     return np.flatnonzero(source.uniform(count) <= rate)
-
-
-def _cells(source: Bytes, shape: torch.Size | tuple[int, ...]) -> Tensor:
-    check_instance('shape', shape, tuple)
-    for size in shape:
-        check_integer('shape', size, 0)
-    return torch.from_numpy(cells(source, math.prod(shape))).view(shape)
-
-
-def _normal(drawn: Tensor) -> Tensor:
-    return drawn.double().mul_(2.0**-SHIFT)
 
 
 def p_value(drawn: Tensor) -> float:

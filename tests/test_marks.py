@@ -133,19 +133,6 @@ def test_persons_of_several_rows_are_not_taken_for_rows():
     DisjointWalkLoader(data, 4, 1)
 
 
-SCALED = {
-    'standardised': lambda x: (x - x.mean(0)) / x.std(0),
-    'as scikit-learn': lambda x: (x - x.mean(0)) / x.std(0, correction=0),
-    'in [0, 1]': lambda x: (x - x.amin(0)) / (x.amax(0) - x.amin(0)),
-}
-AS_THEY_ARE = {
-    'raw': lambda x: x,
-    'words': lambda x: (x > 0.5).float(),
-    'pixels': lambda x: (8 + 4 * x).round().clamp(0, 16) / 16,
-    'rows': lambda x: x.abs() / x.abs().sum(1, keepdim=True),
-}
-
-
 def test_a_delta_of_one_node_is_noticed():
     with pytest.warns(UserWarning, match=f'not below 1 / {NODES}'):
         PrivateNodeClassifier('node', delta=1 / NODES).fit(graph())

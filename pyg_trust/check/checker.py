@@ -17,7 +17,7 @@ all of them can make them agree: what has to be believed then is the copy of
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, TypeVar
@@ -89,91 +89,74 @@ def check_report(
         ValueError: if a file is not what it should be.
     """
     files = witness if isinstance(witness, list | tuple) else [witness]
-    named = {'path': path, 'ledger': ledger, 'model': model, 'data': data}
-    for name, file in [*named.items(), *(('witness', x) for x in files)]:
+    handed = {'path': path, 'ledger': ledger, 'model': model, 'data': data}
+    for name, file in [*handed.items(), *(('witness', x) for x in files)]:
         needed = name == 'path' or file is not None
         if needed and not isinstance(file, str | Path):
             raise TypeError(
                 f'{name!r} needs to be a path (got {type(file).__name__})'
             )
-    handed = {**named, 'witness': witness}
     version, stated = read_report(path)
-    claims: list[Any] = []
-    for each in stated:
-        # None if the fields are not those of a claim.
-        with contextlib.suppress(*WRONG):
-            claims.append(claim(each.procedure, each.values))
-            continue
-        claims.append(None)
+    findings = [Finding(HOLDS, f'the report is of layout {version}')]
     if version < LAYOUT:
         # Older layouts had other fields, and texts in the place of fields.
         text = f'the report is of layout {version}: make it again'
         findings = [Finding(UNPROVED, text)]
-        for at, each in enumerate(stated, 1):
-            findings += _findings(at, each, _leaks(each))
-        return findings
-    findings = [Finding(HOLDS, f'the report is of layout {version}')]
-    for at, (each, made) in enumerate(zip(stated, claims, strict=True), 1):
-        verdicts = [*_leaks(each), *_run(_judge, made, each)]
-        verdicts += [
-            (UNKNOWN, f'{name}: it was not passed (--{name})')
-            for name, is_named in _named(each).items()
-            if is_named and handed[name] is None
+    content: dict[str, Any] = {}
+    proved: dict[str, Any] = {}
+    if version == LAYOUT:
+        for name, (reader, _) in _FILES.items():
+            if handed[name] is not None:
+                content[name] = _read(name, handed[name], reader)
+        for file in filter(None, files):
+            arrays = _read('witness', file, proofs.load)
+            proved[proofs.digest(arrays)] = Path(file).name, arrays
+    missing = {name for name, file in handed.items() if file is None}
+    missing |= {'witness'} if witness is None else set()
+    spoken = set()
+    for at, each in enumerate(stated, 1):
+        verdicts = [*_leaks(each)]
+        if version == LAYOUT:
+            made: Any = None  # if the fields are not those of a claim
+            with contextlib.suppress(*WRONG):
+                made = claim(each.procedure, each.values)
+            verdicts += _run(_judge, made, each)
+            verdicts += [
+                (UNKNOWN, f'{name}: it was not passed (--{name})')
+                for name, is_named in _named(each).items()
+                if is_named and name in missing
+            ]
+            for name, held in content.items():
+                found = [*_run(_FILES[name][1], made, each, held)]
+                verdicts += found
+                spoken |= {name} if found else set()
+            if witness is not None:
+                verdicts += _of_witness(made, each, proved)
+        findings += [
+            Finding(status, f'{at}. {each.procedure}: {text}')
+            for status, text in verdicts
         ]
-        findings += _findings(at, each, verdicts)
-    readers: dict[str, tuple[Any, Any]] = {
-        'ledger': (_read_ledger, _check_ledger),
-        'model': (fingerprint_model, _check_model),
-        'data': (_read_data, _check_data),
-    }
-    for name, (reader, check) in readers.items():
-        file = named[name]
-        if file is None:
-            continue
-        content = _read(name, file, reader)
-        parts = [
-            _findings(at, each, _run(check, made, each, content))
-            for at, (each, made) in enumerate(
-                zip(stated, claims, strict=True), 1
-            )
-        ]
-        findings += [one for part in parts for one in part] or [
-            Finding(UNKNOWN, f'no guarantee speaks of a {name}')
-        ]
-    if witness is not None:
-        findings += _check_witnesses(stated, claims, files)
+    findings += [
+        Finding(UNKNOWN, f'no guarantee speaks of a {name}')
+        for name in content
+        if name not in spoken
+    ]
+    named = {str(each.values.get('witness_digest', '')) for each in stated}
+    findings += [
+        Finding(FAILS, f'witness: {name} is that of another certificate')
+        for digest, (name, _) in proved.items()
+        if digest not in named
+    ]
     return findings
 
 
-def _check_witnesses(
-    stated: list[Stated], claims: list[Any], files: Sequence[Any]
-) -> Iterator[Finding]:
+def _of_witness(made: Any, each: Stated, proved: dict[str, Any]) -> Checks:
     # A file belongs to the certificate that names its digest.
-    held = {}
-    for file in files:
-        arrays = _read('witness', file, proofs.load)
-        held[proofs.digest(arrays)] = Path(file).name, arrays
-    named = [str(each.values.get('witness_digest', '')) for each in stated]
-    for number_, (each, made, digest) in enumerate(
-        zip(stated, claims, named, strict=True), 1
-    ):
-        verdicts: Checks = iter(())
-        if digest in held and made is not None:
-            verdicts = _run(check_witness, made, each, held[digest][1])
-        elif is_digest(digest):
-            text = 'witness: no file that was passed has its digest'
-            verdicts = iter([(UNPROVED, text)])
-        yield from _findings(number_, each, verdicts)
-    for digest in held.keys() - named:
-        text = f'witness: {held[digest][0]} is that of another certificate'
-        yield Finding(FAILS, text)
-
-
-def _findings(at: int, each: Stated, checks: Iterable[Any]) -> list[Finding]:
-    return [
-        Finding(status, f'{at}. {each.procedure}: {text}')
-        for status, text in checks
-    ]
+    digest = str(each.values.get('witness_digest', ''))
+    if digest in proved and made is not None:
+        yield from _run(check_witness, made, each, proved[digest][1])
+    elif is_digest(digest):
+        yield UNPROVED, 'witness: no file that was passed has its digest'
 
 
 def _leaks(each: Stated) -> Checks:
@@ -200,7 +183,7 @@ def _named(each: Stated) -> dict[str, bool]:
     }
 
 
-def _read(name: str, path: str | Path, reader: Callable[..., T]) -> T:
+def _read(name: str, path: Any, reader: Callable[..., T]) -> T:
     try:
         return reader(path)
     except WRONG as error:
@@ -462,3 +445,11 @@ def _check_data(
         if left
         else 'data: nothing that was removed is there by its name',
     )
+
+
+# By the kind of a file: how it is read, and compared with a guarantee.
+_FILES: dict[str, tuple[Any, Any]] = {
+    'ledger': (_read_ledger, _check_ledger),
+    'model': (fingerprint_model, _check_model),
+    'data': (_read_data, _check_data),
+}

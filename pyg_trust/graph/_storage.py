@@ -37,6 +37,7 @@ _DTYPES = {
     'perm': ('int64',),
 }
 _FACTS = ('is_undirected', 'has_duplicates')
+_KNOWN = {'format', 'num_nodes', 'num_edges', 'arrays', 'crc32', *_FACTS}
 
 
 def parse_memory(memory: int | str) -> int:
@@ -146,31 +147,6 @@ def as_tensor(array: np.ndarray) -> Tensor:
         return torch.from_numpy(array)
 
 
-def _read_array(
-    folder: Path, entry: dict[str, Any], mmap: bool, verify: bool
-) -> np.ndarray:
-    name = entry.get('file')
-    # No file in another folder.
-    if not isinstance(name, str) or not re.fullmatch(r'[\w-]+\.npy', name):
-        raise DamagedFileError(
-            f"'{folder / HEADER}' is damaged: it names a file {name!r}"
-        )
-    path = folder / name
-    if not path.is_file():
-        raise DamagedFileError(f"'{path}' is missing")
-    if (size := path.stat().st_size) != entry.get('bytes'):
-        raise DamagedFileError(
-            f"'{path}' is damaged: it has {size} bytes, and "
-            f'{entry.get("bytes")} were written'
-        )
-    array: np.ndarray = map_array(path)
-    if not mmap:
-        array = np.array(array)
-    if verify and checksum(array) != entry.get('crc32'):
-        raise DamagedFileError(f"'{path}' is damaged: its checksum differs")
-    return array
-
-
 # Graphs ######################################################################
 
 
@@ -180,36 +156,26 @@ def _read_header(folder: Path) -> dict[str, Any]:
         raise FileNotFoundError(f"'{path}' is missing: no graph was saved")
     try:
         header = json.loads(path.read_bytes())
-        known = header['format'] == FORMAT
-        if known:
-            _check_header(header)
+        if header['format'] != FORMAT:
+            raise ValueError(f'its format is not {FORMAT}')
+        check_integer('num_nodes', header['num_nodes'], 1, 2**31 - 1)
+        check_integer('num_edges', header['num_edges'], 0)
+        arrays = header['arrays']
+        check_instance('arrays', arrays, dict)
+        strange = (set(arrays) - {*_DTYPES, 'order'}) | (set(header) - _KNOWN)
+        if strange:
+            raise ValueError(f'unknown entries {sorted(strange)}')
+        for name in ('rowptr', 'col', *arrays):
+            check_instance(name, arrays[name], dict)
+        for name in _FACTS:
+            check_instance(name, header.get(name), bool, type(None))
+        # Older headers have no checksum.
+        if header.get('crc32', _header_sum(header)) != _header_sum(header):
+            raise ValueError('its checksum differs')
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise DamagedFileError(f"'{path}' is damaged: {error!r}") from None
-    if not known:
-        raise DamagedFileError(
-            f"'{path}' has the format {header['format']}, and this version "
-            f'of pyg_trust reads {FORMAT}'
-        )
-    return header
-
-
-def _check_header(header: dict[str, Any]) -> None:
-    check_integer('num_nodes', header['num_nodes'], 1, 2**31 - 1)
-    check_integer('num_edges', header['num_edges'], 0)
-    arrays = header['arrays']
-    check_instance('arrays', arrays, dict)
-    known = {'format', 'num_nodes', 'num_edges', 'arrays', 'crc32', *_FACTS}
-    strange = (set(arrays) - {*_DTYPES, 'order'}) | (set(header) - known)
-    if strange:
-        raise ValueError(f'unknown entries {sorted(strange)}')
-    for name in ('rowptr', 'col', *arrays):
-        check_instance(name, arrays[name], dict)
-    for name in _FACTS:
-        check_instance(name, header.get(name), bool, type(None))
-    # Older headers have no checksum.
-    if header.get('crc32', _header_sum(header)) != _header_sum(header):
-        raise ValueError('its checksum differs')
     arrays.pop('order', None)  # of version 0.1
+    return header
 
 
 def _header_sum(header: dict[str, Any]) -> int:
@@ -258,16 +224,28 @@ def load_rows(
     for name, entry in header['arrays'].items():
         rows = name == 'rowptr'
         size = header['num_nodes'] + 1 if rows else header['num_edges']
-        array = _read_array(folder, entry, mmap and not rows, verify)
-        if (
-            array.dtype.name not in _DTYPES[name]
-            or not array.dtype.isnative
-            or array.shape != (size,)
-        ):
+        file = entry.get('file')
+        # No file in another folder.
+        if not isinstance(file, str) or not re.fullmatch(r'[\w-]+\.npy', file):
             raise DamagedFileError(
-                f"'{folder / entry['file']}' is damaged: it holds "
-                f'{array.dtype.str} of the shape {list(array.shape)}, and not '
-                f'{size} {" or ".join(_DTYPES[name])}'
+                f"'{folder / HEADER}' is damaged: it names a file {file!r}"
+            )
+        path = folder / file
+        if not path.is_file():
+            raise DamagedFileError(f"'{path}' is missing")
+        array: np.ndarray = map_array(path)
+        found = path.stat().st_size, array.dtype.str, array.shape
+        fits = array.dtype.name in _DTYPES[name] and array.dtype.isnative
+        if found[0] != entry.get('bytes') or not fits or found[2] != (size,):
+            raise DamagedFileError(
+                f"'{path}' is damaged: it holds {found[1]} of the shape "
+                f'{list(found[2])} in {found[0]} bytes, and not {size} '
+                f'{" or ".join(_DTYPES[name])} in {entry.get("bytes")}'
+            )
+        array = array if mmap and not rows else np.array(array)
+        if verify and checksum(array) != entry.get('crc32'):
+            raise DamagedFileError(
+                f"'{path}' is damaged: its checksum differs"
             )
         tensors[name] = as_tensor(array)
     fault = _fault(tensors, verify)

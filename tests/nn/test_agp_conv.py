@@ -85,24 +85,6 @@ def test_gradcheck():
     assert torch.autograd.gradcheck(lambda x: appnp(x, GRAPH), x)
 
 
-def test_cached_sgc_keeps_features():
-    conv = SGConv(6, 3, K=2, cached=True, eps=0)
-    first = conv(X, EDGE_INDEX)
-    assert torch.equal(conv(torch.zeros_like(X), EDGE_INDEX[:, :0]), first)
-    conv.reset_parameters()
-    out = conv(torch.zeros_like(X), EDGE_INDEX)
-    assert torch.equal(out, conv.lin.bias.expand(40, 3))
-
-
-def test_cached_appnp_keeps_the_graph_and_not_the_features():
-    conv = APPNP(3, 0.2, cached=True, eps=0)
-    first = conv(X, EDGE_INDEX)
-    assert torch.equal(conv(X, EDGE_INDEX[:, :0]), first)
-    assert torch.equal(conv(2 * X, EDGE_INDEX), 2 * first)
-    conv.reset_parameters()
-    assert not torch.equal(conv(X, EDGE_INDEX[:, :0]), first)
-
-
 def test_cached_appnp_shows_what_that_of_pyg_does():
     theirs, ours = pyg.APPNP(3, 0.2, cached=True), APPNP(3, 0.2, cached=True)
     assert ours._cached_edge_index is ours._cached_adj_t is None
@@ -120,14 +102,6 @@ def test_cached_appnp_shows_what_that_of_pyg_does():
     torch.testing.assert_close(ours(X, EDGE_INDEX[:, :0]), 0.2 * X)
     ours.reset_parameters()
     assert ours._cached_edge_index is ours._cached_adj_t is None
-
-
-def test_compiled_model():
-    conv = APPNP(3, 0.2, eps=0)
-    model = torch.compile(
-        lambda x: conv(torch.relu(x), GRAPH) + 1, backend='aot_eager'
-    )
-    torch.testing.assert_close(model(X), conv(torch.relu(X), GRAPH) + 1)
 
 
 def test_repr_and_lazy_channels():
@@ -194,19 +168,6 @@ def test_one_changed_import_is_enough(arguments, weighted):
             strict=True,
         ):
             torch.testing.assert_close(one, other)
-
-
-def test_edge_weights_of_every_form():
-    theirs, ours = pyg.SGConv(6, 3, K=2), SGConv(6, 3, K=2)
-    ours.load_state_dict(theirs.state_dict())
-    graph = CSRGraph.from_edge_index(EDGE_INDEX, 40, WEIGHT)
-    wanted = theirs(X, EDGE_INDEX, WEIGHT)
-    torch.testing.assert_close(ours(X, EDGE_INDEX, WEIGHT), wanted)
-    torch.testing.assert_close(ours(X, graph), wanted)
-    adj_t = graph.transpose().to_torch_sparse()
-    torch.testing.assert_close(ours(X, adj_t), wanted)
-    data = Data(edge_index=EDGE_INDEX, edge_weight=WEIGHT, num_nodes=40)
-    torch.testing.assert_close(ours(X, data), wanted)
 
 
 def test_explainers_reach_the_edges():
@@ -381,11 +342,6 @@ def test_half_and_tol_are_the_functional():
         z = F.propagate(graph, X, measure, **kwargs)
         assert torch.equal(APPNP(12, 0.1, **kwargs)(X, graph), z)
         assert not torch.equal(APPNP(12, 0.1)(X, graph), z)
-
-
-def test_indices_of_32_bits():
-    index = EdgeIndex(EDGE_INDEX.int(), sparse_size=(40, 40))
-    assert torch.equal(APPNP(3, 0.2)(X, index), APPNP(3, 0.2)(X, GRAPH))
 
 
 def test_sparse_features_go_in_as_they_are():

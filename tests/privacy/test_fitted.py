@@ -60,7 +60,7 @@ class Kind:
         if self.cls is PrivateItemCounts:
             return model.recommend(likes(), 4)
         if self.cls is PrivateLinkPredictor:
-            return model.score(PAIRS)
+            return model.decision_function(PAIRS)
         return model.logits(graph().x)
 
 

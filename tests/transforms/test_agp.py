@@ -174,51 +174,6 @@ def test_agp_promises_what_the_bound_says():
     assert said.data == exact.data != sampled.guarantee(sampled(data)).data
 
 
-def test_whatever_changes_the_result_is_in_the_repr(tmp_path):
-    # PyG takes a dataset from the disk if the repr of pre_transform is equal.
-    base = {'measure': 'appnp', 'alpha': 0.2}
-    changes = [
-        {},
-        {'eps': 1e-3},
-        {'eps': 1.23456789e-3},
-        {'eps': 1.23456788e-3},
-        {'seed': 3},
-        {'seed': 4},
-        {'eps': 1e-3, 'force_push': True},
-        {'attr': 'y'},
-        {'out': 'z'},
-        {'half': True},
-        {'level_tol': 1e-3},
-        {'levels': 4},
-        {'tol': 1e-3},
-        {'alpha': 0.2 + 1e-12},
-        *(
-            {'measure': F.Measure(0.5, 0.5, weights), 'alpha': None}
-            for weights in ((0.5, 0.5), (0.5, 0.5 + 1e-12), (0.5, 0.0, 0.5))
-        ),
-    ]
-    seen = {repr(AGP(**{**base, **change})) for change in changes}
-    assert len(seen) == len(changes)
-    gdc = {'measure': 'heat', 't': 1.0, 'top_k': 2}
-    others = [
-        {},
-        {'method': 'prune'},
-        {'normalization': None},
-        {'normalization': 'sym'},
-        {'top_k': 3},
-        {'threshold': 0.1},
-        {'eps': 1e-3},
-        {'seed': 1},
-    ]
-    assert len({repr(GDC(**{**gdc, **o})) for o in others}) == len(others)
-
-
-def test_features_are_propagated_exactly_unless_told_otherwise():
-    data = make_data()
-    out = AGP('heat', t=2.0)(data).x
-    assert torch.equal(out, F.propagate(GRAPH, data.x, F.heat(2.0)))
-
-
 def test_half_and_fewer_levels():
     data = make_data()
     measure = F.heat(2.0)
