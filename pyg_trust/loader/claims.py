@@ -5,7 +5,7 @@ what one person owns alone changes one subgraph, whatever it changes.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,23 +21,17 @@ from pyg_trust.unit import EdgeType, PrivacyUnit
 _POSITIVE = 2**63 - 1
 
 
-@dataclass(frozen=True)
-class TypedSubgraphs:
+class TypedSubgraphs(NamedTuple):
     """Rows and edges of several subgraphs, by type and then by subgraph.
 
-    Args:
-        n_id (dict[str, Tensor]): the row that each row is a copy of, int64.
-        batch (dict[str, Tensor]): the subgraph of each row, int64.
-        edge_index (dict[tuple[str, str, str], Tensor]): the edges between
-            rows here, int64, ``[2, num_edges]``.
-        e_id (dict[tuple[str, str, str], Tensor]): the edge that each edge is
-            a copy of, int64.
+    By node type, the row that each row is a copy of and its subgraph; by edge
+    type, the edges between rows here and the edge that each is a copy of.
     """
 
-    n_id: dict[str, Tensor] = field(default_factory=dict)
-    batch: dict[str, Tensor] = field(default_factory=dict)
-    edge_index: dict[EdgeType, Tensor] = field(default_factory=dict)
-    e_id: dict[EdgeType, Tensor] = field(default_factory=dict)
+    n_id: dict[str, Tensor]
+    batch: dict[str, Tensor]
+    edge_index: dict[EdgeType, Tensor]
+    e_id: dict[EdgeType, Tensor]
 
 
 class Ownership:
@@ -196,7 +190,7 @@ def expand(
             new = torch.cat([none, *found]).unique()
             front[t] = new[~torch.isin(new, keys[t])]
             keys[t] = torch.cat([keys[t], front[t]]).sort().values
-    out = TypedSubgraphs()
+    out = TypedSubgraphs({}, {}, {}, {})
     for t, key in keys.items():
         size = max(sizes[t], 1)
         out.n_id[t], out.batch[t] = key % size, key // size
