@@ -123,7 +123,7 @@ class Releasing(NoCopies):
 
 @validated
 def release_graph(data: Data, relation: Relation) -> CSRGraph:
-    """Convert private data to a graph that has a known guarantee, or refuse."""
+    """Convert private data to a graph, or refuse one without a guarantee."""
     try:
         graph = CSRGraph.from_data(data)
     except ValueError as error:
