@@ -36,8 +36,12 @@ inline void wish_for_huge_pages(void* start, int64_t bytes) {
 // Pieces of huge pages that were given back while somebody keeps them
 // (scratch.cpp), for whoever needs as much: the system clears every page that
 // it hands out, which takes longer than a level reads or writes it.
-void* take_pages(size_t bytes);  // throws std::bad_alloc
-void give_pages(void* pages) noexcept;
+struct Piece {
+  void* start;
+  size_t bytes;
+};
+Piece take_pages(size_t bytes);  // as many at least; throws std::bad_alloc
+void give_pages(const Piece& piece) noexcept;
 
 // `count` zeros, or whatever was there.
 template <typename T>
@@ -47,17 +51,17 @@ class Scratch {
     const size_t bytes = static_cast<size_t>(count) * sizeof(T);
 #ifdef __linux__
     if (pages == Pages::kHuge && bytes >= 2 * kHugePage) {
-      void* start = take_pages(bytes);
+      const Piece taken = take_pages(bytes);
       if (zeros)
-        std::memset(start, 0, bytes);
-      data_ = {static_cast<T*>(start), Free{true}};
+        std::memset(taken.start, 0, bytes);
+      data_ = {static_cast<T*>(taken.start), Free{taken.bytes}};
       return;
     }
 #endif
     const size_t least = bytes > 0 ? bytes : 1;
     data_ = {static_cast<T*>(zeros ? std::calloc(least, 1)
                                    : std::malloc(least)),
-             Free{false}};
+             Free{0}};
     if (data_ == nullptr)
       throw std::bad_alloc();
   }
@@ -69,8 +73,10 @@ class Scratch {
 
  private:
   struct Free {
-    bool pages = false;
-    void operator()(void* p) const { pages ? give_pages(p) : std::free(p); }
+    size_t pages = 0;  // bytes of huge ones
+    void operator()(void* p) const {
+      pages > 0 ? give_pages({p, pages}) : std::free(p);
+    }
   };
   std::unique_ptr<T[], Free> data_;
 };

@@ -133,9 +133,6 @@ entry(
     neighboring=choice(none=True),
     directed=values(3, None, 'a'),
     cat=values(3, 'a'),
-    attr=values(3, None),
-    ledger=LEDGER,
-    ledger_head=HEAD,
 )
 for name in ('forward', 'released'):
     entry(

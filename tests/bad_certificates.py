@@ -75,13 +75,6 @@ entry(
     names={'rowptr': "'(rowptr|num_cols)'"},
     rowptr=values([0], 'a', None, torch.zeros(3)),
     col=values([0], 'a', None, torch.zeros(3), torch.tensor([1, 0])),
-    num_cols=integer(0),
-    p_plus=P,
-    p_minus=P,
-    cells=choice(),
-    seed=integer(0),
-    first=integer(0),
-    num_samples=integer(1),
 )
 
 # Transforms ##################################################################
@@ -240,7 +233,6 @@ entry(
     Row('other data', {'data': HALF}, "'model' and 'data'"),
     data=values(None, 3, 'graph', undirected(N), HeteroData()),
     labels=values(3, 'x', [0], torch.zeros(N), torch.zeros(2).long()),
-    forward=values(3, 'x', [1]),
     **BUDGETS,
 )
 
@@ -267,7 +259,6 @@ entry(
     Row('no budget', {'threat': one_flip(global_budget=None)}, "'threat'"),
     users=values(None, 3, 'x', [0], torch.zeros(2), torch.tensor([N])),
     items=values(3, 'x', [0], torch.zeros(2), torch.tensor([N])),
-    k=integer(1),
     tol=values('a', None, [1], -1.0, math.nan),
 )
 
@@ -287,7 +278,6 @@ entry(
     'certificates.Divided',
     lambda: {'model': model(), 'num_groups': 3},
     Row('cached', {'model': Cached()}, "'model'"),
-    transform=values(3, 'x', [1]),
 )
 for name in ('certified', 'certified_ratio', 'certified_accuracy'):
     entry(

@@ -4,7 +4,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from bad_inputs import PATH, Row, values
+from bad_inputs import Row, values
 from bad_table import FOLDER, entry
 from desks import ALL, Clock, fitted, nodes
 
@@ -39,7 +39,6 @@ entry(
     Row('without a file', {'save': None}, "'save'"),
     name=WORDS,
     model=MODEL,
-    save=PATH,
 )
 entry(
     'erasure.ErasureDesk.done',

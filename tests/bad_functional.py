@@ -277,7 +277,6 @@ entry(
     Row('no .npy', {'out': f'{FOLDER}/z.txt'}, "'out'"),
     Row('tol, directed', {'tol': 0.1, 'graph': directed()}, "'tol'"),
     Row('half', {'half': True, 'x': rand(N, 2).double()}, "'half'"),
-    out=values(3, None),
     x=values(
         3,
         None,

@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 import torch
 from bad_functional import (
-    COUNT,
-    EPS,
     NOT_NEGATIVE,
     N,
     directed,
@@ -109,12 +107,8 @@ entry(
     recv=RAW,
     send=RAW,
     weights=tensor(rows=False, empty=True, finite=False),
-    half=FLAG,
     scale=tensor(finite=False, none=True),
-    three_term=FLAG,
     rows=tensor(rows=False, low=0, high=N - 1, none=True),
-    loops=FLAG,
-    in_place=FLAG,
 )
 entry(
     'ops.row_linear',
@@ -196,13 +190,9 @@ entry(
         for field in ('rowptr', 'col', 'removable', 'budget', 'add_ptr')
     ),
     names={'reward': "'(reward|start|bonus)'"},
-    threat=instance(),
     reward=WIDE,
     start=WIDE,
     goal=RAW,
-    rounding=NOT_NEGATIVE,
-    follow=FOLLOW,
-    max_iter=COUNT,
     bonus=tensor(columns=True, none=True, finite=False),
     visit_cost=tensor(columns=True, none=True, finite=False),
     step_cost=tensor(columns=True, none=True, finite=False),
@@ -241,10 +231,7 @@ entry(
     Row('little', {'memory': 1000}, "'memory'"),
     source=values(3, None, torch.ones(3), torch.ones(2, 3), undirected() + N),
     num_nodes=integer(N),
-    folder=values(3, 2.5),
     memory=values(0, -1, 2.5, 'lots', None, True),
-    duplicates=choice(),
-    undirected=FLAG,
     names={'num_nodes': "'(num_nodes|source)'"},
 )
 EDGE_WEIGHT = tensor(none=True)
@@ -500,10 +487,6 @@ entry(
         values('a', None, 0.5, True, -1, N),
         values(torch.tensor([0.5]), torch.tensor([0, 0]), torch.tensor([N])),
     ),
-    measure=instance(none=True),
-    eps=EPS,
-    method=choice(),
-    max_size=integer(1, none=True),
     num_nodes=integer(N),
     names={
         'num_nodes': "'(num_nodes|edge_index)'",

@@ -185,8 +185,6 @@ entry(
     Row('two ways', {'eps': 0.1, 'half': True}, "'eps'"),
     Row('no estimate to a file', {'eps': 0.1, 'out': 'z.npy'}, "'out'"),
     Row('ranks without a file', {'over_ranks': True}, "'over_ranks'"),
-    attr=NAME,
-    out=MAYBE_NAME,
     columns=values(0, -1, 2.5, None, 'all', True),
     memory=values(0, -1, 2.5, 'lots', True),
     **MEASURE,
@@ -292,7 +290,6 @@ entry(
     *UNIT_ROWS,
     names=DATA_NAMES,
     data=data(edges=False),
-    graph=instance(none=True),
     dtype=DTYPES,
 )
 entry(
@@ -301,7 +298,6 @@ entry(
     Row('foreign', {'alpha': 1}, "'alpha'"),
     Row('no embedding', {'method': 'hash'}, "'embedding'"),
     method=choice(),
-    embedding=MAYBE_NAME,
 )
 
 

@@ -102,8 +102,6 @@ entry(
     x=tensor(),
     alpha=UNIT,
     theta=POSITIVE,
-    bound=POSITIVE,
-    bits=integer(1, 51),
 )
 for name, edges in (
     ('insert_edges', missing),
@@ -155,7 +153,6 @@ entry(
     labels=values(3, 'a', (NODES,), (NODES, 'a')),
     graphs=values(3, None, [3]),
     graph=values(-1, None, 'a', 0.5),
-    remove=values(3, 'a', [1]),
     directed=values(3, None, 'a'),
     names={'edges': "'(edges|remove)'"},
 )
@@ -232,8 +229,6 @@ entry(
     Row('a bound beyond all grids', {'bound': 1e14}, "'bound'"),
     alpha=SHARE,
     t=values('a', [1.0], 0.5),
-    theta=values(0.5, 'a'),
-    encoder=values(3, 'a', [1]),
     start_is_public=values(3, None, 'a'),
     names={
         't': "'t'",
@@ -366,7 +361,6 @@ entry(
     ),
     alpha=SHARE,
     t=values('a', [1.0], 0.5),
-    encoder=values(3, 'a', [1]),
     start_is_public=values(3, None, 'a'),
     names={'t': "'t'", 'alpha': "'alpha'", 'encoder': "'encoder'"},
 )

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import torch
 from bad_functional import (
-    COUNT,
     NOT_NEGATIVE,
     POSITIVE,
     UNIT,
@@ -16,7 +15,6 @@ from bad_functional import (
 )
 from bad_ground import DATA, DATA_NAMES, saved, temporary
 from bad_inputs import (
-    FLAG,
     FUNCTION,
     PATH,
     Row,
@@ -409,7 +407,6 @@ entry(
     Row('both', {'others': torch.tensor([2, 3])}, "'members'"),
     Row('twice', {'others': torch.tensor([3, 3])}, "'others'"),
     Row('a type alone', {'node_type': 'user'}, "'node_type'"),
-    unit=values(3, 'a'),
     names={'probability': "'(probability|y|members|others)'"},
     probability=tensor(),
     y=tensor(low=0, high=1),
@@ -456,11 +453,8 @@ entry(
     lambda: {'model_factory': Net, 'num_shards': 2},
     Row('no partition', {'partition': None}, "'partition'"),
     Row('a model', {'model_factory': Net()}, "'model_factory'"),
-    model_factory=FUNCTION,
-    num_shards=COUNT,
     partition=PARTITIONS,
     aggregator=choice(),
-    num_classes=integer(1, none=True),
     epochs=integer(1, none=True),
     lr=POSITIVE,
     weight_decay=NOT_NEGATIVE,
@@ -478,9 +472,6 @@ entry(
         [(0.7, 1), (0.5, 1), (1, 1)],
         [(np.nan, 1), (1, 1)],
     ),
-    over_ranks=FLAG,
-    folder=values(3, ['a']),
-    start_is_public=FLAG,
 )
 FIT_ROWS = tuple(
     Row(

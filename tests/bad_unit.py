@@ -96,7 +96,6 @@ entry(
     Row('no coins', {'neighboring': 'add_remove'}, "'neighboring'"),
     Row('more than there are', {'batch_size': 3}, "'batch_size'"),
     data=values(3, None, other()),
-    unit=values(3, None),
     batch_size=integer(1, 2),
     input_nodes=values(3, 'a', torch.zeros(4), torch.tensor([4])),
     along=values((('a', 'b', 'c'),), 3, (3,)),

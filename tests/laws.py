@@ -1,9 +1,13 @@
 """The exact laws of disjoint walks on small graphs, by enumeration."""
 
+import json
 from collections import defaultdict
+from fractions import Fraction
 from functools import cache
-from itertools import permutations
+from itertools import pairwise, permutations
 from math import factorial
+
+from scipy.stats import chi2
 
 
 def walks_from(root, rows, claimed, length, restarts):
@@ -79,3 +83,44 @@ def law_of(rows, roots, length, restarts, rounds):
 def distance(one, two):
     """Total variation."""
     return sum(abs(one.get(k, 0) - two.get(k, 0)) for k in {*one, *two}) / 2
+
+
+def as_lists(ptr, node):
+    """The nodes of every subgraph."""
+    return [node[a:b].tolist() for a, b in pairwise(ptr.tolist())]
+
+
+def outcome(ptr, node):
+    """All subgraphs, in any order."""
+    return frozenset(map(tuple, as_lists(ptr, node)))
+
+
+def p_value(counts, law):
+    """Pearson's test of counts against probabilities, by outcome."""
+    assert set(counts) <= set(law)
+    draws = sum(counts.values())
+    statistic = sum(
+        (counts[k] - draws * p) ** 2 / (draws * p) for k, p in law.items()
+    )
+    return chi2.sf(float(statistic), len(law) - 1)
+
+
+def oracle_cases(shared):
+    """Cases of the oracle: roots, length, restarts, and the law."""
+    path = shared / 'oracles' / 'dp' / 'sampler_exact.json'
+    oracle = json.loads(path.read_text())
+    for case in oracle['cases']:
+        law = {
+            frozenset(map(tuple, one['subgraphs'])): Fraction(*one['p'])
+            for one in case['outcomes']
+        }
+        yield oracle['edges'], tuple(case['roots']), case['L'], case['R'], law
+
+
+def rows_of(edges):
+    """The neighbours of every node of an undirected graph."""
+    rows = [[] for _ in range(1 + max(map(max, edges)))]
+    for u, v in edges:
+        rows[u].append(v)
+        rows[v].append(u)
+    return rows

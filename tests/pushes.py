@@ -1,8 +1,9 @@
-"""What randomized propagation is called with."""
+"""What pushes and walks are called with, and their random numbers."""
 
 import numpy as np
 import torch
 
+from pyg_trust import rng
 from pyg_trust.agp.propagation import push_levels
 from pyg_trust.graph import CSRGraph
 
@@ -40,3 +41,21 @@ def close(got, wanted, tolerance):
     scale = wanted.double().abs().max().item() + 1e-300
     error = (got.cpu().double() - wanted.double()).abs().max().item()
     return error <= tolerance * scale
+
+
+class Stream:
+    """The stream of a key, as csrc/rng.h has it."""
+
+    def __init__(self, *items):
+        self.key, self.counter = items[0], 0
+        for item in items[1:]:
+            self.key = rng._mix(self.key ^ rng._mix(item))
+
+    def uniform(self):
+        step = self.counter * 0x9E3779B97F4A7C15
+        word = rng._mix((self.key + step) % 2**64)
+        self.counter += 1
+        return (word >> 11) * 2.0**-53
+
+    def below(self, count):
+        return int(self.uniform() * count)

@@ -189,48 +189,6 @@ def test_walks(name, length, restarts):
             )
 
 
-def test_sizes_of_subgraphs_are_near_those_of_the_cpu():
-    graph = graph_of('big')
-    for length, restarts in ((1, 1), (2, 1), (2, 2)):
-        shares = []
-        for device in ('cpu', GPU):
-            on = graph.to(device)
-            sizes = torch.cat(
-                [
-                    disjoint_walks(on, length, restarts, seed=s).ptr.diff()
-                    for s in range(5)
-                ]
-            ).cpu()
-            count = sizes.bincount(minlength=2 + length * restarts).double()
-            shares.append(count / count.sum())
-        assert (shares[0] - shares[1]).abs().max() < 0.03
-
-
-def opcheck_cases():
-    for dtype in DTYPES:
-        args = arguments('random', F.appnp(0.3, levels=3), dtype, 3, 0.05)
-        graph = tuple(args['graph'])
-        layout = (*graph[:2], graph[4], *graph[2:4])
-        order = ('recv', 'send', 'x', 'eps', 'ratio', 'keep')
-        tensors = (*layout, *args['receivers'], *(args[k] for k in order))
-        yield 'push', tensors, (3, 0, 0.25, True), ('ratio', 'keep')
-    rowptr, col = make_graph('random').receivers()
-    yield 'disjoint_walks', (rowptr, col, torch.arange(40)), (2, 1, 3), ()
-
-
-@pytest.mark.parametrize(
-    ('name', 'tensors', 'numbers', 'host'), list(opcheck_cases())
-)
-def test_opcheck(name, tensors, numbers, host):
-    op = getattr(torch.ops.pyg_trust, name).default
-    names = [argument.name for argument in op._schema.arguments]
-    moved = [
-        t if t is None or k in host else t.to(GPU)
-        for k, t in zip(names, tensors, strict=False)
-    ]
-    torch.library.opcheck(op, (*moved, *numbers), test_utils='test_schema')
-
-
 def test_empty_inputs():
     graph = make_graph('no_edges').to(GPU)
     for columns in (0, 2):
@@ -262,27 +220,6 @@ def test_autograd(eps):
             lambda x: F.propagate(graph, x, F.sgc(2)),
             x.requires_grad_(),
         )
-
-
-@pytest.mark.parametrize('backend', ['aot_eager', 'inductor'])
-def test_compile(backend):
-    class Net(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.lin = torch.nn.Linear(5, 4)
-            self.conv = APPNP(3, 0.1, eps=1e-4, seed=1)
-
-        def forward(self, x, graph):
-            return self.conv(self.lin(x).relu(), graph)
-
-    graph = graph_of('random').to(GPU)
-    x = torch.rand(40, 5, device=GPU)
-    net = Net().to(GPU)
-    wanted = net(x, graph)
-    got = torch.compile(net, backend=backend)(x, graph)
-    torch.testing.assert_close(got, wanted)
-    got.sum().backward()
-    assert net.lin.weight.grad.isfinite().all()
 
 
 def test_nothing_moves():

@@ -7,18 +7,23 @@ brute force or with an exact law.
 """
 
 import ctypes
-import json
 import math
 import subprocess
 from collections import Counter
-from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
 
 import needs
 import pytest
 import torch
-from laws import distance, law_of
+from laws import (
+    distance,
+    law_of,
+    oracle_cases,
+    outcome,
+    p_value,
+    rows_of,
+)
 from pushes import close, power_law, push_arguments
 from scipy import stats
 from torch import Tensor
@@ -496,11 +501,10 @@ def sample_walks(host, rows, length, restarts, trials):
     roots = torch.arange(len(rows))
     count = Counter()
     for seed in range(trials):
-        ptr, node, _ = host.disjoint_walks(
+        walks = host.disjoint_walks(
             SHUFFLED, sizes.cumsum(0), col, roots, length, restarts, seed
         )
-        bounds, nodes = ptr.tolist(), node.tolist()
-        count[frozenset(tuple(nodes[a:b]) for a, b in pairwise(bounds))] += 1
+        count[outcome(*walks[:2])] += 1
     return count
 
 
@@ -521,39 +525,20 @@ def sample_walks(host, rows, length, restarts, trials):
 def test_walks_in_rounds_have_the_law_that_is_claimed(
     host, edges, length, restarts, far
 ):
-    n = max(map(max, edges)) + 1
-    rows = [[] for _ in range(n)]
-    for u, v in edges:
-        rows[u].append(v)
-        rows[v].append(u)
-    roots = tuple(range(n))
+    rows = rows_of(edges)
+    roots = tuple(range(len(rows)))
     law = law_of(rows, roots, length, restarts, rounds=True)
     sequential = law_of(rows, roots, length, restarts, rounds=False)
     if far is not None:
         assert abs(distance(law, sequential) - far) < 1e-4
-    trials = 4000
-    count = sample_walks(host, rows, length, restarts, trials)
-    assert set(count) <= set(law)
-    chi2 = sum(
-        (count[k] - trials * p) ** 2 / (trials * p) for k, p in law.items()
-    )
+    count = sample_walks(host, rows, length, restarts, 4000)
     # One false alarm in 10,000 runs of each.
-    assert chi2 < stats.chi2.isf(1e-4, len(law) - 1)
+    assert p_value(count, law) > 1e-4
 
 
 def test_the_sequential_law_is_that_of_the_oracle(shared):
-    path = shared / 'oracles' / 'dp' / 'sampler_exact.json'
-    oracle = json.loads(path.read_text())
-    rows = [[] for _ in range(5)]
-    for u, v in oracle['edges']:
-        rows[u].append(v)
-        rows[v].append(u)
-    for case in oracle['cases']:
-        wanted = {
-            frozenset(map(tuple, one['subgraphs'])): Fraction(*one['p'])
-            for one in case['outcomes']
-        }
-        law = law_of(rows, tuple(case['roots']), case['L'], case['R'], False)
+    for edges, roots, length, restarts, wanted in oracle_cases(shared):
+        law = law_of(rows_of(edges), roots, length, restarts, False)
         assert distance(law, wanted) < 1e-12
 
 

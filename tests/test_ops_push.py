@@ -2,25 +2,11 @@ import math
 
 import pytest
 import torch
-from pushes import push_arguments
+from pushes import Stream, push_arguments
 
 from pyg_trust import agp as F
-from pyg_trust import ops, rng
+from pyg_trust import ops
 from pyg_trust.testing import dense_operator, make_graph
-
-GOLDEN = 0x9E3779B97F4A7C15
-
-
-def uniform(key, counter):
-    word = rng._mix((key + counter * GOLDEN) % 2**64)
-    return (word >> 11) * 2.0**-53
-
-
-def key_of(*items):
-    key = items[0]
-    for item in items[1:]:
-        key = rng._mix(key ^ rng._mix(item))
-    return key
 
 
 def push_reference(graph, send, x, eps, ratio, keep, seed, first=0, pulled=0):
@@ -60,9 +46,9 @@ def push_reference(graph, send, x, eps, ratio, keep, seed, first=0, pulled=0):
                     length = mass * largest
                     line.append((e, top, top + length))
                     top += length
-                key = key_of(seed, first + block // size, level, u)
+                stream = Stream(seed, first + block // size, level, u)
                 for piece in range(math.ceil(top)):
-                    point = piece + uniform(key, piece)
+                    point = piece + stream.uniform()
                     for e, start, stop in line:
                         if start <= point < stop:
                             factor = scale[e] / (stop - start)

@@ -1,26 +1,10 @@
-from itertools import pairwise
-
 import pytest
 import torch
+from laws import as_lists
+from pushes import Stream
 
-from pyg_trust import ops, rng
+from pyg_trust import ops
 from pyg_trust.testing import UNDIRECTED, make_graph
-
-GOLDEN = 0x9E3779B97F4A7C15
-
-
-class Stream:
-    """The stream of a key, as csrc/rng.h has it."""
-
-    def __init__(self, *items):
-        self.key, self.counter = items[0], 0
-        for item in items[1:]:
-            self.key = rng._mix(self.key ^ rng._mix(item))
-
-    def below(self, count):
-        word = rng._mix((self.key + self.counter * GOLDEN) % 2**64)
-        self.counter += 1
-        return int((word >> 11) * 2.0**-53 * count)
 
 
 def walk_reference(rowptr, col, roots, walk_length, restarts, seed):
@@ -69,11 +53,6 @@ def walk_reference(rowptr, col, roots, walk_length, restarts, seed):
                 subgraph.append(v)
         subgraphs.append(subgraph)
     return subgraphs
-
-
-def as_lists(ptr, node):
-    bounds = ptr.tolist()
-    return [node[a:b].tolist() for a, b in pairwise(bounds)]
 
 
 def arguments(name='random', length=2, restarts=1, seed=3):

@@ -268,9 +268,9 @@ class Operator {
       const double scale = follow_ / static_cast<double>(group.size);
       const int32_t* node = node_.data() + group.entry;
       const int32_t* row = row_.data() + group.first;
-      for (int64_t k = 0; k < group.count; ++k, node += length(group)) {
+      for (int64_t k = 0; k < group.count; ++k, node += length) {
         double sum = 0;
-        for (int64_t e = 0; e < length(group); ++e)
+        for (int64_t e = 0; e < length; ++e)
           sum += from[node[e]];
         out[row[k]] = scale * sum;
       }
@@ -285,9 +285,9 @@ class Operator {
       const double scale = follow_ / static_cast<double>(group.size);
       const int32_t* node = node_.data() + group.entry;
       const int32_t* row = row_.data() + group.first;
-      for (int64_t k = 0; k < group.count; ++k, node += length(group)) {
+      for (int64_t k = 0; k < group.count; ++k, node += length) {
         const double sent = scale * x[row[k]];
-        for (int64_t e = 0; e < length(group); ++e)
+        for (int64_t e = 0; e < length; ++e)
           to[node[e]] += sent;
       }
     });
@@ -301,9 +301,9 @@ class Operator {
     each_group([&](auto length, const Group& group) {
       const int32_t* node = node_.data() + group.entry;
       const int32_t* row = row_.data() + group.first;
-      for (int64_t k = 0; k < group.count; ++k, node += length(group)) {
+      for (int64_t k = 0; k < group.count; ++k, node += length) {
         Sum sum;
-        for (int64_t e = 0; e < length(group); ++e)
+        for (int64_t e = 0; e < length; ++e)
           sum.add(x[node[e]]);
         end(row[k], sum);
       }
@@ -315,32 +315,19 @@ class Operator {
     int64_t size, first, count, entry;
   };
 
+  // Calls run(length, group), with a constant where rows are short.
   template <typename Run>
   void each_group(const Run& run) const {
-    for (const Group& group : groups_) {
-      switch (group.size) {
-        case 1:
-          run([](const Group&) { return int64_t{1}; }, group);
-          break;
-        case 2:
-          run([](const Group&) { return int64_t{2}; }, group);
-          break;
-        case 3:
-          run([](const Group&) { return int64_t{3}; }, group);
-          break;
-        case 4:
-          run([](const Group&) { return int64_t{4}; }, group);
-          break;
-        case 5:
-          run([](const Group&) { return int64_t{5}; }, group);
-          break;
-        case 6:
-          run([](const Group&) { return int64_t{6}; }, group);
-          break;
-        default:
-          run([](const Group& group) { return group.size; }, group);
-      }
-    }
+    const auto short_ones = [&]<int64_t... size>(
+                                const Group& group,
+                                std::integer_sequence<int64_t, 0, size...>) {
+      return ((group.size == size &&
+               (run(std::integral_constant<int64_t, size>{}, group), true)) ||
+              ...);
+    };
+    for (const Group& group : groups_)
+      if (!short_ones(group, std::make_integer_sequence<int64_t, 7>{}))
+        run(group.size, group);
   }
 
   const Rows clean_;

@@ -228,19 +228,34 @@ bool is_symmetric(const Tensor& rowptr_,
   });
 }
 
-// The rows of the reversed edges, and the position of each before if asked.
+// Rows to be made, of n nodes and m entries, and the position of each entry
+// before if asked.
+struct Made {
+  Tensor start_, out_, perm_;
+  int64_t* start = start_.mutable_data_ptr<int64_t>();
+  int32_t* out = out_.mutable_data_ptr<int32_t>();
+  int64_t* perm = perm_.mutable_data_ptr<int64_t>();
+
+  Made(const Tensor& rowptr, const Tensor& col, int64_t m, bool with_perm)
+      : start_(torch::stable::new_empty(rowptr, {rowptr.numel()})),
+        out_(torch::stable::new_empty(col, {m})),
+        perm_(torch::stable::new_empty(rowptr, {with_perm ? m : 0})) {}
+
+  std::tuple<Tensor, Tensor, Tensor> tensors() const {
+    return {start_, out_, perm_};
+  }
+};
+
+// The rows of the reversed edges.
 std::tuple<Tensor, Tensor, Tensor> transpose_rows(const Tensor& rowptr_,
                                                   const Tensor& col_,
                                                   bool with_perm) {
   const auto* rowptr = rowptr_.const_data_ptr<int64_t>();
   const auto* col = col_.const_data_ptr<int32_t>();
   const int64_t n = rowptr_.numel() - 1, m = col_.numel();
-  Tensor start_ = torch::stable::new_empty(rowptr_, {n + 1});
-  Tensor out_ = torch::stable::new_empty(col_, {m});
-  Tensor perm_ = torch::stable::new_empty(rowptr_, {with_perm ? m : 0});
-  auto* start = start_.mutable_data_ptr<int64_t>();
-  auto* out = out_.mutable_data_ptr<int32_t>();
-  auto* perm = perm_.mutable_data_ptr<int64_t>();
+  const Made made(rowptr_, col_, m, with_perm);
+  auto *start = made.start, *perm = made.perm;
+  auto* out = made.out;
   wish_for_huge_pages(out, m * int64_t{sizeof(int32_t)});
   std::fill(start, start + n + 1, 0);
   for (int64_t e = 0; e < m; ++e) {
@@ -265,7 +280,7 @@ std::tuple<Tensor, Tensor, Tensor> transpose_rows(const Tensor& rowptr_,
   }
   std::copy_backward(start, start + n, start + n + 1);
   start[0] = 0;
-  return {start_, out_, perm_};
+  return made.tensors();
 }
 
 // Which nodes have an edge to themselves.
@@ -300,33 +315,26 @@ std::tuple<Tensor, Tensor, Tensor> add_loops(const Tensor& rowptr_,
   int64_t total = col_.numel();
   for (int64_t v = 0; v < n; ++v)
     total += !own[v];
-  Tensor start_ = torch::stable::new_empty(rowptr_, {n + 1});
-  Tensor out_ = torch::stable::new_empty(col_, {total});
-  Tensor perm_ = torch::stable::new_empty(rowptr_, {with_perm ? total : 0});
-  auto* start = start_.mutable_data_ptr<int64_t>();
-  auto* out = out_.mutable_data_ptr<int32_t>();
-  auto* perm = perm_.mutable_data_ptr<int64_t>();
+  const Made made(rowptr_, col_, total, with_perm);
   int64_t place = 0;
+  const auto put = [&](int64_t node, int64_t before) {
+    if (with_perm)
+      made.perm[place] = before;
+    made.out[place++] = static_cast<int32_t>(node);
+  };
   for (int64_t v = 0; v < n; ++v) {
-    start[v] = place;
-    bool missing = !own[v];
-    for (int64_t e = rowptr[v]; e <= rowptr[v + 1]; ++e) {
-      const bool end = e == rowptr[v + 1];
-      if (missing && (end || col[e] > v)) {
-        missing = false;
-        if (with_perm)
-          perm[place] = -1;
-        out[place++] = static_cast<int32_t>(v);
-      }
-      if (end)
-        break;
-      if (with_perm)
-        perm[place] = e;
-      out[place++] = col[e];
-    }
+    made.start[v] = place;
+    int64_t e = rowptr[v];
+    const int64_t end = rowptr[v + 1];
+    for (; e < end && (own[v] || col[e] <= v); ++e)
+      put(col[e], e);
+    if (!own[v])
+      put(v, -1);
+    for (; e < end; ++e)
+      put(col[e], e);
   }
-  start[n] = place;
-  return {start_, out_, perm_};
+  made.start[n] = place;
+  return made.tensors();
 }
 
 }  // namespace

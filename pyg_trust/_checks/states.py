@@ -65,9 +65,9 @@ def check_settings(what: str, found: Any, expected: dict[str, Any]) -> None:
         if found.get(name) != expected.get(name):
             now = {'lam': 'weight_decay', 'levels': 'K'}.get(name, name)
             raise ValueError(
-                f"'state' was saved with other arguments: {now}="
-                f'{found.get(name)!r}, where this object has '
-                f"{expected.get(name)!r} ('{what}'); make it with the same"
+                f"'state' was saved with other arguments: '{now}' = "
+                f"{found.get(name)!r}, where this object has '{now}' = "
+                f"{expected.get(name)!r} ('{what}')"
             )
 
 

@@ -1,10 +1,9 @@
-import json
 from collections import Counter
-from itertools import chain, pairwise
+from itertools import chain
 
 import pytest
 import torch
-from scipy.stats import chi2
+from laws import as_lists, law_of, oracle_cases, outcome, p_value, rows_of
 
 from pyg_trust.graph import CSRGraph
 from pyg_trust.sampler import walks as F
@@ -18,12 +17,6 @@ from pyg_trust.testing import make_graph
 
 SMALL = ['random', 'star', 'path', 'self_loop', 'isolated', 'no_edges']
 LENGTHS = [(0, 1), (1, 1), (2, 1), (1, 2), (2, 2), (5, 1)]
-DRAWS = 40_000
-
-
-def as_lists(walks):
-    bounds = walks.ptr.tolist()
-    return [walks.node[a:b].tolist() for a, b in pairwise(bounds)]
 
 
 def undirected(edges, num_nodes):
@@ -33,93 +26,31 @@ def undirected(edges, num_nodes):
     )
 
 
-def p_value(counts, law, draws):
-    """Pearson's test of counts against probabilities, by outcome."""
-    assert set(counts) <= set(law)
-    statistic = sum(
-        (counts[outcome] - draws * p) ** 2 / (draws * p)
-        for outcome, p in law.items()
-    )
-    return chi2.sf(statistic, len(law) - 1)
-
-
-def exact_law(neighbours, roots, length, restarts):
-    """The law of Algorithms 2 and 3, by walking every branch."""
-    law = Counter()
-
-    def roots_from(claimed, done, p):
-        free = [r for r in roots if r not in claimed]
-        if not free:
-            law[done] += p
-        for r in free:
-            walk(r, r, 0, 0, {*claimed, r}, (r,), done, p / len(free))
-
-    def walk(root, v, i, walks, claimed, subgraph, done, p):
-        if walks == restarts:
-            roots_from(claimed, (*done, subgraph), p)
-            return
-        free = [w for w in neighbours[v] if w not in claimed]
-        if i == length or not free:
-            walk(root, root, 0, walks + 1, claimed, subgraph, done, p)
-            return
-        for w in free:
-            grown, q = {*claimed, w}, p / len(free)
-            walk(root, w, i + 1, walks, grown, (*subgraph, w), done, q)
-
-    roots_from(frozenset(), (), 1.0)
-    return law
-
-
-@pytest.mark.parametrize('case', range(5))
-def test_law_is_that_of_the_oracle(shared, case):
-    oracle = json.loads((shared / 'oracles/dp/sampler_exact.json').read_text())
-    graph = undirected(oracle['edges'], 5)
-    case = oracle['cases'][case]
-
-    def name(subgraphs):  # the oracle does not tell the order of subgraphs
-        return tuple(sorted(map(tuple, subgraphs)))
-
-    law = {
-        name(outcome['subgraphs']): outcome['p'][0] / outcome['p'][1]
-        for outcome in case['outcomes']
-    }
-    assert sum(law.values()) == pytest.approx(1)
-    roots = torch.tensor(case['roots'])
-    counts = Counter(
-        name(
-            as_lists(
-                F.disjoint_walks(
-                    graph, case['L'], case['R'], roots=roots, seed=seed
-                )
-            )
+def draw(edges, roots, length, restarts, draws):
+    """How often which subgraphs came."""
+    graph = undirected(edges, 5)
+    roots = torch.tensor(roots)
+    return Counter(
+        outcome(
+            *F.disjoint_walks(graph, length, restarts, roots=roots, seed=s)
         )
-        for seed in range(DRAWS)
+        for s in range(draws)
     )
-    assert p_value(counts, law, DRAWS) > 0.001
+
+
+def test_law_is_that_of_the_oracle(shared):
+    for *case, law in oracle_cases(shared):
+        assert sum(law.values()) == 1
+        assert p_value(draw(*case, 40_000), law) > 0.001
 
 
 @pytest.mark.parametrize('restarts', [1, 2, 4])
 def test_law_at_a_hub(restarts):
     # Tries fail often here, so that the lists decide.
-    edges = [(0, v) for v in range(1, 5)]
-    graph = undirected([*edges, (1, 2)], 5)
-    neighbours = {0: [1, 2, 3, 4], 1: [0, 2], 2: [0, 1], 3: [0], 4: [0]}
-    law = exact_law(neighbours, [0, 3], 1, restarts)
-    roots = torch.tensor([0, 3])
-    counts = Counter(
-        tuple(
-            map(
-                tuple,
-                as_lists(
-                    F.disjoint_walks(
-                        graph, 1, restarts, roots=roots, seed=seed
-                    )
-                ),
-            )
-        )
-        for seed in range(20_000)
-    )
-    assert p_value(counts, law, 20_000) > 0.001
+    edges = [*((0, v) for v in range(1, 5)), (1, 2)]
+    law = law_of(rows_of(edges), (0, 3), 1, restarts, rounds=False)
+    counts = draw(edges, [0, 3], 1, restarts, 20_000)
+    assert p_value(counts, law) > 0.001
 
 
 @pytest.mark.parametrize(('length', 'restarts'), LENGTHS)
@@ -134,7 +65,7 @@ def test_invariants_by_brute_force(name, length, restarts):
             walks = F.disjoint_walks(
                 graph, length, restarts, roots=mask, seed=seed
             )
-            subgraphs = as_lists(walks)
+            subgraphs = as_lists(walks.ptr, walks.node)
             nodes = list(chain(*subgraphs))
             assert len(nodes) == len(set(nodes))
             assert set(mask.nonzero().view(-1).tolist()) <= set(nodes)
