@@ -51,6 +51,7 @@ from torch_geometric.utils import degree, subgraph, to_undirected
 from pyg_trust.nn import make_aggregator
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.unlearning import ShardedUnlearner
+from pyg_trust.unlearning.shards.graph import kept_rows
 from pyg_trust.unlearning.shards.models import (
     Recipe,
     Shard,
@@ -115,7 +116,7 @@ def load(root: Path, name: str) -> Data:
             d = degree(edge_index[0], y.numel()).long().clamp(max=127)
             x = torch.nn.functional.one_hot(d, 128).float()
     x = x / x.sum(1, keepdim=True).clamp(min=1e-12)
-    return Data(x=x, edge_index=edge_index, y=y)
+    return Data(x=kept_rows(x), edge_index=edge_index, y=y)
 
 
 def split(data: Data, seed: int) -> Data:
