@@ -508,14 +508,7 @@ class LastGraph:
 
     @validated
     def keep(self, made: CSRGraph, graph: Any, num_nodes: Count) -> None:
-        """Cache the result of :meth:`convert` after its first use.
-
-        Args:
-            made (CSRGraph): the graph.
-            graph (Any): the source of the graph; only an ``edge_index`` is
-                cached.
-            num_nodes (int): the number of nodes of the graph.
-        """
+        """Cache the result of :meth:`convert` after its first use."""
         if (
             isinstance(graph, Tensor)
             and graph.layout == torch.strided
