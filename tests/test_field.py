@@ -634,3 +634,20 @@ def test_the_length_of_the_data_of_a_loader():
         *(data(), 4, 1), input_nodes=data().train_mask, num_steps=2
     )
     assert len(loader.dataset) == 20
+
+
+def test_weights_in_a_column_and_features_in_coo():
+    column = torch.rand(PAIRS.size(1), 1)
+    wanted = pyg.APPNP(3, 0.1)(X, PAIRS, column)
+    found = ours.APPNP(3, 0.1)(X, PAIRS, column)
+    torch.testing.assert_close(found, wanted)
+    lists = ours.LabelPropagation(2, 0.5)
+    mask = torch.arange(N) < 20
+    torch.testing.assert_close(
+        lists(Y, PAIRS, mask, column),
+        pyg.LabelPropagation(2, 0.5)(Y, PAIRS, mask, column),
+    )
+    given, transform = data(), AGP('sgc', levels=2)
+    wanted = transform(given).x
+    given.x = X.to_sparse()
+    torch.testing.assert_close(transform(given).x.to_dense(), wanted)
