@@ -159,7 +159,9 @@ def check_partition(
     Returns:
         Tensor: the sizes of the shards.
     """
-    size: int | str = 'num_nodes' if num_nodes is None else num_nodes
+    size: int | str = 'num_nodes'
+    if num_nodes is not None:
+        size = check_integer('num_nodes', num_nodes)
     check_tensor('shard', shard, torch.int64, (size,))
     check_shards(shard.numel(), num_shards)
     wrong = ((shard < 0) | (shard >= num_shards)).nonzero().view(-1)
