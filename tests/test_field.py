@@ -27,7 +27,7 @@ from torch_geometric.loader import DataLoader
 from torch_geometric.utils import index_to_mask
 
 import pyg_trust.nn as ours
-from pyg_trust.certificates import BitFlips, certify
+from pyg_trust.certificates import BitFlips, ThreatModel, certify
 from pyg_trust.loader import DisjointWalkLoader, GraphLoader
 from pyg_trust.privacy import PrivacyEngine, PrivateNodeClassifier
 from pyg_trust.transforms import (
@@ -230,6 +230,10 @@ def test_rows_by_masks_lists_and_arrays_in_the_words_of_the_user():
     for bad in ([-1, 2], [1, 1], [], mask[:3], [N]):
         with pytest.raises(ValueError, match="'input_nodes' needs"):
             DisjointWalkLoader(data(), 2, 1, input_nodes=bad)
+    threat = ThreatModel(PAIRS, local_budget=1, num_nodes=N)
+    for given in (mask, mask.numpy(), mask.tolist(), [*range(20)]):
+        found = certify(X[:, :3], threat, nodes=given)
+        assert found.targets.equal(torch.arange(20))
     joined = Batch.from_data_list(graphs())
     assert next(iter(GraphLoader(joined, 2))).num_graphs == 2
 
