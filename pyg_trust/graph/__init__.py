@@ -153,7 +153,7 @@ class CSRGraph(Views):
         m = edge_index.size(1)
         check_range('edge_index', edge_index, n, f"as 'num_nodes' is {n}")
         if edge_weight is not None:
-            graphs.check_weight('edge_weight', edge_weight, m)
+            edge_weight = graphs.check_weight('edge_weight', edge_weight, m)
 
         rows = building.rows_of(edge_index, n, edge_weight, perm, duplicates)
         return cls._trusted(
