@@ -51,6 +51,7 @@ from torch_geometric.utils import degree, subgraph, to_undirected
 from pyg_trust.nn import make_aggregator
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.unlearning import ShardedUnlearner
+from pyg_trust.unlearning.shards.graph import kept_rows
 from pyg_trust.unlearning.shards.models import (
     Recipe,
     Shard,
@@ -150,7 +151,7 @@ def training_graph(data: Data, seed: int) -> Shard:
 
 def shard_of(seed: int, x: Tensor, y: Tensor, edge_index: Tensor) -> Shard:
     """The input of a model."""
-    data = Data(x=x, edge_index=edge_index, num_nodes=y.numel())
+    data = Data(x=kept_rows(x), edge_index=edge_index, num_nodes=y.numel())
     return Shard(seed, data, y)
 
 

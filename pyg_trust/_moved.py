@@ -35,7 +35,7 @@ sweep_cut transition variance_bound agp.clustering: SweepCut uniform_signal
 agp.queries: prune_bound
 audit.statistics: AUC auc_interval certificates: certified_mean certified_votes
 collective_votes certificates.budget: BudgetBound dual_bound linear_program
-pagerank_bounds certificates.diffusion: diffuse diffusion_error
+pagerank_bounds certificates.diffusion: diffuse
 certificates.policy: Optimum WorstCase policy_iteration robust_margins
 worst_case_margins certificates.smoothing: certified clopper_pearson
 flip_regions min_probability worst_case_probability certificates.policy:

@@ -429,17 +429,6 @@ class NodeIds:
         found = self._converted(part, self.of).to_dict()
         return RemovalRequest.from_dict({'0': found})
 
-    def line(self, named: Mapping[str, Any]) -> dict[str, Any]:
-        """Convert the rows in a line of a ledger to ids."""
-        if self.n_id is None:
-            return dict(named)
-        return {
-            kind: self.line(items)
-            if isinstance(items, Mapping)
-            else self.of(torch.tensor(items, dtype=torch.int64)).tolist()
-            for kind, items in named.items()
-        }
-
     def _converted(
         self, part: Part, convert: Callable[[Tensor], Tensor]
     ) -> Part:

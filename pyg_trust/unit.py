@@ -215,8 +215,7 @@ class PrivacyUnit:
                 of one person through public rows, as of two users who see one
                 item. (default: :obj:`()`)
             max_joint (int): the largest number of owners of a row, or of
-                persons who meet at a public row, that makes pairs. (default:
-                :obj:`16`)
+                persons who meet at a public row, that makes pairs.
 
         Returns:
             Tensor: int64, ``[2, k]``, the smaller id first, ascending.

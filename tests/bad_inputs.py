@@ -55,10 +55,11 @@ FURTHER = {
     'agp.out_of_core': ('MemoryPlan',),
     'privacy.poisson': ('poisson_profile', 'rdp_poisson'),
     'privacy.propagation': (
+        'choose_receivers',
         'energy_weights',
+        'received_lists',
         'scaled_propagate',
     ),
-    'privacy.receivers': ('choose_receivers', 'received_lists'),
     'unlearning.shifts': ('shift_epsilon',),
     'certificates.smoothing': (
         'FlipRegions',

@@ -11,7 +11,6 @@ from torch_geometric.nn import (
     GIN,
     GCN2Conv,
     GCNConv,
-    GraphConv,
     GraphSAGE,
     PairNorm,
     SGConv,
@@ -36,34 +35,6 @@ class APPNPNet(torch.nn.Module):
         return self.propagate(self.two(x), edge_index, edge_weight)
 
 
-class Pointwise(torch.nn.Module):
-    """All that is known to depend on where a value lies."""
-
-    def __init__(self):
-        super().__init__()
-        self.one = torch.nn.Linear(CHANNELS, 7)
-        self.two = torch.nn.Linear(7, CLASSES)
-        self.scale = torch.nn.Parameter(torch.ones(7))
-
-    def forward(self, x, edge_index):
-        x = F.elu(self.one(x)) * self.scale
-        x = torch.sigmoid(x) + torch.tanh(x) + F.gelu(x) + F.silu(x)
-        return self.two(F.softplus(x).exp().clamp(max=9.0))
-
-
-class Tied(torch.nn.Module):
-    """One weight under two names."""
-
-    def __init__(self):
-        super().__init__()
-        self.one = torch.nn.Linear(CHANNELS, CHANNELS)
-        self.same = self.one
-        self.two = torch.nn.Linear(CHANNELS, CLASSES)
-
-    def forward(self, x, edge_index):
-        return self.two(self.same(self.one(x).relu()))
-
-
 class Wrapped(torch.nn.Module):
     """One layer."""
 
@@ -72,23 +43,9 @@ class Wrapped(torch.nn.Module):
         self.conv = conv
 
     def forward(self, x, edge_index, edge_weight=None):
-        if edge_weight is None or isinstance(self.conv, Writing):
+        if edge_weight is None:
             return self.conv(x, edge_index)
         return self.conv(x, edge_index, edge_weight)
-
-
-class Writing(torch.nn.Module):
-    """Changes in place what a propagation of constants returned."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv = SGConv(CHANNELS, CHANNELS)
-        self.conv.lin = torch.nn.Identity()
-        self.lin = torch.nn.Linear(CHANNELS, CLASSES)
-
-    def forward(self, x, edge_index):
-        first = self.conv(x, edge_index).mul_(2)
-        return self.lin(first + self.conv(x, edge_index))
 
 
 class Deep(torch.nn.Module):
@@ -129,27 +86,17 @@ MODELS = {
 }
 EVERY = {
     **MODELS,
-    'JK by concatenation': lambda: GCN(
-        CHANNELS, 6, 3, CLASSES, act='elu', jk='cat'
-    ),
-    'GATv2': lambda: GAT(CHANNELS, 8, 2, CLASSES, v2=True, dropout=0.3),
     'lazy': lambda: GCN(-1, 8, 2, CLASSES, dropout=0.5),
-    'pointwise': Pointwise,
-    'tied': Tied,
     'cached': lambda: GCN(CHANNELS, 8, 2, CLASSES, cached=True),
-    'lazy and cached': lambda: GCN(-1, 8, 2, CLASSES, cached=True),
     'GIN': lambda: GIN(CHANNELS, 8, 2, CLASSES, norm=None),
     'GIN with BatchNorm': lambda: GIN(
         CHANNELS, 8, 2, CLASSES, norm='batch_norm'
     ),
     'SAGE by sums': lambda: GraphSAGE(CHANNELS, 8, 2, CLASSES, aggr='sum'),
-    'SAGE by maxima': lambda: GraphSAGE(CHANNELS, 8, 2, CLASSES, aggr='max'),
     'SGConv': lambda: Wrapped(SGConv(CHANNELS, CLASSES, K=2)),
-    'GraphConv': lambda: Wrapped(GraphConv(CHANNELS, CLASSES)),
     'GCN2': Deep,
     'PairNorm': lambda: GCN(CHANNELS, 8, 2, CLASSES, norm=PairNorm()),
     'half of the edges': Halved,
-    'writes to what it is given': lambda: Wrapped(Writing()),
 }
 
 

@@ -46,9 +46,9 @@ def test_entries_and_settings_are_named():
         check_state({'a': 1}, ('a', 'b'))
     with pytest.raises(ValueError, match="needs an entry 'a'"):
         check_state(3, ('a',))
-    with pytest.raises(ValueError, match=r"'config'.*'lam' = 1 \(got 2\)"):
+    with pytest.raises(ValueError, match=r"'weight_decay' = 2.* = 1 "):
         check_settings('config', {'lam': 2}, {'lam': 1})
-    with pytest.raises(ValueError, match=r"'config'.*'more' = None \(got 2\)"):
+    with pytest.raises(ValueError, match=r"'more' = 2.* = None "):
         check_settings('config', {'lam': 1, 'more': 2}, {'lam': 1})
     with pytest.raises(ValueError, match='dictionary'):
         check_settings('config', None, {'lam': 1})

@@ -65,19 +65,15 @@ def check_settings(what: str, found: Any, expected: dict[str, Any]) -> None:
         if found.get(name) != expected.get(name):
             now = {'lam': 'weight_decay', 'levels': 'K'}.get(name, name)
             raise ValueError(
-                f"'state' was saved with other arguments: {now}="
-                f'{found.get(name)!r}, where this object has '
-                f"{expected.get(name)!r} ('{what}'); make it with the same"
+                f"'state' was saved with other arguments: '{now}' = "
+                f"{found.get(name)!r}, where this object has '{now}' = "
+                f"{expected.get(name)!r} ('{what}')"
             )
 
 
 @contextlib.contextmanager
 def reading() -> Iterator[None]:
-    """Convert errors in a block to a refusal of a malformed state.
-
-    Raises:
-        ValueError: if the block raises an error of access or of a type.
-    """
+    """Convert errors in a block to a refusal of a malformed state."""
     try:
         yield
     except (

@@ -159,8 +159,8 @@ def certify_collective(
     can't all be attacked with the whole of it. Every node sees the features
     within :obj:`K` rounds of messages, and the edges with an end there (or
     within one round less, if messages are weighted by the degree of their
-    target alone). That is probed: changes right outside of the field may not
-    move a single bit of the output.
+    target alone). That is probed: changes outside of the field may not move a
+    single bit of the output.
 
     Noise must not connect what is far apart: with noise on the edges,
     :math:`p_+ = 0`. An attacker may: edges that are added can show a node

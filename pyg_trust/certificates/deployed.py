@@ -9,8 +9,8 @@ the errors of both classes. For :obj:`'sym'` all of this holds of
 """
 
 import copy
-import math
 from dataclasses import dataclass, replace
+from math import inf, nextafter
 from typing import Any
 
 import torch
@@ -26,7 +26,6 @@ from pyg_trust.certificates.diffusion import (
     check_alpha,
     check_logits,
     diffuse,
-    diffusion_error,
 )
 from pyg_trust.certificates.sampling import evaluating
 from pyg_trust.certificates.threat import (
@@ -38,6 +37,7 @@ from pyg_trust.graph import CSRGraph, sparse_rows
 from pyg_trust.nn._messages import changed
 from pyg_trust.nn.agp_conv import APPNP
 from pyg_trust.nn.ppnp import PPNP, LabelPropagation, PageRankDiffusion
+from pyg_trust.verify.pagerank import Model, slack
 
 __all__ = ['Deployed', 'diffuse_steps']
 
@@ -68,44 +68,28 @@ class Deployed:
     undirected: bool = False
 
     def error(self, degree: int) -> Tensor:
-        r"""Bound the rounding error of computed scores, by class.
+        """Bound the rounding error of computed scores, by class.
 
-        A step :math:`a \hat{A} z + \alpha h` has at most :math:`d + 8`
-        roundings on the way of any number, so that it is off by
-        :math:`\gamma_{d+8}` times the largest number in it, and what was off
-        before is multiplied by :math:`a`: with K steps :math:`\gamma_{d+8} h
-        \sum_{k<K} (a + \gamma_{d+8})^k` in all. In the limit, see
-        :func:`~pyg_trust.certificates.diffusion.diffusion_error`.
+        It is the bound of the checker: :func:`pyg_trust.verify.pagerank.slack`
+        has its terms.
         """
         top = self.logits.abs().amax(0)
         if self.dtype is None:
             return torch.zeros_like(top)
-        kind = torch.finfo(self.dtype)
-        if self.K is None:
-            relative = diffusion_error(self.alpha, degree, self.dtype)
-        else:
-            part = (degree + 8) * kind.eps / 2
-            if part > 0.1:
-                raise ValueError(
-                    f"'model' computes in {kind.dtype}, which is too coarse "
-                    f'for sums over {degree} neighbours'
-                )
-            part = part / (1 - part)
-            rate = 1 - self.alpha + part
-            if rate < 1:
-                steps = (1 - rate**self.K) / (1 - rate)
-            else:
-                power = min(self.K * math.log(rate), 600.0)
-                steps = self.K * math.exp(power)
-            relative = part * steps
-        if float(top.max()) > kind.max / 4:
+        if float(top.max()) > torch.finfo(self.dtype).max / 4:
             raise ValueError(
                 "'model' has logits that may overflow in "
-                f'{kind.dtype} (up to {float(top.max()):.3g})'
+                f'{self.kind} (up to {float(top.max()):.3g})'
             )
-        # Underflow loses less than the smallest normal number.
-        tiny = kind.tiny * (degree + 8) / self.alpha
-        return relative * top * (1 + 1e-6) + tiny
+        model = Model(self.alpha, self.K, self.normalization)
+        try:
+            off = [slack(self.kind, model, degree, h) for h in top.tolist()]
+        except (LookupError, OverflowError):
+            raise ValueError(
+                f"'model' computes in {self.kind}, which is too coarse for "
+                f'sums over {degree} neighbours'
+            ) from None
+        return top.new_tensor([nextafter(float(x), inf) for x in off])
 
     @property
     def kind(self) -> str:
@@ -347,7 +331,7 @@ def _check_scores(deployed: Deployed, scores: Tensor, graph: CSRGraph) -> None:
         )
     off = (scores - expected).abs() - 2 * allowed
     if not bool((off <= 0).all()):
-        node = int(off.nan_to_num(math.inf).amax(1).argmax())
+        node = int(off.nan_to_num(inf).amax(1).argmax())
         raise ValueError(
             "'model' needs to return the PageRank diffusion of its logits "
             '(with its alpha, K, normalization and self-loops), with no '

@@ -1,8 +1,8 @@
 """Personalized PageRank of a signal: one sparse linear system.
 
 :func:`diffuse` solves in float64, refuses to return a residual above a bound,
-and rounds once, so that a certificate can bound how far it is from exact
-arithmetic: :func:`diffusion_error`.
+and rounds once, so that :func:`pyg_trust.verify.pagerank.slack` bounds how far
+it is from exact arithmetic.
 """
 
 import math
@@ -20,13 +20,11 @@ from pyg_trust._checks import (
 )
 from pyg_trust.graph import CSRGraph, sparse_rows
 from pyg_trust.graph.ragged import pointer
+from pyg_trust.verify.pagerank import TOLERANCE
 
-__all__ = ['diffuse', 'diffusion_error']
+__all__ = ['diffuse']
 
 _UNIT = torch.finfo(torch.float64).eps / 2
-# The solver's target residual, relative to the largest reward: far below the
-# roundoff of the result.
-_TOL = {torch.float64: 1e-12, torch.float32: 1e-8}
 # Steps of plain iteration without a smaller residual.
 _STALE = 10
 
@@ -65,7 +63,8 @@ def diffuse(
             )
     shape = (graph.num_nodes, 'num_columns')
     check_tensor('x', x, REAL, shape, finite=True)
-    return _Diffuse.apply(x, graph, alpha, normalization, _TOL[x.dtype])
+    tol = TOLERANCE[str(x.dtype).removeprefix('torch.')]
+    return _Diffuse.apply(x, graph, alpha, normalization, tol)
 
 
 class _Diffuse(torch.autograd.Function):
@@ -148,21 +147,6 @@ def _rounding(degree: int) -> float:
     # Roundoff of a step a P x + r in float64, relative to its largest number.
     part = (degree + 8) * _UNIT
     return 4 * part / (1 - part)
-
-
-def diffusion_error(alpha: float, degree: int, dtype: torch.dtype) -> float:
-    r"""Bound the distance of :func:`diffuse` from exact arithmetic.
-
-    The solution :math:`y` (:math:`D^{-1/2} z` for :obj:`'sym'`, else
-    :math:`z`) is at most :math:`h`, the largest entry of :math:`D^{-1/2} x` or
-    :math:`x`. What is returned has a residual of at most :math:`(\tau \alpha +
-    \epsilon) h`, measured with an error of :math:`\epsilon h / 2`, with the
-    tolerance :math:`\tau` and the roundoff :math:`\epsilon` of float64; an
-    error shrinks by :math:`1 - \alpha` a step; and rounding to the dtype adds
-    its unit roundoff. The result is relative to :math:`h`.
-    """
-    unit = torch.finfo(dtype).eps
-    return _TOL[dtype] + 2 * _rounding(degree) / alpha + unit
 
 
 def check_alpha(alpha: float) -> float:

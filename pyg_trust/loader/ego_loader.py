@@ -47,7 +47,6 @@ class EgoLoader(StepLoader):
         along (bool): whether messages travel along the edges or against
             them. (default: :obj:`True`)
         sampling (str): :obj:`'without_replacement'` or :obj:`'poisson'`.
-            (default: :obj:`'without_replacement'`)
         seed (int, optional): the seed. (default: :obj:`None`)
         **kwargs (optional): more arguments of :class:`NodeLoader`; none that
             choose batches.

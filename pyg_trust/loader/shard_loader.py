@@ -12,8 +12,7 @@ from pyg_trust import rng
 from pyg_trust._checks import Count, check_dtype, validated
 from pyg_trust._checks.graphs import check_edges, with_edge_index
 from pyg_trust.graph.attributes import subgraph
-from pyg_trust.graph.ragged import pointer
-from pyg_trust.unlearning.partition import check_partition, shard_sizes
+from pyg_trust.unlearning.partition import check_partition
 
 __all__ = ['ShardLoader']
 
@@ -21,31 +20,17 @@ _OWN = ('collate_fn', 'generator', 'dataset')
 
 
 class ShardDataset(Dataset[Data]):
-    """Shards of a graph, by number; some may be empty.
-
-    Nodes and edges are sorted by shard once, so that a shard costs its size.
-    """
+    """Shards of a graph, by number."""
 
     def __init__(self, data: Data, shard: Tensor, num_shards: int) -> None:
-        self.data = data
-        count = shard_sizes(shard, num_shards)
-        order = shard.sort(stable=True).indices
-        self.node = order[shard.numel() - int(count.sum()) :]
-        self.node_ptr = pointer(count)
-        row, col = data.edge_index
-        home = torch.where(shard[row] == shard[col], shard[row], -1)
-        order = home.sort(stable=True).indices
-        count = shard_sizes(home, num_shards)
-        self.edge = order[home.numel() - int(count.sum()) :]
-        self.edge_ptr = pointer(count)
+        self.data, self.shard, self.num_shards = data, shard, num_shards
 
     def __len__(self) -> int:
-        return self.node_ptr.numel() - 1
+        return self.num_shards
 
     def __getitem__(self, i: int) -> Data:
-        node = self.node[self.node_ptr[i] : self.node_ptr[i + 1]]
-        edge = self.edge[self.edge_ptr[i] : self.edge_ptr[i + 1]]
-        out = subgraph(self.data, node, edge)
+        node = (self.shard == i).nonzero().view(-1)
+        out = subgraph(self.data, node)
         out.shard_id = i
         if 'n_id' not in self.data:
             out.n_id = node
@@ -117,7 +102,7 @@ class ShardLoader(DataLoader):
         check_partition(inside, num_shards)
         self.num_shards = num_shards
         super().__init__(
-            ShardDataset(data, shard.clamp(min=-1), num_shards),
+            ShardDataset(data, shard, num_shards),
             batch_size=batch_size,
             collate_fn=Batch.from_data_list,
             generator=rng.generator(seed),

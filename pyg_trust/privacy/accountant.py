@@ -370,7 +370,6 @@ class PoissonAccountant(Accountant):
     Args:
         neighboring (str): :obj:`'replace'`: a unit is exchanged for any other;
             or :obj:`'add_remove'`: it is there or not.
-            (default: :obj:`'replace'`)
 
     Example:
         >>> accountant = PoissonAccountant()

@@ -96,7 +96,6 @@ def wor_epsilon(
         delta (float): in :math:`(0, 1)`; not below :obj:`1e-10` for
             ``'pld_wor'`` with a rate below 1.
         method (str): :obj:`'pld_wor'` or :obj:`'rdp_wor'`.
-            (default: :obj:`'pld_wor'`)
 
     Example:
         >>> history = [(8.0, 0.4, 50)]  # sigma / C, m / M, steps

@@ -32,22 +32,13 @@ from pyg_trust.agp.measures import Measure
 from pyg_trust.agp.propagation import propagate
 from pyg_trust.files.commit import editing, synchronized
 from pyg_trust.graph import CSRGraph
-from pyg_trust.privacy.descent import descent_noise
-from pyg_trust.privacy.fitted import PrivateFit, Task, check_shares
-from pyg_trust.privacy.propagation import (
-    class_messages,
-    columns,
-    energy_weights,
-    private_propagate,
-    rounding_share,
-    scaled_propagate,
-)
-from pyg_trust.privacy.receivers import choose_receivers, received_lists
-from pyg_trust.privacy.row_models import (
+from pyg_trust.privacy.coverage import Coverage
+from pyg_trust.privacy.descent import (
     LinearRows,
     check_module,
     class_rows,
     default_model,
+    descent_noise,
     like,
     outputs,
     posteriors,
@@ -55,6 +46,17 @@ from pyg_trust.privacy.row_models import (
     rows_of,
     train_freely,
     train_privately,
+)
+from pyg_trust.privacy.fitted import Task, check_shares
+from pyg_trust.privacy.propagation import (
+    choose_receivers,
+    class_messages,
+    columns,
+    energy_weights,
+    private_propagate,
+    received_lists,
+    rounding_share,
+    scaled_propagate,
 )
 from pyg_trust.transforms.aggregation_report import (
     RENAMED,
@@ -85,7 +87,7 @@ class _Nodes(NamedTuple):
 
 
 @validated
-class PrivateNodeClassifier(PrivateFit):
+class PrivateNodeClassifier(Coverage):
     r"""Node classifier with private edges or nodes, and private predictions.
 
     An *encoder* classifies each row by itself, noisy sums of its messages over

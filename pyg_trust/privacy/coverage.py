@@ -1,10 +1,7 @@
 """Forgetting by private models: what noise covers, and what has to go."""
 
-import hmac
 import io
 import math
-import secrets
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,15 +17,15 @@ from pyg_trust.files import commit
 from pyg_trust.files.commit import Lineage, editing, synchronized
 from pyg_trust.graph import CSRGraph
 from pyg_trust.ledger import BudgetExceededError, RemovalLedger
+from pyg_trust.privacy.fitted import Fitted, Seal
 from pyg_trust.privacy.gaussian import gaussian_epsilon, gaussian_mu_for
 from pyg_trust.removal import NotThere, RemovalRequest
-from pyg_trust.report import Guarantee, Report, provenance
-from pyg_trust.report.base import stated
-from pyg_trust.transforms.aggregation_report import Relation
+from pyg_trust.report import Guarantee, provenance
+from pyg_trust.report.claimed import ClaimedReport, claimed
 from pyg_trust.verify.chain import LISTED
 from pyg_trust.verify.removal import covered, node_shift
 
-__all__ = ['Coverage', 'CoverageReport', 'Seal']
+__all__ = ['Coverage', 'CoverageReport']
 
 # By relation: the items that a request may name, and the reason for the limit.
 _TAKES = {
@@ -40,55 +37,14 @@ _TAKES = {
 _UP = 1 + 1e-12
 
 
-@dataclass(frozen=True, kw_only=True)
-class CoverageReport(Report):
-    r"""Removals that a private model's noise covers, and their epsilon.
-
-    Args:
-        request (dict): the names of what was removed, by graph.
-        relation (str): which data are neighbours.
-        form (str): ``'withdraw'``, ``'replace'`` or, of edges, ``'either'``.
-        units (int): the nodes or edges that were removed since the release.
-        shift (float): how far these move sums of messages of norm 1, at most.
-        mu (float): :math:`\mu` of all of these.
-        mu_units (float): :math:`\mu` of one unit in what was trained.
-        mu_shift (float): :math:`\mu` of a shift of 1 in the sums.
-        directed (bool): whether edges are arcs.
-        max_degree (int, optional): :math:`D`.
-        budget (float): the largest :math:`\mu` allowed.
-        epsilon (float): :math:`\epsilon` of all of these.
-        delta (float): :math:`\delta`.
-        target_epsilon (float): the largest :math:`\epsilon` allowed.
-        seeded (bool): whether noise comes from an explicit seed.
-        history (tuple): 0, and :math:`\mu` after the newest 63 lines at most.
-        deleted (tuple): the data of the removed items that was deleted.
-        data (str): a salted digest of the edges that remain.
-        before (str): the same of those before this removal.
-        ledger_head (str): a digest of all lines of the ledger.
-        provenance (dict): versions and arguments.
-    """
-
-    request: dict[str, Any]
-    relation: str
-    form: str
-    units: int
-    shift: float
-    mu: float
-    mu_units: float
-    mu_shift: float
-    directed: bool
-    max_degree: int | None
-    budget: float
-    epsilon: float
-    delta: float
-    target_epsilon: float
-    seeded: bool
-    history: tuple[float, ...]
-    deleted: tuple[str, ...]
-    data: str
-    before: str
-    ledger_head: str
-    provenance: dict[str, Any]
+@claimed(
+    'removal covered by privacy',
+    deleted='the data of the removed items that was deleted',
+    data='a salted digest of the edges that remain',
+    provenance='versions and arguments',
+)
+class CoverageReport(ClaimedReport):
+    r"""Removals that a private model's noise covers, and their epsilon."""
 
     def guarantee(self) -> Guarantee:
         """State what the release is indistinguishable from.
@@ -100,29 +56,10 @@ class CoverageReport(Report):
             raise ValueError(
                 'a plan guarantees nothing: the report of remove() does'
             )
-        return stated(
-            'removal covered by privacy',
-            self.numbers(),
-            data=self.data,
-            origin=self.provenance,
-        )
+        return super().guarantee()
 
-
-class Seal(NamedTuple):
-    """Digest (HMAC) of a content, which reveals nothing without its salt."""
-
-    salt: bytes
-    digest: str
-
-    @classmethod
-    def of(cls, text: str, salt: bytes | None = None) -> 'Seal':
-        """Digest a content with a salt, by default 32 new random bytes."""
-        salt = secrets.token_bytes(32) if salt is None else salt
-        return cls(salt, hmac.digest(salt, text.encode(), 'sha256').hex())
-
-    def fits(self, text: str) -> bool:
-        """Compare a content with the seal."""
-        return self.of(text, self.salt) == self
+    def _says(self) -> dict[str, Any]:
+        return {'data': self.data, 'origin': self.provenance}
 
 
 class _Change(NamedTuple):
@@ -137,19 +74,13 @@ class _Change(NamedTuple):
     arrays: dict[str, np.ndarray]
 
 
-class Coverage:
+class Coverage(Fitted):
     """Base of models whose noise covers removals: weights stay as they are.
 
     What was released is nearly as likely without the few people who ask
     (:doc:`/theory/forgetting`). Their rows are deleted, and a ledger
     counts how many were covered.
     """
-
-    relation: Relation
-    delta: float
-    limit: float
-    seed: int | None
-    _task_seal: Seal | None
 
     def _set_coverage(self, forget_epsilon: float, max_units: float) -> None:
         self.forget_epsilon, self.max_units = forget_epsilon, max_units
@@ -346,14 +277,6 @@ class Coverage:
         check_instance('path', path, str, Path)
         self.load_state_dict(files.load(path))
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the part of the state that can be published."""
-        raise NotImplementedError
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a checkpoint."""
-        raise NotImplementedError
-
     def _read_coverage(self, state: dict[str, Any]) -> dict[str, Any]:
         # The attributes of a saved state, to be set when all else is well.
         if 'removals' not in state:
@@ -531,7 +454,7 @@ class Coverage:
         # The first line is the release, which spends nothing.
         steps = lines.newest(LISTED)[1:]
         each, moves = self._mu_of()
-        return CoverageReport(
+        return CoverageReport.of(
             **self._about(),
             request=request.to_dict(),
             form=self.relation.form,

@@ -35,7 +35,6 @@ from pyg_trust.privacy.calls import Forward
 from pyg_trust.privacy.exact import clip
 from pyg_trust.privacy.group import Group
 from pyg_trust.privacy.mechanisms import CLIPPINGS, check_multiplier
-from pyg_trust.privacy.noising import noisy_count, noisy_sums
 from pyg_trust.privacy.norms import AdaptiveNorm
 from pyg_trust.privacy.probing import try_parts
 from pyg_trust.privacy.report import (
@@ -46,7 +45,12 @@ from pyg_trust.privacy.report import (
 )
 from pyg_trust.privacy.spending import new_account
 from pyg_trust.privacy.state import Checkpoints
-from pyg_trust.privacy.training import REDUCTIONS, PrivateStep
+from pyg_trust.privacy.training import (
+    REDUCTIONS,
+    PrivateStep,
+    noisy_count,
+    noisy_sums,
+)
 from pyg_trust.privacy.validation import (
     Criterion,
     IsLoader,

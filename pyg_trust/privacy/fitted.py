@@ -5,7 +5,9 @@ of the budget are fixed before. What was released is kept: it predicts without
 reading an edge, and is saved with the lines of the account that paid for it.
 """
 
+import hmac
 import math
+import secrets
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -25,7 +27,6 @@ from pyg_trust._checks.states import (
 from pyg_trust.account import PaidNoise
 from pyg_trust.files.commit import ObjectLock, editing, synchronized
 from pyg_trust.graph import CSRGraph
-from pyg_trust.privacy.coverage import Coverage, Seal
 from pyg_trust.privacy.gaussian import gaussian_mu_for
 from pyg_trust.privacy.mechanisms import check_delta
 from pyg_trust.report import provenance
@@ -36,6 +37,23 @@ from pyg_trust.transforms.release_checks import (
 )
 
 Model = TypeVar('Model', bound='Fitted')
+
+
+class Seal(NamedTuple):
+    """Digest (HMAC) of a content, which reveals nothing without its salt."""
+
+    salt: bytes
+    digest: str
+
+    @classmethod
+    def of(cls, text: str, salt: bytes | None = None) -> 'Seal':
+        """Digest a content with a salt, by default 32 new random bytes."""
+        salt = secrets.token_bytes(32) if salt is None else salt
+        return cls(salt, hmac.digest(salt, text.encode(), 'sha256').hex())
+
+    def fits(self, text: str) -> bool:
+        """Compare a content with the seal."""
+        return self.of(text, self.salt) == self
 
 
 class Task(NamedTuple):
@@ -232,15 +250,6 @@ class Fitted(Releasing):
 
     def _check_setting(self, theirs: dict[str, Any]) -> None:
         check_settings('setting', theirs, self._setting())
-
-
-class PrivateFit(Coverage, Fitted):
-    """Base of private models of graphs, whose noise covers removals."""
-
-    delta: float
-    limit: float
-    state_dict = Fitted.state_dict
-    load_state_dict = Fitted.load_state_dict
 
 
 def take(lines: list[float], mu: float) -> float:

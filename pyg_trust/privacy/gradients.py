@@ -105,7 +105,6 @@ def unit_gradients(
             a function that maps the output to it (for models that draw random
             numbers, as dropout does).
         kwargs (dict, optional): the named arguments of the call.
-            (default: :obj:`None`)
         num_units (int, optional): how many units there are; by default one
             more than the largest in :obj:`owner`. (default: :obj:`None`)
 

@@ -180,7 +180,6 @@ class PrivateItemCounts(Fitted):
                 bipartite graph. (default: :obj:`None`)
             edge_type (tuple, optional): the type of a graph's interactions;
                 not needed if the graph has one type alone.
-                (default: :obj:`None`)
 
         Raises:
             TypeError, ValueError: if interactions are listed twice, have

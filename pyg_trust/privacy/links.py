@@ -28,8 +28,9 @@ from pyg_trust._checks.graphs import check_examples
 from pyg_trust._moved import renamed
 from pyg_trust.account import PaidNoise
 from pyg_trust.files.commit import editing, synchronized
+from pyg_trust.privacy.coverage import Coverage
 from pyg_trust.privacy.descent import descent_noise
-from pyg_trust.privacy.fitted import PrivateFit, Task, check_shares
+from pyg_trust.privacy.fitted import Task, check_shares
 from pyg_trust.privacy.link_sums import (
     MOST_PAIRS,
     logits,
@@ -150,7 +151,7 @@ class LinkReport(ReleaseReport):
 
 
 @validated
-class PrivateLinkPredictor(PrivateFit):
+class PrivateLinkPredictor(Coverage):
     r"""Scores pairs of nodes, with privacy of every edge or every record.
 
     Noisy sums of features over neighbours are released once. A logistic scorer
@@ -420,7 +421,6 @@ class PrivateLinkPredictor(PrivateFit):
                 float64, ``[num_nodes, num_columns]``: scores then read the
                 source's own row, and are for the source alone. Without it,
                 they read released rows, and are for all.
-                (default: :obj:`None`)
 
         Returns:
             Tensor: float64, ``[num_pairs]``.

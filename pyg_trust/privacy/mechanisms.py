@@ -71,7 +71,6 @@ def clip_factors(
         norms (Tensor): the norms of gradients, ``[num_subgraphs]``.
         max_grad_norm (float): :math:`C`; infinity to clip nothing.
         clipping (str): :obj:`'flat'` or :obj:`'automatic'`.
-            (default: :obj:`'flat'`)
     """
     if not max_grad_norm > 0:
         raise ValueError(

@@ -28,13 +28,11 @@ class AdaptiveNorm:
         initial (float): the first :math:`C`, chosen without looking at
             private data. (default: :obj:`1.0`)
         quantile (float): :math:`\gamma` in :math:`(0, 1)`.
-            (default: :obj:`0.5`)
         rate (float): :math:`\eta`, positive. (default: :obj:`0.2`)
         noise_std (float, optional): :math:`s`; by default a twentieth of the
             batch size, and :math:`z` at least. It needs to be above
             :math:`z / 2`. (default: :obj:`None`)
         bounds (tuple): the least and the greatest norm.
-            (default: :obj:`(1e-6, 1e6)`)
 
     Example:
         >>> norm = AdaptiveNorm(initial=1.0)

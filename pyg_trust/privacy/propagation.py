@@ -30,6 +30,7 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
+from pyg_trust import rng
 from pyg_trust._checks import (
     REAL,
     Array,
@@ -37,6 +38,7 @@ from pyg_trust._checks import (
     Natural,
     OneOf,
     Positive,
+    Rate,
     check_instance,
     check_positive,
     check_tensor,
@@ -56,11 +58,13 @@ from pyg_trust.verify.release import (
 )
 
 __all__ = [
+    'choose_receivers',
     'class_messages',
     'energy_weights',
     'hop_sensitivity',
     'messages',
     'private_propagate',
+    'received_lists',
     'scaled_propagate',
 ]
 
@@ -73,6 +77,8 @@ BETWEEN = ('normalize', 'clip')
 MARGIN = 1e-6
 #: The most nodes of a graph all of whose columns are propagated.
 MAX_COLUMNS = 200_000
+# The public key of the hash that chooses receivers.
+_KEY = 0
 _BLOCK, _LEAST_BLOCK = 256, 16
 _DENSE = 0.1
 # Numbers in a block of messages, and in a block whose norms are computed: no
@@ -152,7 +158,6 @@ def messages(x: Tensor, *, between: str = 'normalize') -> Tensor:
     Args:
         x (Tensor): float32 or float64, ``[num_nodes, num_columns]``.
         between (str): :obj:`'normalize'` or :obj:`'clip'`.
-            (default: :obj:`'normalize'`)
 
     Returns:
         Tensor: float64, ``[num_nodes, num_columns]``.
@@ -225,13 +230,10 @@ def hop_sensitivity(
     Args:
         adjacency (str): what differs between neighbours.
         directed (bool): whether edges are arcs; ``'edge'`` reads it.
-            (default: :obj:`False`)
         neighboring (str): :obj:`'add_remove'` or :obj:`'replace'`.
-            (default: :obj:`'add_remove'`)
         max_degree (int, optional): :math:`D`: of ``'node_incident'``, which
             needs it, the most edges of a node that is covered in full; of
             ``'node'`` the :obj:`max_degree` of :func:`energy_weights`.
-            (default: :obj:`None`)
         num_classes (int, optional): :math:`C`, if messages are those of
             :func:`class_messages`, for ``'node'`` and ``'feature'``: a
             replaced record then moves a hop by
@@ -270,6 +272,56 @@ def energy_weights(graph: CSRGraph, max_degree: Count = 1) -> Tensor:
     return (max_degree / degree).sqrt().clamp(max=1)
 
 
+@validated
+def choose_receivers(train: Tensor, share: Rate) -> Tensor:
+    r"""Choose all nodes that don't train, and a share of those that do.
+
+    .. math::
+        R = \{v : v \text{ does not train, or } h(v) < \text{share}\}
+
+    with a fixed hash :math:`h` of ids into :math:`[0, 1)`. Whether :math:`v`
+    is in it depends on its id and on whether :math:`v` trains, which are
+    public: not on other nodes, their number, or any record.
+
+    Args:
+        train (Tensor): bool, ``[num_nodes]``: which nodes train.
+        share (float): in :math:`(0, 1]`.
+
+    Returns:
+        Tensor: bool, ``[num_nodes]``, on the CPU.
+
+    Example:
+        >>> choose_receivers(torch.tensor([True, False, True]), 1.0)
+        tensor([True, True, True])
+    """
+    check_tensor('train', train, torch.bool, ('num_nodes',))
+    ids = torch.arange(train.numel())
+    drawn = (rng.derive_each(_KEY, ids) >> 10).double() / 2**53
+    return ~train.cpu() | (drawn < share)
+
+
+@validated
+def received_lists(graph: CSRGraph, receivers: Tensor) -> CSRGraph:
+    r"""Return each node's list :math:`L_v \cap R`, receivers alone.
+
+    Take :func:`~pyg_trust.privacy.propagation.energy_weights` of the result,
+    in :func:`~pyg_trust.privacy.private_propagate`.
+
+    Args:
+        graph (CSRGraph): rows are own lists; unweighted.
+        receivers (Tensor): bool, ``[num_nodes]``: :math:`R`, public.
+
+    Returns:
+        CSRGraph: of arcs, with as many nodes.
+    """
+    check_tensor('receivers', receivers, torch.bool, (graph.num_nodes,))
+    if graph.is_weighted:
+        raise ValueError("'graph' needs to be unweighted")
+    edges, _ = graph.to_edge_index()
+    kept = receivers.to(edges.device)[edges[1]]
+    return CSRGraph.from_edge_index(edges[:, kept], graph.num_nodes)
+
+
 @renamed(relation='adjacency')
 @validated
 def private_propagate(
@@ -300,7 +352,6 @@ def private_propagate(
         stds (sequence of float): :math:`s_k`, a hop for each.
         noise (Noise): where noise comes from.
         adjacency (str): ``'edge'``, ``'node'`` or ``'node_incident'``.
-            (default: :obj:`'edge'`)
         weights (Tensor, optional): float64, ``[num_nodes]``: :math:`c`, for
             ``'node'`` alone. (default: :obj:`None`)
         between (str): as of :func:`messages`. (default: :obj:`'normalize'`)

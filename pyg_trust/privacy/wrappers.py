@@ -200,7 +200,6 @@ class PrivateOptimizer(Single, torch.optim.Optimizer):
         Args:
             closure (callable, optional): is called once, before, for the
                 forward and the backward pass of the batch.
-                (default: :obj:`None`)
 
         Returns:
             Any: what the closure returned.

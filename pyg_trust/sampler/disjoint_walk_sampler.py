@@ -38,7 +38,6 @@ class DisjointWalkSampler(RootSampler):
             the CPU or on CUDA, where everything is then sampled.
         walk_length (int): :math:`L`, the steps of a walk.
         restarts (int): :math:`R`, the walks from every root.
-            (default: :obj:`1`)
         roots (Tensor, optional): the nodes to start from, as indices or as a
             mask; by default, all nodes. (default: :obj:`None`)
         along (bool): whether messages travel along the edges or against

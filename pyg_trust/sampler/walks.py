@@ -95,7 +95,6 @@ def disjoint_walks(
         graph (CSRGraph): the graph, without parallel edges.
         walk_length (int): :math:`L`; 0 for the roots alone.
         restarts (int): :math:`R`, the walks from every root.
-            (default: :obj:`1`)
         roots (Tensor, optional): int64, ``[num_roots]``: the nodes to start
             from, in any order, or bool, ``[num_nodes]``; by default, all
             nodes. Walks may pass all nodes. (default: :obj:`None`)

@@ -538,49 +538,30 @@ class _CutEdges:
     # The training edges between shards, and samples of non-neighbours.
     def __init__(self, edge_index: Tensor, shard: Tensor) -> None:
         row, col = edge_index
-        n = shard.numel()
+        self.num_nodes = n = shard.numel()
         cut = (shard[row] != shard[col]) & (shard[row] >= 0)
         cut = (cut & (shard[col] >= 0)).nonzero().view(-1)
         source, order = row[cut].sort(stable=True)
         self.ptr = pointer(source.bincount(minlength=n))
         self.col = col[cut][order]
-        # Never empty, for the search.
-        edges = [row * n + col, col * n + row, row.new_full((1,), -1)]
-        self.edges = torch.cat(edges).unique()
+        self.edges = torch.cat([row * n + col, col * n + row]).unique()
         self.training = (shard >= 0).nonzero().view(-1)
-        self.num_nodes = n
 
     def draw(
         self, nodes: Tensor, draws: torch.Generator
     ) -> tuple[Tensor, Tensor, Tensor]:
-        # The nodes that have both; their neighbours; their non-neighbours.
-        def random(count: Tensor) -> Tensor:
-            share = torch.rand(
-                count.numel(), generator=draws, dtype=torch.float64
-            )
-            return (share.to(count.device) * count).long()
-
+        # The nodes that have both; their neighbours; their non-neighbours. A
+        # node whose random stranger is a neighbour is left out.
+        share = torch.rand(
+            2, nodes.numel(), generator=draws, dtype=torch.float64
+        ).to(nodes.device)
         degree = self.ptr[nodes + 1] - self.ptr[nodes]
-        place = (degree > 0).nonzero().view(-1)
-        picked = self.ptr[nodes] + random(degree)
-        pool = torch.full_like(nodes, self.training.numel())
-        stranger = self.training[random(pool)]
-        # A node with almost only neighbours is left out.
-        for _ in range(10):
-            known = self._known(nodes, stranger)
-            if not bool(known.any()):
-                break
-            stranger = torch.where(
-                known, self.training[random(pool)], stranger
-            )
-        place = place[~self._known(nodes, stranger)[place]]
+        picked = self.ptr[nodes] + (share[0] * degree).long()
+        stranger = self.training[(share[1] * self.training.numel()).long()]
+        known = torch.isin(nodes * self.num_nodes + stranger, self.edges)
+        good = (degree > 0) & ~known & (nodes != stranger)
+        place = good.nonzero().view(-1)
         return place, self.col[picked[place]], stranger[place]
-
-    def _known(self, nodes: Tensor, others: Tensor) -> Tensor:
-        key = nodes * self.num_nodes + others
-        at = torch.searchsorted(self.edges, key)
-        at = at.clamp(max=self.edges.numel() - 1)
-        return (self.edges[at] == key) | (nodes == others)
 
 
 @AGGREGATORS.builtin('attentive')

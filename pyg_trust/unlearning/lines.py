@@ -1,16 +1,18 @@
 """Requests as the ledger records them, after what an update brought back."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from pyg_trust.removal import NodeIds, Part, Removed
+from pyg_trust.removal import Part, RemovalRequest, Removed
+from pyg_trust.update import Update
 
-__all__ = ['Arc', 'arcs_of', 'line_of']
+__all__ = ['arcs_of', 'line_of']
 
 Arc = tuple[int, int]
+# Those of some ids, or of some pairs of ids, that something holds for.
+Some = Callable[[Collection[Any]], set[Any]]
 
 
 def arcs_of(edges: Tensor, undirected: bool = False) -> set[Arc]:
@@ -20,14 +22,12 @@ def arcs_of(edges: Tensor, undirected: bool = False) -> set[Arc]:
 
 
 def line_of(
-    part: Part,
-    changed: Mapping[str, Iterable[int]],
-    lost: dict[str, Callable[[int], bool]],
-    present: Callable[[Collection[Arc]], set[Arc]],
+    updates: Sequence[Update],
     came: set[Arc],
+    present: Some,
+    lost: dict[str, Some],
     past: Removed,
     graph: int = 0,
-    ids: NodeIds | None = None,
 ) -> dict[str, Any]:
     """List the items that updates of a graph removed or replaced, by kind.
 
@@ -35,7 +35,10 @@ def line_of(
     features or label are listed as changed. ``'again'`` lists items that an
     earlier request removed and the data hold now.
     """
-    ids = NodeIds() if ids is None else ids
+    asked = [each.remove for each in updates if each.remove is not None]
+    part = Part()
+    if asked:
+        part = RemovalRequest.batch(asked).parts.get(graph, part)
     # What nobody brought back is gone, whatever the data say.
     nodes, there = {*part.nodes}, present(came)
     edges, arcs = set[Arc](), {*part.directed_edges} - there
@@ -45,23 +48,20 @@ def line_of(
             edges.add((u, v))
         else:
             arcs |= left
-    made: dict[str, list[Any]] = {'nodes': sorted(nodes)}
+    line: dict[str, list[Any]] = {'nodes': sorted(nodes)}
     again: dict[str, list[Any]] = {}
-    for kind, is_lost in lost.items():
-        asked = {*getattr(part, kind)} - nodes
-        others = {
-            v for v in {*changed.get(kind, ())} - nodes if not is_lost(v)
-        }
-        made[kind] = sorted(asked - others)
-        made[f'changed_{kind}'] = sorted(others)
-        rows = torch.tensor(made[f'changed_{kind}'], dtype=torch.int64)
-        again[kind] = sorted({*ids.of(rows).tolist()} & past.of(kind, graph))
-    for kind, pairs in (('edges', edges), ('directed_edges', arcs)):
-        made[kind] = [list(e) for e in sorted(pairs) if nodes.isdisjoint(e)]
-    come = torch.tensor(sorted(there), dtype=torch.int64).view(-1, 2)
-    back = {(u, v) for u, v in ids.of(come).tolist()}
-    known = sorted(back & past.of('directed_edges', graph))
-    again['directed_edges'] = [list(arc) for arc in known]
-    line = ids.line({kind: items for kind, items in made.items() if items})
+    for kind, gone in lost.items():
+        pairs = [getattr(u, kind) for u in updates if u.graph == graph]
+        named = [pair[0].tolist() for pair in pairs if pair is not None]
+        changed = set[int]().union(*named) - nodes
+        others = changed - gone(changed)
+        line[kind] = sorted({*getattr(part, kind), *changed} - others)
+        line[f'changed_{kind}'] = sorted(others)
+        again[kind] = sorted(others & past.of(kind, graph))
+    for kind, cut in (('edges', edges), ('directed_edges', arcs)):
+        line[kind] = [list(arc) for arc in sorted(cut)]
+    known = there & past.of('directed_edges', graph)
+    again['directed_edges'] = [list(arc) for arc in sorted(known)]
+    line = {kind: items for kind, items in line.items() if items}
     again = {kind: items for kind, items in again.items() if items}
     return {**line, 'again': again} if again else line

@@ -1,6 +1,6 @@
 """Node classifiers: their state, releases, proofs, and readers of data."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +13,7 @@ from pyg_trust.agp.measures import Measure, make_measure, needs_graph
 from pyg_trust.files.commit import Lineage
 from pyg_trust.files.seals import Seals, sealed
 from pyg_trust.ledger import BudgetExceededError, RemovalLedger, coarse
-from pyg_trust.removal import NodeIds, Nodes, Part, RemovalRequest
+from pyg_trust.removal import NodeIds, Nodes, RemovalRequest
 from pyg_trust.report import fingerprint_model, provenance
 from pyg_trust.unlearning.certified import (
     CertifiedClassifier,
@@ -21,11 +21,10 @@ from pyg_trust.unlearning.certified import (
     recorded,
 )
 from pyg_trust.unlearning.heads import HEAD, Factor, Gradient, Problem
-from pyg_trust.unlearning.lines import Arc, arcs_of, line_of
+from pyg_trust.unlearning.lines import Some, arcs_of, line_of
 from pyg_trust.unlearning.newton import Refined, refine
 from pyg_trust.unlearning.node_rows import Change, Edit, NodeState, Settings
 from pyg_trust.unlearning.reports import ForgetReport
-from pyg_trust.unlearning.sums import edges_of
 from pyg_trust.update import Update
 from pyg_trust.verify import removal
 from pyg_trust.verify.claims_removal import ROWS
@@ -133,42 +132,33 @@ class Model(NamedTuple):
 
     def line(self, edits: Sequence[Edit]) -> dict[str, Any]:
         """List what edits removed, for the ledger, after they were played."""
-        data, graph = self.data, self.data.graph
-        kinds = 'nodes', 'edges', 'directed_edges', 'features', 'labels'
-        part: dict[str, Any] = {
-            kind: tuple({v for e in edits for v in getattr(e.part, kind)})
-            for kind in kinds
-        }
-        changed = {
-            kind: {
-                v
-                for e in edits
-                if (pair := getattr(e, kind)) is not None
-                for v in pair[0].tolist()
-            }
-            for kind in ('features', 'labels')
-        }
-        # Those that left the training are removed, the others have labels.
-        off = {v for v in changed['labels'] if not data.trains(v)}
-        part['labels'] = (*{*part['labels'], *off},)
+        data, graph, ids = self.data, self.data.graph, self.data.ids
 
-        def present(arcs: Any) -> set[Arc]:
-            listed = sorted(arcs)
-            there = graph.has_edges(edges_of(listed)).tolist()
-            return {arc for arc, has in zip(listed, there, strict=True) if has}
+        def those(holds: Callable[[Tensor], Any]) -> Some:
+            # Of ids: those for whose rows it holds.
+            def find(named: Collection[Any]) -> set[Any]:
+                listed = sorted(named)
+                rows = ids.rows(torch.tensor(listed, dtype=torch.int64))
+                return {
+                    each
+                    for each, has in zip(listed, holds(rows), strict=True)
+                    if has
+                }
 
-        added = torch.cat([_NONE, *data.pending.edges], 1)
+            return find
+
+        added = ids.of(torch.cat([_NONE, *data.pending.edges], 1))
         return line_of(
-            Part(**part),
-            changed,
-            {
-                'features': lambda v: bool(data.featureless[v]),
-                'labels': lambda v: not data.trains(v),
-            },
-            present,
+            [edit.update for edit in edits if edit.update is not None],
             arcs_of(added, graph.undirected),
+            those(lambda rows: graph.has_edges(rows.view(-1, 2).t())),
+            {
+                'features': those(lambda rows: data.featureless[rows]),
+                'labels': those(
+                    lambda rows: [not data.trains(v) for v in rows.tolist()]
+                ),
+            },
             self.ledger.removed,
-            ids=data.ids,
         )
 
 
@@ -642,7 +632,7 @@ def edits_of(data: NodeState, update: Any, encoded: Encoded) -> list[Edit]:
             continue
         if removals:
             every = Update(remove=RemovalRequest.batch(removals))
-            edits.append(Edit(ids.part(every.part)))
+            edits.append(Edit(ids.part(every.part), update=every))
             removals = []
         if each is not None:
             edit = _edit(data, each, count, encoded)

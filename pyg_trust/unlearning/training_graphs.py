@@ -21,7 +21,6 @@ from pyg_trust.removal import (
     Item,
     NodeIds,
     NotThere,
-    Part,
     RemovalRequest,
     Removed,
     remove_from_data,
@@ -422,25 +421,22 @@ def _line(
         if i not in graphs:
             line[str(i)] = {'whole': True}
             continue
-        data, came, changed = graphs[i], set(), set[int]()
-        arcs = arcs_of(data.n_id[data.edge_index])
+        data, came = graphs[i], set()
         for each in updates:
             if each.edits and each.graph == i:
                 came |= arcs_of(each.arcs(False))
-                if each.features is not None:
-                    changed |= {*each.features[0].tolist()}
+        arcs = arcs_of(data.n_id[data.edge_index])
         bare = data.get('x_removed', torch.zeros_like(data.n_id)).bool()
-        full = {*data.n_id[~bare].tolist()}
+        known = {*data.n_id[~bare].tolist()}
 
-        def lost(v: int, full: set[int] = full) -> bool:
-            return v not in full
+        def lost(asked: Iterable[int], full: set[int] = known) -> set[int]:
+            return {*asked} - full
 
         named = line_of(
-            parts.get(i, Part()),
-            {'features': changed},
-            {'features': lost},
-            arcs.intersection,
+            updates,
             came,
+            arcs.intersection,
+            {'features': lost},
             past,
             i,
         )

@@ -468,6 +468,7 @@ def split(graphs: Graphs, shares: np.ndarray) -> np.ndarray:
 
 # Unit roundoff, smallest normal number, tolerance of the solver in the limit.
 KINDS = {
+    'bfloat16': (Fraction(1, 2**8), Fraction(1, 2**126)),
     'float32': (Fraction(1, 2**24), Fraction(1, 2**126)),
     'float64': (Fraction(1, 2**53), Fraction(1, 2**1022)),
 }
@@ -493,6 +494,8 @@ def slack(kind: str, model: Model, degree: int, top: float) -> Fraction:
         part = d * u / (1 - d * u)
         relative = Fraction(TOLERANCE[kind]) + 8 * part / rate + 2 * unit
     else:
+        if 10 * d * unit > 1:
+            raise OverflowError('sums round by more than a tenth')
         part = d * unit / (1 - d * unit)
         kept = 1 - rate + part
         few = min(model.K, 64)

@@ -34,6 +34,7 @@ from .accounting import FAILS, HOLDS, NOT_PROVED
 from .arrays import divides, read_arrays, widened
 from .pagerank import (
     KINDS,
+    TOLERANCE,
     Graphs,
     Model,
     bound,
@@ -144,6 +145,7 @@ def read(arrays: Mapping[str, np.ndarray]) -> tuple[Graphs, Model]:
     K, normalization = int(arrays['K']), str(arrays['normalization'])
     alpha = float(arrays['alpha'])
     model = Model(alpha, None if K < 0 else K, normalization)
+    kinds = TOLERANCE if K < 0 else KINDS
     pairs, columns = arrays['classes'], arrays['columns']
     charged, flips_of = arrays['charged'], arrays['flips_of']
     count, many, kept = len(arrays['targets']), columns.shape[1], K < 0
@@ -181,7 +183,7 @@ def read(arrays: Mapping[str, np.ndarray]) -> tuple[Graphs, Model]:
         )
         and normalization in ('rw', 'sym')
         and 0 < alpha < 1
-        and str(arrays['dtype']) in ('exact arithmetic', *KINDS)
+        and str(arrays['dtype']) in ('exact arithmetic', *kinds)
         and float(arrays['tolerance']) >= 0
         and (arrays['upper'] > 0).all()
         and (not many or int(arrays['global_budget']) >= 0)

@@ -1,6 +1,5 @@
-import pytest
 import torch
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Data
 from torch_geometric.nn import GCN
 
 from pyg_trust import rng
@@ -128,38 +127,6 @@ def test_a_shard_of_its_own():
     assert str(ShardLoader(data, shard)) == (
         'ShardLoader(2 shards, batch_size=1)'
     )
-
-
-@pytest.mark.parametrize(
-    ('error', 'match', 'run'),
-    [
-        (TypeError, 'HeteroData', lambda d: ShardLoader(HeteroData())),
-        (
-            TypeError,
-            "'shard' needs to be an int64",
-            lambda d: ShardLoader(Data(x=d.x, edge_index=d.edge_index)),
-        ),
-        (
-            ValueError,
-            "'edge_index'",
-            lambda d: ShardLoader(Data(x=d.x, shard=d.shard)),
-        ),
-        (ValueError, "'shard'.*shape", lambda d: ShardLoader(d, d.shard[1:])),
-        (
-            ValueError,
-            'only -1',
-            lambda d: ShardLoader(d, torch.full((NODES,), -1)),
-        ),
-        (ValueError, 'empty', lambda d: ShardLoader(d, num_shards=7)),
-        (ValueError, 'in .0, 3', lambda d: ShardLoader(d, num_shards=3)),
-        (ValueError, 'empty', lambda d: ShardLoader(d, 2 * d.shard)),
-        (ValueError, "'collate_fn'", lambda d: ShardLoader(d, collate_fn=len)),
-        (TypeError, "'seed'", lambda d: ShardLoader(d, seed=1.5)),
-    ],
-)
-def test_loader_refuses(error, match, run):
-    with pytest.raises(error, match=match):
-        run(make_data())
 
 
 class Transposed(Data):

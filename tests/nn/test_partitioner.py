@@ -141,18 +141,3 @@ def test_embeddings_know_the_labels(data):
     assert not logits.requires_grad
     assert float((logits.argmax(1) == y).double().mean()) > 0.9
     assert torch.equal(partition_embedding(x, edge_index, y, seed=0), logits)
-
-
-def test_they_refuse(data):
-    x, edge_index, y = data
-    for run in (
-        lambda y: learned_partition(x, edge_index, y, SHARDS),
-        lambda y: partition_embedding(x, edge_index, y),
-    ):
-        for wrong in (y[1:], y.float(), y.where(y > 0, -1)):
-            with pytest.raises((TypeError, ValueError), match="'y' needs"):
-                run(wrong)
-    with pytest.raises(ValueError, match="'num_shards'"):
-        learned_partition(x, edge_index, y, NODES + 1)
-    with pytest.raises(ValueError, match="'slack'"):
-        learned_partition(x, edge_index, y, SHARDS, slack=-0.1)

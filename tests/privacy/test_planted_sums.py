@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pyg_trust.privacy import bounds, clipping, noising, rowwise
+from pyg_trust.privacy import bounds, clipping, engine, rowwise
 from pyg_trust.privacy.bounds import exact_blocks, gram, products
 from pyg_trust.privacy.exact import clip
 
@@ -191,8 +191,8 @@ def test_noise_of_every_rank_is_found():
             return torch.full(shape, self.drawn << 40)
 
     noise, total = Cells(), torch.tensor([5 << 43])
-    (once,) = noising.noisy_sums([total], noise, 1.0, C)
-    (again,) = noising.noisy_sums([total], noise, 1.0, C)
+    (once,) = engine.noisy_sums([total], noise, 1.0, C)
+    (again,) = engine.noisy_sums([total], noise, 1.0, C)
     g, _ = clip.noise_grid(1.0, C, 1)
     assert round(float((once - 5 * C) / g)) - (1 << 40) in (-1, 0, 1)
     assert float(again - once) == pytest.approx((1 << 40) * g, rel=1e-9, abs=0)

@@ -9,11 +9,12 @@ import torch
 
 from pyg_trust.graph import CSRGraph
 from pyg_trust.privacy.propagation import (
+    choose_receivers,
     energy_weights,
     hop_sensitivity,
     private_propagate,
+    received_lists,
 )
-from pyg_trust.privacy.receivers import choose_receivers, received_lists
 
 MARGIN = 1 - 1e-6
 

@@ -6,9 +6,9 @@ import torch
 from torch import nn
 from torch_geometric.data import Data
 
-from pyg_trust.privacy import PrivateNodeClassifier, aggregation, row_models
+from pyg_trust.privacy import PrivateNodeClassifier, aggregation, descent
 from pyg_trust.privacy.descent import linear_sums, unit_rows, whole_rows
-from pyg_trust.privacy.receivers import choose_receivers
+from pyg_trust.privacy.propagation import choose_receivers
 
 QUICK = {'epsilon': 8.0, 'delta': 1e-4, 'steps': 5, 'num_classes': 3}
 n = 80
@@ -174,7 +174,7 @@ def test_a_record_moves_each_step_by_no_more_than_its_noise_says(
     monkeypatch.setattr('pyg_trust.privacy.descent.linear_sums', gradient)
     monkeypatch.setattr(torch.optim, 'Adam', Kept)
     x = 10 * data.x.double()
-    row_models.train_privately(made, x, data.y, 3, Drawn(), z, 1, 0.1)
+    descent.train_privately(made, x, data.y, 3, Drawn(), z, 1, 0.1)
     moved, C = steps
     assert 0.5 * C < moved <= C
     # What is added to the sum is z times as large as what a record moves.

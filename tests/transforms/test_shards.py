@@ -3,7 +3,7 @@ import shutil
 import pytest
 import torch
 import torch_geometric.transforms as T
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Data
 from torch_geometric.data.datapipes import DatasetAdapter
 from torch_geometric.datasets import Planetoid
 
@@ -148,49 +148,3 @@ def test_on_the_real_thing(method, shared, tmp_path_factory):
     if method == 'bekm':
         # The trap: logits cluster by class.
         assert quality.entropy < 0.7
-
-
-@pytest.mark.parametrize(
-    ('error', 'match', 'run'),
-    [
-        (ValueError, "'method'", lambda d: Shards(4, 'louvain')),
-        (ValueError, "takes no 'slack'", lambda d: Shards(4, slack=0.1)),
-        (
-            ValueError,
-            "takes no 'seed'|'sem",
-            lambda d: Shards(4, sem_weight=1),
-        ),
-        (ValueError, "no 'embedding'", lambda d: Shards(4, embedding='x')),
-        (ValueError, "'num_shards'", lambda d: Shards(0)),
-        (TypeError, "'num_shards'", lambda d: Shards(2.0)),
-        (TypeError, "'seed'", lambda d: Shards(2, seed='a')),
-        (TypeError, 'HeteroData', lambda d: Shards(2)(HeteroData())),
-        (ValueError, "'num_shards'.*at most 6", lambda d: Shards(70)(d)),
-        (
-            ValueError,
-            "tensor 'train_mask'",
-            lambda d: Shards(2)(Data(x=d.x, edge_index=d.edge_index)),
-        ),
-        (
-            ValueError,
-            "'train_mask'.*bool",
-            lambda d: Shards(2)(Data(x=d.x, train_mask=torch.ones(NODES))),
-        ),
-        (
-            ValueError,
-            "tensor 'edge_index'",
-            lambda d: Shards(2, 'blpa')(Data(x=d.x, train_mask=d.train_mask)),
-        ),
-        (
-            ValueError,
-            "tensor 'z'",
-            lambda d: Shards(2, 'bekm', embedding='z')(d),
-        ),
-    ],
-)
-def test_shards_refuse(error, match, run):
-    data = make_data()
-    before = data.clone()
-    with pytest.raises(error, match=match):
-        run(data)
-    assert data.keys() == before.keys()

@@ -72,62 +72,6 @@ def test_limits():
                 assert high * num_shards <= 1.15 * num_nodes
 
 
-def test_partitions_refuse():
-    lone, three = torch.tensor([[0], [9]]), make('no_edges', 3)
-    soft_, ids = torch.rand(3, 2), torch.tensor([0, 1, 1])
-    for match, run in (
-        ("'num_shards'.*at most 3", lambda: shard_limits(3, 4)),
-        ("'num_shards'.*at least 1", lambda: shard_limits(3, 0)),
-        ("'num_shards'", lambda: shard_limits(3, 2.0)),
-        ("'slack'", lambda: shard_limits(3, 2, 1.0)),
-        ("'num_shards'", lambda: F.random_partition(3, 4)),
-        ("'num_shards'", lambda: F.hash_partition(torch.arange(3), 4)),
-        (
-            "'num_shards'.*smaller",
-            lambda: F.hash_partition(torch.arange(30), 29, seed=0),
-        ),
-        ('different non-negative', lambda: F.hash_partition(ids, 2)),
-        ('different non-negative', lambda: F.hash_partition(ids[:2] - 1, 2)),
-        ("'n_id'", lambda: F.hash_partition(torch.ones(3), 2)),
-        ("'edge_index'", lambda: F.blpa(lone, 9, 2)),
-        ("'edge_index'", lambda: F.metis_partition(-lone, 9, 2)),
-        ("'num_shards'", lambda: F.blpa(three, 3, 4)),
-        ("'num_shards'", lambda: F.bekm(soft_, 4)),
-        ('finite', lambda: F.bekm(torch.tensor([[0.0], [torch.nan]]), 2)),
-        ("'score'", lambda: round_partition(torch.tensor([[1.0, torch.inf]]))),
-        ("'score'", lambda: round_partition(torch.rand(3))),
-        (
-            r"'y'.*in \[0, 2\).*\(got 0 to 2\)",
-            lambda: partition_losses(soft_, three, torch.arange(3), 2),
-        ),
-        (
-            r"'y' needs to have the shape \[3\]",
-            lambda: partition_losses(soft_, three, torch.arange(2), 2),
-        ),
-        (
-            "'edge_index'.*got 0 to 9",
-            lambda: partition_losses(soft_, lone, torch.ones(3), 2),
-        ),
-    ):
-        with pytest.raises((TypeError, ValueError), match=match):
-            run()
-
-
-def test_check_partition():
-    good = torch.tensor([0, 1, 1])
-    assert check_partition(good, 2, 3).tolist() == [1, 2]
-    for error, match, shard in [
-        (TypeError, 'int64', good.int()),
-        (TypeError, 'int64', [0, 1, 1]),
-        (ValueError, r'the shape \[3\]', good[:2]),
-        (ValueError, r'got -1 for the one at 2', torch.tensor([0, 1, -1])),
-        (ValueError, r'got 2 for the one at 0', torch.tensor([2, 1, 0])),
-        (ValueError, r'shards \[1\] are empty', torch.zeros(3).long()),
-    ]:
-        with pytest.raises(error, match=match):
-            check_partition(shard, 2, 3)
-
-
 def test_partition_from_lists():
     index = torch.tensor([9, 4, 7])
     a, b = torch.tensor([7]), torch.tensor([4, 9])
@@ -137,9 +81,6 @@ def test_partition_from_lists():
         ('node 4 is left out', [a, b[1:]]),
         ('node 7 is named twice', [a, torch.tensor([4, 7, 9])]),
         ('node 5 is no training', [a, torch.tensor([4, 9, 5])]),
-        ('empty', [torch.tensor([7, 4, 9]), torch.tensor([])]),
-        ("'shards' needs to hold integers", [torch.tensor([7.0]), [4, 9]]),
-        ("'shards' needs to hold integers", [torch.tensor([True]), [4, 9]]),
     ]:
         with pytest.raises((TypeError, ValueError), match=match):
             partition_from_lists(shards, index)

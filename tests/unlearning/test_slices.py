@@ -202,20 +202,7 @@ def test_stages_are_saved_and_loaded(tmp_path):
         make(epochs=6, num_classes=CLASSES).load_state_dict(two.state_dict())
 
 
-@pytest.mark.parametrize(
-    'slices',
-    [
-        [],
-        [(0.5, 3)],
-        [(0.5, 3), (0.5, 3), (1, 2)],
-        [(0.0, 3), (1, 2)],
-        [(1.5, 3)],
-        [(0.5, 0), (1, 2)],
-    ],
-)
-def test_bad_slices_are_refused(slices):
-    with pytest.raises(ValueError, match='slices'):
-        sliced(slices=slices)
+def test_epochs_are_those_of_all_slices():
     with pytest.raises(ValueError, match="'epochs' needs to be the sum"):
         sliced(epochs=7)
     assert sliced(epochs=6).recipe.epochs == 6

@@ -328,6 +328,23 @@ def test_outputs_are_those_of_the_plain_model() -> None:
             assert torch.allclose(out, model.outputs[i], atol=1e-6)
 
 
+class OfData(Typed):
+    """Called with the whole graph, as models with embeddings are."""
+
+    def forward(self, data: HeteroData) -> dict[str, torch.Tensor]:
+        return super().forward(data.x_dict, data.edge_index_dict)
+
+
+def test_models_may_take_the_data() -> None:
+    data = graph()
+    model, plain = unlearner(data, make=OfData), unlearner(data)
+    assert torch.equal(model.outputs, plain.outputs)
+    model.remove(persons=[4])
+    fresh = unlearner(twin(data, [4], 'drop'), make=OfData)
+    assert torch.equal(model.outputs, fresh.outputs)
+    assert model.verify().ok
+
+
 def test_a_report_tells_the_unit() -> None:
     told = ' '.join(unlearner(graph()).report().assumptions)
     assert 'rows of user, order' in told

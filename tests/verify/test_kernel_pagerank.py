@@ -431,6 +431,10 @@ def test_the_slack_of_many_roundings_and_steps_is_that_of_its_statement():
     found = kernel.slack('float32', kernel.Model(0.01, 10**6), 5, 1.0)
     exact = gamma / (1 - kept)
     assert exact <= found <= exact * (1 + Fraction(2, 10**6))
+    # Sums of many numbers in bfloat16 are none.
+    assert kernel.slack('bfloat16', kernel.Model(0.5, 2), 17, 1.0) > 0
+    with pytest.raises(OverflowError, match='a tenth'):
+        kernel.slack('bfloat16', kernel.Model(0.5, 2), 18, 1.0)
     with pytest.raises(OverflowError, match='every step'):
         kernel.slack('float32', kernel.Model(1e-9, 100), 5, 1.0)
 

@@ -6,14 +6,15 @@ states that come from that seed whenever a model is built, trained or run.
 
 Three shortcuts save time where :func:`find_shortcuts` sees on a made-up graph
 that they leave a model as it is: layers keep the normalised graph
-(``cached=True``), and all models run on the graph, and on features that are
-mostly zero, as sparse matrices. They are chosen by the factory alone, never by
+(``cached=True``), all models run on the graph as a sparse matrix, and features
+that are mostly zero are sparse. They are chosen by the factory alone, never by
 data that may be removed.
 """
 
 import copy
 import itertools
 import random
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -42,7 +43,7 @@ from pyg_trust._checks.starts import same_start, takes_data, tensors_of
 from pyg_trust._progress import Bar
 from pyg_trust.distributed import run_over_ranks
 from pyg_trust.graph import quiet_sparse
-from pyg_trust.unlearning.shards.graph import kind_of
+from pyg_trust.unlearning.shards.graph import FEW, is_sparse, kind_of, nonzeros
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     'adam': torch.optim.Adam,
@@ -51,10 +52,12 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 # Layers whose cache is the normalised graph, and nothing of the features.
 _NORMALISING = (GCNConv, APPNP, GCN2Conv)
-# Features with a smaller share of nonzeros are sparse.
-_FEW = 1 / 8
 # How models refuse what they can't do.
 _REFUSALS = (AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+# How torch refuses tensors of other sizes.
+_OTHER_SIZE = re.compile(
+    'size mismatch|cannot be multiplied|must match|in_features'
+)
 # Parts of a shard's seed.
 _INITIAL, _TRAINING = 0, 1
 
@@ -155,17 +158,27 @@ class Shard(NamedTuple):
     stages: tuple[tuple['Shard', int], ...] = ()
     start: Weights | None = None
 
-    def inputs(self, ways: Shortcuts) -> tuple[Any, ...]:
+    def inputs(self, ways: Shortcuts, train: bool = False) -> tuple[Any, ...]:
         """Return the arguments of the model's forward pass."""
         data = self.data
         if isinstance(data, HeteroData):
             return {**data.x_dict}, {**data.edge_index_dict}
         x, n, (row, col) = data.x, int(data.num_nodes or 0), data.edge_index
         weight = data.get('edge_weight')
-        if ways.sparse and int(x.count_nonzero()) < _FEW * x.numel():
-            x = x.to_sparse_csr()
+        if ways.sparse and (
+            is_sparse(x) or int(x.count_nonzero()) < FEW * x.numel()
+        ):
+            # The fastest layouts of a product and of its gradient.
+            x = nonzeros(x)
+            x = x.to_sparse_coo().coalesce() if train else x
+        else:
+            x = x.to_dense()
         # Layers count an edge that is there twice in their own ways.
-        if ways.matrix and (row * n + col).unique().numel() == row.numel():
+        if (
+            ways.matrix
+            and not train
+            and (row * n + col).unique().numel() == row.numel()
+        ):
             if weight is None:
                 weight = torch.ones(row.numel(), dtype=x.dtype)
             back = torch.stack([col, row])
@@ -196,6 +209,8 @@ class Shard(NamedTuple):
     def for_user(self) -> Any:
         """Return a copy for the user's training, with labels and mask."""
         data = self.data.clone()
+        if self.target is None:
+            data.x = data.x.to_dense()
         held = data if self.target is None else data[self.target]
         held.y = self.y.clone()
         held.train_mask = torch.ones_like(self.y, dtype=torch.bool)
@@ -267,7 +282,7 @@ def fit(
 ) -> Module:
     """Train a model on a shard; return it, or the one of the user's code."""
     seed = rng.derive(shard.seed, _TRAINING)
-    with seeded(seed), torch.enable_grad():
+    with seeded(seed), quiet(), torch.enable_grad():
         if recipe.train is not None:
             generator = rng.generator(rng.derive(seed, 1))
             made = recipe.train(module, shard.for_user(), generator)
@@ -284,11 +299,18 @@ def fit(
         optimizer = OPTIMIZERS[recipe.optimizer](
             weights, lr=recipe.lr, weight_decay=recipe.weight_decay, fused=True
         )
-        inputs = shard.inputs(Shortcuts())
+        inputs = shard.inputs(ways, train=True)
+        rows = getattr(inputs[0], 'layout', torch.strided) != torch.strided
+        for weight in weights:
+            if rows and weight.dim() == 2:
+                # Transposed in memory, as products of sparse rows take it.
+                weight.data = weight.data.t().contiguous().t()
         for _ in range(recipe.epochs):
             optimizer.zero_grad()
             F.cross_entropy(shard.run(module, inputs), shard.y).backward()
             optimizer.step()
+        for weight in weights:
+            weight.data = weight.data.contiguous()
     return module
 
 
@@ -398,6 +420,8 @@ def evaluate_all(
         try:
             return evaluate(module, shard, ways, inputs)
         except (AssertionError, RuntimeError) as error:
+            if not _OTHER_SIZE.search(str(error)):
+                raise
             raise ValueError(
                 "'model_factory' needs to make models that run on graphs of "
                 'any size: those of the shards do not run on the whole graph '

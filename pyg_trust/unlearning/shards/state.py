@@ -25,11 +25,13 @@ from pyg_trust.files.commit import (
     synchronized,
 )
 from pyg_trust.files.seals import Seals, sealed
+from pyg_trust.graph import sparse_rows
 from pyg_trust.ledger import RemovalLedger
 from pyg_trust.report import fingerprint_model, provenance
 from pyg_trust.transforms.shards import Shards
 from pyg_trust.unlearning.aggregate import ShardAggregator, unchecked
 from pyg_trust.unlearning.reports import ShardReport
+from pyg_trust.unlearning.shards.graph import is_sparse
 from pyg_trust.unlearning.shards.models import Recipe, Weights
 from pyg_trust.unlearning.store import ShardStore
 from pyg_trust.update import Update
@@ -427,9 +429,12 @@ class Stateful:
 
     def _packed(self, state: State) -> dict[str, Any]:
         self._check_untyped('be saved')
-        given = state.partition
+        given, data = state.partition, state.data.to_dict()
         if state.ledger.has_removals:
             given = remembered(given)
+        if is_sparse(x := state.data.x):
+            parts = x.crow_indices(), x.col_indices(), x.values()
+            data['x'] = (*parts, list(x.shape))
         return {
             'format': FORMAT,
             'class': kind_of(self),
@@ -441,7 +446,7 @@ class Stateful:
             'fresh': state.fresh,
             'lineage': state.lineage.to_list(),
             'salts': state.seals.state_dict(),
-            'data': state.data.to_dict(),
+            'data': data,
             'rows': state.rows,
             'trace': _trace(state.outputs),
             'checkpoints': {
@@ -472,6 +477,11 @@ class Stateful:
                 )
             for name in ('fresh', 'seeded'):
                 check_instance(name, plain[name], bool)
+            data = Data.from_dict(dict(plain['data']))
+            if not isinstance(data.x, Tensor):
+                ptr, index, value, shape = data.x
+                size = shape[0], shape[1]
+                data.x = sparse_rows(ptr, index, value, size)
             ledger = RemovalLedger(0.0)
             ledger.load_state_dict(plain['ledger'])
             aggregator = copy.deepcopy(builder.aggregator)
@@ -480,7 +490,7 @@ class Stateful:
                 seed=check_integer('seed', plain['seed'], 0),
                 seeded=plain['seeded'],
                 partition=given[0],
-                data=Data.from_dict(dict(plain['data'])),
+                data=data,
                 rows=plain['rows'],
                 num_classes=check_integer(
                     'num_classes', plain['num_classes'], 1

@@ -2,6 +2,7 @@
 # their docstrings.
 r"""Exact unlearning by shards: SISA, GraphEraser and GraphRevoker."""
 
+import copy
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -51,6 +52,7 @@ from pyg_trust.unlearning.shards.building import (
     Builder,
     checked_aggregator,
     checked_partition,
+    verified,
 )
 from pyg_trust.unlearning.shards.graph import (
     copied,
@@ -58,7 +60,6 @@ from pyg_trust.unlearning.shards.graph import (
     other_graph,
 )
 from pyg_trust.unlearning.shards.models import Recipe, single_thread
-from pyg_trust.unlearning.shards.persons import Persons
 from pyg_trust.unlearning.shards.state import (
     AGGREGATOR_NODES,
     ASSUMPTIONS,
@@ -67,8 +68,7 @@ from pyg_trust.unlearning.shards.state import (
     Stateful,
     described,
 )
-from pyg_trust.unlearning.shards.updating import applied
-from pyg_trust.unlearning.shards.verifying import verified
+from pyg_trust.unlearning.shards.updating import Persons, applied
 from pyg_trust.unlearning.store import ShardStore
 from pyg_trust.update import Update, rows_of
 
@@ -422,7 +422,9 @@ class ShardedUnlearner(Stateful):
             for key in ('y', 'shard', 'train_mask'):
                 typed[kept.persons.person][key] = kept[key].clone()
             return typed
-        return kept.clone()
+        made = copy.copy(kept)
+        made.x = made.x.to_dense()
+        return made.clone()
 
     @property
     def n_id(self) -> Tensor:

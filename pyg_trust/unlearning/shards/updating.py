@@ -1,12 +1,17 @@
-"""Updates applied to an unlearner's graph, and the items that they touch."""
+"""Updates of an unlearner's graph, and the items that they touch.
+
+Typed graphs are divided by person: an unlearner keeps the table of persons
+and, beside it, all that they own.
+"""
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
 from pyg_trust import rng
 from pyg_trust._checks import (
@@ -15,6 +20,7 @@ from pyg_trust._checks import (
     check_integer,
     check_tensor,
 )
+from pyg_trust._checks.fingerprints import fingerprint
 from pyg_trust.removal import (
     NotThere,
     Part,
@@ -22,11 +28,15 @@ from pyg_trust.removal import (
     Removed,
     remove_from_data,
 )
+from pyg_trust.unit import PrivacyUnit
 from pyg_trust.unlearning.shards.building import SLICE, Builder
-from pyg_trust.unlearning.shards.graph import MASKS, canonical, touched_slices
-from pyg_trust.unlearning.shards.persons import (
-    removed_persons,
-    touched_by_persons,
+from pyg_trust.unlearning.shards.graph import (
+    MASKS,
+    canonical,
+    kept_rows,
+    select_rows,
+    stacked_rows,
+    touched_slices,
 )
 from pyg_trust.unlearning.shards.state import State
 from pyg_trust.update import NewNodes, Update, rows_of, with_edges
@@ -145,7 +155,10 @@ def played(
     whether these come from a later hash; ``used`` are all ids that nodes have
     or had, and ``removed`` the items that are gone.
     """
-    now, used = copy.copy(data), data.n_id if used is None else used
+    n, used = int(data.num_nodes or 0), data.n_id if used is None else used
+    # The places of features in the stack of all rows, -1 for a removed one.
+    now, stack = copy.copy(data), [data.x]
+    now.x, now.source = torch.empty(n, 0, dtype=data.x.dtype), torch.arange(n)
     for update in updates:
         if update.graphs or update.graph:
             raise ValueError(
@@ -153,10 +166,15 @@ def played(
             )
         now = _removed(now, update.part)
         if update.nodes is not None:
-            now, used = _with_nodes(now, update.nodes, used)
+            now, used = _with_nodes(now, update.nodes, used, stack)
         now = with_edges(now, update)
         if update.features is not None:
-            _set_features(now, *update.features)
+            ids, x = update.features
+            rows = rows_of(now.n_id, ids)
+            come = _stacked(stack, x, 'features')
+            now.source = now.source.index_copy(0, rows, come)
+            if 'x_removed' in now:
+                now.x_removed = now.x_removed.index_fill(0, rows, False)
         if update.labels is not None:
             ids, y = update.labels
             _set_labels(now, rows_of(now.n_id, ids), y)
@@ -165,7 +183,15 @@ def played(
     for name in _MARKS:
         if name in now and not bool(now[name].any()):
             del now[name]
-    gone, came = _difference(data, now)
+    source = now.source
+    del now.source
+    gone, came = _difference(data, now, source)
+    now.x = data.x
+    if not torch.equal(source, torch.arange(n)):
+        # Removed features are a row of zeros at the end.
+        stack.append(torch.zeros(1, data.x.size(1), dtype=data.x.dtype))
+        whole = stacked_rows(stack)
+        now.x = kept_rows(select_rows(whole, source % whole.size(0)))
     request = _line(updates, now, came, removed or Removed())
     return Change(now, gone, came, request)
 
@@ -184,14 +210,18 @@ def _removed(now: Data, part: Part) -> Data:
         edges=part.edges,
         directed_edges=part.directed_edges,
     )
-    return copy.copy(now) if rest == Part() else remove_from_data(now, rest)
+    if rest == Part():
+        return copy.copy(now)
+    now = remove_from_data(now, rest)
+    bare = rows_of(now.n_id, torch.tensor(part.features, dtype=torch.int64))
+    now.source = now.source.index_fill(0, bare, -1)
+    return now
 
 
 def _with_nodes(
-    now: Data, nodes: NewNodes, used: Tensor
+    now: Data, nodes: NewNodes, used: Tensor, stack: list[Tensor]
 ) -> tuple[Data, Tensor]:
     k, ids = nodes.x.size(0), nodes.n_id
-    check_tensor('nodes', nodes.x, now.x.dtype, ('k', now.x.size(1)))
     if ids is None:
         ids = torch.arange(k) + 1 + int(used.max())
     taken = ids[torch.isin(ids, used)]
@@ -201,25 +231,26 @@ def _with_nodes(
         )
     come: dict[str, Any] = {
         **dict.fromkeys((*MASKS, *_MARKS), torch.zeros(k, dtype=torch.bool)),
-        'x': nodes.x,
         'n_id': ids,
         'y': nodes.y,
         'train_mask': nodes.train,
         'shard': torch.full((k,), -1),
+        'source': _stacked(stack, nodes.x, 'nodes'),
     }
     for name, value in come.items():
         if name in now:
             now[name] = torch.cat([now[name], value])
     now.num_nodes = now.n_id.numel()
+    now.x = now.x.new_empty(now.num_nodes, 0)
     return now, torch.cat([used, ids])
 
 
-def _set_features(now: Data, ids: Tensor, x: Tensor) -> None:
-    check_tensor('features', x, now.x.dtype, ('k', now.x.size(1)))
-    rows = rows_of(now.n_id, ids)
-    now.x = now.x.index_copy(0, rows, x)
-    if 'x_removed' in now:
-        now.x_removed = now.x_removed.index_fill(0, rows, False)
+def _stacked(stack: list[Tensor], x: Tensor, name: str) -> Tensor:
+    # Append new rows, and return their places.
+    check_tensor(name, x, stack[0].dtype, ('k', stack[0].size(1)))
+    start = sum(len(each) for each in stack)
+    stack.append(x)
+    return torch.arange(start, start + len(x))
 
 
 def _set_labels(now: Data, rows: Tensor, y: Tensor) -> None:
@@ -241,7 +272,9 @@ def _settled(
     now.shard, now.by_hash = shard, late & now.train_mask
 
 
-def _difference(before: Data, now: Data) -> tuple[Items, Items]:
+def _difference(
+    before: Data, now: Data, source: Tensor
+) -> tuple[Items, Items]:
     # The items that differ, of the graph before and of the one after.
     ids, place = torch.cat([before.n_id, now.n_id]).unique(return_inverse=True)
     n = ids.numel()
@@ -254,13 +287,11 @@ def _difference(before: Data, now: Data) -> tuple[Items, Items]:
     a, b = row[:, both]
     # Labels count in training.
     labels = [torch.where(side.shard >= 0, side.y, -1) for side in sides]
-    bare = [_bare(side) for side in sides]
     differs = torch.ones(n, dtype=torch.bool)
     differs[both] = (
-        (before.x[a] != now.x[b]).any(1)
+        (a != source[b])
         | (before.shard[a] != now.shard[b])
         | (labels[0][a] != labels[1][b])
-        | (bare[0][a] != bare[1][b])
     )
     keys = [
         at[side.edge_index[0]] * n + at[side.edge_index[1]]
@@ -315,3 +346,164 @@ def _line(
     if again:
         request.setdefault('0', {})['again'] = again
     return request
+
+
+# Persons #####################################################################
+
+
+@dataclass(frozen=True)
+class Persons:
+    """All that persons own, beside their table."""
+
+    #: Features and edges of all types, and the ids of persons.
+    graph: HeteroData
+    #: The declaration of who owns what of it.
+    unit: PrivacyUnit
+
+    @classmethod
+    def of(cls, data: HeteroData, unit: PrivacyUnit) -> tuple[Data, 'Persons']:
+        """Return the table of persons, and a copy of what they own."""
+        check_instance('data', data, HeteroData)
+        table = unit.table(data)
+        if bool((table.n_id.diff() <= 0).any()):
+            raise ValueError(
+                f"'data' needs persons, rows of {unit.person!r}, in ascending "
+                "order of their ids 'n_id'"
+            )
+        graph = HeteroData()
+        for t in data.node_types:
+            x = data[t].get('x')
+            graph[t].num_nodes = data[t].num_nodes
+            if x is None:
+                continue
+            if (
+                not isinstance(x, Tensor)
+                or x.layout != torch.strided
+                or x.dim() != 2
+                or not x.is_floating_point()
+                or not bool(x.isfinite().all())
+            ):
+                raise ValueError(
+                    f"'data' needs features 'x' of {t!r} of the shape "
+                    '[num_rows, channels], dense, floating point and finite'
+                )
+            graph[t].x = x.detach().cpu().clone()
+        graph[unit.person].n_id = table.n_id
+        for e in data.edge_types:
+            for key in data[e]:
+                if key != 'edge_index':
+                    raise ValueError(
+                        f"'data' has {key!r} of {e}, which models do not "
+                        'receive: of edges they receive their ends alone; '
+                        'take it off first'
+                    )
+            graph[e].edge_index = data[e].edge_index.cpu().clone()
+        # Not the caller's tensors, which the caller may write to.
+        edges = {id(unit._edges): dict(graph.edge_index_dict)}
+        return table, cls(graph, copy.deepcopy(unit, edges))
+
+    @property
+    def person(self) -> str:
+        """The node type of persons."""
+        assert self.unit.person is not None
+        return self.unit.person
+
+    def whole(self) -> HeteroData:
+        """Return the input of a model of all rows."""
+        return _inputs(self.graph)
+
+    def within(self, n_id: Tensor) -> HeteroData:
+        """Return what persons own alone or together, with all public rows."""
+        rows = rows_of(self.graph[self.person].n_id, n_id)
+        return _inputs(self.unit._inside(self.graph, rows))
+
+    def digest_of(self, n_id: Tensor | None) -> str:
+        """Hash what some persons own, or all with the public rows."""
+        data = self.whole() if n_id is None else self.within(n_id)
+        held = {**data.x_dict, **data.edge_index_dict}
+        if n_id is not None:
+            for key in (*self.unit.public, *self.unit.public_edges):
+                held.pop(key, None)
+        keys = sorted(held, key=repr)
+        return fingerprint(
+            self.person, *(part for k in keys for part in (repr(k), held[k]))
+        )
+
+    def without(self, n_id: Iterable[int]) -> 'Persons':
+        """Return what is left after the removal of persons."""
+        ids = torch.tensor([*n_id], dtype=torch.int64)
+        rows = rows_of(self.graph[self.person].n_id, ids)
+        graph, unit = self.unit._rest(self.graph, rows)
+        for t in graph.node_types:
+            if t != self.person:
+                # Positions in the graph before.
+                del graph[t].n_id
+        return Persons(graph, unit)
+
+    def assumptions(self) -> tuple[str, ...]:
+        """Return what a report states about the unit, without data."""
+        of = self.unit.summary()
+        owned = ', '.join([self.person, *of['owned']])
+        public = ', '.join(of['declared_public']) or 'nothing'
+        joint = ', '.join(of['joint'])
+        return (
+            f'a person is its rows of {owned}, as the privacy unit declares; '
+            f'declared public: {public}, of which every model sees all',
+            f'rows of persons of several shards ({joint}) are in the '
+            'training of none',
+        )[: 2 if joint else 1]
+
+
+def removed_persons(updates: Iterable[Update], unit: PrivacyUnit) -> list[int]:
+    """Return the persons that updates remove; refuse all other updates."""
+    ids: list[int] = []
+    for each in updates:
+        asked = each.remove
+        if asked is not None and asked._unit not in ('', unit.digest):
+            units = asked._units
+            known = len(units) == asked._unit.count('+') + 1
+            if not known or not all(map(unit._agrees, units)):
+                raise ValueError(
+                    "'request' needs to name persons of the unlearner's "
+                    "'unit', or of one that is declared alike for what "
+                    'remains (got one of another graph or declaration, or a '
+                    'copy of a request)'
+                )
+        ids += each.part.nodes
+        if each.part != Part(nodes=each.part.nodes) or each.edits:
+            raise ValueError(
+                "'update' needs to be a RemovalRequest(persons=..., unit=...) "
+                "alone, as the unlearner has a 'unit': fit a new one to rows "
+                'that came or changed'
+            )
+    return ids
+
+
+def touched_by_persons(
+    before: Data, after: Data, num_shards: int
+) -> dict[int, int]:
+    """Return the shards whose training data differ, from the first stage on.
+
+    Those of removed persons and, for joint rows that stay, of their other
+    owners.
+    """
+
+    def held(table: Data, shard: int) -> tuple[str, list[int]]:
+        inside = table.shard == shard
+        ids = table.n_id[inside]
+        return table.persons.digest_of(ids), table.y[inside].tolist()
+
+    return {
+        i: 0 for i in range(num_shards) if held(before, i) != held(after, i)
+    }
+
+
+def _inputs(graph: HeteroData) -> HeteroData:
+    # What models receive.
+    made = HeteroData()
+    for t in graph.node_types:
+        if 'x' in graph[t]:
+            made[t].x = graph[t].x
+    for e in graph.edge_types:
+        made[e].edge_index = graph[e].edge_index
+    return made
