@@ -116,7 +116,7 @@ def load(root: Path, name: str) -> Data:
             d = degree(edge_index[0], y.numel()).long().clamp(max=127)
             x = torch.nn.functional.one_hot(d, 128).float()
     x = x / x.sum(1, keepdim=True).clamp(min=1e-12)
-    return Data(x=kept_rows(x), edge_index=edge_index, y=y)
+    return Data(x=x, edge_index=edge_index, y=y)
 
 
 def split(data: Data, seed: int) -> Data:
@@ -151,7 +151,7 @@ def training_graph(data: Data, seed: int) -> Shard:
 
 def shard_of(seed: int, x: Tensor, y: Tensor, edge_index: Tensor) -> Shard:
     """The input of a model."""
-    data = Data(x=x, edge_index=edge_index, num_nodes=y.numel())
+    data = Data(x=kept_rows(x), edge_index=edge_index, num_nodes=y.numel())
     return Shard(seed, data, y)
 
 

@@ -1,6 +1,6 @@
 // The one place where the dtype of a tensor becomes a type. Which device's
 // kernels run is torch's dispatch: an op that both devices have takes its
-// tensors apart once, in exact_ops.h or push_ops.h.
+// tensors apart once, in push_ops.h.
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>

@@ -174,15 +174,15 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
 
   // Rows of one level of `propagate`, in place: for the rows v in `list` (all
   // if none), y(v) = recv[v] * the sum of in(u) over row v; out(v) = send[v] *
-  // y(v); z(k) += weight * y(list[k]), or = without `add`, in row place[k] if
-  // there are places. Row v is the `length[v]` entries of col from start[v] on,
-  // ascending; behind them there may be room. CPU only, as all that follows.
-  // start, length: int64 [n]; list, place: int64 [k]; x, out: real [n, C];
-  // recv, send: real [n]; z: real [k, C], or [any, C] with places.
+  // y(v); z(k) += weight * y(list[k]). Row v is the `length[v]` entries of col
+  // from start[v] on, ascending; behind them there may be room. CPU only, as all
+  // that follows.
+  // start, length: int64 [n]; list: int64 [k]; x, out: real [n, C]; recv, send:
+  // real [n]; z: real [k, C].
   m.def(
       "pull_rows(Tensor start, Tensor length, Tensor col, Tensor? list, "
       "Tensor x, Tensor recv, Tensor send, Tensor(a!)? out, Tensor(b!)? z, "
-      "float weight, Tensor? place=None, bool add=True) -> ()");
+      "float weight) -> ()");
 
   // Features of a changing graph by exact sums of integers (cpu/live.cpp). The
   // state, 13 tensors: rows (int64 [3, n]: start, length, room), col (int32, a

@@ -35,8 +35,6 @@ struct Pull {
   scalar_t* out;  // row v becomes send[v] * y(v), if not null
   scalar_t* z;    // if not null: row k += weight * y(list[k])
   scalar_t weight;
-  const int64_t* place;  // of z: row place[k] in place of k, if not null
-  bool add;              // to what is in z, or to 0
 };
 
 }  // namespace pyg_trust

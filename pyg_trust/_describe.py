@@ -13,11 +13,6 @@ def described(made: Any, *first: str, **values: Any) -> str:
 
     PyG compares the text of a ``pre_transform`` with that of the processed
     files, so every argument that changes the result has to be in it.
-
-    Args:
-        made (Any): the object, which keeps its arguments under their names.
-        *first (str): arguments that are always shown, without their names.
-        **values (Any): what to show in place of an attribute.
     """
     given = [text(values.pop(n, getattr(made, n, None))) for n in first]
     # How a progress is shown changes no result.

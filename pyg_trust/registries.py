@@ -6,8 +6,9 @@ Each is a mapping of names to functions or classes, and takes more of them:
 
     from pyg_trust.registries import MEASURES
 
-    @MEASURES.register('mine')
-    def mine(alpha): ...
+    @MEASURES.register('two_hops')
+    def two_hops(weight=0.5):
+        return Measure(0, 1, (1 - weight, 0.0, weight), name='two_hops')
 
 ========================= ====================================================
 registry                  named by
@@ -55,15 +56,6 @@ Made = TypeVar('Made')
 
 class Registry(Mapping[str, Entry], Generic[Entry]):
     """Mapping from names to functions or classes of one kind.
-
-    .. code-block:: python
-
-        from pyg_trust.registries import MEASURES
-
-        @MEASURES.register('two_hops')
-        def two_hops(weight=0.5):
-            '''Half of a node's own signal, half of two steps away.'''
-            return Measure(0, 1, (1 - weight, 0.0, weight), name='two_hops')
 
     Args:
         kind (str): the kind of the entries, for messages.

@@ -27,7 +27,7 @@ from torch_geometric.loader import DataLoader
 from torch_geometric.utils import index_to_mask
 
 import pyg_trust.nn as ours
-from pyg_trust.certificates import BitFlips, certify
+from pyg_trust.certificates import BitFlips, ThreatModel, certify
 from pyg_trust.loader import DisjointWalkLoader, GraphLoader
 from pyg_trust.privacy import PrivacyEngine, PrivateNodeClassifier
 from pyg_trust.transforms import (
@@ -230,6 +230,10 @@ def test_rows_by_masks_lists_and_arrays_in_the_words_of_the_user():
     for bad in ([-1, 2], [1, 1], [], mask[:3], [N]):
         with pytest.raises(ValueError, match="'input_nodes' needs"):
             DisjointWalkLoader(data(), 2, 1, input_nodes=bad)
+    threat = ThreatModel(PAIRS, local_budget=1, num_nodes=N)
+    for given in (mask, mask.numpy(), mask.tolist(), [*range(20)]):
+        found = certify(X[:, :3], threat, nodes=given)
+        assert found.targets.equal(torch.arange(20))
     joined = Batch.from_data_list(graphs())
     assert next(iter(GraphLoader(joined, 2))).num_graphs == 2
 
@@ -634,3 +638,20 @@ def test_the_length_of_the_data_of_a_loader():
         *(data(), 4, 1), input_nodes=data().train_mask, num_steps=2
     )
     assert len(loader.dataset) == 20
+
+
+def test_weights_in_a_column_and_features_in_coo():
+    column = torch.rand(PAIRS.size(1), 1)
+    wanted = pyg.APPNP(3, 0.1)(X, PAIRS, column)
+    found = ours.APPNP(3, 0.1)(X, PAIRS, column)
+    torch.testing.assert_close(found, wanted)
+    lists = ours.LabelPropagation(2, 0.5)
+    mask = torch.arange(N) < 20
+    torch.testing.assert_close(
+        lists(Y, PAIRS, mask, column),
+        pyg.LabelPropagation(2, 0.5)(Y, PAIRS, mask, column),
+    )
+    given, transform = data(), AGP('sgc', levels=2)
+    wanted = transform(given).x
+    given.x = X.to_sparse()
+    torch.testing.assert_close(transform(given).x.to_dense(), wanted)

@@ -64,7 +64,7 @@ DOCS = {
 }
 # What a step is made of where units are computed together: it is not small,
 # and one unit a step is compared with the kernel's.
-FOLLOWED = ('wrappers', 'noising')
+FOLLOWED = ('wrappers',)
 
 
 def outside(tree):

@@ -10,6 +10,7 @@ import torch
 from auditing import forged
 
 import pyg_trust
+from pyg_trust.noise import SEEDED
 from pyg_trust.report import (
     Guarantee,
     Report,
@@ -267,24 +268,64 @@ def test_three_limits_are_open_and_the_rest_is_folded():
     assert '[1.235, 1], ..., [1.235, 1]' in folded[-1]
 
 
-def test_what_is_to_be_done_is_said():
-    for changes, said in (
-        ({'budget': {'residual': 0.1}}, 'Release nothing more'),
-        ({'checked': ()}, 'Check it'),
-        ({'values': {'seeded': True}}, 'Release again without a seed'),
-        ({'kind': 'privacy'}, '<li>Nothing</li>'),
-    ):
-        page = TrustReport.of(promise(**changes)).to_html()
-        assert said in page
-        over = 'over budget: 1. residual' in page
-        assert over == ('budget' in changes)
-    assert make()._repr_html_().startswith('<pre>Outer')
-
-
 def numbers(kind='privacy', **values):
     return TrustReport.of(
         promise(kind=kind, values={'epsilon': 4.0, 'delta': 1e-5, **values})
     )
+
+
+CHECK = 'python -m pyg_trust check trust.json'
+
+
+@pytest.mark.parametrize(
+    ('changes', 'said', 'not_said'),
+    [
+        (
+            {'budget': {'residual': 0.1}},
+            ('Release nothing more', 'over budget: 1. residual'),
+            (),
+        ),
+        ({'checked': ()}, ('Check it', 'no check was recorded', CHECK), ()),
+        ({'values': {'seeded': True}}, ('Release again without a seed',), ()),
+        ({'kind': 'privacy'}, ('<li>Nothing</li>',), ('over budget: 1',)),
+        # The share that is spent.
+        ({'spent': {'residual': 0.25}}, ('(25 %)',), ('no check was',)),
+        ({'spent': {'residual': 0.9951}}, ('(99.5 %)',), ()),
+        ({'spent': {'residual': 1e-9}}, ('(less than 0.01 %)',), ()),
+        ({'spent': {'residual': 2.0}}, ('(200 %)',), ()),
+        ({'spent': {'residual': 0.0}}, ('(0 %)',), ()),
+        # An audit was 'a guarantee for everybody who asked to be forgotten'.
+        (
+            {'kind': 'measurement', 'promise': 'no test found a trace'},
+            ('1 measurement', 'no guarantee for anybody'),
+            ('a guarantee for', '1 guarantee', 'guaranteed:'),
+        ),
+        # A seeded report is a promise to nobody, and a seed no condition
+        # under which anything holds.
+        (
+            {'promise': f'{SEEDED}; else private', 'assumptions': (SEEDED,)},
+            ('guarantees nothing to anybody',),
+            ('This is a guarantee', f'<li>{SEEDED}'),
+        ),
+    ],
+)
+def test_the_page_says(changes, said, not_said):
+    if 'spent' in changes:
+        changes = {**changes, 'history': {}}
+    report = TrustReport.of(promise(**changes))
+    page = report.to_html()
+    for text in said:
+        assert text in page
+    for text in not_said:
+        assert text not in page
+        assert text not in report.to_markdown() + str(report)
+    assert CHECK in report.to_markdown()
+
+
+def test_guarantees_and_measurements_are_counted():
+    both = TrustReport.of(promise(), promise(kind='measurement')).to_html()
+    assert '1 guarantee and 1 measurement' in both
+    assert make()._repr_html_().startswith('<pre>Outer')
 
 
 @pytest.mark.parametrize(
@@ -319,14 +360,6 @@ def test_odds_are_not_stated_where_nothing_is_hidden():
         numbers(delta=None),
     ):
         assert 'times as likely' not in report.to_html()
-
-
-def test_the_page_says_how_it_was_checked_or_that_it_was_not():
-    page = TrustReport.of(promise(checked=())).to_html()
-    assert page.count('no check was recorded') == 1
-    assert 'no check was recorded' not in numbers().to_html()
-    assert 'python -m pyg_trust check trust.json' in page
-    assert 'python -m pyg_trust check trust.json' in numbers().to_markdown()
 
 
 def test_the_model_card_has_no_markup_of_the_texts(tmp_path):
@@ -416,46 +449,3 @@ def test_fingerprint_tells_apart_what_differs():
 def test_bytes_of_another_type_have_another_fingerprint(one, two):
     x = torch.tensor([0.0, 1.5, -2.0], dtype=one)
     assert fingerprint(x) != fingerprint(x.view(two))
-
-
-def test_a_measurement_is_called_none_of_a_promise():
-    # An audit was 'a guarantee for everybody who asked to be forgotten'.
-    report = TrustReport.of(
-        promise(kind='measurement', promise='no test found a trace')
-    )
-    for text in (report.to_html(), report.to_markdown(), str(report)):
-        assert 'a guarantee for' not in text
-        assert '1 guarantee' not in text
-        assert 'guaranteed:' not in text
-    assert '1 measurement' in report.to_html()
-    assert 'no guarantee for anybody' in report.to_html()
-    both = TrustReport.of(promise(), promise(kind='measurement')).to_html()
-    assert '1 guarantee and 1 measurement' in both
-
-
-def test_a_seeded_report_is_a_promise_to_nobody():
-    from pyg_trust.noise import SEEDED
-
-    report = TrustReport.of(
-        promise(promise=f'{SEEDED}; else private', assumptions=(SEEDED, 'x'))
-    )
-    page = report.to_html()
-    assert 'guarantees nothing to anybody' in page
-    assert 'This is a guarantee' not in page
-    # It is not a condition under which anything holds.
-    assert page.lower().count('explicit seed') == 1
-
-
-@pytest.mark.parametrize(
-    ('spent', 'said'),
-    [
-        (0.25, '(25 %)'),
-        (0.9951, '(99.5 %)'),
-        (1e-9, '(less than 0.01 %)'),
-        (2.0, '(200 %)'),
-        (0.0, '(0 %)'),
-    ],
-)
-def test_the_page_says_the_share_that_is_spent(spent, said):
-    report = TrustReport.of(promise(spent={'residual': spent}, history={}))
-    assert said in report.to_html()

@@ -90,7 +90,6 @@ struct Step {
 struct Loops {
   const int64_t* rowptr;
   const int32_t* col;
-  int64_t num_entries;
   const int32_t* rows;  // which rows, or null for all
   int32_t* places;      // from the start of each of these rows
 };

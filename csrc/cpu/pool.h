@@ -1,4 +1,4 @@
-// The graph of functional/sums.py: rows in a pool of blocks, edited in O(degree).
+// The graph of unlearning/sums.py: rows in a pool of blocks, edited in O(degree).
 //
 // Row v is `length[v]` ascending entries from start[v] on, in a block of
 // room[v] = 2^k entries; free blocks of a size are a list, which goes by
@@ -19,14 +19,14 @@ namespace pyg_trust {
 constexpr int64_t kLeast = 4;  // entries of the smallest block
 constexpr int64_t kEnd = 40;   // free[kEnd]: where the unused part begins
 
-// The tensors of an object of functional/sums.py, in this order.
+// The tensors of an object of unlearning/sums.py, in this order.
 enum Part : size_t {
   kRows, kCol, kFree, kBackRows, kBackCol, kBackFree, kClock, kFlags,
   kFeatures, kSums, kRank, kLimit, kHow
 };
 using State = std::vector<torch::stable::Tensor>;
 
-// Kernels go by first addresses alone. functional/sums.py comes here without
+// Kernels go by first addresses alone. unlearning/sums.py comes here without
 // the checks of ops.py, so these are here.
 inline void check_flat(
     const State& state,

@@ -38,19 +38,15 @@ namespace {
 
 using torch::stable::Tensor;
 
-// x: dense, or the rows (ptr, index, value) of a sparse matrix.
-struct Signal {
-  const Tensor* dense;
-  const Tensor* ptr;
-  const Tensor* index;
-  const Tensor* value;
-  int64_t columns;
-};
-
-// The rest, as ops.cpp names it.
+// What ops.cpp says; x is dense, or has rows (ptr, index, value).
 struct Arguments {
   const Tensor& rowptr;
   const Tensor& col;
+  const std::optional<Tensor>& dense;
+  const std::optional<Tensor>& ptr;
+  const std::optional<Tensor>& index;
+  const std::optional<Tensor>& value;
+  int64_t columns;
   const Tensor& recv;
   const Tensor& send;
   const double* weights;
@@ -103,7 +99,7 @@ constexpr int64_t kSortedTogether = 1024;  // rows
 template <typename scalar_t>
 class Tiles {
  public:
-  Tiles(const Signal& signal, int64_t num_nodes, int64_t together)
+  Tiles(const Arguments& signal, int64_t num_nodes, int64_t together)
       : num_nodes_(num_nodes), together_(together) {
     const auto* ptr = signal.ptr->const_data_ptr<int64_t>();
     const auto* index = signal.index->const_data_ptr<int64_t>();
@@ -279,10 +275,7 @@ std::vector<Part> parts_needed(const Loops& graph,
 // z = w_0 x + w_1 P x of a sparse x, a whole row of z after the other: what
 // comes into it are few entries, and no level is stored.
 template <typename scalar_t, typename store_t>
-void one_level_of_entries(const Signal& x,
-                          const scalar_t* send,
-                          const double* w,
-                          const std::optional<Tensor>& scale,
+void one_level_of_entries(const Arguments& x,
                           int64_t num_rows,
                           scalar_t* z,
                           const Step<scalar_t, store_t>& all) {
@@ -300,12 +293,12 @@ void one_level_of_entries(const Signal& x,
   step.entries.value = x.value->const_data_ptr<scalar_t>();
   step.z = z;
   step.z_stride = step.columns = x.columns;
-  step.weight = static_cast<scalar_t>(w[0]);
-  const auto highest = static_cast<scalar_t>(w[1]);
+  step.weight = static_cast<scalar_t>(x.weights[0]);
+  const auto highest = static_cast<scalar_t>(x.weights[1]);
   const scalar_t* scales = nullptr;
   std::vector<scalar_t> inverse;
-  if (scale) {
-    scales = scale->const_data_ptr<scalar_t>();
+  if (x.scale) {
+    scales = x.scale->const_data_ptr<scalar_t>();
     for (int64_t c = 0; c < x.columns; ++c)
       inverse.push_back(scalar_t(1) / scales[c]);
     step.unscale = inverse.data();
@@ -317,7 +310,7 @@ void one_level_of_entries(const Signal& x,
       scalar_t value = step.entries.value[k];
       if (scales != nullptr)
         value *= scales[step.entries.wide[k]];
-      sent[k] = send[v] * (highest * value);
+      sent[k] = all.send[v] * (highest * value);
     }
   }
   if constexpr (!std::is_same_v<scalar_t, store_t>)
@@ -329,16 +322,11 @@ void one_level_of_entries(const Signal& x,
 }
 
 template <typename scalar_t, typename store_t>
-Tensor propagate_typed(const Signal& x, const Arguments& p) {
-  const Tensor &rowptr = p.rowptr, &col = p.col;
-  const Tensor &recv = p.recv, &send = p.send;
-  const std::optional<Tensor>& scale = p.scale;
-  const std::optional<Tensor>& rows = p.rows;
-  const bool three_term = p.three_term, loops = p.loops;
-  const bool in_place = p.in_place;
-  const int64_t n = rowptr.numel() - 1, columns = x.columns;
-  const double* w = p.weights;
-  int64_t levels = p.levels;
+Tensor propagate_typed(const Arguments& p) {
+  const auto& [rowptr, col, dense, ptr, index, value, columns, recv, send, w,
+               num_levels, scale, three_term, rows, loops, in_place] = p;
+  const int64_t n = rowptr.numel() - 1;
+  int64_t levels = num_levels;
   while (levels > 0 && w[levels] == 0)
     --levels;
   // So many columns are in flight, in whole vectors: powers of two, then cache
@@ -351,7 +339,7 @@ Tensor propagate_typed(const Signal& x, const Arguments& p) {
           : (together + line - 1) / line * line;
   const int64_t num_out = rows ? rows->numel() : n;
   // A row of x is read for the last time where its z is written.
-  Tensor out = in_place ? *x.dense
+  Tensor out = in_place ? *dense
                         : torch::stable::new_empty(recv, {num_out, columns});
   if (columns == 0)
     return out;
@@ -360,8 +348,7 @@ Tensor propagate_typed(const Signal& x, const Arguments& p) {
                         num_out * columns * int64_t{sizeof(scalar_t)});
 
   const Loops graph{rowptr.const_data_ptr<int64_t>(),
-                    col.const_data_ptr<int32_t>(), col.numel(),
-                    nullptr, nullptr};
+                    col.const_data_ptr<int32_t>(), nullptr, nullptr};
   std::vector<Part> needed;
   if (rows)
     needed = parts_needed(graph, n, *rows, levels, loops && levels > 0,
@@ -442,17 +429,16 @@ Tensor propagate_typed(const Signal& x, const Arguments& p) {
     step.places = nullptr;
     return count;
   };
-  if (x.dense == nullptr && levels == 1 &&
-      x.index->numel() * kColumns<scalar_t> <= kFewEntries * n * columns) {
+  if (!dense && levels == 1 &&
+      index->numel() * kColumns<scalar_t> <= kFewEntries * n * columns) {
     const int64_t num_rows = choose(0);
     one_level_of_entries<scalar_t, store_t>(
-        x, send.const_data_ptr<scalar_t>(), w, scale, num_rows,
-        out.mutable_data_ptr<scalar_t>(), step);
+        p, num_rows, out.mutable_data_ptr<scalar_t>(), step);
     return out;
   }
   std::optional<Tiles<scalar_t>> tiles;
-  if (x.dense == nullptr)
-    tiles.emplace(x, n, together);
+  if (!dense)
+    tiles.emplace(p, n, together);
   alignas(64) scalar_t factors[2][kColumns<scalar_t>];
   for (int64_t first = 0; first < columns; first += together) {
     const int64_t count = std::min(together, columns - first);
@@ -485,7 +471,7 @@ Tensor propagate_typed(const Signal& x, const Arguments& p) {
         kernels().round_half(tiles->sent(), tiles->count(tile));
       from_entries = levels > 0 && tiles->count(tile) <= kFewEntries * n;
     } else {
-      step.x = x.dense->const_data_ptr<scalar_t>() + first;
+      step.x = dense->const_data_ptr<scalar_t>() + first;
       step.x_stride = columns;
     }
 
@@ -542,19 +528,16 @@ Tensor propagate(const Tensor& rowptr,
                  const std::optional<Tensor>& rows,
                  bool loops,
                  bool in_place) {
-  const Signal signal =
-      x ? Signal{&*x, nullptr, nullptr, nullptr, columns}
-        : Signal{nullptr, &*ptr, &*index, &*value, columns};
-  const Arguments rest{rowptr, col, recv, send,
-                       on_host(weights, "weights"), weights.numel() - 1,
-                       scale, three_term, rows, loops, in_place};
+  const Arguments given{rowptr, col, x, ptr, index, value, columns, recv, send,
+                        on_host(weights, "weights"), weights.numel() - 1,
+                        scale, three_term, rows, loops, in_place};
   return with_real(recv, [&](auto zero) {
     using scalar_t = decltype(zero);
     if constexpr (std::is_same_v<scalar_t, float>) {
       if (half)
-        return propagate_typed<float, Float16>(signal, rest);
+        return propagate_typed<float, Float16>(given);
     }
-    return propagate_typed<scalar_t, scalar_t>(signal, rest);
+    return propagate_typed<scalar_t, scalar_t>(given);
   });
 }
 

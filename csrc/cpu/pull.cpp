@@ -31,9 +31,7 @@ void pull_rows(const Tensor& start,
                const Tensor& send,
                const std::optional<Tensor>& out,
                const std::optional<Tensor>& z,
-               double weight,
-               const std::optional<Tensor>& place,
-               bool add) {
+               double weight) {
   const int64_t count = list ? list->numel() : start.numel();
   with_real(in, [&](auto zero) {
     using scalar_t = decltype(zero);
@@ -48,8 +46,6 @@ void pull_rows(const Tensor& start,
     step.out = out ? out->mutable_data_ptr<scalar_t>() : nullptr;
     step.z = z ? z->mutable_data_ptr<scalar_t>() : nullptr;
     step.weight = static_cast<scalar_t>(weight);
-    step.place = place ? place->const_data_ptr<int64_t>() : nullptr;
-    step.add = add;
     constexpr int64_t task = 256;
     parallel_tasks((count + task - 1) / task, count * step.columns, [&] {
       return [&](int64_t k) {

@@ -91,17 +91,16 @@ PYG_TRUST_INLINE void pull_columns(const Pull<scalar_t>& pull,
                                     start + pull.rows.length[v], sums);
     alignas(kCacheLine) scalar_t sum[width];
     std::memcpy(sum, sums, sizeof(sum));
-    // Sums of integers are taken as they are.
+    // Sums of integers are taken as they are, and written over what was there.
     constexpr bool plain = std::is_integral_v<scalar_t>;
     const scalar_t recv = plain ? 1 : pull.recv[v];
     const scalar_t weight = plain ? 1 : pull.weight;
     for (int c = 0; c < width; ++c)
       sum[c] *= recv;
     if (pull.z != nullptr) {
-      const int64_t place = pull.place == nullptr ? k : pull.place[k];
-      scalar_t* z = pull.z + place * pull.columns + first;
+      scalar_t* z = pull.z + k * pull.columns + first;
       for (int c = 0; c < width; ++c)
-        z[c] = (pull.add ? z[c] : 0) + weight * sum[c];
+        z[c] = (plain ? 0 : z[c]) + weight * sum[c];
     }
     if (pull.out != nullptr) {
       const scalar_t send = pull.send[v];

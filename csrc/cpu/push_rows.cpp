@@ -73,38 +73,7 @@ PYG_TRUST_INLINE double add_and_square(double* row,
   return square;
 }
 
-// Columns [first, first + width) of
-// own * x(v) - z(v) + the sum over row v of weight * send[u] * z(u).
-template <int width>
-PYG_TRUST_INLINE void residue_columns(const int32_t* row,
-                                      int64_t length,
-                                      const double* send,
-                                      double weight,
-                                      double own,
-                                      const double* x,
-                                      const double* mine,
-                                      const double* z,
-                                      int64_t columns,
-                                      int64_t first,
-                                      double* out) {
-  constexpr int lanes = width < kLanes ? width : kLanes;
-  using Part = typename Vector<double, lanes>::type;
-  Part sums[width / lanes] = {};
-  for (int64_t e = 0; e < length; ++e) {
-    const double* from = z + row[e] * columns + first;
-    const double share = send[row[e]];
-    if (first == 0 && e + kReadAhead < length)
-      prefetch(z + row[e + kReadAhead] * columns, columns);
-    for (int k = 0; k < width / lanes; ++k)
-      sums[k] += share * load<lanes>(from + k * lanes);
-  }
-  for (int k = 0; k < width / lanes; ++k) {
-    const int64_t c = first + k * lanes;
-    store<lanes>(out + c, own * load<lanes>(x + c) + weight * sums[k] -
-                              load<lanes>(mine + c));
-  }
-}
-
+// out = own * x(v) - z(v) + the sum over row v of weight * send[u] * z(u).
 PYG_TRUST_CLONES void residue_of(const int32_t* row,
                                  int64_t length,
                                  const double* send,
@@ -115,16 +84,23 @@ PYG_TRUST_CLONES void residue_of(const int32_t* row,
                                  const double* z,
                                  int64_t columns,
                                  double* out) {
-  int64_t c = 0;
-  for (; c + 4 * kLanes <= columns; c += 4 * kLanes)
-    residue_columns<4 * kLanes>(row, length, send, weight, own, x, mine, z,
-                                columns, c, out);
-  for (; c + kLanes <= columns; c += kLanes)
-    residue_columns<kLanes>(row, length, send, weight, own, x, mine, z,
-                            columns, c, out);
-  for (; c < columns; ++c)
-    residue_columns<1>(row, length, send, weight, own, x, mine, z, columns, c,
-                       out);
+  in_tiles<double>(0, columns, PYG_TRUST_WIDTH(first) {
+    constexpr int lanes = width < kLanes ? width : kLanes;
+    typename Vector<double, lanes>::type sums[width / lanes] = {};
+    for (int64_t e = 0; e < length; ++e) {
+      const double* from = z + row[e] * columns + first;
+      const double share = send[row[e]];
+      if (first == 0 && e + kReadAhead < length)
+        prefetch(z + row[e + kReadAhead] * columns, columns);
+      for (int k = 0; k < width / lanes; ++k)
+        sums[k] += share * load<lanes>(from + k * lanes);
+    }
+    for (int k = 0; k < width / lanes; ++k) {
+      const int64_t c = first + k * lanes;
+      store<lanes>(out + c, own * load<lanes>(x + c) + weight * sums[k] -
+                                load<lanes>(mine + c));
+    }
+  });
 }
 
 // Rows as they were, each node's once.

@@ -84,15 +84,9 @@ void row_linear(const scalar_t* x,
   constexpr int64_t panel = kPanel<scalar_t>;
   for (int64_t first = 0; first < columns; first += panel) {
     const int64_t end = columns < first + panel ? columns : first + panel;
-    // Few rows have few chains side by side: more columns of them.
-    constexpr int64_t few = panel < 4 * lanes ? 2 : 4;
-    const int64_t step = (rows < 3 ? few : 2) * lanes;
-    for (int64_t j = first; j < end; j += step) {
+    for (int64_t j = first; j < end; j += 2 * lanes) {
       const scalar_t* at = panels + first * (depth + biased) + (j - first);
-      if (step > 2 * lanes && end - j > 2 * lanes)
-        strip<scalar_t, few>(x, at, depth, end - j, y + j, columns, rows,
-                             biased);
-      else if (end - j > lanes)
+      if (end - j > lanes)
         strip<scalar_t, 2>(x, at, depth, end - j, y + j, columns, rows,
                             biased);
       else

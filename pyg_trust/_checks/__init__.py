@@ -232,9 +232,6 @@ def as_ids(name: str, value: Any) -> Any:
 
     Lists, ranges and arrays of integers or bools are converted, int32 becomes
     int64, and ``[n, 1]`` becomes ``[n]``; all else is left to other checks.
-
-    Raises:
-        ValueError: on a mask of several columns, such as one of each split.
     """
     if isinstance(value, list | tuple | range | np.ndarray):
         try:
@@ -455,18 +452,7 @@ def check_tensor(
     *,
     finite: bool = False,
 ) -> None:
-    """Refuse a tensor with another dtype or shape, or with bad entries.
-
-    Args:
-        name (str): the name of the argument.
-        value (Tensor): the given value.
-        dtype (torch.dtype or tuple[torch.dtype, ...], optional): the valid
-            dtypes; :obj:`None` for any floating point.
-        shape (tuple[int | str, ...]): the size of each dimension; a name
-            stands for any size.
-        finite (bool): whether NaN and infinity are refused.
-            (default: :obj:`False`)
-    """
+    """Refuse a tensor with another dtype or shape, or with bad entries."""
     if not isinstance(value, Tensor):
         raise _type_error(name, 'a tensor', value)
     if not _has_dtype(value, dtype):

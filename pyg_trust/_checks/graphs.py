@@ -91,9 +91,11 @@ def check_edges(
     return edge_index
 
 
-def check_weight(name: str, weight: Tensor, num_edges: int) -> None:
-    """Refuse anything but one finite weight per edge."""
+def check_weight(name: str, weight: Tensor, num_edges: int) -> Tensor:
+    """Return one finite weight per edge, also of a column, or refuse it."""
     check_dtype(name, weight, REAL)
+    if weight.shape == (num_edges, 1):
+        weight = weight.view(-1)
     if weight.shape != (num_edges,):
         raise ValueError(
             f"'{name}' needs to have the shape [{num_edges}], one weight per "
@@ -101,6 +103,7 @@ def check_weight(name: str, weight: Tensor, num_edges: int) -> None:
         )
     if not bool(weight.isfinite().all()):
         raise ValueError(f"'{name}' needs to be finite (got NaN or infinity)")
+    return weight
 
 
 def check_num_nodes(num_nodes: int | None) -> int:

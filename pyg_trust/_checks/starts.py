@@ -75,12 +75,7 @@ def is_factory(given: Any) -> bool:
 
 
 def same_start(one: dict[str, Tensor], two: dict[str, Tensor]) -> str | None:
-    """Return the name of a tensor that was not drawn with the seed.
-
-    Returns:
-        str: the first of which more than a hundredth is equal in both and
-        neither 0 nor 1, as torch starts biases and norms.
-    """
+    """Return the name of a tensor that was not drawn with the seed."""
     for name, value in one.items():
         other = two.get(name)
         if other is not None and other.shape == value.shape:

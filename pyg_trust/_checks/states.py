@@ -73,11 +73,7 @@ def check_settings(what: str, found: Any, expected: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def reading() -> Iterator[None]:
-    """Convert errors in a block to a refusal of a malformed state.
-
-    Raises:
-        ValueError: if the block raises an error of access or of a type.
-    """
+    """Convert errors in a block to a refusal of a malformed state."""
     try:
         yield
     except (

@@ -161,13 +161,7 @@ def _eager(
 
 
 class Entries(NamedTuple):
-    """Positions of the values of a sparse signal, as in a sparse CSR tensor.
-
-    Args:
-        ptr (Tensor): int64, ``[num_nodes + 1]``.
-        column (Tensor): int64, ``[nnz]``.
-        width (int): the number of columns.
-    """
+    """Positions of the values of a sparse signal, as torch has them in CSR."""
 
     ptr: Tensor
     column: Tensor

@@ -191,13 +191,7 @@ class PrivacyAudit(AuditReport):
     def of(
         level: float, origin: dict[str, Any], **found: Any
     ) -> 'PrivacyAudit':
-        """Make the report of bounds, with a row for each claim.
-
-        Args:
-            level (float): their confidence.
-            origin (dict): versions and arguments.
-            **found (Any): the other fields.
-        """
+        """Make the report of bounds, with a row for each claim."""
         rows = tuple(
             AuditRow(
                 test=name,

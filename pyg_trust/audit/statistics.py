@@ -210,11 +210,6 @@ class Trials:
     """Scores of trials on two neighbours, and tests by a threshold.
 
     A test says 'positive' above the threshold.
-
-    Args:
-        negative (ndarray): float64, scores on the one neighbour.
-        positive (ndarray): float64, scores on the other.
-        error (float): the level of each bound of a rate.
     """
 
     def __init__(

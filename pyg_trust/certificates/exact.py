@@ -10,6 +10,7 @@ from torch_geometric.data import Data
 
 from pyg_trust._checks import (
     Fraction,
+    NodeIds,
     NotNegative,
     check_choice,
     check_nodes,
@@ -54,7 +55,7 @@ def certify_pagerank(
     threat: ThreatModel,
     *,
     alpha: Fraction | None = None,
-    nodes: Tensor | None = None,
+    nodes: NodeIds | None = None,
     reference: Tensor | None = None,
     method: str = 'auto',
     sign_only: bool = False,

@@ -13,6 +13,7 @@ from torch_geometric.data import Data
 from pyg_trust._checks import (
     Count,
     Fraction,
+    NodeIds,
     NotNegative,
     check_distinct,
     check_nodes,
@@ -148,12 +149,12 @@ class RankCertificate(Proved, Report):
 @validated
 def certify_ranks(
     graph: Any,
-    users: Tensor,
+    users: NodeIds,
     threat: ThreatModel,
     *,
     alpha: Fraction = 0.15,
     k: Count = 10,
-    items: Tensor | None = None,
+    items: NodeIds | None = None,
     tol: NotNegative = 1e-9,
 ) -> RankCertificate:
     r"""Certify how far a user's best items can fall in a PageRank ranking.

@@ -14,6 +14,7 @@ from pyg_trust import rng
 from pyg_trust._checks import (
     Count,
     Fraction,
+    NodeIds,
     NotNegative,
     OneOf,
     check_callable,
@@ -74,7 +75,7 @@ def certify_smoothed(
     confidence: Fraction = 0.99,
     per: Annotated[str, OneOf(PER)] = 'all',
     classes: Annotated[str, OneOf(CLASSES)] = 'all',
-    nodes: Tensor | None = None,
+    nodes: NodeIds | None = None,
     transform: Callable[[Data], Data] | None = None,
     forward: Callable[[Data], Tensor] | None = None,
     pairs: bool = False,

@@ -40,11 +40,7 @@ class Stated(SimpleNamespace):
 
 
 def read_report(path: str | Path) -> tuple[int, list[Stated]]:
-    """Read a report: the version of its layout, and its guarantees.
-
-    Raises:
-        ValueError: if it is none, or was damaged.
-    """
+    """Read a report: the version of its layout, and its guarantees."""
     fields = read(path)
     stated = [Stated(**entry) for entry in fields['guarantees']]
     return fields['schema_version'], stated

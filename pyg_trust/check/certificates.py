@@ -49,11 +49,7 @@ Change = tuple[int, int, float, float]
 
 
 def check_certificate(c: Any) -> Checks:
-    """Check that a certificate follows from its votes.
-
-    Returns:
-        iterator: a status and a text for every check.
-    """
+    """Check that a certificate follows from its votes."""
     if c.procedure == 'certificate by smoothing':
         yield from _smoothed(c)
         return

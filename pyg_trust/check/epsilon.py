@@ -26,11 +26,7 @@ SUMS = ('private aggregation', 'private link prediction')
 
 
 def check_epsilon(c: Any, each: Stated) -> Checks:
-    """Prove or refute an epsilon from recorded steps.
-
-    Returns:
-        iterator: a status and a text for every check.
-    """
+    """Prove or refute an epsilon from recorded steps."""
     if c.procedure in SUMS:
         yield from _of_releases(c, each)
         return

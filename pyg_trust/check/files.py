@@ -36,11 +36,7 @@ Graph = Mapping[str, Any]
 
 
 def read_tensors(path: str | Path) -> dict[str, Tensor]:
-    """Read a file of tensors by name.
-
-    Raises:
-        ValueError: if it is no file of safetensors, or damaged.
-    """
+    """Read a file of tensors by name."""
     try:
         found = safetensors.deserialize(Path(path).read_bytes())
     except safetensors.SafetensorError as error:
@@ -66,11 +62,7 @@ def fingerprint_model(path: str | Path) -> str:
 
 
 def read_graphs(path: str | Path) -> dict[str, dict[str, Any]]:
-    """Read graphs by name, each with its fields: tensors, or lists of parts.
-
-    Raises:
-        ValueError: if it is no file of graphs.
-    """
+    """Read graphs by name, each with its tensors, or lists of their parts."""
     graphs: dict[str, dict[str, Any]] = {}
     for key, tensor in sorted(read_tensors(path).items(), key=_place):
         graph, _, field = key.rpartition('/')

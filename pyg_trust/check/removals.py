@@ -25,11 +25,7 @@ COVERED = 'removal covered by privacy'
 
 
 def check_removal(c: Any) -> Checks:
-    """Prove the epsilons of a removal from its shifts.
-
-    Returns:
-        iterator: a status and a text for every check.
-    """
+    """Prove the epsilons of a removal from its shifts."""
     if c.procedure == COVERED:
         # Budgets are searched for, from below, and kept to twelve digits.
         for name, mu, claimed in (

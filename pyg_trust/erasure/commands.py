@@ -1,8 +1,9 @@
 """Commands of ``python -m pyg_trust erasure`` and ``check-erasure``."""
 
 import argparse
-import importlib
 import json
+import pkgutil
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -115,21 +116,15 @@ def _say(report: ErasureReport) -> int:
 
 def _function(text: str) -> Callable[..., Any]:
     # What MODULE:FUNCTION names.
-    module, _, name = text.partition(':')
-    wrong = ''
-    if not module or not name:
-        wrong = 'it has no colon between two names'
-    else:
-        try:
-            found = getattr(importlib.import_module(module), name, None)
-        except ModuleNotFoundError as error:
-            if error.name != module.partition('.')[0]:
-                raise
-            wrong = f'there is no module {module!r} here'
-        else:
-            if callable(found):
-                return found
-            wrong = f'{module!r} has no function {name!r}'
+    try:
+        found = pkgutil.resolve_name(text)
+        wrong = f'{text!r} is no function'
+        if callable(found):
+            return found
+    except (AttributeError, ModuleNotFoundError, ValueError) as error:
+        if getattr(error, 'name', None) not in (None, *re.split('[.:]', text)):
+            raise
+        wrong = str(error)
     raise ValueError(
         "'--models' needs to name a function of a file here, as app:models of "
         f'app.py (got {text!r}: {wrong})'

@@ -153,7 +153,7 @@ class CSRGraph(Views):
         m = edge_index.size(1)
         check_range('edge_index', edge_index, n, f"as 'num_nodes' is {n}")
         if edge_weight is not None:
-            graphs.check_weight('edge_weight', edge_weight, m)
+            edge_weight = graphs.check_weight('edge_weight', edge_weight, m)
 
         rows = building.rows_of(edge_index, n, edge_weight, perm, duplicates)
         return cls._trusted(
@@ -508,14 +508,7 @@ class LastGraph:
 
     @validated
     def keep(self, made: CSRGraph, graph: Any, num_nodes: Count) -> None:
-        """Cache the result of :meth:`convert` after its first use.
-
-        Args:
-            made (CSRGraph): the graph.
-            graph (Any): the source of the graph; only an ``edge_index`` is
-                cached.
-            num_nodes (int): the number of nodes of the graph.
-        """
+        """Cache the result of :meth:`convert` after its first use."""
         if (
             isinstance(graph, Tensor)
             and graph.layout == torch.strided

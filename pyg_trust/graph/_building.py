@@ -35,16 +35,7 @@ def _on_cpu(function: Made) -> Made:
 
 
 class Rows(NamedTuple):
-    """Sorted rows, with weights and original positions of their entries.
-
-    Args:
-        rowptr (Tensor): int64, ``[num_nodes + 1]``.
-        col (Tensor): int32, ``[num_edges]``, ascending in every row.
-        weight (Tensor, optional): as :obj:`col`.
-        perm (Tensor, optional): int64: the position of each entry in the list
-            of edges.
-        has_duplicates (bool): whether any edge occurs more than once.
-    """
+    """Sorted rows, with weights and original positions of their entries."""
 
     rowptr: Tensor
     col: Tensor

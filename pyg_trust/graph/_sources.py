@@ -43,7 +43,7 @@ def _chunks(source: Any, size: int) -> Iterator[Edges]:
     elif callable(source):
         pairs = source()
     elif isinstance(source, Tensor | np.ndarray):
-        pairs = [_two_rows("'source'", np.asarray(source))]
+        pairs = [_two_rows(np.asarray(source))]
     else:
         raise TypeError(
             "'source' needs to be a path, an array, a function that returns "
@@ -51,41 +51,35 @@ def _chunks(source: Any, size: int) -> Iterator[Edges]:
             f'(got {type(source).__name__})'
         )
     for pair in pairs:
-        row, col = (_indices(index) for index in pair)
-        if row.shape != col.shape:
+        row, col = ends = [np.asarray(index) for index in pair]
+        if row.ndim != 1 or row.shape != col.shape:
             raise ValueError(
-                "'source' needs chunks of as many sources as targets "
-                f'(got {row.size} and {col.size})'
+                "'source' needs chunks of two one-dimensional arrays of one "
+                f'length (got the shapes {[list(x.shape) for x in ends]})'
             )
+        for index in ends:
+            if index.dtype.kind not in 'iu':
+                raise TypeError(
+                    f"'source' needs to hold integers (got {index.dtype})"
+                )
+        kinds = [
+            x.dtype if x.dtype in (np.int32, np.int64) else np.dtype('i8')
+            for x in ends
+        ]
         for start in range(0, row.size, size):
             part = slice(start, start + size)
             yield (
-                np.ascontiguousarray(row[part]),
-                np.ascontiguousarray(col[part]),
+                np.ascontiguousarray(row[part], kinds[0]),
+                np.ascontiguousarray(col[part], kinds[1]),
             )
 
 
-def _indices(index: Any) -> np.ndarray:
-    array = np.asarray(index)
-    if array.ndim != 1:
-        raise ValueError(
-            "'source' needs chunks of two one-dimensional arrays "
-            f'(got the shape {list(array.shape)})'
-        )
-    if array.dtype in (np.int32, np.int64):
-        return array
-    if array.dtype.kind not in 'iu':
-        raise TypeError(f"'source' needs to hold integers (got {array.dtype})")
-    return array.astype(np.int64)
-
-
-def _two_rows(name: str, array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    if array.ndim == 2 and array.shape[0] == 2:
-        return array[0], array[1]
-    if array.ndim == 2 and array.shape[1] == 2:
-        return array[:, 0], array[:, 1]
+def _two_rows(array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    if array.ndim == 2 and 2 in array.shape:
+        one, two = array if array.shape[0] == 2 else array.T
+        return one, two
     raise ValueError(
-        f'{name} needs to have the shape [2, num_edges] or [num_edges, 2] '
+        "'source' needs to have the shape [2, num_edges] or [num_edges, 2] "
         f'(got {list(array.shape)})'
     )
 
@@ -123,25 +117,19 @@ def _read_npy(path: Path, size: int) -> Iterator[tuple[Any, Any]]:
             'it needs to have the shape [2, num_edges] or [num_edges, 2], in '
             f'C order (got {list(array.shape)})'
         )
-    start, dtype = int(array.offset), array.dtype
-    count, wide = array.size // 2, array.shape[0] == 2
+    start, dtype, count = int(array.offset), array.dtype, array.size // 2
+    wide, width = array.shape[0] == 2, array.dtype.itemsize
     del array
     for begin in range(0, count, size):
-        some = min(size, count - begin)
+        some, at = min(size, count - begin), start + begin * width
         if wide:
-            at = start + begin * dtype.itemsize
-            below = at + count * dtype.itemsize
             yield (
                 np.fromfile(path, dtype, some, offset=at),
-                np.fromfile(path, dtype, some, offset=below),
+                np.fromfile(path, dtype, some, offset=at + count * width),
             )
         else:
-            pairs = np.fromfile(
-                path,
-                dtype,
-                2 * some,
-                offset=start + 2 * begin * dtype.itemsize,
-            )
+            at += begin * width
+            pairs = np.fromfile(path, dtype, 2 * some, offset=at)
             yield pairs[::2], pairs[1::2]
 
 

@@ -5,7 +5,7 @@ what one person owns alone changes one subgraph, whatever it changes.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,23 +21,17 @@ from pyg_trust.unit import EdgeType, PrivacyUnit
 _POSITIVE = 2**63 - 1
 
 
-@dataclass(frozen=True)
-class TypedSubgraphs:
+class TypedSubgraphs(NamedTuple):
     """Rows and edges of several subgraphs, by type and then by subgraph.
 
-    Args:
-        n_id (dict[str, Tensor]): the row that each row is a copy of, int64.
-        batch (dict[str, Tensor]): the subgraph of each row, int64.
-        edge_index (dict[tuple[str, str, str], Tensor]): the edges between
-            rows here, int64, ``[2, num_edges]``.
-        e_id (dict[tuple[str, str, str], Tensor]): the edge that each edge is
-            a copy of, int64.
+    By node type, the row that each row is a copy of and its subgraph; by edge
+    type, the edges between rows here and the edge that each is a copy of.
     """
 
-    n_id: dict[str, Tensor] = field(default_factory=dict)
-    batch: dict[str, Tensor] = field(default_factory=dict)
-    edge_index: dict[EdgeType, Tensor] = field(default_factory=dict)
-    e_id: dict[EdgeType, Tensor] = field(default_factory=dict)
+    n_id: dict[str, Tensor]
+    batch: dict[str, Tensor]
+    edge_index: dict[EdgeType, Tensor]
+    e_id: dict[EdgeType, Tensor]
 
 
 class Ownership:
@@ -128,6 +122,48 @@ class Ownership:
             if nth.get(unit.mirrors.get(e, e), nth[e]) < nth[e]
         }
 
+    def edges_of(
+        self, e: EdgeType, end: int, keys: Mapping[str, Tensor], claim: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return edges of copies, each with the place of its copy.
+
+        Those of strangers, by the group of each person (:obj:`claim`), are
+        left out.
+        """
+        here = keys[e[2 * end]]
+        size = max(self.sizes[e[2 * end]], 1)
+        start, listed = self.at[e, end]
+        at, which = _gather(start, here % size)
+        edge = listed.index_select(0, which)
+        owner = self.edge_owner.get(e)
+        if owner is not None:
+            own = claim[owner[edge]] == (here // size)[at]
+            at, edge = at[own], edge[own]
+        return at, edge
+
+    def capped(
+        self, e: EdgeType, end: int, row: Tensor, edge: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return, of the edges in the list of each row, those that may be."""
+        most = self.most.get(e)
+        if most is None:
+            return row, edge
+        here, there = (
+            self.names[e[2 * i]][self.edges[e][i][edge]]
+            for i in (end, 1 - end)
+        )
+        word = rng.derive_each(self.seed, here) ^ there
+        word = rng.derive_each(self.seed, word)
+        order = word.argsort(stable=True)
+        order = order[row[order].argsort(stable=True)]
+        row, word, edge = row[order], word[order], edge[order]
+        # Edges to one public row stand together, and count once.
+        new = torch.ones_like(row, dtype=torch.bool)
+        new[1:] = (row.diff() != 0) | (word.diff() != 0)
+        rank = new.cumsum(0)
+        kept = rank - rank[torch.searchsorted(row, row)] < most
+        return row[kept], edge[kept]
+
 
 def expand(
     ownership: Ownership, ptr: Tensor, persons: Tensor, hops: int
@@ -180,15 +216,15 @@ def expand(
             ):
                 continue
             subgraph = front[here] // max(sizes[here], 1)
-            at, edge = _edges_of(ownership, e, end, front, claim)
-            at, edge = _capped(ownership, e, end, at, edge)
+            at, edge = ownership.edges_of(e, end, front, claim)
+            at, edge = ownership.capped(e, end, at, edge)
             row = ownership.edges[e][1 - end].index_select(0, edge)
             near[other].append(_key(subgraph[at], row, sizes[other]))
         for e, (start, listed) in ownership.owned.items():
             # An edge of a row that somebody owns is of this owner as well.
             if hop == 0 and e[0] in near and e[2] in near:
                 at, which = _gather(start, persons)
-                at, edge = _capped(ownership, e, 0, at, listed[which])
+                at, edge = ownership.capped(e, 0, at, listed[which])
                 for t, ends in zip(e[::2], ownership.edges[e], strict=True):
                     near[t].append(_key(of[at], ends[edge], sizes[t]))
         front = dict.fromkeys(sizes, none)
@@ -196,14 +232,14 @@ def expand(
             new = torch.cat([none, *found]).unique()
             front[t] = new[~torch.isin(new, keys[t])]
             keys[t] = torch.cat([keys[t], front[t]]).sort().values
-    out = TypedSubgraphs()
+    out = TypedSubgraphs({}, {}, {}, {})
     for t, key in keys.items():
         size = max(sizes[t], 1)
         out.n_id[t], out.batch[t] = key % size, key // size
     for e, index in ownership.edges.items():
         end = 0 if (e, 0) in ownership.at else 1
         other = e[2 - 2 * end]
-        at, edge = _edges_of(ownership, e, end, keys, claim)
+        at, edge = ownership.edges_of(e, end, keys, claim)
         subgraph = out.batch[e[2 * end]].index_select(0, at)
         row = index[1 - end].index_select(0, edge)
         wanted = _key(subgraph, row, sizes[other])
@@ -233,51 +269,3 @@ def _gather(start: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
 
 def _key(subgraph: Tensor, row: Tensor, size: int) -> Tensor:
     return subgraph * max(size, 1) + row
-
-
-def _edges_of(
-    ownership: Ownership,
-    edge_type: EdgeType,
-    end: int,
-    keys: Mapping[str, Tensor],
-    claim: Tensor,
-) -> tuple[Tensor, Tensor]:
-    # Edges of copies, each with the place of its copy; none of strangers.
-    t = edge_type[2 * end]
-    size = max(ownership.sizes[t], 1)
-    start, listed = ownership.at[edge_type, end]
-    at, which = _gather(start, keys[t] % size)
-    edge = listed.index_select(0, which)
-    owner = ownership.edge_owner.get(edge_type)
-    if owner is not None:
-        own = claim[owner[edge]] == (keys[t] // size)[at]
-        at, edge = at[own], edge[own]
-    return at, edge
-
-
-def _capped(
-    ownership: Ownership,
-    edge_type: EdgeType,
-    end: int,
-    row: Tensor,
-    edge: Tensor,
-) -> tuple[Tensor, Tensor]:
-    # Of the edges in the list of each row, those of the least hashes.
-    most = ownership.most.get(edge_type)
-    if most is None:
-        return row, edge
-    here, there = (
-        ownership.names[edge_type[2 * i]][ownership.edges[edge_type][i][edge]]
-        for i in (end, 1 - end)
-    )
-    word = rng.derive_each(ownership.seed, here) ^ there
-    word = rng.derive_each(ownership.seed, word)
-    order = word.argsort(stable=True)
-    order = order[row[order].argsort(stable=True)]
-    row, word, edge = row[order], word[order], edge[order]
-    # Edges to one public row stand together, and count once.
-    new = torch.ones_like(row, dtype=torch.bool)
-    new[1:] = (row.diff() != 0) | (word.diff() != 0)
-    rank = new.cumsum(0)
-    kept = rank - rank[torch.searchsorted(row, row)] < most
-    return row[kept], edge[kept]

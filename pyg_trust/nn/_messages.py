@@ -54,6 +54,8 @@ def as_edges(
         edges = check_edges('edge_index', graph, num_nodes)
         if edge_weight is not None:
             dtypes = (*REAL, torch.bfloat16, torch.float16)
+            if edge_weight.dim() == 2 and edge_weight.size(1) == 1:
+                edge_weight = edge_weight.view(-1)  # as an edge_attr
             check_tensor('edge_weight', edge_weight, dtypes, (edges.size(1),))
         return edges, edge_weight
     if edge_weight is not None:

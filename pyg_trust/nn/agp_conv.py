@@ -72,15 +72,7 @@ class _Propagation(pyg.MessagePassing):
         edge_weight: OptTensor,
         slow: str = '',
     ) -> Tensor | None:
-        """Return the propagated rows, or nothing where PyG has to do it.
-
-        Args:
-            x (Tensor): the features.
-            edge_index (Any): the graph.
-            edge_weight (Tensor, optional): its weights.
-            slow (str): an argument of the layer that needs messages, if any.
-                (default: :obj:`''`)
-        """
+        """Return the propagated rows, or nothing where PyG has to do it."""
         given = isinstance(edge_index, CSRGraph)
         slow = slow or changed(self, self._own, 'source_to_target') or ''
         if edge_weight is not None:

@@ -384,25 +384,13 @@ class LabelPropagation(PageRankDiffusion):
                 of cutting to [0, 1]; with :obj:`num_layers`.
                 (default: :obj:`None`)
         """
-        if self.num_layers is not None:
-            return self._spread(y, edge_index, mask, edge_weight, post_step)
-        if post_step is not None:
-            raise ValueError(
-                "'post_step' goes with 'num_layers' (got a model of PageRank)"
-            )
-        return self.diffuse(self.logits(y, mask), edge_index, edge_weight)
-
-    @torch.no_grad()
-    def _spread(
-        self,
-        y: Tensor,
-        edge_index: Any,
-        mask: Tensor | None,
-        edge_weight: Tensor | None,
-        post_step: Callable[[Tensor], Tensor] | None,
-    ) -> Tensor:
-        # PyG's label propagation. On undirected graphs without weights each
-        # layer is one product by the normalised adjacency matrix.
+        if self.num_layers is None:
+            if post_step is not None:
+                raise ValueError(
+                    "'post_step' goes with 'num_layers' (got a model of "
+                    'PageRank)'
+                )
+            return self.diffuse(self.logits(y, mask), edge_index, edge_weight)
         check_instance('y', y, Tensor)
         if not y.is_floating_point():
             y = _classes('y', y)
@@ -410,25 +398,26 @@ class LabelPropagation(PageRankDiffusion):
                 check_range('y', y, int(y.max()) + 1, 'the classes')
             y = one_hot(y)
         _check_rows('y', y)
-        if mask is not None:
-            mask = check_nodes('mask', mask, y.size(0))
         if post_step is not None:
             check_callable('post_step', post_step)
-        out = y
-        if mask is not None:
-            out = torch.zeros_like(y)
-            out[mask] = y[mask]
-        step = self._step(out, edge_index, edge_weight)
-        kept = (1 - self.alpha) * out
-        for _ in range(self.num_layers or 0):
-            out = step(out).mul_(self.alpha).add_(kept)
-            out = out.clamp_(0, 1) if post_step is None else post_step(out)
-        return out
+        with torch.no_grad():
+            out = y
+            if mask is not None:
+                mask = check_nodes('mask', mask, y.size(0))
+                out = torch.zeros_like(y)
+                out[mask] = y[mask]
+            step = self._step(out, edge_index, edge_weight)
+            kept = (1 - self.alpha) * out
+            for _ in range(self.num_layers):
+                out = step(out).mul_(self.alpha).add_(kept)
+                out = out.clamp_(0, 1) if post_step is None else post_step(out)
+            return out
 
     def _step(
         self, y: Tensor, graph: Any, edge_weight: Tensor | None
     ) -> Callable[[Tensor], Tensor]:
-        # One product by the normalised adjacency matrix.
+        # One product by the normalised adjacency matrix; a fast one on
+        # undirected graphs without weights.
         n = y.size(0)
         slow = changed(self, PageRankDiffusion, 'source_to_target')
         given = y if edge_weight is None else edge_weight
@@ -550,13 +539,13 @@ def _check_labels(y_soft: Tensor, y_true: Tensor, mask: Tensor) -> None:
     _check_rows('y_soft', y_soft)
     count = check_nodes('mask', mask, y_soft.size(0)).numel()
     check_instance('y_true', y_true, Tensor)
-    if y_true.dtype == torch.int64:
-        classes = _classes('y_true', y_true)
-        check_tensor('y_true', classes, torch.int64, (count,))
-        check_range('y_true', classes, y_soft.size(1), 'the classes')
-    else:
+    if y_true.dtype != torch.int64:
         shape = (count, y_soft.size(1))
         check_tensor('y_true', y_true, y_soft.dtype, shape)
+        return
+    classes = _classes('y_true', y_true)
+    check_tensor('y_true', classes, torch.int64, (count,))
+    check_range('y_true', classes, y_soft.size(1), 'the classes')
 
 
 def _classes(name: str, y: Tensor) -> Tensor:

@@ -226,32 +226,6 @@ def clipped_sums(
     return total
 
 
-@validated
-def private_descent(
-    module: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    noise: Noise,
-    noise_multiplier: Positive,
-    *,
-    steps: Count = 60,
-    lr: Positive = 0.1,
-    max_grad_norm: Positive = 1.0,
-) -> None:
-    r"""Train any model on single rows by noisy full-batch steps of Adam."""
-    C, std = max_grad_norm, noise_multiplier * max_grad_norm
-    learned = [p for p in module.parameters() if p.requires_grad]
-    optimizer = torch.optim.Adam(learned, lr=lr)
-    for _ in range(steps):
-        total = clipped_sums(module, x, y, C, std)
-        for parameter, sums in zip(learned, total, strict=True):
-            cells = noise.cells(tuple(sums.shape)).numpy()
-            noisy = torch.from_numpy(released(sums.numpy(), cells, std))
-            parameter.grad = (noisy / max(1, x.size(0))).to(parameter)
-        optimizer.step()
-    optimizer.zero_grad()
-
-
 def _matrix(x: Tensor) -> tuple[Any, bool]:
     # Rows in float64, and whether they are better kept dense.
     if x.layout == torch.strided:
@@ -417,10 +391,17 @@ def train_privately(
     """Train by full-batch private descent; what it spends is paid."""
     if not isinstance(module, LinearRows):
         rows = _readable(module, x)
-        module.train()
-        private_descent(
-            module, rows, y, source, noise_multiplier, steps=steps, lr=lr
-        )
+        learned = [p for p in module.train().parameters() if p.requires_grad]
+        optimizer = torch.optim.Adam(learned, lr=lr)
+        for _ in range(steps):
+            total = clipped_sums(module, rows, y, 1.0, noise_multiplier)
+            for parameter, sums in zip(learned, total, strict=True):
+                cells = source.cells(tuple(sums.shape)).numpy()
+                made = released(sums.numpy(), cells, noise_multiplier)
+                noisy = torch.from_numpy(made) / max(1, rows.size(0))
+                parameter.grad = noisy.to(parameter)
+            optimizer.step()
+        optimizer.zero_grad()
         return module.eval()
     data = y.numpy(), classes, source, noise_multiplier
     if module.unit:

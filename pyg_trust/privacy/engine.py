@@ -33,7 +33,6 @@ from pyg_trust.privacy.alone import ISOLATIONS
 from pyg_trust.privacy.bounds import check_norm
 from pyg_trust.privacy.calls import Forward
 from pyg_trust.privacy.exact import clip
-from pyg_trust.privacy.exact.step import release
 from pyg_trust.privacy.group import Group
 from pyg_trust.privacy.mechanisms import CLIPPINGS, check_multiplier
 from pyg_trust.privacy.norms import AdaptiveNorm
@@ -46,7 +45,12 @@ from pyg_trust.privacy.report import (
 )
 from pyg_trust.privacy.spending import new_account
 from pyg_trust.privacy.state import Checkpoints
-from pyg_trust.privacy.training import REDUCTIONS, PrivateStep
+from pyg_trust.privacy.training import (
+    REDUCTIONS,
+    PrivateStep,
+    noisy_count,
+    noisy_sums,
+)
 from pyg_trust.privacy.validation import (
     Criterion,
     IsLoader,
@@ -658,34 +662,3 @@ class PrivacyEngine(Checkpoints):
         """
         self._attached()
         return describe(self, delta)
-
-
-def noisy_sums(
-    totals: list[Tensor],
-    noise: Any,
-    multiplier: float,
-    norm: float,
-) -> list[Tensor]:
-    """Bring sums to the grid of the noise, and add it.
-
-    Returns:
-        list[Tensor]: float64.
-    """
-    # All at once: every draw checks the table of the noise.
-    (made,) = release(
-        [torch.cat([total.cpu().reshape(-1) for total in totals]).numpy()],
-        lambda count: noise.cells((count,)).cpu().numpy(),
-        multiplier,
-        norm,
-    )
-    parts = torch.from_numpy(made).split([t.numel() for t in totals])
-    return [
-        part.view(total.shape).to(total.device, copy=True)
-        for part, total in zip(parts, totals, strict=True)
-    ]
-
-
-def noisy_count(count: float, noise: Any, std: float) -> float:
-    """Add noise to a count to which each subgraph adds 1/2 at most."""
-    step, _ = clip.noise_grid(2 * std, 0.5, 1)
-    return (round(count / step) + int(noise.cells((1,))[0])) * step

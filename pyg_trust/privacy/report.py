@@ -1,11 +1,11 @@
 """The guarantee of private training, with every assumption."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from pyg_trust.loader import StepLoader
-from pyg_trust.noise import NOISES, SEEDED, SYSTEM
+from pyg_trust.noise import NOISES, SEEDED
 from pyg_trust.privacy.accountant import (
     ACCOUNTANTS,
     GROUP,
@@ -265,13 +265,7 @@ def describe(engine: Any, delta: float | None) -> PrivacyReport:
         processes=engine._group.size,
         seeded=engine.seeded,
         ledger_head=engine.ledger_head,
-        assumptions=assumptions(
-            engine.seeded,
-            engine._ledger is not None,
-            notes,
-            loader.assumptions(),
-            engine._noise_kind,
-        ),
+        assumptions=_assumptions(engine, notes),
         data=loader.fingerprint(),
         provenance=provenance(
             loss_reduction=engine.loss_reduction,
@@ -426,17 +420,12 @@ def _checks(engine: Any) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def assumptions(
-    seeded: bool,
-    has_ledger: bool,
-    leaks: Sequence[str],
-    units: Sequence[str],
-    noise: str = SYSTEM,
-) -> tuple[str, ...]:
-    """Return the assumptions of a guarantee, and what it does not cover."""
+def _assumptions(engine: Any, notes: list[str]) -> tuple[str, ...]:
+    # The assumptions of a guarantee, and what it does not cover.
+    noise = engine._noise_kind
     lines = [
         *TRAINING,
-        *units,
+        *engine._loader.assumptions(),
         'the weights that the first step starts from were not computed from '
         'private data',
         'buffers and attributes of the model, and what the data has besides '
@@ -449,7 +438,7 @@ def assumptions(
         'step); it reads no memory that it did not write (torch.empty), nor '
         'by its address',
     ]
-    if seeded:
+    if engine.seeded:
         lines.insert(0, SEEDED)
     elif NOISES.is_own(noise):
         lines.append(
@@ -461,5 +450,5 @@ def assumptions(
             "noise and batches are of the operating system's cryptographic "
             'generator; noise is exactly rounded, on a public grid'
         )
-    lines.append(LEDGER if has_ledger else NO_LEDGER)
-    return (*lines, *leaks)
+    lines.append(NO_LEDGER if engine._ledger is None else LEDGER)
+    return (*lines, *notes)

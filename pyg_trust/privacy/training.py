@@ -34,6 +34,7 @@ from pyg_trust.privacy.calls import (
 )
 from pyg_trust.privacy.clipping import clipped_sum
 from pyg_trust.privacy.codes import Attributor
+from pyg_trust.privacy.exact import clip
 from pyg_trust.privacy.exact import step as exact
 from pyg_trust.privacy.probing import try_call
 from pyg_trust.privacy.validation import (
@@ -629,3 +630,34 @@ def _remember(module: nn.Module) -> Callable[[], None]:
                 (value.update if type(value) is dict else value.extend)(inside)
 
     return restore
+
+
+def noisy_sums(
+    totals: list[Tensor],
+    noise: Any,
+    multiplier: float,
+    norm: float,
+) -> list[Tensor]:
+    """Bring sums to the grid of the noise, and add it.
+
+    Returns:
+        list[Tensor]: float64.
+    """
+    # All at once: every draw checks the table of the noise.
+    (made,) = exact.release(
+        [torch.cat([total.cpu().reshape(-1) for total in totals]).numpy()],
+        lambda count: noise.cells((count,)).cpu().numpy(),
+        multiplier,
+        norm,
+    )
+    parts = torch.from_numpy(made).split([t.numel() for t in totals])
+    return [
+        part.view(total.shape).to(total.device, copy=True)
+        for part, total in zip(parts, totals, strict=True)
+    ]
+
+
+def noisy_count(count: float, noise: Any, std: float) -> float:
+    """Add noise to a count to which each subgraph adds 1/2 at most."""
+    step, _ = clip.noise_grid(2 * std, 0.5, 1)
+    return (round(count / step) + int(noise.cells((1,))[0])) * step

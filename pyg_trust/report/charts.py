@@ -70,12 +70,7 @@ def verified(
 
 
 def axes(ax: Any, height: float = 3.2) -> Any:
-    """Return the given axes, or those of a new figure.
-
-    Raises:
-        TypeError: if :obj:`ax` is no matplotlib axes.
-        ImportError: without matplotlib.
-    """
+    """Return the given axes, or those of a new figure."""
     if ax is not None:
         if not hasattr(ax, 'scatter'):
             raise TypeError(
@@ -92,11 +87,7 @@ def axes(ax: Any, height: float = 3.2) -> Any:
 
 
 def draw(chart: Chart, ax: Any = None) -> Any:
-    """Draw a chart.
-
-    Returns:
-        matplotlib.axes.Axes: the axes with the chart.
-    """
+    """Draw a chart."""
     if chart.lines:
         ax = axes(ax)
         _lines(chart, ax)

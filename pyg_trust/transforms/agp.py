@@ -317,4 +317,4 @@ class AGP(MeasureTransform):
                 f"'data' needs to have a tensor '{self.attr}' "
                 f'(got {type(x).__name__})'
             )
-        return graph, x
+        return graph, x.to_sparse_csr() if x.layout == torch.sparse_coo else x

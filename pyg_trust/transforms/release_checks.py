@@ -123,12 +123,7 @@ class Releasing(NoCopies):
 
 @validated
 def release_graph(data: Data, relation: Relation) -> CSRGraph:
-    """Convert private data to a graph; refuse one without a known guarantee.
-
-    Raises:
-        TypeError, ValueError: on self-loops, duplicate or weighted edges, and
-            edges that are not as :obj:`directed` says.
-    """
+    """Convert private data to a graph, or refuse one without a guarantee."""
     try:
         graph = CSRGraph.from_data(data)
     except ValueError as error:

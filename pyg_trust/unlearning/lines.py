@@ -8,7 +8,7 @@ from torch import Tensor
 from pyg_trust.removal import Part, RemovalRequest, Removed
 from pyg_trust.update import Update
 
-__all__ = ['Arc', 'Some', 'arcs_of', 'line_of']
+__all__ = ['arcs_of', 'line_of']
 
 Arc = tuple[int, int]
 # Those of some ids, or of some pairs of ids, that something holds for.

@@ -26,8 +26,9 @@ from pyg_trust._checks import (
     Count,
     Natural,
     Number,
+    as_ids,
     check_distinct,
-    check_dtype,
+    check_instance,
     check_integer,
     check_range,
     check_tensor,
@@ -158,14 +159,11 @@ def check_partition(
     Returns:
         Tensor: the sizes of the shards.
     """
-    check_dtype('shard', shard, torch.int64)
-    num_nodes = shard.numel() if num_nodes is None else num_nodes
-    if shard.shape != (num_nodes,):
-        raise ValueError(
-            f"'shard' needs to have the shape [{num_nodes}], one entry per "
-            f'training node (got {list(shard.shape)})'
-        )
-    check_shards(num_nodes, num_shards)
+    size: int | str = 'num_nodes'
+    if num_nodes is not None:
+        size = check_integer('num_nodes', num_nodes)
+    check_tensor('shard', shard, torch.int64, (size,))
+    check_shards(shard.numel(), num_shards)
     wrong = ((shard < 0) | (shard >= num_shards)).nonzero().view(-1)
     if wrong.numel():
         raise ValueError(
@@ -196,19 +194,11 @@ def partition_from_lists(shards: Sequence[Tensor], index: Tensor) -> Tensor:
     """
     check_tensor('index', index, torch.int64, ('num_nodes',))
     check_distinct('index', index)
-    try:
-        lists = [torch.as_tensor(nodes).view(-1) for nodes in shards]
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(
-            f"'shards' needs to be a list of node ids per shard ({error})"
-        ) from None
+    check_instance('shards', shards, list, tuple)
+    lists = [as_ids('shards', nodes) for nodes in shards]
     for each in lists:
-        # An empty list makes a float tensor; it is refused as empty below.
-        if each.numel() and each.dtype not in (torch.int64, torch.int32):
-            raise TypeError(
-                f"'shards' needs to hold integers (got {each.dtype})"
-            )
-    named = torch.cat([index[:0].cpu(), *(each.long() for each in lists)])
+        check_tensor('shards', each, torch.int64, ('num_ids',))
+    named = torch.cat([index[:0].cpu(), *(each.cpu() for each in lists)])
     ids, count = named.unique(return_counts=True)
     for what, wrong in (
         ('named twice', ids[count > 1]),

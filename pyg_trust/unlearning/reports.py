@@ -107,13 +107,13 @@ class ForgetReport(Facts):
     @classmethod
     def of(cls, procedure: str, **values: Any) -> 'ForgetReport':
         """Make the report of a claim: fields not given follow from others."""
-        asked = _asked(procedure, values)
-        made = PROMISES[procedure](finite(plain({**values, **asked})))
-        known = {
-            name: _fixed(value)
-            for name, value in made.to_dict().items()
-            if name not in vars(Claim)
-        }
+        kind = PROMISES[procedure]
+        names = [name for name in kind.declared if name not in vars(Claim)]
+        known: dict[str, Any] = dict.fromkeys(names)
+        if not {*names} <= values.keys():
+            asked = _asked(procedure, values)
+            made = kind(finite(plain({**values, **asked}))).to_dict()
+            known = {name: _fixed(made[name]) for name in names}
         known |= {'skipped': {}, 'verification': None, **values}
         return cls(procedure=procedure, **known)
 

@@ -54,17 +54,6 @@ def test_ids_that_are_there_twice_are_refused():
         DisjointWalkLoader(data, 3, 1)
 
 
-def test_batches_that_lose_nodes_are_still_noticed():
-    def first_half(batch):
-        return batch.subgraph(torch.arange(batch.num_nodes // 2))
-
-    loader = DisjointWalkLoader(
-        named(), 3, 1, num_steps=2, transform=first_half
-    )
-    with pytest.raises(ValueError, match="'transform'"):
-        private(GCNConv(34, 4), loader, lambda m, b: m(b.x, b.edge_index))
-
-
 class Net(torch.nn.Module):
     def __init__(self):
         super().__init__()

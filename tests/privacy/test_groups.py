@@ -14,7 +14,7 @@ from torch_geometric.data import Data
 from pyg_trust import privacy as dp
 from pyg_trust.loader import EgoLoader
 from pyg_trust.privacy import poisson
-from pyg_trust.privacy.mechanisms import rdp_wor_profile, wor_profile
+from pyg_trust.privacy.mechanisms import wor_profile
 from pyg_trust.privacy.poisson import poisson_profile, rdp_poisson
 
 # Profiles of one step by root finding: k, q, z, and delta by epsilon.
@@ -115,20 +115,6 @@ def test_epsilon_without_replacement(n, m, k, z, steps, delta, want):
     history = [(z, m / n, steps)]
     found = dp.group_wor_epsilon(history, delta, n, k)
     assert -5e-4 < found / want - 1 < 2e-3
-
-
-def test_another_program_composes_the_pair():
-    pytest.importorskip('dp_accounting')
-    from dp_accounting.pld import pld_pmf
-
-    k, q, z, steps, delta, width = 7, 0.1, 9.0, 30, 1e-5, 1e-3
-    at = np.arange(-1000, 1001)
-    profile = [poisson_profile(e, q, z, occurrences=k) for e in at * width]
-    falling = np.maximum.accumulate(profile[::-1])[::-1]
-    pmf = pld_pmf.create_pmf_pessimistic_connect_dots(width, at, falling)
-    want = pmf.self_compose(steps).get_epsilon_for_delta(delta)
-    found = dp.poisson_epsilon([(z, q, steps)], delta, occurrences=k)
-    assert found == pytest.approx(want, rel=5e-4)
 
 
 def test_one_occurrence_is_a_disjoint_unit():
@@ -391,23 +377,3 @@ def test_an_audit_stays_below_the_claim_and_finds_forgotten_occurrences():
     account = dp.PoissonAccountant()
     forgotten = account.noise_multiplier_for(3.0, 1e-5, **budget)
     assert audited(forgotten, 0.05, 100, 1e-5, 9) > 3
-
-
-def test_renyi_of_many_occurrences_rounds_counts_up():
-    # Each count by itself is the exact divergence; counts above 16 are
-    # rounded up to multiples of 8, the largest at most.
-    orders, n, m, k, z = np.array([1.5, 4.0]), 90, 30, 43, 60.0
-    i = np.arange(max(0, m + k - n), min(m, k) + 1)
-    w = hypergeom.pmf(i, n, k, m)
-    i, w = i[i > 0], w[i > 0]
-    each = [
-        rdp_wor_profile(orders, min(1.0, w.sum()), noise_multiplier=z / j)
-        for j in i
-    ]
-    parts = np.log(w / w.sum())[:, None] + np.array(each) * (orders - 1)
-    exact = logsumexp(parts, axis=0) / (orders - 1)
-    found = dp.rdp_group_wor(orders, m / n, z, n, k)
-    assert (exact < found).all()
-    assert (found < 1.8 * exact).all()
-    few = dp.rdp_group_wor(orders, m / n, z, n, 15)
-    assert (few < found).all()

@@ -1,5 +1,4 @@
 import itertools
-import math
 
 import numpy as np
 import pytest
@@ -80,22 +79,6 @@ def test_no_candidate_is_better_than_the_proposal(terms):
     text = best.explain()
     assert f'sampling={best.sampling!r}' in text
     assert 'NeighborLoader' in text
-
-
-@pytest.mark.parametrize('goal', [0.05, 1.0, 8.0])
-@pytest.mark.parametrize('power', [0.7, 1, 2.3])
-def test_a_search_for_noise_asks_a_dozen_times_at_most(goal, power):
-    asked = []
-
-    def spent(noise):
-        asked.append(noise)
-        # A power of the noise, with a step; infinite where there is little.
-        return math.inf if noise < 0.1 else (3 / noise) ** power + 0.01
-
-    found = least_noise(spent, goal, 0.01, 'it')
-    assert found in asked
-    assert 0.99 * goal <= spent(found) <= goal
-    assert len(asked) <= 12
 
 
 def test_a_search_for_noise_ends_at_the_least_and_where_none_is_enough():

@@ -134,31 +134,6 @@ def test_accounts_of_another_sampling_are_refused(kind):
         )
 
 
-def test_a_ledger_of_another_sampling_is_refused(tmp_path):
-    path = tmp_path / 'ledger'
-    engine, made = setup(engine=PrivacyEngine(ledger=path))
-    train(made, most=3)
-    engine.close()
-    with pytest.raises(ValueError, match='another mechanism'):
-        setup(
-            engine=PrivacyEngine(ledger=path), sampling='without_replacement'
-        )
-    engine, _ = setup(engine=PrivacyEngine(ledger=path))
-    assert engine.steps == 3
-
-
-def test_a_budget_by_coins_is_kept():
-    engine, made = setup(
-        num_steps=10**4, target_epsilon=2.0, target_delta=1e-4
-    )
-    train(made)
-    assert engine.exhausted
-    assert engine.get_epsilon(1e-4) <= 2.0 < engine.get_epsilon(1e-4, 1)
-    report = engine.report()
-    assert report.sampling == 'poisson'
-    assert 'Poisson sampling' in report.explain()
-
-
 # Whole graphs
 
 

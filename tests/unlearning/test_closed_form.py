@@ -185,7 +185,7 @@ def test_what_belongs_to_the_other_method_is_refused():
 
 def test_a_file_of_another_setting_is_refused(tmp_path):
     fitted(random_table(1)).save(tmp_path / 'model.pt')
-    with pytest.raises(ValueError, match="'lam'"):
+    with pytest.raises(ValueError, match="'weight_decay'"):
         Recommender('closed_form').load(tmp_path / 'model.pt')
     with pytest.raises(ValueError, match='method'):
         Recommender().load(tmp_path / 'model.pt')

@@ -111,7 +111,7 @@ def _received(data: Data) -> Data:
     )
     made = Data(x=x, edge_index=edges, num_nodes=n)
     if (weight := data.get('edge_weight')) is not None:
-        check_weight('edge_weight', weight, edges.size(1))
+        weight = check_weight('edge_weight', weight, edges.size(1))
         made.edge_weight = weight.detach()
     return made.cpu()
 

@@ -14,6 +14,7 @@ data that may be removed.
 import copy
 import itertools
 import random
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -53,6 +54,10 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 _NORMALISING = (GCNConv, APPNP, GCN2Conv)
 # How models refuse what they can't do.
 _REFUSALS = (AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+# How torch refuses tensors of other sizes.
+_OTHER_SIZE = re.compile(
+    'size mismatch|cannot be multiplied|must match|in_features'
+)
 # Parts of a shard's seed.
 _INITIAL, _TRAINING = 0, 1
 
@@ -415,6 +420,8 @@ def evaluate_all(
         try:
             return evaluate(module, shard, ways, inputs)
         except (AssertionError, RuntimeError) as error:
+            if not _OTHER_SIZE.search(str(error)):
+                raise
             raise ValueError(
                 "'model_factory' needs to make models that run on graphs of "
                 'any size: those of the shards do not run on the whole graph '
