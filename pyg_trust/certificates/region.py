@@ -12,6 +12,8 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
+from pyg_trust.agp.measures import ppr
+from pyg_trust.agp.queries import query
 from pyg_trust.certificates.budget import dual_bound
 from pyg_trust.certificates.policy import policy_iteration
 from pyg_trust.certificates.search import attacks
@@ -123,25 +125,17 @@ class Region:
 
 def nearest(graph: CSRGraph, target: int, alpha: float, size: int) -> Tensor:
     """Find nodes with the largest personalized PageRank, by pushes."""
-    reach = {target: 1.0}
-    total: dict[int, float] = {}
-    rowptr, col = graph.rowptr, graph.col
-    for _ in range(10):
-        # Only the largest residues: hubs would lead everywhere.
-        top = sorted(reach.items(), key=lambda item: -item[1])[: 2 * size]
-        reach = {}
-        for node, mass in top:
-            total[node] = total.get(node, 0.0) + alpha * mass
-            row = col[int(rowptr[node]) : int(rowptr[node + 1])].tolist()
-            sent = (1 - alpha) * mass / max(len(row), 1)
-            if sent < 1e-9:
-                continue
-            for j in row:
-                reach[j] = reach.get(j, 0.0) + sent
-        if not reach:
-            break
-    order = sorted(total, key=lambda node: (-total[node], node))[:size]
-    return torch.tensor(order if target in order else [target, *order[:-1]])
+    found = query(
+        *(graph, torch.tensor([target]), ppr(alpha)),
+        eps=1e-3 / size,
+        method='prune',
+        top_k=size,
+        dtype=torch.float64,
+    )
+    order = found.values().argsort(descending=True, stable=True)
+    nodes = found.col_indices().long()[order]
+    # The target is the first of all.
+    return torch.cat([torch.tensor([target]), nodes[nodes != target]])[:size]
 
 
 def local_bound(
