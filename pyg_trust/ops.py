@@ -512,13 +512,13 @@ class PolicyThreat(NamedTuple):
         rowptr (Tensor): int64, ``[num_nodes + 1]``.
         col (Tensor): int32, ``[num_edges]``: out-neighbours, ascending in
             every row and distinct.
-        removable (Tensor): bool, ``[num_edges]``: which edges may go.
+        removable (Tensor): bool, ``[num_edges]``: which edges may be removed.
         budget (Tensor): int64, ``[num_nodes]``: the most flips in each row.
-        add_ptr (Tensor): int64, ``[num_nodes + 1]``.
-        add_col (Tensor): int32, ``[num_pairs]``: the neighbours that each row
-            may win, distinct and none of them in :obj:`col`.
-        all_pairs (bool): whether every row may win any node that is neither
-            itself nor a neighbour, in place of the last two.
+        add_ptr (Tensor): int64, ``[num_nodes + 1]``: the rows of ``add_col``.
+        add_col (Tensor): int32, ``[num_pairs]``: the neighbours that may be
+            added to each row, distinct and none of them in :obj:`col`.
+        all_pairs (bool): whether any node but itself and its neighbours may
+            be added to every row, in place of the last two.
     """
 
     rowptr: RowPtr
@@ -531,10 +531,10 @@ class PolicyThreat(NamedTuple):
 
 
 class PolicyFlips(NamedTuple):
-    """Edges that policies flip, by column.
+    """Edges that differ from the clean graph, for each perturbed graph.
 
     Args:
-        ptr (Tensor): int64, ``[num_columns + 1]``: where each column starts.
+        ptr (Tensor): int64, ``[num_policies + 1]``: where each graph starts.
         row (Tensor): int32, ``[num_flips]``: their sources, ascending.
         col (Tensor): int32, ``[num_flips]``: their targets, ascending in
             every row and distinct.
