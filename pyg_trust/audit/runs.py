@@ -214,7 +214,7 @@ class Runs:
         return power - self.random, found - self.random
 
     def changed(self, what: str) -> Data:
-        """Return a copy with other features, labels or edges of the removed."""
+        """Return a copy where removed items have others of :meth:`kinds`."""
         data = self.data.clone()
         generator = rng.generator(rng.derive(self.seed, _CHANGE))
         if what == 'features':
