@@ -48,10 +48,10 @@ def from_first(
 
     Args:
         work (callable): the function to run in the process of rank 0 alone.
-        size (int, optional): the number of processes; 1 for a process that
-            works alone, even within a group. (default: :obj:`None`)
-        after (bool): whether the work waits until all processes have called
-            this. (default: :obj:`False`)
+        size (int, optional): the number of processes, by default that of the
+            group; 1 to run the work here. (default: :obj:`None`)
+        after (bool): whether the work starts only when all processes have
+            called this function. (default: :obj:`False`)
 
     Example:
         >>> from_first(lambda: 3)

@@ -213,10 +213,10 @@ def coins(
 
 
 def p_value(drawn: Tensor) -> float:
-    """Test for standard Gaussians by their norm; return a two-sided p-value.
+    """Return a two-sided p-value of all entries being standard Gaussian.
 
     Args:
-        drawn (Tensor): float64, ``[d, num_columns]``.
+        drawn (Tensor): float64, ``[d, num_columns]``; their norm is tested.
     """
     shape = ('d', 'num_columns')
     check_tensor('drawn', drawn, torch.float64, shape, finite=True)

@@ -174,16 +174,16 @@ AtLeast0 = Annotated[float, Number(0, math.inf, 'low high', 'at least 0')]
 
 
 class PushGraph(NamedTuple):
-    r"""Graph in the layout for pushes.
+    r"""Graph whose rows are sorted by degree, as pushes need it.
 
     Args:
         rowptr (Tensor): int64, ``[num_nodes + 1]``; row :math:`u` lists the
             nodes that :math:`u` pushes to, in ascending degree.
         col (Tensor): int32, ``[num_edges]``.
-        group_ptr (Tensor): int64, ``[num_nodes + 1]``: where the groups of
-            each row start in :obj:`group_end`.
-        group_end (Tensor): int64, ``[num_groups]``: where each group of
-            doubling degree ends in :obj:`col`.
+        group_ptr (Tensor): int64, ``[num_nodes + 1]``: where each row's groups
+            (of degrees within a factor of two) start in :obj:`group_end`.
+        group_end (Tensor): int64, ``[num_groups]``: where each group ends in
+            :obj:`col`.
         scale (Tensor, optional): ``[num_edges]``: :math:`d_v^{-a}` of the
             receiving node, descending in every row; :obj:`None` stands for
             ones (:math:`a = 0`).
@@ -352,17 +352,17 @@ def push(
 ) -> tuple[Tensor, Tensor]:
     r"""Estimate :math:`\sum_i w_i (R B S)^i x` by randomized pushes (AGP).
 
-    The columns of a block (:func:`block_size` of them) share what is sampled;
-    block :math:`k` draws from the stream of :obj:`(seed, first + k)`, and what
-    it does depends on no other. Memory beside the result: two buffers of a
-    cache line a node for each block in flight, at most four or one per thread;
-    on CUDA up to 60 bytes for every entry of :obj:`x`, and a byte per edge and
-    block, for at most :math:`2^{26}` entries at a time, or one block.
+    :math:`R` and :math:`S` are the diagonal matrices of :obj:`recv` and
+    :obj:`send`, :math:`B` the adjacency matrix whose rows are
+    :obj:`receivers`. :obj:`ratio` and :obj:`keep` hold the share of a level's
+    residue that goes on and that stays. Columns of a block
+    (:func:`block_size`) share what is sampled; block :math:`k` draws from the
+    stream of :obj:`(seed, first + k)`. Returns the sum, ``[n, num_columns]``,
+    and how many levels of each block were pushed: int64.
 
-    On CUDA the same seed samples the same edges as on the CPU, so that results
-    agree up to the rounding of sums in another order (relative to the largest
-    entry, below 1e-5 for float32 and 1e-11 for float64), except where rounding
-    decides what is sampled.
+    On CUDA the same seed samples the same edges as on the CPU, and results
+    differ by rounding alone (relative to the largest entry, below 1e-5 for
+    float32), except where rounding decides what is sampled.
     """
     rowptr, col, group_ptr, group_end, scale = graph
     return _ops.push(
@@ -392,7 +392,7 @@ def pull(
 ) -> Tensor | None:
     """Compute :func:`push` if no entry is randomised, else return :obj:`None`.
 
-    On the CPU alone. Of the graph it needs the rows of ``cost_nodes``.
+    Runs on the CPU. :obj:`graph` needs rows only of :func:`cost_nodes`.
     """
     rowptr, col, group_ptr, group_end, scale = graph
     z, pushed = _ops.push(
@@ -512,13 +512,13 @@ class PolicyThreat(NamedTuple):
         rowptr (Tensor): int64, ``[num_nodes + 1]``.
         col (Tensor): int32, ``[num_edges]``: out-neighbours, ascending in
             every row and distinct.
-        removable (Tensor): bool, ``[num_edges]``: which edges may go.
+        removable (Tensor): bool, ``[num_edges]``: which edges may be removed.
         budget (Tensor): int64, ``[num_nodes]``: the most flips in each row.
-        add_ptr (Tensor): int64, ``[num_nodes + 1]``.
-        add_col (Tensor): int32, ``[num_pairs]``: the neighbours that each row
-            may win, distinct and none of them in :obj:`col`.
-        all_pairs (bool): whether every row may win any node that is neither
-            itself nor a neighbour, in place of the last two.
+        add_ptr (Tensor): int64, ``[num_nodes + 1]``: the rows of ``add_col``.
+        add_col (Tensor): int32, ``[num_pairs]``: the neighbours that may be
+            added to each row, distinct and none of them in :obj:`col`.
+        all_pairs (bool): whether any node but itself and its neighbours may
+            be added to every row, in place of the last two.
     """
 
     rowptr: RowPtr
@@ -531,10 +531,10 @@ class PolicyThreat(NamedTuple):
 
 
 class PolicyFlips(NamedTuple):
-    """Edges that policies flip, by column.
+    """Edges that differ from the clean graph, for each perturbed graph.
 
     Args:
-        ptr (Tensor): int64, ``[num_columns + 1]``: where each column starts.
+        ptr (Tensor): int64, ``[num_policies + 1]``: where each graph starts.
         row (Tensor): int32, ``[num_flips]``: their sources, ascending.
         col (Tensor): int32, ``[num_flips]``: their targets, ascending in
             every row and distinct.
@@ -566,21 +566,23 @@ def policy_iteration(
     ]
     | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    r"""Find the worst graph for PageRank, for each column on its own.
+    r"""Find the worst graph for PageRank, for each row of rewards by itself.
 
-    Maximizes :math:`V = T V`, where
+    Returns float64 :math:`V = T V` and :math:`T V - V`, both ``[num_policies,
+    n]``, and the three tensors of :class:`PolicyFlips`, where
 
     .. math::
         (T V)_i = r_i + \max_{S, k} \left[ \frac{a \sum_{j \in S} V_j +
         \rho_i - \mu_i k}{|S|} + \frac{\sigma_i}{\sqrt{|S|}} - \nu_i k -
         \sum_{j \in S \triangle S_i} \nu_{ij} \right]
 
-    over the out-neighbourhoods :math:`S` that :math:`k` flips make of row
-    :math:`i` (an empty one counts as one edge that leads nowhere), in turns
-    with the :math:`V` of that graph (BiCGSTAB). Ends when :math:`\lVert T V -
-    V \rVert_\infty` is at most :obj:`goal` or :obj:`rounding` times
-    :math:`\lVert V \rVert_\infty`. Memory beside the result, per thread: some
-    twenty numbers per node and one per edge.
+    with :math:`r` = :obj:`reward`, :math:`a` = :obj:`follow`, :math:`\rho` =
+    :obj:`bonus`, :math:`\mu` = :obj:`visit_cost`, :math:`\sigma` =
+    :obj:`root`, :math:`\nu` = :obj:`step_cost` and the costs of edges, over
+    the out-neighbourhoods :math:`S` that :math:`k` flips make of row :math:`i`
+    (an empty one is one edge that leads nowhere). From :obj:`start`, until
+    :math:`\lVert T V - V \rVert_\infty` is at most :obj:`goal` or
+    :obj:`rounding` times :math:`\lVert V \rVert_\infty`.
     """
     costs = (bonus, visit_cost, step_cost, root, removal_cost, addition_cost)
     return _ops.policy_iteration(
@@ -600,9 +602,11 @@ def policy_solve(
     follow: Follow,
     back: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    r"""Solve :math:`x = r + a P x` in a perturbed graph per column.
+    r"""Solve :math:`x = r + a P x` (:obj:`back`: :math:`P^\top`), by BiCGSTAB.
 
-    By BiCGSTAB and, where that stalls, plain iteration.
+    :math:`r` is :obj:`reward`, :math:`a` is :obj:`follow`, and :math:`P` the
+    random walk on the graph with its :obj:`flips`. Starts from :obj:`start`,
+    ends at residuals of :obj:`goal`; returns :math:`x` and the residuals.
     """
     return _ops.policy_solve(
         rowptr, col, *flips, reward, start, goal, follow, back
@@ -696,9 +700,12 @@ def push_rows(
     r"""Push residues until every row is within its limit, in place.
 
     While :math:`\lVert R_v \rVert_2 > \theta \sqrt{d_v}`, with the length
-    :math:`d_v` of row :math:`v`, at least 1: :math:`z_v \mathrel{+}= R_v`,
-    :math:`R_u \mathrel{+}= c\, r_u s_v R_v` for the nodes :math:`u` of row
-    :math:`v`, and what :math:`R_v` was goes, in the order of a queue.
+    :math:`d_v` of row :math:`v`, at least 1, adds :math:`R_v` to :math:`z_v`
+    and :math:`c\, r_u s_v R_v` to :math:`R_u` for the nodes :math:`u` of row
+    :math:`v`, and sets :math:`R_v` to 0, in the order of a queue that starts
+    with :obj:`seeds`. :math:`c` is :obj:`follow`, :math:`r` :obj:`recv` and
+    :math:`s` :obj:`send`. Returns what undoes it: nodes and their old
+    residues, pushed nodes and their old :math:`z`; and a count.
     """
     return _ops.push_rows.default(
         *(*rows, seeds, recv, send, theta, follow, z, residue, x),

@@ -565,19 +565,17 @@ def _by_kind(part: Mapping[str, Any]) -> dict[str, set[Any]]:
 def remove_from_data(data: Data, part: Part) -> Data:
     r"""Return the graph after a removal; :obj:`data` stays unchanged.
 
-    ``data.n_id`` holds the ids of the nodes (a tensor or a list), their
-    positions if it is not there, and is written to the result, as is
-    ``data.x_removed``, which marks nodes without features. What changes is
-    copied, so that no tensor of the result holds what was removed. Attributes
-    of the whole graph are kept as they are.
+    The ids of nodes are ``data.n_id`` (a tensor or a list) if it is there,
+    else positions. The result has ``n_id`` and ``x_removed``, which marks
+    nodes without features. Tensors that change are copied, so that none holds
+    what was removed. Attributes of the whole graph are kept as they are.
 
     Args:
         data (Data): the graph, with an ``edge_index``.
-        part (Part): the items to remove.
+        part (Part): the items to remove, ``request.parts[0]`` of a request.
 
     Raises:
-        NotThere: if something named is not there (never was, or was removed
-            before).
+        NotThere: if an item does not exist, or was removed before.
         ValueError: if there are no features to remove, or if no node would
             remain.
     """

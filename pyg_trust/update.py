@@ -220,7 +220,7 @@ class Update:
 
     @property
     def edits(self) -> bool:
-        """Whether anything is added to one graph or changed in it."""
+        """Whether it adds nodes or edges, or changes features or labels."""
         came = self.nodes, self.features, self.labels
         return came != (None,) * 3 or bool(self.edges.numel())
 

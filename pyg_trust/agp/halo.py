@@ -187,13 +187,13 @@ def _check_whole(graph: HaloGraph, measure: Measure) -> None:
 
 
 def propagate_halo(graph: HaloGraph, x: Tensor, measure: Measure) -> Tensor:
-    r"""Compute own rows of :math:`z = \sum_i w_i (D^{-a} A D^{-b})^i x`.
+    r"""Compute this process's rows of propagated features.
 
-    To be called by all processes of torch.distributed together. Beside graph,
-    features and result, a process holds two vectors of its own rows and its
-    halo. A level sends the rows of the halo: with a random partition of
-    ogbn-papers100M into 8 about four per own row, with METIS's about one
-    (order the nodes by part first).
+    All processes of torch.distributed call it together, for :math:`z = \sum_i
+    w_i (D^{-a} A D^{-b})^i x`. For each level a process receives the rows of
+    its halo, the neighbours that others hold: for ogbn-papers100M in 8 random
+    parts about four per own row, in parts by METIS about one (order the nodes
+    by part first).
 
     Args:
         graph (HaloGraph): this process's rows of an undirected graph, with
@@ -210,7 +210,7 @@ def propagate_halo(graph: HaloGraph, x: Tensor, measure: Measure) -> Tensor:
             graph, which is checked by sums of keyed hashes: an entry without
             its reverse passes with a probability of about :math:`2^{-64}`; or
             if they disagree about the measure, the columns or the dtype.
-        RuntimeError: on the others, if one process fails.
+        RuntimeError: on all other processes, if one fails.
 
     Example:
         >>> from pyg_trust.agp import ppr

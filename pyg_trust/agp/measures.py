@@ -362,12 +362,11 @@ def heat(
 def make_measure(
     measure: str | Measure, graph: CSRGraph | None, **kwargs: float | None
 ) -> Measure:
-    r"""Make the measure of a name.
+    r"""Return the measure that has a name, such as ``'appnp'``.
 
     Args:
-        measure (str or Measure): a name of the table above or of
-            :obj:`MEASURES`, or the measure itself, which then takes no
-            arguments.
+        measure (str or Measure): a key of :obj:`MEASURES`, or a measure,
+            which is returned as it is and takes no arguments.
         graph (CSRGraph, optional): the graph that it is for;
             :func:`katz` alone needs it.
         **kwargs (float, optional): the arguments of the function of that
@@ -547,8 +546,8 @@ class Chebyshev(NamedTuple):
 def chebyshev(measure: Measure, tol: NotNegative) -> Chebyshev:
     r"""Cut a measure's series to the fewest levels within a tolerance.
 
-    The bound holds for :math:`a + b = 1` on undirected
-    graphs; :func:`pyg_trust.agp.propagate` refuses the rest.
+    Returns the coefficients :math:`c_0, \ldots, c_k` of the series in
+    Chebyshev polynomials, and a bound on the rest for undirected graphs.
 
     Args:
         measure (Measure): the series.

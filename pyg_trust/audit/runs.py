@@ -70,7 +70,7 @@ class Runs:
             without them.
         candidates (Tensor, optional): ids of nodes that were never members;
             ``others`` are their rows.
-        worlds (int): the runs of each of two samples.
+        worlds (int): the number of runs in each of two compared samples.
         level (float): the confidence of intervals and verdicts.
     """
 
@@ -134,7 +134,7 @@ class Runs:
         return rows
 
     def lacks(self, need: str) -> str | None:
-        """Return why an attack with this need can't run, or None."""
+        """Return why an attack that needs one of ``NEEDS`` can't run."""
         check_choice('needs', need, NEEDS)
         if need == 'members' and self.members.numel() == 0:
             return 'needs training nodes to be removed'
@@ -168,10 +168,10 @@ class Runs:
         """Fit, remove and inspect, with the seed of all compared runs.
 
         Args:
-            what (str): the data, or what of them is changed.
-                (default: :obj:`'data'`)
-            again (bool): whether it is a run of its own, and not the one that
-                is kept. (default: :obj:`False`)
+            what (str): ``'data'``, or one of :meth:`kinds`, to change that
+                of the removed items first. (default: :obj:`'data'`)
+            again (bool): whether to make a new run instead of returning the
+                one that is kept. (default: :obj:`False`)
         """
         if again or what not in self._kept:
             subject = self.subject(self.changed(what))
@@ -188,11 +188,11 @@ class Runs:
         return found
 
     def compared(self, kind: str) -> tuple[set[str], set[str]]:
-        """Compare the releases of twins, bit by bit.
+        """Compare a run on the data to one on ``changed(kind)``, bit by bit.
 
         Returns:
             tuple[set, set]: the names of releases that differed before the
-            removal and are there after it, and of those that differ after it.
+            removal and exist after it, and of those that differ after it.
         """
         one, two = self.run(), self.run(kind)
         if 'control' not in self._kept:
@@ -214,7 +214,7 @@ class Runs:
         return power - self.random, found - self.random
 
     def changed(self, what: str) -> Data:
-        """Return the graph with other content of the removed items."""
+        """Return a copy where removed items have others of :meth:`kinds`."""
         data = self.data.clone()
         generator = rng.generator(rng.derive(self.seed, _CHANGE))
         if what == 'features':
@@ -243,7 +243,7 @@ class Runs:
         return ['features'] + ['labels', 'edges'] * bool(self.removed.numel())
 
     def noisy_runs(self, what: str = 'data') -> list[NoisyRun]:
-        """Fit and remove ``worlds`` times, with different seeds."""
+        """Fit and remove on ``changed(what)``, with ``worlds`` seeds."""
         if f'noisy {what}' not in self._kept:
             data = self.changed(what)
             number = ('data', *self.kinds()).index(what)

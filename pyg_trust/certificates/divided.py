@@ -120,7 +120,7 @@ class VoteCertificate(SpeaksOf, Report):
         return self.radius >= side * side - left
 
     def certified_ratio(self, changes: int, rows: int = 0) -> float:
-        """Return the share of targets whose class is certified."""
+        """Return the share of targets that :meth:`certified` certifies."""
         return float(self.certified(changes, rows).double().mean())
 
     def certified_accuracy(

@@ -121,17 +121,17 @@ def certified_mean(
 ) -> CertifiedVotes:
     r"""Certify the class of the largest mean as in :func:`certified_votes`.
 
-    A corrupted view may lower its margin :math:`m_i = p_{i c} - p_{i c'}` to
-    -1, so that :math:`k` views may change iff
+    Corrupting view :math:`i` can lower its margin :math:`m_i = p_{i c} - p_{i
+    c'}` to -1. So class :math:`c` survives :math:`k` corrupted views iff
 
     .. math::
         \sum_i m_i - \sum_{i \in \text{the } k \text{ largest}} (m_i + 1) > 0
 
-    for all :math:`c' \ne c`, with the tolerance to spare.
+    for all :math:`c' \ne c`; the tolerance is subtracted on the left.
 
     Args:
         probability (Tensor): ``[num_views, num, num_classes]``.
-        tolerance (float): for rounding where means are deployed.
+        tolerance (float): how far rounding may move the deployed mean.
             (default: :obj:`1e-9`)
     """
     shape = ('num_views', 'num', 'num_classes')
@@ -245,17 +245,18 @@ def collective_votes(
     *,
     max_sets: Count = 20000,
 ) -> CollectiveVotes:
-    """Count the classes that survive the same corrupted views for all.
+    """Bound how many predictions stay if the same views are corrupted for all.
 
-    Tries all sets of views, if there are no more than :obj:`max_sets`;
-    otherwise the nodes whose own radius suffices surely stay, and a greedy
-    set shows how many may not.
+    Tries all sets of views, if they are at most :obj:`max_sets`, and is exact
+    then. Otherwise ``lower`` counts the nodes whose own radius suffices, and
+    ``upper`` those that stay under a set which was found greedily.
 
     Args:
-        votes (Tensor): int64, ``[num_views, num]``.
+        votes (Tensor): int64, ``[num_views, num]``: the class that each view
+            votes for.
         num_classes (int): the number of classes.
         corrupted (int): the number of corrupted views.
-        max_sets (int): see above. (default: :obj:`20000`)
+        max_sets (int): the most sets to try. (default: :obj:`20000`)
 
     Example:
         >>> votes = torch.tensor([[0, 1], [0, 1], [0, 1], [1, 0], [1, 1]])

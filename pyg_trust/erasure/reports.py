@@ -16,9 +16,9 @@ class Policy:
     r"""Rules by which a desk schedules removals.
 
     Args:
-        reserve (float): how early a batch begins before its first date: this
-            many times the sum of its own duration and that of the longest
-            batches of other models, and at least this many hours.
+        reserve (float): how long before its first due date a batch begins, as
+            a multiple of its own duration plus that of the longest batches of
+            other models, or of an hour if that is longer.
             (default: :obj:`3.0`)
         backup_days (int): the number of days that backups of the models are
             kept. The desk keeps the items of completed requests as long, as a

@@ -64,10 +64,9 @@ def locked(path: Path, reading: bool = False) -> Iterator[None]:
 def write(path: str | Path, content: bytes | memoryview) -> None:
     """Replace a file atomically: it has the old content or the new one.
 
-    A symbolic link stays one: the file that it leads to is replaced, so that
-    no name has the old content. When it returns, the content is on the disk.
-    What a process left beside the file when it was killed while writing is
-    overwritten and deleted: it may hold what has to be gone.
+    If the path is a symbolic link, the file that it leads to is replaced. When
+    the call returns, the content is on the disk. Temporary files of killed
+    processes are overwritten and deleted, as they may hold removed data.
     """
     path = Path(path).resolve()
     check_folder(path)

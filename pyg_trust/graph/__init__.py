@@ -494,7 +494,7 @@ class LastGraph:
         self._graph: CSRGraph | None = None
 
     def convert(self, graph: Any, num_nodes: int | None = None) -> CSRGraph:
-        """Convert, with parallel edges, or return the cached graph."""
+        """Convert a graph with parallel edges, or return the cached one."""
         if self._of is not None and self._graph is not None:
             reference, version, nodes = self._of
             if (

@@ -47,6 +47,6 @@ def quiet_sparse() -> Iterator[None]:
 
 
 def pick_rows(rowptr: Tensor, nodes: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the starts and entries of some rows, concatenated."""
+    """Return where rows start, ``[k + 1]``, and the positions of entries."""
     count = rowptr[nodes + 1] - rowptr[nodes]
     return pointer(count), ranges(rowptr[nodes], count)

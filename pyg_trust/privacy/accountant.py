@@ -243,13 +243,13 @@ class Accountant(IAccountant):
     ) -> float:
         r"""Return a noise multiplier that keeps steps within a budget.
 
-        Never above :obj:`epsilon`, and within one percent of it. Releases by
-        :meth:`spend_pure` are subtracted, earlier steps are not.
+        They cost at most :obj:`epsilon`, and at least 99 percent of it, less
+        what :meth:`spend_pure` recorded; earlier steps do not count.
 
         Args:
             epsilon (float): the budget.
             delta (float): in :math:`(0, 1)`.
-            sample_rate (float): :math:`m / M`.
+            sample_rate (float): the share of subgraphs that a step draws.
             steps (int): the number of steps.
         """
         if not self.pure_epsilon < check_positive('epsilon', epsilon):
@@ -443,7 +443,7 @@ class GroupAccountant(Accountant):
 
 @ACCOUNTANTS.builtin(GROUP)
 class GroupPoissonAccountant(GroupAccountant):
-    r"""Accountant as :class:`GroupAccountant`, for Poisson sampling; exact.
+    r"""Accountant as :class:`GroupAccountant`, for Poisson sampling.
 
     Args:
         num_roots (int): :math:`N`, ``loader.num_subgraphs``.

@@ -85,14 +85,14 @@ def rdp_epsilon(
 def wor_epsilon(
     history: History, delta: float, method: str = 'pld_wor'
 ) -> float:
-    r"""Compute :math:`\epsilon` of steps where a row is in one unit.
+    r"""Compute :math:`\epsilon` of steps where a row is in one subgraph.
 
     ``'pld_wor'`` composes privacy loss distributions on a pessimistic grid,
     and is a closed form where all rates are 1; ``'rdp_wor'`` is the Rényi
     bound of Ayle et al. 2023, which is larger.
 
     Args:
-        history (iterable): of :obj:`(noise_multiplier, q, steps)`.
+        history (iterable): of :obj:`(noise_multiplier, sample_rate, steps)`.
         delta (float): in :math:`(0, 1)`; not below :obj:`1e-10` for
             ``'pld_wor'`` with a rate below 1.
         method (str): :obj:`'pld_wor'` or :obj:`'rdp_wor'`.
@@ -120,10 +120,10 @@ def group_wor_profile(
     occurrences: Count,
     noise_multiplier: Positive,
 ) -> float:
-    r"""Bound :math:`\delta(\epsilon)` of a step with records in several units.
+    r"""Bound :math:`\delta(\epsilon)` of a step on overlapping subgraphs.
 
-    The step draws :math:`m` of :obj:`num_roots` units, and a record is in at
-    most :obj:`occurrences` of these.
+    The step draws :math:`m` of :obj:`num_roots` subgraphs, and a record is in
+    at most :obj:`occurrences` of these.
     """
     n, k = check_group(num_roots, occurrences)
     q, z = m / n, check_multiplier(noise_multiplier, k)

@@ -20,7 +20,7 @@ class UnitGradients:
     """Gradients of a batch, one for each subgraph.
 
     Args:
-        found (Attributed): the rows that parameters got.
+        found (Attributed): gradients as :class:`.Attributor` returns them.
         params (dict[str, Tensor]): the trained parameters, by name.
     """
 

@@ -187,7 +187,7 @@ def propose(
     The noise on the mean gradient of a step falls with the batch size
     :math:`m`, steeply at first and hardly in the end. The smallest of twenty
     batch sizes is taken whose noise is at most 1.1 times that of :math:`m =
-    M`. A plan for Poisson sampling spends more if batches are drawn without
+    M`. A plan for Poisson sampling costs more if batches are drawn without
     replacement.
 
     Args:
@@ -196,8 +196,8 @@ def propose(
         delta (float): in :math:`(0, 1)`.
         steps (int): how many steps are planned. (default: :obj:`60`)
         sampling (str): :obj:`'without_replacement'`, :obj:`'poisson'`, or
-            :obj:`'best'` for what needs less noise. (default: :obj:`'best'`)
-        terms (int): how many units a row is in at most,
+            :obj:`'best'` for the one with less noise. (default: :obj:`'best'`)
+        terms (int): in how many subgraphs a row is at most, such as
             ``EgoLoader.terms``. (default: :obj:`1`)
 
     Example:

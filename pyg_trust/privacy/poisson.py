@@ -57,16 +57,15 @@ def poisson_profile(
 ) -> float:
     r"""Compute :math:`\delta(\epsilon)` of one step, exactly.
 
-    For 'withdraw' it is the larger one of both directions.
-
     Args:
         epsilon (float): any finite number.
         q (float): the sampling rate.
         noise_multiplier (float): :math:`z = \sigma / C`.
-        form (str): :obj:`'replace'`: a unit is exchanged for any other;
-            :obj:`'withdraw'`: it is there or not. (default: :obj:`'replace'`)
-        occurrences (int): :math:`k`, how many units a record is in at most;
-            more than one for 'replace' alone. (default: :obj:`1`)
+        form (str): how neighbours differ. :obj:`'replace'`: one subgraph is
+            exchanged for any other; :obj:`'withdraw'`: one is added or
+            removed, the worse of the two. (default: :obj:`'replace'`)
+        occurrences (int): :math:`k`, in how many subgraphs a record is at
+            most; more than one for 'replace' alone. (default: :obj:`1`)
 
     Example:
         >>> poisson_profile(1.0, 0.1, 1.0) < poisson_profile(1.0, 1.0, 1.0)
@@ -90,16 +89,16 @@ def poisson_epsilon(
     *,
     occurrences: int = 1,
 ) -> float:
-    r"""Compute :math:`\epsilon` of a history of steps.
+    r"""Compute :math:`\epsilon` of steps with Poisson sampling.
 
     The losses are put on a grid pessimistically and composed by FFT.
 
     Args:
-        history (iterable): of :obj:`(noise_multiplier, q, steps)`. A release
-            with Gaussian noise of the standard deviation :math:`s` on a sum of
-            the sensitivity :math:`\Delta` is a line :obj:`(z, 1, 1)`, with
-            :math:`z = s / \Delta` for 'withdraw' and :math:`2 s / \Delta` for
-            'replace' (:math:`2 k s / \Delta` for several occurrences).
+        history (iterable): of :obj:`(noise_multiplier, sample_rate, steps)`.
+            A sum of sensitivity :math:`\Delta` with Gaussian noise of standard
+            deviation :math:`s` counts as :obj:`(z, 1, 1)`, :math:`z = s /
+            \Delta` for 'withdraw', and :math:`2 s / \Delta` for 'replace'
+            (:math:`2 k s / \Delta` for several occurrences).
         delta (float): in :math:`[10^{-10}, 1)`.
         form (str): as in :func:`poisson_profile`. (default: :obj:`'replace'`)
         occurrences (int): as in :func:`poisson_profile`. (default: :obj:`1`)

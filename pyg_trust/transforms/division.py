@@ -138,7 +138,7 @@ class Division(BaseTransform):
         return rng.derive_each(key, self.unit.n_id) % self.num_groups
 
     def part(self, data: Data | HeteroData, number: int) -> Any:
-        """Return one view of a graph that was checked."""
+        """Return view :obj:`number` of a graph, which is not checked again."""
         if self.unit is not None:
             kept = (self.owner_groups() == number).nonzero().view(-1)
             view = self.unit._inside(data, kept, joint=False)

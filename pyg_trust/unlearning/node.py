@@ -394,7 +394,7 @@ class NodeClassifier(NodeReleases, EditedInPlace):
     @property
     @synchronized
     def nodes(self) -> Tensor:
-        """The rows of the present nodes in :meth:`predict`: int64."""
+        """The positions of present nodes in :meth:`predict`: int64."""
         return self._fitted.data.graph.alive.nonzero().view(-1)
 
     @property

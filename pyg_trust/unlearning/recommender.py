@@ -324,7 +324,7 @@ class Recommender(Saved, EditedInPlace):
     @property
     @synchronized
     def n_id(self) -> Tensor:
-        """The positions in the whole graph of what remains: users, items."""
+        """Positions of present users, then items after all users: int64."""
         held = self._fitted
         return torch.cat([held.users, held.items]).nonzero().view(-1)
 
@@ -485,10 +485,7 @@ class Recommender(Saved, EditedInPlace):
 
     @synchronized
     def verify(self) -> VerifyReport:
-        """Recount the remaining interactions, and compare to the bit.
-
-        In closed form it factors anew, and compares what is held.
-        """
+        """Fit the remaining interactions anew, and compare bit by bit."""
         held = self._fitted
         size, entries = len(held.items), 0
         lists = lists_of(held.lists.pairs(), len(held.users), size)
