@@ -54,7 +54,7 @@ WEIGHTED = tuple(
     for name, weight in (
         ('too few', torch.ones(13)),
         ('integers', torch.ones(14, dtype=torch.int64)),
-        ('two dimensions', torch.ones(14, 1)),
+        ('two dimensions', torch.ones(14, 2)),
         ('a list', [1.0] * 14),
     )
 )

@@ -245,8 +245,10 @@ class SmoothedClassifier(Module):
 
     def __init__(self, model: Module, noise: BitFlips, **options: Any) -> None:
         by_new_names(options, certify_smoothed)
-        called = inspect.signature(certify_smoothed)
-        called.bind(model, None, noise, **options)  # raises a TypeError
+        known = inspect.signature(certify_smoothed).parameters
+        for name in options:
+            if name not in known:
+                raise TypeError(f"'{name}' is no option of certify_smoothed")
         super().__init__()
         self.model, self.noise, self.options = model, noise, options
 

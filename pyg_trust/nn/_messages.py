@@ -7,7 +7,7 @@ from torch import Tensor
 from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.aggr import SumAggregation
 
-from pyg_trust._checks import REAL, check_tensor
+from pyg_trust._checks import REAL, check_instance, check_tensor
 from pyg_trust._checks.graphs import check_edges
 from pyg_trust.graph import CSRGraph
 
@@ -54,6 +54,7 @@ def as_edges(
         edges = check_edges('edge_index', graph, num_nodes)
         if edge_weight is not None:
             dtypes = (*REAL, torch.bfloat16, torch.float16)
+            check_instance('edge_weight', edge_weight, Tensor)
             if edge_weight.dim() == 2 and edge_weight.size(1) == 1:
                 edge_weight = edge_weight.view(-1)  # as an edge_attr
             check_tensor('edge_weight', edge_weight, dtypes, (edges.size(1),))

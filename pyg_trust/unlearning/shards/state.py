@@ -160,7 +160,10 @@ def plain_partition(partition: Any) -> dict[str, Any]:
     elif isinstance(partition, Tensor):
         plain['shard'] = partition.tolist()
     elif isinstance(partition, list):
-        plain['shards'] = [ids.tolist() for ids in partition]
+        plain['shards'] = [
+            ids.tolist() if isinstance(ids, Tensor) else ids
+            for ids in partition
+        ]
     return plain
 
 
