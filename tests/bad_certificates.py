@@ -167,7 +167,7 @@ SMOOTHED: dict[str, Any] = {
     'nodes': values(
         3,
         'all',
-        [0],
+        ['a'],
         torch.tensor([0.5]),
         torch.tensor([N]),
         torch.tensor([-1]),

@@ -576,7 +576,12 @@ entry(
     model=LOGITS,
     data=values(3, 'data', plain_data()),
     nodes=tensor(
-        rows=False, low=0, high=N - 1, none=True, dtypes=(torch.float32,)
+        numbers=True,
+        rows=False,
+        low=0,
+        high=N - 1,
+        none=True,
+        dtypes=(torch.float32,),
     ),
     reference=tensor(low=0, high=1, none=True),
     method=choice(),

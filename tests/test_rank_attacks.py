@@ -12,7 +12,6 @@ import torch.distributed as dist
 from ranks import MEASURE, features, part_of, together
 from ranks import graph as graph
 
-import pyg_trust
 from pyg_trust import distributed
 from pyg_trust.agp import out_of_core
 from pyg_trust.agp.halo import propagate_halo
@@ -180,9 +179,9 @@ def test_parts_of_graphs_that_are_not_one(tmp_path, graph):
 
 def test_other_versions_and_items_are_refused(tmp_path):
     def work(rank):
-        with pytest.raises(ValueError, match=r"'items'.*rank 1"):
+        with pytest.raises(ValueError, match=r"'items'.*rank"):
             run_over_ranks(range(7 + rank), str)
-        with pytest.raises(ValueError, match=r"'items'.*rank 1"):
+        with pytest.raises(ValueError, match=r"'items'.*rank"):
             run_over_ranks(range(8 - rank), str)
         check_same({'seed': 3})
         # Who can't take part says so; the others do not wait.
@@ -190,7 +189,7 @@ def test_other_versions_and_items_are_refused(tmp_path):
         with pytest.raises(FAILURES, match='no disk'):
             check_same({'seed': 3}, failed)
         if rank:
-            pyg_trust.__version__ = '0.0.1'
+            distributed.__version__ = '0.0.1'
         with pytest.raises(ValueError, match=r"'version'.*0\.0\.1"):
             check_same({'seed': 3})
         with pytest.raises(ValueError, match=r"'version'.*0\.0\.1"):

@@ -1,6 +1,5 @@
 """Epsilons of reports, by an accountant that is not of this package."""
 
-import dataclasses
 import json
 
 import pytest
@@ -228,7 +227,7 @@ def test_other_removals_say_what_was_verified(make, data, requests, said):
     (*_, line) = report.verified(found).guarantee().checked
     assert 'verify() found' in line
     assert said in line
-    bad = dataclasses.replace(found, ok=False, leftovers=('node 3 in a file',))
+    bad = found.replace(ok=False, leftovers=('node 3 in a file',))
     (*_, line) = report.verified(bad).guarantee().checked
     assert 'FAILED' in line
     assert 'node 3 in a file' in line
@@ -241,7 +240,7 @@ def test_a_verification_that_fails_says_so():
     model, report = forgotten()
     found = model.verify()
     assert found.ok
-    found = dataclasses.replace(found, ok=False, leftovers=('node 3',))
+    found = found.replace(ok=False, leftovers=('node 3',))
     (*_, said) = report.verified(found).guarantee().checked
     assert 'FAILED' in said
     assert 'node 3' in said

@@ -1,9 +1,11 @@
 """Certificates: bounds of nodes' worst-case margins."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
@@ -26,6 +28,7 @@ from pyg_trust.report import (
 from pyg_trust.report.base import stated
 from pyg_trust.report.charts import Chart
 from pyg_trust.verify import proofs
+from pyg_trust.verify.accounting import FAILS, HOLDS, NOT_PROVED
 
 __all__ = ['BROKEN', 'ROBUST', 'UNKNOWN', 'Certificate']
 
@@ -144,6 +147,20 @@ class Certificate(Proved, SpeaksOf, Report):
                 f'{int(nodes[place.amax(1) == 0][0])}, which is none)'
             )
         return self.status[place.argmax(1)]
+
+    def _judged(self, arrays: dict[str, np.ndarray]) -> Iterator[str]:
+        # Of each target, where a report has their number alone.
+        found = torch.tensor(proofs.prove(arrays), dtype=torch.int8)
+        same = (
+            np.array_equal(arrays['targets'], self.targets.numpy())
+            and np.array_equal(arrays['reference'], self.reference.numpy())
+            and np.array_equal(arrays['budget'], self.local_budget.numpy())
+            and self.num_robust == int(self.robust.sum())
+            and self.num_broken == int(self.broken.sum())
+            and not any(proofs.differences(arrays, self._fields()))
+        )
+        sure = (self.status == UNKNOWN) | (self.status == found)
+        yield (HOLDS if bool(sure.all()) else NOT_PROVED) if same else FAILS
 
     def _fields(self) -> dict[str, Any]:
         return {

@@ -124,10 +124,12 @@ def _solve(
         ptr = pointer(row.bincount(minlength=n)).int()
         matrix = sparse_rows(ptr, col.int(), weight, (n, n))
         value, best, stale = reward, math.inf, 0
-        # The residual falls by a per step on any graph.
+        # On any graph the largest residual falls by a per step, and for the
+        # transpose their sum.
         while True:
             following = reward + follow * (matrix @ value.t()).t()
-            left = (following - value).abs().amax(1)
+            left = (following - value).abs()
+            left = left.sum(1) if turned else left.amax(1)
             worst = float((left / goal).max())
             stale = 0 if worst < best else stale + 1
             if worst <= 1 or stale > _STALE:

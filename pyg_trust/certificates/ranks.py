@@ -1,5 +1,6 @@
 """Certified ranks: recommendations that a few edges can't displace."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, ClassVar, NamedTuple
@@ -37,6 +38,7 @@ from pyg_trust.report import (
 from pyg_trust.report.base import stated
 from pyg_trust.report.charts import Chart
 from pyg_trust.verify import ranks as kernel
+from pyg_trust.verify.accounting import FAILS, HOLDS, NOT_PROVED
 
 __all__ = ['RankCertificate', 'certify_ranks']
 
@@ -107,6 +109,21 @@ class RankCertificate(Proved, Report):
     def certified_ratio(self) -> float:
         """Return the share of items that stay."""
         return self.num_kept / max(self.status.numel(), 1)
+
+    def _judged(self, arrays: dict[str, np.ndarray]) -> Iterator[str]:
+        # Of each item, where a report has their number alone.
+        proved, lost = kernel.prove(arrays)
+        kept, gone = (self.status == s for s in (ROBUST, BROKEN))
+        same = (
+            np.array_equal(arrays['users'], self.users.numpy())
+            and np.array_equal(arrays['best'], self.items.numpy())
+            and np.array_equal(arrays['worst'], self.worst_rank.numpy())
+            and not any(kernel.differences(arrays, self._fields()))
+            and bool((self.worst_rank[kept] <= self.k).all())
+            and (self.num_kept, self.num_lost) == (kept.sum(), gone.sum())
+        )
+        sure = proved.all() and lost[gone.numpy()].all()
+        yield (HOLDS if sure else NOT_PROVED) if same else FAILS
 
     def _fields(self) -> dict[str, Any]:
         ranks, counts = self.worst_rank.unique(return_counts=True)

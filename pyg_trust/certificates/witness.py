@@ -3,7 +3,7 @@
 import io
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
@@ -146,9 +146,12 @@ class Proved:
         if proofs.digest(witness.arrays) != self.witness_digest:
             self._kernel.read(witness.arrays)
             return FAILS
-        judged = self._kernel.judge(witness.arrays, self._fields(), math.inf)
-        found = {status for status, _ in judged}
+        found = {*self._judged(witness.arrays)}
         return next((s for s in (FAILS, NOT_PROVED) if s in found), HOLDS)
+
+    def _judged(self, arrays: dict[str, np.ndarray]) -> Iterator[str]:
+        judged = self._kernel.judge(arrays, self._fields(), math.inf)
+        return (status for status, _ in judged)
 
 
 def _file(arrays: dict[str, Any]) -> io.BytesIO:
