@@ -14,7 +14,6 @@ paper's Figure 6): its true norm, the tight bound and that of Theorem 4.7.
 """
 
 import argparse
-import itertools
 import random
 import statistics
 import time
@@ -26,10 +25,9 @@ from torch import Tensor
 from torch_geometric.data import Batch, Data
 from torch_geometric.datasets import TUDataset
 from torch_geometric.nn import GIN, global_mean_pool
-from torch_geometric.utils import get_laplacian, to_dense_adj
 
 from pyg_trust.removal import RemovalRequest, remove_from_data
-from pyg_trust.transforms import GraphEmbedding, GraphScattering
+from pyg_trust.transforms import GFT, GraphScattering
 from pyg_trust.unlearning.heads import Objective
 from pyg_trust.unlearning.newton import minimize
 from pyg_trust.unlearning.published import (
@@ -156,42 +154,6 @@ class GINClassifier:
             optimizer.step()
         net.eval()
         return self
-
-
-class GFT(GraphEmbedding):
-    """Graph Fourier baseline: spectral means, or the energies of bands."""
-
-    def __init__(self, num_bands: int = 0, *, max_degree: int | None) -> None:
-        super().__init__(max_degree)
-        self.num_bands = num_bands
-
-    def _embed(self, graph, x, ptr, sparse):
-        x = x if x.layout == torch.strided else x.to_dense()
-        edges, rows = graph.to_edge_index()[0], []
-        ends = [0, x.size(0)] if ptr is None else ptr.tolist()
-        for start, end in itertools.pairwise(ends):
-            inside = (edges[0] >= start) & (edges[0] < end)
-            index, weight = get_laplacian(
-                edges[:, inside] - start,
-                None,
-                'sym',
-                torch.float64,
-                end - start,
-            )
-            dense = to_dense_adj(index, None, weight, end - start)[0]
-            values, vectors = torch.linalg.eigh(dense)
-            signal = vectors.t().to(x.dtype) @ x[start:end]
-            if not self.num_bands:
-                sign = torch.where(vectors.sum(0) < 0, -1.0, 1.0)
-                rows.append(sign.to(x.dtype) @ signal / len(values))
-                continue
-            band = (values * self.num_bands / 2).long()
-            band = band.clamp(0, self.num_bands - 1)
-            energy = x.new_zeros((self.num_bands, x.size(1)))
-            energy.index_add_(0, band, signal.square() / len(values))
-            rows.append(energy.view(-1))
-        z = torch.stack(rows)
-        return z.to_sparse_csr() if sparse else z
 
 
 def table_1(name: str, graphs: list, splits: int, gin_splits: int) -> None:

@@ -7,6 +7,7 @@ from pyg_trust.transforms.bounded_degree import BoundedDegree
 from pyg_trust.transforms.division import Division
 from pyg_trust.transforms.gdc import GDC
 from pyg_trust.transforms.graph_scattering import (
+    GFT,
     GraphEmbedding,
     GraphScattering,
 )
@@ -18,6 +19,7 @@ from pyg_trust.transforms.shards import Shards
 __all__ = [
     'AGP',
     'GDC',
+    'GFT',
     'AggregationReport',
     'BoundedDegree',
     'Division',

@@ -1,6 +1,7 @@
 """Graph scattering as a transform, and the base of such embeddings."""
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from pyg_trust._moved import retired
 from pyg_trust.graph import CSRGraph, sparse_rows
 from pyg_trust.scattering.transform import check_order, scattering_transform
 
-__all__ = ['GraphEmbedding', 'GraphScattering']
+__all__ = ['GFT', 'GraphEmbedding', 'GraphScattering']
 
 
 @validated
@@ -217,6 +218,90 @@ class GraphScattering(GraphEmbedding):
             linear=self.linear,
             sparse=sparse,
         )
+
+    def __repr__(self) -> str:
+        return described(self)
+
+
+@functional_transform('graph_fourier')
+class GFT(GraphEmbedding):
+    r"""Graph Fourier embedding (functional name: :obj:`graph_fourier`).
+
+    The baseline of `Pan et al. <https://arxiv.org/abs/2211.10627>`_. With the
+    eigenvectors :math:`V` of the normalized Laplacian of a graph of :math:`g`
+    nodes and :math:`\hat{X} = V^\top X` it writes
+
+    .. math::
+        z_f = \frac1g \sum_k \hat{X}_{kf}
+        \quad \text{or} \quad
+        z_{b, f} = \frac1g \sum_{k : \lambda_k \in \text{band } b}
+        \hat{X}_{kf}^2,
+
+    the second if :obj:`num_bands` is given. The first depends on the signs of
+    the eigenvectors, each of which sums to at least zero here, and on their
+    basis where an eigenvalue is repeated. The second depends on neither.
+
+    Args:
+        num_bands (int, optional): the number of equal parts of :math:`[0, 2]`
+            whose energy is written. (default: :obj:`None`)
+        max_degree (int, optional): see :class:`GraphEmbedding`.
+            (default: :obj:`None`)
+        clip (bool): see :class:`GraphEmbedding`. (default: :obj:`False`)
+        attr (str): the attribute to write. (default: :obj:`'z'`)
+
+    Raises:
+        ValueError: if a graph is directed.
+    """
+
+    def __init__(
+        self,
+        num_bands: Count | None = None,
+        *,
+        max_degree: Count | None = None,
+        clip: bool = False,
+        attr: str = 'z',
+    ) -> None:
+        super().__init__(max_degree, clip, attr)
+        self.num_bands = num_bands
+
+    def _embed(
+        self,
+        graph: CSRGraph,
+        x: Tensor,
+        ptr: Tensor | None,
+        sparse: bool,
+    ) -> Tensor:
+        if not graph.is_undirected:
+            raise ValueError(
+                "'data' needs to be undirected for the graph Fourier "
+                'embedding: apply torch_geometric.transforms.ToUndirected()'
+            )
+        x = x if x.layout == torch.strided else x.to_dense()
+        row, col = graph.to_edge_index()[0]
+        ends = [0, x.size(0)] if ptr is None else ptr.tolist()
+        rows = []
+        for start, end in pairwise(ends):
+            inside = slice(int(graph.rowptr[start]), int(graph.rowptr[end]))
+            adj = x.new_zeros((end - start, end - start))
+            adj[row[inside] - start, col[inside] - start] = 1
+            scale = adj.sum(1).pow(-0.5).nan_to_num(posinf=0)
+            lonely = torch.diag((scale == 0).to(x.dtype))
+            walk = scale[:, None] * adj * scale + lonely
+            values, vectors = torch.linalg.eigh(
+                torch.eye(len(adj)).to(x) - walk
+            )
+            signal = vectors.t() @ x[start:end]
+            if self.num_bands is None:
+                sign = torch.where(vectors.sum(0) < 0, -1.0, 1.0).to(x.dtype)
+                rows.append(sign @ signal / len(adj))
+                continue
+            band = (values * self.num_bands / 2).long()
+            band = band.clamp(0, self.num_bands - 1)
+            energy = x.new_zeros((self.num_bands, x.size(1)))
+            energy.index_add_(0, band, signal.square() / len(adj))
+            rows.append(energy.view(-1))
+        z = torch.stack(rows)
+        return z.to_sparse_csr() if sparse else z
 
     def __repr__(self) -> str:
         return described(self)

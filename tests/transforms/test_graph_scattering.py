@@ -6,7 +6,7 @@ from torch_geometric.utils import one_hot
 
 from pyg_trust.graph import CSRGraph
 from pyg_trust.scattering.transform import scattering_transform
-from pyg_trust.transforms import GraphScattering
+from pyg_trust.transforms import GFT, GraphScattering
 
 
 def ring(n, d=2, seed=0):
@@ -127,3 +127,21 @@ def test_bad_graphs():
         GraphScattering()(HeteroData())
     with pytest.raises(ValueError, match='at least one'):
         GraphScattering().embed([])
+
+
+def test_the_graph_fourier_embedding_is_its_formula():
+    # Eigenvectors (1, 1) / sqrt 2 at 0 and (1, -1) / sqrt 2 at 2.
+    x = torch.tensor([[1.0], [0.5]], dtype=torch.float64)
+    edge = Data(x=x, edge_index=torch.tensor([[0, 1], [1, 0]]))
+    z = GFT(num_bands=2)(edge).z
+    expected = torch.tensor([[1.5**2 / 4, 0.5**2 / 4]], dtype=torch.float64)
+    torch.testing.assert_close(z, expected)
+    # By Parseval all bands together have the energy of the signal; a graph is
+    # embedded alone as it is in a batch, and a node without edges lies at 0.
+    lonely = Data(x=x[[0, 1, 1]], edge_index=torch.tensor([[0, 1], [1, 0]]))
+    both = GFT(num_bands=4).embed([edge, lonely]).view(2, 4)
+    assert both.sum(1).tolist() == pytest.approx([1.25 / 2, 1.5 / 3])
+    assert float(both[1, 0]) == pytest.approx((1.5**2 / 2 + 0.25) / 3)
+    assert GFT()(edge).z.shape == (1, 1)
+    with pytest.raises(ValueError, match='undirected'):
+        GFT()(Data(x=x, edge_index=torch.tensor([[0], [1]])))
