@@ -1,4 +1,5 @@
 import json
+import warnings
 
 import pytest
 import torch
@@ -6,6 +7,7 @@ from torch_geometric.data import Data
 from torch_geometric.utils import stochastic_blockmodel_graph
 
 from pyg_trust import agp as F
+from pyg_trust._checks.graphs import warn_of_scaled
 from pyg_trust.graph import CSRGraph
 from pyg_trust.utils import local_cluster
 
@@ -40,3 +42,23 @@ def test_local_cluster_from_many_seeds(data):
     assert len(small.nodes) <= 10
     again = local_cluster(data.edge_index, 110, num_nodes=300, eps=1e-5)
     assert torch.equal(again.nodes, local_cluster(graph, 110, eps=1e-5).nodes)
+
+
+def test_columns_that_were_scaled_over_all_rows_get_a_warning():
+    x = torch.randn(50, 6, dtype=torch.float64).exp()
+    binary = (x > 1).double()
+    standard = (x - x.mean(0)) / x.std(0)
+    unit = (x - x.amin(0)) / (x.amax(0) - x.amin(0))
+    for scaled, what in (
+        (standard, 'mean 0 and variance 1'),
+        ((x - x.mean(0)) / x.std(0, correction=0), 'mean 0 and variance 1'),
+        (unit.float(), 'minimum 0 and maximum 1'),
+        (torch.cat([binary, unit], 1), 'minimum 0 and maximum 1'),
+    ):
+        with pytest.warns(UserWarning, match=what):
+            warn_of_scaled('x', scaled)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        for plain in (x, binary, x[:0], torch.cat([x, unit], 1), x.sum(1)):
+            warn_of_scaled('x', plain)
+        warn_of_scaled('x', None)

@@ -188,3 +188,31 @@ def warn_of_delta(delta: float | None, count: int, what: str) -> None:
             f'of one of the {count} {what}, drawn at random, would be '
             'allowed; choose a smaller delta'
         )
+
+
+def warn_of_scaled(name: str, x: Any) -> None:
+    """Warn if all columns, but binary ones, have mean 0 and variance 1, or
+    range from 0 to 1: each row then holds statistics of all rows.
+
+    """  # noqa: D205
+    if not isinstance(x, Tensor) or x.layout != torch.strided or x.dim() != 2:
+        return
+    x = x[:, :64].detach().double()
+    x = x[:, ((x != 0) & (x != 1)).any(0) & (x != x[:1]).any(0)]
+    if x.numel() == 0:
+        return
+    near = 1e-4 + 1 / len(x)  # of the population or of a sample
+    standard = x.mean(0).abs() <= 1e-4
+    standard &= (x.var(0, correction=0) - 1).abs() <= near
+    between = (x.amin(0) == 0) & (x.amax(0) == 1)
+    for found, what in (
+        (standard, 'mean 0 and variance 1'),
+        (between, 'minimum 0 and maximum 1'),
+    ):
+        if bool(found.all()):
+            warn_user(
+                f"'{name}' seems to be scaled over all rows (columns have "
+                f'{what}): each row then holds statistics of all others, '
+                'which the guarantee does not cover; scale by public '
+                'constants, or by a private estimate of them'
+            )
