@@ -74,8 +74,6 @@ class SmoothedCertificate(SpeaksOf, Report):
             ``[1, 2]``, or ``[num_targets, 2]`` for graphs.
         noise (BitFlips): the noise.
         task (str): ``'nodes'``, ``'graphs'`` or ``'pairs'``.
-        look (int): the look at the votes after which sampling stopped, 0 if
-            the number of samples was fixed.
         alpha (float): the level of each target's bounds together.
         tolerance (float): the amount that is taken off :obj:`p_lower` and
             added to :obj:`p_upper`.

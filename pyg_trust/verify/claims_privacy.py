@@ -196,7 +196,9 @@ class PrivateTraining(Private):
         'units that were run alone: always, sampled (k of n) or not', TEXT, ''
     )
     arithmetic = given(
-        'what holds to the last bit', one_of('exact', 'sums', 'float', ''), ''
+        'what is exact integers: all, the sums, or nothing',
+        one_of('exact', 'sums', 'float', ''),
+        '',
     )
     grid_exponent = given('the grid of the noise', one_of(-SHIFT))
     persons = given('the declared owners of rows', OBJECT, {})
@@ -339,10 +341,12 @@ def unit_of_sums(
 class _Released(Private):
     relation = given('which data are neighbours', TEXT)
     directed = given('whether edges are arcs', FLAG)
-    form = given('withdraw, replace or either', _FORMS)
-    releases = given('lines of the account', NATURAL)
+    form = given(
+        "what a record is compared with: 'withdraw' is an empty one", _FORMS
+    )
+    releases = given('number of releases in the account', NATURAL)
     num_nodes = given('count, public', COUNT)
-    arithmetic = given('what holds to the last bit', one_of('exact'))
+    arithmetic = given('sums and noise are exact integers', one_of('exact'))
     grid_exponent = given('the grid of the noise', one_of(-SHIFT))
     table = given('SHA-256 of the table that draws noise', one_of(DIGEST))
 
