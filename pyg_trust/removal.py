@@ -552,6 +552,18 @@ class Removed:
         )
 
 
+def still_removed(lines: Iterable[Mapping[str, Any]]) -> RemovalRequest | None:
+    """Return the items that requests removed and that were not added again.
+
+    Args:
+        lines (list[dict]): the requests of a ledger's lines, oldest first.
+    """
+    found = Removed()
+    for line in lines:
+        found.add(line)
+    return found.request()
+
+
 def _by_kind(part: Mapping[str, Any]) -> dict[str, set[Any]]:
     arcs = {tuple(edge) for edge in part.get('directed_edges', ())}
     for u, v in part.get('edges', ()):

@@ -125,6 +125,11 @@ class Lineage:
         return found
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """A token for each state, as version 0.1 wrote them."""
+        return tuple(token for token, count in self.runs for _ in range(count))
+
+    @property
     def generation(self) -> int:
         """The number of changes since the first state."""
         return sum(count for _, count in self.runs) - 1
