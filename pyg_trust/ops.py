@@ -392,7 +392,7 @@ def pull(
 ) -> Tensor | None:
     """Compute :func:`push` if no entry is randomised, else return :obj:`None`.
 
-    Runs on the CPU. :obj:`graph` needs rows only of :func:`cost_nodes`.
+    Runs on the CPU. :obj:`graph` needs rows only of ``cost_nodes``.
     """
     rowptr, col, group_ptr, group_end, scale = graph
     z, pushed = _ops.push(

@@ -257,8 +257,8 @@ entry(
     Row('another graph', {'graph': ONE_WAY}, "'graph'"),
     Row('some items', {'items': torch.tensor([1, 2])}, "'items'"),
     Row('no budget', {'threat': one_flip(global_budget=None)}, "'threat'"),
-    users=values(None, 3, 'x', [0], torch.zeros(2), torch.tensor([N])),
-    items=values(3, 'x', [0], torch.zeros(2), torch.tensor([N])),
+    users=values(None, 3, 'x', ['a'], torch.zeros(2), torch.tensor([N])),
+    items=values(3, 'x', ['a'], torch.zeros(2), torch.tensor([N])),
     tol=values('a', None, [1], -1.0, math.nan),
 )
 

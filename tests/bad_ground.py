@@ -398,7 +398,7 @@ entry(
 
 
 ITEMS = values(
-    'a', [0.5], [True], [-1], None, torch.tensor([0.5]), 1.5, [[1]], ['a']
+    'a', [0.5], [True], [-1], None, torch.tensor([0.5]), 1.5, [[1, 2]], ['a']
 )
 PER_GRAPH = either(ITEMS, values({'a': [1]}, {-1: [1]}, {0: 'a'}, {0: None}))
 entry(

@@ -439,7 +439,7 @@ def liked_file() -> Path:
     return path
 
 
-NO_NAMES = values('a', [0.5], [-1], [99], [True], [[0]])
+NO_NAMES = values('a', [0.5], [-1], [99], [True], [[0, 1]])
 NO_PAIRS = values(3, 'a', [(0.5, 1)], [(1, 99)], [(-1, 0)], [(0, 1, 2)])
 entry(
     'unlearning.Recommender',

