@@ -340,15 +340,15 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, sparse: Any, dense: Tensor) -> Tensor:
-        # torch would transpose a matrix at every step.
-        if not hasattr(sparse, 'turned'):
-            sparse.turned = turned_rows(sparse)
-        ctx.turned = sparse.turned
+        ctx.sparse = sparse
         return sparse @ dense
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
-        return None, ctx.turned @ grad
+        # torch would transpose the matrix at every step.
+        if not hasattr(ctx.sparse, 'turned'):
+            ctx.sparse.turned = turned_rows(ctx.sparse)
+        return None, ctx.sparse.turned @ grad
 
 
 class _Faster(TorchFunctionMode):
@@ -465,7 +465,7 @@ def evaluate(
 ) -> Tensor:
     """Return the logits of a model in evaluation mode."""
     # Models may be random at inference, too.
-    with single_thread(), seeded(0), quiet():
+    with single_thread(), seeded(0), quiet(), _Faster():
         inputs = shard.inputs(ways) if inputs is None else inputs
         return shard.run(module.eval(), inputs)
 
