@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from pyg_trust._checks import check_number
+from pyg_trust._checks import check_instance, check_number
 from pyg_trust.privacy.bounds import Sizes
 from pyg_trust.privacy.clipping import opened
 from pyg_trust.privacy.codes import Attributed, Attributor
@@ -117,6 +117,7 @@ def unit_gradients(
             behind which their rows meet), or uses a parameter where its
             gradient by units is not seen.
     """
+    check_instance('model', model, nn.Module)
     count = _check_owner(owner, num_units)
     kwargs = kwargs or {}
     leaves, spec = tree_flatten((tuple(args), kwargs))

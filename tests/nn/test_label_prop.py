@@ -4,7 +4,7 @@ import torch_geometric.nn as pyg
 from torch_geometric.data import Data
 
 from pyg_trust.certificates import ThreatModel, certify
-from pyg_trust.nn import CorrectAndSmooth, LabelPropagation
+from pyg_trust.nn import LabelPropagation
 from pyg_trust.testing import make_graph
 
 GRAPH = make_graph('random')
@@ -17,27 +17,6 @@ WEIGHT = torch.rand(EDGES.size(1), generator=generator)
 SOFT = torch.rand(40, 3, generator=generator).softmax(1)
 
 
-@pytest.mark.parametrize(
-    'arguments',
-    [
-        (Y, EDGES),
-        (Y, EDGES, MASK),
-        (Y.view(-1, 1), EDGES, MASK.nonzero().view(-1)),
-        (SOFT, EDGES, MASK),
-        (Y, EDGES, MASK, WEIGHT),
-        (Y, ONE_WAY, MASK),
-        (Y, EDGES[:, EDGES[0] + EDGES[1] > 20], MASK),  # isolated nodes
-        (SOFT - 0.5, EDGES, None, None, torch.tanh),
-        (Y, GRAPH.to_torch_sparse(torch.sparse_csr), MASK),
-    ],
-)
-@pytest.mark.parametrize('alpha', [0.0, 0.7, 1.0])
-def test_layers_are_those_of_pyg(arguments, alpha):
-    theirs = pyg.LabelPropagation(4, alpha)(*arguments)
-    ours = LabelPropagation(4, alpha)(*arguments)
-    torch.testing.assert_close(ours, theirs)
-
-
 def test_layers_of_a_sparse_tensor_are_those_of_pyg():
     pytest.importorskip('torch_sparse')
     adj = GRAPH.to_sparse_tensor()
@@ -45,22 +24,6 @@ def test_layers_of_a_sparse_tensor_are_those_of_pyg():
         theirs = pyg.LabelPropagation(4, 0.7)(Y, given.t(), MASK)
         ours = LabelPropagation(4, 0.7)(Y, given.t(), MASK)
         torch.testing.assert_close(ours, theirs)
-
-
-@pytest.mark.parametrize('more', [{}, {'autoscale': False, 'scale': 1.5}])
-@pytest.mark.parametrize('edge_weight', [None, WEIGHT])
-def test_corrected_and_smoothed_as_by_pyg(more, edge_weight):
-    layers = (2, 0.8, 3, 0.6)
-    theirs = pyg.CorrectAndSmooth(*layers, **more)
-    ours = CorrectAndSmooth(*layers, **more)
-    assert str(ours) == str(theirs)
-    rest = Y[MASK], MASK, EDGES, edge_weight
-    fixed = ours.correct(SOFT, *rest)
-    torch.testing.assert_close(fixed, theirs.correct(SOFT, *rest))
-    torch.testing.assert_close(
-        ours.smooth(fixed, *rest), theirs.smooth(fixed, *rest)
-    )
-    torch.testing.assert_close(ours(SOFT, *rest), theirs(SOFT, *rest))
 
 
 def test_the_two_kinds_say_which_they_are():

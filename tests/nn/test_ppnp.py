@@ -70,20 +70,6 @@ def test_gradients_reach_the_encoder(K, normalization):
     assert float(model.encoder.weight.grad.abs().sum()) > 0
 
 
-def test_models_diffuse_their_logits():
-    adj, x = random_problem(7, 9)
-    x = x.float()
-    edge_index = adj.nonzero().t()
-    encoder = torch.nn.Sequential(
-        torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)
-    )
-    for model in (PPNP(encoder), FeaturePropagation(3, 2)):
-        h = model.logits(x)
-        assert h.shape == (9, 2)
-        z = pagerank(adj, 0.15).float() @ h
-        assert torch.allclose(model(x, edge_index), z, atol=1e-4)
-
-
 def test_feature_propagation_is_regression_on_diffused_features():
     adj, x = random_problem(8, 9)
     model = FeaturePropagation(3, 2).double()
