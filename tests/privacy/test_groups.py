@@ -17,7 +17,7 @@ from pyg_trust.privacy import poisson
 from pyg_trust.privacy.mechanisms import wor_profile
 from pyg_trust.privacy.poisson import poisson_profile, rdp_poisson
 
-# Profiles of one step by root finding: k, q, z, and delta at -.5, 0, .5, 1 and 2.
+# Profiles of one step by root finding: k, q, z; delta at -.5, 0, .5, 1 and 2.
 FAR = [
     (
         *(5, 0.05, 8.203125),
