@@ -267,7 +267,7 @@ def run_local(
         scale = len(pairs) / len(few)
         fragile = fragile_edges(threat)
         ours = partial(worst_case_margins, logits, threat.perturbations, ALPHA)
-        found = ours().margins
+        found = ours()
         measured = {}
         for tuned in (False, True):
             peer = partial(peer_margins, threat, logits, few, fragile, tuned)
@@ -307,7 +307,7 @@ def run_global(
     generator = torch.Generator().manual_seed(0)
     for strength in (6, 10):
         perturbations = ThreatModel(graph, strength=strength).perturbations
-        local = worst_case_margins(logits, perturbations, ALPHA).margins
+        local = worst_case_margins(logits, perturbations, ALPHA)
         pred = certify(logits, ThreatModel(graph, local_budget=0)).predicted
         worst, against = local[pred, :, torch.arange(len(pred))].min(1)
         # Targets that the local budgets leave open.

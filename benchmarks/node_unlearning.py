@@ -31,9 +31,14 @@ from pyg_trust.agp.propagation import propagate
 from pyg_trust.graph import CSRGraph
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.unlearning import NodeClassifier
-from pyg_trust.unlearning.heads import Gradient, Objective, slopes, targets
+from pyg_trust.unlearning.heads import (
+    Gradient,
+    Objective,
+    refine,
+    slopes,
+    targets,
+)
 from pyg_trust.unlearning.incremental import ColumnProblem, SeriesState
-from pyg_trust.unlearning.newton import refine
 from pyg_trust.unlearning.node_releases import PART
 from pyg_trust.unlearning.node_rows import Edit
 from pyg_trust.unlearning.shifts import gaussian_budget

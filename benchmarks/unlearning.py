@@ -30,7 +30,7 @@ from scattering import load, write_csv
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.transforms import GraphScattering
 from pyg_trust.unlearning import ScatteringClassifier
-from pyg_trust.unlearning.newton import minimize
+from pyg_trust.unlearning.heads import minimize
 from pyg_trust.unlearning.published import PublishedScatteringClassifier
 
 SETTINGS: dict[str, tuple[dict[str, Any], float]] = {

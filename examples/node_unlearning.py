@@ -33,10 +33,13 @@ from pyg_trust.agp.measures import sgc
 from pyg_trust.agp.propagation import propagate
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.unlearning import NodeClassifier
-from pyg_trust.unlearning.heads import Objective, targets
-from pyg_trust.unlearning.newton import refine
+from pyg_trust.unlearning.heads import (
+    Objective,
+    refine,
+    spectral_norm,
+    targets,
+)
 from pyg_trust.unlearning.published import removal_budget, tight_bound
-from pyg_trust.unlearning.rows import spectral_norm
 
 LAM, SIGMA = 1e-4, 0.1
 

@@ -28,15 +28,13 @@ from torch_geometric.nn import GIN, global_mean_pool
 
 from pyg_trust.removal import RemovalRequest, remove_from_data
 from pyg_trust.transforms import GFT, GraphScattering
-from pyg_trust.unlearning.heads import Objective
-from pyg_trust.unlearning.newton import minimize
+from pyg_trust.unlearning.heads import Objective, gram, minimize
 from pyg_trust.unlearning.published import (
     PublishedScatteringClassifier,
     paper_bound,
     removal_budget,
     tight_bound,
 )
-from pyg_trust.unlearning.rows import gram
 
 # Settings of Table 4, and the numbers of the paper.
 DATASETS: dict[str, dict[str, Any]] = {

@@ -36,13 +36,11 @@ agp.queries: prune_bound
 audit.statistics: AUC auc_interval certificates: certified_mean certified_votes
 collective_votes certificates.budget: BudgetBound dual_bound linear_program
 pagerank_bounds certificates.diffusion: diffuse
-certificates.policy: Optimum WorstCase policy_iteration robust_margins
-worst_case_margins certificates.smoothing: certified clopper_pearson
-flip_regions min_probability worst_case_probability certificates.policy:
-policy_value certificates.threat: Perturbations Policy privacy: class_messages
-clip_factors
-gaussian_epsilon gaussian_mu_for group_wor_epsilon
-group_wor_profile hop_sensitivity messages
+certificates.policy: Optimum policy_iteration policy_value
+certificates.smoothing: certified clopper_pearson flip_regions min_probability
+worst_case_probability certificates.threat: Perturbations Policy
+privacy: class_messages clip_factors gaussian_epsilon gaussian_mu_for
+group_wor_epsilon group_wor_profile hop_sensitivity messages
 poisson_epsilon private_propagate rdp_group_wor wor_epsilon
 privacy.accounting: rdp_epsilon privacy.mechanisms: fdp_terms gaussian_profile
 rdp_fdp rdp_wor rdp_wor_profile wor_profile sampler.walks: DisjointWalks
@@ -51,7 +49,7 @@ scattering_transform wavelet_bank scattering.batch: num_paths
 scattering.wavelets: itersine lazy_walk monic_cubic unlearning: bekm blpa
 gaussian_budget hash_partition majority_vote metis_partition random_partition
 removal_budget unlearning.aggregate: attention fuse info_nce mean_probability
-reconstruction_loss weighted_log_probability unlearning.newton: minimize
+reconstruction_loss weighted_log_probability unlearning.heads: minimize
 unlearning.partition: PartitionLosses PartitionQuality check_partition
 partition_from_lists partition_losses partition_quality round_partition
 shard_limits shard_sizes training_graph unlearning.published: paper_bound
@@ -74,6 +72,13 @@ ShardVerifyReport=VerifyReport UnlearnReport=ForgetReport
 
 # By package: names of 0.1 that are gone, each with what to call instead.
 _GONE = {
+    'functional': {
+        **dict.fromkeys(
+            ('WorstCase', 'worst_case_margins'),
+            'certify(logits, threat).class_margins',
+        ),
+        'robust_margins': 'RobustLoss(threat)',
+    },
     'privacy': {
         'WORAccountant': 'PLDAccountant or RDPAccountant',
         'calibrate_poisson': 'PoissonAccountant().noise_multiplier_for(...)',
@@ -82,7 +87,7 @@ _GONE = {
         'private_quantile': 'AdaptiveNorm, which follows a noisy quantile,',
         'lam_to_opacus': '2 * lam, which is noise_multiplier',
         'register_accountants': 'create_accountant(name)',
-    }
+    },
 }
 
 

@@ -9,7 +9,7 @@ from bad_functional import COUNT, NOT_NEGATIVE
 from bad_inputs import (
     FLAG,
     SEED,
-    Row,
+    bad,
     choice,
     either,
     integer,
@@ -49,7 +49,6 @@ RADIUS = values(
     (True, 0),
     None,
 )
-P = either(number(0, 1, closed='low'))
 
 
 # The sampler #################################################################
@@ -70,9 +69,8 @@ def bits() -> dict[str, Any]:
 entry(
     'ops.flip_bits',
     bits,
-    Row('not square', {'num_cols': 3}, "'num_cols'"),
-    Row('too many', {'num_samples': 2**30}, "'num_samples'"),
-    names={'rowptr': "'(rowptr|num_cols)'"},
+    bad(num_cols=3),
+    bad(num_samples=2**30),
     rowptr=values([0], 'a', None, torch.zeros(3)),
     col=values([0], 'a', None, torch.zeros(3), torch.tensor([1, 0])),
 )
@@ -116,11 +114,7 @@ for name in ('transforms.FlipBits', 'certificates.BitFlips'):
     entry(
         name,
         lambda: dict(BOTH),
-        Row(
-            'no noise',
-            {'edges': (0, 0), 'features': (0, 0)},
-            "'edges'",
-        ),
+        bad(edges=(0, 0), features=(0, 0)),
         edges=NOISE,
         features=NOISE,
         directed=FLAG,
@@ -129,7 +123,7 @@ for name in ('transforms.FlipBits', 'certificates.BitFlips'):
 entry(
     'transforms.Division',
     lambda: {'num_groups': 3},
-    Row('owners of nobody', {'by': 'owners'}, "'unit'"),
+    bad('unit', by='owners'),
     num_groups=COUNT,
     by=choice(),
     unit=values(3, 'a'),
@@ -186,10 +180,10 @@ SMOOTHED: dict[str, Any] = {
 entry(
     'certificates.certify_smoothed',
     lambda: {'model': model(), 'data': data(), 'threat': noise(), **FEW},
-    Row('sparse', {'sparse_x': True, 'transform': len}, "'sparse_x'"),
-    Row('cached', {'model': Cached()}, "'model'"),
-    Row('no graph', {'data': []}, "'data'"),
-    Row('a list of none', {'data': [None]}, "'data'"),
+    bad(sparse_x=True, transform=len),
+    bad(model=Cached()),
+    bad(data=[]),
+    bad(data=[None]),
     names={'data': "'(data|x|edge_index|graph)'"},
     data=NOISY,
     **SMOOTHED,
@@ -206,7 +200,7 @@ LABELS = values(
 entry(
     'certificates.SmoothedClassifier',
     lambda: {'model': model(), 'noise': noise()},
-    Row('an option', {'samples': 3}, "'samples'"),
+    bad(samples=3),
 )
 
 # All at once #################################################################
@@ -229,8 +223,8 @@ entry(
         'K': 2,
         'features': (1, 0),
     },
-    Row('rows that stay', {'features': (0, 0), 'attackers': 1}, 'attackers'),
-    Row('other data', {'data': HALF}, "'model' and 'data'"),
+    bad(r'\battackers', features=(0, 0), attackers=1),
+    bad("'model' and 'data'", data=HALF),
     data=values(None, 3, 'graph', undirected(N), HeteroData()),
     labels=values(3, 'x', [0], torch.zeros(N), torch.zeros(2).long()),
     **BUDGETS,
@@ -253,10 +247,10 @@ entry(
         'k': 1,
         'items': torch.arange(N),
     },
-    Row('too many', {'k': N}, "'k'"),
-    Row('another graph', {'graph': ONE_WAY}, "'graph'"),
-    Row('some items', {'items': torch.tensor([1, 2])}, "'items'"),
-    Row('no budget', {'threat': one_flip(global_budget=None)}, "'threat'"),
+    bad(k=N),
+    bad(graph=ONE_WAY),
+    bad(items=torch.tensor([1, 2])),
+    bad(threat=one_flip(global_budget=None)),
     users=values(None, 3, 'x', ['a'], torch.zeros(2), torch.tensor([N])),
     items=values(3, 'x', ['a'], torch.zeros(2), torch.tensor([N])),
     tol=values('a', None, [1], -1.0, math.nan),
@@ -277,7 +271,7 @@ def voted() -> Any:
 entry(
     'certificates.Divided',
     lambda: {'model': model(), 'num_groups': 3},
-    Row('cached', {'model': Cached()}, "'model'"),
+    bad(model=Cached()),
 )
 for name in ('certified', 'certified_ratio', 'certified_accuracy'):
     entry(
@@ -293,7 +287,7 @@ for name in ('certified', 'certified_ratio', 'certified_accuracy'):
                 ),
             },
         ),
-        Row('rows', {'rows': 1}, "'rows'"),
+        bad(rows=1),
         changes=integer(0),
         rows=integer(0),
         **({'labels': LABELS} if 'accuracy' in name else {}),

@@ -4,7 +4,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from bad_inputs import Row, values
+from bad_inputs import bad, values
 from bad_table import FOLDER, entry
 from desks import ALL, Clock, fitted, nodes
 
@@ -36,7 +36,7 @@ entry(
         desk(),
         {'name': 'scores', 'model': fitted(), 'save': place() / 'a.pt'},
     ),
-    Row('without a file', {'save': None}, "'save'"),
+    bad(save=None),
     name=WORDS,
     model=MODEL,
 )

@@ -6,10 +6,8 @@ import numpy as np
 import torch
 from bad_inputs import (
     FLAG,
-    Row,
-    choice,
+    bad,
     csr,
-    edge_indices,
     either,
     integer,
     number,
@@ -38,7 +36,6 @@ def rand(*shape: int) -> torch.Tensor:
 
 
 # What goes through a training step is not searched for NaN.
-OUTPUTS = tensor(rows=False, finite=False)
 SHARD = [0, 1, 2, 0, 1, 2]
 
 
@@ -63,7 +60,6 @@ def weighted() -> CSRGraph:
 
 # Clusters and queries
 
-SEVERAL = "'(nodes|score)'"
 entry(
     'agp.sweep_cut',
     lambda: {
@@ -71,18 +67,17 @@ entry(
         'nodes': torch.arange(3),
         'score': torch.tensor([3.0, 2.0, 1.0]),
     },
-    Row('directed', {'graph': directed()}, "'graph'"),
-    Row('weighted', {'graph': weighted()}, "'graph'"),
-    Row('twice', {'nodes': torch.tensor([0, 1, 1])}, "'nodes'"),
-    Row('NaN', {'score': torch.tensor([0, 1, torch.nan])}, "'score'"),
-    names={'nodes': SEVERAL, 'score': SEVERAL},
+    bad(graph=directed()),
+    bad(graph=weighted()),
+    bad(nodes=torch.tensor([0, 1, 1])),
+    bad(score=torch.tensor([0, 1, torch.nan])),
     nodes=tensor(low=0, high=N - 1),
     score=tensor(finite=False),
 )
 entry(
     'agp.uniform_signal',
     lambda: {'seeds': torch.tensor([0, 2]), 'num_nodes': N},
-    Row('twice', {'seeds': torch.tensor([1, 1])}, "'seeds'"),
+    bad(seeds=torch.tensor([1, 1])),
     seeds=tensor(rows=False, low=0, high=N - 1, empty=True),
 )
 
@@ -108,8 +103,7 @@ entry(
         'occurrences': 3,
         'noise_multiplier': 2.0,
     },
-    Row('more than there are', {'occurrences': 21}, "'occurrences'"),
-    names={'num_roots': "'(num_roots|occurrences|m)'"},
+    bad(occurrences=21),
     m=integer(1, 20),
     **GROUP,
 )
@@ -121,8 +115,8 @@ entry(
         'num_roots': 20,
         'occurrences': 3,
     },
-    Row('no share', {'num_roots': 21}, "'q'"),
-    Row('more than there are', {'occurrences': 21}, "'occurrences'"),
+    bad('q', num_roots=21),
+    bad(occurrences=21),
     names={**HISTORY_NAMES, 'num_roots': "'(num_roots|occurrences)'"},
     history=HISTORY,
     **GROUP,
@@ -136,8 +130,7 @@ entry(
         'num_roots': 20,
         'occurrences': 3,
     },
-    Row('no share', {'num_roots': 21}, "'q'"),
-    names={'num_roots': "'(num_roots|occurrences)'"},
+    bad('q', num_roots=21),
     orders=ORDERS,
     q=Q,
     noise_multiplier=MULTIPLIER,
@@ -148,11 +141,10 @@ entry(
 entry(
     'agp.make_measure',
     lambda: {'measure': 'katz', 'graph': csr(), 'beta': 0.1},
-    Row('no beta', {'beta': None}, "'beta'"),
-    Row('foreign', {'t': 2.0}, "'t'"),
-    Row('bad', {'beta': 2.0}, "'beta'"),
-    Row('both', {'measure': F.ppr(0.2)}, "'beta'"),
-    measure=choice(),
+    bad(beta=None),
+    bad(t=2.0),
+    bad(beta=2.0),
+    bad('beta', measure=F.ppr(0.2)),
 )
 
 # Newton
@@ -175,7 +167,7 @@ def gram_matrix() -> torch.Tensor:
 entry(
     'unlearning.minimize',
     lambda: {**newton(), 'K': gram_matrix(), 'W': newton()['B']},
-    Row('labels', {'Y': torch.zeros(4, 1).double()}, "'Y'"),
+    bad(Y=torch.zeros(4, 1).double()),
     Z=tensor(rows=False, dtypes=(torch.int64, torch.bool, torch.float32)),
     Y=tensor(),
     B=tensor(),
@@ -185,7 +177,6 @@ entry(
 
 # Partitions
 
-EDGES = edge_indices(N)
 PARTITION = tensor(low=0, high=2)
 entry(
     'unlearning.training_graph',
@@ -194,17 +185,14 @@ entry(
         'index': torch.tensor([0, 1, 2]),
         'num_nodes': N,
     },
-    Row('twice', {'index': torch.tensor([0, 0])}, "'index'"),
-    edge_index=EDGES,
+    bad(index=torch.tensor([0, 0])),
     index=tensor(rows=False, low=0, high=N - 1),
 )
 entry(
     'unlearning.check_partition',
     lambda: {'shard': shard(), 'num_shards': 3, 'num_nodes': N},
-    Row('an empty shard', {'num_shards': 4}, "'shard'"),
-    names={'num_nodes': "'num_(nodes|shards)'|'shard'"},
+    bad('shard', num_shards=4),
     shard=PARTITION,
-    num_shards=integer(1, N),
     num_nodes=integer(1, none=True),
 )
 entry(
@@ -213,19 +201,17 @@ entry(
         'shards': [torch.tensor([0, 2]), torch.tensor([1])],
         'index': torch.tensor([0, 1, 2]),
     },
-    Row('none', {'shards': []}, "'(num_)?shards'"),
-    Row('left out', {'shards': [torch.tensor([0]), [1]]}, "'shards'"),
-    Row('index twice', {'index': torch.tensor([0, 1, 1])}, "'index'"),
+    bad("'(num_)?shards'", shards=[]),
+    bad(shards=[torch.tensor([0]), [1]]),
+    bad(index=torch.tensor([0, 1, 1])),
     shards=sequence(None, 'a', torch.tensor([0.5]), [0], [7]),
     index=tensor(rows=True),
-    names={'index': "'(index|shards)'"},
 )
 entry(
     'unlearning.hash_partition',
     lambda: {'n_id': torch.arange(N), 'num_shards': 2, 'seed': 0},
-    Row('twice', {'n_id': torch.zeros(N).long()}, "'n_id'"),
+    bad(n_id=torch.zeros(N).long()),
     n_id=tensor(rows=False, low=0),
-    num_shards=integer(1, N),
 )
 
 # Propagation
@@ -234,15 +220,14 @@ SIGNAL = tensor(dtypes=(torch.int64, torch.bool, torch.float16))
 EPS = NOT_NEGATIVE
 
 PROPAGATE = (
-    Row('weighted', {'graph': weighted()}, "'graph'"),
-    Row('directed', {'graph': directed(), 'measure': F.sgc(2)}, "'graph'"),
+    bad(graph=weighted()),
+    bad(graph=directed(), measure=F.sgc(2)),
 )
 entry(
     'agp.plan_memory',
     lambda: {'num_nodes': N, 'num_edges': 14, 'num_columns': 3},
-    Row('too little', {'memory': 10}, "'memory'"),
-    Row('too many', {'memory': 10, 'columns': 2}, "'columns'"),
-    memory=values(0, -1, 2.5, 'lots', True),
+    bad(memory=10),
+    bad('columns', memory=10, columns=2),
     itemsize=values(0, 2, 4.0, 'four', None),
 )
 entry(
@@ -252,11 +237,7 @@ entry(
         'x': rand(N, 2),
         'measure': F.ppr(0.2),
     },
-    Row(
-        'a part alone',
-        {'graph': HaloGraph(csr().rowptr, csr().col, 0, N + 1)},
-        "'graph'",
-    ),
+    bad(graph=HaloGraph(csr().rowptr, csr().col, 0, N + 1)),
     x=values(
         3,
         None,
@@ -274,9 +255,9 @@ entry(
         'x': rand(N, 2),
         'measure': F.ppr(0.2),
     },
-    Row('no .npy', {'out': f'{FOLDER}/z.txt'}, "'out'"),
-    Row('tol, directed', {'tol': 0.1, 'graph': directed()}, "'tol'"),
-    Row('half', {'half': True, 'x': rand(N, 2).double()}, "'half'"),
+    bad(out=f'{FOLDER}/z.txt'),
+    bad(tol=0.1, graph=directed()),
+    bad(half=True, x=rand(N, 2).double()),
     x=values(
         3,
         None,
@@ -286,8 +267,6 @@ entry(
         torch.full((N, 2), torch.nan),
         torch.ones(N, 2).to_sparse_coo(),
     ),
-    columns=values(0, -1, 2.5, None, 'all', True),
-    memory=values(0, -1, 2.5, 'lots', True),
 )
 entry(
     'agp.propagate',
@@ -299,20 +278,11 @@ entry(
         'rows': torch.tensor([0, 2]),
     },
     *PROPAGATE,
-    Row('half', {'half': True}, "'half'"),
-    Row('tol and eps', {'tol': 0.1}, "'tol'"),
-    Row(
-        'a + b',
-        {'tol': 0.1, 'eps': 0.0, 'measure': F.Measure(0, 0, (1.0,))},
-        "'tol'",
-    ),
-    Row(
-        'tol, directed',
-        {'tol': 0.1, 'eps': 0.0, 'graph': directed()},
-        "'tol'",
-    ),
+    bad(half=True),
+    bad(tol=0.1),
+    bad(tol=0.1, eps=0.0, measure=F.Measure(0, 0, (1.0,))),
+    bad(tol=0.1, eps=0.0, graph=directed()),
     x=SIGNAL,
-    eps=EPS,
     force_push=FLAG,
     half=FLAG,
     tol=EPS,
@@ -324,7 +294,7 @@ entry(
 entry(
     'agp.chebyshev',
     lambda: {'measure': F.ppr(0.2), 'tol': 0.1},
-    Row('a + b', {'measure': F.Measure(0, 0, (1.0,))}, "'tol'"),
+    bad('tol', measure=F.Measure(0, 0, (1.0,))),
 )
 entry(
     'agp.query',
@@ -336,7 +306,6 @@ entry(
     },
     *PROPAGATE,
     signals=tensor(rows=False, low=0, high=N - 1),
-    threshold=values('a', None, np.nan, -1.0, True, [0.5]),
     dtype=values(3, None, 'float32', torch.int64, torch.float16, float),
 )
 entry(
@@ -349,19 +318,16 @@ entry(
     },
     *PROPAGATE,
     x=SIGNAL,
-    eps=EPS,
 )
 entry(
     'agp.prune_bound',
     lambda: {'graph': csr(), 'measure': F.ppr(0.2), 'eps': 0.1},
     *PROPAGATE,
-    eps=EPS,
 )
 
 # Scattering
 
 J = integer(1)
-WAVELET = choice()
 
 
 FEATURES = tensor(dtypes=(torch.int64, torch.bool, torch.float16))
@@ -381,9 +347,7 @@ entry(
         'Q': 2,
         'L': 2,
     },
-    Row('no feature', {'x': rand(N, 0)}, "'x'"),
+    bad(x=rand(N, 0)),
     x=FEATURES,
     ptr=PTR,
-    wavelet=WAVELET,
-    low_pass=choice(),
 )

@@ -15,17 +15,14 @@ from bad_functional import (
 from bad_inputs import (
     FLAG,
     PATH,
-    Row,
-    any_graph,
+    bad,
     choice,
     csr,
     damaged,
-    data,
     edge_indices,
     either,
     instance,
     integer,
-    number,
     tensor,
     undirected,
     values,
@@ -89,23 +86,18 @@ entry(
         'scale': torch.ones(2),
         'rows': torch.tensor([0, 2]),
     },
-    Row(
+    bad(
         'half',
-        {
-            'x': torch.ones(N, 2).double(),
-            **dict.fromkeys(('recv', 'send'), torch.ones(N).double()),
-            'scale': None,
-        },
-        "'half'",
+        x=torch.ones(N, 2).double(),
+        **dict.fromkeys(('recv', 'send'), torch.ones(N).double()),
+        scale=None,
     ),
-    Row('scale', {'half': False}, "'scale'"),
-    Row('rows over x', {'in_place': True}, "'in_place'"),
-    names={'rowptr': "'(rowptr|x|recv)'", 'col': "'(col|rowptr)'"},
+    bad('scale', half=False),
+    bad(in_place=True),
+    names={'rowptr': "'(rowptr|x|recv)'"},
     rowptr=RAW,
     col=tensor(rows=False, finite=False),
     x=RAW,
-    recv=RAW,
-    send=RAW,
     weights=tensor(rows=False, empty=True, finite=False),
     scale=tensor(finite=False, none=True),
     rows=tensor(rows=False, low=0, high=N - 1, none=True),
@@ -113,8 +105,7 @@ entry(
 entry(
     'ops.row_linear',
     lambda: {'x': torch.ones(3, 2), 'weight': torch.ones(4, 2)},
-    Row('shapes', {'weight': torch.ones(4, 3)}, 'as many columns'),
-    names={'x': "'(x|weight)'", 'weight': "'(x|weight)'"},
+    bad('as many columns', weight=torch.ones(4, 3)),
     x=tensor(rows=False, empty=True, finite=False),
     weight=tensor(rows=False, empty=True, finite=False),
     bias=values(torch.ones(3), 'bias', torch.ones(4).long()),
@@ -130,19 +121,10 @@ entry(
         'x': torch.ones(N, 2),
         'eps': torch.full((2,), 0.1),
     },
-    Row(
-        'rows',
-        {'receivers': (receivers()[0][:-1], receivers()[1])},
-        "'rowptr'",
-    ),
-    Row(
-        'columns',
-        {'receivers': (receivers()[0], receivers()[1][:-1])},
-        "'col'",
-    ),
+    bad('rowptr', receivers=(receivers()[0][:-1], receivers()[1])),
+    bad('col', receivers=(receivers()[0], receivers()[1][:-1])),
     names=PUSH_NAMES,
     receivers=values(3, None, 'r', (1,), [torch.tensor([0])]),
-    recv=RAW,
     x=RAW,
     eps=RAW,
     pull_above=values('a', None, np.nan, -1.0, [1]),
@@ -159,7 +141,6 @@ def solver_arguments() -> dict[str, Any]:
     }
 
 
-FOLLOW = number(0, 1, closed='low')
 THREAT = ThreatModel(csr(), fixed='none', local_budget=1).perturbations.threat
 
 
@@ -178,14 +159,9 @@ entry(
         'addition_cost': torch.zeros((2, THREAT.add_col.numel())).double(),
     },
     *(
-        Row(
-            field,
-            {
-                'threat': THREAT._replace(
-                    **{field: getattr(THREAT, field)[:-1]}
-                )
-            },
+        bad(
             f"'({field}|rowptr|col|removable|budget)'",
+            threat=THREAT._replace(**{field: getattr(THREAT, field)[:-1]}),
         )
         for field in ('rowptr', 'col', 'removable', 'budget', 'add_ptr')
     ),
@@ -209,14 +185,9 @@ entry(
         'weight': torch.ones(2),
         'perm': torch.tensor([0, 1]),
     },
-    Row('falling', {'rowptr': torch.tensor([0, 3, 2])}, "'rowptr'"),
-    Row('empty', {'rowptr': torch.tensor([0])}, "'rowptr'"),
-    Row(
-        'not sorted',
-        {'rowptr': torch.tensor([0, 2, 2]), 'col': torch.tensor([1, 0])},
-        "'col'",
-    ),
-    names={'col': "'(col|rowptr)'"},
+    bad(rowptr=torch.tensor([0, 3, 2])),
+    bad(rowptr=torch.tensor([0])),
+    bad('col', rowptr=torch.tensor([0, 2, 2]), col=torch.tensor([1, 0])),
     rowptr=tensor(rows=False, low=0, high=2),
     col=tensor(low=0, high=1),
     weight=tensor(none=True),
@@ -227,14 +198,11 @@ entry(
 entry(
     'graph.CSRGraph.from_edges',
     lambda: {'source': undirected(), 'num_nodes': N},
-    Row('twice', {'source': undirected()[:, [0] * 14]}, "'source'"),
-    Row('little', {'memory': 1000}, "'memory'"),
+    bad(source=undirected()[:, [0] * 14]),
+    bad(memory=1000),
     source=values(3, None, torch.ones(3), torch.ones(2, 3), undirected() + N),
-    num_nodes=integer(N),
     memory=values(0, -1, 2.5, 'lots', None, True),
-    names={'num_nodes': "'(num_nodes|source)'"},
 )
-EDGE_WEIGHT = tensor(none=True)
 entry(
     'graph.CSRGraph.from_edge_index',
     lambda: {
@@ -242,30 +210,24 @@ entry(
         'num_nodes': N,
         'edge_weight': torch.ones(14),
     },
-    Row('twice', {'edge_index': undirected()[:, [0] * 14]}, "'edge_index'"),
-    Row('no number', {'num_nodes': None}, "'num_nodes'"),
-    names={'num_nodes': "'(num_nodes|edge_index)'"},
+    bad(edge_index=undirected()[:, [0] * 14]),
+    bad(num_nodes=None),
     edge_index=edge_indices(N),
-    num_nodes=integer(N),
-    edge_weight=EDGE_WEIGHT,
-    duplicates=choice(),
     perm=FLAG,
 )
 
 
-def plain_data() -> Data:
-    return Data(
+def plain_data(**changes: Any) -> Data:
+    made = Data(
         x=torch.arange(12.0).view(N, 2),
         edge_index=undirected(),
         y=torch.tensor([0, 1, 0, 1, 0, 1]),
         num_nodes=N,
     )
+    made.update(changes)
+    return made
 
 
-DATA = data()
-DATA_NAMES = {
-    'data': "'(data|edge_index|data.edge_index|num_nodes|input_nodes)'"
-}
 entry(
     'graph.CSRGraph.convert',
     lambda: {
@@ -273,21 +235,9 @@ entry(
         'num_nodes': N,
         'edge_weight': torch.ones(14),
     },
-    Row('weights twice', {'graph': csr()}, "'edge_weight'"),
-    Row(
-        'another number',
-        {'graph': csr(), 'edge_weight': None, 'num_nodes': 9},
-        "'num_nodes'",
-    ),
-    names={
-        'graph': "'(graph|edge_index|edge_weight|data)'",
-        'num_nodes': "'(num_nodes|edge_index)'",
-    },
-    graph=any_graph(),
-    num_nodes=integer(N),
-    edge_weight=EDGE_WEIGHT,
+    bad('edge_weight', graph=csr()),
+    bad('num_nodes', graph=csr(), edge_weight=None, num_nodes=9),
     transposed=FLAG,
-    duplicates=choice(),
 )
 
 
@@ -304,10 +254,10 @@ entry(
         removal_ledger(),
         {'action': 'step', 'spent': 0.2, 'request': {}, 'data': ''},
     ),
-    Row('a second fit', {'action': 'fit'}, "'fit'"),
-    Row('falling', {'spent': 0.05}, "'spent'"),
-    Row('not plain', {'request': {'a': object()}}, "'request'"),
-    Row('too much', {'spent': 2.0}, 'budget'),
+    bad('fit', action='fit'),
+    bad(spent=0.05),
+    bad(request={'a': object()}),
+    bad(r'\bbudget', spent=2.0),
     action=choice(),
     spent=NOT_NEGATIVE,
     request=NAMES,
@@ -373,7 +323,7 @@ NAMED['runs'] = LINEAGE
 entry(
     'commit.Lineage.of',
     lambda: {'state': saved_state(), 'present': None},
-    Row('of another', {'present': Lineage(('1' * 32,))}, 'turned back'),
+    bad('turned back', present=Lineage(('1' * 32,))),
     names={'state': STATE_NAMES},
     state=NO_STATES,
     present=instance(none=True),
@@ -385,11 +335,7 @@ entry(
         'found': saved_state(),
         'new': saved_state('1' * 32),
     },
-    Row(
-        'another',
-        {'found': {'lineage': ['2' * 32]}},
-        'another fit',
-    ),
+    bad('another fit', found={'lineage': ['2' * 32]}),
     names={'found': STATE_NAMES, 'new': STATE_NAMES},
     place=PATH,
     found=values(3, 'a', {}, {'lineage': 3}, {'lineage': ['a']}),
@@ -410,19 +356,11 @@ entry(
         'edges': [(3, 4)],
         'labels': [5],
     },
-    Row(
-        'nothing',
-        {
-            'graphs': [],
-            'nodes': [],
-            'features': [],
-            'edges': [],
-            'labels': [],
-        },
-        'name something',
+    bad(
+        'name something', graphs=[], nodes=[], features=[], edges=[], labels=[]
     ),
-    Row('persons of nobody', {'persons': [1]}, "'unit'"),
-    Row('a unit of nobody', {'unit': 3}, "'unit'"),
+    bad('unit', persons=[1]),
+    bad(unit=3),
     persons=values(3, 'a', [0.5], [-1]),
     unit=values(3, 'a'),
     labels=PER_GRAPH,
@@ -447,21 +385,19 @@ entry(
 entry(
     'removal.remove_from_data',
     lambda: {'data': plain_data(), 'part': Part(nodes=(0,))},
-    Row('unknown', {'part': Part(nodes=(9,))}, 'node 9'),
-    Row('an edge', {'part': Part(edges=((0, 3),))}, 'edge 0'),
-    Row('everything', {'part': Part(nodes=tuple(range(N)))}, 'no node'),
-    Row('whole', {'part': Part(whole=True)}, "'part'"),
-    Row('labels', {'part': Part(labels=(0,))}, "'part'"),
-    Row('one way', {'part': Part(directed_edges=((0, 3),))}, 'edge 0'),
-    names={**DATA_NAMES, 'data': "'(data|num_nodes|edge_index)|node 0"},
-    data=DATA,
+    bad('node 9', part=Part(nodes=(9,))),
+    bad('edge 0', part=Part(edges=((0, 3),))),
+    bad('no node', part=Part(nodes=tuple(range(N)))),
+    bad(part=Part(whole=True)),
+    bad(part=Part(labels=(0,))),
+    bad('edge 0', part=Part(directed_edges=((0, 3),))),
     part=instance(),
 )
 
 entry(
     'report.Guarantee',
     lambda: {'procedure': 'a', 'promise': 'b', 'assumptions': ()},
-    Row('budgets', {'spent': {'a': 1.0}}, "'spent'"),
+    bad(spent={'a': 1.0}),
     procedure=values('', 3, None),
     promise=values('', 3, None),
     assumptions=values(3, None, 'one', [3]),
@@ -481,15 +417,9 @@ entry(
 entry(
     'utils.local_cluster',
     lambda: {'graph': undirected(), 'seeds': 0, 'num_nodes': N},
-    Row('directed', {'graph': directed(), 'num_nodes': None}, "'graph'"),
-    graph=any_graph(),
+    bad(graph=directed(), num_nodes=None),
     seeds=either(
         values('a', None, 0.5, True, -1, N),
         values(torch.tensor([0.5]), torch.tensor([0, 0]), torch.tensor([N])),
     ),
-    num_nodes=integer(N),
-    names={
-        'num_nodes': "'(num_nodes|edge_index)'",
-        'graph': "'(graph|edge_index|data)'",
-    },
 )

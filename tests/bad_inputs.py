@@ -632,7 +632,21 @@ class Row(NamedTuple):
 
     label: str
     changes: dict[str, Any]
-    names: str
+    names: str | None
+
+
+def bad(names: str | None = None, /, **changes: Any) -> Row:
+    """A call that some arguments make bad together.
+
+    Args:
+        names: what the error names, a name or a pattern; if None, what is
+            named for the first argument.
+        changes: the arguments.
+    """
+    if names is not None and names.isidentifier():
+        names = f"'{names}'"
+    label = ', '.join(f'{k}={str(v)[:30]}' for k, v in changes.items())
+    return Row(label, changes, names)
 
 
 def complaint(error: BaseException, names: str) -> str | None:

@@ -12,11 +12,11 @@ from bad_functional import (
     rand,
     shard,
 )
-from bad_ground import DATA, DATA_NAMES, plain_data
+from bad_ground import plain_data
 from bad_inputs import (
     FLAG,
-    Row,
     any_graph,
+    bad,
     choice,
     csr,
     data,
@@ -44,13 +44,12 @@ from pyg_trust.sampler.walks import DisjointWalks
 
 # Layers ######################################################################
 
-CHANNELS = integer(1)
 EDGE_GRAPH = {
     'edge_index': "'(graph|edge_index|data)'",
     'graph': "'(graph|edge_index)'",
 }
 WEIGHTED = tuple(
-    Row(f'weights: {name}', {'edge_weight': weight}, "'edge_weight'")
+    bad(edge_weight=weight)
     for name, weight in (
         ('too few', torch.ones(13)),
         ('integers', torch.ones(14, dtype=torch.int64)),
@@ -60,16 +59,12 @@ WEIGHTED = tuple(
 )
 WEIGHTED = (
     *WEIGHTED,
-    Row(
-        'weights twice',
-        {'edge_index': csr(), 'edge_weight': torch.ones(14)},
-        "'edge_weight'",
-    ),
+    bad('edge_weight', edge_index=csr(), edge_weight=torch.ones(14)),
 )
 entry(
     'nn.SGConv',
     lambda: {'in_channels': 2, 'out_channels': 3},
-    Row('two ways', {'eps': 0.1, 'half': True}, "'eps'"),
+    bad(eps=0.1, half=True),
 )
 entry(
     'nn.SGConv.forward',
@@ -90,9 +85,9 @@ entry(
 entry(
     'nn.APPNP',
     lambda: {'K': 2, 'alpha': 0.2},
-    Row('two ways', {'eps': 0.1, 'tol': 0.1}, "'eps'"),
-    Row('dropout', {'half': True, 'dropout': 0.5}, "'dropout'"),
-    Row('normalize', {'half': True, 'normalize': False}, "'normalize'"),
+    bad(eps=0.1, tol=0.1),
+    bad('dropout', half=True, dropout=0.5),
+    bad('normalize', half=True, normalize=False),
 )
 entry(
     'nn.APPNP.forward',
@@ -109,13 +104,9 @@ STEPS = integer(0, none=True)
 entry(
     'nn.LabelPropagation',
     lambda: {'num_classes': 3},
-    Row('neither', {'num_classes': None}, "'num_classes'"),
-    Row('no share', {'num_classes': None, 'num_layers': 2}, "'alpha'"),
-    Row(
-        'steps twice',
-        {'num_classes': None, 'num_layers': 2, 'alpha': 0.5, 'K': 2},
-        "'K'",
-    ),
+    bad(num_classes=None),
+    bad('alpha', num_classes=None, num_layers=2),
+    bad('K', num_classes=None, num_layers=2, alpha=0.5, K=2),
     num_layers=values(-1, 2.5, True, 2),
     num_classes=integer(2, none=True),
     alpha=number(0, 1, none=True),
@@ -138,10 +129,10 @@ def examples() -> dict[str, Any]:
 entry(
     'nn.ShardAggregator.fit',
     lambda: (nn.AttentiveAggregator(epochs=1, recon_weight=0.1), examples()),
-    Row('no edges', {'edge_index': None}, "'edge_index'"),
-    Row('no shards', {'shard': None}, "'shard'"),
-    Row('twice', {'index': torch.tensor([0, 0])}, "'index'"),
-    names={'outputs': "'(outputs|y)'", 'num_classes': "'(num_classes|y)'"},
+    bad(edge_index=None),
+    bad(shard=None),
+    bad(index=torch.tensor([0, 0])),
+    names={'num_classes': "'(num_classes|y)'"},
     outputs=tensor(rows=False),
     y=tensor(rows=True),
     index=tensor(rows=False, low=0, high=N - 1, empty=True),
@@ -154,10 +145,9 @@ entry(
 entry(
     'nn.make_aggregator',
     lambda: {'name': 'lbaggr', 'epochs': 3},
-    Row('foreign', {'alpha': 1}, 'alpha'),
-    Row('of another', {'name': nn.MeanAggregator()}, "'epochs'"),
-    Row('bad', {'epochs': 0}, "'epochs'"),
-    name=choice(),
+    bad(r'\balpha', alpha=1),
+    bad('epochs', name=nn.MeanAggregator()),
+    bad(epochs=0),
 )
 
 
@@ -173,20 +163,16 @@ MEASURE = {
     'eps': EPS,
 }
 MEASURE_ROWS = (
-    Row('no alpha', {'alpha': None}, "'alpha'"),
-    Row('none taken', {'measure': F.ppr(0.2)}, "'alpha'"),
+    bad(alpha=None),
+    bad('alpha', measure=F.ppr(0.2)),
 )
-NAME = values(3, None, ['x'])
-MAYBE_NAME = values(3, ['x'])
 entry(
     'transforms.AGP',
     lambda: {'measure': 'appnp', 'alpha': 0.2},
     *MEASURE_ROWS,
-    Row('two ways', {'eps': 0.1, 'half': True}, "'eps'"),
-    Row('no estimate to a file', {'eps': 0.1, 'out': 'z.npy'}, "'out'"),
-    Row('ranks without a file', {'over_ranks': True}, "'over_ranks'"),
-    columns=values(0, -1, 2.5, None, 'all', True),
-    memory=values(0, -1, 2.5, 'lots', True),
+    bad(eps=0.1, half=True),
+    bad('out', eps=0.1, out='z.npy'),
+    bad(over_ranks=True),
     **MEASURE,
 )
 
@@ -195,46 +181,31 @@ def agp() -> Any:
     return transforms.AGP('appnp', alpha=0.2, levels=2)
 
 
-def changed_data(**attributes: Any) -> Data:
-    made = plain_data()
-    made.update(attributes)
-    return made
-
-
 FEATURE_ROWS = (
-    Row('no features', {'data': changed_data(x=None)}, "'x'"),
-    Row('integers', {'data': changed_data(x=torch.ones(N, 2).long())}, "'x'"),
-    Row('NaN', {'data': changed_data(x=torch.full((N, 2), np.nan))}, "'x'"),
+    bad('x', data=plain_data(x=None)),
+    bad('x', data=plain_data(x=torch.ones(N, 2).long())),
+    bad('x', data=plain_data(x=torch.full((N, 2), np.nan))),
 )
 entry(
     'transforms.AGP.forward',
     lambda: (agp(), {'data': plain_data()}),
     *FEATURE_ROWS,
-    Row(
-        'directed',
-        {'data': changed_data(edge_index=undirected()[:, :7])},
-        "'graph'",
-    ),
-    names=DATA_NAMES,
-    data=DATA,
+    bad('graph', data=plain_data(edge_index=undirected()[:, :7])),
 )
 entry(
     'transforms.AGP.guarantee',
     lambda: (agp(), {'data': plain_data()}),
     *FEATURE_ROWS,
-    names=DATA_NAMES,
-    data=DATA,
 )
 entry(
     'transforms.GDC',
     lambda: {'measure': 'appnp', 'alpha': 0.2, 'top_k': 2},
     *MEASURE_ROWS,
-    Row('dense', {'top_k': None}, "'top_k'"),
+    bad(top_k=None),
     names={'measure': "'(measure|alpha)'"},
     top_k=integer(1),
     threshold=NOT_NEGATIVE,
     normalization=choice(none=True),
-    method=choice(),
     **MEASURE,
 )
 entry(
@@ -243,13 +214,7 @@ entry(
         transforms.GDC('appnp', alpha=0.2, top_k=2),
         {'data': plain_data()},
     ),
-    Row(
-        'edge attributes',
-        {'data': changed_data(edge_attr=torch.ones(14, 1))},
-        "'edge_attr'",
-    ),
-    names=DATA_NAMES,
-    data=DATA,
+    bad('edge_attr', data=plain_data(edge_attr=torch.ones(14, 1))),
 )
 DTYPES = values(3, 'float32', torch.int64, float, torch.float16)
 
@@ -259,28 +224,24 @@ def scattering(**arguments: Any) -> Any:
 
 
 def unit_data() -> Data:
-    return changed_data(x=torch.linspace(-1, 1, 12).view(N, 2))
+    return plain_data(x=torch.linspace(-1, 1, 12).view(N, 2))
 
 
 UNIT_ROWS = (
     *FEATURE_ROWS,
-    Row('too large', {'data': plain_data()}, "'x'"),
+    bad('x', data=plain_data()),
 )
 entry(
     'transforms.GraphEmbedding.forward',
     lambda: (scattering(), {'data': unit_data()}),
     *UNIT_ROWS,
-    names=DATA_NAMES,
-    data=DATA,
 )
 entry(
     'transforms.GraphEmbedding.embed',
     lambda: (scattering(), {'data': unit_data()}),
     *UNIT_ROWS,
-    Row('a list', {'data': [unit_data(), 3]}, "'data'"),
-    Row('none', {'data': []}, "'data'"),
-    names=DATA_NAMES,
-    data=DATA,
+    bad(data=[unit_data(), 3]),
+    bad(data=[]),
     dtype=DTYPES,
     sparse=FLAG,
 )
@@ -288,48 +249,29 @@ entry(
     'transforms.GraphEmbedding.signal',
     lambda: (scattering(), {'data': unit_data()}),
     *UNIT_ROWS,
-    names=DATA_NAMES,
     data=data(edges=False),
     dtype=DTYPES,
 )
 entry(
     'transforms.Shards',
     lambda: {'num_shards': 2, 'method': 'bekm', 'embedding': 'z'},
-    Row('foreign', {'alpha': 1}, "'alpha'"),
-    Row('no embedding', {'method': 'hash'}, "'embedding'"),
-    method=choice(),
+    bad(alpha=1),
+    bad('embedding', method='hash'),
 )
-
-
-def masked_data(**attributes: Any) -> Data:
-    mask = torch.tensor([True, True, True, True, False, False])
-    return changed_data(**{'train_mask': mask, **attributes})
 
 
 entry(
     'transforms.Shards.forward',
     lambda: (
         transforms.Shards(2, 'blpa', seed=0),
-        {'data': masked_data()},
+        {'data': plain_data(train_mask=torch.arange(N) < 4)},
     ),
-    Row('no mask', {'data': plain_data()}, "'train_mask'"),
-    Row(
-        'a short mask',
-        {'data': masked_data(train_mask=torch.ones(2).bool())},
-        "'train_mask'",
-    ),
-    Row(
-        'too few',
-        {'data': masked_data(train_mask=torch.arange(N) < 1)},
-        "'num_shards'",
-    ),
-    names=DATA_NAMES,
-    data=data(),
+    bad('train_mask', data=plain_data()),
+    bad('train_mask', data=plain_data(train_mask=torch.ones(2).bool())),
+    bad('num_shards', data=plain_data(train_mask=torch.arange(N) < 1)),
 )
 
 # Samplers and loaders ########################################################
-
-WHETHER = values(3, 'a', None)
 
 
 def walk_sampler() -> Any:
@@ -339,15 +281,12 @@ def walk_sampler() -> Any:
 entry(
     'sampler.DisjointWalkSampler.sample_walks',
     lambda: (walk_sampler(), {'walks': walk_sampler().partition()}),
-    Row(
-        'an unknown node',
-        {'walks': DisjointWalks(torch.tensor([0, 1]), torch.tensor([N]))},
-        "'walks",
+    bad(
+        "'walks", walks=DisjointWalks(torch.tensor([0, 1]), torch.tensor([N]))
     ),
-    Row(
-        'twice',
-        {'walks': DisjointWalks(torch.tensor([0, 2]), torch.tensor([0, 0]))},
+    bad(
         "'walks",
+        walks=DisjointWalks(torch.tensor([0, 2]), torch.tensor([0, 0])),
     ),
     input_id=values(3, 'a', [1], torch.tensor([0.5]), torch.zeros(99).long()),
 )
@@ -364,7 +303,7 @@ OPTIONS = {
     'num_steps': integer(1, none=True),
     'along': FLAG,
 }
-OWN = Row('choosing batches', {'shuffle': True}, "'shuffle'")
+OWN = bad(shuffle=True)
 entry(
     'loader.DisjointWalkLoader',
     lambda: {
@@ -374,9 +313,7 @@ entry(
         'input_nodes': torch.tensor([0, 2]),
     },
     OWN,
-    Row('too many', {'batch_size': 99, 'seed': 0}, "'batch_size'"),
-    names={**DATA_NAMES, 'input_nodes': "'(input_nodes|roots)'"},
-    data=DATA,
+    bad(batch_size=99, seed=0),
     **OPTIONS,
 )
 
@@ -395,9 +332,7 @@ entry(
         'input_nodes': torch.tensor([0, 2]),
     },
     OWN,
-    Row('degrees', {'max_degree': 2}, "'data'"),
-    names={**DATA_NAMES, 'input_nodes': "'(input_nodes|roots)'"},
-    data=DATA,
+    bad('data', max_degree=2),
     **OPTIONS,
 )
 
@@ -406,34 +341,24 @@ entry(
     'loader.GraphLoader',
     lambda: {'data': [plain_data(), plain_data()], 'batch_size': 2},
     OWN,
-    Row('no node', {'data': [plain_data(), Data(num_nodes=0)]}, "'data'"),
-    Row('no coins', {'neighboring': 'add_remove'}, "'neighboring'"),
-    Row(
-        'no rate',
-        {'neighboring': 'add_remove', 'sampling': 'poisson'},
-        "'sample_rate'",
+    bad(data=[plain_data(), Data(num_nodes=0)]),
+    bad(neighboring='add_remove'),
+    bad('sample_rate', neighboring='add_remove', sampling='poisson'),
+    bad(
+        'sample_rate',
+        neighboring='add_remove',
+        sampling='poisson',
+        sample_rate=1.5,
     ),
-    Row(
-        'a rate above one',
-        {
-            'neighboring': 'add_remove',
-            'sampling': 'poisson',
-            'sample_rate': 1.5,
-        },
-        "'sample_rate'",
-    ),
-    names={'data': "'data", 'batch_size': "'batch_size'"},
     data=values(3, None, 'a', plain_data(), [3, 4], [plain_data(), None]),
 )
 entry(
     'loader.ShardLoader',
     lambda: {'data': plain_data(), 'shard': shard(), 'num_shards': 3},
-    Row('an empty shard', {'num_shards': 4}, "'shard'"),
-    Row('none', {'shard': None}, "'shard'"),
-    Row('own', {'collate_fn': print}, "'collate_fn'"),
-    Row('outside', {'shard': torch.full((N,), -1)}, "'shard'"),
-    names=DATA_NAMES,
-    data=DATA,
+    bad('shard', num_shards=4),
+    bad(shard=None),
+    bad(collate_fn=print),
+    bad(shard=torch.full((N,), -1)),
     shard=tensor(high=2),
 )
 
@@ -455,18 +380,14 @@ ROBUST = int(CERTIFICATE.targets[CERTIFICATE.robust][0])
 entry(
     'certificates.Certificate.witness',
     lambda: (certificate(), {'node': BROKEN}),
-    Row('no witness', {'node': ROBUST}, 'has no witness'),
+    bad('has no witness', node=ROBUST),
     names={'node': 'node'},
     node=integer(0, N - 1),
 )
 entry(
     'certificates.RobustLoss',
     lambda: {'threat': threat()},
-    Row(
-        'a global budget',
-        {'threat': certificates.ThreatModel(csr(), global_budget=1)},
-        "'threat'",
-    ),
+    bad(threat=certificates.ThreatModel(csr(), global_budget=1)),
 )
 entry(
     'certificates.RobustLoss.forward',
@@ -479,11 +400,7 @@ entry(
             'pseudo': torch.tensor([0, -1, -1, 0, -1, 1]),
         },
     ),
-    Row(
-        'no unlabelled node',
-        {'pseudo': torch.tensor([-1, -1, 0, 1, -1, -1])},
-        "'pseudo'",
-    ),
+    bad(pseudo=torch.tensor([-1, -1, 0, 1, -1, -1])),
     logits=LOGITS,
     y=tensor(low=None),
     nodes=either(
@@ -509,16 +426,10 @@ entry(
         'global_budget': 3,
         'num_nodes': N,
     },
-    Row('two budgets', {'strength': 3}, "'strength'"),
-    Row('both', {'fixed': torch.tensor([[0], [1]])}, "'fixed'"),
-    Row('no edge', {'fixed': torch.tensor([[0], [3]])}, "'fixed'"),
-    Row('twice', {'fragile': torch.tensor([[0, 0], [1, 1]])}, "'fragile'"),
-    names={
-        'graph': "'(graph|edge_index|data)'",
-        'num_nodes': "'(num_nodes|edge_index)'",
-        'strength': "'strength'",
-    },
-    graph=any_graph(),
+    bad(strength=3),
+    bad(fixed=torch.tensor([[0], [1]])),
+    bad(fixed=torch.tensor([[0], [3]])),
+    bad(fragile=torch.tensor([[0, 0], [1, 1]])),
     fragile=either(
         choice(),
         values(
@@ -539,7 +450,6 @@ entry(
         integer(0, none=True), values(-torch.ones(N).long(), torch.ones(N))
     ),
     undirected=values(3, 'yes', None, 1.0),
-    num_nodes=integer(N),
 )
 
 
@@ -555,13 +465,10 @@ def deployed() -> dict[str, Any]:
 entry(
     'certificates.certify',
     deployed,
-    Row('no option', {'samples': 3}, "'samples'"),
-    Row('two alphas', {'alpha': 0.2}, "'alpha'"),
-    Row('no threat', {'threat': None}, "'threat'"),
-    names={'model': "'(model|data|threat)'"},
-    model=instance(),
+    bad(samples=3),
+    bad(alpha=0.2),
+    bad(threat=None),
     data=instance(),
-    threat=instance(),
 )
 entry(
     'certificates.certify_pagerank',
@@ -584,6 +491,5 @@ entry(
         dtypes=(torch.float32,),
     ),
     reference=tensor(low=0, high=1, none=True),
-    method=choice(),
     tol=values('a', None, np.nan, -1.0, True, [0.5]),
 )

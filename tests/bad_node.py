@@ -11,13 +11,10 @@ from bad_functional import (
     N,
     rand,
 )
-from bad_ground import DATA, DATA_NAMES, saved, temporary
+from bad_ground import saved, temporary
 from bad_inputs import (
-    PATH,
-    Row,
-    choice,
+    bad,
     csr,
-    edge_indices,
     either,
     instance,
     integer,
@@ -38,7 +35,6 @@ from pyg_trust.update import Update
 # Ops #########################################################################
 
 NODES = torch.tensor([1, 2])
-LIST = tensor(rows=False, finite=False)
 
 
 def ones(*shape: int) -> torch.Tensor:
@@ -64,7 +60,6 @@ def missing() -> torch.Tensor:
     )
 
 
-EDGES = edge_indices(N)
 entry(
     'transforms.PropagatedFeatures',
     lambda: {
@@ -74,31 +69,15 @@ entry(
         'alpha': 0.2,
         'theta': 0.1,
     },
-    Row('alpha alone', {'theta': None}, "'alpha' and 'theta'"),
-    Row('theta alone', {'alpha': None}, "'alpha' and 'theta'"),
-    Row('katz', {'measure': katz(0.01, csr())}, "'measure'"),
-    Row('a + b', {'measure': Measure(0.5, 1, (1.0,))}, "'measure'"),
-    Row(
-        'powers that grow',
-        {'measure': Measure(0.5, 0, (1.0,)), 'alpha': None, 'theta': None},
-        "'measure'",
-    ),
-    Row(
-        'beyond the bound',
-        {'x': 17 * ones(N, 2), 'alpha': None, 'theta': None},
-        "'x'",
-    ),
-    Row(
-        'many neighbours',
-        {'bound': 2.0**60, 'bits': 1, 'alpha': None, 'theta': None},
-        "'(graph|bits)'",
-    ),
-    Row(
-        'a grid too fine',
-        {'bits': 48, 'alpha': None, 'theta': None},
-        "'bits'",
-    ),
-    Row('float32', {'x': torch.ones(N, 2)}, "'x'"),
+    bad("'alpha' and 'theta'", theta=None),
+    bad("'alpha' and 'theta'", alpha=None),
+    bad(measure=katz(0.01, csr())),
+    bad(measure=Measure(0.5, 1, (1.0,))),
+    bad(measure=Measure(0.5, 0, (1.0,)), alpha=None, theta=None),
+    bad(x=17 * ones(N, 2), alpha=None, theta=None),
+    bad("'(graph|bits)'", bound=2.0**60, bits=1, alpha=None, theta=None),
+    bad(bits=48, alpha=None, theta=None),
+    bad(x=torch.ones(N, 2)),
     x=tensor(),
     alpha=UNIT,
     theta=POSITIVE,
@@ -110,21 +89,17 @@ for name, edges in (
     entry(
         f'transforms.PropagatedFeatures.{name}',
         lambda edges=edges: (features(), {'edge_index': edges()}),
-        Row(
-            'once more',
-            {
-                'edge_index': undirected()[:, :1]
-                if name == 'insert_edges'
-                else missing()
-            },
-            'edge',
+        bad(
+            r'\bedge',
+            edge_index=undirected()[:, :1]
+            if name == 'insert_edges'
+            else missing(),
         ),
-        edge_index=EDGES,
     )
 entry(
     'transforms.PropagatedFeatures.update_features',
     lambda: (features(), {'nodes': NODES, 'x': ones(2, 2)}),
-    Row('twice', {'nodes': torch.tensor([1, 1])}, "'nodes'"),
+    bad(nodes=torch.tensor([1, 1])),
     nodes=tensor(
         rows=False,
         low=0,
@@ -144,17 +119,13 @@ entry(
         'features': (NODES, ones(2, 2)),
         'remove': RemovalRequest(edges=[(0, 1)]),
     },
-    Row(
-        'twice', {'features': (NODES[:1].expand(2), ones(2, 2))}, "'features'"
-    ),
+    bad(features=(NODES[:1].expand(2), ones(2, 2))),
     nodes=tensor(rows=False, none=True, columns=False),
     edges=tensor(finite=False, rows=False, none=True),
     features=values(3, 'a', (NODES,), (NODES, 'a')),
     labels=values(3, 'a', (NODES,), (NODES, 'a')),
     graphs=values(3, None, [3]),
     graph=values(-1, None, 'a', 0.5),
-    directed=values(3, None, 'a'),
-    names={'edges': "'(edges|remove)'"},
 )
 entry(
     'update.NewNodes',
@@ -164,8 +135,8 @@ entry(
         'train': NODES > 0,
         'n_id': NODES,
     },
-    Row('no label', {'y': NODES - 2, 'train': NODES > 0}, "'train'"),
-    Row('twice', {'n_id': torch.tensor([1, 1])}, "'n_id'"),
+    bad('train', y=NODES - 2, train=NODES > 0),
+    bad(n_id=torch.tensor([1, 1])),
     x=tensor(rows=False, columns=False),
     y=tensor(finite=False, columns=False, none=True, low=-1),
     train=tensor(finite=False, columns=False, none=True),
@@ -174,8 +145,8 @@ entry(
 entry(
     'transforms.PropagatedFeatures.update',
     lambda: (features(), {'update': Update(edges=missing())}),
-    Row('once more', {'update': Update(edges=undirected()[:, :1])}, 'edge'),
-    Row('labels', {'update': RemovalRequest(labels=[0])}, "'update'"),
+    bad(r'\bedge', update=Update(edges=undirected()[:, :1])),
+    bad(update=RemovalRequest(labels=[0])),
     update=values(3, 'a', [3]),
 )
 
@@ -218,23 +189,12 @@ def state(**changes: Any) -> dict[str, Any]:
 entry(
     'unlearning.NodeClassifier',
     lambda: {'measure': 'appnp', 'alpha': 0.2, 'K': 2},
-    Row('katz', {'measure': 'katz', 'alpha': None}, "'measure'"),
-    Row(
-        'an encoder of these data',
-        {'encoder': torch.nn.Identity()},
-        "'encoder'",
-    ),
-    Row('a long series', {'features': 'push'}, "'features'|features="),
-    Row('theta', {'theta': 0.5}, "'theta'"),
-    Row('a bound beyond all grids', {'bound': 1e14}, "'bound'"),
+    bad(measure='katz', alpha=None),
+    bad(encoder=torch.nn.Identity()),
+    bad("'features'|features=", features='push'),
+    bad(theta=0.5),
+    bad(bound=1e14),
     alpha=SHARE,
-    t=values('a', [1.0], 0.5),
-    start_is_public=values(3, None, 'a'),
-    names={
-        't': "'t'",
-        'alpha': "'alpha'",
-        'encoder': "'encoder'",
-    },
 )
 entry(
     'unlearning.NodeClassifier.fit',
@@ -242,11 +202,9 @@ entry(
         classifier(),
         {'data': nodes_data(), 'train_nodes': torch.tensor([0, 1, 2, 3])},
     ),
-    Row('twice', {'train_nodes': torch.tensor([0, 1, 1])}, "'train_nodes'"),
-    Row('none', {'train_nodes': torch.tensor([]).long()}, "'train_nodes'"),
-    Row('one class', {'train_nodes': torch.tensor([0, 2])}, "'data.y'"),
-    names=DATA_NAMES,
-    data=DATA,
+    bad(train_nodes=torch.tensor([0, 1, 1])),
+    bad(train_nodes=torch.tensor([]).long()),
+    bad("'data.y'", train_nodes=torch.tensor([0, 2])),
     train_nodes=tensor(
         rows=False,
         low=0,
@@ -271,11 +229,7 @@ for name in ('remove', 'plan'):
     entry(
         f'unlearning.NodeClassifier.{name}',
         lambda: (fitted(), {'request': RemovalRequest(nodes=[0])}),
-        Row(
-            'a class',
-            {'request': RemovalRequest(labels=[0, 2])},
-            'class 0 without',
-        ),
+        bad('class 0 without', request=RemovalRequest(labels=[0, 2])),
         request=REQUEST,
         names={
             'request': "'(requests?|remove|update)'|node 99|node 5|the request"
@@ -294,13 +248,9 @@ for given in ('update', 'release'):
             ()
             if given == 'release'
             else (
-                Row('an edge', {'update': Update(edges=EDGE)}, 'edge'),
-                Row('a graph', {'update': Update(graph=1)}, "'graph'"),
-                Row(
-                    'a class',
-                    {'update': RemovalRequest(labels=[0, 2])},
-                    'class 0 without',
-                ),
+                bad(r'\bedge', update=Update(edges=EDGE)),
+                bad('graph', update=Update(graph=1)),
+                bad('class 0 without', update=RemovalRequest(labels=[0, 2])),
             )
         ),
         reference=values(3, ['a'], 'a' * 31),
@@ -317,17 +267,15 @@ for given in ('update', 'release'):
 entry(
     'unlearning.NodeClassifier.load_state_dict',
     lambda: (classifier(), {'state': fitted_state()}),
-    Row('NaN', {'state': state(weight=float('nan'))}, 'state'),
-    Row('other weights', {'state': state(weight=9.0)}, 'state'),
-    Row('no data', {'state': state(data={})}, 'state'),
-    names={'state': 'state'},
+    bad(r'\bstate', state=state(weight=float('nan'))),
+    bad(r'\bstate', state=state(weight=9.0)),
+    bad(r'\bstate', state=state(data={})),
     state=damaged_or_old,
 )
 entry(
     'unlearning.NodeClassifier.load',
     lambda: (classifier(), {'path': saved_state()}),
-    Row('another file', {'path': saved()}, 'state'),
-    path=PATH,
+    bad(r'\bstate', path=saved()),
 )
 # Classifiers of links #######################################################
 
@@ -353,16 +301,9 @@ def linked_file() -> Path:
 entry(
     'unlearning.LinkClassifier',
     lambda: {'measure': 'appnp', 'alpha': 0.2, 'K': 2},
-    Row('katz', {'measure': 'katz', 'alpha': None}, "'measure'"),
-    Row(
-        'an encoder of these data',
-        {'encoder': torch.nn.Identity()},
-        "'encoder'",
-    ),
+    bad(measure='katz', alpha=None),
+    bad(encoder=torch.nn.Identity()),
     alpha=SHARE,
-    t=values('a', [1.0], 0.5),
-    start_is_public=values(3, None, 'a'),
-    names={'t': "'t'", 'alpha': "'alpha'", 'encoder': "'encoder'"},
 )
 for name in ('decision_function', 'predict', 'predict_proba'):
     entry(
@@ -383,16 +324,8 @@ for name in ('decision_function', 'predict', 'predict_proba'):
 entry(
     'unlearning.LinkClassifier.load',
     lambda: (links(), {'path': linked_file()}),
-    Row('another file', {'path': saved()}, 'state'),
-    path=PATH,
+    bad(r'\bstate', path=saved()),
 )
-
-
-def unlinked() -> tuple[Any, dict[str, Any]]:
-    """The report of a removal of links, and what was verified after it."""
-    model = linked()
-    report = model.remove(RemovalRequest(nodes=[0]))
-    return report, {'found': model.verify()}
 
 
 def fitted_state() -> dict[str, Any]:
@@ -415,7 +348,7 @@ def removed() -> tuple[Any, dict[str, Any]]:
 entry(
     'unlearning.ForgetReport.verified',
     removed,
-    Row('of other weights', {'found': fitted().verify()}, "'found'"),
+    bad(found=fitted().verify()),
     found=instance(),
 )
 
@@ -444,7 +377,6 @@ NO_PAIRS = values(3, 'a', [(0.5, 1)], [(1, 99)], [(-1, 0)], [(0, 1, 2)])
 entry(
     'unlearning.Recommender',
     lambda: {'method': 'paths', 'exponents': (0.5, 0.5, 0.5)},
-    method=choice(),
     exponents=values(
         *(3, None, 'abc', (0.5,), (0.5, 0.5, -0.1), (2.1, 0.0, 0.0)),
         *((float('nan'), 0, 0), ('a', 0, 0), (0, 0, 0, 0)),
@@ -459,12 +391,8 @@ entry(
         liking()[0],
         {'interactions': liking()[1], 'num_users': 3, 'num_items': 4},
     ),
-    Row(
-        'twice',
-        {'interactions': torch.tensor([[0, 0], [1, 1]])},
-        "'interactions'",
-    ),
-    Row('a type', {'edge_type': ('a', 'b', 'c')}, "'edge_type'"),
+    bad(interactions=torch.tensor([[0, 0], [1, 1]])),
+    bad(edge_type=('a', 'b', 'c')),
     names={
         'interactions': "'(interactions|edge_type)'",
         'num_users': "'(num_users|interactions)'",
@@ -478,19 +406,19 @@ entry(
     ),
     num_users=values(None, 'a', 0, -1, 1.5, 2),
     num_items=values(None, 'a', 0, -1, 1.5, 3),
-    edge_type=values(3, 'a'),
 )
 for name in ('plan', 'remove'):
     entry(
         f'unlearning.Recommender.{name}',
         lambda: (liked(), {'users': [0]}),
-        Row('nothing', {'users': []}, 'name something to remove'),
-        Row('a part', {'users': None, 'interactions': [(0, 3)]}, r'\(0, 3\)'),
+        bad('name something to remove', users=[]),
+        bad(r'\(0, 3\)', users=None, interactions=[(0, 3)]),
         names={
             'users': "'users|user 99",
             'items': "'items|item 99",
             'interactions': r"'interactions|interaction \(1, 99\)",
         },
+        request=instance(none=True),
         users=NO_NAMES,
         items=NO_NAMES,
         interactions=NO_PAIRS,
@@ -503,6 +431,5 @@ for name in ('plan', 'remove'):
 entry(
     'unlearning.Recommender.load',
     lambda: (liking()[0], {'path': liked_file()}),
-    Row('another file', {'path': saved()}, 'state'),
-    path=PATH,
+    bad(r'\bstate', path=saved()),
 )

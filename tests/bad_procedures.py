@@ -13,12 +13,11 @@ from bad_functional import (
     N,
     rand,
 )
-from bad_ground import DATA, DATA_NAMES, saved, temporary
+from bad_ground import plain_data, saved, temporary
 from bad_inputs import (
     FUNCTION,
-    PATH,
-    Row,
     anything,
+    bad,
     choice,
     damaged,
     damaged_or_old,
@@ -31,7 +30,7 @@ from bad_inputs import (
     undirected,
     values,
 )
-from bad_layers import changed_data, scattering, walk_loader
+from bad_layers import scattering, walk_loader
 from bad_table import TABLE, entry
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import GCNConv
@@ -48,8 +47,6 @@ from pyg_trust.update import Update
 
 # Privacy #####################################################################
 
-NOISE_NAMES = {'noise_multiplier': "'(noise_multiplier|lam)'"}
-
 
 def accountant() -> Any:
     made = privacy.RDPAccountant()
@@ -60,7 +57,7 @@ def accountant() -> Any:
 entry(
     'privacy.Accountant.get_epsilon',
     lambda: (accountant(), {'delta': 1e-5}),
-    Row('more', {'alphas': [2.0]}, "'delta'"),
+    bad('delta', alphas=[2.0]),
     args=anything('a row above refuses whatever comes'),
 )
 
@@ -68,11 +65,7 @@ entry(
 entry(
     'privacy.Accountant.load_state_dict',
     lambda: (accountant(), {'state_dict': accountant().state_dict()}),
-    Row(
-        'turned back',
-        {'state_dict': privacy.RDPAccountant().state_dict()},
-        'state',
-    ),
+    bad(r'\bstate', state_dict=privacy.RDPAccountant().state_dict()),
     names={'state_dict': 'state|pure_epsilon'},
     state_dict=damaged,
 )
@@ -94,7 +87,7 @@ entry(
         'mean_runs': 1.0,
         'seed': 0,
     },
-    Row('no engine', {'train': lambda rate: rate}, "'train'"),
+    bad(train=lambda rate: rate),
     candidates=values(3, None, [], {0.1}),
     mean_runs=RUNS,
     shape=SHAPE,
@@ -102,7 +95,7 @@ entry(
 entry(
     'privacy.AdaptiveNorm',
     lambda: {},
-    Row('outside', {'initial': 1e9}, "'initial'"),
+    bad(initial=1e9),
     bounds=values(3, None, (1.0,), (2.0, 1.0), (0.0, 1.0), ('a', 1.0)),
 )
 
@@ -112,7 +105,7 @@ def release(data: Any) -> Any:
 
 
 def labelled() -> Any:
-    return changed_data(y=torch.zeros(N, dtype=torch.int64))
+    return plain_data(y=torch.zeros(N, dtype=torch.int64))
 
 
 entry(
@@ -123,8 +116,8 @@ entry(
         'num_canaries': 16,
         'seed': 0,
     },
-    Row('no labels', {'data': changed_data(y=None)}, "'data.y'"),
-    Row('nothing', {'train': lambda data: 3}, "'train'"),
+    bad("'data.y'", data=plain_data(y=None)),
+    bad(train=lambda data: 3),
     claim=number(0, closed='low', none=True),
 )
 
@@ -152,10 +145,6 @@ def training() -> dict[str, Any]:
     }
 
 
-def criterion(out: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    return torch.nn.functional.cross_entropy(out, target)
-
-
 def private(engine: Any, **arguments: Any) -> Any:
     return engine.make_private(
         **training(), noise_multiplier=4.0, max_grad_norm=1.0, **arguments
@@ -179,30 +168,20 @@ PARTS = {
     'max_grad_norm': POSITIVE,
 }
 PARTS_ROWS = (
-    Row('layers', {'module': batchnorm()}, 'BatchNorm|module|optimizer'),
-    Row(
-        'other parameters',
-        {'optimizer': torch.optim.SGD(Net().parameters(), lr=0.1)},
-        "'optimizer'",
-    ),
-    Row(
-        'propagated',
-        {
-            'data_loader': loader.DisjointWalkLoader(
-                changed_data(propagated=('x',)), 1, 2, seed=0
-            )
-        },
-        "'data_loader'",
+    bad('BatchNorm|module|optimizer', module=batchnorm()),
+    bad(optimizer=torch.optim.SGD(Net().parameters(), lr=0.1)),
+    bad(
+        data_loader=loader.DisjointWalkLoader(
+            plain_data(propagated=('x',)), 1, 2, seed=0
+        )
     ),
 )
 entry(
     'privacy.PrivacyEngine',
     lambda: {},
-    Row('no ledger', {'ledger_head': 'a'}, "'ledger_head'"),
+    bad(ledger_head='a'),
     noise=choice(),
     accountant=choice(none=True),
-    ledger=values(3, ['a']),
-    ledger_head=values(3, ['a']),
 )
 entry(
     'privacy.PrivacyEngine.make_private',
@@ -217,13 +196,8 @@ entry(
         },
     ),
     *PARTS_ROWS,
-    Row('no delta', {'target_delta': None}, "'target_delta'"),
-    Row('no epsilon', {'target_epsilon': None}, "'target_epsilon'"),
-    names={
-        **NOISE_NAMES,
-        'target_epsilon': "'target_epsilon'",
-        'target_delta': "'(target_)?delta'",
-    },
+    bad(target_delta=None),
+    bad(target_epsilon=None),
     **PARTS,
 )
 entry(
@@ -239,15 +213,14 @@ entry(
         },
     ),
     *PARTS_ROWS,
-    Row('both', {'epochs': 2}, "'steps'"),
-    Row('noise', {'noise_multiplier': 2.0}, "'noise_multiplier'"),
-    names={'target_delta': "'(target_)?delta'"},
+    bad('steps', epochs=2),
+    bad(noise_multiplier=2.0),
     **PARTS,
 )
 entry(
     'privacy.PrivacyEngine.report',
     lambda: (attached(), {'delta': 1e-3}),
-    Row('no target', {'delta': None}, "'delta'"),
+    bad(delta=None),
     delta=UNIT,
 )
 
@@ -327,7 +300,7 @@ def classifier_state(**changes: Any) -> dict[str, Any]:
 
 GRAPHS = values(3, None, 'a', [], [3], [*graphs(), None], [HeteroData()])
 UNLABELLED = [Data(x=g.x, edge_index=g.edge_index) for g in graphs()]
-LABEL_ROW = Row('no labels', {'graphs': UNLABELLED}, "graph 0|'y'|'graphs'")
+LABEL_ROW = bad("graph 0|'y'|'graphs'", graphs=UNLABELLED)
 GRAPH_NAMES = {'graphs': "'(graphs|data)'"}
 REQUESTS = (
     instance(),
@@ -350,35 +323,25 @@ entry(
         fitted_classifier(),
         {'request': RemovalRequest(nodes={0: [1]})},
     ),
-    Row(
-        'a class',
-        {'request': RemovalRequest(graphs=[0, 2, 4])},
-        'a class without',
-    ),
-    Row(
-        'a graph',
-        {'request': RemovalRequest(nodes={0: list(range(N))})},
-        'no node',
-    ),
-    names=REQUEST_NAMES,
+    bad('a class without', request=RemovalRequest(graphs=[0, 2, 4])),
+    bad('no node', request=RemovalRequest(nodes={0: list(range(N))})),
     request=either(*REQUESTS),
 )
 entry(
     'unlearning.ScatteringClassifier.update',
     lambda: (fitted_classifier(), {'update': Update(graphs=graphs()[:1])}),
-    Row('no graph', {'update': Update(graph=9, labels=ONE)}, 'graph 9'),
-    Row('labels', {'update': Update(labels=ONE)}, "'labels'"),
-    Row('nothing', {'update': []}, "'update'"),
+    bad('graph 9', update=Update(graph=9, labels=ONE)),
+    bad('labels', update=Update(labels=ONE)),
+    bad(update=[]),
     update=values(3, 'a', [3], RemovalRequest(graphs=[99])),
-    names={'update': "'update'|graph 99"},
 )
 entry(
     'unlearning.ScatteringClassifier.load_state_dict',
     lambda: (classifier(), {'state': fitted_classifier().state_dict()}),
-    Row('a state of another fit', {'state': {}}, 'state'),
-    Row('NaN', {'state': classifier_state(W=np.nan)}, 'state'),
-    Row('other weights', {'state': classifier_state(W=9.0)}, 'state'),
-    Row('no graphs', {'state': classifier_state(graphs={})}, 'state'),
+    bad(r'\bstate', state={}),
+    bad(r'\bstate', state=classifier_state(W=np.nan)),
+    bad(r'\bstate', state=classifier_state(W=9.0)),
+    bad(r'\bstate', state=classifier_state(graphs={})),
     names={'state': 'state'},
     state=damaged_or_old,
 )
@@ -393,8 +356,7 @@ def saved_classifier() -> Path:
 entry(
     'unlearning.ScatteringClassifier.load',
     lambda: (classifier(), {'path': saved_classifier()}),
-    Row('another file', {'path': saved()}, 'state'),
-    path=PATH,
+    bad(r'\bstate', path=saved()),
 )
 entry(
     'audit.membership_inference',
@@ -404,9 +366,9 @@ entry(
         'members': torch.tensor([0, 1, 2]),
         'others': torch.tensor([3, 4, 5]),
     },
-    Row('both', {'others': torch.tensor([2, 3])}, "'members'"),
-    Row('twice', {'others': torch.tensor([3, 3])}, "'others'"),
-    Row('a type alone', {'node_type': 'user'}, "'node_type'"),
+    bad('members', others=torch.tensor([2, 3])),
+    bad(others=torch.tensor([3, 3])),
+    bad(node_type='user'),
     names={'probability': "'(probability|y|members|others)'"},
     probability=tensor(),
     y=tensor(low=0, high=1),
@@ -420,7 +382,7 @@ entry(
 
 
 def train_data() -> Data:
-    made = changed_data(
+    made = plain_data(
         x=torch.linspace(-1, 1, 12).view(N, 2),
         train_mask=torch.ones(N, dtype=torch.bool),
     )
@@ -451,8 +413,8 @@ PARTITIONS = either(
 entry(
     'unlearning.ShardedUnlearner',
     lambda: {'model_factory': Net, 'num_shards': 2},
-    Row('no partition', {'partition': None}, "'partition'"),
-    Row('a model', {'model_factory': Net()}, "'model_factory'"),
+    bad(partition=None),
+    bad(model_factory=Net()),
     partition=PARTITIONS,
     aggregator=choice(),
     epochs=integer(1, none=True),
@@ -474,11 +436,7 @@ entry(
     ),
 )
 FIT_ROWS = tuple(
-    Row(
-        label,
-        {'data': changed_data(**{**train_data().to_dict(), **change})},
-        names,
-    )
+    bad(names, data=plain_data(**{**train_data().to_dict(), **change}))
     for label, change, names in (
         ('no mask', {'train_mask': None}, "'train_mask'"),
         ('no features', {'x': None}, "'x'"),
@@ -493,26 +451,24 @@ entry(
     'unlearning.ShardedUnlearner.fit',
     lambda: (unlearner(), {'data': train_data()}),
     *FIT_ROWS,
-    names=DATA_NAMES,
-    data=DATA,
 )
 for name in ('predict', 'predict_proba'):
     entry(
         f'unlearning.ShardedUnlearner.{name}',
         lambda: (fitted_unlearner(), {}),
-        Row('both', {'data': train_data(), 'nodes': [0]}, "'nodes'"),
+        bad('nodes', data=train_data(), nodes=[0]),
         *(
-            Row(f'data: {label}', {'data': bad}, "'(data|x|edge_index)'")
-            for label, bad in (
+            bad("'(data|x|edge_index)'", data=wrong)
+            for _, wrong in (
                 *data()(train_data()),
-                ('no features', changed_data(x=None)),
-                ('a column less', changed_data(x=torch.ones(N, 1))),
+                ('no features', plain_data(x=None)),
+                ('a column less', plain_data(x=torch.ones(N, 1))),
             )
-            if bad is not None
+            if wrong is not None
         ),
         data=anything('rows above'),
         nodes=values('a', [0.5], [-1], [N], torch.tensor([0.5]), [True]),
-        names={'nodes': "'nodes'|node"},
+        names={},
     )
 for name, given in (
     ('plan', 'update'),
@@ -525,16 +481,8 @@ for name, given in (
             fitted_unlearner(),
             {given: RemovalRequest(nodes=[0])},
         ),
-        Row(
-            'all of them',
-            {given: RemovalRequest(nodes=[0, 1, 2, 3, 4, 5])},
-            'no node',
-        ),
-        Row(
-            'a class',
-            {given: RemovalRequest(nodes=[0, 2, 4])},
-            'leave class 0',
-        ),
+        bad('no node', **{given: RemovalRequest(nodes=[0, 1, 2, 3, 4, 5])}),
+        bad('leave class 0', **{given: RemovalRequest(nodes=[0, 2, 4])}),
         names={
             **REQUEST_NAMES,
             'update': "'(update|remove)'|node|edge|feature",
@@ -546,8 +494,7 @@ for name, given in (
 entry(
     'unlearning.ShardedUnlearner.repartition',
     lambda: (fitted_unlearner(), {'partition': [[0, 1, 2], [3, 4, 5]]}),
-    Row('no method', {'partition': None}, "'partition'"),
-    names={'partition': "'(partition|method)'"},
+    bad(partition=None),
     partition=PARTITIONS,
 )
 FOLDERS = values(3, 1.5, ['a'])
@@ -563,7 +510,7 @@ for name in ('save', 'load'):
     entry(
         f'unlearning.ShardedUnlearner.{name}',
         with_folder,
-        Row('no folder', {'folder': None}, "'folder'"),
+        bad(folder=None),
         folder=FOLDERS,
     )
 
@@ -583,11 +530,10 @@ entry(
         'request': RemovalRequest(nodes=[0, 1]),
         'tests': ['bytes'],
     },
-    Row('no features', {'data': changed_data(x=None)}, "'x'"),
-    Row('membership', {'tests': ['membership']}, 'candidates'),
-    Row('no subject', {'make': lambda: 3}, "'make'"),
+    bad('x', data=plain_data(x=None)),
+    bad(r'\bcandidates', tests=['membership']),
+    bad(make=lambda: 3),
     request=either(*REQUESTS),
-    names=REQUEST_NAMES,
     tests=values('twins', 3, ['a'], [3]),
     candidates=values(
         [1],

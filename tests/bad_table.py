@@ -1,20 +1,27 @@
 """The table of bad inputs: its entries, and what they share."""
 
 import atexit
+import math
 import shutil
 import tempfile
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from bad_inputs import (
+    PATH,
     SEED,
     Kind,
     Row,
+    any_graph,
+    choice,
+    data,
     declared,
+    edge_indices,
     entry_points,
     instance,
     integer,
     number,
+    tensor,
     values,
 )
 
@@ -34,8 +41,27 @@ TABLE: dict[str, Entry] = {}
 
 # What an argument of this name is, wherever an entry says nothing else.
 NAMED: dict[str, Kind] = {
-    'graph': instance(),
-    'measure': instance(),
+    **dict.fromkeys(('model', 'noise', 'request', 'threat'), instance()),
+    **dict.fromkeys(
+        ('adjacency', 'duplicates', 'low_pass', 'measure', 'method', 'name'),
+        choice(),
+    ),
+    'neighboring': choice(none=True),
+    'data': data(),
+    'graph': any_graph(),
+    'edge_index': edge_indices(6),
+    'edge_type': values(3, 'a'),
+    'edge_weight': tensor(none=True),
+    'num_nodes': integer(6),
+    'num_shards': integer(1, 6),
+    'path': PATH,
+    'columns': values(0, -1, 2.5, None, 'all', True),
+    'memory': values(0, -1, 2.5, 'lots', True),
+    **dict.fromkeys(('directed', 'start_is_public'), values(3, None, 'a')),
+    **dict.fromkeys(('ledger', 'ledger_head'), values(3, ['a'])),
+    't': values('a', [1.0], 0.5),
+    'eps': number(0, closed='low'),
+    'threshold': values('a', None, math.nan, -1.0, True, [0.5]),
     'seed': SEED,
     'alpha': number(0, 1),
     'delta': number(0, 1),

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from bad_inputs import Row, integer, values
+from bad_inputs import bad, integer, values
 from bad_table import entry
 from torch_geometric.data import HeteroData
 
@@ -43,7 +43,7 @@ entry(
         'on_removal': {},
         'same': torch.tensor([[0], [1]]),
     },
-    Row('no owners', {'owned': {}}, 'owned'),
+    bad(r'\bowned', owned={}),
     data=values(3, None, torch.zeros(2)),
     person=values(3, 'shop'),
     num_persons=values(4, 'a', -1),
@@ -68,7 +68,7 @@ entry(
             'other': torch.tensor([1]),
         },
     ),
-    Row('one person', {'one': torch.tensor([1])}, "'one' and 'other'"),
+    bad("'one' and 'other'", one=torch.tensor([1])),
     node_type=values(3, None, 'nobody'),
     one=ROWS,
     other=ROWS,
@@ -92,9 +92,9 @@ entry(
         'along': (BY,),
         'neighboring': 'contents',
     },
-    Row('choosing batches', {'shuffle': True}, "'shuffle'"),
-    Row('no coins', {'neighboring': 'add_remove'}, "'neighboring'"),
-    Row('more than there are', {'batch_size': 3}, "'batch_size'"),
+    bad(shuffle=True),
+    bad(neighboring='add_remove'),
+    bad(batch_size=3),
     data=values(3, None, other()),
     batch_size=integer(1, 2),
     input_nodes=values(3, 'a', torch.zeros(4), torch.tensor([4])),

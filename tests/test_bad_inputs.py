@@ -83,6 +83,10 @@ def test_every_argument_that_a_row_names_is_there(key: str) -> None:
 
 def bad_rows(key: str, arguments: dict[str, Any]) -> list[Row]:
     """Every bad call of an entry."""
+
+    def named(name: str) -> str:
+        return TABLE[key].names.get(name, f"'{name}\\b")
+
     made = []
     signature = inspect.signature(FOUND[key])
     for name in parameters(FOUND[key]):
@@ -93,12 +97,15 @@ def bad_rows(key: str, arguments: dict[str, Any]) -> list[Row]:
         good = arguments.get(name, default)
         if good is None and not isinstance(default, type(None)):
             continue
-        named = TABLE[key].names.get(name, f"'{name}\\b")
         made += [
-            Row(f'{name}: {label}', {name: bad}, named)
+            Row(f'{name}: {label}', {name: bad}, named(name))
             for label, bad in kind(good)
         ]
-    return [*made, *TABLE[key].rows]
+    for row in TABLE[key].rows:
+        if row.names is None:
+            row = row._replace(names=named(next(iter(row.changes))))
+        made.append(row)
+    return made
 
 
 def prepare(key: str) -> tuple[Callable[..., Any], dict[str, Any]]:

@@ -332,6 +332,32 @@ def test_the_command_says_it_in_lines_and_in_its_status(tmp_path):
     assert '3  nothing fails' in command('--help').stdout
 
 
+def test_a_ledger_alone_says_what_to_do(tmp_path, ledger, capsys):
+    model = NodeClassifier(weight_decay=0.1).fit(cycle(16))
+    removals = tmp_path / 'removals.json'
+    removals.write_text(json.dumps(model.ledger.state_dict()))
+    for path in (ledger[0], removals):
+        assert main(['check', str(path)]) == 2
+        told = capsys.readouterr().err
+        assert "TrustReport.of(report).save('trust.json')" in told
+        assert 'check trust.json --ledger LEDGER' in told
+    # The manifest of shards has the ledger among others.
+    shards = ShardedUnlearner(
+        lambda: torch_geometric.nn.GCN(5, 4, 1, 2),
+        num_shards=2,
+        folder=tmp_path / 'folder',
+        epochs=1,
+    )
+    shards.fit(cycle(16))
+    manifest = tmp_path / 'folder' / 'manifest.json'
+    report = str(saved(tmp_path, removal(nodes=[1])))
+    assert main(['check', report, '--ledger', str(manifest)]) == 2
+    told = capsys.readouterr().err
+    assert 'json.dump(model.ledger.state_dict(), file)' in told
+    removals.write_text(json.dumps(shards.ledger.state_dict()))
+    assert main(['check', report, '--ledger', str(removals)]) != 2
+
+
 def test_the_command_knows_its_name_and_version(capsys):
     for asked in ('--version', '--help'):
         with pytest.raises(SystemExit) as end:
@@ -395,8 +421,9 @@ def test_a_malformed_report_is_refused_by_what_is_wrong(tmp_path, text):
     assert read_report(path)[0] == 3
     MALFORMED[text](report)
     path.write_text(forged(report))
-    with pytest.raises(ValueError, match=re.escape(text)):
-        read_report(path)
+    for read in (read_report, TrustReport.load):
+        with pytest.raises(ValueError, match=re.escape(text)):
+            read(path)
 
 
 @pytest.mark.parametrize(

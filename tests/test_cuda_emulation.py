@@ -237,18 +237,6 @@ def test_push_is_repeatable_in_float32(host, name, columns):
         assert torch.equal(again, one)
 
 
-def test_push_in_float32_samples_what_the_cpu_samples(host):
-    # Sums in another order move a few points across a border.
-    args = arguments('big', F.appnp(0.3, levels=4), torch.float32, 20)
-    args['eps'] = torch.full((20,), 0.1)
-    same = 0
-    for seed in range(20):
-        wanted, _ = ops.push(**args, seed=seed)
-        got, _ = host.push(SHUFFLED, **args, seed=seed)
-        same += close(got, wanted, 3e-6)
-    assert same >= 17
-
-
 @pytest.mark.parametrize('dtype', DTYPES)
 @pytest.mark.parametrize('columns', [1, 3, 5, 37])
 @pytest.mark.parametrize('name', ['random', 'directed', 'big'])
@@ -287,21 +275,6 @@ def test_the_same_levels_are_pulled_as_on_the_cpu(host, measure, columns):
             assert close(got, wanted, 1e-11)
             counts.update(pushed.tolist())
     assert len(counts) >= 2  # the decision is not always the same
-
-
-@pytest.mark.parametrize('dtype', DTYPES)
-@pytest.mark.parametrize('columns', [1, 11])
-def test_the_first_level_may_be_pulled_however_few_its_nodes(
-    host, columns, dtype
-):
-    args = arguments('big', F.appnp(0.3, levels=2), dtype, columns)
-    args['x'][1:] = 0
-    args['eps'] = torch.full((columns,), 1e-6, dtype=dtype)
-    # That the hub is among the nodes that tell a level's cost takes some luck.
-    args['x'][1:6] = 1
-    for push in (ops.push, lambda **rest: host.push(SHUFFLED, **rest)):
-        _, pushed = push(**args, seed=0, pull_above=0.0)
-        assert (pushed == 0).all()
 
 
 @pytest.mark.parametrize('dtype', DTYPES)
@@ -380,15 +353,6 @@ def test_masses_are_rounded_as_on_the_cpu(host, residues, dtype):
     assert len(patterns) == 2
 
 
-def test_first_shifts_the_streams(host):
-    args = arguments('random', F.ppr(0.3, levels=3), columns=24)
-    eps = torch.full((24,), 0.1, dtype=torch.float64)
-    whole, _ = host.push(UP, **args, eps=eps, seed=3)
-    args['x'] = args['x'][:, 8:].contiguous()
-    part, _ = host.push(UP, **args, eps=eps[8:].clone(), seed=3, first=1)
-    assert torch.equal(part, whole[:, 8:])
-
-
 @pytest.mark.parametrize('power', [-200, 0, 200])
 def test_fixed_point_has_the_range_of_its_numbers(host, power):
     args = arguments('random', F.appnp(0.3, levels=3))
@@ -450,32 +414,6 @@ def test_walks_are_disjoint_and_bounded(host, name, length, restarts, seed):
             again = host.disjoint_walks(order, *args)
             assert torch.equal(again[0], ptr)
             assert torch.equal(again[1], node)
-
-
-def test_walks_stop_only_where_all_is_claimed(host):
-    # Given what was claimed when it walked, a walk that stops early had no
-    # unclaimed neighbour. At the end everything is claimed, so this shows in
-    # the last subgraphs: a root alone has neighbours in subgraphs alone.
-    rowptr, col = BIG.receivers()
-    roots = torch.arange(BIG.num_nodes)
-    ptr, node, _ = host.disjoint_walks(UP, rowptr, col, roots, 2, 2, 3)
-    assert len(node) == BIG.num_nodes
-    sizes = ptr.diff()
-    assert (sizes == 5).float().mean() > 0.05
-    assert sizes.max() == 5
-
-
-def test_rows_are_read_where_tries_fail(host):
-    # A hub with 2,000 leaves: the last of them are found by reading the row.
-    n = 2001
-    leaves = torch.arange(1, n)
-    col = torch.cat([leaves, torch.zeros(n - 1, dtype=torch.int64)]).int()
-    rowptr = torch.ones(n + 1, dtype=torch.int64)
-    rowptr[0], rowptr[1] = 0, n - 1
-    rowptr = rowptr.cumsum(0)
-    root = torch.tensor([0])
-    _, node, _ = host.disjoint_walks(UP, rowptr, col, root, 1, n, 0)
-    assert sorted(node.tolist()) == list(range(n))
 
 
 RING = ((0, 1), (1, 2), (2, 3), (3, 4), (4, 0), (1, 4))  # a 5-ring, a chord
@@ -588,31 +526,3 @@ def test_rows_that_are_read_give_every_open_entry_alike(host):
     ranks = torch.stack(ranks).double()
     error = abs(ranks.mean().item() - 0.5)
     assert error < 4.5 / math.sqrt(12 * ranks.numel())
-
-
-def test_sizes_are_close_to_those_of_the_sequential_law(host):
-    # Not the same law, but nearly: shares of each size over many seeds.
-    graph = power_law(1000, 3000, seed=4)
-    rowptr, col = graph.receivers()
-    roots = torch.arange(graph.num_nodes)
-    for length, restarts in ((1, 1), (2, 1), (2, 2)):
-        most = 1 + length * restarts
-        shares, numbers = [], []
-        for sample in (
-            ops.disjoint_walks,
-            lambda *args: host.disjoint_walks(SHUFFLED, *args)[:2],
-        ):
-            sizes = torch.cat(
-                [
-                    sample(rowptr, col, roots, length, restarts, seed)[
-                        0
-                    ].diff()
-                    for seed in range(60)
-                ]
-            )
-            count = sizes.bincount(minlength=most + 1)[1:].double()
-            shares.append(count / count.sum())
-            numbers.append(len(sizes) / 60)
-        # As measured: 0.005, and 0.004 of M.
-        assert (shares[0] - shares[1]).abs().max() < 0.03
-        assert abs(numbers[1] / numbers[0] - 1) < 0.03

@@ -7,6 +7,7 @@ import pytest
 import torch
 from simulated import NAME, Elsewhere, Simulation
 from torch.nn.functional import cross_entropy
+from torch.utils._pytree import tree_leaves
 from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv
 
@@ -23,6 +24,11 @@ from pyg_trust.sampler.walks import disjoint_walks
 from pyg_trust.testing import make_graph
 from pyg_trust.transforms import AGP, GDC, GraphScattering
 
+RANDOM = make_graph('random')
+EDGES, N = RANDOM.to_edge_index()[0], RANDOM.num_nodes
+X = torch.rand(N, 5, generator=torch.Generator().manual_seed(0))
+Y = torch.arange(N) % 3
+
 
 @pytest.fixture
 def device(monkeypatch):
@@ -38,13 +44,6 @@ def device(monkeypatch):
     monkeypatch.setattr(ops, 'has_kernel', lambda name: True)
     with Simulation() as simulation:
         yield simulation
-
-
-def inputs(name='random', columns=3):
-    graph = make_graph(name)
-    generator = torch.Generator().manual_seed(0)
-    x = torch.rand(graph.num_nodes, columns, generator=generator)
-    return graph.to_edge_index()[0], x, graph.num_nodes
 
 
 def moved(simulation, *tensors):
@@ -71,6 +70,16 @@ def nothing_moved(simulation, constants=(), lists=0):
     assert not list(filter(feature, simulation.to_device))
 
 
+def on(module, device):
+    """A copy of a module whose weights are on a device."""
+    made = copy.deepcopy(module)
+    for owner in made.modules():
+        for name, parameter in list(owner.named_parameters(recurse=False)):
+            value = parameter.detach().to(device)
+            setattr(owner, name, torch.nn.Parameter(value))
+    return made
+
+
 def test_the_simulation_sees_what_it_should(device):
     x = torch.rand(3).to(NAME)
     assert device.to_device == ['(3,)']
@@ -87,32 +96,139 @@ def test_the_simulation_sees_what_it_should(device):
     assert device.scalars == 1
 
 
-MEASURES = [F.appnp(0.1, levels=4), F.sgc(2), F.ppr(0.2), F.hkpr(1.0)]
+# The same everywhere #########################################################
 
 
-@pytest.mark.parametrize('eps', [0.0, 1e-2])
-@pytest.mark.parametrize('measure', MEASURES, ids=lambda m: m.name)
-def test_propagate_and_its_gradient(device, measure, eps):
-    edge_index, x, n = inputs(columns=40)
-    wanted_x = x.clone().requires_grad_()
-    graph = CSRGraph.from_edge_index(edge_index, n)
-    wanted = F.propagate(graph, wanted_x, measure, eps=eps, seed=1)
-    wanted.square().sum().backward()
+def with_gradient(measure, eps):
+    def call(edges, x, y):
+        x = x.repeat(1, 8).requires_grad_()
+        graph = CSRGraph.from_edge_index(edges, N)
+        z = F.propagate(graph, x, measure, eps=eps, seed=1)
+        z.square().sum().backward()
+        return z.detach(), x.grad
 
-    there, signal = moved(device, edge_index, x)
-    signal.requires_grad_()
-    graph = CSRGraph.from_edge_index(there, n)
-    z = F.propagate(graph, signal, measure, eps=eps, seed=1)
-    z.square().sum().backward()
-    nothing_moved(device)
-    torch.testing.assert_close(here(z.detach()), wanted.detach())
-    torch.testing.assert_close(here(signal.grad), wanted_x.grad)
+    return call
+
+
+def bounds(edges, x, y):
+    graph, measure = CSRGraph.from_edge_index(edges, N), F.ppr(0.2, levels=5)
+    return (
+        F.variance_bound(graph, x, measure, 1e-3),
+        prune_bound(graph, measure, 1e-3),
+    )
+
+
+def asked(method):
+    def call(edges, x, y):
+        graph = CSRGraph.from_edge_index(edges, N)
+        nodes = torch.tensor([3, 1, 7], device=edges.device)
+        options = {'eps': 1e-2, 'seed': 1, 'method': method}
+        few = F.query(graph, nodes, F.ppr(0.2), **options, top_k=4)
+        signal = uniform_signal(nodes, N)
+        one = F.query(graph, signal, F.ppr(0.2), **options)
+        return [
+            part
+            for row in (few, one)
+            for part in (row.col_indices(), row.values())
+        ]
+
+    return call
+
+
+def layer(module):
+    def call(edges, x, y):
+        return on(module, x.device)(x, edges).detach()
+
+    return call
+
+
+def transformed(transform, shift=0.0):
+    def call(edges, x, y):
+        data = transform(Data(x=x + shift, edge_index=edges, num_nodes=N))
+        names = ('x', 'edge_index', 'edge_weight', 'z')
+        return [data[name] for name in names if data.get(name) is not None]
+
+    return call
+
+
+def walked(edges, x, y):
+    data = Data(edge_index=edges, num_nodes=N)
+    sampler = DisjointWalkSampler(data, 2, 2, y == 0, seed=1)
+    walks = sampler.partition()
+    out = sampler.sample_walks(walks)
+    first = walks.select(walks.ptr[:2]).node
+    return first, out.node, out.row, out.col, out.edge, out.batch
+
+
+# Each with what may move and how many lists the host may read; None: all.
+SCATTERED = {'J': 3, 'Q': 2, 'L': 2}
+CASES = {
+    **{
+        f'{measure.name}, eps={eps}': (with_gradient(measure, eps), (), 0)
+        for measure in (F.appnp(0.1, levels=4), F.sgc(2), F.hkpr(1.0))
+        for eps in (0.0, 1e-2)
+    },
+    'bounds': (bounds, (), 0),
+    'query by samples': (asked('sample'), None, 0),
+    'query by pruning': (asked('prune'), None, 0),
+    'cluster': (
+        lambda e, x, y: utils.local_cluster(e, 3, num_nodes=N).nodes,
+        None,
+        0,
+    ),
+    'SGConv': (layer(SGConv(5, 4, K=2, eps=0.0)), ('(4, 5)',), 0),
+    'SGConv, pushed': (
+        layer(SGConv(5, 4, K=2, eps=1e-2, seed=1)),
+        ('(4, 5)',),
+        0,
+    ),
+    'APPNP, pushed': (layer(APPNP(3, 0.1, eps=1e-2, seed=1)), (), 0),
+    'PPNP': (layer(PPNP(torch.nn.Identity(), 0.2, None)), (), 0),
+    'PPNP by levels': (layer(PPNP(torch.nn.Identity(), 0.2, 3)), (), 0),
+    'labels': (
+        lambda e, x, y: LabelPropagation(alpha=0.2, num_classes=3)(y, e),
+        (),
+        0,
+    ),
+    'AGP': (transformed(AGP('appnp', alpha=0.1, levels=3, eps=0.0)), (), 0),
+    # Queries run on the CPU.
+    'GDC': (
+        transformed(GDC('ppr', alpha=0.2, eps=1e-2, seed=1, top_k=3)),
+        None,
+        0,
+    ),
+    'scattering': (
+        transformed(GraphScattering(**SCATTERED), -0.5),
+        ('(1,)', '(2,)'),
+        0,
+    ),
+    # Eigenvalues are found for blocks of graphs, whose sizes the host reads.
+    'spectral scattering': (
+        transformed(GraphScattering(**SCATTERED, wavelet='monic_cubic'), -0.5),
+        ('(1,)', '(2,)'),
+        4,
+    ),
+    'walks': (walked, (), 0),
+}
+
+
+@pytest.mark.parametrize('name', CASES)
+def test_the_same_comes_out_and_nothing_moves(device, name):
+    call, constants, lists = CASES[name]
+    torch.manual_seed(0)
+    wanted = call(EDGES, X, Y)
+    there = moved(device, EDGES, X, Y)
+    torch.manual_seed(0)
+    got = call(*there)
+    if constants is not None:
+        nothing_moved(device, constants, lists)
+    for one, other in zip(tree_leaves(got), tree_leaves(wanted), strict=True):
+        torch.testing.assert_close(here(one), other)
 
 
 def test_katz_reads_the_graph_once_for_its_radius(device):
-    edge_index, x, n = inputs()
-    there, signal = moved(device, edge_index, x)
-    graph = CSRGraph.from_edge_index(there, n)
+    there, signal = moved(device, EDGES, X)
+    graph = CSRGraph.from_edge_index(there, N)
     measure = F.katz(0.5 / graph.spectral_radius, graph)
     # The graph is built on the CPU, of edges and twice of its rows; then come
     # rowptr and col, for ARPACK and for the number of levels.
@@ -120,168 +236,29 @@ def test_katz_reads_the_graph_once_for_its_radius(device):
     device.to_host.clear()
     for eps in (0.0, 0.1):
         z = F.propagate(graph, signal, measure, eps=eps, seed=1)
-        own = F.propagate(
-            CSRGraph.from_edge_index(edge_index, n),
-            *(x, measure),
-            eps=eps,
-            seed=1,
-        )
+        own = CSRGraph.from_edge_index(EDGES, N)
+        own = F.propagate(own, X, measure, eps=eps, seed=1)
         torch.testing.assert_close(here(z), own)
     nothing_moved(device)
 
 
-def test_bounds(device):
-    edge_index, x, n = inputs()
-    there, signal = moved(device, edge_index, x)
-    graph = CSRGraph.from_edge_index(there, n)
-    measure = F.ppr(0.2, levels=5)
-    here(F.variance_bound(graph, signal, measure, 1e-3))
-    here(prune_bound(graph, measure, 1e-3))
-    nothing_moved(device)
-
-
-@pytest.mark.parametrize('method', ['sample', 'prune'])
-def test_query(device, method):
-    edge_index, _, n = inputs()
-    own = CSRGraph.from_edge_index(edge_index, n)
-    nodes = torch.tensor([3, 1, 7])
-    wanted = F.query(
-        own, nodes, F.ppr(0.2), eps=1e-2, method=method, seed=1, top_k=4
-    )
-    there, asked = moved(device, edge_index, nodes)
-    graph = CSRGraph.from_edge_index(there, n)
-    got = F.query(
-        graph, asked, F.ppr(0.2), eps=1e-2, method=method, seed=1, top_k=4
-    )
-    again = F.query(
-        graph, uniform_signal(asked, n), F.ppr(0.2), eps=1e-2, seed=1
-    )
-    assert again.device == got.device == NAME
-    torch.testing.assert_close(here(got.values()), wanted.values())
-    assert torch.equal(here(got.col_indices()), wanted.col_indices())
+def test_what_is_on_another_device_is_refused(device):
+    (there,) = moved(device, EDGES)
+    graph = CSRGraph.from_edge_index(there, N)
     with pytest.raises(ValueError, match="'signals' needs to be on the graph"):
-        F.query(graph, nodes, F.ppr(0.2), eps=1e-2)
-
-
-def test_clusters(device):
-    edge_index, _, n = inputs()
-    wanted = utils.local_cluster(edge_index, 3, num_nodes=n)
-    (there,) = moved(device, edge_index)
-    got = utils.local_cluster(there, 3, num_nodes=n)
-    assert torch.equal(here(got.nodes), wanted.nodes)
-    assert got.conductance == wanted.conductance
-
-
-@pytest.mark.parametrize('eps', [0.0, 1e-2])
-def test_convolutions(device, eps):
-    edge_index, x, _ = inputs(columns=5)
-    for conv in (
-        SGConv(5, 4, K=2, eps=eps, seed=1),
-        APPNP(3, 0.1, eps=eps, seed=1),
-    ):
-        wanted = conv(x, edge_index)
-        there, signal = moved(device, edge_index, x)
-        for name, parameter in list(conv.named_parameters()):
-            module, _, last = name.rpartition('.')
-            owner = conv.get_submodule(module)
-            owner.register_parameter(
-                last, torch.nn.Parameter(parameter.detach().to(NAME))
-            )
-        device.to_device.clear()
-        z = conv(signal, there)
-        nothing_moved(device)
-        torch.testing.assert_close(here(z.detach()), wanted.detach())
-
-
-@pytest.mark.parametrize('K', [None, 3])
-def test_diffusions(device, K):
-    edge_index, x, n = inputs(columns=4)
-    model = PPNP(torch.nn.Identity(), 0.2, K)
-    wanted = model(x, edge_index)
-    y = torch.arange(n) % 3
-    labels = LabelPropagation(alpha=0.2, num_classes=3, K=K)
-    wanted_labels = labels(y, edge_index)
-    there, signal, classes = moved(device, edge_index, x, y)
-    got, got_labels = model(signal, there), labels(classes, there)
-    nothing_moved(device)
-    torch.testing.assert_close(here(got), wanted)
-    torch.testing.assert_close(here(got_labels), wanted_labels)
-
-
-@pytest.mark.parametrize(
-    'transform',
-    [
-        AGP('appnp', alpha=0.1, levels=3, eps=0.0),
-        AGP('appnp', alpha=0.1, levels=3, eps=1e-2, seed=1),
-        GDC('ppr', alpha=0.2, eps=1e-2, seed=1, top_k=3),
-        GDC('heat', t=2.0, eps=1e-2, seed=1, threshold=1e-3),
-    ],
-    ids=repr,
-)
-def test_transforms(device, transform):
-    edge_index, x, n = inputs()
-    wanted = transform(Data(x=x, edge_index=edge_index, num_nodes=n))
-    there, signal = moved(device, edge_index, x)
-    data = transform(Data(x=signal, edge_index=there, num_nodes=n))
-    if isinstance(transform, AGP):  # queries run on the CPU
-        nothing_moved(device)
-    for name in ('x', 'edge_index', 'edge_weight'):
-        if wanted.get(name) is not None:
-            torch.testing.assert_close(here(data[name]), wanted[name])
-
-
-@pytest.mark.parametrize(
-    'transform',
-    [
-        GraphScattering(J=3, Q=2, L=2),
-        GraphScattering(J=3, Q=2, L=2, wavelet='monic_cubic'),
-    ],
-    ids=repr,
-)
-def test_scattering(device, transform):
-    edge_index, x, n = inputs()
-    data = Data(x=2 * x - 1, edge_index=edge_index, num_nodes=n)
-    wanted = transform(data).z
-    there, signal = moved(device, edge_index, 2 * x - 1)
-    got = transform(Data(x=signal, edge_index=there, num_nodes=n)).z
-    assert got.device == NAME
-    # Eigenvalues are found for blocks of graphs, whose sizes the host reads.
-    spectral = getattr(transform, 'wavelet', '') == 'monic_cubic'
-    nothing_moved(device, ('(1,)', '(2,)'), lists=4 * spectral)
-    torch.testing.assert_close(here(got), wanted)
-
-
-def test_walks_and_their_sampler(device):
-    edge_index, _, n = inputs()
-    mask = torch.arange(n) % 2 == 0
-    (there, roots) = moved(device, edge_index, mask)
-    graph = CSRGraph.from_edge_index(there, n)
-    walks = disjoint_walks(graph, 2, 2, roots=roots, seed=1)
-    here(walks.select(walks.ptr[:2]).node)
-    sampler = DisjointWalkSampler(
-        Data(edge_index=there, num_nodes=n), 2, 2, roots, seed=1
-    )
-    out = sampler.sample_walks(sampler.partition())
-    nothing_moved(device)
-    own = DisjointWalkSampler(
-        Data(edge_index=edge_index, num_nodes=n), 2, 2, mask, seed=1
-    )
-    wanted = own.sample_walks(own.partition())
-    for name in ('node', 'row', 'col', 'edge', 'batch'):
-        assert torch.equal(here(getattr(out, name)), getattr(wanted, name))
+        F.query(graph, torch.tensor([3, 1]), F.ppr(0.2), eps=1e-2)
     with pytest.raises(ValueError, match="'roots' needs to be on the graph"):
-        disjoint_walks(graph, 2, 2, roots=mask)
+        disjoint_walks(graph, 2, 2, roots=Y == 0)
 
 
 def test_loader(device):
-    edge_index, x, n = inputs()
-    there, signal = moved(device, edge_index, x)
+    there, signal = moved(device, EDGES, X)
     arguments = {'batch_size': 4, 'walk_length': 2, 'num_steps': 3, 'seed': 1}
-    batches = DisjointWalkLoader(
-        Data(x=signal, edge_index=there, num_nodes=n), **arguments
-    )
-    wanted = DisjointWalkLoader(
-        Data(x=x, edge_index=edge_index, num_nodes=n), **arguments
+    batches, wanted = (
+        DisjointWalkLoader(
+            Data(x=x, edge_index=edges, num_nodes=N), **arguments
+        )
+        for edges, x in ((there, signal), (EDGES, X))
     )
     device.to_host.clear()
     device.to_device.clear()
@@ -295,20 +272,12 @@ def test_loader(device):
 
 
 def test_private_training(device):
-    edge_index, x, n = inputs()
-    y = torch.arange(n) % 2
-    start = GCNConv(3, 2)
+    start = GCNConv(5, 3)
     weights = []
-    for data in (
-        Data(x=x, edge_index=edge_index, y=y, num_nodes=n),
-        Data(*moved(device, x, edge_index), None, y.to(NAME), num_nodes=n),
-    ):
-        model = copy.deepcopy(start)
-        for layer in model.modules():
-            for name, parameter in list(layer.named_parameters(recurse=False)):
-                value = parameter.detach().to(data.x.device)
-                setattr(layer, name, torch.nn.Parameter(value))
+    for x, edges, y in ((X, EDGES, Y), moved(device, X, EDGES, Y)):
+        model = on(start, x.device)
         engine = PrivacyEngine(insecure_seed=0)
+        data = Data(x=x, edge_index=edges, y=y, num_nodes=N)
         private, optimizer, batches = engine.make_private(
             module=model,
             optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
@@ -323,34 +292,13 @@ def test_private_training(device):
         assert engine.steps == 3
         weights.append([p.detach() for p in model.parameters()])
     for own, there, first in zip(*weights, start.parameters(), strict=True):
-        assert there.device == NAME
         torch.testing.assert_close(here(there), own)
         assert not torch.equal(own, first)
-
-
-def test_a_device_without_kernels_is_an_error():
-    _, x, _ = inputs()
-    graph = make_graph('random')
-    recv = graph.degree_power(-1, torch.float32)
-    weights = torch.ones(2, dtype=torch.float64)
-    call = (*graph.receivers(), x, recv, recv, weights)
-    with pytest.raises(ValueError, match=r"'x'.*CUDA.*meta.*no kernel"):
-        ops.propagate(*call[:2], x.to('meta'), *call[3:])
-    for i in (0, 1, 3, 4):
-        moved = [t.to('meta') if i == k else t for k, t in enumerate(call)]
-        with pytest.raises(ValueError, match=r'device of the other.*got meta'):
-            ops.propagate(*moved)
-    with pytest.raises(ValueError, match=r"'weights'.*cpu.*got meta"):
-        ops.propagate(*call[:5], weights.to('meta'))
 
 
 @pytest.mark.parametrize('relation', ['node', 'feature'])
 def test_a_private_classifier_takes_data_of_the_device(device, relation):
     # The encoder was paid for, then tensors met on both devices.
-    edges, x, n = inputs(columns=5)
-    train = torch.arange(n) < 0.7 * n
-    y = torch.arange(n) % 3
-
     def fit(edges, x, y, train):
         data = Data(x=x, edge_index=edges, y=y, train_mask=train)
         model = PrivateNodeClassifier(
@@ -358,8 +306,23 @@ def test_a_private_classifier_takes_data_of_the_device(device, relation):
         )
         return model.fit(data)
 
-    expected = fit(edges, x, y, train).logits()
-    there = moved(device, edges, x, y, train)
+    given = (EDGES, X, Y, torch.arange(N) < 0.7 * N)
+    expected = fit(*given).logits()
+    there = moved(device, *given)
     model = fit(*there)
     assert torch.equal(model.logits(), expected)
     assert torch.equal(model.logits(there[1]), expected)
+
+
+def test_a_device_without_kernels_is_an_error():
+    recv = RANDOM.degree_power(-1, torch.float32)
+    weights = torch.ones(2, dtype=torch.float64)
+    call = (*RANDOM.receivers(), X, recv, recv, weights)
+    with pytest.raises(ValueError, match=r"'x'.*CUDA.*meta.*no kernel"):
+        ops.propagate(*call[:2], X.to('meta'), *call[3:])
+    for i in (0, 1, 3, 4):
+        other = [t.to('meta') if i == k else t for k, t in enumerate(call)]
+        with pytest.raises(ValueError, match=r'device of the other.*got meta'):
+            ops.propagate(*other)
+    with pytest.raises(ValueError, match=r"'weights'.*cpu.*got meta"):
+        ops.propagate(*call[:5], weights.to('meta'))

@@ -25,7 +25,7 @@ from pyg_trust.audit.report import (
     POWERLESS,
     AuditRow,
 )
-from pyg_trust.audit.runs import Runs
+from pyg_trust.audit.runs import Runs, numbers
 from pyg_trust.audit.statistics import (
     auc_interval,
     permutation_test,
@@ -75,8 +75,8 @@ def twins(runs: Runs) -> Iterable[AuditRow]:
 def _noisy_twins(runs: Runs, kind: str) -> AuditRow:
     # Two samples of runs, those of the data shared.
     one, two = runs.noisy_runs(), runs.noisy_runs(kind)
-    p = told_apart([r.before for r in one], [r.before for r in two])
-    after = [r.after for r in one], [r.after for r in two]
+    p = told_apart(*([numbers(r.before) for r in s] for s in (one, two)))
+    after = [[numbers(r.after) for r in side] for side in (one, two)]
     power = p(rng.derive(runs.seed, _DRAW, 4)) <= 1 - runs.level
     means = [torch.stack(each).mean(0) for each in after]
     return AuditRow(
@@ -110,8 +110,9 @@ def worlds(runs: Runs) -> Iterable[AuditRow]:
     for i in range(runs.worlds):
         subject = runs.subject(runs.data, _WORLD, 0, i)
         subject.remove(runs.request)
-        forgot.append(runs.score(subject))
-        never.append(runs.score(runs.subject(runs.left, _WORLD, 1, i)))
+        forgot.append(runs.score(subject.predict_proba(runs.data.clone())))
+        subject = runs.subject(runs.left, _WORLD, 1, i)
+        never.append(runs.score(subject.predict_proba(runs.data.clone())))
     # Bound of Clopper and Pearson, for a threshold chosen on half of the runs
     # that classifies the other half without an error.
     rate = ((1 - runs.level) / 2) ** (1 / max(runs.worlds // 2, 1))
@@ -151,6 +152,7 @@ def membership(runs: Runs) -> Iterable[AuditRow]:
 def label_only(runs: Runs) -> Iterable[AuditRow]:
     """Tell removed nodes by answers to questions with half of the features."""
     subject = runs.run().subject
+    assert subject is not None
     generator = rng.generator(rng.derive(runs.seed, _DRAW, 2))
     hits = torch.zeros(int(runs.data.num_nodes))
     for _ in range(_QUESTIONS):
@@ -192,8 +194,10 @@ def poison(runs: Runs) -> Iterable[AuditRow]:
     """Train on flipped labels, remove them, and look for traces of them."""
     if runs.noisy:
         one, two = runs.noisy_runs(), runs.noisy_runs('labels')
-        before = [torch.tensor([r.first for r in side]) for side in (one, two)]
-        after = [torch.tensor([r.score for r in side]) for side in (one, two)]
+        before, after = (
+            [torch.tensor([runs.score(r[at]) for r in s]) for s in (one, two)]
+            for at in (2, 3)
+        )
         power = permutation_test(*before, seed=rng.derive(runs.seed, _DRAW, 6))
         yield AuditRow(
             'poison',

@@ -13,7 +13,7 @@ from pyg_trust.audit.releases import Released, differing, opened
 from pyg_trust.audit.subjects import Subject
 from pyg_trust.removal import RemovalRequest, remove_from_data
 
-__all__ = ['NEEDS', 'NoisyRun', 'Run', 'Runs', 'numbers']
+__all__ = ['NEEDS', 'Run', 'Runs', 'numbers']
 
 #: Conditions of an attack: training nodes are removed; at least two of them,
 #: beside candidates; features are removed; releases are without noise.
@@ -32,30 +32,14 @@ class Run(NamedTuple):
         after (dict): its releases after the removal, opened.
         first (Tensor): the probabilities of all nodes before the removal.
         answers (Tensor): those after the removal.
-        subject (Subject): the subject, after the removal.
+        subject (Subject, optional): the subject, after the removal.
     """
 
     before: Released
     after: Released
     first: Tensor
     answers: Tensor
-    subject: Subject
-
-
-class NoisyRun(NamedTuple):
-    """A run of a subject whose releases are noisy.
-
-    Args:
-        before (Tensor): all numbers in its releases before the removal.
-        after (Tensor): all numbers in its releases after the removal.
-        first (float): the score of the removed nodes before the removal.
-        score (float): their score after the removal.
-    """
-
-    before: Tensor
-    after: Tensor
-    first: float
-    score: float
+    subject: Subject | None
 
 
 class Runs:
@@ -174,13 +158,7 @@ class Runs:
                 one that is kept. (default: :obj:`False`)
         """
         if again or what not in self._kept:
-            subject = self.subject(self.changed(what))
-            before = opened(subject.released())
-            first = subject.predict_proba(self.data.clone())
-            subject.remove(self.request)
-            after = opened(subject.released())
-            answers = subject.predict_proba(self.data.clone())
-            made = Run(before, after, first, answers, subject)
+            made = self._made(self.changed(what))
             if again:
                 return made
             self._kept[what] = made
@@ -242,31 +220,32 @@ class Runs:
         """List what :meth:`changed` can change, such as ``'features'``."""
         return ['features'] + ['labels', 'edges'] * bool(self.removed.numel())
 
-    def noisy_runs(self, what: str = 'data') -> list[NoisyRun]:
+    def noisy_runs(self, what: str = 'data') -> list[Run]:
         """Fit and remove on ``changed(what)``, with ``worlds`` seeds."""
         if f'noisy {what}' not in self._kept:
             data = self.changed(what)
             number = ('data', *self.kinds()).index(what)
-            made = []
-            for i in range(self.worlds):
-                subject = self.subject(data, _TWIN, number, i)
-                before = numbers(subject.released())
-                first = self.score(subject)
-                subject.remove(self.request)
-                after = numbers(subject.released())
-                made.append(
-                    NoisyRun(before, after, first, self.score(subject))
-                )
-            self._kept[f'noisy {what}'] = made
-        found: list[NoisyRun] = self._kept[f'noisy {what}']
+            self._kept[f'noisy {what}'] = [
+                self._made(data, _TWIN, number, i)._replace(subject=None)
+                for i in range(self.worlds)
+            ]
+        found: list[Run] = self._kept[f'noisy {what}']
         return found
 
-    def score(self, subject: Subject) -> float:
+    def _made(self, data: Data, *path: int) -> Run:
+        subject = self.subject(data, *path)
+        before = opened(subject.released())
+        first = subject.predict_proba(self.data.clone())
+        subject.remove(self.request)
+        after = opened(subject.released())
+        answers = subject.predict_proba(self.data.clone())
+        return Run(before, after, first, answers, subject)
+
+    def score(self, p: Tensor) -> float:
         """Return the mean logit of the removed members' classes."""
         rows = self.members
-        p = subject.predict_proba(self.data.clone())[rows].double()
-        own = p.gather(1, self.data.y[rows, None]).clamp(1e-12, 1 - 1e-12)
-        return float(own.logit().mean())
+        own = p[rows].double().gather(1, self.data.y[rows, None])
+        return float(own.clamp(1e-12, 1 - 1e-12).logit().mean())
 
 
 def numbers(released: Released) -> Tensor:

@@ -381,9 +381,8 @@ class Divided(Module):
             )
         elif self.division.by == 'nodes':
             lines.append(
-                'nodes of other groups were changed, in halves and one '
-                'alone: the outputs of those who hear one group stayed as '
-                'they were, to the bit'
+                'nodes of other groups were changed, in halves: the outputs '
+                'of those who hear one group stayed as they were, to the bit'
             )
         return tuple(lines)
 

@@ -18,7 +18,7 @@ from pyg_trust._checks import (
 )
 from pyg_trust._moved import renamed
 from pyg_trust.certificates.diffusion import check_logits, diffuse
-from pyg_trust.certificates.policy import robust_margins, worst_case_margins
+from pyg_trust.certificates.policy import worst_case_margins
 from pyg_trust.certificates.threat import ThreatModel
 
 __all__ = ['RobustLoss']
@@ -142,13 +142,12 @@ class RobustLoss(torch.nn.Module):
             check_range('pseudo', hat[others], num_classes, 'the classes')
         if self._last is not None and self._last.size(0) != num_classes:
             self._last = None
-        worst = worst_case_margins(
+        margins = worst_case_margins(
             *(logits, self.threat.perturbations, self.alpha),
             start=self._last,
             tol=self.tol,
         )
-        self._last = worst.margins
-        margins = robust_margins(logits, worst, self.alpha)
+        self._last = margins.detach()
         # [num_labelled, num_classes]; the class itself has infinite margin.
         own = margins[target, :, labelled]
         if self.kind == 'rce':

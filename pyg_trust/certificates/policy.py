@@ -10,7 +10,7 @@ the proof.
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,10 +22,8 @@ from pyg_trust.certificates.threat import Perturbations, Policy
 __all__ = [
     'Horizon',
     'Optimum',
-    'WorstCase',
     'policy_iteration',
     'policy_value',
-    'robust_margins',
     'worst_case_margins',
 ]
 
@@ -203,32 +201,53 @@ class Horizon:
         return signal / policy.size.clamp(min=1).double().sqrt()
 
 
-class WorstCase(NamedTuple):
-    r"""Smallest margins over all admissible graphs, for all nodes.
+class _WorstMargins(torch.autograd.Function):
+    # The derivative of a minimum is that of its minimizer, the worst graph
+    # held fixed (Danskin); where several are worst, a subgradient.
+    @staticmethod
+    def forward(
+        ctx: Any,
+        logits: Tensor,
+        perturbations: Perturbations,
+        alpha: float,
+        start: Tensor | None,
+        tol: float,
+    ) -> Tensor:
+        h, classes = logits.double(), logits.size(1)
+        first, second = (~torch.eye(classes, dtype=torch.bool)).nonzero().t()
+        reward = (h[:, second] - h[:, first]).t().contiguous()
+        if start is None:
+            # The clean graph's, which takes a column per class, not per pair.
+            policy = perturbations.clean_policy(classes)
+            clean = policy_value(policy, h.t().contiguous(), alpha, tol=1e-3)
+            guess = clean.value[second] - clean.value[first]
+        else:
+            guess = -start[first, second].double() / alpha
+        margins = h.new_full((classes, classes, len(h)), math.inf)
+        policies = []
+        blocks = list(perturbations.column_blocks(first.numel()))
+        for block in Bar(blocks, desc='class pairs'):
+            optimum = policy_iteration(
+                *(perturbations, reward[block], alpha),
+                start=guess[block],
+                tol=tol,
+            )
+            margins[first[block], second[block]] = -alpha * optimum.value
+            policies.append((first[block], second[block], optimum.policy))
+        ctx.arguments = policies, alpha, logits.dtype
+        return margins.to(logits.dtype)
 
-    Entry ``[c1, c2, v]`` is about :math:`\min_{\tilde G} \pi_{\tilde
-    G}(v)^\top (H_{c1} - H_{c2})`, and infinite for :math:`c1 = c2`. Both the
-    exact minimum and the margin in the graph that :meth:`flips` makes are in
-    ``[lower, upper]``. ``policies`` are the worst graphs, by blocks of pairs.
-    """
-
-    margins: Tensor
-    lower: Tensor
-    upper: Tensor
-    policies: tuple[tuple[slice, Policy], ...]
-
-    def flips(self, c1: int, c2: int) -> Tensor:
-        """Return the worst flips for two classes: ``[2, num_flips]``."""
-        pair = c1 * (self.margins.size(0) - 1) + c2 - int(c2 > c1)
-        block, policy = next(
-            found for found in self.policies if pair < found[0].stop
-        )
-        return policy.edges(pair - block.start)
-
-
-def _class_pairs(num_classes: int) -> tuple[Tensor, Tensor]:
-    pairs = torch.ones(num_classes, num_classes).fill_diagonal_(0).nonzero()
-    return pairs[:, 0], pairs[:, 1]
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple:
+        policies, alpha, dtype = ctx.arguments
+        grad = grads[0].new_zeros(grads[0].shape[1:]).double()
+        for first, second, policy in policies:
+            sent = alpha * grads[0][first, second].double()
+            goal = _BACKWARD * sent.abs().amax(1)
+            back, _ = policy.solve(sent, 1 - alpha, sent, goal, back=True)
+            grad.index_add_(0, first, back)
+            grad.index_add_(0, second, back, alpha=-1)
+        return grad.t().to(dtype), None, None, None, None
 
 
 def worst_case_margins(
@@ -238,7 +257,7 @@ def worst_case_margins(
     *,
     start: Tensor | None = None,
     tol: float = 1e-12,
-) -> WorstCase:
+) -> Tensor:
     r"""Compute the exact worst-case margins under local budgets.
 
     .. math::
@@ -246,70 +265,8 @@ def worst_case_margins(
         (H_{c_1} - H_{c_2}) = - \alpha V^*_v \quad \text{with} \quad r =
         H_{c_2} - H_{c_1}
 
-    for all nodes and pairs of classes at once (Proposition 1). :obj:`start`
-    are the margins of a similar problem.
+    for all nodes and pairs of classes at once (Proposition 1), differentiable
+    in the logits; infinite for :math:`c_1 = c_2`. :obj:`start` are the margins
+    of a similar problem.
     """
-    logits = logits.detach().double()
-    num_classes = logits.size(1)
-    first, second = _class_pairs(num_classes)
-    reward = (logits[:, second] - logits[:, first]).t().contiguous()
-    if start is None:
-        # The clean graph's, which takes a column per class, not per pair.
-        clean = policy_value(
-            perturbations.clean_policy(num_classes),
-            *(logits.t().contiguous(), alpha),
-            tol=1e-3,
-        ).value
-        guess = clean[second] - clean[first]
-    else:
-        guess = -start[first, second] / alpha
-    shape = (num_classes, num_classes, logits.size(0))
-    margins = logits.new_full(shape, math.inf)
-    lower, upper = margins.clone(), margins.clone()
-    policies = []
-    blocks = list(perturbations.column_blocks(first.numel()))
-    for block in Bar(blocks, desc='class pairs'):
-        optimum = policy_iteration(
-            *(perturbations, reward[block], alpha),
-            start=guess[block],
-            tol=tol,
-        )
-        pair = first[block], second[block]
-        margins[pair] = -alpha * optimum.value
-        lower[pair] = -alpha * (optimum.value + optimum.high[:, None])
-        upper[pair] = -alpha * (optimum.value + optimum.low[:, None])
-        policies.append((block, optimum.policy))
-    return WorstCase(margins, lower, upper, tuple(policies))
-
-
-class _RobustMargins(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, logits: Tensor, worst: WorstCase, alpha: float
-    ) -> Tensor:
-        ctx.arguments = worst, alpha, logits.dtype
-        # A copy, as autograd marks the returned tensor.
-        return worst.margins.to(logits.dtype, copy=True)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple:
-        worst, alpha, dtype = ctx.arguments
-        grad = grads[0].new_zeros(worst.margins.shape[1:]).double()
-        first, second = _class_pairs(len(grad))
-        for block, policy in worst.policies:
-            sent = alpha * grads[0][first[block], second[block]].double()
-            goal = _BACKWARD * sent.abs().amax(1)
-            back, _ = policy.solve(sent, 1 - alpha, sent, goal, back=True)
-            grad.index_add_(0, first[block], back)
-            grad.index_add_(0, second[block], back, alpha=-1)
-        return grad.t().to(dtype), None, None
-
-
-def robust_margins(logits: Tensor, worst: WorstCase, alpha: float) -> Tensor:
-    """Return the margins of the same logits, differentiable in them.
-
-    By Danskin's theorem the derivative of a minimum is that of its minimizer,
-    the worst graph held fixed; where several graphs are worst, an element of
-    the subdifferential.
-    """
-    return _RobustMargins.apply(logits, worst, alpha)
+    return _WorstMargins.apply(logits, perturbations, alpha, start, tol)

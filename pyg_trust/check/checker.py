@@ -278,6 +278,11 @@ def _read_ledger(path: str | Path) -> tuple[chain.Chain, Any]:
     if isinstance(state, dict) and 'entries' in state:
         lines = chain.of_removals(content)
         return lines, amount('budget', read_json(content.decode())['budget'])
+    if isinstance(state, dict) and 'link' not in state:
+        raise ValueError(
+            'it is no ledger: json.dump(model.ledger.state_dict(), file) '
+            'writes that of an unlearner'
+        )
     return chain.of_steps(content), None
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from pyg_trust._checks import check_number
+from pyg_trust._checks import check_instance, check_number
 from pyg_trust.privacy.bounds import Sizes
 from pyg_trust.privacy.clipping import opened
 from pyg_trust.privacy.codes import Attributed, Attributor
@@ -17,10 +17,14 @@ __all__ = ['UnitGradients', 'unit_gradients']
 
 
 class UnitGradients:
-    """Gradients of a batch, one for each subgraph.
+    """The gradients of a batch, one for each unit: their norms and sums.
+
+    :func:`unit_gradients` makes it. ``norms`` (Tensor, float64,
+    ``[num_units]``) are over all parameters; :meth:`clipped_sum` adds the
+    gradients up, each cut to a norm. The gradients themselves are not kept.
 
     Args:
-        found (Attributed): gradients as :class:`.Attributor` returns them.
+        found (Attributed): whose rows gave which gradients.
         params (dict[str, Tensor]): the trained parameters, by name.
     """
 
@@ -117,6 +121,7 @@ def unit_gradients(
             behind which their rows meet), or uses a parameter where its
             gradient by units is not seen.
     """
+    check_instance('model', model, nn.Module)
     count = _check_owner(owner, num_units)
     kwargs = kwargs or {}
     leaves, spec = tree_flatten((tuple(args), kwargs))

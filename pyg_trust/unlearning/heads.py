@@ -1,33 +1,25 @@
-"""Logistic heads of classifiers: objective, measured residual, Hessian.
+r"""Logistic heads: rows, objective, measured residual, and Newton's method.
 
-``docs/theory/certified_removal.rst`` has the objective and the certificate
-that follows from its residual.
+One loop serves all classifiers that data is removed from: with a Hessian for
+every step (:func:`minimize`), or with one of an earlier time that is corrected
+on the way (:func:`refine`). The result is only trusted by its residual, which
+is measured, and from which :mod:`.shifts` derives the privacy of a release.
+``docs/theory/certified_removal.rst`` has the objective and the certificate.
 """
 
 import math
-from typing import NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
+import scipy.sparse
 import torch
 from torch import Tensor
 
-from pyg_trust.unlearning.rows import times, transposed_times
+from pyg_trust._checks import Natural, Positive, check_tensor, validated
+from pyg_trust._progress import Bar
+from pyg_trust.graph import sparse_rows
 
-__all__ = [
-    'GAMMA_1',
-    'GAMMA_2',
-    'HEAD',
-    'UNIT',
-    'Factor',
-    'Gradient',
-    'Objective',
-    'Problem',
-    'Residual',
-    'curvatures',
-    'hidden',
-    'norm',
-    'slopes',
-    'targets',
-]
+__all__ = ['minimize']
 
 #: The loss, as saved states name it.
 HEAD = 'ovr'
@@ -35,6 +27,94 @@ GAMMA_1 = 0.25
 GAMMA_2 = 1 / (6 * math.sqrt(3))
 
 UNIT = torch.finfo(torch.float64).eps / 2
+
+# Rows of features, dense or sparse CSR #######################################
+
+
+def gram(Z: Tensor) -> Tensor:
+    r"""Compute :math:`Z Z^\top`, dense."""
+    if Z.layout == torch.strided:
+        return Z @ Z.t()
+    made = _scipy(Z)
+    return torch.from_numpy((made @ made.T).toarray())
+
+
+def spectral_norm(Z: Tensor, K: Tensor | None = None) -> float:
+    r"""Bound :math:`\lVert Z \rVert_2` from above, exact up to rounding.
+
+    The root of the largest eigenvalue of the smaller Gram matrix, from all
+    its eigenvalues, raised by :math:`10^{-12}` of it for rounding.
+    """
+    if K is None:
+        narrow = Z.size(1) < Z.size(0) and Z.layout == torch.strided
+        K = Z.t() @ Z if narrow else gram(Z)
+    largest = float(torch.linalg.eigvalsh(K)[-1])
+    return math.sqrt(max(largest, 0.0)) * (1 + 1e-12)
+
+
+def times(Z: Tensor, W: Tensor) -> Tensor:
+    r"""Compute :math:`ZW`, for few columns: twice as fast from rows."""
+    if Z.layout != torch.strided:
+        return Z @ W
+    return torch.nn.functional.linear(Z, W.t().contiguous())
+
+
+def transposed_times(Z: Tensor, U: Tensor) -> Tensor:
+    r"""Compute :math:`Z^\top U`, for few columns."""
+    if Z.layout == torch.strided:
+        return (U.t().contiguous() @ Z).t().contiguous()
+    return torch.from_numpy(_scipy(Z).T @ U.numpy())
+
+
+def max_row_norm(Z: Tensor) -> float:
+    """Return the largest Euclidean norm of a row."""
+    if Z.layout == torch.strided:
+        return float(Z.norm(dim=1).max())
+    return float(_scipy(Z).power(2).sum(axis=1).max()) ** 0.5
+
+
+def keep_rows(Z: Tensor, index: Tensor) -> Tensor:
+    """Copy some rows, in the layout of :obj:`Z`."""
+    if Z.layout == torch.strided:
+        return Z[index]
+    return _torch(_scipy(Z)[index.numpy()])
+
+
+def stacked(parts: Sequence[Tensor]) -> Tensor:
+    """Stack matrices below one another."""
+    if parts[0].layout == torch.strided:
+        return torch.cat(list(parts))
+    return _torch(scipy.sparse.vstack([*map(_scipy, parts)], format='csr'))
+
+
+def check_rows(Z: Tensor, K: Tensor | None = None) -> None:
+    """Refuse a matrix or a Gram matrix of another layout, shape or dtype."""
+    check_tensor('Z', Z, torch.float64, ('n', 'd'))
+    if Z.layout not in (torch.strided, torch.sparse_csr):
+        raise TypeError(
+            f"'Z' needs to be dense or sparse CSR (got {Z.layout})"
+        )
+    entries = Z if Z.layout == torch.strided else Z.values()
+    if not bool(entries.isfinite().all()):
+        raise ValueError("'Z' needs to be finite (got NaN or infinity)")
+    if K is not None:
+        check_tensor('K', K, None, (Z.size(0), Z.size(0)), finite=True)
+
+
+def _scipy(Z: Tensor) -> Any:
+    held = Z.values(), Z.col_indices(), Z.crow_indices()
+    return scipy.sparse.csr_matrix(
+        tuple(part.numpy() for part in held), shape=tuple(Z.shape)
+    )
+
+
+def _torch(made: Any) -> Tensor:
+    crow, col = torch.from_numpy(made.indptr), torch.from_numpy(made.indices)
+    values = torch.from_numpy(made.data)
+    return sparse_rows(crow.long(), col.long(), values, made.shape)
+
+
+# Objectives ##################################################################
 
 
 def targets(y: Tensor, num_classes: int) -> Tensor:
@@ -127,7 +207,7 @@ class Gradient(NamedTuple):
 
 
 class Problem(Protocol):
-    """Interface of the problems that :func:`.newton.refine` minimises."""
+    """Interface of the problems that :func:`refine` minimises."""
 
     def gradient(self, W: Tensor) -> Gradient:
         """Return the gradient, with a bound of its error."""
@@ -191,3 +271,179 @@ class Objective(NamedTuple):
             )
         hessian.diagonal(dim1=1, dim2=2).add_(self.mu)
         return Factor(torch.linalg.cholesky(hessian), self.mu, rows=rows)
+
+
+# Newton's method #############################################################
+
+
+class Refined(NamedTuple):
+    """Weights ``[d, C]``, their gradient, a factor, and the steps taken."""
+
+    W: Tensor
+    gradient: Gradient
+    factor: Any
+    iterations: int
+
+
+def refine(
+    problem: Problem,
+    W: Tensor,
+    tol: float,
+    max_iter: int,
+    *,
+    start: Gradient | None = None,
+    factor: Factor | None = None,
+) -> Refined:
+    r"""Step until the residual, rounding included, is at most :obj:`tol`.
+
+    With a factor, quasi-Newton steps: the frozen Hessian, corrected by the
+    steps taken so far (BFGS; Nocedal and Wright 2006, Algorithm 7.4), for
+    every output by itself. A step is halved until it shortens the gradient.
+    The factor is made anew where two steps in a row shorten it by less than
+    4; without one, for every step (Newton's method). Ends early where rounding
+    is all that is left.
+    """
+    found = _steps(problem, W, tol, max_iter, start, factor)
+    if found.factor is None:
+        found = found._replace(factor=problem.factor(found.W))
+    return found
+
+
+def _steps(
+    problem: Problem,
+    W: Tensor,
+    tol: float,
+    max_iter: int,
+    start: Gradient | None = None,
+    factor: Factor | None = None,
+    strict: bool = True,
+    bar: Bar | None = None,
+) -> Refined:
+    # Without `strict` the measured residual alone has to reach tol, and steps
+    # continue below the rounding error while they shorten it.
+    anew = factor is None
+    gradient = problem.gradient(W) if start is None else start
+    slow = iteration = 0
+    # Steps and the changes of the gradient, the oldest first.
+    past: list[Tensor] = []
+    while iteration < max_iter:
+        measured, upper = gradient.norm
+        if (upper if strict else measured) <= tol:
+            break
+        if strict and measured <= upper - measured:
+            break
+        fresh = factor is None or slow == 2 or (anew and iteration > 0)
+        if factor is None or fresh:
+            factor, slow = problem.factor(W), 0
+            past.clear()
+        P = _step(gradient.value, factor, past)
+        t = 1.0
+        while t >= 2**-30:
+            new = torch.sub(W, P, alpha=t)
+            tried = problem.gradient(new)
+            if tried.norm.measured <= (1 - 1e-4 * t) * measured:
+                break
+            t /= 2
+        if t < 2**-30:
+            if fresh:
+                break
+            # The corrections or the factor are outdated; a Newton step
+            # shortens the gradient, as long as rounding lets it.
+            slow = 2
+            iteration += 1
+            continue
+        if not anew and tried.norm.upper > tol:
+            change = tried.value - gradient.value
+            past.append(torch.stack([new - W, change]))
+        W, gradient = new, tried
+        slow = slow + 1 if gradient.norm.measured > measured / 4 else 0
+        iteration += 1
+        if bar is not None:
+            bar.update()
+    return Refined(W, gradient, factor, iteration)
+
+
+def _step(grad: Tensor, factor: Factor, past: list[Tensor]) -> Tensor:
+    # The two-loop recursion, for every output by itself.
+    least = torch.finfo(grad.dtype).tiny
+    weights = []
+    for step, change in reversed(past):
+        curvature = (step * change).sum(0)
+        # 0, which means no correction, where the curvature is not positive.
+        inverse = (curvature > least) / curvature.clamp(min=least)
+        weight = inverse * (step * grad).sum(0)
+        grad = torch.addcmul(grad, weight, change, value=-1)
+        weights.append((inverse, weight))
+    P = factor.solve(grad)
+    for (step, change), (inverse, weight) in zip(
+        past, reversed(weights), strict=True
+    ):
+        P = torch.addcmul(P, weight - inverse * (change * P).sum(0), step)
+    return P
+
+
+@validated
+def minimize(
+    Z: Tensor,
+    Y: Tensor,
+    B: Tensor,
+    lam: Positive,
+    *,
+    W: Tensor | None = None,
+    K: Tensor | None = None,
+    tol: Positive = 1e-10,
+    max_iter: Natural = 100,
+) -> Refined:
+    r"""Minimise an objective by Newton's method, to a residual of :obj:`tol`.
+
+    .. math::
+        L_b(w, D) = \sum_{i=1}^n \left[ \log(1 + e^{-y_i w^\top z_i}) +
+        \frac{\lambda}{2} \lVert w \rVert^2 \right] + b^\top w, \quad y_i
+        \in \{-1, 1\},
+
+    one column :math:`w` of :math:`W` per class. The residual is
+    :math:`\lVert \nabla L_b \rVert_F`. A step is halved until it shortens the
+    gradient, which converges from any start.
+
+    Args:
+        Z (Tensor): float64, ``[n, d]``, dense or sparse CSR.
+        Y (Tensor): -1 or 1, ``[n, C]``.
+        B (Tensor): the linear term, ``[d, C]``.
+        lam (float): :math:`\lambda > 0`.
+        W (Tensor, optional): where to start; by default zero.
+        K (Tensor, optional): :math:`Z Z^\top`, if known.
+        tol (float): the residual to reach; or the bound of rounding errors,
+            if that is larger. (default: :obj:`1e-10`)
+        max_iter (int): the most Newton steps. (default: :obj:`100`)
+
+    Raises:
+        RuntimeError: if neither is reached.
+    """
+    check_rows(Z, K)
+    n, d = Z.shape
+    check_tensor('Y', Y, torch.float64, (n, 'num_classes'))
+    if not bool((Y.abs() == 1).all()):
+        raise ValueError("'Y' needs to be -1 or 1 everywhere")
+    shape = (d, Y.size(1))
+    check_tensor('B', B, torch.float64, shape, finite=True)
+    if W is not None:
+        check_tensor('W', W, torch.float64, shape, finite=True)
+    if n > d:
+        K = None
+    elif K is None:
+        K = gram(Z)
+    objective = Objective(Z, Y, lam * n, B, K=K)
+    W = torch.zeros_like(B) if W is None else W
+    with Bar(desc='Newton') as bar:
+        found = _steps(objective, W, tol, max_iter, strict=False, bar=bar)
+    norm, upper = found.gradient.norm
+    if norm <= max(tol, upper - norm):
+        return found
+    if found.iterations == max_iter:
+        raise RuntimeError(
+            f'Newton did not reach {tol} in {max_iter} steps (got {norm:.3e})'
+        )
+    raise RuntimeError(
+        f'Newton stopped at a residual of {norm:.3e}: the problem is too '
+        f"ill-conditioned for 'lam' = {lam} and 'tol' = {tol}"
+    )

@@ -20,9 +20,15 @@ from pyg_trust.unlearning.certified import (
     proved,
     recorded,
 )
-from pyg_trust.unlearning.heads import HEAD, Factor, Gradient, Problem
+from pyg_trust.unlearning.heads import (
+    HEAD,
+    Factor,
+    Gradient,
+    Problem,
+    Refined,
+    refine,
+)
 from pyg_trust.unlearning.lines import Some, arcs_of, line_of
-from pyg_trust.unlearning.newton import Refined, refine
 from pyg_trust.unlearning.node_rows import Change, Edit, NodeState, Settings
 from pyg_trust.unlearning.reports import ForgetReport
 from pyg_trust.update import Update

@@ -29,9 +29,10 @@ from pyg_trust.unlearning.heads import (
     norm,
     slopes,
     targets,
+    times,
+    transposed_times,
 )
 from pyg_trust.unlearning.incremental import ColumnProblem, SeriesState, bare
-from pyg_trust.unlearning.rows import times, transposed_times
 from pyg_trust.unlearning.sums import Step, Sums, put_back
 from pyg_trust.update import Update
 from pyg_trust.verify import arrays, removal

@@ -37,10 +37,15 @@ from pyg_trust.unlearning.certified import (
     proved,
     recorded,
 )
-from pyg_trust.unlearning.heads import HEAD, Objective, Residual
-from pyg_trust.unlearning.newton import minimize
+from pyg_trust.unlearning.heads import (
+    HEAD,
+    Objective,
+    Residual,
+    gram,
+    keep_rows,
+    minimize,
+)
 from pyg_trust.unlearning.reports import ForgetReport, VerifyReport
-from pyg_trust.unlearning.rows import gram, keep_rows
 from pyg_trust.unlearning.training_graphs import (
     GraphKeeper,
     GraphPredictor,

@@ -27,9 +27,8 @@ from pyg_trust.removal import (
 )
 from pyg_trust.transforms import GraphEmbedding
 from pyg_trust.unlearning.certified import best, probabilities
-from pyg_trust.unlearning.heads import targets
+from pyg_trust.unlearning.heads import gram, keep_rows, stacked, targets
 from pyg_trust.unlearning.lines import arcs_of, line_of
-from pyg_trust.unlearning.rows import gram, keep_rows, stacked
 from pyg_trust.update import Update, rows_of, with_edges
 
 __all__ = [

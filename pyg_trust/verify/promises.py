@@ -105,8 +105,16 @@ WRONG = (
 
 def read(path: str | Path) -> dict[str, Any]:
     """Read a report in JSON; budgets become numbers, and the digest goes."""
+    hint = ''
     try:
-        fields: dict[str, Any] = read_json(Path(path).read_text())
+        text = Path(path).read_text()
+        if '"entries":' in text or '"link":' in text:
+            hint = (
+                ': it looks like a ledger, which goes beside its report. '
+                "TrustReport.of(report).save('trust.json') writes one, for "
+                'python -m pyg_trust check trust.json --ledger LEDGER'
+            )
+        fields: dict[str, Any] = read_json(text)
         if (at := misfit(fields, REPORT)) is not None:
             raise ValueError(f'{at!r} does not fit the schema of a report')
         if 'digest' in fields and digest(fields) != fields.pop('digest'):
@@ -122,7 +130,7 @@ def read(path: str | Path) -> dict[str, Any]:
     except WRONG as error:
         raise ValueError(
             f"'path' needs to be a trust report in JSON: {path} is none "
-            f'({type(error).__name__}: {error})'
+            f'({type(error).__name__}: {error}){hint}'
         ) from None
 
 

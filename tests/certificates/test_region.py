@@ -57,7 +57,7 @@ def test_no_admissible_graph_exceeds_a_bound_of_a_region(kind, size, seed):
     local = worst_case_margins(logits, made, ALPHA)
     first, second = 0, 1
     reward = (logits[:, second] - logits[:, first])[None].contiguous()
-    free = -local.lower[first, second][None] / ALPHA
+    free = -local[first, second][None] / ALPHA
     most = reach @ reward[0]
     for target in range(6):
         bound = local_bound(made, reward, target, free, 2, ALPHA, size=size)
@@ -77,7 +77,7 @@ def test_no_undirected_graph_exceeds_a_bound_of_a_region(size, seed):
     made = made.with_budget(torch.full((6,), 2))
     local = worst_case_margins(logits, made, ALPHA)
     reward = (logits[:, 1] - logits[:, 0])[None].contiguous()
-    free = -local.lower[0, 1][None] / ALPHA
+    free = -local[0, 1][None] / ALPHA
     graphs = undirected_graphs(adj, fragile, 2)
     most = (pagerank(graphs, ALPHA) @ reward[0]).amax(0)
     for target in range(6):
@@ -120,7 +120,7 @@ def test_an_edge_may_be_added_to_a_node_far_beyond_the_border(far, size):
     logits = torch.zeros((n, 2), dtype=torch.float64)
     logits[far, 1] = 1.0
     local = worst_case_margins(logits, made, alpha)
-    free = -local.lower[0, 1][None] / alpha
+    free = -local[0, 1][None] / alpha
     graphs = admissible(adj, fragile, budget, 1)
     most = (pagerank(graphs, alpha) @ logits[:, 1])[:, 0].max()
     reward = logits[:, 1][None].contiguous()

@@ -121,30 +121,6 @@ def test_logits_that_differ_are_told_from_rounding(hidden):
     assert all(alone)
 
 
-# Numbers without bounds #####################################################
-
-
-class Clamped(torch.nn.Module):
-    """Divides by the largest entry of all, once that is above ten."""
-
-    def forward(self, x, edge_index):
-        x = x / x.abs().amax().clamp(min=10)
-        return x + heard(x, edge_index)
-
-
-def test_what_is_shared_beyond_a_bound_alone_is_found_out():
-    data = graph()
-    bad = data.clone()
-    bad.x[0] = 1e6
-    with torch.no_grad():
-        model = Clamped()
-        one, two = (model(g.x, g.edge_index) for g in (data, bad))
-        far = heard(torch.eye(40)[0][:, None], data.edge_index)[:, 0] == 0
-        assert not torch.equal(one[far][1:], two[far][1:])
-    with pytest.raises(ValueError, match='keep nodes apart'):
-        Divided(Clamped(), 3, 'nodes', seed=0).certify(data)
-
-
 # What views share ###########################################################
 
 

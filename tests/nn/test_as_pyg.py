@@ -50,6 +50,10 @@ SIGNALS = {
     'float64': X.double(),
     'bfloat16': X.bfloat16(),
     'static': torch.rand(4, N, 3, generator=SEEDED),
+    'not finite': X.clone().index_put_(
+        (torch.tensor([3, 7]), torch.tensor([1, 2])),
+        torch.tensor([torch.nan, torch.inf]),
+    ),
 }
 
 
@@ -99,7 +103,7 @@ def same(theirs, mine, what=''):
         else {}
     )
     torch.testing.assert_close(
-        mine, theirs, **tol, msg=lambda m: f'{what}: {m}'
+        mine, theirs, equal_nan=True, **tol, msg=lambda m: f'{what}: {m}'
     )
 
 
@@ -209,13 +213,21 @@ def test_exported_traced_and_scripted(name):
 def test_labels_of_every_graph():
     graphs = {**GRAPHS, 'weighted': (BOTH, None, WEIGHT)}
     graphs['weighted and directed'] = (ONE_WAY, None, ONE_WEIGHT)
-    for labels in (Y, Y.view(-1, 1), torch.rand(N, 3), X.bfloat16()):
-        for graph, given in graphs.items():
+    mask = torch.arange(N) % 2 == 0
+    for labels in (Y, Y.view(-1, 1), X, X - 0.5, X.bfloat16()):
+        for (graph, given), alpha in itertools.product(
+            graphs.items(), (0.0, 0.7, 1.0)
+        ):
             if labels.dtype == torch.bfloat16 and 'adj' in graph:
                 continue
-            theirs = pyg.LabelPropagation(3, 0.7)(labels, *given)
-            mine = ours.LabelPropagation(3, 0.7)(labels, *given)
-            same(theirs, mine, graph)
+            ends, _, weight = (*given, None, None)[:3]
+            made = [kit.LabelPropagation(3, alpha) for kit in (pyg, ours)]
+            for some in (None, mask, mask.nonzero().view(-1)):
+                for more in ({}, {'post_step': torch.tanh}):
+                    same(
+                        *(m(labels, ends, some, weight, **more) for m in made),
+                        graph,
+                    )
     half = WEIGHT.bfloat16()
     made = [kit.LabelPropagation(3, 0.7) for kit in (pyg, ours)]
     same(*(each(Y, BOTH, None, half) for each in made))
@@ -294,7 +306,9 @@ def test_pagerank_of_every_graph_and_signal():
             ends = ONE_WAY
             weight = ONE_WEIGHT if 'weighted' in graph else None
         want = pagerank(torch.as_tensor(ends), weight)
-        for x in SIGNALS.values():
+        for kind, x in SIGNALS.items():
+            if kind == 'not finite':
+                continue
             z = (want @ x.double()).to(x.dtype)
             tol = 0.02 if x.dtype == torch.bfloat16 else 1e-5
             torch.testing.assert_close(
@@ -339,11 +353,13 @@ def test_explanations_are_of_the_users_edges():
     ends = torch.tensor([[3, 0, 2, 1], [2, 1, 3, 0]])
     x = torch.tensor([[0.0, 0], [0, 9], [1, 0], [0, 1]])
     for K in (2, None):
-        for loops in (False, True):
+        for model in (
+            ours.PPNP(torch.nn.Identity(), 0.1, K),
+            ours.PPNP(torch.nn.Identity(), 0.1, K, add_self_loops=True),
+            ours.APPNP(2, 0.1),
+        ):
             torch.manual_seed(0)
-            model = ours.PPNP(
-                torch.nn.Identity(), 0.1, K, add_self_loops=loops
-            )
+            before = model(x, ends)
             mask = Explainer(
                 model,
                 GNNExplainer(epochs=30),
@@ -357,6 +373,7 @@ def test_explanations_are_of_the_users_edges():
             )(x, ends, index=0).edge_mask
             assert mask.shape == (4,)
             assert mask[[1, 3]].max() > mask[[0, 2]].max()
+            assert torch.equal(model(x, ends), before)
 
 
 def test_modules_that_are_passed_stay_as_they_are():

@@ -32,7 +32,6 @@ from pyg_trust.unlearning import (
     sums,
 )
 from pyg_trust.unlearning import heads as H
-from pyg_trust.unlearning import newton as N
 from pyg_trust.unlearning.node_rows import NodeState
 from pyg_trust.unlearning.shifts import shift_epsilon
 from pyg_trust.unlearning.sums import Sums
@@ -125,7 +124,7 @@ def test_a_sequence_is_that_of_dense_algebra(shared):
         torch.testing.assert_close(held, Z[ids], rtol=0, atol=1e-11)
         Y = H.targets(data.y[train], len(model.classes))
         exact = H.Objective(Z[train], Y, lam * int(train.sum()))
-        W = N.refine(exact, torch.zeros_like(model.weight), 1e-11, 50).W
+        W = H.refine(exact, torch.zeros_like(model.weight), 1e-11, 50).W
         gap = float((model._model.W - W).norm())
         assert gap <= report.distance_bound + 1e-9
         assert report.num_train == int(oracle['num_train'][k])
@@ -273,7 +272,7 @@ def takes_no_step(monkeypatch):
     gradient = H.Objective.gradient
 
     def done(problem, W, tol, max_iter, **kwargs):
-        return N.Refined(W, gradient(problem, W), problem.factor(W), 1)
+        return H.Refined(W, gradient(problem, W), problem.factor(W), 1)
 
     monkeypatch.setattr(node_releases, 'refine', done)
 
@@ -336,7 +335,7 @@ def test_releases_are_as_hard_to_tell_apart_as_promised(monkeypatch):
     held = model._model
     fresh = held.data.fitted()
     zero = torch.zeros_like(held.W)
-    exact = N.refine(fresh.problem(1e-11), zero, 1e-11, 50).W
+    exact = H.refine(fresh.problem(1e-11), zero, 1e-11, 50).W
     shift = held.W - exact
     assert float(shift.norm()) <= far.distance_bound
     size = 100_000

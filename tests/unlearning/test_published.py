@@ -17,8 +17,7 @@ from pyg_trust.unlearning import (
     NodeClassifier,
     ScatteringClassifier,
 )
-from pyg_trust.unlearning.heads import Factor
-from pyg_trust.unlearning.newton import minimize
+from pyg_trust.unlearning.heads import Factor, minimize
 from pyg_trust.unlearning.published import (
     PublishedScatteringClassifier,
 )

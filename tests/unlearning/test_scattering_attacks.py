@@ -14,7 +14,7 @@ from pyg_trust.files import load
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.transforms import GraphScattering
 from pyg_trust.unlearning import ScatteringClassifier
-from pyg_trust.unlearning.newton import minimize
+from pyg_trust.unlearning.heads import minimize
 from pyg_trust.unlearning.published import PublishedScatteringClassifier
 from pyg_trust.unlearning.shifts import gaussian_budget, shift_epsilon
 from pyg_trust.verify import removal

@@ -9,7 +9,7 @@ from torch_geometric.data import Data, HeteroData
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.transforms import GraphScattering
 from pyg_trust.unlearning import ScatteringClassifier
-from pyg_trust.unlearning.newton import minimize
+from pyg_trust.unlearning.heads import minimize
 
 SCATTERING = {'J': 3, 'Q': 2, 'L': 3}
 

@@ -18,7 +18,7 @@ from pyg_trust.check import FAILS, HOLDS, UNPROVED, check_report
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import TrustReport, save_tensors
 from pyg_trust.unlearning import certified, heads, node, node_releases
-from pyg_trust.unlearning.newton import Refined
+from pyg_trust.unlearning.heads import Refined
 from pyg_trust.unlearning.node_rows import NodeState
 from pyg_trust.unlearning.shards import building
 from pyg_trust.unlearning.shards import unlearner as unlearners
