@@ -53,57 +53,44 @@ _NONE = torch.empty(0, dtype=torch.int64)
 class PropagatedFeatures(EditedInPlace):
     r"""Propagated features :math:`z = \sum_i w_i P^i x` of a changing graph.
 
-    Edges, nodes and features come and go at thousands of edits a second. Sums
-    over neighbours are integers on the grid :math:`2^{-f}`, so that an edit
-    sends differences along the edges that it changes, and the features have
-    the bits of a computation from scratch, after any history. With
-    :obj:`theta` it holds the infinite series :math:`\alpha (I - (1 - \alpha)
-    P)^{-1} x` instead, up to :attr:`error_bound`; those features depend on
-    what was there before.
+    Nodes, edges and features can be added and removed, thousands of times a
+    second. After any sequence of edits the features have the same bits as
+    those that are computed from the present graph alone, because all sums are
+    sums of integers, on a grid of width :math:`2^{-f}`. An edit that fails
+    changes nothing, and the ids of removed nodes are not used again.
 
-    Ids never change, and those of removed nodes are not used again. An edit
-    that fails or is interrupted changes nothing. A pickle holds the present
-    data alone. On the CPU; memory a column and node: 4 or 8 bytes of features
-    and 8 for each level but the last (the series: 24).
+    With :obj:`theta` it holds the infinite series :math:`\alpha (I - (1 -
+    \alpha) P)^{-1} x` instead, with an error of at most :attr:`error_bound`;
+    these features also depend on earlier edits. Runs on the CPU, with the
+    features and 8 bytes a column and node for each level but the last.
 
     Args:
-        graph (CSRGraph or Data): the graph, unweighted and without duplicate
-            edges. The ids of nodes are ``n_id`` of a
-            :class:`~torch_geometric.data.Data` if it is there, else positions.
-        x (Tensor, optional): float32 or float64 (the series: float64),
-            ``[num_nodes, num_columns]``; by default, and where a measure
-            stands in its place, ``graph.x``. (default: :obj:`None`)
-        measure (str or Measure): a measure with fixed weights, so not Katz,
-            and :math:`a + b \ge 1`; for the series, its :math:`a` and
-            :math:`b` count, with :math:`a + b = 1`. (default: :obj:`'sgc'`)
-        alpha (float, optional): the :math:`\alpha` of the series, or of the
-            measure that is named. (default: :obj:`None`)
-        t (float, optional): as the measure that is named takes it.
-            (default: :obj:`None`)
-        levels (int, optional): the number of hops of the measure that is
-            named. (default: :obj:`None`)
+        graph (CSRGraph or Data): an unweighted graph without duplicate edges.
+            Nodes have the ids ``graph.n_id`` if it has them, else positions.
+        x (Tensor, optional): the features, float32 or float64 (the series:
+            float64), ``[num_nodes, num_columns]``; by default ``graph.x``.
+        measure (str or Measure): the propagation: a measure with fixed
+            weights and :math:`a + b \ge 1`. (default: :obj:`'sgc'`)
+        alpha, t (float, optional): as the measure takes them; :obj:`alpha`
+            is also the :math:`\alpha` of the series.
+        levels (int, optional): the number of hops of the measure.
         theta (float, optional): the threshold of the series: residues above
-            :math:`\theta \sqrt{d_v}` are pushed. (default: :obj:`None`)
-        bound (float): the largest magnitude that an entry of a feature may
-            ever have, declared in advance. (default: :obj:`16.0`)
-        bits (int): :math:`f`, from 1 to 51. A node may have less than
-            :math:`2^{62 - f} /` :obj:`bound` neighbours; along the edges of a
-            directed graph less than the :math:`L`-th root of this.
-            (default: :obj:`40`)
-        directed (bool, optional): whether edges that come go in one direction
-            alone; by default whether an edge of the graph does.
-            (default: :obj:`None`)
+            :math:`\theta \sqrt{d_v}` are pushed.
+        bound (float): the largest magnitude that a feature may ever have.
+            (default: :obj:`16.0`)
+        bits (int): :math:`f`. A node may have less than :math:`2^{62 - f} /`
+            :obj:`bound` neighbours. (default: :obj:`40`)
+        directed (bool, optional): whether an added edge goes in one direction
+            alone; by default if the graph is directed.
 
     Raises:
-        TypeError, ValueError: on another graph, measure or shape, NaN or
-            infinity, entries beyond :obj:`bound`, a node of too many
-            neighbours, or one of :obj:`alpha` and :obj:`theta` alone.
+        TypeError, ValueError: on another graph, measure or shape, or features
+            that are not finite or beyond :obj:`bound`.
 
     Example:
-        >>> from pyg_trust.agp import sgc
         >>> path = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
         >>> graph = CSRGraph.from_edge_index(path, num_nodes=3)
-        >>> features = PropagatedFeatures(graph, torch.eye(3), sgc(1))
+        >>> features = PropagatedFeatures(graph, torch.eye(3), levels=1)
         >>> features.remove_edges(torch.tensor([[0], [1]]))
         2
         >>> features.rows(torch.tensor([0]))
