@@ -53,61 +53,43 @@ _NONE = torch.empty(0, dtype=torch.int64)
 class PropagatedFeatures(EditedInPlace):
     r"""Propagated features :math:`z = \sum_i w_i P^i x` of a changing graph.
 
-    Edges, nodes and features come and go at thousands of edits a second. Sums
-    over neighbours are integers on the grid :math:`2^{-f}`, so that an edit
-    sends differences along the edges that it changes, and the features have
-    the bits of a computation from scratch, after any history. With
-    :obj:`theta` it holds the infinite series :math:`\alpha (I - (1 - \alpha)
-    P)^{-1} x` instead, up to :attr:`error_bound`; those features depend on
-    what was there before.
-
-    Ids never change, and those of removed nodes are not used again. An edit
-    that fails or is interrupted changes nothing. A pickle holds the present
-    data alone. On the CPU; memory a column and node: 4 or 8 bytes of features
-    and 8 for each level but the last (the series: 24).
+    Edges, nodes and features are added, changed and removed, thousands of
+    them a second. After any sequence of edits the features have the bits of a
+    computation from scratch, as all sums are integers on the grid
+    :math:`2^{-f}`. An edit that fails or is interrupted changes nothing. Ids
+    of removed nodes are not used again. On the CPU.
 
     Args:
-        graph (CSRGraph or Data): the graph, unweighted and without duplicate
-            edges. The ids of nodes are ``n_id`` of a
-            :class:`~torch_geometric.data.Data` if it is there, else positions.
-        x (Tensor, optional): float32 or float64 (the series: float64),
-            ``[num_nodes, num_columns]``; by default, and where a measure
-            stands in its place, ``graph.x``. (default: :obj:`None`)
-        measure (str or Measure): a measure with fixed weights, so not Katz,
-            and :math:`a + b \ge 1`; for the series, its :math:`a` and
-            :math:`b` count, with :math:`a + b = 1`. (default: :obj:`'sgc'`)
-        alpha (float, optional): the :math:`\alpha` of the series, or of the
-            measure that is named. (default: :obj:`None`)
-        t (float, optional): as the measure that is named takes it.
-            (default: :obj:`None`)
-        levels (int, optional): the number of hops of the measure that is
-            named. (default: :obj:`None`)
-        theta (float, optional): the threshold of the series: residues above
-            :math:`\theta \sqrt{d_v}` are pushed. (default: :obj:`None`)
-        bound (float): the largest magnitude that an entry of a feature may
-            ever have, declared in advance. (default: :obj:`16.0`)
-        bits (int): :math:`f`, from 1 to 51. A node may have less than
-            :math:`2^{62 - f} /` :obj:`bound` neighbours; along the edges of a
-            directed graph less than the :math:`L`-th root of this.
-            (default: :obj:`40`)
-        directed (bool, optional): whether edges that come go in one direction
-            alone; by default whether an edge of the graph does.
-            (default: :obj:`None`)
+        graph (CSRGraph or Data): the graph, unweighted, without duplicate
+            edges. The ids of nodes are ``graph.n_id``, else positions.
+        x (Tensor, optional): float32 or float64, ``[num_nodes,
+            num_columns]``; ``graph.x`` where it is not given.
+        measure (str or Measure): a measure of fixed weights (not Katz) and
+            :math:`a + b \ge 1`. (default: :obj:`'sgc'`)
+        alpha (float, optional): as the named measure takes it; or that of the
+            series.
+        t (float, optional): as the named measure takes it.
+        levels (int, optional): the number of hops of the named measure.
+        theta (float, optional): if given, the infinite series
+            :math:`\alpha (I - (1 - \alpha) P)^{-1} x` is held instead, up to
+            :attr:`error_bound`, by pushing residues above :math:`\theta
+            \sqrt{d_v}`. It depends on what was there before.
+        bound (float): the largest magnitude that an entry of :obj:`x` may
+            ever have. (default: :obj:`16.0`)
+        bits (int): :math:`f`, from 1 to 51; a node may have fewer than
+            :math:`2^{62 - f} /` :obj:`bound` neighbours. (default: :obj:`40`)
+        directed (bool, optional): whether edges that are added have one
+            direction; by default whether those of the graph have.
 
     Raises:
-        TypeError, ValueError: on another graph, measure or shape, NaN or
-            infinity, entries beyond :obj:`bound`, a node of too many
-            neighbours, or one of :obj:`alpha` and :obj:`theta` alone.
+        TypeError, ValueError: on another graph, measure or shape, an entry
+            beyond :obj:`bound`, or a node of too many neighbours.
 
     Example:
-        >>> from pyg_trust.agp import sgc
         >>> path = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
-        >>> graph = CSRGraph.from_edge_index(path, num_nodes=3)
-        >>> features = PropagatedFeatures(graph, torch.eye(3), sgc(1))
-        >>> features.remove_edges(torch.tensor([[0], [1]]))
+        >>> data = Data(x=torch.eye(3), edge_index=path)
+        >>> PropagatedFeatures(data, 'sgc').remove_edges([[0], [1]])
         2
-        >>> features.rows(torch.tensor([0]))
-        tensor([[1., 0., 0.]])
     """
 
     def __init__(
