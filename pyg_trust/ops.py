@@ -352,17 +352,34 @@ def push(
 ) -> tuple[Tensor, Tensor]:
     r"""Estimate :math:`\sum_i w_i (R B S)^i x` by randomized pushes (AGP).
 
-    :math:`R` and :math:`S` are the diagonal matrices of :obj:`recv` and
-    :obj:`send`, :math:`B` the adjacency matrix whose rows are
-    :obj:`receivers`. :obj:`ratio` and :obj:`keep` hold the share of a level's
-    residue that goes on and that stays. Columns of a block
-    (:func:`block_size`) share what is sampled; block :math:`k` draws from the
-    stream of :obj:`(seed, first + k)`. Returns the sum, ``[n, num_columns]``,
-    and how many levels of each block were pushed: int64.
+    At each level a node keeps a share of what it holds and sends the rest to
+    its neighbours: large messages as they are, small ones to a random few
+    that get more, so that the expectation stays. A level where that would
+    cost more than an exact product is computed exactly. On CUDA the same seed
+    samples the same edges; results differ by rounding.
 
-    On CUDA the same seed samples the same edges as on the CPU, and results
-    differ by rounding alone (relative to the largest entry, below 1e-5 for
-    float32), except where rounding decides what is sampled.
+    Args:
+        graph (PushGraph): the edges along which nodes send, sorted for
+            sampling (:meth:`.CSRGraph.push_graph`).
+        receivers (tuple[Tensor, Tensor]): ``rowptr`` and ``col`` of
+            :math:`B`, for exact levels.
+        recv (Tensor): the diagonal of :math:`R`, ``[num_nodes]``.
+        send (Tensor): the diagonal of :math:`S`, ``[num_nodes]``.
+        x (Tensor): the signals, ``[num_nodes, num_columns]``.
+        eps (Tensor): the quantum of each column: larger messages are sent as
+            they are.
+        ratio (Tensor): the share that each level sends on, float64.
+        keep (Tensor): the share that each level keeps, float64.
+        seed (int): the seed.
+        first (int): the number of the first block of columns. Columns of a
+            block (:func:`block_size`) share what is sampled, and block
+            :math:`k` draws from ``(seed, first + k)``. (default: :obj:`0`)
+        pull_above (float): a level is pushed if it is expected to cost less
+            than this share of an exact one. (default: infinity)
+
+    Returns:
+        tuple[Tensor, Tensor]: the sum, ``[num_nodes, num_columns]``, and how
+        many levels of each block were pushed, int64.
     """
     rowptr, col, group_ptr, group_end, scale = graph
     return _ops.push(
@@ -390,9 +407,16 @@ def pull(
     keep: Keep,
     pull_above: AtLeast0,
 ) -> Tensor | None:
-    """Compute :func:`push` if no entry is randomised, else return :obj:`None`.
+    """Compute :func:`push` if all of its levels are exact.
 
-    Runs on the CPU. :obj:`graph` needs rows only of ``cost_nodes``.
+    Whether they are is estimated from few nodes, so that edges need not be
+    sorted for sampling where none would be sampled. The arguments are those
+    of :func:`push`; :obj:`graph` needs the rows of :func:`cost_nodes` alone.
+    On the CPU.
+
+    Returns:
+        Tensor or None: the sum, ``[num_nodes, num_columns]``; :obj:`None` if
+        a level would be pushed.
     """
     rowptr, col, group_ptr, group_end, scale = graph
     z, pushed = _ops.push(

@@ -421,8 +421,9 @@ def test_a_malformed_report_is_refused_by_what_is_wrong(tmp_path, text):
     assert read_report(path)[0] == 3
     MALFORMED[text](report)
     path.write_text(forged(report))
-    with pytest.raises(ValueError, match=re.escape(text)):
-        read_report(path)
+    for read in (read_report, TrustReport.load):
+        with pytest.raises(ValueError, match=re.escape(text)):
+            read(path)
 
 
 @pytest.mark.parametrize(
@@ -556,13 +557,15 @@ def test_draws_of_a_group_have_one_size():
 
 def test_releases_are_proved_by_their_mu(tmp_path):
     # Other steps of an engine are on no line here.
-    for off, engine, status in (
-        (1.0, False, HOLDS),
-        (1.0, True, UNPROVED),
-        (1 - 1e-6, True, FAILS),
-        (1 - 1e-6, False, FAILS),
+    for name, off, engine, status in (
+        ('AggregationReport', 1.0, False, HOLDS),
+        ('AggregationReport', 1.0, True, UNPROVED),
+        ('AggregationReport', 1 - 1e-6, True, FAILS),
+        ('AggregationReport', 1 - 1e-6, False, FAILS),
+        ('LinkReport', 1.0, False, HOLDS),
+        ('LinkReport', 1 - 1e-6, False, FAILS),
     ):
-        each = honest('AggregationReport')
+        each = honest(name)
         each = forge(each, epsilon=each['values']['epsilon'] * off)
         each['origin']['arguments']['engine'] = engine
         texts = judged(tmp_path, each, status=status)

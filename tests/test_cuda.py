@@ -92,30 +92,6 @@ class Transfers(TorchDispatchMode):
 # Ops #########################################################################
 
 
-@pytest.mark.parametrize('columns', [1, 2, 5, 64])
-@pytest.mark.parametrize('name', [*UNDIRECTED, 'directed', 'big'])
-@pytest.mark.parametrize('kind', ['float', 'half', 'double'])
-def test_propagate(kind, name, columns):
-    dtype = torch.float64 if kind == 'double' else torch.float32
-    args = arguments(name, F.appnp(0.3, levels=3), dtype, columns, 0.1)
-    weights = torch.tensor([0.5, 0.0, 0.3, 0.2], dtype=torch.float64)
-    half = kind == 'half'
-    order = ('x', 'recv', 'send')
-    wanted = ops.propagate(
-        *args['receivers'], *(args[k] for k in order), weights, half
-    )
-    args = to_gpu(args)
-    got = [
-        ops.propagate(
-            *args['receivers'], *(args[k] for k in order), weights, half
-        )
-        for _ in range(2)
-    ]
-    assert got[0].device == torch.device(GPU)
-    assert torch.equal(*got)
-    assert close(got[0], wanted, 1e-2 if half else TOLERANCE[dtype])
-
-
 @pytest.mark.parametrize('half', [False, True])
 @pytest.mark.parametrize('columns', [1, 5, 64, 200])
 @pytest.mark.parametrize('name', ['random', 'directed', 'big'])

@@ -116,16 +116,6 @@ def test_sparse_tensor_without_torch_sparse(monkeypatch):
         make_graph('path').to_sparse_tensor()
 
 
-def test_isolated_nodes_are_kept():
-    graph = make_graph('isolated')
-    assert graph.num_nodes == 5
-    assert graph.degree.tolist() == [0, 2, 2, 2, 0]
-    everyone = make_graph('no_edges')
-    assert everyone.num_nodes == 3
-    assert everyone.num_edges == 0
-    assert everyone.is_undirected
-
-
 def test_duplicates():
     edges = torch.tensor([[0, 1, 0, 0], [1, 0, 1, 2]])
     weights = torch.tensor([1.0, 2.0, 4.0, 8.0])
@@ -161,12 +151,6 @@ def test_undirected():
     # The same number of edges in and out of every node, yet directed.
     ring = CSRGraph.from_edge_index(torch.tensor([[0, 1, 2], [1, 2, 0]]), 3)
     assert not ring.is_undirected
-
-
-def test_degrees_of_a_directed_graph():
-    graph = make_graph('directed')
-    assert graph.degree.tolist() == [2, 1, 1, 2, 0]
-    assert graph.in_degree.tolist() == [1, 1, 2, 0, 2]
 
 
 def test_transpose():
@@ -243,11 +227,6 @@ def test_spectral_radius():
 # Bad input ###################################################################
 
 
-def test_constructor_takes_falls_between_rows():
-    rowptr, col = torch.tensor([0, 0, 2, 2, 3, 3]), torch.tensor([1, 4, 0])
-    assert CSRGraph(rowptr, col).degree.tolist() == [0, 2, 0, 1, 0]
-
-
 def test_uncoalesced_duplicates_are_refused():
     index = torch.tensor([[0, 0], [1, 1]])
     adj = torch.sparse_coo_tensor(
@@ -262,13 +241,6 @@ def test_an_edge_index_of_unknown_size_is_refused():
     with pytest.raises(ValueError, match='num_nodes'):
         CSRGraph.from_edge_index(EdgeIndex(pairs))
     assert CSRGraph.from_edge_index(EdgeIndex(pairs), 3).num_nodes == 3
-
-
-def test_weights_in_half_precision_are_refused():
-    with pytest.raises(TypeError, match='float32 or float64'):
-        CSRGraph.from_edge_index(
-            torch.tensor([[0], [1]]), 2, torch.ones(1, dtype=torch.float16)
-        )
 
 
 def test_too_many_nodes_are_refused_before_memory_is_asked_for():

@@ -64,42 +64,31 @@ NOISE = [(0.1, 0.3), (0.0, 0.6), (0.4, 0.0), (0.45, 0.5)]
 LEVEL = 1e-6
 
 
-def check_law(bits, pairs, edges, noise):
-    """Tests how often which pairs are there, of a graph with some edges."""
-    clean = [int(pair in edges) for pair in pairs]
+# Rows of a graph, and the cells that are decided alone.
+CELLS = {
+    'undirected': (
+        [[1], [0, 2], [1, 3], [2]],
+        [*itertools.combinations(range(4), 2)],
+    ),
+    'directed': ([[1, 2], [0], []], [*itertools.permutations(range(3), 2)]),
+    'all': ([[0, 2], [1]], [*itertools.product(range(2), range(3))]),
+}
+
+
+@pytest.mark.parametrize('noise', NOISE)
+@pytest.mark.parametrize('cells', CELLS)
+def test_bits_have_the_product_law(cells, noise):
+    rows, pairs = CELLS[cells]
+    n, m = len(rows), 3 if cells == 'all' else len(rows)
+    out = ops.flip_bits(*csr(rows), m, *noise, cells, 5, 0, SAMPLES)
+    bits = outcomes(*out, n, m, SAMPLES, cells != 'all')
+    if cells == 'undirected':
+        assert torch.equal(bits, bits.transpose(1, 2))
+    clean = [int(j in rows[i]) for i, j in pairs]
     code = sum(
         bits[:, i, j].long() << (len(pairs) - 1 - k)
         for k, (i, j) in enumerate(pairs)
     )
-    assert chi_square(code.numpy(), list(law(clean, *noise))) > LEVEL
-
-
-@pytest.mark.parametrize('noise', NOISE)
-def test_undirected_graphs_have_the_product_law(noise):
-    rowptr, col = csr([[1], [0, 2], [1, 3], [2]])
-    out = ops.flip_bits(rowptr, col, 4, *noise, 'undirected', 5, 0, SAMPLES)
-    bits = outcomes(*out, 4, 4, SAMPLES, True)
-    assert torch.equal(bits, bits.transpose(1, 2))
-    pairs = list(itertools.combinations(range(4), 2))
-    check_law(bits, pairs, ((0, 1), (1, 2), (2, 3)), noise)
-
-
-@pytest.mark.parametrize('noise', NOISE)
-def test_directed_graphs_have_the_product_law(noise):
-    rowptr, col = csr([[1, 2], [0], []])
-    out = ops.flip_bits(rowptr, col, 3, *noise, 'directed', 6, 0, SAMPLES)
-    bits = outcomes(*out, 3, 3, SAMPLES, True)
-    pairs = list(itertools.permutations(range(3), 2))
-    check_law(bits, pairs, ((0, 1), (0, 2), (1, 0)), noise)
-
-
-@pytest.mark.parametrize('noise', NOISE)
-def test_features_have_the_product_law(noise):
-    rowptr, col = csr([[0, 2], [1]])
-    out = ops.flip_bits(rowptr, col, 3, *noise, 'all', 7, 0, SAMPLES)
-    bits = outcomes(*out, 2, 3, SAMPLES, False).view(SAMPLES, 6)
-    clean = [1, 0, 1, 0, 1, 0]
-    code = sum(bits[:, k].long() << (5 - k) for k in range(6))
     assert chi_square(code.numpy(), list(law(clean, *noise))) > LEVEL
 
 

@@ -141,12 +141,7 @@ class OneOf(Constraint):
         return f'one of {tuple(self.options)}'
 
     def check(self, name: str, value: Any, sizes: Sizes = None) -> str:
-        options = tuple(self.options)
-        if not isinstance(value, str) or value not in options:
-            raise ValueError(
-                f"'{name}' needs to be one of {options} (got {value!r})"
-            )
-        return value
+        return check_choice(name, value, self.options)
 
 
 # Names of classes in messages, where the class name says too little.
@@ -420,9 +415,13 @@ def check_integer(
     return int(value)
 
 
-def check_choice(name: str, value: str, options: Iterable[str]) -> None:
-    """Check that a value is one of the given names."""
-    OneOf(options)(name, value)
+def check_choice(name: str, value: str, options: Iterable[str]) -> str:
+    """Refuse anything but one of the given names; return it."""
+    if not isinstance(value, str) or value not in tuple(options):
+        raise ValueError(
+            f"'{name}' needs to be one of {tuple(options)} (got {value!r})"
+        )
+    return value
 
 
 def check_instance(name: str, value: Any, *kinds: type) -> None:

@@ -96,11 +96,6 @@ def check_graph(graph: CSRGraph, measure: Measure) -> None:
         )
 
 
-def check_eps(eps: float) -> float:
-    """Refuse a negative or infinite quantum ``eps``."""
-    return check_non_negative('eps', eps)
-
-
 def check_options(
     eps: float, half: bool, tol: float, name: str = 'tol'
 ) -> None:

@@ -14,10 +14,10 @@ from pyg_trust._checks import (
     Fraction,
     Rate,
     check_choice,
+    check_non_negative,
     validated,
 )
 from pyg_trust.agp.checks import (
-    check_eps,
     check_finite_signal,
     check_signal,
     prepare_graph,
@@ -49,7 +49,7 @@ def variance_bound(
             if no bound is known for the measure on this graph.
     """
     prepared = prepare_graph(graph, measure)
-    eps = check_eps(eps)
+    eps = check_non_negative('eps', eps)
     check_signal(x, prepared)
     check_finite_signal(x)
     x = x.to_dense() if x.layout == torch.sparse_csr else x

@@ -544,24 +544,31 @@ class Chebyshev(NamedTuple):
 
 @validated
 def chebyshev(measure: Measure, tol: NotNegative) -> Chebyshev:
-    r"""Cut a measure's series to the fewest levels within a tolerance.
+    r"""Write a measure as a shorter series of Chebyshev polynomials.
 
-    Returns the coefficients :math:`c_0, \ldots, c_k` of the series in
-    Chebyshev polynomials, and a bound on the rest for undirected graphs.
+    :math:`\sum_i w_i P^i = \sum_j c_j T_j(P)`, and on an undirected graph
+    :math:`T_j(P)` has eigenvalues of at most 1. So terms may be left out at
+    the end as long as the sum of their :math:`|c_j|` is small, which needs
+    fewer products with :math:`P` than the powers do.
 
     Args:
-        measure (Measure): the series.
-        tol (float): the largest :math:`\sum_{j>k} |c_j| / \sum_i w_i`; 0 to
-            cut off nothing.
+        measure (Measure): the measure, with :math:`a + b = 1`.
+        tol (float): the largest sum of the :math:`|c_j|` that are left out,
+            relative to :math:`\sum_i w_i`; 0 leaves nothing out.
+
+    Returns:
+        Chebyshev: the coefficients :math:`c_0, \ldots, c_k`, the fewest for
+        :obj:`tol`, and the sum that is left out.
 
     Raises:
         ValueError: if :obj:`tol` is negative or not finite, or the measure has
-            not :math:`a + b = 1`, or a :obj:`shrink` above one.
+            another :math:`a + b`, or a :obj:`shrink` above one.
 
     Example:
         >>> from pyg_trust.agp import heat
-        >>> heat(5.0, tol=1e-6).levels, chebyshev(heat(5.0, tol=1e-6), 1e-6)[1]
-        (19, ...)
+        >>> measure = heat(5.0, tol=1e-6)
+        >>> measure.levels, chebyshev(measure, 1e-3).levels
+        (19, 8)
     """
     if abs(measure.a + measure.b - 1) > 1e-12 or measure.shrink > 1:
         raise ValueError(

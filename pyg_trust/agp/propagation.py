@@ -14,12 +14,11 @@ import torch
 from torch import Tensor
 
 from pyg_trust import ops, rng
-from pyg_trust._checks import check_nodes, is_finite
+from pyg_trust._checks import check_nodes, check_non_negative, is_finite
 from pyg_trust.agp._exact_blocks import exact_blocks
 from pyg_trust.agp.checks import (
     How,
     check_device,
-    check_eps,
     check_finite_signal,
     check_half,
     check_how,
@@ -109,7 +108,7 @@ def propagate(
     """
     return propagate_rows(
         *(graph, x, measure, rows),
-        How(check_eps(eps), seed, force_push, half, tol),
+        How(check_non_negative('eps', eps), seed, force_push, half, tol),
     )
 
 

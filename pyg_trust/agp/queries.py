@@ -10,6 +10,7 @@ from pyg_trust._checks import (
     Natural,
     NotNegative,
     OneOf,
+    check_non_negative,
     check_range,
     check_tensor,
     validated,
@@ -17,7 +18,6 @@ from pyg_trust._checks import (
 from pyg_trust._checks.graphs import check_real
 from pyg_trust.agp.checks import (
     check_device,
-    check_eps,
     check_overflow,
     prepare_graph,
 )
@@ -167,7 +167,7 @@ def prune_bound(graph: CSRGraph, measure: Measure, eps: float) -> Tensor:
             if the graph is directed or :math:`a + b < 1`.
     """
     graph = prepare_graph(graph, measure)
-    eps = check_eps(eps)
+    eps = check_non_negative('eps', eps)
     if (
         not graph.is_undirected
         or measure.a + measure.b < 1

@@ -13,7 +13,6 @@ from .runs import Runs as Runs
 from .statistics import empirical_epsilon as empirical_epsilon
 from .statistics import empirical_mu as empirical_mu
 from .subjects import NodeSubject as NodeSubject
-from .subjects import RetrainSubject as RetrainSubject
 from .subjects import ScatteringSubject as ScatteringSubject
 from .subjects import ShardedSubject as ShardedSubject
 from .subjects import Subject as Subject
@@ -29,7 +28,6 @@ __all__ = [
     'NodeSubject',
     'PrivacyAudit',
     'RemovalAudit',
-    'RetrainSubject',
     'Runs',
     'ScatteringSubject',
     'ShardedSubject',

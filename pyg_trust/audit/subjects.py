@@ -11,7 +11,7 @@ from torch_geometric.data import Data
 
 from pyg_trust._checks import check_instance, validated
 from pyg_trust.audit.releases import Released, flattened
-from pyg_trust.removal import RemovalRequest, remove_from_data
+from pyg_trust.removal import RemovalRequest
 from pyg_trust.unlearning.certified import probabilities
 from pyg_trust.unlearning.node import NodeClassifier
 from pyg_trust.unlearning.scattering import ScatteringClassifier
@@ -19,7 +19,6 @@ from pyg_trust.unlearning.shards import ShardedUnlearner
 
 __all__ = [
     'NodeSubject',
-    'RetrainSubject',
     'ScatteringSubject',
     'ShardedSubject',
     'Subject',
@@ -142,30 +141,6 @@ class ShardedSubject(_Wrapped[ShardedUnlearner]):
         there = unlearner.predict_proba(nodes=unlearner.n_id)
         found['probabilities'] = there
         return found | flattened('state_dict', state) | self._files()
-
-
-class RetrainSubject(ShardedSubject):
-    """Control of an audit: retrain from scratch on the remaining data.
-
-    Args:
-        make (Callable): as in :class:`ShardedSubject`.
-        on_disk (bool): as there. (default: :obj:`False`)
-    """
-
-    _fitted_to: tuple[Data, int] | None = None
-
-    def fit(self, data: Data, seed: int) -> None:
-        """Make an unlearner and fit it."""
-        super().fit(data, seed)
-        self._fitted_to = data, seed
-
-    @validated
-    def remove(self, request: RemovalRequest) -> None:
-        """Retrain on the remaining data."""
-        if self._fitted_to is None:
-            raise ValueError('the subject needs to be fitted first')
-        data, seed = self._fitted_to
-        self.fit(remove_from_data(data, request.parts[0]), seed)
 
 
 class _NoisySubject(_Wrapped[_Model]):

@@ -45,47 +45,39 @@ class Certificate(Proved, SpeaksOf, Report):
     r"""Bounds of the worst-case margins of target nodes.
 
     The worst-case margin of a node is the smallest margin of its reference
-    class over any other class, in any admissible graph. It lies in ``[lower,
-    upper]``, roundoff included; :obj:`lower` > :obj:`tolerance` means robust,
-    :obj:`upper` < -:obj:`tolerance` broken, with :meth:`witness` as the
-    proof, and anything else unknown.
+    class over any other class, in any admissible graph. It lies between
+    :obj:`lower` and :obj:`upper`, roundoff included. A node with a lower bound
+    above :obj:`tolerance` is robust. One with an upper bound below
+    -:obj:`tolerance` is broken, and :meth:`witness` has the flips. Any other
+    is unknown. Each node is attacked by itself: worst graphs may differ.
 
-    It is about the model as it is deployed (in exact arithmetic, for logits
-    without a model), and about each node by itself: the worst graphs of two
-    nodes may differ. With symmetric normalization margins are those of
-    :math:`D^{-1/2} Z`, which have the same signs. Fields that are not listed
-    are numbers of targets, and properties of the model and the threat.
+    Fields that are not listed are numbers of targets, and properties of the
+    model and the threat.
 
     Args:
         method (str): the method that was run.
-        exact (bool): whether all bounds meet, up to a millionth of the largest
-            logit.
+        exact (bool): whether all bounds meet.
         tolerance (float): the largest absolute margin that counts as unknown.
-        roundoff (float): how far margins of the deployed model may be off at
-            most: in the bounds already.
-        fingerprint (str): SHA-256 of the logits, the graph, the threat and the
-            targets.
-        model_digest (str): SHA-256 of the model: tensors, attributes and code;
-            '' with logits.
+        roundoff (float): how far margins of the deployed model may be off.
+        fingerprint (str): SHA-256 of logits, graph, threat and targets.
+        model_digest (str): SHA-256 of the model; '' with logits.
         targets (Tensor): the nodes: int64, ``[num_targets]``.
         reference (Tensor): the class that is defended, likewise.
         predicted (Tensor): the class predicted in the clean graph, likewise.
-        status (Tensor): :obj:`ROBUST` (1), :obj:`UNKNOWN` (0) or
-            :obj:`BROKEN` (-1): int8.
-        lower (Tensor): proven lower bounds of worst-case margins: float64.
-        upper (Tensor): upper bounds: margins in the worst graphs found.
+        status (Tensor): :obj:`ROBUST`, :obj:`UNKNOWN` or :obj:`BROKEN`: int8.
+        lower (Tensor): proven lower bounds of margins: float64. With symmetric
+            normalization these are margins of :math:`D^{-1/2} Z`.
+        upper (Tensor): margins in the worst graphs that were found.
         class_margins (Tensor): lower bounds by class, infinite at the
             reference class: float64, ``[num_targets, num_classes]``.
         local_budget (Tensor): the budget of each node of the graph: int64.
-        flips (Tensor): the edges of all witnesses one after another: int64,
-            ``[2, num_flips]``.
+        flips (Tensor): the edges of all witnesses: ``[2, num_flips]``.
         flips_ptr (Tensor): where each witness starts.
         flips_of (Tensor): the witness of each target, -1 if there is none.
         witness_digest (str): SHA-256 of ``proof``, or why there is none.
-        proof (Witness, optional): the witness from which :meth:`verify` proves
-            each robust and each broken node; none for a large graph. It holds
-            the logits and the edges, so no report contains it:
-            :meth:`~Witness.save` it separately.
+        proof (Witness, optional): what :meth:`verify` proves each status from;
+            none for a large graph. It holds logits and edges, so no report
+            contains it: :meth:`~Witness.save` it separately.
     """
 
     num_robust: int

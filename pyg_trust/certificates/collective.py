@@ -157,45 +157,37 @@ def certify_collective(
 
     One budget is spent once: nodes that see different parts of the graph
     can't all be attacked with the whole of it. Every node sees the features
-    within :obj:`K` rounds of messages, and the edges with an end there (or
-    within one round less, if messages are weighted by the degree of their
-    target alone). That is probed: changes outside of the field may not move a
-    single bit of the output.
+    within :obj:`K` rounds of messages, and the edges with an end there. That
+    is probed: changes elsewhere may not move a single bit of the output.
 
     Noise must not connect what is far apart: with noise on the edges,
-    :math:`p_+ = 0`. An attacker may: edges that are added can show a node
-    whatever else is changed, once one of them ends within its field.
+    :math:`p_+ = 0`. An attacker may add edges, which show a node whatever else
+    is changed, once one of them ends within its field.
 
     Args:
-        report (SmoothedCertificate): the certificate of nodes, with confidence
-            for all at once.
+        report (SmoothedCertificate): of nodes, with confidence for all.
         model (Module): the model that was smoothed.
         data (Data): the graph of the report.
         K (int): the number of message passing rounds.
-        edges (tuple[int, int]): the budget of edges, as in
-            :meth:`SmoothedCertificate.certified`. (default: :obj:`(0, 0)`)
-        features (tuple[int, int]): the budget of feature entries, likewise.
-            (default: :obj:`(0, 0)`)
-        degrees (str): :obj:`'source'` if messages are weighted by the degree
-            of their source (GCN, SGC, APPNP: the safe choice), or
-            :obj:`'target'` (SAGE, GAT, GIN). (default: :obj:`'source'`)
+        edges (tuple[int, int]): how many edges are added and deleted.
+        features (tuple[int, int]): the same of entries of the features.
+        degrees (str): whose degree weights a message: :obj:`'source'` (GCN,
+            SGC, APPNP: always safe), or :obj:`'target'` alone (SAGE, GAT,
+            GIN), where edges are seen in one round less.
         local_budget (int, optional): the largest number of changes of a kind
             in one row of the features. (default: :obj:`None`)
         attackers (int, optional): the largest number of nodes whose features
             can change. (default: :obj:`None`)
-        labels (Tensor, optional): the true classes of all nodes; if given,
-            only correct predictions count. (default: :obj:`None`)
+        labels (Tensor, optional): the classes of all nodes; if given, correct
+            predictions alone count. (default: :obj:`None`)
         forward (Callable, optional): as in :func:`certify_smoothed`.
-            (default: :obj:`None`)
 
     Returns:
         CollectiveCertificate: the number of guaranteed predictions.
 
     Raises:
-        ValueError: if model and data are not those of the report; if it is of
-            graphs, of each node by itself, or was made with a
-            :obj:`transform`; if edges are noisy with :math:`p_+ > 0`; or if
-            the field is too small.
+        ValueError: if model and data are not those of the report, it has a
+            :obj:`transform` or noise that adds edges, or a node sees more.
     """
     budgets: dict[str, Any] = {
         'edges': check_radius('edges', edges),

@@ -110,16 +110,11 @@ class PoisonCertificate(Report):
         # If most models do not vote, another class may win.
         return made & (self.radius >= 0)
 
-    def collective(
-        self, shards: int, *, max_sets: int = 20000
-    ) -> CollectiveVotes:
+    def collective(self, shards: int) -> CollectiveVotes:
         """Bound the number of classes that survive one attack on all targets.
 
         Args:
             shards (int): the number of corrupted shards.
-            max_sets (int): as in
-                :func:`~pyg_trust.certificates.collective_votes`.
-                (default: :obj:`20000`)
         """
         if self.aggregator != 'majority':
             raise ValueError(
@@ -128,9 +123,7 @@ class PoisonCertificate(Report):
             )
         # If most models do not vote, one vote may change the class.
         voted = self.votes[:, self.radius >= 0]
-        return collective_votes(
-            voted, self.num_classes, shards, max_sets=max_sets
-        )
+        return collective_votes(voted, self.num_classes, shards)
 
     def chart(self) -> Chart:
         """Draw the certified share of targets by number of poisoned nodes."""

@@ -181,11 +181,10 @@ def certify_ranks(
     is the largest number of items beside it or above it, itself included, in
     any graph of the attacker.
 
-    **One flip** (``global_budget=1``) is exact. Each user is certified against
-    the edges of all others: its own pairs do not flip for its ranks.
-    **More flips** are bounded by :func:`certify_pagerank`, each competitor
-    with the whole budget: on real graphs this proves little, and an item of
-    which nothing is proved is *unknown*.
+    With ``global_budget=1`` it is exact. Each user is certified against the
+    edges of all others: its own pairs do not flip for its ranks. More flips
+    are bounded by :func:`certify_pagerank`, each competitor with the whole
+    budget, which proves little on real graphs.
 
     .. code-block:: python
 
@@ -196,20 +195,15 @@ def certify_ranks(
         report.worst_rank  # [num_users, k]
 
     Args:
-        graph (Any): the clean graph, the same as in the threat: undirected,
-            without weights and self-loops, in any form that
-            :meth:`CSRGraph.convert` takes.
-        users (Tensor): the nodes whose lists are certified: int64 indices or
-            a bool mask.
-        threat (ThreatModel): the attacker, with ``undirected=True`` and a
-            global budget.
+        graph (Any): the graph of the threat, in any form that
+            :meth:`CSRGraph.convert` takes: without weights and self-loops.
+        users (Tensor): whose lists are certified: int64 indices or a mask.
+        threat (ThreatModel): an undirected attacker with a global budget.
         alpha (float): the teleport probability. (default: :obj:`0.15`)
         k (int): the number of best items. (default: :obj:`10`)
-        items (Tensor, optional): the nodes that are ranked, int64 indices or a
-            bool mask, such as one side of a bipartite graph. By default all
-            nodes. (default: :obj:`None`)
+        items (Tensor, optional): the nodes that are ranked, indices or a mask:
+            all, the default, or one side of a bipartite graph.
         tol (float): two items with scores closer than this count as tied.
-            (default: :obj:`1e-9`)
 
     Returns:
         RankCertificate: worst ranks, and the flips that reach them.

@@ -18,12 +18,9 @@ from pyg_trust.certificates.budget import flip_gains, pagerank_of
 from pyg_trust.certificates.policy import Horizon, policy_value
 from pyg_trust.certificates.threat import Perturbations, Policy
 from pyg_trust.graph import sparse_rows
-from pyg_trust.graph.ragged import pointer
 
 __all__ = ['Margins', 'attacks', 'try_all', 'try_each']
 
-# Rounds in which edges that were left out may take the rest of the budget.
-_ROUNDS = 64
 # Rounds in which an attack takes the flips that are worth most together.
 _TOGETHER = 5
 
@@ -65,33 +62,19 @@ def directed(pairs: Tensor, undirected: bool) -> Tensor:
 
 
 def within(
-    pairs: Tensor, budget: Tensor, undirected: bool, most: int | None = None
+    pairs: Tensor, budget: Tensor, undirected: bool, most: float = math.inf
 ) -> Tensor:
     """Mark flips to take in the given order, as far as budgets allow."""
-    n, left = budget.numel(), budget.clone()
-    i, j = pairs
-    # A self-loop takes from one row, as a directed flip does.
-    other = j.where(i != j, n) if undirected else torch.full_like(i, n)
-    ends = torch.stack([i, other], dim=1)
-    room = torch.cat([left, left.new_tensor([i.numel()])])
-    taken = torch.zeros_like(i, dtype=torch.bool)
-    for _ in range(_ROUNDS):
-        some = (~taken & (room[ends] > 0).all(1)).nonzero().view(-1)
-        if some.numel() == 0:
-            break
-        # Number the flips of each node in one order, so that the first flip
-        # always fits its budget.
-        mine = ends[some]
-        order = mine.view(-1).argsort(stable=True)
-        start = pointer(mine.view(-1).bincount(minlength=n + 1))
-        rank = torch.empty_like(order)
-        rank[order] = torch.arange(order.numel())
-        fits = (rank.view(-1, 2) - start[mine] < room[mine]).all(1)
-        taken[some[fits]] = True
-        used = mine[fits].view(-1).bincount(minlength=n + 1)
-        used[n] = 0
-        room = room - used
-    return taken if most is None else taken & (taken.cumsum(0) <= most)
+    nodes, rooms = pairs.flatten().tolist(), budget[pairs].flatten().tolist()
+    left, taken = dict(zip(nodes, rooms, strict=True)), []
+    for i, j in pairs.t().tolist():
+        fits = most > 0 and left[i] > 0 and (left[j] > 0 or not undirected)
+        taken.append(fits)
+        if fits:
+            most, left[i] = most - 1, left[i] - 1
+            # A self-loop takes from one row, as a directed flip does.
+            left[j] -= undirected and i != j
+    return torch.tensor(taken, dtype=torch.bool)
 
 
 def all_flips(

@@ -88,67 +88,41 @@ def certify_smoothed(
 ) -> SmoothedCertificate:
     r"""Certify the smoothed version of any classifier, with confidence.
 
-    `"Efficient Robustness Certificates for Discrete Data"
-    <https://arxiv.org/abs/2008.12952>`_ (Bojchevski, Klicpera and Günnemann
-    2020). The smoothed class of a node or graph is the likeliest one of the
-    model over noisy copies of the input. :obj:`num_selection` copies choose
-    the class; :obj:`num_samples` *fresh* ones bound its probability from
-    below, and those of all others from above (Clopper and Pearson). What
-    follows for changed inputs is exact over all classifiers, and one run
-    serves all budgets.
+    The smoothed class is the likeliest one of the model over noisy copies of
+    the input (`Bojchevski, Klicpera and Günnemann 2020
+    <https://arxiv.org/abs/2008.12952>`_). Some copies choose the class; fresh
+    ones bound its probability from below, and those of all others from above.
+    One run serves all budgets.
 
     Args:
-        model (Module): ``model(x, edge_index)``, or ``model(x, edge_index,
-            edge_weight)`` if the data have weights, to logits; for graphs
-            with :obj:`batch` last. It runs in evaluation mode.
-        data (Data or list[Data]): a graph, to classify nodes; or graphs, to
-            classify these.
+        model (Module): ``model(x, edge_index)`` to logits; weights of edges
+            are third, if the data have any, and of graphs ``batch`` is last.
+        data (Data or list[Data]): a graph, to classify its nodes; or graphs.
         threat (BitFlips): the noise.
-        num_samples (int): the number of copies that bound probabilities.
-            (default: :obj:`10_000`)
-        num_selection (int): the number of copies that choose the class.
-            (default: :obj:`1_000`)
-        confidence (float): 1 minus the level :math:`\alpha`, shared by
-            targets, sides and classes. (default: :obj:`0.99`)
-        per (str): whether the confidence is that of :obj:`'all'` targets at
-            once, or of each :obj:`'node'`. (default: :obj:`'all'`)
-        classes (str): whether bounds of :obj:`'all'` classes are used or of
-            :obj:`'one'`. (default: :obj:`'all'`)
-        nodes (Tensor, optional): nodes, graphs or pairs: int64 indices or a
-            mask. By default all. (default: :obj:`None`)
-        transform (Callable, optional): applied to every noisy copy, as part
-            of the model: degrees as features, positional encodings. It has to
-            compute them from the copy.
-        forward (Callable, optional): maps a
-            :class:`~torch_geometric.data.Batch` of copies to logits, for
-            models with another call.
-        pairs (bool): whether the rows of :obj:`forward` are the pairs of
-            ``data.edge_label_index``, to classify links. A pair's own edge is
-            a bit like others. (default: :obj:`False`)
-        batch_size (int, optional): the number of copies per call of the model;
-            by default as many as take about 256 MiB.
-        sparse_x (bool, optional): features as a sparse matrix, in models
-            that are linear in them before anything else. By default where at
-            most a tenth of the entries are not 0 and the outputs are the same.
-        sparse_adj (bool, optional): edges as a transposed sparse matrix; by
-            default where the outputs are the same.
-        seed (int, optional): the seed of the copies: then nothing is
-            certified, and the report states it first. By default from the
-            operating system: nobody may know the noise beforehand.
-        tol (float): the amount by which bounds of probabilities are lowered
-            for rounding, besides the sampler's error. (default: :obj:`1e-9`)
-        over_ranks (bool): whether the processes of torchrun share the
-            batches of copies; all call it with the same arguments, and get
-            the same certificate. (default: :obj:`False`)
+        num_samples (int): how many copies bound probabilities.
+        num_selection (int): how many copies choose the class.
+        confidence (float): the probability that all bounds hold.
+        per (str): of :obj:`'all'` targets at once, or of each :obj:`'node'`.
+        classes (str): which are bounded: :obj:`'all'`, or :obj:`'one'`.
+        nodes (Tensor, optional): targets, indices or a mask. By default all.
+        transform (Callable, optional): changes each copy before the model,
+            as one that adds degrees as features.
+        forward (Callable, optional): maps a batch of copies to logits.
+        pairs (bool): whether these are of ``data.edge_label_index``: links.
+        batch_size (int, optional): copies in a call, by default 256 MiB.
+        sparse_x (bool, optional): whether features are a sparse matrix. By
+            default where they are sparse and outputs stay the same.
+        sparse_adj (bool, optional): whether edges are a sparse matrix.
+        seed (int, optional): repeats copies, so that nothing is certified.
+        tol (float): how much bounds are lowered for rounding.
+        over_ranks (bool): whether processes of torchrun share the copies.
 
     Returns:
         SmoothedCertificate: classes, bounds and votes.
 
     Raises:
-        ValueError: if the data don't fit the noise (see :class:`BitFlips`);
-            on layers that keep the clean graph (``cached=True``), or a model
-            that is random in evaluation mode; or if so few samples can't
-            certify anything.
+        ValueError: if data and noise don't fit, a layer has ``cached=True``,
+            the model is random, or so few samples can't certify anything.
     """
     if over_ranks:
         given = dict(locals())

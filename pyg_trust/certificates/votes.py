@@ -56,27 +56,22 @@ class SmoothedCertificate(SpeaksOf, Report):
     The *smoothed* classifier returns the class that the model predicts for
     most noisy copies of an input. The certificates are about its predictions
     (:obj:`predicted`) and not about those of the model. A deployed
-    :class:`SmoothedClassifier` may abstain even where a class is certified;
+    :class:`SmoothedClassifier` may abstain where a class is certified;
     :meth:`answered` shows where it does not.
 
     Args:
         targets (Tensor): the nodes, graphs or pairs: int64, ``[num_targets]``.
-        predicted (Tensor): the smoothed class, -1 where it abstains: int64,
-            ``[num_targets]``.
+        predicted (Tensor): the smoothed class, -1 where it abstains: int64.
         votes (Tensor): how many copies voted for each class, the last column
             for outputs that were not finite: int64, ``[num_targets,
             num_classes + 1]``.
-        p_lower (Tensor): lower bounds of the probability of the class:
-            float64.
-        p_upper (Tensor): upper bounds of the others', 0 at the class itself:
-            float64, as :obj:`votes`.
-        cells (dict): by kind, how many cells are 0 and how many 1: int64,
-            ``[1, 2]``, or ``[num_targets, 2]`` for graphs.
+        p_lower (Tensor): lower bounds of the probability of the class.
+        p_upper (Tensor): upper bounds of the others', 0 at the class itself.
+        cells (dict): by kind, how many cells are 0 and how many 1.
         noise (BitFlips): the noise.
         task (str): ``'nodes'``, ``'graphs'`` or ``'pairs'``.
         alpha (float): the level of each target's bounds together.
-        tolerance (float): the amount that is taken off :obj:`p_lower` and
-            added to :obj:`p_upper`.
+        tolerance (float): by how much bounds are moved for rounding.
         note (str): how the model was called, if in a special way.
         advice (str): another certificate that fits the model better, if any.
         num_abstained (int): the number of targets without a class.

@@ -38,6 +38,8 @@ APART = 1e-4
 # How far rounding may move them, relative to the largest of a row, and the
 # share of rows in which it may flip a vote.
 _ROUNDED, _TURNED = 2.0**-17, 0.01
+# The most sets of views that are tried.
+_SETS = 20_000
 
 
 class CertifiedVotes(NamedTuple):
@@ -242,13 +244,11 @@ def collective_votes(
     votes: Tensor,
     num_classes: Count,
     corrupted: int,
-    *,
-    max_sets: Count = 20000,
 ) -> CollectiveVotes:
     """Bound how many predictions stay if the same views are corrupted for all.
 
-    Tries all sets of views, if they are at most :obj:`max_sets`, and is exact
-    then. Otherwise ``lower`` counts the nodes whose own radius suffices, and
+    Tries all sets of views, if they are at most 20,000, and is exact then.
+    Otherwise ``lower`` counts the nodes whose own radius suffices, and
     ``upper`` those that stay under a set which was found greedily.
 
     Args:
@@ -256,7 +256,6 @@ def collective_votes(
             votes for.
         num_classes (int): the number of classes.
         corrupted (int): the number of corrupted views.
-        max_sets (int): the most sets to try. (default: :obj:`20000`)
 
     Example:
         >>> votes = torch.tensor([[0, 1], [0, 1], [0, 1], [1, 0], [1, 1]])
@@ -273,7 +272,7 @@ def collective_votes(
         left = counts - one_hot[list(chosen)].sum(0) if chosen else counts
         return int(_leads(counts, left, len(chosen)).sum())
 
-    if math.comb(views, corrupted) <= max_sets:
+    if math.comb(views, corrupted) <= _SETS:
         sets = itertools.combinations(range(views), corrupted)
         worst = min(map(stay, sets))
         return CollectiveVotes(worst, worst, True)

@@ -8,9 +8,14 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
+import scipy.sparse
 import torch
 from torch import Tensor
 from torch_geometric.utils import to_edge_index
+
+from pyg_trust.graph.ragged import pick_rows
+from pyg_trust.ops import PushGraph
 
 Made = TypeVar('Made', bound=Callable[..., Any])
 
@@ -154,3 +159,58 @@ def with_loops(
     """Add a self-loop at every node without one, at old position -1."""
     rows = torch.ops.pyg_trust.add_loops(rowptr, col, own, with_perm)
     return rows[0], rows[1], rows[2] if with_perm else None
+
+
+def push_layout(
+    rowptr: Tensor, col: Tensor, degree: Tensor, nodes: Tensor | None
+) -> PushGraph:
+    """Return rows sorted by degree, of some nodes or all, without scales."""
+    n, device = rowptr.numel() - 1, rowptr.device
+    if nodes is None:
+        row = row_of_entries(rowptr)
+        target = col.long()
+    else:
+        start, entry = pick_rows(rowptr, nodes)
+        row = nodes.repeat_interleave(start.diff())
+        target, rowptr = col[entry].long(), rowptr_of(row, n)
+    # Rank by degree, zero last; ties by index.
+    order = torch.where(degree == 0, 2**62, degree)
+    order = order.sort(stable=True).indices
+    rank = torch.empty_like(order)
+    rank[order] = torch.arange(len(order), device=device)
+    key = (row * n + rank[target]).sort().values
+    target = order[key % n]
+    # frexp is exact: 2^(exponent - 1) <= degree < 2^exponent.
+    bucket = torch.frexp(degree.double()).exponent.long()
+    bucket[degree == 0] = 64
+    groups, count = (row * 128 + bucket[target]).unique_consecutive(
+        return_counts=True
+    )
+    return PushGraph(
+        rowptr,
+        target.to(torch.int32),
+        rowptr_of(groups // 128, n),
+        count.cumsum(0),
+    )
+
+
+def largest_eigenvalue(adj: scipy.sparse.csr_array, symmetric: bool) -> float:
+    """Return the largest magnitude of an eigenvalue."""
+    if adj.nnz == 0:
+        return 0.0
+    if adj.shape[0] <= 500:
+        dense = adj.toarray()
+        eigenvalues = (
+            np.linalg.eigvalsh(dense)
+            if symmetric
+            else np.linalg.eigvals(dense)
+        )
+        return float(np.abs(eigenvalues).max())
+    import scipy.sparse.linalg  # slow to import
+
+    solve = (
+        scipy.sparse.linalg.eigsh if symmetric else scipy.sparse.linalg.eigs
+    )
+    start = np.ones(adj.shape[0])
+    largest = solve(adj, k=1, v0=start, return_eigenvectors=False)
+    return float(np.abs(largest).max())

@@ -69,21 +69,34 @@ def unit_rows(x: Tensor) -> Any:
     if few entries are not zero.
     """
     check_tensor('x', x, REAL, ('num_rows', 'num_columns'))
-    rows, dense = _matrix(x)
-    values = np.where(np.isfinite(rows.data), rows.data, 0.0)
+    x = x.detach().cpu().double()
+    if x.layout == torch.strided:
+        values = x.numpy()
+        if np.count_nonzero(values) >= _SPARSE * values.size:
+            fine = np.isfinite(values).all(1, keepdims=True)
+            values = np.where(fine, values, 0.0)
+            largest = np.abs(values).max(1, keepdims=True, initial=0.0)
+            unit = values / np.where(largest > 0, largest, 1.0)
+            # Squares are added one after another, here and below: no row
+            # changes another's rounding.
+            norm = np.sqrt(np.cumsum(unit * unit, 1)[:, -1:])
+            return unit / np.maximum(norm, 1.0) * (1 - MARGIN)
+        rows = scipy.sparse.csr_array(values)
+    else:
+        coo = x.to_sparse_coo().coalesce()
+        at = coo.values().numpy(), tuple(coo.indices().numpy())
+        rows = scipy.sparse.csr_array(at, shape=tuple(x.shape))
     row = np.repeat(np.arange(rows.shape[0]), np.diff(rows.indptr))
     bad, largest = np.zeros(rows.shape[0], dtype=bool), np.zeros(rows.shape[0])
     bad[row[~np.isfinite(rows.data)]] = True
+    values = np.where(bad[row], 0.0, rows.data)
     np.maximum.at(largest, row, np.abs(values))
     unit = values / np.where(largest > 0, largest, 1.0)[row]
-    # Squares are added one after another: no row changes another's rounding.
     norm = np.sqrt(np.bincount(row, unit**2, minlength=rows.shape[0]))
-    unit = unit / np.maximum(norm, 1.0)[row]
-    unit[bad[row]] = 0.0
-    made = scipy.sparse.csr_array(
-        (unit * (1 - MARGIN), rows.indices, rows.indptr), rows.shape
+    unit = unit / np.maximum(norm, 1.0)[row] * (1 - MARGIN)
+    return scipy.sparse.csr_array(
+        (unit, rows.indices, rows.indptr), rows.shape
     )
-    return made.toarray() if dense else made
 
 
 def whole_rows(x: Any) -> Any:
@@ -224,17 +237,6 @@ def clipped_sums(
             whole = truncated(kept.cpu().numpy(), std).astype(np.int64)
             place += torch.from_numpy(whole).sum(0)
     return total
-
-
-def _matrix(x: Tensor) -> tuple[Any, bool]:
-    # Rows in float64, and whether they are better kept dense.
-    if x.layout == torch.strided:
-        matrix = scipy.sparse.csr_array(x.detach().cpu().double().numpy())
-        return matrix, matrix.nnz >= _SPARSE * x.numel()
-    coo = x.detach().cpu().to_sparse_coo().coalesce()
-    row, col = coo.indices().numpy()
-    at = coo.values().double().numpy(), (row, col)
-    return scipy.sparse.csr_array(at, shape=tuple(x.shape)), False
 
 
 # Models on single rows, and how a classifier trains them ####################

@@ -17,10 +17,14 @@ __all__ = ['UnitGradients', 'unit_gradients']
 
 
 class UnitGradients:
-    """Gradients of a batch, one for each subgraph.
+    """The gradients of a batch, one for each unit: their norms and sums.
+
+    :func:`unit_gradients` makes it. ``norms`` (Tensor, float64,
+    ``[num_units]``) are over all parameters; :meth:`clipped_sum` adds the
+    gradients up, each cut to a norm. The gradients themselves are not kept.
 
     Args:
-        found (Attributed): gradients as :class:`.Attributor` returns them.
+        found (Attributed): whose rows gave which gradients.
         params (dict[str, Tensor]): the trained parameters, by name.
     """
 

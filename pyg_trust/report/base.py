@@ -117,7 +117,7 @@ class Report:
         raise TypeError(f'a {kind} guarantees nothing by itself')
 
     def chart(self) -> Chart:
-        """Return the chart of :meth:`plot`, by default of spent budgets."""
+        """Return what :meth:`plot` draws: by default, the spent budgets."""
         try:
             promise = self.guarantee()
         except TypeError:

@@ -69,17 +69,17 @@ def claimed(
     """
     names = renamed or {}
     about = {
-        names.get(name, name): each.about
+        names.get(name, name): f'{_kind(each.form)}: {each.about}'
         for name, each in PROMISES[procedure].declared.items()
         if name not in vars(Claim)
-    } | more
+    } | {name: f': {text}' for name, text in more.items()}
 
     def made(cls: type[Made]) -> type[Made]:
         cls._procedure, cls._renamed = procedure, names
         own = vars(cls).get('__annotations__', {})
         cls.__annotations__ = {**own, **dict.fromkeys(about, Any)}
         lines = [
-            fill(f'{name}: {text}.', 75, subsequent_indent=' ' * 8)
+            fill(f'{name}{text}.', 75, subsequent_indent=' ' * 8)
             for name, text in about.items()
         ]
         text = '\n    '.join(['Args:', *lines])
@@ -87,6 +87,21 @@ def claimed(
         return dataclass(frozen=True, kw_only=True)(cls)
 
     return made
+
+
+_KINDS = {
+    **{'boolean': 'bool', 'string': 'str', 'integer': 'int'},
+    **{'number': 'float', 'array': 'tuple', 'object': 'dict'},
+}
+
+
+def _kind(form: dict[str, Any]) -> str:
+    # The type of a field, as in other docstrings.
+    if 'anyOf' in form:
+        return _kind(form['anyOf'][0])[:-1] + ', optional)'
+    if 'enum' in form:
+        return f' ({type(form["enum"][0]).__name__})'
+    return f' ({_KINDS[form["type"]]})' if 'type' in form else ''
 
 
 def _fixed(value: Any) -> Any:

@@ -99,62 +99,43 @@ def _is_file(out: str | Path | None) -> TypeGuard[str | Path]:
 @validated
 @functional_transform('agp')
 class AGP(MeasureTransform):
-    r"""Propagate node features by Approximate Graph Propagation.
+    r"""Propagate node features by Approximate Graph Propagation (AGP).
 
-    .. math::
-        \mathbf{Z} = \sum_{i=0}^{L} w_i \left( D^{-a} A D^{-b} \right)^i
-        \mathbf{X}
-
-    exactly, or for :obj:`eps` above 0 with an unbiased estimate of bounded
-    variance (`Wang et al. 2021 <https://arxiv.org/abs/2106.03058>`_). The
-    graph stays as it is (functional name: :obj:`agp`).
+    Computes :math:`Z = \sum_{i=0}^{L} w_i (D^{-a} A D^{-b})^i X`, where the
+    measure sets :math:`w`, :math:`a` and :math:`b`: exactly, or for
+    :obj:`eps` above 0 as an unbiased estimate of bounded variance (`Wang et
+    al. 2021 <https://arxiv.org/abs/2106.03058>`_). The edges stay as they are
+    (functional name: :obj:`agp`).
 
     Args:
-        measure (str or Measure): :obj:`'appnp'`, :obj:`'sgc'` and
-            :obj:`'heat'` for node features; :obj:`'ppr'`, :obj:`'pagerank'`,
-            :obj:`'single_target'`, :obj:`'hkpr'`, :obj:`'katz'` and
-            :obj:`'transition'`; or a :class:`~pyg_trust.agp.Measure`.
-        alpha (float, optional): the teleport probability of :obj:`'appnp'`,
-            :obj:`'ppr'`, :obj:`'pagerank'` and :obj:`'single_target'`.
+        measure (str or Measure): :obj:`'appnp'`, :obj:`'sgc'` or
+            :obj:`'heat'`, which are meant for features; :obj:`'ppr'`,
+            :obj:`'pagerank'`, :obj:`'single_target'`, :obj:`'hkpr'`,
+            :obj:`'katz'`, :obj:`'transition'`; or a measure of your own.
+        alpha (float, optional): the teleport probability.
         t (float, optional): the time of :obj:`'heat'` and :obj:`'hkpr'`.
         beta (float, optional): the attenuation of :obj:`'katz'`.
-        levels (int, optional): the number of hops; by default chosen by
-            :obj:`tol`, two for :obj:`'sgc'`. (default: :obj:`None`)
+        levels (int, optional): the number of hops; chosen by :obj:`tol` where
+            it is not given, 2 for :obj:`'sgc'`.
         tol (float, optional): the largest tail of the series that is cut.
-            (default: :obj:`None`, which stands for :obj:`1e-4`)
-        eps (float): the quantum of AGP, relative to the L1 norm of each
-            feature column; 0 for the exact result. (default: :obj:`0.0`)
-        seed (int, optional): the seed of an estimate. (default: :obj:`None`)
-        force_push (bool): whether to sample even where the exact product is
-            expected to be cheaper. (default: :obj:`False`)
-        half (bool): whether the exact path keeps its levels in float16, as in
-            :func:`pyg_trust.agp.propagate`. (default: :obj:`False`)
-        level_tol (float): the certain error that fewer levels may cost: the
-            :obj:`tol` of :func:`pyg_trust.agp.propagate`.
-            (default: :obj:`0.0`)
-        attr (str): the attribute to propagate, float32 or float64, dense or
-            sparse CSR. (default: :obj:`'x'`)
-        out (str or Path, optional): the attribute to write to, by default
-            :obj:`attr`; or a file, :obj:`'z.npy'`, to which exact features go
-            as by :func:`pyg_trust.agp.propagate_to`. (default: :obj:`None`)
-        columns (int or str): the columns in memory at once, if :obj:`out` is
-            a file. (default: :obj:`'auto'`)
-        memory (int or str, optional): the most bytes for graph and columns,
-            if :obj:`out` is a file. (default: :obj:`None`)
-        over_ranks (bool): whether the processes of torchrun share the
-            columns, if :obj:`out` is a file. (default: :obj:`False`)
+        eps (float): messages below this share of a column's L1 norm are
+            sampled; 0 for the exact result. (default: :obj:`0.0`)
+        seed (int, optional): the seed of an estimate.
+        force_push (bool): as in :func:`~pyg_trust.agp.propagate`.
+        half (bool): as in :func:`~pyg_trust.agp.propagate`.
+        level_tol (float): its :obj:`tol`. (default: :obj:`0.0`)
+        attr (str): the features to read. (default: :obj:`'x'`)
+        out (str or Path, optional): the attribute to write, by default
+            :obj:`attr`; or a file, :obj:`'z.npy'`, as by
+            :func:`~pyg_trust.agp.propagate_to`.
+        columns (int or str): for a file: the columns in memory at once.
+        memory (int or str, optional): for a file: the most bytes to use.
+        over_ranks (bool): for a file: whether the processes of torchrun share
+            the columns.
 
     Raises:
-        TypeError, ValueError: as :func:`pyg_trust.agp.propagate` and
-            :func:`~pyg_trust.agp.make_measure`.
-
-    Example:
-        >>> import torch
-        >>> edge_index = torch.tensor([[0, 1], [1, 0]])
-        >>> data = Data(x=torch.eye(2), edge_index=edge_index)
-        >>> AGP('sgc', levels=2)(data).x
-        tensor([[0.5000, 0.5000],
-                [0.5000, 0.5000]])
+        TypeError, ValueError: as :func:`~pyg_trust.agp.make_measure` and
+            :func:`~pyg_trust.agp.propagate`.
     """
 
     def __init__(

@@ -251,34 +251,26 @@ def check_apart(
 def _check_listeners(
     call: Callable[[Data], Tensor], view: Data, clean: Tensor, heard: Tensor
 ) -> None:
-    # The group, and for each of its nodes one receiver: without all other
-    # nodes, these receivers get the same messages.
-    n = heard.numel()
+    # The group alone, and with one receiver of each of its nodes: without
+    # all others, those who are left get the same messages.
     source, target = view.edge_index
     outer = ~heard[target]
-    inner = source[~outer & (source != target)].bincount(minlength=n)
-    source, target = source[outer], target[outer]
-    keep = heard.clone()
-    if target.numel():
-        first = torch.full_like(heard, -1, dtype=torch.int64)
-        first[source] = target
-        keep[first[first >= 0]] = True
-        # Remove most of its receivers, with any other senders.
-        outside = source.bincount(minlength=n)
-        most = ((outside > 0) * (2 * outside + (inner > 0))).argmax()
-        keep[target[source == most]] = False
-        keep[first[most]] = not bool(inner[most])
-    else:
-        keep |= (~heard).cumsum(0) == 1
-    found = call(view.subgraph(keep))
-    bad = strays(clean[keep], found) & clean[keep].isfinite().cpu()
-    if bool(bad.any()):
-        node = int(keep.nonzero()[int(bad.nonzero()[0, 0]), 0])
-        raise ValueError(
-            "'model' needs weights that do not depend on a node's other "
-            'receivers, such as out-degrees (got another output for node '
-            f'{node} in a subgraph of its view)'
-        )
+    some = heard.clone()
+    first = torch.full_like(heard, -1, dtype=torch.int64)
+    first[source[outer]] = target[outer]
+    some[first[first >= 0]] = True
+    for keep in (heard, some):
+        if not bool(keep.any()):
+            continue
+        found = call(view.subgraph(keep))
+        bad = strays(clean[keep], found) & clean[keep].isfinite().cpu()
+        if bool(bad.any()):
+            node = int(keep.nonzero()[int(bad.nonzero()[0, 0]), 0])
+            raise ValueError(
+                "'model' needs weights that do not depend on a node's other "
+                'receivers, such as out-degrees (got another output for node '
+                f'{node} in a subgraph of its view)'
+            )
 
 
 def ids_of(data: Data) -> Tensor:

@@ -27,12 +27,14 @@ _MESSAGES = 2**20
 class MetapathFeatures(BaseTransform):
     """Append averages along metapaths to the features of a node type.
 
-    With a :class:`~pyg_trust.unit.PrivacyUnit`, paths that stay with a person
-    and public rows make features of the person's own, however many steps they
-    have. Where a person has one row of the type, no other row holds them. All
-    other features are marked as propagated, which private training refuses:
-    those of paths through others or joint tables, and those that several rows
-    of one person share (functional name: :obj:`metapath_features`).
+    One step of a metapath gives each row the mean of its neighbours along an
+    edge type; a path is several steps, as from users by items to categories.
+    These features hold the rows of others, so they are marked as propagated,
+    which private training refuses. With a
+    :class:`~pyg_trust.unit.PrivacyUnit`, a path that visits rows of the same
+    person and public rows alone gives features that are the person's own:
+    they are not marked, and are protected with the person (functional name:
+    :obj:`metapath_features`).
 
     .. code-block:: python
 
@@ -40,19 +42,18 @@ class MetapathFeatures(BaseTransform):
         data = MetapathFeatures([path], 'user', unit=unit)(data)
 
     Args:
-        paths (Sequence[Sequence[tuple[str, str, str]]]): metapaths, each
-            walked from the rows that receive.
-        node_type (str): the node type of the rows that receive.
+        paths (Sequence[Sequence[tuple[str, str, str]]]): metapaths, each a
+            list of edge types that begins at :obj:`node_type`.
+        node_type (str): the node type that gets the features.
         out (str): the attribute to write to. (default: :obj:`'x'`)
-        unit (PrivacyUnit, optional): the privacy unit, which says who owns
-            what; without one, all paths count as paths to others' rows.
-            (default: :obj:`None`)
+        unit (PrivacyUnit, optional): which rows belong to which person;
+            without it all features are marked. (default: :obj:`None`)
         concat (bool): whether the original features come first.
             (default: :obj:`True`)
 
     Raises:
-        ValueError: if there are no paths, on an edge type or features that
-            are missing, or on another graph than that of the unit.
+        ValueError: if there is no path, if an edge type or features are
+            missing, or if the graph is not that of the unit.
     """
 
     def __init__(

@@ -53,48 +53,43 @@ _NONE = torch.empty(0, dtype=torch.int64)
 class PropagatedFeatures(EditedInPlace):
     r"""Propagated features :math:`z = \sum_i w_i P^i x` of a changing graph.
 
-    Nodes, edges and features can be added and removed, thousands of times a
-    second. After any sequence of edits the features have the same bits as
-    those that are computed from the present graph alone, because all sums are
-    sums of integers, on a grid of width :math:`2^{-f}`. An edit that fails
-    changes nothing, and the ids of removed nodes are not used again.
-
-    With :obj:`theta` it holds the infinite series :math:`\alpha (I - (1 -
-    \alpha) P)^{-1} x` instead, with an error of at most :attr:`error_bound`;
-    these features also depend on earlier edits. Runs on the CPU, with the
-    features and 8 bytes a column and node for each level but the last.
+    Edges, nodes and features are added, changed and removed, thousands of
+    them a second. After any sequence of edits the features have the bits of a
+    computation from scratch, as all sums are integers on the grid
+    :math:`2^{-f}`. An edit that fails or is interrupted changes nothing. Ids
+    of removed nodes are not used again. On the CPU.
 
     Args:
-        graph (CSRGraph or Data): an unweighted graph without duplicate edges.
-            Nodes have the ids ``graph.n_id`` if it has them, else positions.
-        x (Tensor, optional): the features, float32 or float64 (the series:
-            float64), ``[num_nodes, num_columns]``; by default ``graph.x``.
-        measure (str or Measure): the propagation: a measure with fixed
-            weights and :math:`a + b \ge 1`. (default: :obj:`'sgc'`)
-        alpha, t (float, optional): as the measure takes them; :obj:`alpha`
-            is also the :math:`\alpha` of the series.
-        levels (int, optional): the number of hops of the measure.
-        theta (float, optional): the threshold of the series: residues above
-            :math:`\theta \sqrt{d_v}` are pushed.
-        bound (float): the largest magnitude that a feature may ever have.
-            (default: :obj:`16.0`)
-        bits (int): :math:`f`. A node may have less than :math:`2^{62 - f} /`
-            :obj:`bound` neighbours. (default: :obj:`40`)
-        directed (bool, optional): whether an added edge goes in one direction
-            alone; by default if the graph is directed.
+        graph (CSRGraph or Data): the graph, unweighted, without duplicate
+            edges. The ids of nodes are ``graph.n_id``, else positions.
+        x (Tensor, optional): float32 or float64, ``[num_nodes,
+            num_columns]``; ``graph.x`` where it is not given.
+        measure (str or Measure): a measure of fixed weights (not Katz) and
+            :math:`a + b \ge 1`. (default: :obj:`'sgc'`)
+        alpha (float, optional): as the named measure takes it; or that of the
+            series.
+        t (float, optional): as the named measure takes it.
+        levels (int, optional): the number of hops of the named measure.
+        theta (float, optional): if given, the infinite series
+            :math:`\alpha (I - (1 - \alpha) P)^{-1} x` is held instead, up to
+            :attr:`error_bound`, by pushing residues above :math:`\theta
+            \sqrt{d_v}`. It depends on what was there before.
+        bound (float): the largest magnitude that an entry of :obj:`x` may
+            ever have. (default: :obj:`16.0`)
+        bits (int): :math:`f`, from 1 to 51; a node may have fewer than
+            :math:`2^{62 - f} /` :obj:`bound` neighbours. (default: :obj:`40`)
+        directed (bool, optional): whether edges that are added have one
+            direction; by default whether those of the graph have.
 
     Raises:
-        TypeError, ValueError: on another graph, measure or shape, or features
-            that are not finite or beyond :obj:`bound`.
+        TypeError, ValueError: on another graph, measure or shape, an entry
+            beyond :obj:`bound`, or a node of too many neighbours.
 
     Example:
         >>> path = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
-        >>> graph = CSRGraph.from_edge_index(path, num_nodes=3)
-        >>> features = PropagatedFeatures(graph, torch.eye(3), levels=1)
-        >>> features.remove_edges(torch.tensor([[0], [1]]))
+        >>> data = Data(x=torch.eye(3), edge_index=path)
+        >>> PropagatedFeatures(data, 'sgc').remove_edges([[0], [1]])
         2
-        >>> features.rows(torch.tensor([0]))
-        tensor([[1., 0., 0.]])
     """
 
     def __init__(

@@ -124,10 +124,12 @@ class Private(Claim):
 
     kind = 'privacy'
     epsilon = given('nats, of everything released')
-    delta = given('a probability', DELTA)
-    target_epsilon = given('nats, what may be spent', maybe(AMOUNT), None)
+    delta = given('the probability that goes with epsilon', DELTA)
+    target_epsilon = given('nats, the budget', maybe(AMOUNT), None)
     seeded = given('whether anything secret comes from a seed', FLAG)
-    ledger_head = given('SHA-256 of the ledger', maybe(TEXT), None)
+    ledger_head = given(
+        'SHA-256 of the ledger, if there is one', maybe(TEXT), None
+    )
 
     def _budgets(self) -> dict[str, Any]:
         goal = math.inf if self.target_epsilon is None else self.target_epsilon
@@ -160,7 +162,9 @@ class PrivateTraining(Private):
     history = given('nats, epsilon over time', several(AMOUNT, 1))
     epsilon = derived('nats, of everything released', lambda c: c.history[-1])
     account = given(_STEPS, _ACCOUNT)
-    steps = derived('count', lambda c: sum(n for *_, n in c.account), COUNT)
+    steps = derived(
+        'number of steps', lambda c: sum(n for *_, n in c.account), COUNT
+    )
     sample_rates = derived(
         'share of the units, number of steps with it',
         _rates,
@@ -170,11 +174,13 @@ class PrivateTraining(Private):
     unit = given('what is clipped as one', TEXT)
     sampling = given('how units are drawn', TEXT)
     mechanism = given('the accountant', TEXT)
-    batch_size = given('units of a step', NATURAL)
-    units_per_row = given('count, of units that have a row', NATURAL)
+    batch_size = given('number of units of a step', NATURAL)
+    units_per_row = given('number of units that a row is in, at most', NATURAL)
     max_grad_norm = given('the clipping norm', POSITIVE)
     clipping = given('flat, automatic or adaptive', TEXT)
-    noise_multiplier = given('deviation of the noise over the clipping norm')
+    noise_multiplier = given(
+        'standard deviation of the noise over the clipping norm'
+    )
     pure_epsilon = given('nats, of releases without delta')
     sensitivity = derived(
         'how far neighbours move the sum of gradients',
@@ -184,7 +190,7 @@ class PrivateTraining(Private):
         'noise over sensitivity', lambda c: c.noise_multiplier / _moves(c)
     )
     noise_std = derived(
-        'deviation of the noise; null where the norm adapts',
+        'standard deviation of the noise; null where the norm adapts',
         lambda c: (
             None
             if c.clipping == 'adaptive'
@@ -200,7 +206,9 @@ class PrivateTraining(Private):
         one_of('exact', 'sums', 'float', ''),
         '',
     )
-    grid_exponent = given('the grid of the noise', one_of(-SHIFT))
+    grid_exponent = given(
+        'power of two of the grid of the noise', one_of(-SHIFT)
+    )
     persons = given('the declared owners of rows', OBJECT, {})
     together = given(
         'number of persons, epsilon of so many together',
@@ -347,7 +355,9 @@ class _Released(Private):
     releases = given('number of releases in the account', NATURAL)
     num_nodes = given('count, public', COUNT)
     arithmetic = given('sums and noise are exact integers', one_of('exact'))
-    grid_exponent = given('the grid of the noise', one_of(-SHIFT))
+    grid_exponent = given(
+        'power of two of the grid of the noise', one_of(-SHIFT)
+    )
     table = given('SHA-256 of the table that draws noise', one_of(DIGEST))
 
     def _once(self) -> tuple[str, str]:
@@ -375,36 +385,41 @@ class PrivateSums(_Released):
 
     procedure = 'private aggregation'
     relation = given('which data are neighbours', one_of(*_RECORDS))
-    max_degree = given('edges of a node, at most', maybe(NATURAL))
+    max_degree = given('the most edges of a node', maybe(NATURAL))
     num_classes = given(
-        'count, of the classes of messages', maybe(NATURAL), None
+        'number of classes that messages name', maybe(NATURAL), None
     )
     sensitivity = derived(
-        'how far sums of neighbouring data are apart',
+        'distance of the sums of two neighbouring data sets, at most',
         lambda c: sensitivity(
             *(c.relation, c.directed, c.form, c.max_degree, c.num_classes)
         ),
     )
-    noise_stds = given('deviation of the noise of each sum', several(POSITIVE))
-    hops = derived(
-        'count, of sums of a release', lambda c: len(c.noise_stds), COUNT
+    noise_stds = given(
+        'standard deviation of the noise of each sum', several(POSITIVE)
     )
-    rho = given('what rounding adds to the noise')
-    mu_encoder = given('sensitivity over noise, of the encoder')
-    mu_aggregation = given('the same, of the sums')
-    mu_head = given('the same, of the head')
+    hops = derived(
+        'number of sums that are released together',
+        lambda c: len(c.noise_stds),
+        COUNT,
+    )
+    rho = given('share by which the noise is larger, for rounding')
+    mu_encoder = given('mu (sensitivity over noise) of the encoder')
+    mu_aggregation = given('mu of the sums')
+    mu_head = given('mu of the head')
     mu = derived(
-        'the same, of everything',
+        'mu of everything',
         lambda c: math.hypot(c.mu_encoder, c.mu_aggregation, c.mu_head),
     )
-    mu_edge = given('the same, of the sums for one edge', maybe(AMOUNT))
+    mu_edge = given('mu of the sums, for one edge', maybe(AMOUNT))
     epsilon_replace = given(
         'nats, for one record against any other', maybe(AMOUNT)
     )
     degree_curve = given(
-        'degree, epsilon of a node of it', several(row(NATURAL, AMOUNT), 0, 20)
+        'pairs of a degree and the epsilon of a node of it',
+        several(row(NATURAL, AMOUNT), 0, 20),
     )
-    receivers = given('nodes whose rows hold sums', COUNT)
+    receivers = given('number of nodes whose rows hold sums', COUNT)
     rows = derived(
         'which rows may be published',
         lambda c: 'others' if c.relation == 'node_incident' else 'all',
@@ -502,17 +517,23 @@ class PrivateLinks(_Released):
 
     procedure = 'private link prediction'
     relation = given('which data are neighbours', one_of('edge', 'node'))
-    steps = given('count, of noisy gradients of the scorer', NATURAL)
-    row_std = given('deviation of the noise of sums', POSITIVE)
-    count_std = given('the same, of the number of edges', maybe(POSITIVE))
-    noise_multiplier = given('the same, of gradients, over the norm', POSITIVE)
-    mu_others = given('sensitivity over noise, of other releases')
+    steps = given('number of noisy gradients of the scorer', NATURAL)
+    row_std = given('standard deviation of the noise of sums', POSITIVE)
+    count_std = given(
+        'standard deviation of the noise of the number of edges',
+        maybe(POSITIVE),
+    )
+    noise_multiplier = given(
+        'standard deviation of the noise of gradients over the clipping norm',
+        POSITIVE,
+    )
+    mu_others = given('mu (sensitivity over noise) of other releases')
     mu_parts = derived(
-        'sensitivity over noise, of rows, count, scorer and others',
+        'mu of rows, number of edges, scorer and other releases',
         lambda c: [*_of_pairs(c), c.mu_others],
         several(AMOUNT),
     )
-    mu = derived('the same, of everything', lambda c: math.hypot(*c.mu_parts))
+    mu = derived('mu of everything', lambda c: math.hypot(*c.mu_parts))
 
     def _wrong(self) -> Iterator[str]:
         yield from super()._wrong()

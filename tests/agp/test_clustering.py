@@ -61,6 +61,3 @@ def test_the_whole_graph_is_no_cluster():
 def test_uniform_signal():
     row = uniform_signal(torch.tensor([4, 1]), 6).to_dense()
     assert row.tolist() == [[0, 0.5, 0, 0, 0.5, 0]]
-
-
-NODES, SCORE = torch.tensor([0, 1]), torch.tensor([1.0, 0.5])

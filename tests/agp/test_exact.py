@@ -303,30 +303,85 @@ def test_many_levels_of_three_terms_stay_precise(half):
 # Some rows ###################################################################
 
 
-@pytest.mark.parametrize('name', ['random', 'directed', 'star'])
+def with_some_loops(n, m):
+    graph = random_graph(n, m, seed=1)
+    own = torch.arange(0, n, 3).expand(2, -1)
+    edges = torch.cat([graph.to_edge_index()[0], own], 1)
+    return CSRGraph.from_edge_index(edges, n, duplicates='merge')
+
+
+GRAPHS = {
+    **{
+        name: lambda name=name: make_graph(name)
+        for name in ('random', 'directed', 'star', 'no_edges')
+    },
+    # Rows that need most of it: packed, where they stand, and all of them.
+    'dense': lambda: random_graph(3000, 24000),
+    # Laid out by the length of rows, and too large for that.
+    'by length': lambda: random_graph(1500, 9000),
+    'large': lambda: random_graph(40_000, 90_000),
+    # Several tasks, and so sparse that all levels are cut.
+    'loops': lambda: with_some_loops(24_000, 30_000),
+}
+
+
+@pytest.mark.parametrize('tol', [0.0, 1e-2])
 @pytest.mark.parametrize('half', [False, True])
-def test_rows_are_those_of_the_whole_bit_for_bit(name, half):
-    graph = make_graph(name)
+@pytest.mark.parametrize('name', GRAPHS)
+def test_rows_are_those_of_the_whole_bit_for_bit(name, half, tol, threads):
+    graph, how = GRAPHS[name](), {'half': half, 'tol': tol}
     n = graph.num_nodes
-    for columns in (1, 5, 70):
-        x = signal(n, columns, zeros=0.5)
-        for measure in (
-            F.transition(4),
-            F.ppr(0.2, levels=3),
-            Measure(0.3, 0.9, (1.0,)),
-        ):
-            z = F.propagate(graph, x, measure, half=half)
-            for rows in ([n - 1, 0, 0], [2], list(range(n)), []):
-                rows = torch.tensor(rows, dtype=torch.int64)
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(1))
+    some = [order[:200], order[:600], order[: n // 4], order[:0]]
+    some += [
+        torch.tensor([n - 1, 0, 0]),
+        order[:40].repeat(40 if n < 9 else 2),
+    ]
+    measures = [F.ppr(0.2, levels=3), F.transition(4), F.appnp(0.1, levels=0)]
+    measures += [F.sgc(2), F.appnp(0.1, levels=32), F.heat(2.0, levels=6)]
+    if n > 10_000:
+        some, measures = some[1:4], measures[4:]
+    if not graph.is_undirected:
+        measures = [] if tol > 0 else measures[:2]  # else it is refused
+    for measure in measures:
+        for columns in (1, 5, 70) if n < 100 else (9,):
+            x = signal(n, columns, zeros=0.5)
+            z = F.propagate(graph, x, measure, **how)
+            wide = F.propagate(graph, x.repeat(1, 8), measure, **how)
+            assert torch.equal(wide, z.repeat(1, 8))
+            for count, rows in enumerate(some):
+                threads(1 + count % 2)
                 for form in (x, x.to_sparse_csr()):
-                    got = F.propagate(
-                        graph, form, measure, half=half, rows=rows
-                    )
+                    got = F.propagate(graph, form, measure, rows=rows, **how)
                     assert torch.equal(got, z[rows])
-    mask = torch.rand(n) < 0.5
-    assert torch.equal(
-        F.propagate(graph, x, measure, half=half, rows=mask), z[mask]
-    )
+            mask = order > n // 2
+            got = F.propagate(graph, x, measure, rows=mask, **how)
+            assert torch.equal(got, z[mask])
+
+
+@pytest.mark.parametrize('columns', [1, 3, 4, 16, 19, 64, 85, 130])
+@pytest.mark.parametrize('n', [1, 300, 5000])
+def test_magnitudes_of_columns(n, columns):
+    generator = torch.Generator().manual_seed(columns)
+    x = torch.randn(n, columns, generator=generator)
+    x *= 10.0 ** torch.randint(-44, 38, (columns,), generator=generator)
+    x[:, -1] = -x[:, -1].abs()
+    found = torch.ops.pyg_trust.column_magnitudes(x)
+    assert torch.equal(found, x.abs().amax(0))
+    assert not x.any() or found.signbit().sum() == 0
+    odd = x.clone()
+    odd[n // 2, 0] = -torch.inf
+    found = torch.ops.pyg_trust.column_magnitudes(odd)
+    assert found[0] == torch.inf
+    # A NaN shows, whatever its sign, beside infinity.
+    odd[n - 1, 0] = torch.tensor([-4194303], dtype=torch.int32).view(
+        torch.float32
+    )[0]
+    assert odd[n - 1, 0].isnan()
+    assert odd[n - 1, 0].signbit()
+    found = torch.ops.pyg_trust.column_magnitudes(odd)
+    assert found[0].isnan()
+    assert torch.equal(found[1:], x.abs().amax(0)[1:])
 
 
 # Sparse signals ##############################################################
@@ -505,34 +560,3 @@ def test_what_is_sampled_does_not_depend_on_what_was_built(eps, along):
         kwargs = {'eps': eps, 'seed': 3}
         wanted = F.propagate(warm, x, measure, **kwargs)
         assert torch.equal(F.propagate(fresh, x, measure, **kwargs), wanted)
-
-
-# Rows where they stand #######################################################
-
-COUNTS = (200, 300, 400, 600)
-
-
-def some_rows(count):
-    generator = torch.Generator().manual_seed(1)
-    return torch.randperm(3000, generator=generator)[:count]
-
-
-@pytest.mark.parametrize('kind', ['dense', 'sparse'])
-@pytest.mark.parametrize('half', [False, True])
-@pytest.mark.parametrize('count', COUNTS)
-def test_rows_that_need_most_of_a_graph_have_its_bits(count, half, kind):
-    # Packed, where they stand, and all of them.
-    graph = random_graph(3000, 24000)
-    x = signal(3000, 20)
-    if kind == 'sparse':
-        x = (x * (x > 1)).to_sparse_csr()
-    rows = some_rows(count)
-    for measure, tol in (
-        (F.ppr(0.2, levels=3), 0.0),
-        (F.sgc(2), 0.0),
-        (F.appnp(0.1, levels=20), 1e-2),
-    ):
-        kwargs = {'half': half, 'tol': tol}
-        wanted = F.propagate(graph, x, measure, **kwargs)
-        z = F.propagate(graph, x, measure, rows=rows, **kwargs)
-        assert torch.equal(z, wanted[rows])

@@ -299,22 +299,3 @@ def test_rows_are_summed_one_entry_after_the_other(last, kind, levels):
                 ptr, col, part, *rest, loops=loops, in_place=True
             )
             assert torch.equal(got, wanted[:, :columns])
-
-
-@pytest.mark.parametrize('half', [False, True])
-@pytest.mark.parametrize('tol', [0.0, 1e-3])
-def test_rows_of_one_length_together_keep_their_names(half, tol):
-    # Of 32 levels, all rows and some: also where the graph is too large to be
-    # laid out by length.
-    for n, count in ((1500, 9000), (40_000, 90_000)):
-        numbers = np.random.default_rng(n)
-        graph = graph_of(n, numbers.integers(0, n, (count, 2)))
-        x = signal(n, 9)
-        rows = torch.tensor([n - 1, 4, 4, 1030])
-        measure = F.appnp(0.1, levels=32)
-        kwargs = {'half': half, 'tol': tol}
-        z = F.propagate(graph, x, measure, **kwargs)
-        wide = F.propagate(graph, x.repeat(1, 8), measure, **kwargs)
-        assert torch.equal(wide, z.repeat(1, 8))
-        some = F.propagate(graph, x, measure, rows=rows, **kwargs)
-        assert torch.equal(some, z[rows])

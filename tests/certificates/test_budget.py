@@ -5,8 +5,8 @@ import torch
 from citeseer import load, local_oracle
 from exhaustive import (
     admissible,
-    csr,
     pagerank,
+    random_perturbations,
     random_problem,
     worst_margins,
 )
@@ -26,16 +26,7 @@ NODES = torch.arange(5)
 
 def problem(seed, kind):
     adj, logits = random_problem(seed, 5, directed=seed % 2 == 1)
-    generator = torch.Generator().manual_seed(seed)
-    budget = torch.randint(1, 4, (5,), generator=generator)
-    fixed = torch.zeros_like(adj)
-    fixed[NODES, (NODES + 1) % 5] = True
-    fragile = adj & ~fixed
-    graph = csr(adj)
-    mask = fragile[graph.row, graph.col]
-    if kind == 'both':
-        fragile = (fragile | ~adj).fill_diagonal_(False)
-    made = Perturbations(graph, mask, budget, all_pairs=kind == 'both')
+    made, fragile, budget = random_perturbations(adj, seed, kind)
     return adj, logits, fragile, budget, made
 
 

@@ -1,6 +1,5 @@
 """What the kernel proves again from the witness of a certificate."""
 
-import dataclasses
 import json
 import time
 
@@ -517,24 +516,3 @@ def test_a_witness_of_one_class_is_none():
     }
     with pytest.raises(ValueError, match='witness'):
         Witness(arrays).prove()
-
-
-@pytest.mark.parametrize(
-    'lie',
-    [
-        {'alpha': 0.9},
-        {'K': 2},
-        {'normalization': 'sym'},
-        {'dtype': 'float32'},
-        {'tolerance': 0.5},
-        {'local_budget': torch.full((40,), 7)},
-        {'fixed_edges': 0},
-        {'scenario': 'both'},
-        {'undirected': True},
-        {'self_loops': True},
-        {'global_budget': 3},
-        {'num_broken': 12},
-    ],
-)
-def test_a_report_that_promises_more_than_its_witness_fails(lie):
-    assert dataclasses.replace(certificate(), **lie).verify() == 'FAILS'

@@ -33,26 +33,7 @@ def gaussian_delta(epsilon, mu):
     return upper(at) - mp.exp(epsilon) * upper(at + mu)
 
 
-MUS = [1e-6, 1e-3, 0.05, 0.7, 4.0, 30.0, 1e3]
 DELTAS = [1e-12, 1e-7, 1e-2, 0.9]
-
-
-@pytest.mark.parametrize('mu', MUS)
-@pytest.mark.parametrize('delta', [*DELTAS, 1e-30])
-def test_epsilon_of_any_release(mu, delta):
-    found = gaussian_epsilon(mu, delta)
-    if found == 0:
-        assert gaussian_delta(0, mu) <= delta
-        return
-    # Nine digits on both sides of the truth, in epsilon or in delta (which
-    # hardly depends on an epsilon near 0).
-    assert gaussian_delta(found * (1 + 1e-12), mu) <= delta * (1 + 1e-12)
-    low = found * (1 - 1e-9)
-    assert gaussian_delta(low, mu) > delta * (1 - 1e-12)
-    if delta >= 1e-12:
-        # As a phase of walks it is the same number.
-        walks = wor_epsilon([(2 / mu, 1.0, 1)], delta) if mu < 10 else found
-        assert -1e-12 <= walks / found - 1 <= 2e-6
 
 
 def test_no_epsilon_is_below_the_exact_one():
@@ -60,7 +41,7 @@ def test_no_epsilon_is_below_the_exact_one():
     # few bits, and an honest report was refuted.
     source, positive = random.Random(0), 0
     for _ in range(4000):
-        mu, delta = 10 ** source.uniform(-4, 2), 10 ** source.uniform(-12, 0)
+        mu, delta = 10 ** source.uniform(-6, 3), 10 ** source.uniform(-30, 0)
         found = gaussian_epsilon(mu, delta)
         assert gaussian_delta(found, mu) <= delta, (mu, delta)
         if found > 1e-6:

@@ -17,26 +17,7 @@ from pyg_trust.privacy import poisson
 from pyg_trust.privacy.mechanisms import wor_profile
 from pyg_trust.privacy.poisson import poisson_profile, rdp_poisson
 
-# Profiles of one step by root finding: k, q, z, and delta by epsilon.
-AT = (-1.0, -0.3, 0.0, 0.2, 0.7, 1.5, 3.0)
-PROFILES = [
-    (
-        *(1, 0.3, 1.0),
-        *(0.6392002618382, 0.339241401851, 0.2048068476411, 0.1351840168071),
-        *(0.0414444540988, 0.004871769493851, 3.058627316457e-05),
-    ),
-    (
-        *(2, 0.05, 0.6),
-        *(0.636381571366, 0.2851927147734, 0.0884176877665, 0.04402654556276),
-        *(0.01766062373156, 0.006134233118425, 0.001120242750133),
-    ),
-    (
-        *(2, 0.05, 1.0),
-        *(0.632319930664, 0.266602949089, 0.06724175109328, 0.01760867495961),
-        *(0.001646499675851, 0.0001053099800824, 1.486951195166e-06),
-    ),
-]
-# And of the table of the oracle, at -.5, 0, .5, 1 and 2.
+# Profiles of one step by root finding: k, q, z; delta at -.5, 0, .5, 1 and 2.
 FAR = [
     (
         *(5, 0.05, 8.203125),
@@ -62,10 +43,6 @@ FAR = [
 
 
 def test_profiles_are_those_of_the_oracle():
-    for row in PROFILES:
-        k, q, z = row[:3]
-        found = [poisson_profile(e, q, z, occurrences=k) for e in AT]
-        assert found == pytest.approx(row[3:], rel=1e-9, abs=0)
     for row in FAR:
         k, q, z = row[:3]
         for e, want in zip((-0.5, 0.0, 0.5, 1.0, 2.0), row[3:], strict=True):

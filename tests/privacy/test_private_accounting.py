@@ -18,10 +18,6 @@ from pyg_trust.verify.accounting import judge_mu
 # Of the oracle: sensitivities, deviations, delta, mu and epsilon.
 
 
-def test_nothing_tells_nothing():
-    assert gaussian_epsilon(0.0, 1e-5) == 0
-
-
 def test_all_rows_of_the_oracle(shared):
     file = shared / 'oracles/private_aggregation/accounting.json'
     oracle = json.loads(file.read_text())

@@ -101,22 +101,6 @@ def test_one_feature_may_be_a_vector():
     assert torch.equal(GraphScattering()(data).z, expected)
 
 
-@pytest.mark.parametrize(
-    ('change', 'error'),
-    [
-        ({'J': 0}, ValueError),
-        ({'L': 1.5}, TypeError),
-        ({'wavelet': 'haar'}, ValueError),
-        ({'low_pass': 'max'}, ValueError),
-        ({'max_degree': 0}, ValueError),
-        ({'max_degree': True}, TypeError),
-    ],
-)
-def test_bad_arguments(change, error):
-    with pytest.raises(error):
-        GraphScattering(**change)
-
-
 def test_bad_graphs():
     directed = Data(
         x=torch.ones(3, 1), edge_index=torch.tensor([[0, 1], [1, 2]])
