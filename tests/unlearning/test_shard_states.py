@@ -87,7 +87,8 @@ def test_a_state_of_an_earlier_version_is_trained_again(tmp_path):
         made['weights'] = {k: 0 * v for k, v in made['weights'].items()}
     again = make()
     again.load_state_dict(old)
-    assert same(weights(again), weights(done)) and again.verify().ok
+    assert same(weights(again), weights(done))
+    assert again.verify().ok
     assert again.predict().numel() == NODES - 2
     assert len(again.ledger.entries) == len(done.ledger.entries) + 1
     store.ShardStore(tmp_path).write(*states_of.to_files(old))
