@@ -429,6 +429,8 @@ entry(
     bad(strength=3),
     bad(fixed=torch.tensor([[0], [1]])),
     bad(fixed=torch.tensor([[0], [3]])),
+    bad(fixed=torch.tensor([[1, 1], [2, 2]])),
+    bad(fixed='mst'),
     bad(fragile=torch.tensor([[0, 0], [1, 1]])),
     fragile=either(
         choice(),

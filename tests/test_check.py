@@ -557,13 +557,15 @@ def test_draws_of_a_group_have_one_size():
 
 def test_releases_are_proved_by_their_mu(tmp_path):
     # Other steps of an engine are on no line here.
-    for off, engine, status in (
-        (1.0, False, HOLDS),
-        (1.0, True, UNPROVED),
-        (1 - 1e-6, True, FAILS),
-        (1 - 1e-6, False, FAILS),
+    for name, off, engine, status in (
+        ('AggregationReport', 1.0, False, HOLDS),
+        ('AggregationReport', 1.0, True, UNPROVED),
+        ('AggregationReport', 1 - 1e-6, True, FAILS),
+        ('AggregationReport', 1 - 1e-6, False, FAILS),
+        ('LinkReport', 1.0, False, HOLDS),
+        ('LinkReport', 1 - 1e-6, False, FAILS),
     ):
-        each = honest('AggregationReport')
+        each = honest(name)
         each = forge(each, epsilon=each['values']['epsilon'] * off)
         each['origin']['arguments']['engine'] = engine
         texts = judged(tmp_path, each, status=status)

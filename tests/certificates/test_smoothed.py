@@ -565,19 +565,6 @@ def test_models_with_exact_certificates_are_told_of_them():
     assert not run(model_of('GCN', 6, 3, 0), small()).advice
 
 
-@pytest.mark.parametrize(
-    ('change', 'says'),
-    [
-        ({'num_samples': 5}, "'num_samples' needs to be at least"),
-        ({'sparse_x': True, 'forward': len}, "'sparse_x'"),
-        ({'nodes': torch.tensor([1, 1])}, "'nodes'"),
-    ],
-)
-def test_options_that_do_not_fit_are_refused(change, says):
-    with pytest.raises(ValueError, match=says):
-        run(model_of('GCN', 6, 3, 0), small(), **change)
-
-
 @pytest.mark.parametrize('sparse', [False, True])
 @pytest.mark.parametrize(
     'noise',

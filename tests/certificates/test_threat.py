@@ -102,23 +102,3 @@ def test_fixed_edges_can_be_chosen():
     assert len(fragile_edges(threat)) == 6
     threat = ThreatModel(SQUARE, num_nodes=4, fixed='none', local_budget=1)
     assert len(fragile_edges(threat)) == 10
-
-
-PAIR = torch.tensor([[0], [1]])
-
-
-@pytest.mark.parametrize(
-    ('arguments', 'error', 'message'),
-    [
-        ({'fragile': PAIR, 'fixed': PAIR}, ValueError, 'both hold the edge 0'),
-        ({'fragile': PAIR, 'fixed': 'mst'}, ValueError, 'both hold'),
-        ({'fragile': PAIR.repeat(1, 2)}, ValueError, "'fragile'.*each edge"),
-        ({'fixed': PAIR.repeat(1, 2)}, ValueError, "'fixed'.*each edge once"),
-        ({'fixed': 2 * PAIR + 1}, ValueError, '1 -> 3, which is none'),
-        ({'strength': 1, 'local_budget': 1}, ValueError, 'one of them'),
-    ],
-)
-def test_bad_threats_are_refused(arguments, error, message):
-    arguments.setdefault('num_nodes', 4)
-    with pytest.raises(error, match=message):
-        ThreatModel(SQUARE, **arguments)

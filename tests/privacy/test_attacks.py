@@ -4,6 +4,7 @@ import copy
 import io
 import math
 import pickle
+import secrets
 
 import numpy as np
 import pytest
@@ -168,8 +169,10 @@ def test_weights_that_were_released_can_be_loaded_and_are_noted(private):
     assert setup.engine.steps == 5
 
 
-@pytest.mark.parametrize('way', ['hook', 'norm', 'frozen', 'thawed'])
-def test_models_that_change_later_are_refused(private, way):
+@pytest.mark.parametrize('way', ['hook', 'norm', 'before', 'frozen', 'thawed'])
+def test_models_that_change_later_are_refused(private, way, monkeypatch):
+    # Each step looks, and not one of sixteen.
+    monkeypatch.setattr(secrets, 'randbelow', lambda count: 0)
     net = GCN()
     net.first.act, forward = nn.Identity(), net.first.forward
     net.first.forward = lambda x, e: net.first.act(forward(x, e))
@@ -182,6 +185,9 @@ def test_models_that_change_later_are_refused(private, way):
         net.second.register_forward_hook(lambda *a: a[-1] - a[-1].mean(0))
     elif way == 'norm':
         net.first.act = PairNorm()
+    elif way == 'before':
+        # Rows meet before the first parameter.
+        net.first.forward = lambda x, e: forward(x.roll(1, 0), e)
     else:
         net.first.bias.requires_grad_(way == 'thawed')
         match = 'the same parameters'

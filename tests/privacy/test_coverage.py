@@ -550,39 +550,31 @@ def test_a_proof_that_cant_be_written_leaves_everything(tmp_path):
     assert torch.equal(made.released[0], rows)
 
 
-def exact(mu, delta):
-    """Epsilon of mu-GDP (Balle and Wang 2018), by bisection."""
-
-    def tail(x):
-        return math.erfc(x / math.sqrt(2)) / 2
-
-    low, high = 0.0, 500.0
-    for _ in range(200):
-        mid = (low + high) / 2
-        spent = tail(mid / mu - mu / 2)
-        # e^eps Phi(-eps/mu - mu/2), without an overflow.
-        other = tail(mid / mu + mu / 2)
-        spent -= math.exp(mid + math.log(other)) if other else 0.0
-        low, high = (mid, high) if spent > delta else (low, mid)
-    return high
-
-
-def trained_engine(loader, seed=None, **options):
-    engine = PrivacyEngine(insecure_seed=seed, **options)
-    model = GCN(2, 4, 1, 2)
-    given = {'optimizer': torch.optim.SGD(model.parameters(), lr=0.1)}
-    private, optimizer, batches = engine.make_private(
-        module=model,
-        **given,
+def training(loader, **options):
+    """An engine, and the parts of its training."""
+    engine, net = PrivacyEngine(**options), GCN(2, 4, 1, 2)
+    parts = engine.make_private(
+        module=net,
+        optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
         data_loader=loader,
         noise_multiplier=8.0,
         max_grad_norm=1.0,
     )
+    return engine, *parts
+
+
+def taken(net, optimizer, batch):
+    """Take the step of a batch."""
+    out = net(batch.x, batch.edge_index)[: batch.batch_size]
+    cross_entropy(out, batch.y[: batch.batch_size]).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def trained_engine(loader, **options):
+    engine, net, optimizer, batches = training(loader, **options)
     for batch in batches:
-        out = private(batch.x, batch.edge_index)[: batch.batch_size]
-        cross_entropy(out, batch.y[: batch.batch_size]).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        taken(net, optimizer, batch)
     return engine
 
 
@@ -606,7 +598,7 @@ def test_weights_cover_as_many_rows_as_their_noise_hides():
     last = 0.0
     for k in (1, 2, 5):
         found = engine.covers(RemovalRequest(features=range(k)), 1e-5)
-        truth = exact(k * math.sqrt(steps) * 2 / z, 1e-5)
+        truth = gaussian_epsilon(k * math.sqrt(steps) * 2 / z, 1e-5)
         assert truth <= found * (1 + 1e-9)
         assert found <= 1.03 * truth
         # More than so many times the epsilon of one.
@@ -614,27 +606,6 @@ def test_weights_cover_as_many_rows_as_their_noise_hides():
         last = found
     one = engine.covers(RemovalRequest(features=[3]), 1e-5)
     assert one == pytest.approx(engine.accountant.get_epsilon(1e-5), rel=0.02)
-
-
-def training(loader, **options):
-    """An engine, and the parts of its training."""
-    engine, net = PrivacyEngine(**options), GCN(2, 4, 1, 2)
-    parts = engine.make_private(
-        module=net,
-        optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
-        data_loader=loader,
-        noise_multiplier=8.0,
-        max_grad_norm=1.0,
-    )
-    return engine, *parts
-
-
-def taken(net, optimizer, batch):
-    """Take the step of a batch."""
-    out = net(batch.x, batch.edge_index)[: batch.batch_size]
-    cross_entropy(out, batch.y[: batch.batch_size]).backward()
-    optimizer.step()
-    optimizer.zero_grad()
 
 
 def test_a_loader_that_holds_what_was_erased_is_refused(tmp_path):
@@ -702,7 +673,7 @@ def test_weights_cover_nothing_else():
     loud = RemovalRequest(features=range(most + 1))
     with pytest.raises(ValueError, match=f"'request' .* at most {most}"):
         engine.covers(loud, 1e-5)
-    seeded = trained_engine(rows_loader(), seed=0)
+    seeded = trained_engine(rows_loader(), insecure_seed=0)
     with pytest.raises(ValueError, match='covers nothing'):
         seeded.covers(RemovalRequest(features=[1]), 1e-5)
 

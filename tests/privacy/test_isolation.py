@@ -222,10 +222,6 @@ class Later(Nodes):
             return out - out.detach().mean(0)
         if self.way == 'count':
             return out / len(out)
-        if self.way == 'mean':
-            return out - out.mean(0)
-        if self.way == 'rows before parameters':
-            return super().forward(x.roll(1, 0), edge_index)
         return out
 
 
@@ -245,15 +241,6 @@ def test_a_unit_with_other_outputs_alone_ends_the_training(way, monkeypatch):
     report = training.report
     assert report.isolation == 'not'
     assert any(DISAGREES in line for line in report.assumptions)
-
-
-@pytest.mark.parametrize('way', ['mean', 'rows before parameters'])
-def test_rows_that_meet_are_refused_by_name(way):
-    training = Training(model=Later())
-    training.parts.model.module.way = way
-    with pytest.raises(ValueError, match='rows of several subgraphs meet'):
-        training.step()
-    assert training.engine.steps == 0
 
 
 def test_a_model_that_draws_otherwise_is_not_checked_and_says_so():

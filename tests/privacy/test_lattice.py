@@ -7,11 +7,15 @@ import numpy as np
 import pytest
 import torch
 from lattice import LEAST, compare, could_be
+from torch import nn
+from torch.nn.functional import cross_entropy
 from torch_geometric.data import Data
 
 from pyg_trust import noise
+from pyg_trust.loader import DisjointWalkLoader
 from pyg_trust.noise import SecureNoise
-from pyg_trust.privacy import PrivateNodeClassifier
+from pyg_trust.privacy import PrivacyEngine, PrivateNodeClassifier
+from pyg_trust.privacy.exact import clip
 from pyg_trust.transforms import PrivateAGP
 
 RUNS = 200
@@ -140,3 +144,43 @@ def test_sums_of_a_classifier_do_not_tell(relation, monkeypatch):
     assert 1.3 < 2 * math.frexp(max(stds))[0] < 1.5
     alarms = rates(release, one, other, *stds, guess)
     assert compare(*alarms) > LEAST
+
+
+def gradients(first, std):
+    """Noisy gradients of many steps; the row of one unit is given."""
+    x = torch.zeros(4, 3, dtype=torch.float64)
+    x[0] = first * torch.tensor([0.3, 0.2, 0.1])
+    graph = data([], x, y=torch.zeros(4, dtype=torch.long))
+    graph.edge_index = torch.empty(2, 0, dtype=torch.long)
+    net = nn.Linear(3, 2, bias=False).double()
+    nn.init.zeros_(net.weight)
+    module, optimizer, loader = PrivacyEngine().make_private(
+        module=net,
+        # Weights stay, so that the sum is the same in every step.
+        optimizer=torch.optim.SGD(net.parameters(), lr=0.0),
+        data_loader=DisjointWalkLoader(graph, 4, 0, num_steps=RUNS),
+        noise_multiplier=std,
+        max_grad_norm=1.0,
+        loss_reduction='sum',
+    )
+    for batch in loader:
+        optimizer.zero_grad()
+        out = module(batch.x)[: batch.batch_size]
+        cross_entropy(out, batch.y, reduction='sum').backward()
+        optimizer.step()
+        yield net.weight.grad.flatten().numpy().copy()
+
+
+def test_gradients_of_training_do_not_tell():
+    std = 3.0
+    step, _ = clip.noise_grid(std, 1.0, 6)
+    made = [[*gradients(first, std)] for first in (0.0, 1.0)]
+    # All are on the grid, which is public.
+    for row in np.concatenate(made).ravel():
+        assert round(row / step) * step == row
+    for deviation in (std, step * 2**32):
+        alarms = [
+            [bool(could_be(row, deviation).all()) for row in rows]
+            for rows in made
+        ]
+        assert compare(*alarms) > LEAST

@@ -521,24 +521,16 @@ class Coupled(nn.Module):
         x = dict(x)
         if self.how == 'mean':
             x['item'] = x['item'] - x['item'].mean(0)
-        if self.how == 'softmax':
-            x['order'] = x['order'].softmax(0)
-        if self.how == 'rolled':
-            x['item'] = x['item'].roll(1, 0)
         out = self.model(x, edges)['user']
         if self.how == 'count':
             out = out / (1 + len(x['order']))
-        if self.how == 'edges':
-            out = out * sum(e.size(1) for e in edges.values())
         if self.how == 'place':
             places = torch.arange(len(out), dtype=out.dtype)
             out = out + places.view(-1, 1)
         return out
 
 
-@pytest.mark.parametrize(
-    'how', ['mean', 'softmax', 'rolled', 'count', 'edges', 'place']
-)
+@pytest.mark.parametrize('how', ['mean', 'count', 'place'])
 def test_models_that_couple_persons_are_refused(how: str) -> None:
     model = ready(Coupled(how), shop())
     with pytest.raises(ValueError, match=r'apart|changes with the'):

@@ -164,14 +164,6 @@ def sort_rows(x):
     return x + (x.sum(1).argsort().argsort() % 2).float().view(-1, 1)
 
 
-def pool(x):
-    return x + global_mean_pool(x, None)
-
-
-def attend(x):
-    return torch.softmax(x @ x.t(), 1) @ x
-
-
 def mask_with_zero(x):
     # Zero times infinity: isolated only while all rows are finite.
     return x + torch.eye(len(x)) @ x
@@ -182,7 +174,7 @@ def by_largest(x):
 
 
 @pytest.mark.parametrize(
-    'function', [centre, sort_rows, pool, attend, mask_with_zero, by_largest]
+    'function', [centre, sort_rows, mask_with_zero, by_largest]
 )
 def test_couplings_that_only_show_in_numbers(private, function):
     class Couple(nn.Module):
@@ -433,10 +425,7 @@ def test_tensors_from_elsewhere(private):
             setup.model(x, edge_index)
         break
     assert setup.engine.steps == 0
-
-
-def test_tensors_of_an_earlier_batch(private):
-    setup = private()
+    # Nor of an earlier batch.
     batches = iter(setup.loader)
     batch = next(batches)
     setup.loss(batch).backward()

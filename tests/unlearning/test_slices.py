@@ -25,7 +25,6 @@ from pyg_trust.unlearning.shards.graph import slice_numbers
 from pyg_trust.unlearning.shards.models import (
     Recipe,
     Shard,
-    Shortcuts,
     check_slices,
 )
 
@@ -90,7 +89,9 @@ def test_stages_are_what_a_loop_by_hand_makes():
         module = models.build(EVERY['GCN'], part._replace(seed=seed))
         if values is not None:
             models.restore(module, values)
-        models.fit(module, part, Recipe(epochs=epochs), Shortcuts())
+        models.fit(
+            module, part, Recipe(epochs=epochs), unlearner._builder.ways
+        )
         values = models.snapshot(module)
         mine = [*stages(unlearner)[shard], unlearner.shard_state(shard)][r]
         assert same([values], [mine])

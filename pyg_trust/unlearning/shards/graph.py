@@ -4,6 +4,7 @@ import copy
 from typing import Any
 
 import torch
+from scipy.sparse import csr_matrix
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
@@ -200,6 +201,15 @@ def nonzeros(x: Tensor) -> Tensor:
     ptr = torch.searchsorted(at, width * torch.arange(n + 1))
     value = flat.index_select(0, at)
     return sparse_rows(ptr.int(), (at % width).int(), value, (n, width))
+
+
+def turned_rows(x: Tensor) -> Tensor:
+    """Transpose a CSR matrix."""
+    parts = x.values(), x.col_indices(), x.crow_indices()
+    held = csr_matrix(tuple(p.numpy() for p in parts), tuple(x.shape))
+    made = held.T.tocsr()
+    parts = made.indptr, made.indices, made.data
+    return sparse_rows(*map(torch.from_numpy, parts), made.shape)
 
 
 def select_rows(x: Tensor, index: Tensor) -> Tensor:

@@ -299,7 +299,10 @@ def _difference(
     ]
 
     def items(at: Tensor, mine: Tensor, others: Tensor) -> Items:
-        mine = mine[~torch.isin(mine, others)].unique()
+        # Both are sorted, as edges are.
+        end = others.new_full((1,), -1)
+        place = torch.searchsorted(others, mine)
+        mine = mine[torch.cat([others, end])[place] != mine].unique()
         arcs = torch.stack([ids[mine // n], ids[mine % n]])
         return Items(ids[at[differs[at]]], arcs)
 
