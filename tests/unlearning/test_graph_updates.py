@@ -7,7 +7,8 @@ import random
 import pytest
 import torch
 from graphs import random_graphs
-from torch_geometric.data import Batch, Data
+from living import World, pairs
+from torch_geometric.data import Batch
 
 from pyg_trust.check import check_report
 from pyg_trust.removal import NotThere, RemovalRequest
@@ -26,93 +27,39 @@ def make(graphs, max_degree=None, **kwargs):
     return ScatteringClassifier(transform, **settings).fit(graphs)
 
 
-def pairs(*edges):
-    return torch.tensor(edges, dtype=torch.int64).view(-1, 2).t()
-
-
-class World:
-    """Graphs as sets of names: what should be there."""
+class Graphs:
+    """Worlds by the id of a graph, which come and go."""
 
     def __init__(self, graphs, seed=0):
-        self.random = random.Random(seed)
-        self.torch = torch.Generator().manual_seed(seed)
-        self.graphs = {i: self.of(g) for i, g in enumerate(graphs)}
-        self.names = len(graphs)
+        self.random, self.graphs, self.y = random.Random(seed), {}, {}
+        self.add(graphs)
 
-    @staticmethod
-    def of(data):
-        return {
-            'x': dict(enumerate(data.x)),
-            'edges': {tuple(e) for e in data.edge_index.t().tolist()},
-            'y': int(data.y),
-            'names': data.num_nodes,
-            'bare': set(),
-        }
-
-    def row(self):
-        return torch.rand(2, generator=self.torch, dtype=torch.float64)
-
-    def remove(self, i, graph):
-        kind = self.random.choice(('node', 'edge', 'feature', 'graph'))
-        if kind == 'graph' and len(self.graphs) > 10:
-            del self.graphs[i]
-            return RemovalRequest(graphs=[i])
-        if kind == 'edge' and graph['edges']:
-            u, v = self.random.choice(sorted(graph['edges']))
-            graph['edges'] -= {(u, v), (v, u)}
-            return RemovalRequest(edges={i: [(u, v)]})
-        v = self.random.choice(sorted(graph['x']))
-        if kind == 'feature' and v not in graph['bare']:
-            graph['x'][v] = torch.zeros(2, dtype=torch.float64)
-            graph['bare'].add(v)
-            return RemovalRequest(features={i: [v]})
-        if len(graph['x']) == 1:
-            del self.graphs[i]
-            return RemovalRequest(graphs=[i])
-        del graph['x'][v]
-        graph['bare'].discard(v)
-        graph['edges'] = {e for e in graph['edges'] if v not in e}
-        return RemovalRequest(nodes={i: [v]})
+    def add(self, graphs):
+        for data in graphs:
+            i = len(self.y)
+            self.y[i], self.graphs[i] = int(data.y), World(data, i)
 
     def draw(self):
         i = self.random.choice(sorted(self.graphs))
-        graph, kind = self.graphs[i], self.random.randrange(4)
-        if kind == 0:
-            return self.remove(i, graph)
+        kind = self.random.randrange(6)
+        if kind == 0 and len(self.graphs) > 10:
+            del self.graphs[i]
+            return RemovalRequest(graphs=[i])
         if kind == 1:
             new = random_graphs(2, seed=self.random.randrange(10**6))
-            for data in new:
-                self.graphs[self.names] = self.of(data)
-                self.names += 1
+            self.add(new)
             return Update(graphs=new)
-        if kind == 2:
-            v = self.random.choice(sorted(graph['x']))
-            graph['x'][v] = self.row()
-            graph['bare'].discard(v)
-            features = torch.tensor([v]), graph['x'][v].view(1, -1)
-            return Update(graph=i, features=features)
-        first = graph['names']
-        x = torch.stack([self.row(), self.row()])
-        graph['x'] |= {first: x[0], first + 1: x[1]}
-        graph['names'] += 2
-        u = self.random.choice(sorted(graph['x']))
-        come = {(u, first), (first, first + 1)} if u < first else set()
-        graph['edges'] |= come | {(v, u) for u, v in come}
-        return Update(graph=i, nodes=NewNodes(x), edges=pairs(*sorted(come)))
+        return self.graphs[i].draw(i)
+
+    def data(self, i):
+        made = self.graphs[i].data()
+        made.y = torch.tensor([self.y[i]])
+        del made.train_mask
+        return made
 
     def present(self):
         """The present graphs, with names from 0 on in their order."""
-        return [self.data(graph) for _, graph in sorted(self.graphs.items())]
-
-    def data(self, graph):
-        place = {v: k for k, v in enumerate(sorted(graph['x']))}
-        edges = sorted((place[u], place[v]) for u, v in graph['edges'])
-        return Data(
-            x=torch.stack([graph['x'][v] for v in sorted(graph['x'])]),
-            edge_index=pairs(*edges),
-            y=torch.tensor([graph['y']]),
-            num_nodes=len(place),
-        )
+        return [self.data(i) for i in sorted(self.graphs)]
 
 
 def assert_present(model, world):
@@ -120,11 +67,11 @@ def assert_present(model, world):
     assert [*model.graphs] == sorted(world.graphs)
     for i, data in model.graphs.items():
         graph = world.graphs[i]
-        assert data.n_id.tolist() == sorted(graph['x'])
+        assert data.n_id.tolist() == sorted(graph.x)
         arcs = data.n_id[data.edge_index].t().tolist()
-        assert arcs == sorted(map(list, graph['edges']))
-        assert torch.equal(data.x, world.data(graph).x)
-        assert ('x_removed' in data) == bool(graph['bare'])
+        assert arcs == sorted(map(list, graph.edges))
+        assert torch.equal(data.x, world.data(i).x)
+        assert ('x_removed' in data) == bool(graph.bare)
     fresh = make(world.present(), tol=1e-13)
     now, then = model._model, fresh._model
     torch.testing.assert_close(now.train.Z, then.train.Z, rtol=0, atol=1e-13)
@@ -137,7 +84,7 @@ def assert_present(model, world):
 
 def test_mixed_updates_end_at_a_fit_of_the_present_graphs():
     graphs = random_graphs(24)
-    model, world = make(graphs), World(graphs)
+    model, world = make(graphs), Graphs(graphs)
     for k in range(40):
         count = world.random.choice((1, 1, 3))
         report = model.update([world.draw() for _ in range(count)])
