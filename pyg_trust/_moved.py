@@ -29,7 +29,7 @@ _MOVED = {
     package: _read(text)
     for package, text in {
         'functional': """
-agp: Measure appnp chebyshev eps_for heat hkpr katz make_measure pagerank
+agp: Measure appnp chebyshev heat hkpr katz make_measure pagerank
 plan_memory ppr propagate propagate_halo propagate_to query sgc single_target
 sweep_cut transition variance_bound agp.clustering: SweepCut uniform_signal
 agp.queries: prune_bound
@@ -78,6 +78,7 @@ _GONE = {
             'certify(logits, threat).class_margins',
         ),
         'robust_margins': 'RobustLoss(threat)',
+        'eps_for': 'pyg_trust.agp.variance_bound(graph, x, measure, eps)',
     },
     'privacy': {
         'WORAccountant': 'PLDAccountant or RDPAccountant',

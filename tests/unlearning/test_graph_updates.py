@@ -8,6 +8,7 @@ import pytest
 import torch
 from graphs import random_graphs
 from living import World, pairs
+from states import same
 from torch_geometric.data import Batch
 
 from pyg_trust.check import check_report
@@ -170,8 +171,7 @@ def test_what_came_and_went_is_in_no_file():
     for i, data in state['graphs'].items():
         for name, value in data.items():
             other = before['graphs'][i][name]
-            same = value == other
-            assert bool(same.all() if torch.is_tensor(same) else same)
+            assert same(value, other)
     assert torch.equal(model._model.train.Z, plain._model.train.Z)
     # The names are used up, and the lines say no more.
     assert [line.request for line in model.ledger.entries] == [
@@ -306,51 +306,69 @@ def test_the_evidence_of_an_update_is_checked(tmp_path):
     assert not [each for each in found if each.status == FAILS]
 
 
-def state_of(model):
-    held = model._model
-    return held, copy.deepcopy(model.state_dict())
-
-
 def test_refusals_change_nothing():
-    graphs = random_graphs(12)
-    model = make(graphs)
-    held, state = state_of(model)
+    graphs = random_graphs(16)
+    model = make(graphs, num_classes=None)
+    gone = RemovalRequest(graphs=[14], nodes={3: [1]}, features={4: [2]})
+    model.remove(gone)
+    state = copy.deepcopy(model.state_dict())
     x = torch.ones(1, 2).double()
     one, n = torch.tensor([0]), graphs[0].num_nodes
     edge = graphs[0].edge_index[:, :1]
-    weighted = graphs[0].clone()
-    weighted.edge_weight = torch.ones(weighted.num_edges)
-    wide = graphs[0].clone()
-    wide.x = torch.ones(n, 3)
-    other = graphs[0].clone()
-    other.y = torch.tensor([2])
-    bare = graphs[0].clone()
-    del bare.y
-    cases = {
-        'graph 99 is not there': Update(graph=99, edges=edge),
-        'which is there already': Update(edges=edge),
-        'node 99 is not there': Update(edges=pairs((0, 99))),
-        rf'from {n} on': Update(nodes=NewNodes(x, n_id=one + n + 1)),
-        "'nodes'": Update(nodes=torch.ones(1, 3)),
-        "'features'": Update(features=(one, torch.ones(1, 3))),
-        'node 77 is not there': Update(features=(one + 77, x)),
-        "'labels' of nodes": Update(labels=(one, one)),
-        "graph 0: 'labels' of": Update(nodes=NewNodes(x, one)),
-        "'edge_weight'": Update(graphs=[weighted]),
-        "'graphs' needs 2 columns": Update(graphs=[wide]),
-        "'graphs' needs labels of 'classes'": Update(graphs=[other]),
-        'one integer label': Update(graphs=[bare]),
-        "'update' needs to hold": [],
-    }
-    good = Update(graphs=random_graphs(1))
-    for match, update in cases.items():
-        for given in (update, [good, update] if update else []):
+
+    def changed(**fields):
+        made = graphs[0].clone()
+        for name, value in fields.items():
+            made[name] = value
+        return Update(graphs=[made])
+
+    left = [i for i in range(16) if i != 14]
+    cases = [
+        ('graph 99 is not there', RemovalRequest(graphs=[99])),
+        ('graph 99 is not there', RemovalRequest(nodes={99: [0]})),
+        ('node 500 is not there', RemovalRequest(nodes={1: [500]})),
+        ('500 is not there', RemovalRequest(edges={1: [(0, 500)]})),
+        ('no node', RemovalRequest(nodes={1: range(graphs[1].num_nodes)})),
+        ('class', RemovalRequest(graphs=left[::2])),
+        ('class', RemovalRequest(graphs=left)),
+        ('graph 14 is not there', RemovalRequest(graphs=[14])),
+        ('graph 14 is not there', RemovalRequest(nodes={14: [0]})),
+        ('node 1 is not there', RemovalRequest(nodes={3: [1]})),
+        ('node 1 is not there', RemovalRequest(features={3: [1]})),
+        ('removed before', RemovalRequest(features={4: [2]})),
+        # Good parts do not save a bad one.
+        ('node 99', RemovalRequest(nodes={5: [0], 6: [99]}, graphs=[7])),
+        ('graph 99 is not there', Update(graph=99, edges=edge)),
+        ('which is there already', Update(edges=edge)),
+        ('node 99 is not there', Update(edges=pairs((0, 99)))),
+        (rf'from {n} on', Update(nodes=NewNodes(x, n_id=one + n + 1))),
+        ("'nodes'", Update(nodes=torch.ones(1, 3))),
+        ("'features'", Update(features=(one, torch.ones(1, 3)))),
+        ('node 77 is not there', Update(features=(one + 77, x))),
+        ("'labels' of nodes", Update(labels=(one, one))),
+        ("graph 0: 'labels' of", Update(nodes=NewNodes(x, one))),
+        (
+            "'edge_weight'",
+            changed(edge_weight=torch.ones(graphs[0].num_edges)),
+        ),
+        ("'graphs' needs 2 columns", changed(x=torch.ones(n, 3))),
+        ("'graphs' needs labels of 'classes'", changed(y=torch.tensor([2]))),
+        ('one integer label', changed(y=None)),
+        ("'update' needs to hold", []),
+        (
+            'was removed before',
+            [RemovalRequest(graphs=[5]), Update(graph=5, edges=edge)],
+        ),
+    ]
+    good = Update(nodes=x, graph=2)
+    for match, update in cases:
+        several = update if isinstance(update, list) else [update]
+        for given in (update, [good, *several] if several else []):
             with pytest.raises(ValueError, match=match):
                 model.update(given)
-    with pytest.raises(ValueError, match='was removed before'):
-        model.update([RemovalRequest(graphs=[3]), Update(graph=3, edges=edge)])
-    assert model._model is held
-    assert str(model.state_dict()) == str(state)
+            assert same(model.state_dict(), state)
+    assert model.verify().ok
+    model.update(good)
 
 
 def test_a_class_without_graphs_may_get_one():
