@@ -197,6 +197,8 @@ def check_walks(
     """
     ptr, node = walks
     sizes = ptr.diff()
+    allowed = torch.zeros(num_nodes, dtype=torch.bool, device=node.device)
+    allowed[roots] = True
     if (
         sizes.numel() == 0
         or [int(ptr[0]), int(ptr[-1])] != [0, node.numel()]
@@ -204,7 +206,7 @@ def check_walks(
         or not bool(((node >= 0) & (node < num_nodes)).all())
         or int((count := node.bincount(minlength=num_nodes)).max()) > 1
         or not bool(count[roots].all())
-        or not bool(torch.isin(walks.roots, roots).all())
+        or not bool(allowed[walks.roots].all())
     ):
         raise ValueError(
             f"'walks' needs to be disjoint subgraphs of up to {size} nodes, "
