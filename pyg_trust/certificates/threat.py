@@ -40,7 +40,8 @@ class ThreatModel:
     fragile edges, at most :math:`b_v` among those that leave node :math:`v`
     and, if there is a global budget, at most :math:`B` in all. With
     :obj:`undirected=True` both directions of an edge are added or removed
-    together, as one flip. A node that loses its last edge keeps :math:`\alpha H_v`.
+    together, as one flip. A node that loses its last edge keeps
+    :math:`\alpha H_v`.
 
     Args:
         graph (Any): the clean graph, in any form that :meth:`CSRGraph.convert`
