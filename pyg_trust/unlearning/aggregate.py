@@ -491,9 +491,9 @@ class AttentiveAggregator(ShardAggregator):
             whole, part, whole.roll(1, 0), part.roll(1, 0), self.temperature
         ).mean()
 
-    def fused(self, outputs: Tensor) -> Tensor:
+    def fused(self, outputs: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return the fused embeddings: ``[num_nodes, channels]``."""
-        return fuse(*self._parts(outputs))
+        return fuse(*self._parts(outputs), mask)
 
     def forward(self, outputs: Tensor) -> Tensor:
         """Return probabilities of classes: ``[num_nodes, num_classes]``."""
