@@ -50,8 +50,8 @@ scattering.wavelets: itersine lazy_walk monic_cubic unlearning: bekm blpa
 gaussian_budget hash_partition majority_vote metis_partition random_partition
 removal_budget unlearning.aggregate: attention fuse info_nce mean_probability
 reconstruction_loss weighted_log_probability unlearning.heads: minimize
-unlearning.partition: PartitionLosses PartitionQuality check_partition
-partition_from_lists partition_losses partition_quality round_partition
+unlearning.partition: PartitionLosses check_partition partition_from_lists
+partition_losses round_partition
 shard_limits shard_sizes training_graph unlearning.published: paper_bound
 tight_bound
 """,

@@ -3,6 +3,7 @@ import shutil
 
 import pytest
 import torch
+from references import Silence
 from torch import nn
 from torch.nn import functional as F
 from torch_geometric.data import Batch, Data
@@ -46,13 +47,6 @@ class GIN(nn.Module):
 
 def forward(model, batch):
     return model(batch.x, batch.edge_index, batch.batch)
-
-
-class Silent:
-    """In the place of noise."""
-
-    def cells(self, shape):
-        return torch.zeros(shape, dtype=torch.int64)
 
 
 def attach(graphs=GRAPHS, net=None, loader=None, engine=None, **arguments):
@@ -183,7 +177,7 @@ def test_one_graph_moves_the_sum_by_twice_the_norm(seed):
         engine, net, training = attach(
             graphs, loader={'batch_size': 24, 'seed': seed}
         )
-        engine._noise = Silent()
+        engine._noise = Silence()
         train(training, steps=1)
         grads = [p.grad.reshape(-1) for p in net.parameters()]
         return 24 * torch.cat(grads)

@@ -6,6 +6,7 @@ import warnings
 import pytest
 import torch
 from auditing import above
+from references import Silence
 from scipy.stats import chi2, norm
 from torch import nn
 from torch.nn import functional as F
@@ -17,13 +18,6 @@ from pyg_trust.privacy.accountant import create_accountant
 from pyg_trust.privacy.accounting import wor_epsilon
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.transforms import AGP
-
-
-class NoNoise:
-    secure = False
-
-    def cells(self, shape):
-        return torch.zeros(shape, dtype=torch.int64)
 
 
 def clipped_mean(net, batch, C):
@@ -47,7 +41,7 @@ def test_gradients_are_clipped_per_subgraph(private, chunk, reduction):
     setup = private(
         max_physical_batch_size=chunk, loss_reduction=reduction, loader={}
     )
-    setup.engine._noise = NoNoise()
+    setup.engine._noise = Silence()
     net = copy.deepcopy(setup.net)
     index = setup.loader.batch_sampler.index(0)
     batches = setup.loader.loader

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from references import Silence
 
 from pyg_trust import noise
 from pyg_trust.agp.measures import Measure, appnp, ppr, sgc, single_target
@@ -26,13 +27,6 @@ MARGIN = 1 - 1e-6
 def column_norms(graph, measure, *, own=True):
     norms, diagonal = columns(graph, measure)
     return norms if own else (norms.square() - diagonal.square()).sqrt()
-
-
-class Silence:
-    """No noise, to see what neighbours move."""
-
-    def cells(self, shape):
-        return torch.zeros(shape, dtype=torch.int64)
 
 
 def weights(arcs, n, relation):
