@@ -29,7 +29,7 @@ _MOVED = {
     package: _read(text)
     for package, text in {
         'functional': """
-agp: Measure appnp chebyshev eps_for heat hkpr katz make_measure pagerank
+agp: Measure appnp chebyshev heat hkpr katz make_measure pagerank
 plan_memory ppr propagate propagate_halo propagate_to query sgc single_target
 sweep_cut transition variance_bound agp.clustering: SweepCut uniform_signal
 agp.queries: prune_bound
@@ -50,8 +50,8 @@ scattering.wavelets: itersine lazy_walk monic_cubic unlearning: bekm blpa
 gaussian_budget hash_partition majority_vote metis_partition random_partition
 removal_budget unlearning.aggregate: attention fuse info_nce mean_probability
 reconstruction_loss weighted_log_probability unlearning.heads: minimize
-unlearning.partition: PartitionLosses PartitionQuality check_partition
-partition_from_lists partition_losses partition_quality round_partition
+unlearning.partition: PartitionLosses check_partition partition_from_lists
+partition_losses round_partition
 shard_limits shard_sizes training_graph unlearning.published: paper_bound
 tight_bound
 """,
@@ -78,6 +78,7 @@ _GONE = {
             'certify(logits, threat).class_margins',
         ),
         'robust_margins': 'RobustLoss(threat)',
+        'eps_for': 'pyg_trust.agp.variance_bound(graph, x, measure, eps)',
     },
     'privacy': {
         'WORAccountant': 'PLDAccountant or RDPAccountant',

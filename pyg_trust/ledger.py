@@ -79,19 +79,19 @@ class LedgerEntry(Report):
 
 
 class RemovalLedger:
-    r"""Append-only account of an unlearner.
+    r"""Append-only list of what a model removed, and what that spent.
 
-    What is spent is a bound of the gradient residual of the present model. A
-    step can only raise it; a model whose residual was measured in full on the
-    remaining data (after a fit, a refinement or a retraining) starts a new
-    account. Each line is hashed with all before it, and a state that does not
-    continue the present lines is not loaded.
+    Each line has the ids of the removed items, a digest of the data that
+    remain, and the amount that is spent since the last fit: a bound of the
+    gradient's norm at the present weights, and 0 for a model that forgets
+    exactly. A ``'step'`` adds to this amount; a line of any other action
+    replaces it. Each line has a hash of itself and of all lines before it, so
+    that changed or older lists are refused by :meth:`load_state_dict`.
 
-    The ids of removed items stay in a ledger, in the order of the requests:
-    keep ledgers private. What the items *held* can't be read or tested:
-    digests of the data are salted (:class:`~pyg_trust.files.seals.Seals`), the
-    salts of earlier states are destroyed, and amounts are rounded
-    (:func:`coarse`) or constant. An exact unlearner uses a budget of 0.
+    Keep ledgers private, as they list the ids of removed items. They do not
+    tell what the items held: digests are salted
+    (:class:`~pyg_trust.files.seals.Seals`), and amounts are constant or
+    rounded to powers of two (:func:`coarse`).
 
     Args:
         budget (float): the largest amount that may be spent.

@@ -355,7 +355,7 @@ class NodeIds:
         if torch.equal(n_id, torch.arange(n_id.numel())):
             return
         self._sorted, self._order = n_id.sort()
-        _check_from_0(name, n_id)
+        check_from_0(name, n_id)
         twice = self._sorted[1:][self._sorted.diff() == 0]
         if twice.numel():
             raise ValueError(
@@ -413,7 +413,7 @@ class NodeIds:
             check_tensor(name, nodes, torch.bool, (num_rows,))
             return nodes.nonzero().view(-1)
         check_tensor(name, nodes, torch.int64, ('num',))
-        _check_from_0(name, nodes)
+        check_from_0(name, nodes)
         rows = self.rows(nodes)
         there = (rows >= 0) & (rows < num_rows)
         if not bool(there.all()):
@@ -677,7 +677,8 @@ def _read(graph: Any, kind: str, values: Any) -> list[Item]:
     return [(number, kind, item) for item in read(name, values)]
 
 
-def _check_from_0(name: str, ids: Tensor) -> None:
+def check_from_0(name: str, ids: Tensor) -> None:
+    """Refuse negative ids."""
     if ids.numel() and int(ids.min()) < 0:
         raise ValueError(
             f"'{name}' needs ids from 0 on (got {int(ids.min())})"

@@ -1,6 +1,8 @@
 """Node classifiers that live, and what should be there."""
 
 import copy
+import random
+from collections import Counter
 
 import torch
 from graphs import blocks
@@ -40,87 +42,120 @@ def seen(model):
 
 
 class World:
-    """What should be there, as sets and dictionaries."""
+    """A graph as sets and dictionaries; it draws updates, and plays them.
 
-    def __init__(self, data, seed):
-        self.random = torch.Generator().manual_seed(seed)
+    With classes of training nodes, none of which loses its last ones.
+    """
+
+    def __init__(
+        self, data, seed=0, directed=False, loops=False, most=10**9, y=None
+    ):
+        self.random = random.Random(seed)
         self.x = dict(enumerate(data.x.double()))
         self.edges = {tuple(e) for e in data.edge_index.t().tolist()}
-        train = data.train_mask.nonzero().view(-1).tolist()
-        self.y = {v: int(data.y[v]) for v in train}
-        self.empty, self.names = set(), data.num_nodes
-
-    def below(self, high):
-        return int(torch.randint(high, (), generator=self.random))
+        self.y = dict(y or {})
+        self.bare, self.names = set(), len(data.x)
+        self.directed, self.loops, self.most = directed, loops, most
 
     def one(self, values):
-        values = sorted(values)
-        return values[self.below(len(values))]
+        return self.random.choice(sorted(values))
 
-    def row(self):
-        return torch.randn(6, generator=self.random, dtype=torch.float64)
+    def drawn(self, count):
+        width = len(next(iter(self.x.values())))
+        draw = self.random.uniform
+        drawn = [[draw(-1, 1) for _ in range(width)] for _ in range(count)]
+        return torch.tensor(drawn, dtype=torch.float64).view(count, width)
 
     def spare(self):
         """Training nodes whose class stays when they go."""
-        count = torch.tensor([*self.y.values()]).bincount(minlength=3)
-        return [v for v, y in self.y.items() if count[y] > 4]
+        count = Counter(self.y.values())
+        return {v for v, y in self.y.items() if count[y] > 4}
+
+    def lose(self, one_way=False):
+        """What goes, by kind: as a request names it."""
+        below, gone = self.random.randrange, {}
+        free = {*self.x} - {*self.y} | self.spare()
+        if below(3) == 0 and free and len(self.x) > 1:
+            (v,) = gone['nodes'] = [self.one(free)]
+            del self.x[v]
+            self.y.pop(v, None)
+            self.bare.discard(v)
+        gone['edges'] = []
+        for _ in range(below(3)):
+            held = {e for e in self.edges if {*e} <= self.x.keys()}
+            if held:
+                u, v = self.one(held)
+                gone['edges'].append((u, v))
+                self.edges -= {(u, v)} if one_way else {(u, v), (v, u)}
+        self.edges = {e for e in self.edges if {*e} <= self.x.keys()}
+        if below(3) == 0 and self.x.keys() - self.bare:
+            (v,) = gone['features'] = [self.one(self.x.keys() - self.bare)]
+            self.x[v] = 0 * self.x[v]
+            self.bare.add(v)
+        if below(3) == 0 and self.spare():
+            (v,) = gone['labels'] = [self.one(self.spare())]
+            del self.y[v]
+        return {kind: items for kind, items in gone.items() if items}
 
     def remove(self):
-        kind = self.one(('nodes', 'edges', 'features', 'labels'))
-        if kind == 'edges' and self.edges:
-            u, v = self.one(self.edges)
-            self.edges -= {(u, v), (v, u)}
-            return RemovalRequest(edges=[(u, v)])
-        if kind == 'labels':
-            v = self.one(self.spare())
-            del self.y[v]
-            return RemovalRequest(labels=[v])
-        if kind == 'features':
-            v = self.one({*self.x} - self.empty)
-            self.x[v] = torch.zeros(6, dtype=torch.float64)
-            self.empty.add(v)
-            return RemovalRequest(features=[v])
-        v = self.one({*self.x} - {*self.y} | {*self.spare()})
-        del self.x[v]
-        self.y.pop(v, None)
-        self.empty.discard(v)
-        self.edges = {e for e in self.edges if v not in e}
-        return RemovalRequest(nodes=[v])
+        while not (gone := self.lose()):
+            pass
+        return RemovalRequest(**gone)
 
-    def add(self):
-        new, y = [], []
-        for _ in range(self.below(3)):
-            new.append(self.row())
-            y.append(self.below(4) - 1)
-            self.x[self.names] = new[-1]
-            if y[-1] >= 0:
-                self.y[self.names] = y[-1]
+    def come(self, cut, one_way):
+        """New nodes with their classes, and new edges, not those cut."""
+        below = self.random.randrange
+        new = self.drawn(min(below(3), self.most - self.names))
+        y = [below(4) - 1 if self.y else -1 for _ in new]
+        for row, c in zip(new, y, strict=True):
+            self.x[self.names] = row
+            if c >= 0:
+                self.y[self.names] = c
             self.names += 1
         came = []
-        for _ in range(self.below(4)):
+        for _ in range(below(4)):
             u, v = self.one(self.x), self.one(self.x)
-            if u != v and (u, v) not in self.edges:
+            both = {(u, v), (v, u)}
+            taken = self.edges | {*cut} | {*came}
+            if not both & taken and (u != v or self.loops):
                 came.append((u, v))
-                self.edges |= {(u, v), (v, u)}
-        nodes = NewNodes(torch.stack(new), torch.tensor(y)) if new else None
+                self.edges |= {(u, v)} if one_way else both
+        nodes = NewNodes(new, torch.tensor(y)) if len(new) else None
         return {'nodes': nodes, 'edges': pairs(*came)}
 
-    def change(self):
-        v, w = self.one(self.x), self.one(self.spare() or self.y)
-        self.x[v] = self.row()
-        self.empty.discard(v)
-        self.y[w] = self.below(3)
-        x, y = self.x[v].view(1, -1), torch.tensor([self.y[w]])
-        return {
-            'features': (torch.tensor([v]), x),
-            'labels': (torch.tensor([w]), y),
-        }
+    def change(self, gone):
+        """New features and classes of who did not lose them just now."""
+        empty, found = {*gone.get('features', ())}, {}
+        some = [v for v in self.x if v not in empty]
+        some = self.random.sample(
+            some, min(self.random.randrange(3), len(some))
+        )
+        for v, row in zip(some, self.drawn(len(some)), strict=True):
+            self.x[v] = row
+            self.bare.discard(v)
+        if some:
+            x = torch.stack([self.x[v] for v in some])
+            found['features'] = torch.tensor(some), x
+        if self.random.randrange(2) and self.spare():
+            v = self.one(self.spare())
+            self.y[v] = self.random.randrange(3)
+            found['labels'] = torch.tensor([v]), torch.tensor([self.y[v]])
+        return found
 
-    def draw(self):
-        kind = self.below(5)
-        if kind < 2:
-            return self.remove()
-        return Update(**self.add(), **(self.change() if kind == 4 else {}))
+    def draw(self, graph=0):
+        """A mixed update, or one that only adds."""
+        while True:
+            one_way = self.directed and self.random.random() < 0.5
+            adds = self.random.random() < 0.4
+            gone = {} if adds else self.lose(one_way)
+            made = self.come(gone.get('edges', ()), one_way)
+            made |= {} if adds else self.change(gone)
+            if gone:
+                named = {kind: {graph: items} for kind, items in gone.items()}
+                made['remove'] = RemovalRequest(**named, directed=one_way)
+            update = Update(**made, directed=one_way, graph=graph)
+            if update.edits or update.remove:
+                return update
 
     def data(self):
         """The present data with names from 0, in the order of the names."""
@@ -135,10 +170,16 @@ class World:
         return made
 
 
+def world_of(data, seed):
+    """The world of a node classifier."""
+    train = data.train_mask.nonzero().view(-1).tolist()
+    return World(data, seed, y={v: int(data.y[v]) for v in train})
+
+
 def lived(count, seed=0, **kwargs):
     """A classifier, its world, and a report for each update."""
     data = blocks()
-    model, world = make(data, **kwargs), World(data, seed)
+    model, world = make(data, **kwargs), world_of(data, seed)
     for _ in range(count):
         yield model, world, model.update(world.draw())
 

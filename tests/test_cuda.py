@@ -1,4 +1,7 @@
-"""What only a GPU can show; tests/test_cuda_emulation.py has the rest."""
+"""What only a GPU can show.
+
+tests/test_cuda_emulation.py has the kernels, tests/test_devices.py what moves.
+"""
 
 import math
 from itertools import pairwise
@@ -6,17 +9,11 @@ from itertools import pairwise
 import pytest
 import torch
 from pushes import close, power_law, push_arguments
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
-from torch_geometric.data import Data
 
 from pyg_trust import agp as F
 from pyg_trust import ops
-from pyg_trust.loader import DisjointWalkLoader
-from pyg_trust.nn import APPNP, PPNP, SGConv
 from pyg_trust.sampler.walks import disjoint_walks
 from pyg_trust.testing import UNDIRECTED, make_graph
-from pyg_trust.transforms import AGP, GraphScattering
 
 pytestmark = [
     pytest.mark.skipif(
@@ -60,33 +57,6 @@ def to_gpu(args):
 
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-11}
-
-
-class Transfers(TorchDispatchMode):
-    """The tensors, with a dimension, that go from one device to another."""
-
-    def __init__(self):
-        super().__init__()
-        self.moved = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        if func.overloadpacket in (
-            torch.ops.aten._to_copy,
-            torch.ops.aten.copy_,
-        ):
-            source = args[func.overloadpacket == torch.ops.aten.copy_]
-            if source.device != out.device and source.dim() > 0:
-                self.moved.append((func.name(), tuple(source.shape)))
-        elif func.namespace != 'pyg_trust':
-            devices = {
-                t.device.type
-                for t in tree_leaves((args, kwargs or {}))
-                if isinstance(t, torch.Tensor) and t.dim() > 0
-            }
-            if len(devices) > 1:
-                self.moved.append((func.name(), 'mixed'))
-        return out
 
 
 # Ops #########################################################################
@@ -196,38 +166,6 @@ def test_autograd(eps):
             lambda x: F.propagate(graph, x, F.sgc(2)),
             x.requires_grad_(),
         )
-
-
-def test_nothing_moves():
-    graph = graph_of('random')
-    edge_index = graph.to_edge_index()[0].to(GPU)
-    x = torch.rand(40, 5, device=GPU)
-    convs = [SGConv(5, 3, K=2, eps=1e-3), APPNP(3, 0.1, eps=0.0)]
-    model = PPNP(torch.nn.Linear(5, 3), 0.2).to(GPU)
-    convs = [conv.to(GPU) for conv in convs]
-    with Transfers() as transfers:
-        data = Data(x=x, edge_index=edge_index, num_nodes=40)
-        out = AGP('appnp', alpha=0.1, levels=3, eps=1e-3)(data)
-        assert out.x.device == x.device
-        out = GraphScattering(J=3, Q=2, L=2)(data)
-        assert out.z.device == x.device
-        for conv in convs:
-            z = conv(x, edge_index)
-            assert z.device == x.device
-            z.sum().backward() if z.requires_grad else None
-        model(x, edge_index).sum().backward()
-    large = [entry for entry in transfers.moved if entry[1] != (2,)]
-    assert large == []
-
-
-def test_loader():
-    graph = graph_of('random')
-    edge_index = graph.to_edge_index()[0].to(GPU)
-    data = Data(x=torch.rand(40, 3, device=GPU), edge_index=edge_index)
-    loader = DisjointWalkLoader(data, 4, 2, num_steps=3, seed=1)
-    for batch in loader:
-        assert batch.x.device == torch.device(GPU)
-        assert torch.equal(batch.x, data.x[batch.n_id])
 
 
 def test_another_stream_and_many_runs():

@@ -227,6 +227,11 @@ def test_spectral_radius():
 # Bad input ###################################################################
 
 
+def test_constructor_takes_falls_between_rows():
+    rowptr, col = torch.tensor([0, 0, 2, 2, 3, 3]), torch.tensor([1, 4, 0])
+    assert CSRGraph(rowptr, col).degree.tolist() == [0, 2, 0, 1, 0]
+
+
 def test_uncoalesced_duplicates_are_refused():
     index = torch.tensor([[0, 0], [1, 1]])
     adj = torch.sparse_coo_tensor(

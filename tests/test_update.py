@@ -4,7 +4,9 @@ import pickle
 
 import pytest
 import torch
+from living import World, pairs
 from states import same
+from torch_geometric.data import Data
 
 from pyg_trust.agp.measures import Measure, sgc
 from pyg_trust.graph import CSRGraph
@@ -15,97 +17,37 @@ from pyg_trust.update import NewNodes, Update
 N, COLUMNS = 30, 3
 
 
-class World:
-    """A graph as sets, and the updates that are played on it."""
+def world_of(directed, seed):
+    random = torch.Generator().manual_seed(seed)
+    ends = torch.randint(N, (2, 50), generator=random)
+    if not directed:
+        ends = torch.cat([ends, ends.flip(0)], 1)
+    x = torch.randn((N, COLUMNS), generator=random, dtype=torch.float64)
+    return World(Data(x=x, edge_index=ends), seed, directed, loops=True)
 
-    def __init__(self, directed, seed):
-        self.random = torch.Generator().manual_seed(seed)
-        self.directed = directed
-        pairs = torch.randint(N, (2, 50), generator=self.random).t().tolist()
-        self.x = dict(enumerate(self.rows(N)))
-        self.names = N
-        self.edges = set()
-        for u, v in pairs:
-            self.add(u, v, one_way=directed)
 
-    def rows(self, count):
-        shape = count, COLUMNS
-        return torch.randn(shape, generator=self.random, dtype=torch.float64)
-
-    def below(self, high):
-        return int(torch.randint(high, (), generator=self.random))
-
-    def add(self, u, v, one_way=False):
-        self.edges |= {(u, v)} if one_way else {(u, v), (v, u)}
-
-    def draw(self):
-        """A mixed update; it is played on the sets."""
-        nodes = sorted(self.x)
-        gone = [nodes[self.below(len(nodes))]] * (self.below(3) == 0)
-        empty = nodes[self.below(len(nodes))]
-        empty = [empty] * (self.below(3) == 0 and empty not in gone)
-        held = sorted(e for e in self.edges if not {*e} & {*gone})
-        cut = [held[self.below(len(held))] for _ in range(self.below(3))]
-        # With any two nodes, not what goes.
-        one_way = self.directed and self.below(2) == 0
-        for v in gone:
-            del self.x[v]
-        for v in empty:
-            self.x[v] = torch.zeros(COLUMNS, dtype=torch.float64)
-        for u, v in cut:
-            self.edges -= {(u, v)} if one_way else {(u, v), (v, u)}
-        self.edges = {e for e in self.edges if not {*e} & {*gone}}
-        remove = None
-        if gone or empty or cut:
-            named = {'nodes': gone, 'features': empty, 'edges': cut}
-            remove = RemovalRequest(**named, directed=one_way)
-        new = self.rows(self.below(3))
-        for row in new:
-            self.x[self.names] = row
-            self.names += 1
-        nodes = sorted(self.x)
-        came = []
-        for _ in range(self.below(4)):
-            u, v = (nodes[self.below(len(nodes))] for _ in range(2))
-            back = {(u, v), (v, u)}
-            # What is cut either way is left alone, so that nothing is refused.
-            if back & self.edges or back & {*cut} or back & {*came}:
-                continue
-            came.append((u, v))
-            self.add(u, v, one_way=one_way)
-        changed = [v for v in nodes if self.below(8) == 0 and v not in empty]
-        x = self.rows(len(changed))
-        self.x |= dict(zip(changed, x, strict=True))
-        return Update(
-            nodes=new if len(new) else None,
-            edges=torch.tensor(came).long().view(-1, 2).t(),
-            features=(torch.tensor(changed).long(), x),
-            remove=remove,
-            directed=one_way,
-        )
-
-    def features(self, measure, **how):
-        """Made from scratch, with rows of nothing for those that are gone."""
-        x = torch.zeros((self.names, COLUMNS), dtype=torch.float64)
-        for v, row in self.x.items():
-            x[v] = row
-        edges = torch.tensor(sorted(self.edges)).long().view(-1, 2).t()
-        graph = CSRGraph.from_edge_index(edges, self.names)
-        return PropagatedFeatures(graph, x, measure, **how)
+def features_of(world, measure, **how):
+    """Made from scratch, with rows of nothing for those that are gone."""
+    x = torch.zeros((world.names, COLUMNS), dtype=torch.float64)
+    for v, row in world.x.items():
+        x[v] = row
+    edges = pairs(*sorted(world.edges))
+    graph = CSRGraph.from_edge_index(edges, world.names)
+    return PropagatedFeatures(graph, x, measure, **how)
 
 
 @pytest.mark.parametrize('at_once', [1, 3])
 @pytest.mark.parametrize('directed', [False, True])
 def test_mixed_updates_have_the_bits_of_a_fresh_start(directed, at_once):
     measure = Measure(0.5, 0.5, (0.2, 0.3, 0.5)) if directed else sgc(2)
-    world = World(directed, seed=at_once)
-    features = world.features(measure)
+    world = world_of(directed, seed=at_once)
+    features = features_of(world, measure)
     for _ in range(40):
         count = features.update([world.draw() for _ in range(at_once)])
         assert count >= 0
         nodes = features.nodes
         assert nodes.tolist() == sorted(world.x)
-        fresh = world.features(measure)
+        fresh = features_of(world, measure)
         found = features.graph.to_edge_index()[0].t().tolist()
         assert {tuple(e) for e in found} == world.edges
         assert torch.equal(features.rows(nodes), fresh.rows(nodes))
@@ -114,13 +56,13 @@ def test_mixed_updates_have_the_bits_of_a_fresh_start(directed, at_once):
 
 
 def test_a_series_takes_updates_too():
-    world = World(False, seed=5)
+    world = world_of(False, seed=5)
     how = {'alpha': 0.3, 'theta': 1e-9}
-    features = world.features(sgc(1), **how)
+    features = features_of(world, sgc(1), **how)
     for _ in range(10):
         features.update([world.draw(), world.draw()])
     nodes = features.nodes
-    fresh = world.features(sgc(1), **how)
+    fresh = features_of(world, sgc(1), **how)
     torch.testing.assert_close(
         features.rows(nodes), fresh.rows(nodes), rtol=0, atol=1e-6
     )
@@ -132,10 +74,6 @@ def path():
     edges = torch.cat([edges, edges.flip(0)], dim=1)
     x = torch.arange(12.0, dtype=torch.float64).view(6, 2)
     return PropagatedFeatures(CSRGraph.from_edge_index(edges, 6), x, sgc(2))
-
-
-def pairs(*edges):
-    return torch.tensor(edges).t()
 
 
 def test_what_comes_and_goes_again_is_nothing():

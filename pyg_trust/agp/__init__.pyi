@@ -1,7 +1,6 @@
 """Approximate graph propagation: measures, propagation, queries."""
 
 from .clustering import sweep_cut as sweep_cut
-from .estimates import eps_for as eps_for
 from .estimates import variance_bound as variance_bound
 from .halo import propagate_halo as propagate_halo
 from .measures import Measure as Measure
@@ -25,7 +24,6 @@ __all__ = [
     'Measure',
     'appnp',
     'chebyshev',
-    'eps_for',
     'heat',
     'hkpr',
     'katz',

@@ -1,4 +1,4 @@
-"""Errors of AGP's estimates, and the choice of their quantum.
+"""Errors of AGP's estimates.
 
 The bounds are derived in the text of :mod:`.propagation`.
 """
@@ -10,12 +10,7 @@ import torch
 from torch import Tensor
 
 from pyg_trust._checks import (
-    Count,
-    Fraction,
-    Rate,
-    check_choice,
     check_non_negative,
-    validated,
 )
 from pyg_trust.agp.checks import (
     check_finite_signal,
@@ -26,7 +21,7 @@ from pyg_trust.agp.measures import Measure
 from pyg_trust.agp.propagation import propagate
 from pyg_trust.graph import CSRGraph
 
-__all__ = ['eps_for', 'variance_bound']
+__all__ = ['variance_bound']
 
 
 def variance_bound(
@@ -60,46 +55,6 @@ def variance_bound(
     scale = _largest_response(prepared, measure) * eps * sum(measure.weights)
     z = propagate(graph, x, replace(measure, weights=spread))
     return scale * x.sum(0) * z
-
-
-@validated
-def eps_for(
-    delta: Rate,
-    levels: Count,
-    *,
-    relative_error: Fraction = 0.1,
-    failure: Fraction = 0.01,
-    bound: str = 'tight',
-) -> float:
-    r"""Return the ``eps`` that keeps large results to a relative error.
-
-    For every node with :math:`z(v) > \delta \lVert x \rVert_1 W` (non-negative
-    signals; :math:`W = 1` for the probability series), the estimate is within
-    :obj:`relative_error` of :math:`z(v)` with probability :math:`1 -`
-    :obj:`failure`, each node by itself. By Chebyshev's inequality and
-    :math:`\operatorname{Var}[\hat{z}(v)] \le c\, \varepsilon \lVert x
-    \rVert_1 W z(v)`,
-
-    .. math::
-        \varepsilon = \frac{\text{failure} \cdot \text{relative\_error}^2
-        \cdot \delta}{c}, \quad c = L \text{ (tight) or } L(L+1)/2
-        \text{ (Lemma 4.2)} .
-
-    The defaults are those of Definition 1.1. Chebyshev's inequality and the
-    variance bound are both loose, so that a quantum 10 to 1000 times larger
-    often meets the same error in practice: measure it.
-
-    Args:
-        delta (float): the threshold, in :math:`(0, 1]`.
-        levels (int): the number of levels :math:`L` of the measure.
-        relative_error (float): in :math:`(0, 1)`. (default: :obj:`0.1`)
-        failure (float): in :math:`(0, 1)`. (default: :obj:`0.01`)
-        bound (str): :obj:`'tight'`, which needs :math:`\gamma = 1` (see the
-            text of this module), or :obj:`'paper'`. (default: :obj:`'tight'`)
-    """
-    factors = {'tight': levels, 'paper': levels * (levels + 1) / 2}
-    check_choice('bound', bound, factors)
-    return failure * relative_error**2 * delta / factors[bound]
 
 
 def _largest_response(graph: CSRGraph, measure: Measure) -> float:

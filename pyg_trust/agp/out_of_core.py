@@ -326,7 +326,7 @@ def _prepared(
             f"'x' needs to have a row for each of the {graph.num_nodes} nodes "
             f'(got {n})'
         )
-    dtype = np.dtype('f8' if matrix.dtype == np.float64 else 'f4')
+    dtype = np.dtype('f8' if matrix.dtype.name == 'float64' else 'f4')
     sample = torch.empty(n, 0, dtype=torch.float64 if dtype == 'f8' else None)
     check_how(how, sample.to(_torch(dtype)), graph, measure)
     if columns != 'auto':

@@ -193,17 +193,17 @@ def pair(runs: Runs) -> Iterable[AuditRow]:
 def poison(runs: Runs) -> Iterable[AuditRow]:
     """Train on flipped labels, remove them, and look for traces of them."""
     if runs.noisy:
-        one, two = runs.noisy_runs(), runs.noisy_runs('labels')
-        before, after = (
-            [torch.tensor([runs.score(r[at]) for r in s]) for s in (one, two)]
-            for at in (2, 3)
-        )
-        power = permutation_test(*before, seed=rng.derive(runs.seed, _DRAW, 6))
+        sides = runs.noisy_runs(), runs.noisy_runs('labels')
+        first = [[runs.score(r.first) for r in side] for side in sides]
+        after = [[runs.score(r.answers) for r in side] for side in sides]
+        one, two = map(torch.tensor, after)
+        seed = rng.derive(runs.seed, _DRAW, 6)
+        power = permutation_test(*map(torch.tensor, first), seed=seed)
         yield AuditRow(
             'poison',
             'flips the labels of what is removed',
             'AUC of runs without and with flipped labels',
-            **_auc(runs, after[0], after[1], 6),
+            **_auc(runs, one, two, 6),
             expected='0.5, p uniform',
             verdict='' if power <= 1 - runs.level else POWERLESS,
         )

@@ -38,18 +38,20 @@ class EdgeStream:
         for update in EdgeStream(events, window=86_400):
             features.update(update)
 
-    An edge comes with the first event of its pair. With a :obj:`window`
-    :math:`w` it is there at time :math:`T`, that of the last event of a
-    batch, if one of its events has :math:`T - w < t \le T`; without one it
-    stays. An event with ``removed`` set, a bool attribute of the batch, takes
-    the edge away, if it is still there. Updates leave out edges that went with
-    a node that was removed from the graph; call :meth:`forget` for such nodes.
-    Iterating again continues where the last iteration ended.
+    The first event of a pair of nodes adds their edge. Without a
+    :obj:`window` the edge stays. With one it goes when its last event is as
+    old as the window, at the time of the last event of the batch. An event
+    whose ``removed`` is true, a bool attribute of the batch, removes the edge.
+
+    Edges that went with a removed node are left out of the updates: call
+    :meth:`forget` when you remove nodes. Iterating a second time goes on where
+    the first iteration ended.
 
     Args:
         loader (TemporalData or iterable): batches of events, with ``src``,
             ``dst`` and ``t``; as ``TemporalDataLoader`` has them.
-        window (float, optional): :math:`w`, positive. (default: :obj:`None`)
+        window (float, optional): for how long after its last event an edge
+            is there, in units of ``t``. (default: :obj:`None`)
         directed (bool): whether an event is an edge in one direction alone.
             (default: :obj:`False`)
         start (Tensor, optional): edges that are there already and stay until

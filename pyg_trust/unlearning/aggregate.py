@@ -23,7 +23,6 @@ from pyg_trust._checks import (
     NotNegative,
     Positive,
     check_distinct,
-    check_integer,
     check_range,
     check_tensor,
     validated,
@@ -196,7 +195,6 @@ class _Examples:
     index: Tensor
     edge_index: Tensor | None
     shard: Tensor | None
-    num_classes: int
 
 
 class ShardAggregator(torch.nn.Module):
@@ -212,9 +210,6 @@ class ShardAggregator(torch.nn.Module):
     from the state that it loads.
     """
 
-    # Whether outputs have to be logits, one for each class.
-    _of_logits = True
-
     def fit(
         self,
         outputs: Tensor,
@@ -223,7 +218,6 @@ class ShardAggregator(torch.nn.Module):
         edge_index: Tensor | None = None,
         shard: Tensor | None = None,
         *,
-        num_classes: int | None = None,
         seed: int | None = None,
     ) -> 'ShardAggregator':
         r"""Train from scratch; the same seed gives the same aggregator.
@@ -238,9 +232,6 @@ class ShardAggregator(torch.nn.Module):
                 num_edges]``, for reconstruction. (default: :obj:`None`)
             shard (Tensor, optional): the shard of each node, -1 for nodes
                 outside of training, for reconstruction. (default: :obj:`None`)
-            num_classes (int, optional): the number of classes, if outputs are
-                hidden features, for attentive fusions alone.
-                (default: :obj:`None`)
             seed (int, optional): the seed. (default: :obj:`None`)
 
         Raises:
@@ -248,14 +239,7 @@ class ShardAggregator(torch.nn.Module):
                 output is not finite, a node of :obj:`index` is unknown,
                 repeated or has no label, or something is not there.
         """
-        examples = _checked(outputs, y, index, edge_index, shard, num_classes)
-        channels, classes = outputs.size(2), examples.num_classes
-        if self._of_logits and channels != classes:
-            raise ValueError(
-                f"'outputs' needs to be logits of {classes} classes for a "
-                f'{type(self).__name__} without a head (got {channels} '
-                'channels)'
-            )
+        examples = _checked(outputs, y, index, edge_index, shard)
         # On a copy, so that an interruption changes nothing.
         learner = copy.deepcopy(self)
         with torch.enable_grad():
@@ -408,8 +392,6 @@ class AttentiveAggregator(ShardAggregator):
         weight_decay (float): its weight decay. (default: :obj:`1e-5`)
     """
 
-    _of_logits = False
-
     def __init__(
         self,
         *,
@@ -431,7 +413,7 @@ class AttentiveAggregator(ShardAggregator):
             self.register_parameter(name, None)
         self.head: Any = None
 
-    def _build(self, shards: int, channels: int, classes: int) -> None:
+    def _build(self, shards: int, channels: int) -> None:
         # Every shard's projection is drawn as torch.nn.Linear draws its own.
         def uniform(fan_in: int, *shape: int) -> torch.nn.Parameter:
             drawn = torch.empty(shape).uniform_(-1, 1) / fan_in**0.5
@@ -441,7 +423,7 @@ class AttentiveAggregator(ShardAggregator):
         self.weight = uniform(channels, shards, channels, hidden)
         self.bias = uniform(channels, shards, hidden)
         self.vector = uniform(hidden, hidden)
-        self.head = torch.nn.Linear(hidden, classes)
+        self.head = torch.nn.Linear(hidden, channels)
 
     def _learn(self, examples: _Examples, seed: int) -> None:
         outputs, y, index = examples.outputs, examples.y, examples.index
@@ -453,7 +435,7 @@ class AttentiveAggregator(ShardAggregator):
                 )
             pairs = _CutEdges(examples.edge_index, examples.shard)
         with rng.forked(rng.derive(seed, _INIT)):
-            self._build(outputs.size(0), outputs.size(2), examples.num_classes)
+            self._build(outputs.size(0), outputs.size(2))
         self.to(outputs.device, outputs.dtype)
         optimizer = torch.optim.AdamW(
             self.parameters(),
@@ -526,10 +508,8 @@ class AttentiveAggregator(ShardAggregator):
         # The base class refuses shapes that do not fit.
         if weight is not None and weight.dim() == 3:
             self.hidden_channels = weight.size(2)
-            head = state_dict.get(f'{prefix}head.weight')
-            classes = weight.size(1) if head is None else head.size(0)
             with rng.forked(0):
-                self._build(weight.size(0), weight.size(1), classes)
+                self._build(weight.size(0), weight.size(1))
             self.to(weight.device, weight.dtype)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
@@ -635,7 +615,6 @@ def _checked(
     index: Tensor,
     edge_index: Tensor | None,
     shard: Tensor | None,
-    num_classes: int | None,
 ) -> _Examples:
     check_tensor('outputs', outputs, None, _SHAPE)
     outputs, num_nodes = outputs.detach(), outputs.size(1)
@@ -653,10 +632,7 @@ def _checked(
         raise ValueError("'index' needs to name a node (got none)")
     check_range('index', index, num_nodes, 'the nodes')
     check_distinct('index', index)
-    classes = outputs.size(2)
-    if num_classes is not None:
-        classes = check_integer('num_classes', num_classes, 1)
-    check_range('y', y[index], classes, "at every node of 'index'")
+    check_range('y', y[index], outputs.size(2), "at every node of 'index'")
     if edge_index is not None:
         check_edges(edge_index, num_nodes, 'the nodes')
-    return _Examples(outputs, y, index, edge_index, shard, classes)
+    return _Examples(outputs, y, index, edge_index, shard)

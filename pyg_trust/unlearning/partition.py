@@ -41,7 +41,6 @@ from pyg_trust.registries import Registry
 __all__ = [
     'PARTITIONS',
     'PartitionLosses',
-    'PartitionQuality',
     'bekm',
     'blpa',
     'check_edges',
@@ -51,7 +50,6 @@ __all__ = [
     'metis_partition',
     'partition_from_lists',
     'partition_losses',
-    'partition_quality',
     'random_partition',
     'round_partition',
     'shard_limits',
@@ -574,42 +572,6 @@ def partition_losses(
         time=(nodes * edges).sum() / num_nodes,
         struct=((volume - edges) / volume.clamp(min=least.eps)).sum(),
         sem=-entropy.mean(),
-    )
-
-
-class PartitionQuality(NamedTuple):
-    """Balance, edge cut and label entropy of a partition."""
-
-    balance: float
-    """The largest shard over the mean."""
-    cut: float
-    """The share of edges between shards."""
-    entropy: float
-    """The mean entropy of the shards' labels, in nats."""
-
-
-def partition_quality(
-    shard: Tensor, num_shards: int, edge_index: Tensor, y: Tensor
-) -> PartitionQuality:
-    """Measure a partition of the training graph.
-
-    Args:
-        shard (Tensor): int64, ``[num_nodes]``: the partition.
-        num_shards (int): the number of shards.
-        edge_index (Tensor): int64, ``[2, num_edges]``: the training graph.
-        y (Tensor): the classes of the training nodes, int64.
-    """
-    sizes = check_partition(shard, num_shards)
-    check_edges(edge_index, shard.numel())
-    check_tensor('y', y, torch.int64, shard.shape)
-    row, col = edge_index
-    cut = (shard[row] != shard[col]).double().mean() if row.numel() else 0.0
-    hard = torch.nn.functional.one_hot(shard, num_shards).double()
-    losses = partition_losses(hard, edge_index, y, int(y.max()) + 1)
-    return PartitionQuality(
-        balance=float(sizes.max()) * num_shards / shard.numel(),
-        cut=float(cut),
-        entropy=-float(losses.sem),
     )
 
 

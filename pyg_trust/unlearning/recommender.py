@@ -118,37 +118,32 @@ class Recommender(Saved, EditedInPlace):
         model.remove(users=[7], interactions=[(3, 9)])
         assert model.verify().ok
 
-    Scores by ``'paths'`` are weighted counts of paths user, item, other user,
-    item (:mod:`pyg_trust.unlearning.similar`), in fixed point; there is
-    nothing to train. On sparse catalogues their recall is that of LightGCN.
-    Scores by ``'closed_form'`` are those of EASE, a ridge regression of every
-    item on all others, better on dense catalogues of some thousands of items.
+    ``'paths'`` scores an item by the number of paths from the user over an
+    own item and another user to it, with weights; there is nothing to train.
+    ``'closed_form'`` is EASE, a ridge regression of every item on all others,
+    which is better on dense catalogues of some thousands of items.
 
-    **What to keep secret:** :meth:`state_dict`, the ledger, and who sees whose
-    recommendations, which read the lists of all. Nothing here is
-    differentially private. Memory holds empty counts until :meth:`flush`.
+    Recommendations read the lists of all users, and are not differentially
+    private. Keep :meth:`state_dict` and the ledger secret. Memory holds empty
+    counts of removed pairs until :meth:`flush`.
 
-    Runs on the CPU. A removal of a user or of an interaction costs the square
-    of the length of the user's list, that of an item as much for each of its
-    users. In closed form a removal costs next to nothing, and the first answer
-    after it a fit, of three times :math:`8 k^2` bytes for :math:`k` items.
+    A removal takes the square of the length of the lists that it shortens. In
+    closed form the first answer after it takes a fit.
 
     Args:
         method (str): :obj:`'paths'` or :obj:`'closed_form'`.
             (default: :obj:`'paths'`)
-        exponents (tuple[float, float, float]): in :math:`[0, 2]`: how much
-            popular items of the user, active other users and popular
-            recommended items are discounted. The default was chosen on
-            Gowalla. A choice that was made by looking at data stays when the
-            data are removed. (default: :obj:`(0.6, 0.6, 0.3)`)
-        cached (bool): whether to hold the counts, 12 bytes for each pair of
-            items that share a user; otherwise rows are counted on request,
-            with the same bits. (default: :obj:`True`)
-        weight_decay (float): :math:`\lambda > 0` of ``'closed_form'``; choose
-            it without looking at the data that may leave.
+        exponents (tuple[float, float, float]): of ``'paths'``, in :math:`[0,
+            2]`: how much popular items of the user, active other users and
+            popular recommended items count less. Choose them without the data
+            that may leave. (default: :obj:`(0.6, 0.6, 0.3)`)
+        cached (bool): whether ``'paths'`` holds its counts, 12 bytes for each
+            pair of items with a common user; without, it counts at each call,
+            to the same bits. (default: :obj:`True`)
+        weight_decay (float): :math:`\lambda > 0` of ``'closed_form'``.
             (default: :obj:`500.0`)
-        max_items (int): the most items of ``'closed_form'``.
-            (default: :obj:`20_000`)
+        max_items (int): the most items of ``'closed_form'``, which takes
+            24 bytes for each pair of them. (default: :obj:`20_000`)
 
     Raises:
         TypeError, ValueError: if an argument is out of range, or belongs to

@@ -1,5 +1,6 @@
 """Propagation from disk to disk: the same bits, whatever happens."""
 
+import contextlib
 import json
 import os
 import random
@@ -46,6 +47,10 @@ def forms(folder, x):
     yield 'turned tensor', x.t().contiguous().t()
     yield 'file by rows', folder / 'rows.npy'
     yield 'file by columns', str(folder / 'columns.npy')
+    swapped = array.astype(array.dtype.newbyteorder('>'))
+    np.save(folder / 'swapped.npy', swapped)
+    yield 'foreign bytes', swapped
+    yield 'file of foreign bytes', folder / 'swapped.npy'
     yield 'mapped', np.load(folder / 'rows.npy', mmap_mode='r')
     if x.dtype != torch.float16:
         yield 'torch CSR', x.to_sparse_csr()
@@ -94,31 +99,33 @@ def test_the_dense_definition(tmp_path, name):
         assert torch.allclose(z, dense_operator(graph, measure) @ x)
 
 
-def test_a_block_that_fails_leaves_the_others(tmp_path, graph, monkeypatch):
-    x, out = signal_of(), tmp_path / 'z.npy'
-    wanted = propagate(graph, x, MEASURE)
-    np.save(tmp_path / 'x.npy', x.numpy())
+@contextlib.contextmanager
+def interrupted(monkeypatch, blocks):
+    """Computes so many blocks, which it yields, and then is stopped."""
     compute, done = out_of_core._compute, []
 
     def stops(block, job):
-        if len(done) == 3:
+        if len(done) == blocks:
             raise KeyboardInterrupt
-        done.append(1)
+        done.append(block)
         return compute(block, job)
 
-    monkeypatch.setattr(out_of_core, '_compute', stops)
+    with monkeypatch.context() as patch:
+        patch.setattr(out_of_core, '_compute', stops)
+        yield done
 
-    def run(columns=8):
-        return propagate_to(
-            out, graph, tmp_path / 'x.npy', MEASURE, columns=columns
-        )
 
-    with pytest.raises(KeyboardInterrupt):
-        run()
+def test_a_block_that_fails_leaves_the_others(tmp_path, graph, monkeypatch):
+    x, out = signal_of(), tmp_path / 'z.npy'
+    np.save(tmp_path / 'x.npy', x.numpy())
+    call = (out, graph, tmp_path / 'x.npy', MEASURE)
+    with interrupted(monkeypatch, 3), pytest.raises(KeyboardInterrupt):
+        propagate_to(*call, columns=8)
     assert not out.exists()
-    done.clear()
     # Two blocks are left, of another width.
-    assert torch.equal(run(7), wanted)
+    with interrupted(monkeypatch, 9) as done:
+        z = propagate_to(*call, columns=7)
+    assert torch.equal(z, propagate(graph, x, MEASURE))
     assert len(done) == 2
 
 
@@ -128,18 +135,8 @@ def test_finished_columns_that_are_damaged_are_computed_again(
     x, out = signal_of(), tmp_path / 'z.npy'
     wanted = propagate(graph, x, MEASURE)
     np.save(tmp_path / 'x.npy', x.numpy())
-    compute = out_of_core._compute
     for seed in range(10):
-        done = []
-
-        def stops(block, job, done=done):
-            if len(done) == 4:
-                raise KeyboardInterrupt
-            done.append(1)
-            return compute(block, job)
-
-        monkeypatch.setattr(out_of_core, '_compute', stops)
-        with pytest.raises(KeyboardInterrupt):
+        with interrupted(monkeypatch, 4), pytest.raises(KeyboardInterrupt):
             propagate_to(out, graph, tmp_path / 'x.npy', MEASURE, columns=8)
         source = random.Random(seed)
         part = tmp_path / 'z.npy.part'
@@ -155,28 +152,13 @@ def test_finished_columns_that_are_damaged_are_computed_again(
             marker.write_bytes(
                 source.choice([b'', b'{}', b'[]', marker.read_bytes()[:-9]])
             )
-        monkeypatch.setattr(out_of_core, '_compute', compute)
         z = propagate_to(out, graph, tmp_path / 'x.npy', MEASURE, columns=8)
         assert torch.equal(z, wanted)
         out.unlink()
 
 
-def interrupted(compute):
-    """Computes two blocks, and then is stopped."""
-    left = [True, True]
-
-    def stops(block, job):
-        if not left:
-            raise KeyboardInterrupt
-        left.pop()
-        return compute(block, job)
-
-    return stops
-
-
 def test_another_call_begins_anew(tmp_path, graph, monkeypatch):
     x, out = signal_of(), tmp_path / 'z.npy'
-    compute = out_of_core._compute
     other = make_graph('random').with_self_loops()
     more = CSRGraph.from_edge_index(other.to_edge_index()[0], 400)
     calls = [
@@ -186,10 +168,8 @@ def test_another_call_begins_anew(tmp_path, graph, monkeypatch):
         (more, x, MEASURE, {}),
     ]
     for given, features, measure, how in calls:
-        monkeypatch.setattr(out_of_core, '_compute', interrupted(compute))
-        with pytest.raises(KeyboardInterrupt):
+        with interrupted(monkeypatch, 2), pytest.raises(KeyboardInterrupt):
             propagate_to(out, graph, x, MEASURE, columns=8)
-        monkeypatch.setattr(out_of_core, '_compute', compute)
         z = propagate_to(out, given, features, measure, columns=8, **how)
         assert torch.equal(z, propagate(given, features, measure, **how))
 
@@ -371,31 +351,11 @@ def test_slices_of_a_file_are_told_apart(tmp_path, graph, monkeypatch):
     whole = torch.randn(400, 2048)
     np.save(tmp_path / 'x.npy', whole.numpy())
     mapped = np.load(tmp_path / 'x.npy', mmap_mode='r')
-    compute, left = out_of_core._compute, [True]
-
-    def stops(block, job):
-        if not left:
-            raise KeyboardInterrupt
-        left.pop()
-        return compute(block, job)
-
-    monkeypatch.setattr(out_of_core, '_compute', stops)
     out = tmp_path / 'z.npy'
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted(monkeypatch, 1), pytest.raises(KeyboardInterrupt):
         propagate_to(out, graph, mapped[:, :8], MEASURE, columns=4)
-    monkeypatch.setattr(out_of_core, '_compute', compute)
     z = propagate_to(out, graph, mapped[:, 1024:1032], MEASURE, columns=4)
     assert torch.equal(z, propagate(graph, whole[:, 1024:1032], MEASURE))
-
-
-def test_a_file_of_foreign_bytes_has_the_same_numbers(tmp_path, graph):
-    x = signal_of()
-    wanted = propagate(graph, x, MEASURE)
-    swapped = x.numpy().astype('>f4')
-    np.save(tmp_path / 'x.npy', swapped)
-    for form in (swapped, tmp_path / 'x.npy'):
-        z = propagate_to(tmp_path / 'z.npy', graph, form, MEASURE, columns=16)
-        assert torch.equal(z, wanted)
 
 
 @pytest.mark.parametrize('row', [0, 65535, 65536, 131072])
@@ -412,7 +372,6 @@ def test_files_of_an_unfinished_call_are_hostile(tmp_path, graph, monkeypatch):
     x, out = signal_of(24), tmp_path / 'z.npy'
     wanted = propagate(graph, x, MEASURE)
     np.save(tmp_path / 'x.npy', x.numpy())
-    compute = out_of_core._compute
     part = tmp_path / 'z.npy.part'
     call = tmp_path / 'z.npy.part.call.json'
 
@@ -446,11 +405,9 @@ def test_files_of_an_unfinished_call_are_hostile(tmp_path, graph, monkeypatch):
         lambda: call.write_bytes(b'\xff\xfe'),
     ]
     for number, attack in enumerate(attacks):
-        monkeypatch.setattr(out_of_core, '_compute', interrupted(compute))
-        with pytest.raises(KeyboardInterrupt):
+        with interrupted(monkeypatch, 2), pytest.raises(KeyboardInterrupt):
             propagate_to(out, graph, tmp_path / 'x.npy', MEASURE, columns=4)
         attack()
-        monkeypatch.setattr(out_of_core, '_compute', compute)
         z = propagate_to(out, graph, tmp_path / 'x.npy', MEASURE, columns=4)
         assert torch.equal(z, wanted), number
         assert np.array_equal(np.load(out), wanted.numpy()), number

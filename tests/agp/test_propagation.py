@@ -517,24 +517,6 @@ def test_no_variance_bound_without_a_proof():
         prune_bound(path, larger, 1e-3)
 
 
-def test_eps_for_keeps_its_promise(always_push):
-    # Every node above delta, 200 seeds: the failure rate of each is at most
-    # the promised one (far below, as Chebyshev's inequality is loose).
-    graph = make_graph('random')
-    measure = F.ppr(0.3, levels=5)
-    eps = F.eps_for(0.02, 5, relative_error=0.3, failure=0.2)
-    x = torch.zeros(40, dtype=torch.float64)
-    x[5] = 1
-    exact = F.propagate(graph, x, measure)
-    large = exact > 0.02
-    assert large.sum() > 5
-    failures = torch.zeros(40)
-    for seed in range(200):
-        z = F.propagate(graph, x, measure, eps=eps, seed=seed)
-        failures += (z - exact).abs() > 0.3 * exact
-    assert failures[large].max() / 200 <= 0.2
-
-
 # Gradients ###################################################################
 
 

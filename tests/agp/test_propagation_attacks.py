@@ -37,26 +37,17 @@ def test_an_edge_index_that_changes_inside_is_another_graph():
 @pytest.mark.parametrize(
     ('name', 'value'), [('K', 1), ('alpha', 0.9), ('add_self_loops', False)]
 )
-def test_an_appnp_that_is_changed_later_is_that_of_pyg(name, value):
+def test_layers_that_are_changed_later_are_those_of_pyg(name, value):
     x = torch.rand(5, 3)
-    ours, theirs = APPNP(3, 0.2), pyg.APPNP(3, 0.2)
-    ours(x, EDGES)
-    for conv in (ours, theirs):
-        setattr(conv, name, value)
-    torch.testing.assert_close(ours(x, EDGES), theirs(x, EDGES))
-
-
-@pytest.mark.parametrize(
-    ('name', 'value'), [('K', 1), ('add_self_loops', False)]
-)
-def test_an_sgc_that_is_changed_later_is_that_of_pyg(name, value):
-    x = torch.rand(5, 3)
-    ours, theirs = SGConv(3, 2, K=3), pyg.SGConv(3, 2, K=3)
-    theirs.load_state_dict(ours.state_dict())
-    ours(x, EDGES)
-    for conv in (ours, theirs):
-        setattr(conv, name, value)
-    torch.testing.assert_close(ours(x, EDGES), theirs(x, EDGES))
+    for ours, theirs in (
+        (APPNP(3, 0.2), pyg.APPNP(3, 0.2)),
+        (SGConv(3, 2, K=3), pyg.SGConv(3, 2, K=3)),
+    ):
+        theirs.load_state_dict(ours.state_dict())
+        ours(x, EDGES)
+        for conv in (ours, theirs):
+            setattr(conv, name, value)
+        torch.testing.assert_close(ours(x, EDGES), theirs(x, EDGES))
 
 
 @pytest.mark.parametrize('measure', [transition(1), ppr(0.1, levels=4)])

@@ -135,24 +135,6 @@ def test_lbaggr_keeps_its_best_epoch():
     assert losses == sorted(losses, reverse=True)
 
 
-def test_hidden_features_take_a_head():
-    outputs, y, index = make()[:3]
-    hidden = outputs @ torch.randn(CLASSES, 16, generator=rng.generator(0))
-    for name in ('attentive',):
-        fitted = make_aggregator(name).fit(
-            hidden, y, index, num_classes=CLASSES, seed=0
-        )
-        assert fitted(hidden).shape == (NODES, CLASSES)
-        loaded = make_aggregator(name)
-        loaded.load_state_dict(fitted.state_dict())
-        assert torch.equal(loaded(hidden), fitted(hidden))
-    for name in ('mean', 'majority', 'lbaggr'):
-        with pytest.raises(ValueError, match='logits of 3 classes'):
-            make_aggregator(name).fit(
-                hidden, y, index, num_classes=CLASSES, seed=0
-            )
-
-
 def test_fused_is_the_formula():
     outputs, y, index = make()[:3]
     fitted = AttentiveAggregator(epochs=1).fit(outputs, y, index, seed=0)
@@ -182,7 +164,7 @@ def test_reconstruction_brings_cut_neighbours_together():
 
     def gap(weight):
         fitted = AttentiveAggregator(recon_weight=weight).fit(
-            hidden, y, index, edge_index, shard, num_classes=3, seed=0
+            hidden, y, index, edge_index, shard, seed=0
         )
         with torch.no_grad():
             e = fitted.fused(hidden)

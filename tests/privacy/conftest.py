@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from references import Silence
 from torch import nn
 from torch.nn import functional as F
 from torch_geometric.data import Data
@@ -13,7 +14,6 @@ from torch_geometric.nn import GCNConv
 
 from pyg_trust import noise
 from pyg_trust.loader import DisjointWalkLoader
-from pyg_trust.noise import SeededNoise
 from pyg_trust.privacy import PrivacyEngine, aggregation
 from pyg_trust.testing import make_graph
 
@@ -36,10 +36,6 @@ class GCN(nn.Module):
 @pytest.fixture
 def quiet(monkeypatch):
     """No noise in sums, and no training."""
-
-    class Silence(SeededNoise):
-        def cells(self, shape):
-            return torch.zeros(shape, dtype=torch.int64)
 
     monkeypatch.setattr(noise, 'source', lambda *_: Silence())
     monkeypatch.setattr(

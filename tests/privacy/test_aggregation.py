@@ -11,7 +11,6 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv
 
 from pyg_trust.privacy import PrivateNodeClassifier
-from pyg_trust.privacy.gaussian import gaussian_epsilon
 
 RELATIONS = [
     {'adjacency': 'edge'},
@@ -108,22 +107,6 @@ def test_labels_of_other_nodes_are_never_read(relation):
     torch.manual_seed(0)
     assert torch.equal(other.fit(data).logits(), first)
     assert str(model.report()).startswith('not private')
-
-
-def test_a_checkpoint_of_smoothed_rows_needs_no_edges():
-    data = graph()
-    model = PrivateNodeClassifier('feature', **QUICK).fit(data)
-    state, expected = model.state_dict(), model.logits()
-    fresh = PrivateNodeClassifier('feature', **QUICK)
-    fresh.load_state_dict(state)
-    assert torch.equal(fresh.logits(data.x), expected)
-    assert fresh.noise_stds == model.noise_stds
-    for changes in ({'smoothed': []}, {'smoothed': state['smoothed'][:1]}):
-        with pytest.raises(ValueError, match="'state' needs 2 smoothed"):
-            model.load_state_dict({**state, **changes})
-    other = PrivateNodeClassifier('feature', **{**QUICK, 'steps': 3})
-    with pytest.raises(ValueError, match='other arguments'):
-        other.load_state_dict(state)
 
 
 def dense_hop(data):
@@ -280,15 +263,6 @@ def test_the_length_of_a_row_says_nothing():
         for each in (data, other)
     )
     assert torch.equal(one, two)
-
-
-def test_the_account_is_one_closed_form():
-    model = PrivateNodeClassifier('node', **QUICK, K=2)
-    encoder, sums, head = model.mus
-    each = model.relation.sensitivity / model.noise_stds[0]
-    mu = math.sqrt(encoder**2 + 2 * each**2 + head**2)
-    assert gaussian_epsilon(mu, 1e-4) == pytest.approx(8.0)
-    assert sums == pytest.approx(math.sqrt(2) * each)
 
 
 def test_facebook(shared):

@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 import torch
+from references import Silence
 from torch_geometric.data import Data
 from torch_geometric.utils import to_undirected
 
@@ -86,11 +87,6 @@ def test_odd_graphs_are_like_any_other(data, arguments):
         private = arguments['adjacency'] != 'edge'
         assert len(model.account.lines) == hops + 2 * private
         assert model.report().epsilon == pytest.approx(8.0, rel=1e-9)
-
-
-class Silence:
-    def cells(self, shape):
-        return torch.zeros(shape, dtype=torch.int64)
 
 
 def test_a_hub_moves_no_more_than_anybody():

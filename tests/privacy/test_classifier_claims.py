@@ -29,30 +29,6 @@ def graph(directed=False):
     )
 
 
-@pytest.mark.parametrize('relation', ['edge', 'node', 'feature'])
-def test_a_checkpoint_does_not_wash_the_seed_off(relation):
-    # The report said that the noise of a seed was the operating system's.
-    arguments = {'adjacency': relation, **QUICK, 'epochs': 3}
-    state = PrivateNodeClassifier(**arguments, insecure_seed=0).fit(graph())
-    state = state.state_dict()
-    fresh = PrivateNodeClassifier(**arguments)
-    with pytest.raises(ValueError, match="'seeded' = False"):
-        fresh.load_state_dict(state)
-    assert fresh.account is None
-    fresh = PrivateNodeClassifier(**arguments, insecure_seed=1)
-    fresh.load_state_dict(state)
-    assert fresh.report().seeded
-    # Secret noise stays secret noise, and is none of a seed either.
-    secret = PrivateNodeClassifier(**arguments).fit(graph()).state_dict()
-    with pytest.raises(ValueError, match="'seeded' = True"):
-        PrivateNodeClassifier(**arguments, insecure_seed=0).load_state_dict(
-            secret
-        )
-    fresh = PrivateNodeClassifier(**arguments)
-    fresh.load_state_dict(secret)
-    assert not fresh.report().seeded
-
-
 def test_a_graph_that_is_too_large_costs_nothing(monkeypatch, tmp_path):
     # The encoder was paid for, then the graph refused.
     monkeypatch.setattr(private_propagation, 'MAX_COLUMNS', n - 1)

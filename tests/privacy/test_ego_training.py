@@ -60,18 +60,18 @@ def train(model, optimizer, loader):
     return sizes
 
 
-LAWS = {
-    'without_replacement': ('pld_group_wor', GroupAccountant),
-    'poisson': ('pld_group', GroupPoissonAccountant),
-}
+LAWS = [
+    ('without_replacement', None, 'pld_group_wor', GroupAccountant),
+    ('without_replacement', 'rdp', 'rdp_fdp', FDPAccountant),
+    ('poisson', None, 'pld_group', GroupPoissonAccountant),
+]
 
 
-@pytest.mark.parametrize('sampling', LAWS)
-def test_the_account_is_by_the_loader(sampling):
-    name, kind = LAWS[sampling]
-    engine, arguments = setup(sampling=sampling)
+@pytest.mark.parametrize(('sampling', 'asked', 'name', 'kind'), LAWS)
+def test_the_account_is_by_the_loader(sampling, asked, name, kind):
+    engine, arguments = setup(asked, sampling=sampling)
     private = engine.make_private(
-        **arguments, target_epsilon=4.0, target_delta=1e-4
+        **arguments, target_epsilon=9.0, target_delta=1e-4
     )
     assert type(engine.accountant) is kind
     sizes = train(*private)
@@ -87,6 +87,9 @@ def test_the_account_is_by_the_loader(sampling):
     if sampling == 'poisson':
         want = dp.poisson_epsilon([(6.0, 0.05, 10)], 1e-4, occurrences=3)
         assert 'Poisson' in report.explain()
+    elif asked == 'rdp':
+        account = FDPAccountant(60, 3, 3)
+        want = account.epsilon_of([(6.0, 0.05, 10)], 1e-4)
     else:
         want = dp.group_wor_epsilon([(6.0, 0.05, 10)], 1e-4, 60, 3)
     assert report.epsilon == pytest.approx(want, rel=1e-12)

@@ -6,26 +6,18 @@ import warnings
 import pytest
 import torch
 from auditing import above
+from references import Silence
 from scipy.stats import chi2, norm
 from torch import nn
 from torch.nn import functional as F
-from torch_geometric.data import Data
-from torch_geometric.nn import GCNConv
 
 from pyg_trust.ledger import BudgetExceededError
-from pyg_trust.loader import DisjointWalkLoader, EgoLoader
+from pyg_trust.loader import DisjointWalkLoader
 from pyg_trust.privacy import PrivacyEngine, unit_gradients
-from pyg_trust.privacy.accountant import FDPAccountant, create_accountant
+from pyg_trust.privacy.accountant import create_accountant
 from pyg_trust.privacy.accounting import wor_epsilon
 from pyg_trust.removal import RemovalRequest
-from pyg_trust.transforms import AGP, BoundedDegree
-
-
-class NoNoise:
-    secure = False
-
-    def cells(self, shape):
-        return torch.zeros(shape, dtype=torch.int64)
+from pyg_trust.transforms import AGP
 
 
 def clipped_mean(net, batch, C):
@@ -49,7 +41,7 @@ def test_gradients_are_clipped_per_subgraph(private, chunk, reduction):
     setup = private(
         max_physical_batch_size=chunk, loss_reduction=reduction, loader={}
     )
-    setup.engine._noise = NoNoise()
+    setup.engine._noise = Silence()
     net = copy.deepcopy(setup.net)
     index = setup.loader.batch_sampler.index(0)
     batches = setup.loader.loader
@@ -525,66 +517,6 @@ def test_noise_of_a_resumed_process_is_new(private, tmp_path):
 
 
 # The baseline of bounded degree
-
-
-def fdp_setup(accountant='rdp_fdp', **arguments):
-    torch.manual_seed(0)
-    generator = torch.Generator().manual_seed(0)
-    pairs = torch.randint(60, (2, 400), generator=generator)
-    pairs = pairs[:, pairs[0] != pairs[1]].unique(dim=1)
-    data = Data(
-        x=torch.randn(60, 5, generator=generator),
-        y=torch.arange(60) % 3,
-        edge_index=pairs,
-    )
-    data = BoundedDegree(2, seed=0)(data)
-    loader = EgoLoader(data, 10, 1, 2, seed=0)
-    net = GCNConv(5, 3)
-    engine = PrivacyEngine(accountant, insecure_seed=0)
-    arguments = {
-        'module': net,
-        'optimizer': torch.optim.SGD(net.parameters(), lr=0.1),
-        'data_loader': loader,
-        'max_grad_norm': 0.3,
-        **arguments,
-    }
-    return engine, arguments
-
-
-def test_fdp_trains_to_its_budget():
-    engine, arguments = fdp_setup()
-    model, optimizer, loader = engine.make_private_with_epsilon(
-        **arguments, target_epsilon=9.0, target_delta=1e-3, steps=7
-    )
-    noise = []
-    for _ in range(20):
-        for batch in loader:
-            loss = F.cross_entropy(
-                model(batch.x, batch.edge_index)[:10], batch.y[:10]
-            )
-            loss.backward()
-            optimizer.step()
-            noise.append(1)
-    assert len(noise) == engine.steps >= 7
-    report = engine.report()
-    assert report.units_per_row == 3
-    assert report.sensitivity == pytest.approx(2 * 3 * 0.3)
-    assert report.noise_std == pytest.approx(report.lam * 2 * 3 * 0.3)
-    account, z = FDPAccountant(60, 10, 3), 6 * report.lam
-    want = account.epsilon_of([(z, 1 / 6, engine.steps)], 1e-3)
-    assert report.epsilon == pytest.approx(want)
-    assert report.epsilon <= 9
-    more = account.epsilon_of([(z, 1 / 6, engine.steps + 1)], 1e-3)
-    assert more > 9
-    other, arguments = fdp_setup()
-    other.make_private(
-        **arguments,
-        noise_multiplier=engine.noise_multiplier,
-        target_epsilon=9.0,
-        target_delta=1e-3,
-    )
-    other.load_state_dict(engine.state_dict())
-    assert other.get_epsilon(1e-3) == engine.get_epsilon(1e-3)
 
 
 def test_a_run_without_noise_is_called_not_private(private, tmp_path):

@@ -66,6 +66,7 @@ class Kind:
 
 KINDS = {
     'classifier': Kind(PrivateNodeClassifier, 3, 11, ('node',)),
+    'classifier of features': Kind(PrivateNodeClassifier, 3, 11, ('feature',)),
     'classifier of edges': Kind(
         PrivateNodeClassifier, 2, 2, ('edge',), epochs=2, K=2
     ),
@@ -158,6 +159,19 @@ def test_a_state_goes_on_and_spends_nothing(kind, tmp_path):
     assert other.report().numbers() == model.report().numbers()
     with pytest.raises(BudgetExceededError):
         kind.fit(other, 1)
+
+
+def test_a_checkpoint_does_not_wash_the_seed_off(kind):
+    # The report said that the noise of a seed was the operating system's.
+    for seed, other in ((0, None), (None, 0)):
+        state = kind.fit(kind.made(insecure_seed=seed)).state_dict()
+        fresh = kind.made(insecure_seed=other)
+        with pytest.raises(ValueError, match=f"'seeded' = {seed is None}"):
+            fresh.load_state_dict(state)
+        assert fresh.account is None
+        fresh = kind.made(insecure_seed=None if seed is None else 1)
+        fresh.load_state_dict(state)
+        assert fresh.report().seeded == (seed is not None)
 
 
 WRONG = {

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from references import Silence
 from torch_geometric.data import HeteroData
 
 from pyg_trust import noise
@@ -31,15 +32,8 @@ def fitted(data=0, **kwargs):
     return made.fit(likes(data), USERS, ITEMS)
 
 
-class Silence(noise.SeededNoise):
-    """No noise."""
-
-    def cells(self, shape):
-        return torch.zeros(shape, dtype=torch.int64)
-
-
 def test_without_noise_users_get_what_their_kind_likes(monkeypatch):
-    monkeypatch.setattr(noise, 'source', lambda *_: Silence(0))
+    monkeypatch.setattr(noise, 'source', lambda *_: Silence())
     model = fitted(rank=2)
     history = torch.tensor([[0, 0, 2, 2], [0, 2, 1, 3]])
     best = model.recommend(history, 3)
@@ -109,7 +103,7 @@ def test_empty_places_hold_the_number_of_items():
 
 
 def test_a_public_list_leaves_other_items_out(monkeypatch):
-    monkeypatch.setattr(noise, 'source', lambda *_: Silence(0))
+    monkeypatch.setattr(noise, 'source', lambda *_: Silence())
     public = [7, 1, 4, 6, 0]
     model = fitted(items=public, rank=5)
     assert model.released.shape == (5, 5)

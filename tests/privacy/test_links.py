@@ -3,11 +3,11 @@
 import json
 import math
 import sys
-from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
+from references import Silence
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.transforms import RandomLinkSplit
 
@@ -116,24 +116,14 @@ def test_three_lines_are_all_of_the_budget(shared, directed):
     assert math.hypot(*parts[:2]) < report.mu * 0.9
 
 
-class Silence(noise.SeededNoise):
-    """No noise, and what was asked for."""
-
-    drawn: ClassVar[list] = []
-
-    def cells(self, shape):
-        Silence.drawn.append(tuple(shape))
-        return torch.zeros(shape, dtype=torch.int64)
-
-
 def test_without_noise_all_sums_are_exact(monkeypatch):
-    monkeypatch.setattr(noise, 'source', lambda *_: Silence(0))
-    Silence.drawn = []
+    silence = Silence()
+    monkeypatch.setattr(noise, 'source', lambda *_: silence)
     data = graph()
     model = PrivateLinkPredictor(**QUICK).fit(data)
     num_pairs = data.num_edges // 2
     # Of six columns all are sent; a pair has 20 features and a constant.
-    assert Silence.drawn == [(60, 6), (1,), (5, 6 + 2 * 6 + 3)]
+    assert silence.drawn == [(60, 6), (1,), (5, 6 + 2 * 6 + 3)]
     assert model.num_edges == pytest.approx(num_pairs, rel=1e-6)
     sums = torch.zeros_like(model.released)
     sent = model._state['messages']

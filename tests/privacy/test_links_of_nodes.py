@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from references import Silence
 from sklearn.metrics import roc_auc_score
 from torch_geometric.data import Data
 
@@ -227,13 +228,8 @@ def test_two_lines_are_all_of_the_budget(tmp_path, form):
     assert "one node's record" in report.guarantee().promise
 
 
-class Silence(noise.SeededNoise):
-    def cells(self, shape):
-        return torch.zeros(shape, dtype=torch.int64)
-
-
 def test_rows_are_sums_of_own_lists_and_a_list_of_one_is_left_out(monkeypatch):
-    monkeypatch.setattr(noise, 'source', lambda *_: Silence(0))
+    monkeypatch.setattr(noise, 'source', lambda *_: Silence())
     data = graph()
     model = PrivateLinkPredictor('node', **QUICK).fit(data)
     csr = CSRGraph.from_data(data)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
+from references import Silence
 from torch import nn
 from torch.nn import functional as F
 
@@ -19,15 +20,6 @@ from pyg_trust.privacy.descent import (
     unit_rows,
     whole_rows,
 )
-
-
-class Counted:
-    def __init__(self):
-        self.drawn = []
-
-    def cells(self, shape):
-        self.drawn.append(tuple(shape))
-        return torch.zeros(shape, dtype=torch.int64)
 
 
 def model():
@@ -173,7 +165,7 @@ def test_a_row_of_another_changes_no_bit_of_a_row():
 
 
 def test_noise_is_drawn_once_a_step_and_has_its_deviation():
-    counted = Counted()
+    counted = Silence()
     x = np.eye(4)
     private_linear(x, np.arange(4) % 2, 2, counted, 3.0, steps=7)
     assert counted.drawn == [(5, 2)] * 7

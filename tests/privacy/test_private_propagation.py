@@ -1,11 +1,11 @@
 """Sensitivities by brute force over all small graphs; messages; columns."""
 
 import itertools
-import json
 import math
 
 import pytest
 import torch
+from references import Silence
 
 from pyg_trust import noise
 from pyg_trust.agp.measures import Measure, appnp, ppr, sgc, single_target
@@ -27,13 +27,6 @@ MARGIN = 1 - 1e-6
 def column_norms(graph, measure, *, own=True):
     norms, diagonal = columns(graph, measure)
     return norms if own else (norms.square() - diagonal.square()).sqrt()
-
-
-class Silence:
-    """No noise, to see what neighbours move."""
-
-    def cells(self, shape):
-        return torch.zeros(shape, dtype=torch.int64)
 
 
 def weights(arcs, n, relation):
@@ -202,40 +195,6 @@ def test_a_node_with_its_edges_moves_others_by_the_root_of_its_degree(n):
         if d:
             bound = hop_sensitivity('node_incident', max_degree=d)
             assert found == pytest.approx(bound)
-
-
-def test_the_oracles_instances_and_sups(shared):
-    file = shared / 'oracles/private_aggregation/sensitivity.json'
-    oracle = json.loads(file.read_text())
-    for each in oracle['undirected']:
-        sup = each['edge_undirected']['sum']['sup']
-        assert sup == pytest.approx(hop_sensitivity('edge'), abs=1e-9)
-        for d, found in each['node_removal']['sum']['others'].items():
-            bound = hop_sensitivity('node_incident', max_degree=int(d))
-            assert found == pytest.approx(bound, abs=1e-9)
-    sup = oracle['directed']['sum']['sup']
-    assert sup == hop_sensitivity('edge', directed=True)
-    for each in oracle['energy']:
-        assert each['edge_undirected_sup'] <= math.sqrt(2) + 1e-9
-    for each in oracle['scaled_lists']:
-        D, n = each['max_degree'], each['n']
-        edges = torch.tensor([[0] * len(each['list']), each['list']])
-        far = edges.clone()
-        far[0] = n  # a source that is in no list
-        graph = CSRGraph.from_edge_index(far, n + 1)
-        sent = float(energy_weights(graph, D)[n])
-        found = sent * math.sqrt(len(each['list']))
-        assert found == pytest.approx(each['withdraw'], abs=1e-9)
-        bound = hop_sensitivity('node', max_degree=D, neighboring='replace')
-        assert each['replace'] <= bound + 1e-9
-    for each in oracle['instances']:
-        n, pairs = each['n'], [tuple(p) for p in each['edges']]
-        H = torch.tensor(each['embeddings'], dtype=torch.float64)
-        whole = weights(undirected(pairs), n, 'edge')
-        for pair, expected in zip(pairs, each['edge_change_sum'], strict=True):
-            less = undirected(p for p in pairs if p != pair)
-            moved = (whole - weights(less, n, 'edge')) @ H
-            assert float(moved.norm()) == pytest.approx(expected, abs=1e-9)
 
 
 @pytest.mark.parametrize('between', ['normalize', 'clip'])

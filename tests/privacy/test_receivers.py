@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from references import Silence
 
 from pyg_trust.graph import CSRGraph
 from pyg_trust.privacy.propagation import (
@@ -17,13 +18,6 @@ from pyg_trust.privacy.propagation import (
 )
 
 MARGIN = 1 - 1e-6
-
-
-class Silence:
-    """No noise, to see what neighbours move."""
-
-    def cells(self, shape):
-        return torch.zeros(shape, dtype=torch.int64)
 
 
 def csr(lists):

@@ -224,28 +224,6 @@ def test_row_linear_has_gradients():
     assert torch.autograd.gradcheck(ops.row_linear, (x, w, b))
 
 
-def test_norms_hang_on_no_place_in_the_memory_of_a_batch():
-    # Units before others move where their rows begin: by 3 rows of 33
-    # numbers, which is no whole vector.
-    torch.manual_seed(0)
-    grads, inners = torch.randn(200, 33), torch.randn(200, 37)
-    for size in (7, 8, 9, 11):
-        alone = gram(
-            products(grads[: 4 * size].clone().view(4, size, 33)),
-            products(inners[: 4 * size].clone().view(4, size, 37)),
-        )
-        for first in (1, 2, 3, 5):
-            shifted = [
-                torch.cat([v[:first], v[: 4 * size]])[first:]
-                for v in (grads, inners)
-            ]
-            found = gram(
-                products(shifted[0].view(4, size, 33)),
-                products(shifted[1].view(4, size, 37)),
-            )
-            assert torch.equal(alone, found)
-
-
 def test_gradients_of_weights_are_left_out_where_nobody_asks_for_them():
     x = torch.randn(6, 3, requires_grad=True)
     w = nn.Parameter(torch.randn(2, 3))

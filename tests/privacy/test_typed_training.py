@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from ranks import together
+from references import Silence
 from shops import HAS, KNOWS, SEES, SOLD, declared, shop
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -114,13 +115,6 @@ MODELS: dict[str, Any] = {
 }
 
 
-class Silent:
-    """In the place of noise."""
-
-    def cells(self, shape: Any) -> Tensor:
-        return torch.zeros(shape, dtype=torch.int64)
-
-
 def ready(model: nn.Module, data: HeteroData) -> nn.Module:
     with torch.no_grad():
         model(data.x_dict, data.edge_index_dict)
@@ -197,7 +191,7 @@ def check_step(
     engine, (private, optimizer, loader) = attach(
         model, data, options, isolation=isolation
     )
-    engine._noise = Silent()
+    engine._noise = Silence()
     batch = next(iter(loader))
     out = private(batch.x_dict, batch.edge_index_dict)
     out = rows(out) if target == 'user' else out[target]
@@ -304,7 +298,7 @@ def test_persons_without_a_target_row_add_exactly_nothing(
     engine, (private, optimizer, loader) = attach(
         model, data, {'input_nodes': ('order', none)}, isolation=isolation
     )
-    engine._noise = Silent()
+    engine._noise = Silence()
     for batch in loader:
         out = private(batch.x_dict, batch.edge_index_dict)['order']
         F.cross_entropy(out, batch['order'].y).backward()
@@ -459,7 +453,7 @@ def test_hgt_of_few_edges_is_followed(count: int, persons: int) -> None:
     engine, (private, optimizer, loader) = attach(
         model, data, loader={'batch_size': persons, 'num_steps': 12}
     )
-    engine._noise = Silent()
+    engine._noise = Silence()
     for batch in loader:
         before = copy.deepcopy(plain)
         before.load_state_dict(model.state_dict())

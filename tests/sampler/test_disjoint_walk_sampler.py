@@ -64,17 +64,6 @@ def test_partitions_depend_on_seed_and_number_alone():
     assert not one.partition(3).node.equal(other.partition(3).node)
 
 
-def test_features_labels_and_weights_do_not_matter():
-    data = make_data()
-    bare = Data(edge_index=data.edge_index, num_nodes=40)
-    data.y = torch.randn(40)
-    data.edge_weight = torch.rand(data.num_edges)
-    one = DisjointWalkSampler(data, 2, seed=4).partition()
-    two = DisjointWalkSampler(bare, 2, seed=4).partition()
-    assert one.node.equal(two.node)
-    assert one.ptr.equal(two.ptr)
-
-
 def test_in_a_plain_node_loader():
     data = make_data()
     sampler = DisjointWalkSampler(data, 1, seed=1)

@@ -190,7 +190,9 @@ def test_what_does_not_fit_is_refused():
     features = PropagatedFeatures(graph, x, sgc(2))
     features.remove_nodes(torch.tensor([7]))
     before = features.rows()
+    twice, two = torch.tensor([1, 1]), torch.ones(2, 4).double()
     for call, message in (
+        (lambda: features.update_features(twice, two), 'each node once'),
         (lambda: features.rows(torch.tensor([7])), '7, which was removed'),
         (lambda: features.rows(torch.arange(50)), '7, which was removed'),
         (lambda: features.rows(torch.arange(49, 51)), r'in \[0, 50\)'),

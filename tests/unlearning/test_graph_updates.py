@@ -7,7 +7,9 @@ import random
 import pytest
 import torch
 from graphs import random_graphs
-from torch_geometric.data import Batch, Data
+from living import World, pairs
+from states import same
+from torch_geometric.data import Batch
 
 from pyg_trust.check import check_report
 from pyg_trust.removal import NotThere, RemovalRequest
@@ -26,93 +28,39 @@ def make(graphs, max_degree=None, **kwargs):
     return ScatteringClassifier(transform, **settings).fit(graphs)
 
 
-def pairs(*edges):
-    return torch.tensor(edges, dtype=torch.int64).view(-1, 2).t()
-
-
-class World:
-    """Graphs as sets of names: what should be there."""
+class Graphs:
+    """Worlds by the id of a graph, which come and go."""
 
     def __init__(self, graphs, seed=0):
-        self.random = random.Random(seed)
-        self.torch = torch.Generator().manual_seed(seed)
-        self.graphs = {i: self.of(g) for i, g in enumerate(graphs)}
-        self.names = len(graphs)
+        self.random, self.graphs, self.y = random.Random(seed), {}, {}
+        self.add(graphs)
 
-    @staticmethod
-    def of(data):
-        return {
-            'x': dict(enumerate(data.x)),
-            'edges': {tuple(e) for e in data.edge_index.t().tolist()},
-            'y': int(data.y),
-            'names': data.num_nodes,
-            'bare': set(),
-        }
-
-    def row(self):
-        return torch.rand(2, generator=self.torch, dtype=torch.float64)
-
-    def remove(self, i, graph):
-        kind = self.random.choice(('node', 'edge', 'feature', 'graph'))
-        if kind == 'graph' and len(self.graphs) > 10:
-            del self.graphs[i]
-            return RemovalRequest(graphs=[i])
-        if kind == 'edge' and graph['edges']:
-            u, v = self.random.choice(sorted(graph['edges']))
-            graph['edges'] -= {(u, v), (v, u)}
-            return RemovalRequest(edges={i: [(u, v)]})
-        v = self.random.choice(sorted(graph['x']))
-        if kind == 'feature' and v not in graph['bare']:
-            graph['x'][v] = torch.zeros(2, dtype=torch.float64)
-            graph['bare'].add(v)
-            return RemovalRequest(features={i: [v]})
-        if len(graph['x']) == 1:
-            del self.graphs[i]
-            return RemovalRequest(graphs=[i])
-        del graph['x'][v]
-        graph['bare'].discard(v)
-        graph['edges'] = {e for e in graph['edges'] if v not in e}
-        return RemovalRequest(nodes={i: [v]})
+    def add(self, graphs):
+        for data in graphs:
+            i = len(self.y)
+            self.y[i], self.graphs[i] = int(data.y), World(data, i)
 
     def draw(self):
         i = self.random.choice(sorted(self.graphs))
-        graph, kind = self.graphs[i], self.random.randrange(4)
-        if kind == 0:
-            return self.remove(i, graph)
+        kind = self.random.randrange(6)
+        if kind == 0 and len(self.graphs) > 10:
+            del self.graphs[i]
+            return RemovalRequest(graphs=[i])
         if kind == 1:
             new = random_graphs(2, seed=self.random.randrange(10**6))
-            for data in new:
-                self.graphs[self.names] = self.of(data)
-                self.names += 1
+            self.add(new)
             return Update(graphs=new)
-        if kind == 2:
-            v = self.random.choice(sorted(graph['x']))
-            graph['x'][v] = self.row()
-            graph['bare'].discard(v)
-            features = torch.tensor([v]), graph['x'][v].view(1, -1)
-            return Update(graph=i, features=features)
-        first = graph['names']
-        x = torch.stack([self.row(), self.row()])
-        graph['x'] |= {first: x[0], first + 1: x[1]}
-        graph['names'] += 2
-        u = self.random.choice(sorted(graph['x']))
-        come = {(u, first), (first, first + 1)} if u < first else set()
-        graph['edges'] |= come | {(v, u) for u, v in come}
-        return Update(graph=i, nodes=NewNodes(x), edges=pairs(*sorted(come)))
+        return self.graphs[i].draw(i)
+
+    def data(self, i):
+        made = self.graphs[i].data()
+        made.y = torch.tensor([self.y[i]])
+        del made.train_mask
+        return made
 
     def present(self):
         """The present graphs, with names from 0 on in their order."""
-        return [self.data(graph) for _, graph in sorted(self.graphs.items())]
-
-    def data(self, graph):
-        place = {v: k for k, v in enumerate(sorted(graph['x']))}
-        edges = sorted((place[u], place[v]) for u, v in graph['edges'])
-        return Data(
-            x=torch.stack([graph['x'][v] for v in sorted(graph['x'])]),
-            edge_index=pairs(*edges),
-            y=torch.tensor([graph['y']]),
-            num_nodes=len(place),
-        )
+        return [self.data(i) for i in sorted(self.graphs)]
 
 
 def assert_present(model, world):
@@ -120,11 +68,11 @@ def assert_present(model, world):
     assert [*model.graphs] == sorted(world.graphs)
     for i, data in model.graphs.items():
         graph = world.graphs[i]
-        assert data.n_id.tolist() == sorted(graph['x'])
+        assert data.n_id.tolist() == sorted(graph.x)
         arcs = data.n_id[data.edge_index].t().tolist()
-        assert arcs == sorted(map(list, graph['edges']))
-        assert torch.equal(data.x, world.data(graph).x)
-        assert ('x_removed' in data) == bool(graph['bare'])
+        assert arcs == sorted(map(list, graph.edges))
+        assert torch.equal(data.x, world.data(i).x)
+        assert ('x_removed' in data) == bool(graph.bare)
     fresh = make(world.present(), tol=1e-13)
     now, then = model._model, fresh._model
     torch.testing.assert_close(now.train.Z, then.train.Z, rtol=0, atol=1e-13)
@@ -137,7 +85,7 @@ def assert_present(model, world):
 
 def test_mixed_updates_end_at_a_fit_of_the_present_graphs():
     graphs = random_graphs(24)
-    model, world = make(graphs), World(graphs)
+    model, world = make(graphs), Graphs(graphs)
     for k in range(40):
         count = world.random.choice((1, 1, 3))
         report = model.update([world.draw() for _ in range(count)])
@@ -223,8 +171,7 @@ def test_what_came_and_went_is_in_no_file():
     for i, data in state['graphs'].items():
         for name, value in data.items():
             other = before['graphs'][i][name]
-            same = value == other
-            assert bool(same.all() if torch.is_tensor(same) else same)
+            assert same(value, other)
     assert torch.equal(model._model.train.Z, plain._model.train.Z)
     # The names are used up, and the lines say no more.
     assert [line.request for line in model.ledger.entries] == [
@@ -359,51 +306,69 @@ def test_the_evidence_of_an_update_is_checked(tmp_path):
     assert not [each for each in found if each.status == FAILS]
 
 
-def state_of(model):
-    held = model._model
-    return held, copy.deepcopy(model.state_dict())
-
-
 def test_refusals_change_nothing():
-    graphs = random_graphs(12)
-    model = make(graphs)
-    held, state = state_of(model)
+    graphs = random_graphs(16)
+    model = make(graphs, num_classes=None)
+    gone = RemovalRequest(graphs=[14], nodes={3: [1]}, features={4: [2]})
+    model.remove(gone)
+    state = copy.deepcopy(model.state_dict())
     x = torch.ones(1, 2).double()
     one, n = torch.tensor([0]), graphs[0].num_nodes
     edge = graphs[0].edge_index[:, :1]
-    weighted = graphs[0].clone()
-    weighted.edge_weight = torch.ones(weighted.num_edges)
-    wide = graphs[0].clone()
-    wide.x = torch.ones(n, 3)
-    other = graphs[0].clone()
-    other.y = torch.tensor([2])
-    bare = graphs[0].clone()
-    del bare.y
-    cases = {
-        'graph 99 is not there': Update(graph=99, edges=edge),
-        'which is there already': Update(edges=edge),
-        'node 99 is not there': Update(edges=pairs((0, 99))),
-        rf'from {n} on': Update(nodes=NewNodes(x, n_id=one + n + 1)),
-        "'nodes'": Update(nodes=torch.ones(1, 3)),
-        "'features'": Update(features=(one, torch.ones(1, 3))),
-        'node 77 is not there': Update(features=(one + 77, x)),
-        "'labels' of nodes": Update(labels=(one, one)),
-        "graph 0: 'labels' of": Update(nodes=NewNodes(x, one)),
-        "'edge_weight'": Update(graphs=[weighted]),
-        "'graphs' needs 2 columns": Update(graphs=[wide]),
-        "'graphs' needs labels of 'classes'": Update(graphs=[other]),
-        'one integer label': Update(graphs=[bare]),
-        "'update' needs to hold": [],
-    }
-    good = Update(graphs=random_graphs(1))
-    for match, update in cases.items():
-        for given in (update, [good, update] if update else []):
+
+    def changed(**fields):
+        made = graphs[0].clone()
+        for name, value in fields.items():
+            made[name] = value
+        return Update(graphs=[made])
+
+    left = [i for i in range(16) if i != 14]
+    cases = [
+        ('graph 99 is not there', RemovalRequest(graphs=[99])),
+        ('graph 99 is not there', RemovalRequest(nodes={99: [0]})),
+        ('node 500 is not there', RemovalRequest(nodes={1: [500]})),
+        ('500 is not there', RemovalRequest(edges={1: [(0, 500)]})),
+        ('no node', RemovalRequest(nodes={1: range(graphs[1].num_nodes)})),
+        ('class', RemovalRequest(graphs=left[::2])),
+        ('class', RemovalRequest(graphs=left)),
+        ('graph 14 is not there', RemovalRequest(graphs=[14])),
+        ('graph 14 is not there', RemovalRequest(nodes={14: [0]})),
+        ('node 1 is not there', RemovalRequest(nodes={3: [1]})),
+        ('node 1 is not there', RemovalRequest(features={3: [1]})),
+        ('removed before', RemovalRequest(features={4: [2]})),
+        # Good parts do not save a bad one.
+        ('node 99', RemovalRequest(nodes={5: [0], 6: [99]}, graphs=[7])),
+        ('graph 99 is not there', Update(graph=99, edges=edge)),
+        ('which is there already', Update(edges=edge)),
+        ('node 99 is not there', Update(edges=pairs((0, 99)))),
+        (rf'from {n} on', Update(nodes=NewNodes(x, n_id=one + n + 1))),
+        ("'nodes'", Update(nodes=torch.ones(1, 3))),
+        ("'features'", Update(features=(one, torch.ones(1, 3)))),
+        ('node 77 is not there', Update(features=(one + 77, x))),
+        ("'labels' of nodes", Update(labels=(one, one))),
+        ("graph 0: 'labels' of", Update(nodes=NewNodes(x, one))),
+        (
+            "'edge_weight'",
+            changed(edge_weight=torch.ones(graphs[0].num_edges)),
+        ),
+        ("'graphs' needs 2 columns", changed(x=torch.ones(n, 3))),
+        ("'graphs' needs labels of 'classes'", changed(y=torch.tensor([2]))),
+        ('one integer label', changed(y=None)),
+        ("'update' needs to hold", []),
+        (
+            'was removed before',
+            [RemovalRequest(graphs=[5]), Update(graph=5, edges=edge)],
+        ),
+    ]
+    good = Update(nodes=x, graph=2)
+    for match, update in cases:
+        several = update if isinstance(update, list) else [update]
+        for given in (update, [good, *several] if several else []):
             with pytest.raises(ValueError, match=match):
                 model.update(given)
-    with pytest.raises(ValueError, match='was removed before'):
-        model.update([RemovalRequest(graphs=[3]), Update(graph=3, edges=edge)])
-    assert model._model is held
-    assert str(model.state_dict()) == str(state)
+            assert same(model.state_dict(), state)
+    assert model.verify().ok
+    model.update(good)
 
 
 def test_a_class_without_graphs_may_get_one():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from graphs import blocks
+from living import World
 from states import same
 from torch_geometric.data import Data
 from torch_geometric.transforms import RandomLinkSplit
@@ -43,17 +44,12 @@ PARTNER = rng.derive_each(SEED, torch.arange(NAMES * PARTNERS)) % NAMES
 PARTNER = PARTNER.tolist()
 
 
-class World:
-    """What is there, as sets and dictionaries."""
-
-    def __init__(self, data):
-        self.x = dict(enumerate(data.x.numpy()))
-        self.edges = {frozenset(e) for e in data.edge_index.t().tolist()}
-        self.next = data.num_nodes
+class Linked(World):
+    """A graph, and the pairs of its present nodes."""
 
     def pairs(self):
         """Ends and signs, by definition."""
-        made = [(*sorted(e), 1) for e in self.edges if len(e) == 2]
+        made = [(u, v, 1) for u, v in sorted(self.edges) if u < v]
         for u in sorted(self.x):
             for j in range(PARTNERS):
                 v = PARTNER[u * PARTNERS + j]
@@ -66,54 +62,16 @@ class World:
         names = sorted(self.x)
         place = {v: i for i, v in enumerate(names)}
         matrix = np.eye(len(names))
-        for edge in self.edges:
-            u, v = (*edge, *edge)[:2]
-            matrix[place[u], place[v]] = matrix[place[v], place[u]] = 1
+        for u, v in self.edges:
+            matrix[place[u], place[v]] = 1
         root = 1 / np.sqrt(matrix.sum(1))
         step = root[:, None] * matrix * root
-        z = step @ step @ np.stack([self.x[v] for v in names])
+        z = step @ step @ np.stack([self.x[v].numpy() for v in names])
         pairs = self.pairs()
         made = [
             [*(SCALE * z[place[u]] * z[place[v]]), 1.0] for u, v, _ in pairs
         ]
         return np.array(made), np.array([sign for *_, sign in pairs])
-
-    def changed(self, source):
-        """A random update, done here as well."""
-        part = {'nodes': [], 'edges': [], 'features': []}
-        kind, come = source.integers(5), {}
-        names = sorted(self.x)
-        if kind == 0:
-            part['nodes'] = [v := int(source.choice(names))]
-            del self.x[v]
-            self.edges = {e for e in self.edges if v not in e}
-        elif kind == 1:
-            edge = sorted(map(sorted, self.edges))[
-                source.integers(len(self.edges))
-            ]
-            part['edges'] = [tuple((*edge, *edge)[:2])]
-            self.edges.discard(frozenset(edge))
-        elif kind == 2:
-            v = int(source.choice(names))
-            x = torch.from_numpy(source.standard_normal((1, D)))
-            come['features'] = torch.tensor([v]), x
-            self.x[v] = x[0].numpy()
-        elif kind == 3 or self.next == NAMES:
-            u, v = source.choice(names, 2, replace=False).tolist()
-            if frozenset((u, v)) not in self.edges:
-                come['edges'] = torch.tensor([[u], [v]])
-                self.edges.add(frozenset((u, v)))
-        else:
-            x = torch.from_numpy(source.standard_normal((1, D)))
-            v = int(source.choice(names))
-            come['nodes'] = NewNodes(x)
-            come['edges'] = torch.tensor([[self.next], [v]])
-            self.edges.add(frozenset((self.next, v)))
-            self.x[self.next] = x[0].numpy()
-            self.next += 1
-        if any(part.values()):
-            come['remove'] = RemovalRequest(**part)
-        return Update(**come) if come else None
 
 
 def gradient(rows, signs, w):
@@ -159,34 +117,25 @@ def check(model, world, report):
 
 @pytest.mark.parametrize('seed', range(2))
 def test_mixed_updates_leave_the_pairs_of_what_is_there(seed):
-    data, source = graph(seed), np.random.default_rng(seed)
-    model, world = fitted(data), World(data)
-    done = 0
+    data = graph(seed)
+    model, world = fitted(data), Linked(data, seed, most=NAMES)
     for step in range(40):
-        update = world.changed(source)
-        if update is None:
-            continue
-        report = model.update(update, release=True)
+        report = model.update(world.draw(), release=True)
         assert isinstance(report, ForgetReport)
         check(model, world, report)
-        done += 1
         if step % 5 == 0:
             found = model.verify()
             assert found.ok, found
             assert found.feature_error == 0
-    assert done > 30
 
 
 def test_several_updates_wait_and_are_one_release():
     data = graph()
-    model, world = fitted(data), World(data)
-    source, given = np.random.default_rng(3), []
-    while len(given) < 12:
-        if (update := world.changed(source)) is not None:
-            given.append(update)
+    model, world = fitted(data), Linked(data, 3, most=NAMES)
+    given = [world.draw() for _ in range(12)]
     check(model, world, model.update(given, release=True))
     # Edges that leave and come again, in either direction, in one update.
-    u, v = sorted(next(e for e in world.edges if len(e) == 2))
+    u, v = sorted(next((u, v) for u, v in world.edges if u < v))
     again = Update(edges=torch.tensor([[v], [u]]))
     gone = RemovalRequest(edges=[(u, v)])
     check(model, world, model.update([gone, again]))

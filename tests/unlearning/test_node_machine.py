@@ -16,7 +16,7 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
-from living import LAM, STD, World, assert_present, make, pairs, rows, seen
+from living import LAM, STD, assert_present, make, pairs, rows, seen, world_of
 from states import same
 
 from pyg_trust.agp.measures import Measure
@@ -44,7 +44,7 @@ class Living(RuleBasedStateMachine):
         self.how = WAYS[way]
         data = blocks(seed=seed % 3)
         self.model = make(data, **self.how)
-        self.world = World(data, seed)
+        self.world = world_of(data, seed)
         self.releases = 1
 
     def reported(self, report):

@@ -288,22 +288,9 @@ def test_all_that_a_file_has_is_sealed():
     assert other.verify().ok
 
 
-def test_seeds_and_draws_of_graphs_are_sealed():
+def test_lines_of_0_1_stand_for_a_linear_term_of_zeros_as_well():
     model = scattering(seed=3).fit(molecules())
     good = model.state_dict()
-    other = scattering()
-    for change in (
-        {'seed': None, 'seeded': False},
-        {'seed': 4},
-        {'draws': 7},
-        {'W': good['W'] + 1e-7},
-        {'classes': good['classes'][::-1]},
-    ):
-        with pytest.raises(ValueError, match='ledger'):
-            other.load_state_dict({**good, **change})
-    other.load_state_dict(good)
-    assert other.verify().ok
-    # Lines of version 0.1 stand for a linear term of zeros as well.
     ledger, weight = RemovalLedger(model.budget), good['W']
     held = str(model._model.classes), str(3), good['draws']
     root = model._model.train.seals.root

@@ -16,7 +16,7 @@ from pyg_trust.transforms import GraphScattering
 from pyg_trust.unlearning import ScatteringClassifier
 from pyg_trust.unlearning.heads import minimize
 from pyg_trust.unlearning.published import PublishedScatteringClassifier
-from pyg_trust.unlearning.shifts import gaussian_budget, shift_epsilon
+from pyg_trust.unlearning.shifts import shift_epsilon
 from pyg_trust.verify import removal
 
 TRANSFORM = {'J': 2, 'Q': 3, 'L': 2}
@@ -134,37 +134,6 @@ def test_every_release_has_fresh_noise_once():
     assert abs(float(drawn.std()) - 1) < 5 / (2 * drawn.numel()) ** 0.5
 
 
-def advantage(model, shifted, reference, direction, count=4000):
-    """Of the most powerful test between two laws of a release."""
-    found = []
-    for W in (shifted, reference):
-        drawn = torch.stack([model._release(W, 0) for _ in range(count)])
-        found.append(((drawn - reference) * direction).sum((1, 2)))
-    middle = float(((shifted - reference) * direction).sum()) / 2
-    return float(
-        (found[0] > middle).double().mean()
-        - (found[1] > middle).double().mean()
-    )
-
-
-def test_the_best_attack_on_a_release_gains_what_is_allowed():
-    graphs = protein_like()
-    model = make(epsilon=3.0, delta=0.05).fit(graphs)
-    exact = model._model.W
-    direction = torch.randn_like(exact)
-    direction /= direction.norm()
-    m = gaussian_budget(3.0, 0.05)
-    shifted = exact + m * model.release_std * direction
-    # Total variation of two Gaussians.
-    allowed = math.erf(m / 2 / math.sqrt(2))
-    error = 5 / math.sqrt(2 * 4000)
-    found = advantage(model, shifted, exact, direction)
-    assert found <= allowed + error
-    assert found >= allowed - error
-    model.release_std /= 2
-    assert advantage(model, shifted, exact, direction) > allowed + error
-
-
 def test_what_is_reported_is_true_and_composes():
     graphs = protein_like()
     model = make(epsilon=2.5, delta=1e-6, release_std=1e-7).fit(graphs)
@@ -249,41 +218,13 @@ def test_a_removed_node_can_not_be_guessed_from_the_file(tmp_path):
     assert [len(found) for found in answers.values()] == [48]
 
 
-def test_the_file_holds_no_solution_and_no_amount_of_the_data(tmp_path):
-    graphs = protein_like()
-    model = make().fit(graphs)
-    solutions = [model._model.W]
-    model.remove(RemovalRequest(nodes={3: [0]}))
-    solutions.append(model._model.W)
-    model.save(tmp_path / 'state.pt')
-    content = (tmp_path / 'state.pt').read_bytes()
-    for W in solutions:
-        for value in W.view(-1).tolist():
-            assert np.float64(value).tobytes() not in content
-    # Amounts are the same for other data of the same number of graphs.
-    other = make().fit(protein_like(seed=1))
-    other.remove(RemovalRequest(nodes={3: [0]}))
-    assert [e.spent for e in other.ledger.entries] == [
-        e.spent for e in model.ledger.entries
-    ]
-
-
-def test_what_remains_can_be_verified():
-    model = make().fit(protein_like())
-    model.remove(RemovalRequest(nodes={3: [0]}, graphs=[4]))
-    state = model.state_dict()
-    make().load_state_dict(state)
-    changes = {
-        'x': lambda g: g['x'].roll(1, 0),
-        'y': lambda g: 1 - g['y'],
-        'n_id': lambda g: g['n_id'] + 1,
-        'edge_index': lambda g: g['edge_index'][:, 2:],
-    }
-    for key, change in changes.items():
-        forged = copy.deepcopy(state)
-        forged['graphs'][7][key] = change(forged['graphs'][7])
-        with pytest.raises(ValueError, match='do not match its ledger'):
-            make().load_state_dict(forged)
+def test_amounts_are_those_of_other_data():
+    spent = []
+    for seed in range(2):
+        model = make().fit(protein_like(seed=seed))
+        model.remove(RemovalRequest(nodes={3: [0]}))
+        spent.append([line.spent for line in model.ledger.entries])
+    assert spent[0] == spent[1]
 
 
 # Removals that are removed ##################################################

@@ -76,6 +76,32 @@ def test_a_state_goes_on_where_it_was():
     assert other.verify().ok
 
 
+def test_a_state_of_an_earlier_version_is_trained_again(tmp_path):
+    done = make().fit(make_data())
+    done.remove(nodes=[3, 9])
+    old = {**done.state_dict(), 'format': 3, 'salts': {'names': 1}}
+    for key in ('class', 'rows', 'trace'):
+        del old[key]
+    old['config'] |= {'version': 2, 'sparse_x': False, 'aggregator': {}}
+    for made in old['checkpoints'].values():
+        made['weights'] = {k: 0 * v for k, v in made['weights'].items()}
+    again = make()
+    again.load_state_dict(old)
+    assert same(weights(again), weights(done))
+    assert again.verify().ok
+    assert again.predict().numel() == NODES - 2
+    assert len(again.ledger.entries) == len(done.ledger.entries) + 1
+    store.ShardStore(tmp_path).write(*states_of.to_files(old))
+    make(folder=tmp_path).load().remove(nodes=[5])
+    assert make(folder=tmp_path).load().verify().ok
+    with pytest.raises(ValueError, match="'lr' = "):
+        make(lr=0.5).load_state_dict(old)
+    old['partition'] = {'name': 'a tensor'}
+    given = make(partition=torch.arange(TRAIN) % SHARDS)
+    with pytest.raises(ValueError, match='fit a new unlearner'):
+        given.load_state_dict(old)
+
+
 def test_a_state_of_something_else_is_refused():
     one = make().fit(make_data())
     state = copy.deepcopy(one.state_dict())

@@ -38,6 +38,9 @@ from pyg_trust.update import Update
 from pyg_trust.verify.claims_removal import FROM_SYSTEM
 
 FORMAT = 5
+# Formats of earlier versions, and the settings that all of them have.
+_OLD = (1, 2, 3, 4)
+_OLD_SETTINGS = ('num_shards', 'epochs', 'lr', 'weight_decay', 'optimizer')
 #: The most training nodes that an aggregator learns from.
 AGGREGATOR_NODES = 1000
 Self = TypeVar('Self', bound='Stateful')
@@ -378,6 +381,9 @@ class Stateful:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a saved state.
 
+        Of a state of version 0.1, data and ledger are read, and all shards
+        are trained again; predictions have rows for the nodes that remain.
+
         Args:
             state (dict): the :meth:`state_dict` of an unlearner with the same
                 arguments.
@@ -421,8 +427,9 @@ class Stateful:
                 or as :meth:`load_state_dict`.
         """
         store = self._store(folder)
-        new = self._unpacked(from_files(*store.read()))
-        if store.folder == self.folder:
+        plain = from_files(*store.read())
+        new = self._unpacked(plain)
+        if store.folder == self.folder and plain.get('format') == FORMAT:
             self._take(new)
             if os.access(store.folder, os.W_OK):
                 store.purge()
@@ -463,8 +470,13 @@ class Stateful:
     def _unpacked(self, plain: dict[str, Any]) -> State:
         self._check_untyped('load a state')
         with reading():
-            check_state(plain, ('config',), (FORMAT,), self)
-            check_settings('config', plain['config'], self._config())
+            check_state(plain, ('config',), (*_OLD, FORMAT), self)
+            old = plain.get('format', 1) in _OLD
+            found, mine = (
+                {k: v for k, v in c.items() if not old or k in _OLD_SETTINGS}
+                for c in (plain['config'], self._config())
+            )
+            check_settings('config', found, mine)
             present, builder = self._state, self._builder
             known = [self._given, *([present.partition] if present else [])]
             given = [
@@ -487,6 +499,8 @@ class Stateful:
                 data.x = sparse_rows(ptr, index, value, size)
             ledger = RemovalLedger(0.0)
             ledger.load_state_dict(plain['ledger'])
+            if old:
+                return self._trained_anew(plain, given[0], data, ledger)
             aggregator = copy.deepcopy(builder.aggregator)
             aggregator.load_state_dict(plain['aggregator'])
             state = State(
@@ -531,6 +545,32 @@ class Stateful:
                         'pass the function that the state was fitted with'
                     )
         return state._replace(outputs=outputs)
+
+    def _trained_anew(
+        self, plain: Any, given: Any, data: Data, ledger: RemovalLedger
+    ) -> State:
+        # What version 0.1 has written, read for one more release: its models
+        # came from another training, and would equal those of no fit today.
+        if not isinstance(given, str | Shards):
+            raise ValueError(
+                "'state' has models of an earlier training and shards by "
+                f'{described(given)}, which came from no method: fit a new '
+                "unlearner to the graph in its entry 'data'"
+            )
+        before = self._state
+        empty = State(
+            seed=check_integer('seed', plain['seed'], 0),
+            seeded=plain['seeded'],
+            partition=given,
+            data=data,
+            rows=plain.get('rows', data.n_id.clone()),
+            num_classes=check_integer('num_classes', plain['num_classes'], 1),
+            aggregator=self._builder.aggregator,
+            ledger=ledger,
+        )
+        lineage = Lineage.of(plain, before and before.lineage)
+        made: State = self._builder.fresh(empty, given, 'retrain')
+        return made._replace(lineage=lineage.next())
 
     def _store(self, folder: str | Path | None) -> ShardStore:
         folder = self.folder if folder is None else folder

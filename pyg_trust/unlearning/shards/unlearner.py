@@ -80,103 +80,44 @@ _Self = TypeVar('_Self', bound='ShardedUnlearner')
 class ShardedUnlearner(Stateful):
     r"""Node classifier that forgets exactly by retraining shards.
 
-    `SISA <https://arxiv.org/abs/1912.03817>`_ (Bourtoule et al. 2021),
-    `GraphEraser <https://arxiv.org/abs/2103.14991>`_ (Chen et al. 2022) and
-    `GraphRevoker <https://arxiv.org/abs/2403.07353>`_ (Zhang et al. 2024),
-    which differ in the partition and the aggregator. Training nodes are
-    divided into shards, a model is trained on the subgraph of each, and an
-    aggregator combines their predictions for the whole present graph.
-
-    .. code-block:: python
-
-        unlearner = ShardedUnlearner(
-            lambda: GCN(1433, 64, 2, 7, dropout=0.5), num_shards=20
-        )
-        unlearner.fit(data)
-        print(unlearner.plan(RemovalRequest(nodes=[3, 14])))
-        report = unlearner.remove(nodes=[3, 14])
-        assert unlearner.verify().ok
-        unlearner.update(Update(edges=torch.tensor([[0], [5]])))
-        label = unlearner.predict(nodes=[0, 1, 2])
-
-    After every removal or other update, models and aggregator *equal*, bit for
-    bit, those of a fit on the present data with the same seed and partition,
-    in whatever order rows and edges are given. The aggregator is always
-    trained again, and the shard of a training node that is removed, added or
-    changed, and of an edge between two nodes of one shard.
-
-    With ``partition='hash'`` the shard of a node depends on its id alone, and
-    the whole equals a fresh fit. All other partitions depend on what was
-    removed: unlearning is exact *given the partition*, as reports state, and
-    :meth:`repartition` starts over. It is assumed that requests do not depend
-    on a released model. The ids of what was removed stay in the ledger.
-
-    Ids are ``data.n_id`` if it is there, else positions; new nodes get ids
-    that were never used. Predictions keep the rows of the graph that was
-    fitted, with new nodes at the end: a removed node has the class -1 and NaN
-    as probabilities. A shard without training nodes does not vote, nor one
-    with a single node that batch norms can't be trained on.
-
-    Whatever interrupts a removal leaves the old state or the new one, in
-    memory and in the :obj:`folder`. Threads take turns. Of two processes with
-    one folder, the second is refused with a
-    :class:`~pyg_trust.files.commit.StaleStateError` and can :meth:`load` and
-    repeat its request. Models run on the CPU, on one thread: bits depend on
-    that.
+    As `SISA <https://arxiv.org/abs/1912.03817>`_, `GraphEraser
+    <https://arxiv.org/abs/2103.14991>`_ and `GraphRevoker
+    <https://arxiv.org/abs/2403.07353>`_: training nodes are divided into
+    shards, a model is trained on the subgraph of each, and an aggregator
+    combines what the models say of all nodes. After a removal or another
+    update, shards that it touches and the aggregator are trained again, and
+    all *equals*, bit for bit, a fit on the present data with the same seed and
+    partition. With ``partition='hash'`` the shard of a node depends on its id
+    alone; other partitions have seen what is removed (:meth:`repartition`).
+    Nodes are named by ``data.n_id`` if it is there, else by position.
 
     Args:
-        model_factory (Callable): makes a new model, ``model(x, edge_index)``,
-            ``model(x, edge_index, edge_weight)`` for graphs with weights, or
-            ``model(data)``, that returns logits, ``[num_nodes,
-            num_classes]``. It draws its weights from torch's default
-            generator, which has a seed then.
+        model_factory (Callable): makes a new PyG model of node logits, which
+            takes ``x, edge_index[, edge_weight]`` or ``data``.
         num_shards (int): the number of shards. (default: :obj:`20`)
         partition (str, Shards, Tensor or list): a method of
-            :class:`~pyg_trust.transforms.Shards` or one itself; the shard of
-            every training node, int64, ``[num_train]``; or the ids of the
-            training nodes of every shard. (default: :obj:`'hash'`)
+            :class:`~pyg_trust.transforms.Shards`; the shard of each training
+            node; or the ids of nodes by shard. (default: :obj:`'hash'`)
         aggregator (str or ShardAggregator): as
-            :func:`~pyg_trust.nn.make_aggregator` takes; it learns from at
-            most 1,000 training nodes. (default: :obj:`'attentive'`)
-        num_classes (int, optional): the number of classes, of those to come
-            too; by default the largest label plus one. Needed if a class may
-            lose its last training node. (default: :obj:`None`)
-        epochs (int, optional): full-batch epochs of every shard; by default
-            100, or those of all :obj:`slices`. (default: :obj:`None`)
+            :func:`~pyg_trust.nn.make_aggregator` takes; it learns from 1,000
+            training nodes at most. (default: :obj:`'attentive'`)
+        num_classes (int, optional): needed if a class may lose all of its
+            training nodes, or come later. (default: the largest label plus 1)
+        epochs (int, optional): full-batch epochs of a shard. (default: 100)
         lr (float): the learning rate. (default: :obj:`0.01`)
         weight_decay (float): the weight decay. (default: :obj:`5e-4`)
-        optimizer (str): :obj:`'adam'`, :obj:`'adamw'` or :obj:`'sgd'`.
-            (default: :obj:`'adam'`)
-        train (Callable, optional): advanced: your own training, ``train(model,
-            data, generator)``, in place of the four arguments before. ``data``
-            is the subgraph of a shard, with a ``train_mask`` of all its nodes;
-            random numbers come from the default generators or from
-            ``generator``. It changes the model, or returns another one.
-            (default: :obj:`None`)
-        slices (list, optional): advanced: stages of the training of a shard,
-            as pairs of a cumulative share of its nodes and a number of epochs,
-            such as ``[(0.5, 90), (1, 10)]``: a removal starts from the last
-            stage without what is removed. (default: :obj:`None`)
-        over_ranks (bool): advanced: whether the processes of torchrun share
-            the shards. All call what changes the unlearner with the same
-            arguments, and hold all models, with the bits of one process; one
-            writes the :obj:`folder`. (default: :obj:`False`)
-        folder (str or Path, optional): the folder to which every new state is
-            written before it becomes visible. (default: :obj:`None`)
-        unit (PrivacyUnit, optional): advanced: who owns what of a
-            ``HeteroData``, which is then divided by persons: models are
-            ``model(x_dict, edge_index_dict)``, a shard is what its training
-            persons own with all public rows, and ``remove(persons=[...])``
-            removes rows and edges of all types. Partitions are by hash,
-            states are in memory alone, and the order of rows and edges counts.
-            (default: :obj:`None`)
-        start_is_public (bool): advanced: state that weights and buffers which
-            the factory, or an aggregator of your own, does not draw anew come
-            from public data alone; else they are refused.
-            (default: :obj:`False`)
-        seed (int, optional): the seed of everything, the keys of hashes
-            included; by default from the operating system.
-            (default: :obj:`None`)
+        optimizer (str): 'adam', 'adamw' or 'sgd'. (default: :obj:`'adam'`)
+        train (Callable, optional): your own training instead, ``train(model,
+            data, generator)``, on the subgraph of a shard.
+        slices (list, optional): stages of a shard's training, as pairs of the
+            share of its nodes so far and epochs; a removal starts from the
+            last stage without what is removed.
+        over_ranks (bool): whether the processes of torchrun share the shards.
+        folder (str or Path, optional): where every new state is written first.
+        unit (PrivacyUnit, optional): who owns what of a ``HeteroData``, which
+            is then divided, and removed from, by persons.
+        start_is_public (bool): states that what models start from is public.
+        seed (int, optional): the seed. (default: from the operating system)
     """
 
     @retired(
