@@ -103,7 +103,7 @@ class RemovalRequest:
     Args:
         graphs (list[int]): whole graphs to remove. (default: :obj:`()`)
         nodes (dict[int, list[int]] or list[int]): nodes to remove, with their
-            features and edges; lists, index tensors or boolean masks.
+            features and edges; lists or tensors of ids.
             (default: :obj:`()`)
         features (dict[int, list[int]] or list[int]): nodes whose features are
             removed, while the nodes stay. (default: :obj:`()`)
@@ -355,7 +355,7 @@ class NodeIds:
         if torch.equal(n_id, torch.arange(n_id.numel())):
             return
         self._sorted, self._order = n_id.sort()
-        _check_from_0(name, n_id)
+        check_from_0(name, n_id)
         twice = self._sorted[1:][self._sorted.diff() == 0]
         if twice.numel():
             raise ValueError(
@@ -413,7 +413,7 @@ class NodeIds:
             check_tensor(name, nodes, torch.bool, (num_rows,))
             return nodes.nonzero().view(-1)
         check_tensor(name, nodes, torch.int64, ('num',))
-        _check_from_0(name, nodes)
+        check_from_0(name, nodes)
         rows = self.rows(nodes)
         there = (rows >= 0) & (rows < num_rows)
         if not bool(there.all()):
@@ -677,7 +677,8 @@ def _read(graph: Any, kind: str, values: Any) -> list[Item]:
     return [(number, kind, item) for item in read(name, values)]
 
 
-def _check_from_0(name: str, ids: Tensor) -> None:
+def check_from_0(name: str, ids: Tensor) -> None:
+    """Refuse negative ids."""
     if ids.numel() and int(ids.min()) < 0:
         raise ValueError(
             f"'{name}' needs ids from 0 on (got {int(ids.min())})"
@@ -707,12 +708,15 @@ def _tensor(name: str, values: Any) -> Tensor:
 
 def integers(name: str, values: Nodes) -> tuple[int, ...]:
     """Convert ids to distinct integers, ascending."""
-    is_mask = isinstance(values, Tensor | np.ndarray)
     array = _array(name, values, 'integers')
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]  # of nonzero()
-    if array.dtype == bool and is_mask:
-        array = array.nonzero()[0]
+    if array.dtype == bool:
+        raise TypeError(
+            f"'{name}' needs to hold ids (got a mask, which does not say of "
+            f'which rows): {name}=data.n_id[mask] if the graph has an n_id, '
+            f'else {name}=mask.nonzero()'
+        )
     if array.ndim > 1 or (array.size and array.dtype.kind not in 'iu'):
         raise TypeError(
             f"'{name}' needs to hold integers (got {array.dtype} of the "

@@ -1,7 +1,7 @@
 """Updates of a graph: removals, additions and changes."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Annotated, Any
 
 import torch
@@ -21,11 +21,16 @@ from pyg_trust.removal import (
     NotThere,
     Part,
     RemovalRequest,
+    Removed,
+    check_from_0,
     integers,
     pairs_of,
 )
 
 __all__ = ['NewNodes', 'Update']
+
+# Those of some ids, or of some pairs of ids, that something holds for.
+Some = Callable[[Collection[Any]], set[Any]]
 
 
 class NewNodes:
@@ -163,7 +168,7 @@ class Update:
             edges = torch.tensor(edges or (), dtype=torch.int64)
             edges = edges.view(-1, 2).t()
         edges = plain_index('edges', edges)
-        _check_not_negative('edges', edges)
+        check_from_0('edges', edges)
         if features is not None:
             of, x = _pair('features', features)
             shape = of.numel(), 'columns'
@@ -332,16 +337,9 @@ def with_edges(data: Data, update: Update) -> Data:
     return data
 
 
-def _check_not_negative(name: str, nodes: Tensor) -> None:
-    if nodes.numel() and int(nodes.min()) < 0:
-        raise ValueError(
-            f"'{name}' needs ids from 0 on (got {int(nodes.min())})"
-        )
-
-
 def _check_ids(name: str, nodes: Tensor, count: int | str) -> None:
     check_tensor(name, nodes, torch.int64, (count,))
-    _check_not_negative(name, nodes)
+    check_from_0(name, nodes)
     if nodes.unique().numel() != nodes.numel():
         raise ValueError(f"'{name}' needs to have each node once")
 
@@ -367,3 +365,58 @@ def _check_labels(name: str, y: Any, count: int) -> None:
         raise ValueError(
             f"'{name}' needs labels from 0 on, or -1 (got {int(y.min())})"
         )
+
+
+# Lines of ledgers ############################################################
+
+
+def arcs_of(edges: Tensor, undirected: bool = False) -> set[tuple[int, int]]:
+    """Return edges as pairs of numbers, with their reverses if undirected."""
+    arcs = {(u, v) for u, v in edges.t().tolist()}
+    return arcs | {(v, u) for u, v in arcs} if undirected else arcs
+
+
+def line_of(
+    updates: Sequence[Update],
+    came: set[tuple[int, int]],
+    present: Some,
+    lost: dict[str, Some],
+    past: Removed,
+    graph: int = 0,
+) -> dict[str, Any]:
+    """List the items that updates of a graph removed or replaced, by kind.
+
+    An item that was removed and added again is not listed as removed; its new
+    features or label are listed as changed. ``'again'`` lists items that an
+    earlier request removed and the data hold now.
+    """
+    asked = [each.remove for each in updates if each.remove is not None]
+    part = Part()
+    if asked:
+        part = RemovalRequest.batch(asked).parts.get(graph, part)
+    # What nobody brought back is gone, whatever the data say.
+    nodes, there = {*part.nodes}, present(came)
+    edges, arcs = set[tuple[int, int]](), {*part.directed_edges} - there
+    for u, v in part.edges:
+        left = {(u, v), (v, u)} - there
+        if {(u, v), (v, u)} == left:
+            edges.add((u, v))
+        else:
+            arcs |= left
+    line: dict[str, list[Any]] = {'nodes': sorted(nodes)}
+    again: dict[str, list[Any]] = {}
+    for kind, gone in lost.items():
+        pairs = [getattr(u, kind) for u in updates if u.graph == graph]
+        named = [pair[0].tolist() for pair in pairs if pair is not None]
+        changed = set[int]().union(*named) - nodes
+        others = changed - gone(changed)
+        line[kind] = sorted({*getattr(part, kind), *changed} - others)
+        line[f'changed_{kind}'] = sorted(others)
+        again[kind] = sorted(others & past.of(kind, graph))
+    for kind, cut in (('edges', edges), ('directed_edges', arcs)):
+        line[kind] = [list(arc) for arc in sorted(cut)]
+    known = there & past.of('directed_edges', graph)
+    again['directed_edges'] = [list(arc) for arc in sorted(known)]
+    line = {kind: items for kind, items in line.items() if items}
+    again = {kind: items for kind, items in again.items() if items}
+    return {**line, 'again': again} if again else line

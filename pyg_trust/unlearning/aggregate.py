@@ -10,7 +10,8 @@ compare it with a plain model that is trained on them alone.
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -186,7 +187,8 @@ def reconstruction_loss(
 # Aggregators #################################################################
 
 
-class _Examples(NamedTuple):
+@dataclass(frozen=True)
+class _Examples:
     # Training data of an aggregator, as ShardAggregator.fit() takes them.
     outputs: Tensor
     y: Tensor
@@ -491,9 +493,9 @@ class AttentiveAggregator(ShardAggregator):
             whole, part, whole.roll(1, 0), part.roll(1, 0), self.temperature
         ).mean()
 
-    def fused(self, outputs: Tensor) -> Tensor:
+    def fused(self, outputs: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return the fused embeddings: ``[num_nodes, channels]``."""
-        return fuse(*self._parts(outputs))
+        return fuse(*self._parts(outputs), mask)
 
     def forward(self, outputs: Tensor) -> Tensor:
         """Return probabilities of classes: ``[num_nodes, num_classes]``."""

@@ -28,10 +28,9 @@ from pyg_trust.unlearning.heads import (
     Refined,
     refine,
 )
-from pyg_trust.unlearning.lines import Some, arcs_of, line_of
 from pyg_trust.unlearning.node_rows import Change, Edit, NodeState, Settings
 from pyg_trust.unlearning.reports import ForgetReport
-from pyg_trust.update import Update
+from pyg_trust.update import Some, Update, arcs_of, line_of
 from pyg_trust.verify import removal
 from pyg_trust.verify.claims_removal import ROWS
 

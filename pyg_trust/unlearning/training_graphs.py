@@ -28,8 +28,13 @@ from pyg_trust.removal import (
 from pyg_trust.transforms import GraphEmbedding
 from pyg_trust.unlearning.certified import best, probabilities
 from pyg_trust.unlearning.heads import gram, keep_rows, stacked, targets
-from pyg_trust.unlearning.lines import arcs_of, line_of
-from pyg_trust.update import Update, rows_of, with_edges
+from pyg_trust.update import (
+    Update,
+    arcs_of,
+    line_of,
+    rows_of,
+    with_edges,
+)
 
 __all__ = [
     'Change',
