@@ -302,7 +302,9 @@ def tensor(
         batched: whether more dimensions are good.
     """
 
-    def bad(value: Tensor) -> Iterator[Bad]:
+    def bad(value: Tensor | None) -> Iterator[Bad]:
+        if value is None:  # left out
+            return
         if not numbers:
             yield 'a list', value.tolist()
         yield 'a string', 'tensor'

@@ -11,7 +11,7 @@ from bad_functional import (
     N,
     rand,
 )
-from bad_ground import saved, temporary
+from bad_ground import plain_data, saved, temporary
 from bad_inputs import (
     bad,
     csr,
@@ -155,12 +155,7 @@ entry(
 
 
 def nodes_data() -> Data:
-    return Data(
-        x=rand(N, 3).double(),
-        edge_index=undirected(),
-        y=torch.tensor([0, 1, 0, 1, 0, 1]),
-        train_mask=torch.tensor([True, True, True, True, False, False]),
-    )
+    return plain_data(x=rand(N, 3), train_mask=torch.arange(N) < 4)
 
 
 def classifier(**arguments: Any) -> Any:
@@ -280,16 +275,12 @@ entry(
 # Classifiers of links #######################################################
 
 
-def links_data() -> Data:
-    return Data(x=rand(N, 3).double(), edge_index=undirected())
-
-
 def links() -> Any:
     return unlearning.LinkClassifier(weight_decay=0.1, K=1, seed=0)
 
 
 def linked() -> Any:
-    return links().fit(links_data())
+    return links().fit(nodes_data())
 
 
 def linked_file() -> Path:

@@ -468,7 +468,6 @@ for name in ('predict', 'predict_proba'):
         ),
         data=anything('rows above'),
         nodes=values('a', [0.5], [-1], [N], torch.tensor([0.5]), [True]),
-        names={},
     )
 for name, given in (
     ('plan', 'update'),

@@ -157,18 +157,6 @@ def test_procedures_say_nothing_and_show_progress_on_request(
     assert all(shown)  # each is named
 
 
-def test_nobody_passes_progress_on():
-    # One place says it for all: pyg_trust.progress.
-    for name in modules():
-        for member in vars(importlib.import_module(name)).values():
-            for function in (
-                vars(member).values() if inspect.isclass(member) else [member]
-            ):
-                if inspect.isfunction(function):
-                    taken = function.__code__.co_varnames
-                    assert 'progress_bar' not in taken, function
-
-
 def test_a_hidden_bar_takes_no_lock(monkeypatch):
     # A fork that was killed while it held tqdm's stopped its parent for good.
     def locked():

@@ -11,7 +11,6 @@ import needs
 import numpy as np
 import pytest
 import torch
-import warm
 from package import EXAMPLES, run
 
 from pyg_trust.graph import CSRGraph
@@ -191,17 +190,6 @@ def test_unlearning_power(dataset, tmp_path, request):
         assert unlearned == never
         assert poisoned > 50
         assert float(row.group(5)) > 0.6
-
-
-def test_readme_snippets_run_one_after_another(shared, tmp_path):
-    shutil.copytree(shared / 'data/Planetoid/Cora', tmp_path / 'data/Cora')
-    shutil.copytree(shared / 'data/TU/PROTEINS', tmp_path / 'data/PROTEINS')
-    readme = (EXAMPLES.parent / 'README.md').read_text()
-    snippets = re.findall(r'```python\n(.*?)```', readme, re.DOTALL)
-    assert len(snippets) == 3
-    for snippet in snippets:
-        done = warm.run('-c', snippet, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
 
 
 def test_node_unlearning(shared, tmp_path):

@@ -20,7 +20,6 @@ from pyg_trust.registries import (
 )
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import Guarantee, Report
-from pyg_trust.testing import make_graph
 from pyg_trust.transforms import AGP, Shards
 from pyg_trust.unlearning import NodeClassifier, ShardedUnlearner
 
@@ -106,20 +105,6 @@ def test_what_is_no_entry_is_refused():
 # Measures ####################################################################
 
 
-def test_a_measure_of_a_stranger_works_by_name():
-    @MEASURES.register('half')
-    def half(alpha):
-        return Measure(0, 1, (alpha, 1 - alpha), name='half')
-
-    graph = make_graph('random')
-    made = make_measure('half', graph, alpha=0.25)
-    assert made.weights == (0.25, 0.75)
-    data = Data(x=torch.eye(4), edge_index=torch.tensor([[0, 1], [1, 0]]))
-    assert AGP('half', alpha=0.25)(data).x[0].tolist() == [0.25, 0.75, 0, 0]
-    with pytest.raises(ValueError, match=r"'half' takes no 't'"):
-        AGP('half', t=1.0)
-
-
 def test_a_measure_of_the_graph_gets_it_and_is_not_unlearned():
     @MEASURES.register('dense')
     def dense(graph, alpha):
@@ -156,18 +141,6 @@ def small_graph():
         n_id=torch.arange(8),
         train_mask=torch.arange(8) < 6,
     )
-
-
-def test_a_partition_of_a_stranger_works_and_is_never_called_exact():
-    # Its author says what the package proves of 'hash' alone.
-    PARTITIONS.register('blocks', sees='the name of the node alone')(blocks)
-    transform = Shards(2, 'blocks')
-    assert transform(small_graph()).shard.tolist() == [
-        *[0, 0, 0, 1, 1, 1],
-        *[-1, -1],
-    ]
-    assert not transform.exact
-    assert "'blocks', registered by the user, not checked" in transform.seen
 
 
 def test_a_partition_that_takes_what_a_graph_lacks_is_refused():

@@ -64,11 +64,10 @@ def audit_removal(
     ============== ================================================ =======
 
     One difference of *twins* is a proof of a trace, for this pair and seed.
-    What differs between two equal runs (wall times, random salts) is not
-    compared, and listed: what an unlearner hides there is not found. *Worlds*
-    (as in `LiRA <https://arxiv.org/abs/2112.03570>`_) scores a run by the mean
-    logit of the removed nodes' classes; exact unlearning gives a uniform p. No
-    test can show that something was forgotten, so that no verdict is 'passed'.
+    What differs between two equal runs (wall times, random salts) is listed,
+    and not compared. *Worlds* (`LiRA <https://arxiv.org/abs/2112.03570>`_)
+    scores a run by the mean logit of the removed nodes' classes. No test can
+    show that something was forgotten, so that no verdict is 'passed'.
 
     Args:
         make (Callable): makes a fresh subject (:class:`Subject`).

@@ -85,9 +85,8 @@ def audit_function(
     r"""Measure a lower bound of epsilon of a training function by attacks.
 
     Canaries are nodes that are added to the graph, without edges, each with a
-    feature of its own. That feature is ``scale`` or ``-scale``, with
-    probability 1/2 each (for ``neighboring='add_remove'``, ``scale`` or zero).
-    A linear discriminant
+    feature of its own, which is ``scale`` or ``-scale`` at random (with
+    ``neighboring='add_remove'``, ``scale`` or zero). A linear discriminant
     learns from one half of the canaries what the weights of the feature reveal
     of that draw; errors are counted on the other half. With Clopper-Pearson
     bounds of both rates, at the stated confidence,
@@ -99,10 +98,9 @@ def audit_function(
         {\overline{\mathrm{FPR}}}.
 
     A bound above the claim disproves it; a bound below proves nothing. Trials
-    are independent of each other if noise is independent by coordinates. For a
-    function that now and then releases all canaries, take
-    ``independent='runs'`` and hundreds of :obj:`runs`: of half of them one
-    canary each is counted.
+    are independent if noise is independent by coordinates. For a function that
+    may release all canaries at once, take ``independent='runs'`` and hundreds
+    of :obj:`runs`: half of them count one canary each.
 
     Args:
         train (callable): maps a graph to what it releases: a model, its

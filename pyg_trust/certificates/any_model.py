@@ -120,10 +120,8 @@ def certify(
       which :class:`SmoothedClassifier` deploys.
 
     For certain and any model, by votes over divided inputs: :class:`Divided`.
-    Against poisoned training data:
-    :meth:`~pyg_trust.unlearning.ShardedUnlearner.certify`. A certificate is of
-    the model as it is now: ``report.speaks_of(model)`` compares tensors,
-    attributes and code.
+    A certificate is of the model as it is now, which
+    ``report.speaks_of(model)`` tells.
 
     Args:
         model (torch.nn.Module or Tensor): the deployed model, or logits before
@@ -134,9 +132,8 @@ def certify(
             type of threat.
 
     Returns:
-        Report: for a :class:`ThreatModel` a :class:`Certificate`, for
-        :class:`BitFlips` a :class:`SmoothedCertificate`, for a threat that
-        you registered a :class:`UserCertificate`.
+        Report: a :class:`Certificate`, a :class:`SmoothedCertificate`, or for
+        a threat that you registered a :class:`UserCertificate`.
 
     Raises:
         TypeError: if nothing certifies against this kind of threat, or an

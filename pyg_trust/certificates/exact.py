@@ -69,25 +69,21 @@ def certify_pagerank(
     that end in an ``APPNP``), as they are deployed: with their steps,
     normalization, self-loops, and the roundoff of their dtype.
 
-    Without a global budget the worst-case margins are exact, and so is every
-    status; with :obj:`K` steps or an undirected attacker they are bounds. With
-    one they are bounded from below, by the local worst case and by the dual of
-    the relaxed program. Nodes that this leaves open are attacked, and where
-    all admissible graphs are few they are tried: for a budget of one as a
-    rule. Memory with a global budget: 8 bytes per pair of a node that the
-    local worst case leaves open (all, unless :obj:`sign_only`) and a node.
+    Without a global budget every status is exact; with :obj:`K` steps or an
+    undirected attacker margins are bounds. With a global budget they are
+    bounded by prices of flips. Nodes that this leaves open are attacked, and
+    where all admissible graphs are few they are tried.
 
     Args:
         model (PageRankDiffusion or Tensor): the deployed model; or :math:`H`,
             the logits **before** diffusion, ``[num_nodes, num_classes]``.
         data (Data, optional): the input of the model; :obj:`None` with logits.
-            For label propagation :obj:`y`, and :obj:`train_mask` if there is
-            one.
+            For label propagation it has :obj:`y`, and may have a mask.
         threat (ThreatModel): the attacker.
         alpha (float): the teleport probability that goes with logits, by
             default 0.15; a model has its own.
-        nodes (Tensor, optional): the nodes to certify: int64 indices or a
-            bool mask. By default all. (default: :obj:`None`)
+        nodes (Tensor, optional): what to certify: int64 indices or a mask. By
+            default all. (default: :obj:`None`)
         reference (Tensor, optional): the class to defend, int64,
             ``[num_nodes]``. By default the predicted one.
         method (str): for a global budget: :obj:`'auto'`; :obj:`'dual'`, bounds
@@ -96,19 +92,15 @@ def certify_pagerank(
         sign_only (bool): whether to refine bounds only until their sign is
             known, which is many times faster. (default: :obj:`False`)
         tol (float): the largest absolute margin that counts as unknown.
-            (default: :obj:`1e-9`)
-        over_ranks (bool): whether the processes of torchrun share the work.
-            All of them call it with the same arguments, and get the
-            certificate of one process. (default: :obj:`False`)
+        over_ranks (bool): whether processes of torchrun share the work.
 
     Returns:
         Certificate: bounds, status and witnesses.
 
     Raises:
-        TypeError: on a wrong type or dtype, or a model of another kind.
-        ValueError: on logits of a wrong shape or not finite, nodes out of
-            range, a model that computes something else than PageRank, data
-            with another graph than the threat, or a method that does not fit.
+        ValueError: if the model computes something else than PageRank, the
+            data have another graph than the threat, or logits or the method
+            don't fit.
     """
     if over_ranks:
         given = {**locals(), 'threat': _parts(threat)}

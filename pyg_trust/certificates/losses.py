@@ -53,16 +53,12 @@ class RobustLoss(torch.nn.Module):
     from a trained model, once, and leave out the nodes that it is least sure
     of: with what the model itself predicts at the time, classes merge.
 
-    Gradients follow from Danskin's theorem. An epoch costs a few solves, which
-    start from the last ones and run on the CPU, wherever the model is.
+    Solves run on the CPU, wherever the model is.
 
     .. code-block:: python
 
         criterion = RobustLoss(ThreatModel(data, strength=10), kind='cem')
-        pseudo = plain(data.x, data.edge_index).argmax(dim=1)
-        ...
-        logits = model.logits(data.x)
-        loss = criterion(logits, data.y, data.train_mask, pseudo=pseudo)
+        loss = criterion(model.logits(data.x), data.y, data.train_mask)
 
     Args:
         threat (ThreatModel): the attacker, without a global budget.

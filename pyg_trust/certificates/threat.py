@@ -35,13 +35,13 @@ _UNIT = torch.finfo(torch.float64).eps / 2
 class ThreatModel:
     r"""Set of perturbed graphs that a certificate holds for.
 
-    The threat model of `"Certifiable Robustness to Graph Perturbations"
-    <https://arxiv.org/abs/1910.14356>`_ (Bojchevski and Günnemann 2019): the
-    attacker flips **directed** fragile edges, at most :math:`b_v` among those
-    that leave node :math:`v` and, if there is a global budget, at most
-    :math:`B` in all. With :obj:`undirected=True` both directions of an edge
-    are added or removed together, as one flip. A node that loses its last
-    edge keeps :math:`\alpha H_v`.
+    As in `Bojchevski and Günnemann 2019
+    <https://arxiv.org/abs/1910.14356>`_, the attacker flips **directed**
+    fragile edges, at most :math:`b_v` among those that leave node :math:`v`
+    and, if there is a global budget, at most :math:`B` in all. With
+    :obj:`undirected=True` both directions of an edge are added or removed
+    together, as one flip. A node that loses its last edge keeps
+    :math:`\alpha H_v`.
 
     Args:
         graph (Any): the clean graph, in any form that :meth:`CSRGraph.convert`
@@ -325,13 +325,6 @@ class Perturbations:
             pointer(count),
             self.pairs[1].int(),
             all_pairs,
-        )
-
-    def with_budget(self, budget: Tensor) -> 'Perturbations':
-        """Return the same fragile edges with another budget per node."""
-        return Perturbations(
-            *(self.graph, self.removable, budget, self.addable),
-            all_pairs=self.all_pairs,
         )
 
     def fragile(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
