@@ -10,7 +10,8 @@ compare it with a plain model that is trained on them alone.
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -186,7 +187,8 @@ def reconstruction_loss(
 # Aggregators #################################################################
 
 
-class _Examples(NamedTuple):
+@dataclass(frozen=True)
+class _Examples:
     # Training data of an aggregator, as ShardAggregator.fit() takes them.
     outputs: Tensor
     y: Tensor

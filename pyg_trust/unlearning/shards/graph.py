@@ -206,10 +206,14 @@ def nonzeros(x: Tensor) -> Tensor:
 def turned_rows(x: Tensor) -> Tensor:
     """Transpose a CSR matrix."""
     parts = x.values(), x.col_indices(), x.crow_indices()
-    held = csr_matrix(tuple(p.numpy() for p in parts), tuple(x.shape))
+    held = csr_matrix(tuple(part.numpy() for part in parts), tuple(x.shape))
     made = held.T.tocsr()
-    parts = made.indptr, made.indices, made.data
-    return sparse_rows(*map(torch.from_numpy, parts), made.shape)
+    return sparse_rows(
+        torch.from_numpy(made.indptr),
+        torch.from_numpy(made.indices),
+        torch.from_numpy(made.data),
+        (x.size(1), x.size(0)),
+    )
 
 
 def select_rows(x: Tensor, index: Tensor) -> Tensor:

@@ -65,6 +65,8 @@ _REFUSALS = (AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 _OTHER_SIZE = re.compile(
     'size mismatch|cannot be multiplied|must match|in_features'
 )
+# Functions that take a sparse matrix first.
+_PRODUCTS = {F.linear, torch.sparse.mm}
 # Parts of a shard's seed.
 _INITIAL, _TRAINING = 0, 1
 
@@ -192,9 +194,14 @@ class Shard(NamedTuple):
             return x, to_torch_csr_tensor(back, weight, size=(n, n))
         return x, data.edge_index, *(() if weight is None else (weight,))
 
-    def run(self, module: Module, inputs: tuple[Any, ...]) -> Tensor:
+    def run(
+        self,
+        module: Module,
+        inputs: tuple[Any, ...],
+        takes: bool | None = None,
+    ) -> Tensor:
         """Return the logits of a model, one row for each label."""
-        if takes_data(module):
+        if takes_data(module) if takes is None else takes:
             data = self.data
             if self.target is None:
                 names = 'x', 'edge_index', 'edge_weight'
@@ -314,9 +321,11 @@ def fit(
         optimizer = OPTIMIZERS[recipe.optimizer](
             held, lr=recipe.lr, weight_decay=recipe.weight_decay, fused=True
         )
+        takes = takes_data(module)
         with _Faster():
             for _ in range(recipe.epochs):
-                loss = F.cross_entropy(shard.run(module, inputs), shard.y)
+                out = shard.run(module, inputs, takes)
+                loss = F.cross_entropy(out, shard.y)
                 made = torch.autograd.grad(loss, weights, allow_unused=True)
                 for flat, grad, turn in zip(held, made, turned, strict=True):
                     flat.grad = grad.t() if turn and grad is not None else grad
@@ -366,23 +375,25 @@ class _Faster(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        kwargs = kwargs or {}
-        if func is F.linear and is_sparse(args[0]):
-            weight, bias = (*args[1:], None)[:2]
-            out = _Product.apply(args[0], weight.t())
-            return out if bias is None else out + bias
-        if func is torch.sparse.mm and is_sparse(args[0]) and len(args) == 2:
-            return _Product.apply(*args)
-        if (
-            func is F.dropout
-            and kwargs['training']
-            and not kwargs['inplace']
-            and 0 < kwargs['p'] < 1
-            and args[0].layout == torch.strided
+        given: Any = kwargs or {}
+        first: Any = args[0] if args else None
+        if func is F.dropout and first.layout == torch.strided:
+            p = given['p']
+            if given['training'] and not given['inplace'] and 0 < p < 1:
+                return first * torch.rand_like(first).ge_(p).div_(1 - p)
+        elif (
+            func in _PRODUCTS
+            and not given
+            and is_sparse(first)
+            and not first.requires_grad
         ):
-            mask = torch.rand_like(args[0]).ge_(kwargs['p'])
-            return args[0] * mask.div_(1 - kwargs['p'])
-        return func(*args, **kwargs)
+            if func is F.linear:
+                weight, bias = (*args[1:], None)[:2]
+                out = _Product.apply(first, weight.t())
+                return out if bias is None else out + bias
+            if len(args) == 2:
+                return _Product.apply(*args)
+        return func(*args, **given)
 
 
 def set_cached(module: Module, cached: bool) -> None:
