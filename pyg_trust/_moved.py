@@ -40,7 +40,7 @@ certificates.policy: Optimum policy_iteration policy_value
 certificates.smoothing: certified clopper_pearson flip_regions min_probability
 worst_case_probability certificates.threat: Perturbations Policy
 privacy: class_messages clip_factors gaussian_epsilon gaussian_mu_for
-group_wor_epsilon group_wor_profile hop_sensitivity messages
+group_wor_epsilon hop_sensitivity messages
 poisson_epsilon private_propagate rdp_group_wor wor_epsilon
 privacy.accounting: rdp_epsilon privacy.mechanisms: fdp_terms gaussian_profile
 rdp_fdp rdp_wor rdp_wor_profile wor_profile sampler.walks: DisjointWalks
@@ -78,6 +78,7 @@ _GONE = {
             'certify(logits, threat).class_margins',
         ),
         'robust_margins': 'RobustLoss(threat)',
+        'group_wor_profile': 'pyg_trust.privacy.group_wor_epsilon(...)',
         'eps_for': 'pyg_trust.agp.variance_bound(graph, x, measure, eps)',
     },
     'privacy': {

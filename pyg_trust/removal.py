@@ -103,7 +103,7 @@ class RemovalRequest:
     Args:
         graphs (list[int]): whole graphs to remove. (default: :obj:`()`)
         nodes (dict[int, list[int]] or list[int]): nodes to remove, with their
-            features and edges; lists, index tensors or boolean masks.
+            features and edges; lists or tensors of ids.
             (default: :obj:`()`)
         features (dict[int, list[int]] or list[int]): nodes whose features are
             removed, while the nodes stay. (default: :obj:`()`)
@@ -708,12 +708,15 @@ def _tensor(name: str, values: Any) -> Tensor:
 
 def integers(name: str, values: Nodes) -> tuple[int, ...]:
     """Convert ids to distinct integers, ascending."""
-    is_mask = isinstance(values, Tensor | np.ndarray)
     array = _array(name, values, 'integers')
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]  # of nonzero()
-    if array.dtype == bool and is_mask:
-        array = array.nonzero()[0]
+    if array.dtype == bool:
+        raise TypeError(
+            f"'{name}' needs to hold ids (got a mask, which does not say of "
+            f'which rows): {name}=data.n_id[mask] if the graph has an n_id, '
+            f'else {name}=mask.nonzero()'
+        )
     if array.ndim > 1 or (array.size and array.dtype.kind not in 'iu'):
         raise TypeError(
             f"'{name}' needs to hold integers (got {array.dtype} of the "

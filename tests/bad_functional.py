@@ -95,19 +95,6 @@ Q = number(0, 1, closed='high')
 MULTIPLIER = number(0)
 GROUP = {'num_roots': COUNT, 'occurrences': COUNT}
 entry(
-    'privacy.group_wor_profile',
-    lambda: {
-        'epsilon': 1.0,
-        'm': 2,
-        'num_roots': 20,
-        'occurrences': 3,
-        'noise_multiplier': 2.0,
-    },
-    bad(occurrences=21),
-    m=integer(1, 20),
-    **GROUP,
-)
-entry(
     'privacy.group_wor_epsilon',
     lambda: {
         'history': [(2.0, 0.1, 3)],

@@ -151,3 +151,11 @@ def random_perturbations(adj, seed, kind):
     mask = removable[graph.row, graph.col]
     made = Perturbations(graph, mask, budget, addable, all_pairs=all_pairs)
     return made, fragile, budget
+
+
+def with_budget(made: Perturbations, budget: Tensor) -> Perturbations:
+    """The same fragile edges with another budget per node."""
+    return Perturbations(
+        *(made.graph, made.removable, budget, made.addable),
+        all_pairs=made.all_pairs,
+    )

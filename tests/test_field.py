@@ -28,7 +28,7 @@ from torch_geometric.utils import index_to_mask
 
 import pyg_trust.nn as ours
 from pyg_trust.certificates import BitFlips, ThreatModel, certify
-from pyg_trust.loader import DisjointWalkLoader, GraphLoader
+from pyg_trust.loader import DisjointWalkLoader, GraphLoader, UnitLoader
 from pyg_trust.privacy import PrivacyEngine, PrivateNodeClassifier
 from pyg_trust.transforms import (
     AGP,
@@ -36,6 +36,7 @@ from pyg_trust.transforms import (
     BoundedDegree,
     GraphScattering,
 )
+from pyg_trust.unit import PrivacyUnit
 from pyg_trust.unlearning import (
     NodeClassifier,
     Recommender,
@@ -655,3 +656,30 @@ def test_weights_in_a_column_and_features_in_coo():
     wanted = transform(given).x
     given.x = X.to_sparse()
     torch.testing.assert_close(transform(given).x.to_dense(), wanted)
+
+
+def test_mistakes_that_lose_no_privacy_are_warned_of():
+    with pytest.warns(UserWarning, match='input_nodes=data.train_mask'):
+        loader = DisjointWalkLoader(data(), 8, 1)
+    loader.data.x[3, 0] = torch.nan
+    with pytest.warns(UserWarning, match="'x' has NaN"):
+        private(pyg.GCNConv(6, 3), loader)
+    table = HeteroData()
+    table['p'].x = X.clone()
+    table['p', 'knows', 'p'].edge_index = PAIRS.clone()
+    unit = PrivacyUnit(table, person='p')
+    with pytest.warns(UserWarning, match='no batch has them'):
+        UnitLoader(table, unit, 4)
+
+
+def test_a_certificate_is_asked_by_a_mask_of_its_graph():
+    model = ours.APPNP(10, 0.1)
+    net = pyg.Sequential('x, edge_index', [(model, 'x, edge_index -> x')])
+    undirected = ThreatModel(
+        PAIRS, 'removals', local_budget=1, num_nodes=N, undirected=True
+    )
+    found = certify(net.eval(), data(), undirected)
+    mask = data().train_mask
+    assert torch.equal(found.status_of(mask, data()), found.status[mask])
+    with pytest.raises(ValueError, match=r'\[30\]'):
+        found.status_of(mask[:10], data())

@@ -59,9 +59,15 @@ def test_request_of_every_kind():
 
 
 def test_without_a_graph_it_is_graph_0():
-    mask = torch.tensor([False, True, False, True])
-    assert RemovalRequest(nodes=mask).parts == {0: Part(nodes=(1, 3))}
+    nodes = torch.tensor([False, True, False, True]).nonzero()
+    assert RemovalRequest(nodes=nodes).parts == {0: Part(nodes=(1, 3))}
     assert RemovalRequest(edges=[(1, 2)]).parts == {0: Part(edges=((1, 2),))}
+
+
+def test_a_mask_does_not_say_of_which_rows():
+    for mask in (torch.ones(3).bool(), np.ones(3, bool)):
+        with pytest.raises(TypeError, match=r'n_id\[mask\]'):
+            RemovalRequest(nodes=mask)
 
 
 def test_larger_things_contain_smaller_ones():
@@ -294,9 +300,8 @@ def test_ids_and_rows():
 
 
 def test_arrays_of_numpy_say_the_same_as_tensors():
-    mask = torch.tensor([False, True, False, True])
     edges = torch.tensor([[0, 2, 0], [1, 3, 1]])
-    for array in (np.array([3, 1, 3]), mask.numpy(), mask):
+    for array in (np.array([3, 1, 3]), torch.tensor([3, 1])):
         assert RemovalRequest(nodes=array) == RemovalRequest(nodes=[1, 3])
     for array in (edges.numpy(), edges, [(0, 1), (2, 3)]):
         assert RemovalRequest(edges=array) == RemovalRequest(

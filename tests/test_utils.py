@@ -7,7 +7,7 @@ from torch_geometric.data import Data
 from torch_geometric.utils import stochastic_blockmodel_graph
 
 from pyg_trust import agp as F
-from pyg_trust._checks.graphs import warn_of_scaled
+from pyg_trust._checks.graphs import warn_of_features
 from pyg_trust.graph import CSRGraph
 from pyg_trust.utils import local_cluster
 
@@ -56,9 +56,9 @@ def test_columns_that_were_scaled_over_all_rows_get_a_warning():
         (torch.cat([binary, unit], 1), 'minimum 0 and maximum 1'),
     ):
         with pytest.warns(UserWarning, match=what):
-            warn_of_scaled('x', scaled)
+            warn_of_features('x', scaled)
     with warnings.catch_warnings():
         warnings.simplefilter('error')
         for plain in (x, binary, x[:0], torch.cat([x, unit], 1), x.sum(1)):
-            warn_of_scaled('x', plain)
-        warn_of_scaled('x', None)
+            warn_of_features('x', plain)
+        warn_of_features('x', None)

@@ -18,6 +18,7 @@ from pyg_trust._checks import (
     check_integer,
     check_range,
     check_tensor,
+    is_finite,
 )
 
 SPARSE_LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
@@ -190,12 +191,35 @@ def warn_of_delta(delta: float | None, count: int, what: str) -> None:
         )
 
 
-def warn_of_scaled(name: str, x: Any) -> None:
-    """Warn if all columns, but binary ones, have mean 0 and variance 1, or
-    range from 0 to 1: each row then holds statistics of all rows.
+def warn_of_roots(input_nodes: Any, store: Any) -> None:
+    """Warn if all nodes are trained on by default, despite a mask."""
+    mask = store.get('train_mask')
+    if (
+        input_nodes is None
+        and isinstance(mask, Tensor)
+        and not bool(mask.bool().all())
+    ):
+        warn_user(
+            "'input_nodes' is not given, so that all nodes are trained on, "
+            "also those outside of 'train_mask': pass "
+            'input_nodes=data.train_mask, or data.subgraph(data.train_mask)'
+        )
 
-    """  # noqa: D205
+
+def warn_of_features(name: str, x: Any) -> None:
+    """Warn of NaN, and of columns that are scaled over all rows.
+
+    All columns, but binary ones, then have mean 0 and variance 1, or range
+    from 0 to 1, and each row holds statistics of all others.
+    """
     if not isinstance(x, Tensor) or x.layout != torch.strided or x.dim() != 2:
+        return
+    if x.is_floating_point() and not is_finite(x):
+        warn_user(
+            f"'{name}' has NaN or infinite values: a unit whose gradient is "
+            'not finite adds nothing, and predictions from such rows mean '
+            'nothing; fill them in, or drop their rows'
+        )
         return
     x = x[:, :64].detach().double()
     x = x[:, ((x != 0) & (x != 1)).any(0) & (x != x[:1]).any(0)]

@@ -12,8 +12,8 @@ from torch_geometric.data import Data
 
 from pyg_trust._checks import (
     Natural,
-    as_ids,
     check_instance,
+    check_nodes,
     check_tensor,
     validated,
 )
@@ -131,7 +131,7 @@ class Certificate(Proved, SpeaksOf, Report):
                 "'data' is another graph than that of the certificate, which "
                 'is stale: certify again, by certify(model, data, threat)'
             )
-        nodes = as_ids('nodes', nodes)
+        nodes = check_nodes('nodes', nodes, data.num_nodes)
         place = (nodes[:, None] == self.targets).int()
         if nodes.numel() and int(place.amax(1).min()) == 0:
             raise ValueError(

@@ -327,13 +327,6 @@ class Perturbations:
             all_pairs,
         )
 
-    def with_budget(self, budget: Tensor) -> 'Perturbations':
-        """Return the same fragile edges with another budget per node."""
-        return Perturbations(
-            *(self.graph, self.removable, budget, self.addable),
-            all_pairs=self.all_pairs,
-        )
-
     def fragile(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """List sources and targets of rows' flips, and which are edges."""
         graph, n = self.graph, self.num_nodes

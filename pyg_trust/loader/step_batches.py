@@ -23,7 +23,7 @@ from pyg_trust._checks import (
     validated,
 )
 from pyg_trust._checks.fingerprints import fingerprint
-from pyg_trust._checks.graphs import with_edge_index
+from pyg_trust._checks.graphs import warn_of_roots, with_edge_index
 from pyg_trust.graph._marks import check_rows
 from pyg_trust.sampler.walks import root_index
 
@@ -495,6 +495,7 @@ def rooted(data: Any, input_nodes: Any) -> tuple[Any, Any]:
         check_tensor('data.n_id', data.n_id, torch.int64, (data.num_nodes,))
         check_distinct('data.n_id', data.n_id)
     data = with_edge_index(data)
+    warn_of_roots(input_nodes, data)
     if input_nodes is not None and isinstance(data, Data):
         where = getattr(input_nodes, 'device', 'cpu')
         count = int(data.num_nodes or 0)

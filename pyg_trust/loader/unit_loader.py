@@ -22,7 +22,11 @@ from pyg_trust._checks import (
     validated,
 )
 from pyg_trust._checks.fingerprints import fingerprint
-from pyg_trust._checks.graphs import with_edge_index
+from pyg_trust._checks.graphs import (
+    warn_of_roots,
+    warn_user,
+    with_edge_index,
+)
 from pyg_trust._moved import renamed
 from pyg_trust.graph._marks import marked
 from pyg_trust.loader.claims import Ownership, expand
@@ -150,6 +154,14 @@ class UnitLoader(DrawnUnits):
         ):
             target, input_nodes = self._targets(unit, input_nodes, shared)
         by_row = target != unit.person
+        warn_of_roots(input_nodes, data[target])
+        for e in data.edge_types:
+            if not shared and e[0] == e[2] == unit.person:
+                warn_user(
+                    f'edges of {e} join persons, so that no batch has them: '
+                    'leave this type out of the data and of the model, or '
+                    f"pass neighboring='contents', along=[{e}], walk_length=1"
+                )
         for t in data.node_types:
             of = data[t].get('own_of', unit.digest)
             if marked(data[t]) or of != unit.digest:

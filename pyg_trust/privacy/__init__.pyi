@@ -9,7 +9,6 @@ from .accountant import PoissonAccountant as PoissonAccountant
 from .accountant import RDPAccountant as RDPAccountant
 from .accountant import create_accountant as create_accountant
 from .accounting import group_wor_epsilon as group_wor_epsilon
-from .accounting import group_wor_profile as group_wor_profile
 from .accounting import rdp_group_wor as rdp_group_wor
 from .accounting import wor_epsilon as wor_epsilon
 from .aggregation import PrivateNodeClassifier as PrivateNodeClassifier
@@ -62,7 +61,6 @@ __all__ = [
     'gaussian_epsilon',
     'gaussian_mu_for',
     'group_wor_epsilon',
-    'group_wor_profile',
     'hop_sensitivity',
     'messages',
     'poisson_epsilon',

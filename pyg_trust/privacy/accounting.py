@@ -16,9 +16,7 @@ import scipy
 
 from pyg_trust._checks import (
     Count,
-    Finite,
     Fraction,
-    Positive,
     check_choice,
     check_integer,
     check_rate,
@@ -34,7 +32,6 @@ from pyg_trust.privacy.mechanisms import (
     check_multiplier,
     check_orders,
     check_rdp,
-    gaussian_profile,
     rdp_wor,
     rdp_wor_profile,
     unamplify,
@@ -42,7 +39,6 @@ from pyg_trust.privacy.mechanisms import (
 
 __all__ = [
     'group_wor_epsilon',
-    'group_wor_profile',
     'rdp_epsilon',
     'rdp_group_wor',
     'wor_epsilon',
@@ -110,33 +106,6 @@ def wor_epsilon(
     for (z, q), steps in phases.items():
         rdp += steps * _rdp_of_step(q, z)
     return rdp_epsilon(ORDERS, rdp, delta) if phases else 0.0
-
-
-@validated
-def group_wor_profile(
-    epsilon: Finite,
-    m: Count,
-    num_roots: Count,
-    occurrences: Count,
-    noise_multiplier: Positive,
-) -> float:
-    r"""Bound :math:`\delta(\epsilon)` of a step on overlapping subgraphs.
-
-    The step draws :math:`m` of :obj:`num_roots` subgraphs, and a record is in
-    at most :obj:`occurrences` of these.
-    """
-    n, k = check_group(num_roots, occurrences)
-    q, z = m / n, check_multiplier(noise_multiplier, k)
-    if q > 1:
-        raise ValueError(f"'m' needs to be at most {n} (got {m})")
-    if epsilon < 0:
-        return -math.expm1(epsilon) + math.exp(epsilon) * group_wor_profile(
-            -epsilon, m, n, k, z
-        )
-    i, w = _drawn(q, n, k)
-    far = float(unamplify(epsilon, min(1.0, w.sum())))
-    each = [gaussian_profile(far, noise_multiplier=z / j) for j in i]
-    return float(w @ each)
 
 
 @validated

@@ -24,7 +24,7 @@ from pyg_trust._checks import (
     constraints,
     validated,
 )
-from pyg_trust._checks.graphs import warn_of_delta, warn_of_scaled
+from pyg_trust._checks.graphs import warn_of_delta, warn_of_features
 from pyg_trust._moved import renamed, retired
 from pyg_trust.ledger import BudgetExceededError
 from pyg_trust.loader import StepLoader
@@ -505,7 +505,7 @@ class PrivacyEngine(Checkpoints):
             **options,
         )
         for store in loader.data.node_stores:
-            warn_of_scaled('x', store.get('x'))
+            warn_of_features('x', store.get('x'))
         if loader.form != 'withdraw':  # Else the number is private.
             count = loader.data.num_nodes or 1
             warn_of_delta(delta, count, loader.protected)

@@ -68,7 +68,8 @@ def by_user(mechanism: str) -> str:
     assumptions='the assumptions of the guarantee, and its limits',
     checked='how the training was checked',
     data='a fingerprint of the public part of the data',
-    weights='SHA-256 of the weights that are released',
+    weights='SHA-256 of the weights that are released; empty if something '
+    'else than private steps changed them',
     provenance='versions and arguments; no seeds, which are secret',
 )
 class PrivacyReport(ClaimedReport):
@@ -181,7 +182,9 @@ def describe(engine: Any, delta: float | None) -> PrivacyReport:
     if delta is None:
         delta = engine.target_delta
     if delta is None:
-        raise ValueError("'delta' needs to be given if there is no target")
+        raise ValueError(
+            "'delta' needs to be given if there is no target: report(1e-5)"
+        )
     loader, step = engine._loader, engine._step
     taken = engine.steps - engine._start
     rates: dict[float, int] = {}
@@ -272,9 +275,9 @@ def describe(engine: Any, delta: float | None) -> PrivacyReport:
             sampler=loader.setting(),
             ledger=engine._ledger_path is not None,
         ),
-        weights=fingerprint_model(
-            engine._attached().model.module.state_dict()
-        ),
+        weights=''
+        if step.moved()
+        else fingerprint_model(step.module.state_dict()),
         history=epsilon_over_time(engine.accountant, delta),
         account=tuple(engine.accountant.history),
         pure_epsilon=engine.accountant.pure_epsilon,

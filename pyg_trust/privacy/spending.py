@@ -138,8 +138,13 @@ class Spending(Single):
             steps (int): how many more steps to count, with the noise of
                 :meth:`make_private`; what a plan will have spent is known
                 before training. (default: :obj:`0`)
+
+        Raises:
+            ValueError: if the weights were trained, but by no private step.
         """
         accountant = self.accountant
+        if not steps:
+            self._check_trained()
         if self.noiseless and self.steps + steps:
             return math.inf
         if steps:
@@ -161,6 +166,17 @@ class Spending(Single):
                 f'the engine was made by process {self._process}, and this '
                 f'one ({os.getpid()}) is a fork: no account would cover the '
                 'releases of both. Make the engine in the process that trains'
+            )
+
+    def _check_trained(self) -> None:
+        step = getattr(self, '_step', None)
+        if step is None or self.steps > self._start:
+            return
+        if (name := step.moved()) is not None:
+            raise ValueError(
+                f"'{name}' was trained, and not by a private step: train with "
+                'the model, the optimizer and the loader that make_private '
+                'returned, in place of those that it was given'
             )
 
     def _check_attached(self) -> None:

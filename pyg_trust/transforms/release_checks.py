@@ -18,7 +18,7 @@ from pyg_trust._checks import (
     validated,
 )
 from pyg_trust._checks.fingerprints import fingerprint
-from pyg_trust._checks.graphs import warn_of_scaled
+from pyg_trust._checks.graphs import warn_of_features
 from pyg_trust.account import NoCopies, ReleaseAccount, register_release
 from pyg_trust.distributed import rank_and_size
 from pyg_trust.graph import CSRGraph
@@ -210,5 +210,5 @@ def check_own(data: Data, attr: str, relation: Relation) -> Tensor:
         )
     if relation.name != 'edge':
         check_rows(data)
-    warn_of_scaled(attr, x)
+    warn_of_features(attr, x)
     return x

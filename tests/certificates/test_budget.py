@@ -8,6 +8,7 @@ from exhaustive import (
     pagerank,
     random_perturbations,
     random_problem,
+    with_budget,
     worst_margins,
 )
 
@@ -66,7 +67,7 @@ def test_no_admissible_graph_exceeds_the_bound(cost, clip, kind, seed):
         graphs = admissible(adj, fragile, budget, global_budget)
         expected = worst_margins(graphs, logits, ALPHA)
         used = (
-            made.with_budget(made.budget.clamp(max=global_budget))
+            with_budget(made, made.budget.clamp(max=global_budget))
             if clip
             else made
         )
@@ -206,7 +207,7 @@ def test_single_flips_are_those_of_the_oracle(shared):
     made, logits, oracle = citeseer(shared)
     found = try_each(
         logits,
-        made.with_budget(made.budget.clamp(max=1)),
+        with_budget(made, made.budget.clamp(max=1)),
         oracle['targets'],
         oracle['pred'],
         ALPHA,
@@ -219,7 +220,7 @@ def test_single_flips_are_those_of_the_oracle(shared):
 def test_attacks_on_a_real_graph_stay_above_the_bound(shared):
     made, logits, oracle = citeseer(shared)
     targets, pred = oracle['targets'], oracle['pred']
-    made = made.with_budget(made.budget.clamp(max=5))
+    made = with_budget(made, made.budget.clamp(max=5))
     upper = pagerank_bounds(made, targets, ALPHA)
     against = (pred + 1) % 6
     reward = (logits[:, against] - logits[:, pred]).t().contiguous()

@@ -8,6 +8,7 @@ from exhaustive import (
     pagerank,
     random_problem,
     undirected_graphs,
+    with_budget,
 )
 
 from pyg_trust.certificates.policy import worst_case_margins
@@ -74,7 +75,7 @@ def test_no_admissible_graph_exceeds_a_bound_of_a_region(kind, size, seed):
 @pytest.mark.parametrize('seed', range(6))
 def test_no_undirected_graph_exceeds_a_bound_of_a_region(size, seed):
     adj, logits, fragile, _, made = problem(seed, 'explicit')
-    made = made.with_budget(torch.full((6,), 2))
+    made = with_budget(made, torch.full((6,), 2))
     local = worst_case_margins(logits, made, ALPHA)
     reward = (logits[:, 1] - logits[:, 0])[None].contiguous()
     free = -local[0, 1][None] / ALPHA

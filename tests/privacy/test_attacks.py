@@ -138,10 +138,25 @@ def test_raw_updates_between_steps_are_refused(private, way):
     else:
         with torch.no_grad():
             setup.net.second.bias += x.mean()
-    assert 'NOT COVERED: the weights' in setup.engine.report(1e-3).explain()
+    report = setup.engine.report(1e-3)
+    assert 'NOT COVERED: the weights' in report.explain()
+    # A checker is not told that the changed weights are the private ones.
+    assert report.weights == ''
     with pytest.raises(RuntimeError, match='since the last private step'):
         step(setup)
     assert setup.engine.steps == 1
+
+
+def test_training_with_the_objects_passed_in_is_no_private_training(private):
+    setup = private()
+    assert setup.engine.get_epsilon(1e-3) == 0
+    own = torch.optim.SGD(setup.net.parameters(), lr=0.1)
+    out = setup.net(setup.data.x, setup.data.edge_index)
+    F.cross_entropy(out, setup.data.y).backward()
+    own.step()
+    for ask in (setup.engine.get_epsilon, setup.engine.report):
+        with pytest.raises(ValueError, match='not by a private step'):
+            ask(1e-3)
 
 
 def test_weights_that_were_released_can_be_loaded_and_are_noted(private):

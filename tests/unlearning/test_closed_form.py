@@ -29,46 +29,6 @@ def random_table(seed, num_users=14, num_items=7, share=0.4):
     return np.random.default_rng(seed).random((num_users, num_items)) < share
 
 
-@pytest.mark.parametrize('seed', range(4))
-def test_any_removals_saves_and_loads_end_at_the_bits_of_a_fit(seed, tmp_path):
-    table, random = random_table(seed, 40, 25), np.random.default_rng(seed)
-    model, users, items = fitted(table), set(range(40)), set(range(25))
-    for step in range(8):
-        pairs = np.argwhere(table)
-        u, i = pairs[random.integers(len(pairs))].tolist()
-        kind = ('users', 'items', 'interactions')[random.integers(3)]
-        request = {'users': [u], 'items': [i], 'interactions': [(u, i)]}
-        report = model.remove(**{kind: request[kind]})
-        if kind == 'users':
-            table[u] = False
-            users.remove(u)
-        elif kind == 'items':
-            table[:, i] = False
-            items.remove(i)
-        else:
-            table[u, i] = False
-        assert report.exact
-        if step == 3:
-            model.save(tmp_path / 'model.pt')
-            model = Recommender('closed_form', weight_decay=LAM)
-            model.load(tmp_path / 'model.pt')
-        if step % 2:
-            assert model.verify().ok
-            model.recommend([min(users)])
-        if step == 5:
-            model.flush()
-    anew, left = fitted(table), sorted(users)
-    best = model.recommend(left, 9)
-    assert torch.equal(best, anew.recommend(left, 9))
-    mine, other = model._model.inverse, anew._model.inverse
-    assert np.array_equal(mine.base, other.base)
-    assert mine.rounding == other.rounding
-    assert model.verify().ok
-    counts = model.counts(sorted(items))
-    wanted = (table.T.astype(float) @ table)[sorted(items)]
-    assert np.array_equal(counts.numpy(), wanted)
-
-
 def test_a_removal_factors_nothing_and_the_next_answer_once(monkeypatch):
     calls = []
 

@@ -149,10 +149,13 @@ def remove_at_random(model, liked, generator, there):
         liked[user, item] = False
 
 
+CLOSED = {'method': 'closed_form', 'weight_decay': 3.0}
+
+
 @pytest.mark.parametrize('recount', [0.0, 1 / 8, 1e9])
-@pytest.mark.parametrize('cached', [True, False])
+@pytest.mark.parametrize('how', [{}, {'cached': False}, CLOSED], ids=str)
 def test_any_removals_leave_the_bits_of_counting_anew(
-    cached, recount, monkeypatch
+    how, recount, monkeypatch, tmp_path
 ):
     monkeypatch.setattr(recommender, 'RECOUNT', recount)
     generator = np.random.default_rng(5)
@@ -160,25 +163,35 @@ def test_any_removals_leave_the_bits_of_counting_anew(
     for k in range(12):
         liked = table(generator)
         there = set(range(12)), set(range(9))
-        exponents = (0.6, 2.0 if k % 3 == 0 else 0.6, 0.3)
-        model = Recommender(exponents=exponents, cached=cached)
-        model.fit(edges_of(liked), 12, 9)
-        for _ in range(6):
+        if how is not CLOSED:
+            exponents = (0.6, 2.0 if k % 3 == 0 else 0.6, 0.3)
+            how = {**how, 'exponents': exponents}
+        model = Recommender(**how).fit(edges_of(liked), 12, 9)
+        for step in range(6):
             remove_at_random(model, liked, generator, there)
             if generator.random() < 0.3:
                 model.flush()
                 assert not model.verify().leftovers
+            if step == 3:
+                model.save(tmp_path / f'{k}')
+                model = Recommender(**how).load(tmp_path / f'{k}')
         try:
-            torch.set_num_threads(1 + k % 4)
-            anew = Recommender(exponents=exponents)
-            anew.fit(edges_of(liked), 12, 9)
+            torch.set_num_threads(1 + (k % 4) * (how is not CLOSED))
+            anew = Recommender(**how).fit(edges_of(liked), 12, 9)
         finally:
             torch.set_num_threads(threads)
         users, items = sorted(there[0]), sorted(there[1])
         assert torch.equal(model.counts(items), anew.counts(items))
-        assert np.array_equal(scored(model, users), scored(anew, users))
         best = model.recommend(torch.tensor(users), 4)
         assert torch.equal(best, anew.recommend(users, 4))
+        if how is CLOSED:
+            mine, other = model._model.inverse, anew._model.inverse
+            assert np.array_equal(mine.base, other.base)
+            assert mine.rounding == other.rounding
+            wanted = (liked.T.astype(float) @ liked)[items]
+            assert np.array_equal(model.counts(items).numpy(), wanted)
+        else:
+            assert np.array_equal(scored(model, users), scored(anew, users))
         assert torch.equal(model.edge_index, anew.edge_index)
         assert model.verify().ok
 

@@ -8,6 +8,7 @@ import dataclasses
 
 import pytest
 import torch
+from exhaustive import with_budget
 from procedures import cycle
 from torch.nn import Linear
 
@@ -89,7 +90,7 @@ def policies_that_do_not_improve(patch):
 
 def a_flip_less(patch):
     def change(self, made, signal, kwargs):
-        less = made.with_budget((made.budget - 1).clamp(min=0))
+        less = with_budget(made, (made.budget - 1).clamp(min=0))
         return maximize(self, less, signal, **kwargs)
 
     optimum(patch, change)
