@@ -1,5 +1,3 @@
-# Longer than 700 lines because it is the calls of users, with
-# their docstrings.
 r"""Exact unlearning by shards: SISA, GraphEraser and GraphRevoker."""
 
 import copy
