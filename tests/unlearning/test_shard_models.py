@@ -264,9 +264,12 @@ def test_the_users_training_forgets_to_the_bit(tmp_path):
     assert 'batches' in str(report.origin['arguments'])
     with pytest.raises(ValueError, match='other arguments'):
         own(train=steps).load(tmp_path)
-    # The default is one of them.
-    assert same(
-        weights(own(train=steps).fit(data)), weights(own(epochs=4).fit(data))
+    # The default is one of them, but for the order of sums.
+    torch.testing.assert_close(
+        own(train=steps).fit(data).outputs,
+        own(epochs=4).fit(data).outputs,
+        atol=1e-4,
+        rtol=1e-3,
     )
 
 

@@ -339,7 +339,7 @@ def transpose(module: Module, inputs: Any) -> None:
     """Transpose in memory the weights that sparse features meet."""
     x = next(iter(inputs))
     if isinstance(x, Tensor) and is_sparse(x):
-        for weight in module.parameters():
+        for weight in itertools.filterfalse(is_lazy, module.parameters()):
             if weight.dim() == 2 and weight.size(1) == x.size(1):
                 weight.data = weight.data.t().contiguous().t()
 
