@@ -54,14 +54,11 @@ class Shards(BaseTransform):
             it is drawn once, when the transform is made: the same transform
             gives a node the same hash every time. (default: :obj:`None`)
         embedding (str, optional): the attribute that :obj:`'bekm'` clusters;
-            by default the logits of a GCN that is trained for it
-            (:func:`pyg_trust.nn.partition_embedding`). (default: :obj:`None`)
-        **kwargs (optional): further arguments of the function of the method
-            (:obj:`slack`, :obj:`max_rounds`, :obj:`sem_weight`, ...), as
-            :func:`~pyg_trust.unlearning.metis_partition`,
-            :func:`~pyg_trust.unlearning.blpa`,
-            :func:`~pyg_trust.unlearning.bekm` and
-            :func:`~pyg_trust.nn.learned_partition` take them.
+            by default the logits of a GCN that is trained for it.
+            (default: :obj:`None`)
+        **kwargs (optional): further arguments of the method's function, such
+            as :obj:`slack` of :func:`~pyg_trust.unlearning.blpa` or
+            :obj:`sem_weight` of :func:`~pyg_trust.nn.learned_partition`.
 
     Raises:
         ImportError: without ``pymetis``, by :obj:`'metis'`.

@@ -222,12 +222,15 @@ def test_labels_of_every_graph():
                 continue
             ends, _, weight = (*given, None, None)[:3]
             made = [kit.LabelPropagation(3, alpha) for kit in (pyg, ours)]
-            for some in (None, mask, mask.nonzero().view(-1)):
-                for more in ({}, {'post_step': torch.tanh}):
-                    same(
-                        *(m(labels, ends, some, weight, **more) for m in made),
-                        graph,
-                    )
+            for some, more in (
+                (None, {}),
+                (mask, {}),
+                (mask.nonzero().view(-1), {'post_step': torch.tanh}),
+            ):
+                one, two = (
+                    m(labels, ends, some, weight, **more) for m in made
+                )
+                same(one, two, graph)
     half = WEIGHT.bfloat16()
     made = [kit.LabelPropagation(3, 0.7) for kit in (pyg, ours)]
     same(*(each(Y, BOTH, None, half) for each in made))

@@ -4,11 +4,11 @@ A model is a function of its shard and of a seed: it is trained on one thread,
 on tensors of its own, and the generators of torch, numpy and Python stand at
 states that come from that seed whenever a model is built, trained or run.
 
-Three shortcuts save time where :func:`find_shortcuts` sees on a made-up graph
+Four shortcuts save time where :func:`find_shortcuts` sees on a made-up graph
 that they leave a model as it is: layers keep the normalised graph
-(``cached=True``), all models run on the graph as a sparse matrix, and features
-that are mostly zero are sparse. They are chosen by the factory alone, never by
-data that may be removed.
+(``cached=True``), models run on the graph as a sparse matrix, they are trained
+on it, too, and features that are mostly zero are sparse. They are chosen by
+the factory alone, never by data that may be removed.
 """
 
 import copy

@@ -89,7 +89,6 @@ class ShardedUnlearner(Stateful):
     all *equals*, bit for bit, a fit on the present data with the same seed and
     partition. With ``partition='hash'`` the shard of a node depends on its id
     alone; other partitions have seen what is removed (:meth:`repartition`).
-    Nodes are named by ``data.n_id`` if it is there, else by position.
 
     Args:
         model_factory (Callable): makes a new PyG model of node logits, which
@@ -117,7 +116,7 @@ class ShardedUnlearner(Stateful):
         unit (PrivacyUnit, optional): who owns what of a ``HeteroData``, which
             is then divided, and removed from, by persons.
         start_is_public (bool): states that what models start from is public.
-        seed (int, optional): the seed. (default: from the operating system)
+        seed (int, optional): the seed; by default from the operating system.
     """
 
     @retired(
@@ -209,6 +208,7 @@ class ShardedUnlearner(Stateful):
         Args:
             data (Data or HeteroData): the graph, with a ``train_mask``; labels
                 of other nodes are ignored, except for the number of classes.
+                Nodes are named by ``n_id`` if it is there, else by position.
                 With a :obj:`unit`, its ``HeteroData``, with labels and mask of
                 the table of persons.
 
