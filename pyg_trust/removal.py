@@ -17,6 +17,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_trust._checks import (
+    as_ids,
     check_choice,
     check_instance,
     check_range,
@@ -687,23 +688,15 @@ def check_from_0(name: str, ids: Tensor) -> None:
 
 def _tensor(name: str, values: Any) -> Tensor:
     # Ids in their order, or a mask.
-    if isinstance(values, np.ndarray) and values.dtype != object:
-        values = torch.as_tensor(values)
+    if not isinstance(values, Tensor | np.ndarray | str | Mapping):
+        values = [*values] if isinstance(values, Iterable) else values
+    values = as_ids(name, values)
     if not isinstance(values, Tensor):
-        if not isinstance(values, Iterable):
-            raise TypeError(
-                f"'{name}' needs to be a tensor or a list of ids (got "
-                f'{type(values).__name__})'
-            )
-        values = [*values]
-        if values and {*map(type, values)} <= {bool, np.bool_}:
-            return torch.tensor([bool(v) for v in values])
-        integers(name, values)
-        values = torch.tensor([int(v) for v in values], dtype=torch.int64)
-    values = values.detach().cpu()
-    if values.dim() == 2 and values.size(1) == 1:
-        values = values[:, 0]
-    return values.long() if values.dtype == torch.int32 else values
+        raise TypeError(
+            f"'{name}' needs to be a tensor or a list of ids (got "
+            f'{type(values).__name__})'
+        )
+    return values.detach().cpu()
 
 
 def integers(name: str, values: Nodes) -> tuple[int, ...]:
