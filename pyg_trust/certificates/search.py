@@ -23,6 +23,8 @@ __all__ = ['Margins', 'attacks', 'try_all', 'try_each']
 
 # Rounds in which an attack takes the flips that are worth most together.
 _TOGETHER = 5
+# How many pairs of all columns are evaluated for additions anywhere.
+_MOST = 100_000_000
 
 
 class Margins(NamedTuple):
@@ -266,13 +268,16 @@ def attacks(
     together are taken, some times anew in the graph that they make; then the
     best flip is added again and again; then each flip in turn is given up for
     the best one in its place. A heuristic: evaluate the attacks before use.
-    With all pairs addable only removals are tried in graphs of more than 1,500
-    nodes. Returns the directed edges to flip, ``[2, num_flips]``, per column.
+    All pairs that are addable are tried in small graphs alone, and with many
+    flips, pairs and targets the rounds have a limit, as each evaluates every
+    pair for every target. Returns the directed edges to flip, ``[2, num_flips]``, per column.
     """
-    used = perturbations
-    if used.all_pairs and used.num_nodes > 1500:
+    used, columns = perturbations, max(targets.numel(), 1)
+    if used.all_pairs and columns * used.num_nodes**2 > _MOST:
         used = Perturbations(used.graph, used.removable, used.budget)
     pairs = candidates(used, undirected)
+    least = 4 if used.all_pairs else 64
+    rounds = max(least, 2 * _MOST // (columns * max(pairs.size(1), 1)))
     found: list[Tensor] = []
     numbers = 2 + 4 * pairs.size(1) // used.num_nodes
     blocks = list(perturbations.column_blocks(targets.numel(), numbers))
@@ -282,7 +287,7 @@ def attacks(
             Horizon(alpha, None, normalization),
             undirected,
         )
-        search.run(global_budget, swaps)
+        search.run(global_budget, swaps, rounds)
         found += search.flips(search.chosen)
     return found
 
@@ -369,7 +374,7 @@ class _Attack:
         longer[torch.arange(len(longer)), which] |= most > 0
         return longer
 
-    def run(self, budget: int, swaps: int) -> None:
+    def run(self, budget: int, swaps: int, rounds: int) -> None:
         """Take flips together, then one by one, then swap them."""
         every = live = torch.arange(len(self.best))
         worth, _ = self.worth(self.chosen, every)
@@ -383,7 +388,7 @@ class _Attack:
             if live.numel() == 0:
                 break
         live, tried = every, self.chosen.clone()
-        for _ in range(budget + 1):
+        for _ in range(min(budget, rounds) + 1):
             worth, free = self.worth(tried, live)
             free &= (tried.sum(1) < budget)[:, None]
             longer = self.add(tried, worth, free)
@@ -392,7 +397,7 @@ class _Attack:
             if live.numel() == 0:
                 break
         for _ in range(swaps if budget > 1 else 0):
-            for k in range(budget):
+            for k in range(min(budget, rounds)):
                 # Remove the k-th flip of each column.
                 number = self.chosen.long().cumsum(1)
                 gone = self.chosen & (number == k + 1)
