@@ -89,7 +89,7 @@ class RemovalLedger:
     that changed or older lists are refused by :meth:`load_state_dict`.
 
     Keep ledgers private, as they list the ids of removed items. They do not
-    tell what the items held: digests are salted
+    show what the items held: digests are salted
     (:class:`~pyg_trust.files.seals.Seals`), and amounts are constant or
     rounded to powers of two (:func:`coarse`).
 

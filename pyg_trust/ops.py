@@ -411,7 +411,7 @@ def pull(
 
     Whether they are is estimated from few nodes, so that edges need not be
     sorted for sampling where none would be sampled. The arguments are those
-    of :func:`push`; :obj:`graph` needs the rows of :func:`cost_nodes` alone.
+    of :func:`push`; :obj:`graph` needs the rows of ``cost_nodes`` alone.
     On the CPU.
 
     Returns:

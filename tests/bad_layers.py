@@ -127,13 +127,11 @@ entry(
     bad(edge_index=None),
     bad(shard=None),
     bad(index=torch.tensor([0, 0])),
-    names={'num_classes': "'(num_classes|y)'"},
     outputs=tensor(rows=False),
     y=tensor(rows=True),
     index=tensor(rows=False, low=0, high=N - 1, empty=True),
     edge_index=edge_indices(N, none=True),
     shard=tensor(none=True),
-    num_classes=integer(2, none=True),
 )
 
 

@@ -23,8 +23,8 @@ __all__ = ['Margins', 'attacks', 'try_all', 'try_each']
 
 # Rounds in which an attack takes the flips that are worth most together.
 _TOGETHER = 5
-# How many pairs of all columns are evaluated for additions anywhere.
-_MOST = 100_000_000
+# How many flips of pairs of all columns are tried for additions anywhere.
+_MOST = 30_000_000
 
 
 class Margins(NamedTuple):
@@ -268,16 +268,16 @@ def attacks(
     together are taken, some times anew in the graph that they make; then the
     best flip is added again and again; then each flip in turn is given up for
     the best one in its place. A heuristic: evaluate the attacks before use.
-    All pairs that are addable are tried in small graphs alone, and with many
-    flips, pairs and targets the rounds have a limit, as each evaluates every
-    pair for every target. Returns the directed edges to flip, ``[2, num_flips]``, per column.
+    All pairs that are addable are tried in small graphs alone, and the rounds
+    have a limit, as each evaluates every pair for every target. Returns the
+    directed edges to flip, ``[2, num_flips]``, per column.
     """
     used, columns = perturbations, max(targets.numel(), 1)
-    if used.all_pairs and columns * used.num_nodes**2 > _MOST:
+    flips = min(global_budget, 8)
+    if used.all_pairs and columns * used.num_nodes**2 * flips > _MOST:
         used = Perturbations(used.graph, used.removable, used.budget)
     pairs = candidates(used, undirected)
-    least = 4 if used.all_pairs else 64
-    rounds = max(least, 2 * _MOST // (columns * max(pairs.size(1), 1)))
+    rounds = 4 if perturbations.all_pairs else 32
     found: list[Tensor] = []
     numbers = 2 + 4 * pairs.size(1) // used.num_nodes
     blocks = list(perturbations.column_blocks(targets.numel(), numbers))

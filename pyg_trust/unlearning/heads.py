@@ -2,7 +2,7 @@ r"""Logistic heads: rows, objective, measured residual, and Newton's method.
 
 One loop serves all classifiers that data is removed from: with a Hessian for
 every step (:func:`minimize`), or with one of an earlier time that is corrected
-on the way (:func:`refine`). The result is only trusted by its residual, which
+on the way (``refine``). The result is only trusted by its residual, which
 is measured, and from which :mod:`.shifts` derives the privacy of a release.
 ``docs/theory/certified_removal.rst`` has the objective and the certificate.
 """
@@ -207,7 +207,7 @@ class Gradient(NamedTuple):
 
 
 class Problem(Protocol):
-    """Interface of the problems that :func:`refine` minimises."""
+    """Interface of the problems that ``refine`` minimises."""
 
     def gradient(self, W: Tensor) -> Gradient:
         """Return the gradient, with a bound of its error."""

@@ -352,7 +352,7 @@ class ColumnProblem(NamedTuple):
     goal: float
 
     def gradient(self, W: Tensor) -> Gradient:
-        """Compute :meth:`.Objective.gradient` at exact features."""
+        """Compute the gradient at exact features."""
         state, grow = self.state, self.state.spread
         x, signal = state.x, state.x @ W
         size, most = float(x.norm()), math.sqrt(max(self.Y.numel(), 1))
