@@ -713,7 +713,8 @@ def integers(name: str, values: Nodes) -> tuple[int, ...]:
     if array.ndim > 1 or (array.size and array.dtype.kind not in 'iu'):
         raise TypeError(
             f"'{name}' needs to hold integers (got {array.dtype} of the "
-            f'shape {list(array.shape)})'
+            f'shape {list(array.shape)}): numbers of rows, or the ids that '
+            'data.n_id gives to rows'
         )
     if array.size and not 0 <= int(array.min()) <= int(array.max()) < 2**63:
         raise ValueError(

@@ -115,6 +115,11 @@ class PrivacyUnit:
     ) -> None:
         given, data = data, typed(data)
         owns, shares = _by_type(owned), _by_type(joint)
+        if isinstance(public, str):
+            raise TypeError(
+                "'public' needs a sequence of node types: "
+                f'public=({public!r},)'
+            )
         self.person, self.public = person, tuple(public)
         self.owned, self.joint = tuple(owns), tuple(shares)
         self.public_edges = tuple((a, b, c) for a, b, c in public_edges)

@@ -30,6 +30,7 @@ import pyg_trust.nn as ours
 from pyg_trust.certificates import BitFlips, ThreatModel, certify
 from pyg_trust.loader import DisjointWalkLoader, GraphLoader, UnitLoader
 from pyg_trust.privacy import PrivacyEngine, PrivateNodeClassifier
+from pyg_trust.report import TrustReport
 from pyg_trust.transforms import (
     AGP,
     GDC,
@@ -54,13 +55,13 @@ PATH = torch.tensor([[0, 1], [1, 0]])
 
 
 def data(**more):
-    return Data(
-        x=X.clone(),
-        edge_index=PAIRS.clone(),
-        y=Y.clone(),
-        train_mask=torch.arange(N) < 20,
-        **more,
-    )
+    made = {
+        'x': X.clone(),
+        'edge_index': PAIRS.clone(),
+        'y': Y.clone(),
+        'train_mask': torch.arange(N) < 20,
+    }
+    return Data(**{**made, **more})
 
 
 def graphs(**more):
@@ -683,3 +684,34 @@ def test_a_certificate_is_asked_by_a_mask_of_its_graph():
     assert torch.equal(found.status_of(mask, data()), found.status[mask])
     with pytest.raises(ValueError, match=r'\[30\]'):
         found.status_of(mask[:10], data())
+
+
+def test_calls_that_newcomers_try(tmp_path):
+    model = PrivateNodeClassifier('node', epsilon=1.0, insecure_seed=None)
+    model.fit(data())
+    assert model.remove(nodes=[1], data=data()).epsilon > 0
+    model.save(tmp_path / 'p.pt')
+    other = PrivateNodeClassifier('node', epsilon=1.0)
+    assert other.load(tmp_path / 'p.pt') is other
+    for kind in (NodeClassifier, ShardedUnlearner):
+        with pytest.raises(TypeError, match=r'model.load\(...\)'):
+            kind.load(str(tmp_path / 'p.pt'))
+    with pytest.raises(TypeError, match=r'data.y.long\(\)'):
+        NodeClassifier().fit(data(y=Y.float()))
+    with pytest.raises(ValueError, match=r'a tensor \(got list'):
+        NodeClassifier().fit(data(y=Y.tolist()))
+    with pytest.raises(TypeError, match='index_to_mask'):
+        NodeClassifier().fit(data(train_mask=torch.arange(9)))
+    with pytest.raises(TypeError, match=r"public=\('i',"):
+        PrivacyUnit(HeteroData(), person='p', public='i')
+    shards = ShardedUnlearner(
+        lambda: pyg.GCN(6, 4, 2, 3), num_shards=2, epochs=2
+    ).fit(data())
+    mask = data().train_mask
+    assert shards.score(mask, Y) == shards.score(mask, Y[mask])
+    report = NodeClassifier().fit(data()).remove(nodes=[1])
+    assert str(TrustReport.of([report])) == str(TrustReport.of(report))
+    lazy = pyg.SAGEConv((-1, -1), 3)
+    loader = DisjointWalkLoader(data(train_mask=None), 8, 1)
+    with pytest.raises(ValueError, match=r'call it once under'):
+        private(lazy, loader)

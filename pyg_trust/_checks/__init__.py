@@ -455,8 +455,15 @@ def check_tensor(
     if not isinstance(value, Tensor):
         raise _type_error(name, 'a tensor', value)
     if not _has_dtype(value, dtype):
+        way = {
+            torch.int64: f': {name}.long()',
+            torch.float32: f': {name}.float()',
+            torch.bool: ': torch_geometric.utils.index_to_mask makes one of '
+            'ids',
+        }
+        call = way.get(dtype, '') if isinstance(dtype, torch.dtype) else ''
         raise TypeError(
-            f"'{name}' needs to be {_dtypes(dtype)} (got {value.dtype})"
+            f"'{name}' needs to be {_dtypes(dtype)} (got {value.dtype}){call}"
         )
     if value.dim() != len(shape) or any(
         isinstance(wanted, int) and size != wanted

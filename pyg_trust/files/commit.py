@@ -335,7 +335,14 @@ def _in_turn(
 
     @functools.wraps(method)
     def taking_turns(self: Self, *args: P.args, **kwargs: P.kwargs) -> T:
-        lock: ObjectLock = self._lock  # type: ignore[attr-defined]
+        lock = getattr(self, '_lock', None)
+        if not isinstance(lock, ObjectLock):
+            raise TypeError(
+                f"'{method.__name__}' is called on an object (got "
+                f'{type(self).__name__} in its place): make one first, with '
+                'the arguments of a saved one, as '
+                f'model = NodeClassifier(...); model.{method.__name__}(...)'
+            )
         with lock.turn:
             before = lock.doing
             if before is not None and (edits or before[1]):

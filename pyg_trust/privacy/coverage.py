@@ -3,7 +3,7 @@
 import io
 import math
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from pyg_trust.graph import CSRGraph
 from pyg_trust.ledger import BudgetExceededError, RemovalLedger
 from pyg_trust.privacy.fitted import Fitted, Seal
 from pyg_trust.privacy.gaussian import gaussian_epsilon, gaussian_mu_for
-from pyg_trust.removal import NotThere, RemovalRequest
+from pyg_trust.removal import NotThere, RemovalRequest, requested
 from pyg_trust.report import Guarantee, provenance
 from pyg_trust.report.claimed import ClaimedReport, claimed
 from pyg_trust.verify.chain import LISTED
@@ -35,6 +35,8 @@ _TAKES = {
     'feature': (('features', 'labels'), 'edges are public there'),
 }
 _UP = 1 + 1e-12
+
+Model = TypeVar('Model', bound='Coverage')
 
 
 @claimed(
@@ -173,9 +175,13 @@ class Coverage(Fitted):
     @validated
     def remove(
         self,
-        request: RemovalRequest,
-        data: Data,
+        request: Any = None,
+        data: Any = None,
         *,
+        nodes: Any = None,
+        edges: Any = None,
+        features: Any = None,
+        labels: Any = None,
         reference: str = '',
         proof: str | Path | None = None,
     ) -> CoverageReport:
@@ -187,9 +193,15 @@ class Coverage(Fitted):
         everything is as before.
 
         Args:
-            request (RemovalRequest): chosen without looking at the release.
+            request (RemovalRequest or list, optional): a request, or ids of
+                nodes, chosen without looking at the release.
             data (Data): the graph of the release, with or without what was
                 removed since; only its edges are read.
+            nodes (list or Tensor, optional): ids in place of a request, as
+                ``remove(nodes=[12], data=data)``.
+            edges (list or Tensor, optional): the same, of edges.
+            features (list or Tensor, optional): the same, of features.
+            labels (list or Tensor, optional): the same, of labels.
             reference (str): 32 hexadecimal digits that name the batch of the
                 request, for the line of the ledger. (default: :obj:`''`)
             proof (str or Path, optional): a file (``.npz``) from which
@@ -205,6 +217,10 @@ class Coverage(Fitted):
                 would be more than ``forget_epsilon``.
         """
         self.removals.check_reference(reference)
+        request = requested(
+            request, nodes=nodes, edges=edges, features=features, labels=labels
+        )
+        check_instance('data', data, Data)
         change = self._change(request, data)
         named, held = request.to_dict(), (change.units, change.total)
         seal = Seal.of(_text(change.graph, held))
@@ -264,8 +280,8 @@ class Coverage(Fitted):
         }
         commit.save(path, {**self.state_dict(), **more})
 
-    def load(self, path: str | Path) -> None:
-        """Take over the state that ``save()`` has written.
+    def load(self: Model, path: str | Path) -> Model:
+        """Take over the state that ``save()`` has written; return the model.
 
         Args:
             path (str or Path): the file.
@@ -276,6 +292,7 @@ class Coverage(Fitted):
         """
         check_instance('path', path, str, Path)
         self.load_state_dict(files.load(path))
+        return self
 
     def _read_coverage(self, state: dict[str, Any]) -> dict[str, Any]:
         # The attributes of a saved state, to be set when all else is well.
@@ -367,7 +384,8 @@ class Coverage(Fitted):
                 f'with these {units} units epsilon would be '
                 f'{gaussian_epsilon(mu, self.delta):.4g}, and '
                 f"'forget_epsilon' is {self.forget_epsilon:g}: fit again "
-                f'without them (which spends {fit} of the account)'
+                f'without them (which spends {fit} of the account), or make '
+                "the model with such a 'forget_epsilon'"
             )
         return _Change(left, nodes, units, shift, total, mu, arrays)
 

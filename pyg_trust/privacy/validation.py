@@ -87,7 +87,11 @@ def _check_layers(module: nn.Module) -> None:
         elif any(
             isinstance(p, UninitializedParameter) for p in layer.parameters()
         ):
-            reason = 'has no shapes yet: call the model once before'
+            raise ValueError(
+                f"'module' has lazy layers ('{name or 'module'}' has no "
+                'shapes yet): call it once under torch.no_grad(), before the '
+                'optimizer and make_private'
+            )
         else:
             continue
         found.append(f"'{name or 'module'}' ({type(layer).__name__}) {reason}")

@@ -101,6 +101,8 @@ class TrustReport(Report):
             TypeError: if a value is no report, or one without a guarantee.
             ValueError: if there are none.
         """
+        if len(reports) == 1 and isinstance(reports[0], list | tuple):
+            reports = tuple(reports[0])
         if not reports:
             raise ValueError("'reports' can't be empty")
         for report in reports:

@@ -499,7 +499,10 @@ def read_classes(
     n = int(data.num_nodes)
     y = data.get('y')
     if not isinstance(y, Tensor):
-        raise ValueError("'data' needs to have labels 'y'")
+        raise ValueError(
+            "'data' needs to have labels 'y', a tensor "
+            f'(got {type(y).__name__})'
+        )
     if y.dim() == 2 and y.size(1) == 1:
         # As OGB has them.
         y = y.view(-1)

@@ -142,13 +142,15 @@ class Saved:
         check_instance('path', path, str, Path)
         commit.save(path, self.state_dict())
 
+    @editing
     def load(self: S, path: str | Path) -> S:
         """Load the state that :meth:`save` has written; return the model.
 
         Raises:
             ValueError: as :meth:`load_state_dict`.
         """
-        return self.load_state_dict(files.load(path))
+        self._load(files.load(path))
+        return self
 
     @synchronized
     def __getstate__(self) -> dict[str, Any]:

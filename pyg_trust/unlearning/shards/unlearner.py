@@ -321,8 +321,9 @@ class ShardedUnlearner(Stateful):
             nodes (list[int] or Tensor, optional): ids of nodes of the present
                 graph, or a mask over the rows of :meth:`predict`; by default
                 those of the ``test_mask``. (default: :obj:`None`)
-            y (list[int] or Tensor, optional): their classes; by default the
-                labels in the graph that was fitted. (default: :obj:`None`)
+            y (list[int] or Tensor, optional): their classes, or those of all
+                rows of :meth:`predict`; by default the labels in the graph
+                that was fitted. (default: :obj:`None`)
         """
         data = self._fitted.data
         if nodes is None and data.get('test_mask') is None:
@@ -336,6 +337,8 @@ class ShardedUnlearner(Stateful):
         if y is None:
             y = data.y[rows_of(data.n_id, nodes)]
         y = torch.as_tensor(y).view(-1)
+        if y.numel() == self._fitted.rows.numel():
+            y = y.cpu()[rows_of(self._fitted.rows, nodes)]
         check_tensor('y', y, torch.int64, tuple(found.shape))
         if not y.numel() or int(y.min()) < 0:
             raise ValueError(
