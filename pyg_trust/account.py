@@ -216,10 +216,10 @@ _REGISTER = threading.Lock()
 def register_release(
     secret: list[str], unit: str, account: str, mu: float
 ) -> float:
-    r"""Register a release; return the data's total spending in this process.
+    r"""Register a release; return :math:`\mu` of all releases of the data.
 
-    The same data on two accounts are a budget that is spent twice: neither
-    account knows of the other.
+    ``secret`` fingerprints the data, ``unit`` is what is protected; other
+    accounts of this process count, too, as none knows of the others.
     """
     check_instance('secret', secret, list)
     for name, value in (('unit', unit), ('account', account)):

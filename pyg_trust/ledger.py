@@ -71,7 +71,7 @@ class LedgerEntry(Report):
     reference: str = ''
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields, as in 0.1 without an empty reference."""
+        """Return all fields; an empty reference is left out."""
         made = super().to_dict()
         if not self.reference:
             del made['reference']
@@ -235,7 +235,6 @@ class RemovalLedger:
                 that adds to the account.
             spent (float): the bound of the new model's residual.
             request (dict, optional): the ids of the removed items.
-                (default: :obj:`None`)
             data (str): a salted digest of the remaining data.
                 (default: :obj:`''`)
             reference (str): 32 hexadecimal digits for each request, by which

@@ -98,7 +98,6 @@ class SeededNoise(_Noise):
 
     Args:
         seed (int, optional): the seed; all of its bits count.
-            (default: :obj:`None`)
     """
 
     secure = False
@@ -216,7 +215,7 @@ def p_value(drawn: Tensor) -> float:
     """Return a two-sided p-value of all entries being standard Gaussian.
 
     Args:
-        drawn (Tensor): float64, ``[d, num_columns]``; their norm is tested.
+        drawn (Tensor): float64, ``[d, num_columns]``; tested by the norm.
     """
     shape = ('d', 'num_columns')
     check_tensor('drawn', drawn, torch.float64, shape, finite=True)

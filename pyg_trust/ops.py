@@ -407,16 +407,16 @@ def pull(
     keep: Keep,
     pull_above: AtLeast0,
 ) -> Tensor | None:
-    """Compute :func:`push` if all of its levels are exact.
+    """Compute the sum of :func:`push` exactly, if no level would be sampled.
 
-    Whether they are is estimated from few nodes, so that edges need not be
-    sorted for sampling where none would be sampled. The arguments are those
-    of :func:`push`; :obj:`graph` needs the rows of ``cost_nodes`` alone.
-    On the CPU.
+    Few nodes are read to estimate whether sampling would be cheaper on a
+    level, so that edges need not be sorted for sampling beforehand. The
+    arguments are those of :func:`push`, but :obj:`graph` needs only the rows
+    of :func:`cost_nodes`. On the CPU.
 
     Returns:
         Tensor or None: the sum, ``[num_nodes, num_columns]``; :obj:`None` if
-        a level would be pushed.
+        a level would be sampled.
     """
     rowptr, col, group_ptr, group_end, scale = graph
     z, pushed = _ops.push(
@@ -723,13 +723,14 @@ def push_rows(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
     r"""Push residues until every row is within its limit, in place.
 
-    While :math:`\lVert R_v \rVert_2 > \theta \sqrt{d_v}`, with the length
-    :math:`d_v` of row :math:`v`, at least 1, adds :math:`R_v` to :math:`z_v`
-    and :math:`c\, r_u s_v R_v` to :math:`R_u` for the nodes :math:`u` of row
-    :math:`v`, and sets :math:`R_v` to 0, in the order of a queue that starts
-    with :obj:`seeds`. :math:`c` is :obj:`follow`, :math:`r` :obj:`recv` and
-    :math:`s` :obj:`send`. Returns what undoes it: nodes and their old
-    residues, pushed nodes and their old :math:`z`; and a count.
+    While a row :math:`R_v` of :obj:`residue` is above its limit :math:`\theta
+    \sqrt{\max(d_v, 1)}`, for the length :math:`d_v` of its row in
+    :obj:`rows`, adds it to :math:`z_v` and :math:`c\, r_u s_v R_v` to
+    :math:`R_u` for the nodes :math:`u` of that row, and sets it to 0. A queue
+    starts with :obj:`seeds`, whose residues are first computed anew if
+    :obj:`x` is given; :math:`c`, :math:`r`, :math:`s` are :obj:`follow`,
+    :obj:`recv`, :obj:`send`. Returns nodes and their old residues, pushed
+    nodes and their old :math:`z`, and the number of pushes.
     """
     return _ops.push_rows.default(
         *(*rows, seeds, recv, send, theta, follow, z, residue, x),

@@ -263,11 +263,11 @@ class PrivacyUnit:
         *,
         symmetric: bool = False,
     ) -> bool:
-        """Return whether a metapath uses only own rows, then public rows.
+        """Return whether a metapath reads only a person's own and public rows.
 
-        It is a walk from rows of :obj:`node_type`, which receive; with
-        :obj:`symmetric`, messages are divided by the degree of the rows that
-        send, too, which counts others' edges of a public row.
+        It starts at rows of :obj:`node_type`, which receive, and may not leave
+        public rows for private ones. With :obj:`symmetric`, messages are also
+        divided by the sender's degree, which counts all edges of public rows.
         """
         own = True
         for e, receiver, sender, ends in path_steps(
@@ -375,10 +375,10 @@ class PrivacyUnit:
     def within(
         self, data: Data | HeteroData, persons: Persons
     ) -> Data | HeteroData:
-        """Return only the rows of some persons, and the public rows.
+        """Return the graph of the rows of some persons, and the public rows.
 
-        Joint rows whose owners are in several groups are in none. Returned as
-        by :meth:`without`.
+        Of rows with several owners, those are kept whose owners are all among
+        :obj:`persons`. The result is as of :meth:`without`.
         """
         self.check(data)
         return self._inside(data, self._names(persons))

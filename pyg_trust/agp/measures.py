@@ -99,9 +99,7 @@ class Measure:
         b (float): the exponent of the sending node's degree.
         weights (tuple[float, ...]): :math:`w_0, \ldots, w_L`, non-negative.
         self_loops (bool): whether missing self-loops are added first.
-            (default: :obj:`False`)
         undirected (bool): whether the graph needs to be undirected.
-            (default: :obj:`False`)
         along (bool): whether signals travel along the edges or against them.
             (default: :obj:`True`)
         spectral_radius (float, optional): the largest spectral radius of the
@@ -199,7 +197,7 @@ def pagerank(
         alpha (float): the teleport probability, in :math:`(0, 1]`.
         levels (int, optional): the number of levels :math:`L`; by default
             chosen by :obj:`tol`. (default: :obj:`None`)
-        tol (float): the largest tail. (default: :obj:`1e-4`)
+        tol (float): the largest total weight cut off. (default: :obj:`1e-4`)
     """
     weights = _geometric(alpha, levels, tol)
     return Measure(0, 1, weights, name='pagerank')
@@ -214,7 +212,7 @@ def ppr(
     Args:
         alpha (float): as in :func:`pagerank`.
         levels (int, optional): as in :func:`pagerank`. (default: :obj:`None`)
-        tol (float): the largest tail. (default: :obj:`1e-4`)
+        tol (float): the largest total weight cut off. (default: :obj:`1e-4`)
     """
     return replace(pagerank(alpha, levels=levels, tol=tol), name='ppr')
 
@@ -231,7 +229,7 @@ def single_target(
     Args:
         alpha (float): as in :func:`pagerank`.
         levels (int, optional): as in :func:`pagerank`. (default: :obj:`None`)
-        tol (float): the largest tail. (default: :obj:`1e-4`)
+        tol (float): the largest total weight cut off. (default: :obj:`1e-4`)
     """
     weights = _geometric(alpha, levels, tol)
     return Measure(1, 0, weights, along=False, name='single_target')
@@ -244,7 +242,7 @@ def hkpr(t: float, *, levels: int | None = None, tol: float = TOL) -> Measure:
     Args:
         t (float): the heat constant, positive: the mean number of steps.
         levels (int, optional): as in :func:`pagerank`. (default: :obj:`None`)
-        tol (float): the largest tail. (default: :obj:`1e-4`)
+        tol (float): the largest total weight cut off. (default: :obj:`1e-4`)
     """
     return Measure(0, 1, _poisson(t, levels, tol), name='hkpr')
 
@@ -270,7 +268,7 @@ def katz(
         beta (float): the attenuation, in :math:`(0, 1/\lambda)`.
         graph (CSRGraph): the graph that it is for.
         levels (int, optional): as in :func:`pagerank`. (default: :obj:`None`)
-        tol (float): the largest tail. (default: :obj:`1e-4`)
+        tol (float): the largest error, as above. (default: :obj:`1e-4`)
 
     Raises:
         ValueError: if :obj:`beta` is not below :math:`1/\lambda`: the series
@@ -332,7 +330,7 @@ def appnp(
         alpha (float): the teleport probability, in :math:`(0, 1]`.
         levels (int, optional): the number of steps, the :math:`K` of APPNP;
             by default chosen by :obj:`tol`. (default: :obj:`None`)
-        tol (float): the largest tail. (default: :obj:`1e-4`)
+        tol (float): the largest total weight cut off. (default: :obj:`1e-4`)
         self_loops (bool): as in :func:`sgc`. (default: :obj:`True`)
     """
     weights = _geometric(alpha, levels, tol)
@@ -352,7 +350,7 @@ def heat(
     Args:
         t (float): the diffusion time, positive.
         levels (int, optional): as in :func:`pagerank`. (default: :obj:`None`)
-        tol (float): the largest tail. (default: :obj:`1e-4`)
+        tol (float): the largest total weight cut off. (default: :obj:`1e-4`)
         self_loops (bool): as in :func:`sgc`. (default: :obj:`True`)
     """
     weights = _poisson(t, levels, tol)

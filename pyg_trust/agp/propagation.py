@@ -58,12 +58,11 @@ def propagate(
 ) -> Tensor:
     r"""Compute :math:`z = \sum_i w_i (D^{-a} A D^{-b})^i x`.
 
-    Exactly for :obj:`eps = 0`; otherwise the unbiased AGP estimate, whose
-    variance :func:`variance_bound` bounds. Any number of threads gives the
-    same result. Differentiable in :obj:`x`: the gradient is the propagation by
-    the transposed operator. An estimate pays for signals that are sparse or
-    concentrated and for errors of several percent; levels on which sampling
-    would cost more are exact. Under :func:`torch.compile` and
+    Exact for :obj:`eps = 0`; otherwise the unbiased AGP estimate, whose
+    variance :func:`variance_bound` bounds. The result does not depend on the
+    number of threads, and is differentiable in :obj:`x`. Estimates are faster
+    where signals are sparse or concentrated and errors of several percent are
+    acceptable; other levels are exact. Under :func:`torch.compile` and
     :func:`torch.export.export` the exact path is one op, for a graph that was
     propagated on before; NaN and overflow are not checked there.
 
@@ -72,8 +71,8 @@ def propagate(
         x (Tensor): the signals, float32 or float64, ``[num_nodes]`` or
             ``[num_nodes, num_columns]``, also as a sparse CSR matrix.
         measure (Measure): the measure to compute (:mod:`.measures`).
-        eps (float): the quantum of AGP, relative to the L1 norm of each
-            column; 0 for the exact result. (default: :obj:`0.0`)
+        eps (float): messages below this share of a column's L1 norm are
+            sampled; 0 for the exact result. (default: :obj:`0.0`)
         seed (int, optional): the seed of an estimate. (default: :obj:`None`)
         force_push (bool): whether to sample even where the exact product is
             expected to be cheaper. (default: :obj:`False`)

@@ -192,7 +192,11 @@ class Runs:
         return power - self.random, found - self.random
 
     def changed(self, what: str) -> Data:
-        """Return a copy where removed items have others of :meth:`kinds`."""
+        """Return a copy of the data with other values in removed items.
+
+        Args:
+            what (str): one of :meth:`kinds`; or ``'data'`` for no change.
+        """
         data = self.data.clone()
         generator = rng.generator(rng.derive(self.seed, _CHANGE))
         if what == 'features':

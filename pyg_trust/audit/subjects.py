@@ -104,7 +104,6 @@ class ShardedSubject(_Wrapped[ShardedUnlearner]):
         make (Callable): makes an unlearner that is not fitted:
             ``make(seed=..., folder=...)``.
         on_disk (bool): whether it gets a folder, for the time of the audit.
-            (default: :obj:`False`)
     """
 
     _kind = ShardedUnlearner
@@ -127,7 +126,7 @@ class ShardedSubject(_Wrapped[ShardedUnlearner]):
         return self.unlearner.predict_proba(data)
 
     def released(self) -> Released:
-        """Collect the released data."""
+        """Return all released tensors, and the bytes of saved files."""
         unlearner = self.unlearner
         found: Released = {
             f'shard {i}: {name}': value
@@ -197,7 +196,7 @@ class NodeSubject(_NoisySubject[NodeClassifier]):
         return _wide(found, made.classes, self._width)
 
     def released(self) -> Released:
-        """Collect the released data."""
+        """Return the weights, probabilities, and the bytes of saved files."""
         made = self.classifier
         return {
             'weight': made.weight,
@@ -275,7 +274,7 @@ class ScatteringSubject(_NoisySubject[ScatteringClassifier]):
         return _wide(made.predict_proba(graphs), made.classes, width)[home]
 
     def released(self) -> Released:
-        """Collect the released data."""
+        """Return the weights, and the bytes of saved files, by name."""
         return {'weight': self.classifier.weight, **self._files()}
 
 

@@ -105,8 +105,8 @@ class VoteCertificate(SpeaksOf, Report):
 
         Args:
             changes (int): the number of changed elements, such as persons;
-                for the grid, of changed edges.
-            rows (int): for the grid, the number of changed rows of the
+                with ``by='grid'``, of changed edges.
+            rows (int): with ``by='grid'``, the number of changed rows of the
                 features. (default: :obj:`0`)
         """
         if self.by != 'grid':
@@ -220,7 +220,6 @@ class Divided(Module):
         seed (int, optional): the key of the hash; by default from the
             operating system. (default: :obj:`None`)
         unit (PrivacyUnit, optional): says who owns what, for ``'owners'``.
-            (default: :obj:`None`)
         target (str, optional): the public node type to classify, for
             ``'owners'``. (default: :obj:`None`)
     """
@@ -276,7 +275,6 @@ class Divided(Module):
                 nothing that can be attacked, for plots. (default: :obj:`None`)
             since (tuple[VoteCertificate, Data], optional): a certificate of
                 nodes by ``vote='majority'``, and its graph.
-                (default: :obj:`None`)
 
         Raises:
             ValueError: if the division does not fit the task, a layer has

@@ -48,32 +48,31 @@ MAX_NODES = 20_000
 
 @dataclass(frozen=True)
 class RankCertificate(Proved, Report):
-    """Worst ranks of some users' best items, over all admissible graphs.
+    """Worst ranks of users' best items, over all graphs of an attacker.
 
-    An item within :obj:`tolerance` of another counts as ranked above it.
+    :func:`certify_ranks` makes it. Ties count against an item: others whose
+    scores are within :obj:`tolerance` of its score are ranked above it.
 
     Args:
-        num_kept (int): the number of items that stay among the first k of
-            their user.
-        num_lost (int): the number of items that do not, in a graph that
-            :obj:`flips` names.
-        num_unknown (int): the number of the others.
-        k (int): the number of best items.
+        num_kept (int): how many items stay among the first k of their user.
+        num_lost (int): how many do not, after the flip in :obj:`flips`.
+        num_unknown (int): how many are neither.
+        k (int): the number of best items of each user.
         num_items (int): the number of items that are ranked.
         num_flips (int): the number of undirected pairs that may flip.
-        method (str): ``'flip'``: exact, for one flip; ``'certify'``: bounds
-            for more.
+        method (str): ``'flip'``, which is exact, for one flip; ``'certify'``,
+            which bounds ranks, for more.
         tolerance (float): how close scores count as tied.
-        roundoff (float): no score of one flip is off by more: in the ranks
-            already.
-        users (Tensor): int64, ``[num_users]``.
+        roundoff (float): a bound of the rounding error of scores after one
+            flip, which the ranks allow for.
+        users (Tensor): the ids of the users, int64, ``[num_users]``.
         items (Tensor): the best items of the clean graph: int64,
             ``[num_users, k]``.
-        worst_rank (Tensor): no admissible graph has a larger rank: int64,
-            ``[num_users, k]``.
-        attained (Tensor): a rank that one flip reaches, likewise.
+        worst_rank (Tensor): an upper bound of each item's rank in every graph
+            of the attacker: int64, ``[num_users, k]``.
+        attained (Tensor): a rank that one flip reaches, of this shape.
         status (Tensor): :obj:`ROBUST` (1), :obj:`UNKNOWN` (0) or
-            :obj:`BROKEN` (-1): int8, likewise.
+            :obj:`BROKEN` (-1): int8, of this shape.
         flips (Tensor): the edge whose flip gives :obj:`attained`, -1 for the
             clean graph: int64, ``[num_users, k, 2]``.
         witness_digest (str): SHA-256 of ``proof``, or why there is none.
@@ -107,7 +106,7 @@ class RankCertificate(Proved, Report):
     _kernel: ClassVar[ModuleType] = kernel
 
     def certified_ratio(self) -> float:
-        """Return the share of items that stay."""
+        """Return the share of items that stay among the first k."""
         return self.num_kept / max(self.status.numel(), 1)
 
     def _judged(self, arrays: dict[str, np.ndarray]) -> Iterator[str]:

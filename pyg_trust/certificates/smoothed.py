@@ -92,7 +92,7 @@ def certify_smoothed(
     the input (`Bojchevski, Klicpera and Günnemann 2020
     <https://arxiv.org/abs/2008.12952>`_). Some copies choose the class; fresh
     ones bound its probability from below, and those of all others from above.
-    One run serves all budgets.
+    One run is enough for all budgets of the attacker.
 
     Args:
         model (Module): ``model(x, edge_index)`` to logits; weights of edges
@@ -102,18 +102,20 @@ def certify_smoothed(
         num_samples (int): how many copies bound probabilities.
         num_selection (int): how many copies choose the class.
         confidence (float): the probability that all bounds hold.
-        per (str): of :obj:`'all'` targets at once, or of each :obj:`'node'`.
-        classes (str): which are bounded: :obj:`'all'`, or :obj:`'one'`.
+        per (str): whether :obj:`confidence` is of the bounds of :obj:`'all'`
+            targets together, or of each :obj:`'node'`.
+        classes (str): whether probabilities of :obj:`'all'` classes are
+            bounded, or of the chosen :obj:`'one'` alone.
         nodes (Tensor, optional): targets, indices or a mask. By default all.
         transform (Callable, optional): changes each copy before the model,
             as one that adds degrees as features.
         forward (Callable, optional): maps a batch of copies to logits.
-        pairs (bool): whether these are of ``data.edge_label_index``: links.
-        batch_size (int, optional): copies in a call, by default 256 MiB.
+        pairs (bool): whether logits are of pairs, ``data.edge_label_index``.
+        batch_size (int, optional): copies per call; by default in 256 MiB.
         sparse_x (bool, optional): whether features are a sparse matrix. By
             default where they are sparse and outputs stay the same.
         sparse_adj (bool, optional): whether edges are a sparse matrix.
-        seed (int, optional): repeats copies, so that nothing is certified.
+        seed (int, optional): to repeat a run, which then certifies nothing.
         tol (float): how much bounds are lowered for rounding.
         over_ranks (bool): whether processes of torchrun share the copies.
 

@@ -95,9 +95,9 @@ def certified_votes(
     Args:
         votes (Tensor): int64, ``[num_views, num]``.
         num_classes (int): the number of classes.
-        ties (str): :obj:`'any'` if ties are broken by what a change could
-            reach, as mean probabilities are; :obj:`'first'` if by the order
-            of the classes. (default: :obj:`'any'`)
+        ties (str): :obj:`'any'` if an attacker may decide which class wins a
+            tie, as by mean probabilities; :obj:`'first'` if the first class
+            does. (default: :obj:`'any'`)
 
     Example:
         >>> votes = torch.tensor([[1], [1], [1], [1], [0]])

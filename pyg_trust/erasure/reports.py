@@ -16,10 +16,9 @@ class Policy:
     r"""Rules by which a desk schedules removals.
 
     Args:
-        reserve (float): how long before its first due date a batch begins, as
-            a multiple of its own duration plus that of the longest batches of
-            other models, or of an hour if that is longer.
-            (default: :obj:`3.0`)
+        reserve (float): a batch begins this many times the expected duration
+            before its first due date: that of itself and of the longest batch
+            of each other model, but at least an hour. (default: :obj:`3.0`)
         backup_days (int): the number of days that backups of the models are
             kept. The desk keeps the items of completed requests as long, as a
             restored model has to forget them again. (default: :obj:`0`)

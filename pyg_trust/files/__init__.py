@@ -157,7 +157,7 @@ def load(path: str | Path) -> Any:
 
 
 def peek(path: str | Path) -> Any:
-    """Read the plain values of a state, with descriptions for tensors."""
+    """Read a saved state, with descriptions in place of its tensors."""
     return _loaded(path, False)
 
 

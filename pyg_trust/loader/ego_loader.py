@@ -22,24 +22,24 @@ __all__ = ['EgoLoader']
 
 @validated
 class EgoLoader(StepLoader):
-    r"""Loads batches of ego graphs, each root with copies of its neighbours.
+    r"""Loads batches of ego graphs, for private training of nodes.
 
-    The baseline of `"Node-Level Differentially Private Graph Neural Networks"
-    <https://arxiv.org/abs/2111.15521>`_ (Daigavane et al. 2021). If a node
-    sends to at most :math:`K` others
-    (:class:`~pyg_trust.transforms.BoundedDegree`), its messages reach at most
-    :math:`1 + K + \cdots + K^l` roots in :math:`l` layers, so that replacing
-    its row changes no more than these gradients
-    (:class:`~pyg_trust.privacy.GroupAccountant`). Walks
-    (:class:`~pyg_trust.loader.DisjointWalkLoader`) cost far less. A batch
-    looks like one of walks, with repetitions in ``n_id``.
+    An ego graph is a root with copies of the nodes within :obj:`num_hops`
+    steps (`Daigavane et al. 2021 <https://arxiv.org/abs/2111.15521>`_). If a
+    node sends messages to at most :math:`K` others
+    (:class:`~pyg_trust.transforms.BoundedDegree`), it is in at most :math:`1 +
+    K + \cdots + K^l` ego graphs, so that replacing it changes at most as many
+    gradients (:class:`~pyg_trust.privacy.GroupAccountant`). This is a
+    baseline: :class:`~pyg_trust.loader.DisjointWalkLoader`, where a node is in
+    one subgraph, needs far less noise. Batches look as there, but ``n_id``
+    has repetitions.
 
     Args:
         data (Data): the graph, with an ``edge_index`` without duplicates, on
             the CPU, of bounded degree.
-        batch_size (int): :math:`m`, which is constant, or the expected size.
+        batch_size (int): :math:`m`, the roots of a batch; expected if Poisson.
         num_hops (int): the number :math:`l` of message-passing layers.
-        max_degree (int): :math:`K`, the most receivers of a node.
+        max_degree (int): :math:`K`, to how many others a node sends at most.
         input_nodes (Tensor, optional): the roots, as indices or as a mask;
             by default, all nodes. (default: :obj:`None`)
         num_steps (int, optional): the batches of an epoch; by default

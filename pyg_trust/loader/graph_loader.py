@@ -123,7 +123,7 @@ class GraphLoader(DrawnUnits):
         return fingerprint(self._first)
 
     def public(self) -> tuple[Any, ...]:
-        """Return what is public: attribute names, and maybe the number."""
+        """Return public data: attribute names; if public, how many graphs."""
         first = self.graphs[0].to_dict().items()
         # No shapes: those of edges would show how many edges a graph has.
         names = sorted(n for n, value in first if isinstance(value, Tensor))

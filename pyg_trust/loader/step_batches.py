@@ -210,7 +210,7 @@ class StepLoader(NodeLoader):
 
     @classmethod
     def check_kwargs(cls, kwargs: dict[str, Any], **counts: Any) -> None:
-        """Refuse arguments that would change the law of batches."""
+        """Refuse arguments that would change how batches are drawn."""
         for name in cls.OWN:
             if name in kwargs:
                 raise TypeError(
@@ -344,7 +344,7 @@ class StepLoader(NodeLoader):
         """Return the public arguments, by name; seeds are secret."""
 
     def public(self) -> tuple[Any, ...]:
-        """Return the public part of the data: no value of a feature."""
+        """Return public data: edges, roots, and the shape of features."""
         x = self.data.x
         shape = None if x is None else [list(x.shape), str(x.dtype)]
         edges = self.data.edge_index

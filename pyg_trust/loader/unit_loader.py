@@ -58,11 +58,11 @@ _IGNORED = -100
 class UnitLoader(DrawnUnits):
     """Loads batches of persons with all they own, for private training.
 
-    A person's subgraph has all rows that it owns alone, the edges between
-    them, and copies of the public rows at most :obj:`num_hops` steps away.
-    Batches are :class:`~torch_geometric.data.HeteroData` with ``x``, ``n_id``
-    and ``batch`` by node type; the first ``batch_size`` rows of the target
-    type have the labels ``y``. Predict from :meth:`own_view`.
+    A person's subgraph has all rows that belong to this person alone, the
+    edges between them, and copies of public rows within :obj:`num_hops` steps.
+    A batch is a :class:`~torch_geometric.data.HeteroData` with ``x``, ``n_id``
+    and ``batch`` by node type; the first ``batch_size`` rows of the type to
+    predict have labels ``y``. Use :meth:`own_view` to predict.
 
     .. code-block:: python
 
@@ -74,21 +74,24 @@ class UnitLoader(DrawnUnits):
     Args:
         data (HeteroData): the graph that :obj:`unit` was declared for, on the
             CPU, with features ``x`` of each node type, of one float type.
-        unit (PrivacyUnit): who owns what; persons need a table, one row each.
+        unit (PrivacyUnit): the owner of each row. The persons have to be a
+            node type, with one row each.
         batch_size, num_steps, sampling, sample_rate: as of
             :class:`GraphLoader`.
         input_nodes (Tensor, str or tuple, optional): the persons to train on,
-            which is public, or a type that persons own, such as ``'order'``,
-            or a type and a private mask of its rows, whose labels are read.
-        num_hops (int): how many steps public rows are away at most.
-        num_neighbors (dict or list, optional): how many public rows a row
-            brings in, as of PyG's loaders: equal numbers for all hops, or a
-            number by edge type; -1 for all.
-        neighboring (str): :obj:`'replace'`: all that one person owns differs;
-            :obj:`'add_remove'`: a person is there or not; or
-            :obj:`'contents'`: subgraphs are of groups of persons on walks over
-            :meth:`PrivacyUnit.pairs <pyg_trust.unit.PrivacyUnit.pairs>`, which
-            are public, with the rows that these own together.
+            as ids or a mask, which are public; or a type of rows that persons
+            own, such as ``'order'``, whose labels are then predicted; or this
+            type and a mask of its training rows, which is private.
+        num_hops (int): how many steps away public rows may be.
+        num_neighbors (dict or list, optional): how many public neighbours of a
+            row are kept, by edge type; or a list with this number for each
+            hop, such as ``[10, 10]``; -1 for all, the default.
+        neighboring (str): what is compared. :obj:`'replace'`: all that one
+            person owns is replaced; :obj:`'add_remove'`: a person is added or
+            removed; :obj:`'contents'`: as ``'replace'``, but whom a person
+            shares rows with stays. Subgraphs are then of groups of persons,
+            with the rows that these share, on random walks over the public
+            :meth:`PrivacyUnit.pairs <pyg_trust.unit.PrivacyUnit.pairs>`.
         walk_length, restarts, resample_every: as of
             :class:`DisjointWalkLoader`, for ``'contents'``.
         along, max_joint: as of ``PrivacyUnit.pairs``, for ``'contents'``.
@@ -274,7 +277,7 @@ class UnitLoader(DrawnUnits):
         }
 
     def public(self) -> tuple[Any, ...]:
-        """Return the public part: the schema, and what is declared."""
+        """Return the public part: the schema, and the unit's declaration."""
         schema, count = self.schema, None
         if self._rate is None:
             count = self._num_units

@@ -109,7 +109,6 @@ class PageRankDiffusion(pyg.MessagePassing):
             h (Tensor): :math:`H`, ``[num_nodes, num_columns]``.
             graph (Any): the graph, in any form.
             edge_weight (Tensor, optional): with an ``edge_index``.
-                (default: :obj:`None`)
         """
         _check_rows('h', h, (2, 3))
         if h.size(self.node_dim) == 0:
@@ -202,7 +201,6 @@ class PPNP(PageRankDiffusion):
             node by node.
         alpha (float): the teleport probability. (default: :obj:`0.15`)
         K (int, optional): as in :class:`PageRankDiffusion`.
-            (default: :obj:`None`)
         **kwargs (Any): arguments of :class:`PageRankDiffusion`.
 
     Example:
@@ -254,7 +252,6 @@ class FeaturePropagation(PPNP):
         out_channels (int): the number of classes.
         alpha (float): the teleport probability. (default: :obj:`0.15`)
         K (int, optional): as in :class:`PageRankDiffusion`.
-            (default: :obj:`None`)
         bias (bool): whether there is a bias. (default: :obj:`True`)
         **kwargs (Any): arguments of :class:`PageRankDiffusion`.
     """
@@ -289,12 +286,10 @@ class LabelPropagation(PageRankDiffusion):
 
     Args:
         num_layers (int, optional): the number of layers, as in PyG.
-            (default: :obj:`None`)
         alpha (float, optional): the share of the neighbours, in
             :math:`[0, 1]`, with :obj:`num_layers`; the teleport probability,
             by default 0.15, with :obj:`num_classes`. (default: :obj:`None`)
         num_classes (int, optional): the number of classes, for PageRank.
-            (default: :obj:`None`)
         K (int, optional): as in :class:`PageRankDiffusion`, with
             :obj:`num_classes`. (default: :obj:`None`)
         **kwargs (Any): arguments of :class:`PageRankDiffusion`, with
@@ -337,7 +332,7 @@ class LabelPropagation(PageRankDiffusion):
 
     @property
     def layers(self) -> 'LabelPropagation | None':
-        """This model if it has ``num_layers``, else :obj:`None`."""
+        """Itself if made with ``num_layers``, as in PyG; else :obj:`None`."""
         return None if self.num_layers is None else self
 
     def logits(self, y: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -382,7 +377,6 @@ class LabelPropagation(PageRankDiffusion):
                 is, with :obj:`num_layers`. (default: :obj:`None`)
             post_step (callable, optional): called after each layer, instead
                 of cutting to [0, 1]; with :obj:`num_layers`.
-                (default: :obj:`None`)
         """
         if self.num_layers is None:
             if post_step is not None:
@@ -506,7 +500,6 @@ class CorrectAndSmooth(pyg.CorrectAndSmooth):
             mask (Tensor): the training nodes, a mask or indices.
             edge_index (Any): the graph, in any form.
             edge_weight (Tensor, optional): with an ``edge_index``.
-                (default: :obj:`None`)
         """
         _check_labels(y_soft, y_true, mask)
         out = super().correct(y_soft, y_true, mask, edge_index, edge_weight)

@@ -271,7 +271,7 @@ class Accountant(IAccountant):
         return sum(steps for _, _, steps in self.history)
 
     def state_dict(self, destination: Any = None) -> Any:
-        """Return the history, with its mechanism, relation and sampling."""
+        """Return the history, mechanism, kind of neighbours and sampling."""
         if destination is not None:
             check_instance('destination', destination, dict)
         state = super().state_dict(destination)
@@ -405,10 +405,11 @@ class PoissonAccountant(Accountant):
 class GroupAccountant(Accountant):
     r"""Accountant for records that are in several units, such as ego graphs.
 
-    Each of at most :math:`k` roots reads a row; :math:`m` of :math:`N` roots
-    are drawn without replacement, and their gradients clipped each. It hides
-    how many of the :math:`k` were drawn; :class:`FDPAccountant` reveals it.
-    :obj:`noise_multiplier` is at least a tenth of :math:`k`.
+    A record is in the ego graphs of at most :math:`k` roots. A step draws
+    :math:`m` of :math:`N` roots without replacement and clips the gradient of
+    each. How many of the :math:`k` it draws has to stay secret, unlike with
+    :class:`FDPAccountant`. :obj:`noise_multiplier` has to be at least
+    :math:`k / 10`.
 
     Args:
         num_roots (int): :math:`N`, ``loader.num_subgraphs``.

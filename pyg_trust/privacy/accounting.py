@@ -115,9 +115,9 @@ def group_wor_epsilon(
     r"""Bound :math:`\epsilon` where a record is in several of the units.
 
     A step draws :math:`m` of :math:`N` units (ego graphs of roots) uniformly
-    without replacement; a record is in at most :math:`k` of them. How many of
-    these are drawn is hypergeometric, and hidden. The bound is attained for
-    :math:`k = 1`, where it is :func:`wor_epsilon`.
+    without replacement; a record is in at most :math:`k` of them. Nobody may
+    learn how many of these a step draws, a hypergeometric number. For
+    :math:`k = 1` the bound is attained: it is :func:`wor_epsilon`.
 
     Args:
         history (iterable): of :obj:`(noise_multiplier, q, steps)` with

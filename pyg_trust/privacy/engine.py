@@ -584,8 +584,8 @@ class PrivacyEngine(Checkpoints):
             BudgetExceededError: if the release exceeds the budget; nothing is
                 spent.
             RuntimeError: while a batch waits for its step.
-            ValueError: if the account is of other neighbours than a row that
-                is replaced; nothing is spent.
+            ValueError: if the account compares other neighbours than data with
+                one replaced row; nothing is spent.
         """
         self._check_process()
         if self._group.current().size > 1:

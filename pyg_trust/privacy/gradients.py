@@ -17,14 +17,14 @@ __all__ = ['UnitGradients', 'unit_gradients']
 
 
 class UnitGradients:
-    """The gradients of a batch, one for each unit: their norms and sums.
+    """Norms and clipped sums of the gradients of a batch, one for each unit.
 
-    :func:`unit_gradients` makes it. ``norms`` (Tensor, float64,
-    ``[num_units]``) are over all parameters; :meth:`clipped_sum` adds the
-    gradients up, each cut to a norm. The gradients themselves are not kept.
+    :func:`unit_gradients` makes it. A unit is a part that no edge leaves,
+    such as a graph of the batch. ``norms`` (Tensor, float64, ``[num_units]``)
+    are over all parameters; :meth:`clipped_sum` clips and adds the gradients.
 
     Args:
-        found (Attributed): whose rows gave which gradients.
+        found (Attributed): the gradients, by units and rows of the batch.
         params (dict[str, Tensor]): the trained parameters, by name.
     """
 

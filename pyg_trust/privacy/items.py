@@ -89,10 +89,11 @@ class ItemReport(AggregationReport):
 class PrivateItemCounts(Fitted):
     r"""Recommends items, with differential privacy of every user's list.
 
-    A user's list is a row :math:`x_u` of norm 1, and the table :math:`G =
-    \sum_u x_u x_u^\top` of items is released once, with noise; it may be
-    published. A score is :math:`x_u F` with a positive part :math:`F` of
-    :math:`G` of low rank and the history that you pass: it is for this user.
+    :meth:`fit` releases once, with noise, how often two items are in one list:
+    the table :math:`G = \sum_u x_u x_u^\top` of rows :math:`x_u` of norm 1.
+    The table may be published. :meth:`recommend` scores items by :math:`x_u
+    F`, where :math:`F` is the positive part of :math:`G` of a low rank and
+    :math:`x_u` the history that you pass: the result is for this user alone.
 
     Args:
         epsilon (float): the budget.
@@ -100,12 +101,12 @@ class PrivateItemCounts(Fitted):
             over ten times the number of users.
         ledger, ledger_head, insecure_seed: as of
             :class:`~pyg_trust.privacy.PrivacyEngine`.
-        neighboring (str): :obj:`'add_remove'`: against an empty list; or
-            :obj:`'replace'`: against any other.
+        neighboring (str): :obj:`'add_remove'` compares a user's list with an
+            empty one, :obj:`'replace'` with any other list.
         rank (int): the rank of :math:`F`.
-        items (Tensor or list[int], optional): the items of the table, a
-            public list; all others are never counted or recommended. Needed
-            for more than 20,000 items (8 GB).
+        items (Tensor or list[int], optional): the public ids of the items that
+            are counted and recommended; by default all. Needed if there are
+            more than 20,000 items (8 GB).
 
     Example:
         >>> likes = torch.tensor([[0, 0, 1, 1, 2], [0, 1, 1, 2, 2]])
@@ -145,13 +146,13 @@ class PrivateItemCounts(Fitted):
 
     @property
     def noise_std(self) -> float:
-        r"""Noise on the diagonal; off it, :math:`1 / \sqrt 2` of that."""
+        r"""Noise on diagonal entries; on others, :math:`1 / \sqrt 2` of it."""
         return self.relation.sensitivity / self.mus[0]
 
     @property
     @synchronized
     def released(self) -> Tensor:
-        """The noisy table, float64, ``[num, num]``, of :obj:`items`."""
+        """The noisy table of items, float64, ``[num_items, num_items]``."""
         self._check_fitted()
         assert self._triangle is not None
         return torch.from_numpy(item_matrix(self._triangle, len(self._factor)))

@@ -152,37 +152,40 @@ class LinkReport(ReleaseReport):
 
 @validated
 class PrivateLinkPredictor(Coverage):
-    r"""Scores pairs of nodes, with privacy of every edge or every record.
+    r"""Predicts links, with differential privacy of every edge or node.
 
-    Noisy sums of features over neighbours are released once. A logistic scorer
-    of pairs reads these and features, and trains by noisy gradient descent:
-    each edge is a positive pair, judged without its own message, and public
-    pairs are the negatives. After that scores cost nothing and read no edge.
-    ``'node'`` protects a node's features and list; it needs tens of thousands
-    of nodes, and covers no removal. Only edges of ``data.edge_index`` are
-    private: the test split of ``RandomLinkSplit`` is another graph, whose
-    release costs again.
+    :meth:`fit` releases noisy sums of the features of neighbours once. On
+    these and the features, noisy gradient descent trains a logistic model of
+    pairs: edges are the positive examples, public pairs the negative ones.
+    Predictions then cost no budget, as they read no edge. ``'edge'`` protects
+    each edge, while features are public. ``'node'`` protects a node's features
+    and its list of edges; it needs tens of thousands of nodes, and its noise
+    covers no removal. Only edges of the fitted ``edge_index`` are protected:
+    another split of ``RandomLinkSplit`` is another graph, and costs again.
 
     Args:
-        adjacency (str): ``'edge'`` or ``'node'``.
+        adjacency (str): what is protected, ``'edge'`` or ``'node'``.
         epsilon (float): the budget.
         delta (float): its :math:`\delta`: a public power of ten, at most one
             over ten times the number of edges.
         ledger, ledger_head, insecure_seed: as of :class:`PrivacyEngine`.
-        neighboring (str, optional): of ``'node'``: ``'add_remove'`` or
+        neighboring (str, optional): for ``'node'``, ``'add_remove'`` or
             ``'replace'``, which is the default.
-        directed (bool): whether edges are arcs.
-        shares (sequence of float, optional): of :math:`\mu^2`, for rows, the
-            number of edges and the scorer; under ``'node'``, rows and scorer.
-        dim (int): the columns of features, of ``'edge'``.
-        message_dim (int, optional): the columns of messages.
-        steps, lr: of descent; by default :math:`.1 \sqrt p` of :math:`p`
-            columns.
-        num_neg (int, optional): the number of negatives; of each node under
-            ``'node'``.
-        leave_out (bool): whether an example is judged without its own edge.
-        forget_epsilon (float): up to which :math:`\epsilon` the noise may
-            cover edges that are removed.
+        directed (bool): whether edges are directed.
+        shares (sequence of float, optional): how the sums, the noisy number of
+            edges and the model divide the budget :math:`\mu^2`; ``'node'``
+            has no number of edges.
+        dim (int): for ``'edge'``, to how many columns features are reduced.
+        message_dim (int, optional): how many columns are summed.
+        steps (int): the number of gradient steps.
+        lr (float, optional): the learning rate; by default :math:`.1 \sqrt p`
+            for :math:`p` features of a pair.
+        num_neg (int, optional): the number of negative examples; for
+            ``'node'``, of each node.
+        leave_out (bool): whether the features of a training edge leave out
+            the message along this edge.
+        forget_epsilon (float): the largest :math:`\epsilon` at which the noise
+            may cover removed edges, so that nothing is fitted again.
 
     Example:
         >>> edges = torch.tensor([[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]])
@@ -244,7 +247,7 @@ class PrivateLinkPredictor(Coverage):
 
     @property
     def noise_stds(self) -> tuple[float, ...]:
-        """Noise of rows and, of edges, the count; multiplier of gradients."""
+        """Noise of sums, edge count (``'edge'``); multiplier of gradients."""
         rows, *count, scorer = self.mus
         return (
             self.relation.sensitivity / rows,

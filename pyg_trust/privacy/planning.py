@@ -89,10 +89,10 @@ class Proposal(Report):
         noise_per_step (float): the standard deviation of the noise on each
             number of the mean gradient, in units of the clipping norm.
         sampling (str): the value for a loader's ``sampling``.
-        terms (int): how many units a row is in at most.
+        terms (int): the most subgraphs that share one node.
         num_units (int): :math:`M`.
-        candidates (tuple): sampling, batch size, noise multiplier and noise
-            per step of all that were looked at.
+        candidates (tuple): the sampling, batch size, noise multiplier and
+            noise per step of all settings that were compared.
     """
 
     batch_size: int
@@ -182,13 +182,12 @@ def propose(
     sampling: Annotated[str, OneOf((*LAWS, BEST))] = BEST,
     terms: Count = 1,
 ) -> Proposal:
-    r"""Propose batch size and noise for a budget, without looking at data.
+    r"""Propose a batch size and noise for a budget, from public numbers.
 
-    The noise on the mean gradient of a step falls with the batch size
-    :math:`m`, steeply at first and hardly in the end. The smallest of twenty
-    batch sizes is taken whose noise is at most 1.1 times that of :math:`m =
-    M`. A plan for Poisson sampling costs more if batches are drawn without
-    replacement.
+    The larger the batch size :math:`m`, the less noise is on the mean gradient
+    of a step. Of twenty batch sizes, the smallest is chosen whose noise is at
+    most 1.1 times that of :math:`m = M`. Train with the plan's ``sampling``: a
+    plan for Poisson sampling spends more with batches of a fixed size.
 
     Args:
         num_subgraphs (int): :math:`M`, ``loader.num_subgraphs``.
@@ -197,7 +196,7 @@ def propose(
         steps (int): how many steps are planned. (default: :obj:`60`)
         sampling (str): :obj:`'without_replacement'`, :obj:`'poisson'`, or
             :obj:`'best'` for the one with less noise. (default: :obj:`'best'`)
-        terms (int): in how many subgraphs a row is at most, such as
+        terms (int): the most subgraphs that share one node, such as
             ``EgoLoader.terms``. (default: :obj:`1`)
 
     Example:
@@ -319,9 +318,9 @@ def search(
 ) -> tuple[nn.Module, SearchReport]:
     r"""Train with settings drawn at random, and release the best run alone.
 
-    A secret random number of runs, each with settings drawn uniformly from
-    the candidates. Do not publish how long it takes, nor what :obj:`train`
-    prints or stores.
+    The number of runs is random and secret; each run has settings drawn
+    uniformly from the candidates. Do not publish how long the search takes,
+    nor what :obj:`train` prints or stores.
 
     .. code-block:: python
 
@@ -337,22 +336,23 @@ def search(
         )
 
     Args:
-        train (callable): maps settings to an engine that has trained a model
-            and a score, a function of the weights and of public data.
+        train (callable): trains a model with given settings, and returns its
+            engine and a score, which depends on the weights and on public data
+            alone. The highest score wins.
         candidates (sequence): the settings, chosen without private data.
-        bound (Accountant): what a run may spend with any settings
-            (:meth:`Proposal.accountant`).
+        bound (Accountant): the most that one run may spend, with whichever
+            settings (:meth:`Proposal.accountant`).
         delta (float): in :math:`(0, 1)`.
         mean_runs (float): the expected number of runs, at least 1.
-        shape (float): :math:`\eta` of the truncated negative binomial
-            distribution of their number: 1 for the geometric, 0 for the
-            logarithmic one, which spreads wider and costs less.
+        shape (float): :math:`\eta` of its truncated negative binomial
+            distribution: 1 for the geometric; 0 for the logarithmic one, which
+            spreads wider and costs less.
         seed (int, optional): the seed, to repeat an experiment; the result is
             not private.
 
     Returns:
-        tuple[Module, SearchReport]: a plain copy of the best model, and what
-        holds of it.
+        tuple[Module, SearchReport]: a plain copy of the best model, and its
+        guarantee.
 
     Raises:
         BudgetExceededError: if a run spent more than :obj:`bound`.

@@ -91,14 +91,14 @@ def poisson_epsilon(
 ) -> float:
     r"""Compute :math:`\epsilon` of steps with Poisson sampling.
 
-    The losses are put on a grid pessimistically and composed by FFT.
+    An upper bound: losses are rounded up to a grid and composed by FFT.
 
     Args:
         history (iterable): of :obj:`(noise_multiplier, sample_rate, steps)`.
-            A sum of sensitivity :math:`\Delta` with Gaussian noise of standard
-            deviation :math:`s` counts as :obj:`(z, 1, 1)`, :math:`z = s /
-            \Delta` for 'withdraw', and :math:`2 s / \Delta` for 'replace'
-            (:math:`2 k s / \Delta` for several occurrences).
+            A release of sensitivity :math:`\Delta` with Gaussian noise of
+            standard deviation :math:`s` is :obj:`(z, 1, 1)`: :math:`z = s /
+            \Delta` if :obj:`form` is 'withdraw', :math:`2 s / \Delta` if it
+            is 'replace' (:math:`2 k s / \Delta` for :math:`k` occurrences).
         delta (float): in :math:`[10^{-10}, 1)`.
         form (str): as in :func:`poisson_profile`. (default: :obj:`'replace'`)
         occurrences (int): as in :func:`poisson_profile`. (default: :obj:`1`)

@@ -94,8 +94,8 @@ class Report:
     def numbers(self) -> dict[str, Any]:
         """Return all numbers and settings, by the field's name.
 
-        All fields, except tensors, other reports, and what a
-        :class:`Guarantee` has a place of its own for.
+        Without tensors, other reports, assumptions, hashes of data or weights,
+        and versions, which :class:`Guarantee` has.
         """
         return {
             name: plain(value)

@@ -206,7 +206,7 @@ class AggregationReport(ReleaseReport):
 
     @property
     def unit(self) -> str:
-        """Unit of privacy, in words."""
+        """What is protected, such as an edge or a node, as a sentence."""
         return unit_of_sums(
             self.relation, self.form, self.directed, self.max_degree
         )

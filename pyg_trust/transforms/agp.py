@@ -117,13 +117,13 @@ class AGP(MeasureTransform):
         beta (float, optional): the attenuation of :obj:`'katz'`.
         levels (int, optional): the number of hops; chosen by :obj:`tol` where
             it is not given, 2 for :obj:`'sgc'`.
-        tol (float, optional): the largest tail of the series that is cut.
+        tol (float, optional): the largest total weight of hops cut off.
         eps (float): messages below this share of a column's L1 norm are
             sampled; 0 for the exact result. (default: :obj:`0.0`)
         seed (int, optional): the seed of an estimate.
-        force_push (bool): as in :func:`~pyg_trust.agp.propagate`.
-        half (bool): as in :func:`~pyg_trust.agp.propagate`.
-        level_tol (float): its :obj:`tol`. (default: :obj:`0.0`)
+        force_push, half: as in :func:`~pyg_trust.agp.propagate`.
+        level_tol (float): the :obj:`tol` of :func:`~pyg_trust.agp.propagate`,
+            which is not that above. (default: :obj:`0.0`)
         attr (str): the features to read. (default: :obj:`'x'`)
         out (str or Path, optional): the attribute to write, by default
             :obj:`attr`; or a file, :obj:`'z.npy'`, as by

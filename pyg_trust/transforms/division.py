@@ -77,7 +77,6 @@ class Division(BaseTransform):
         seed (int, optional): the seed of the hash; by default from the
             operating system. (default: :obj:`None`)
         unit (PrivacyUnit, optional): says who owns what, for ``'owners'``.
-            (default: :obj:`None`)
 
     """  # noqa: D205
 
@@ -138,7 +137,7 @@ class Division(BaseTransform):
         return rng.derive_each(key, self.unit.n_id) % self.num_groups
 
     def part(self, data: Data | HeteroData, number: int) -> Any:
-        """Return view :obj:`number` of a graph, which is not checked again."""
+        """Return view :obj:`number` of a graph, without checking the graph."""
         if self.unit is not None:
             kept = (self.owner_groups() == number).nonzero().view(-1)
             view = self.unit._inside(data, kept, joint=False)

@@ -65,7 +65,6 @@ class GraphEmbedding(BaseTransform):
             dtype (torch.dtype, optional): the dtype of the vectors; by default
                 that of the features.
             sparse (bool): whether to return a sparse CSR matrix.
-                (default: :obj:`False`)
 
         Returns:
             Tensor: ``[num_graphs, num_coefficients]``.
@@ -153,7 +152,8 @@ class GraphScattering(GraphEmbedding):
     Applies :func:`~pyg_trust.scattering.scattering_transform`, whose module
     gives the formulas, to a :class:`~torch_geometric.data.Data` or
     :class:`~torch_geometric.data.Batch` and writes ``[num_graphs, T *
-    num_features * Q]`` to ``data.z``, in the order (path, feature, moment).
+    num_features * Q]``, for the :math:`T = \sum_{l < L} J^l` paths of filters,
+    to ``data.z``, in the order (path, feature, moment).
 
     Args:
         J (int): the number of filters of the bank.
@@ -165,10 +165,9 @@ class GraphScattering(GraphEmbedding):
         low_pass (str): :obj:`'mean'` or :obj:`'degree'`.
             (default: :obj:`'mean'`)
         linear (bool): whether to leave out the absolute value (linear-GST).
-            (default: :obj:`False`)
-        max_degree (int, optional): see :class:`GraphEmbedding`; without it
-            ``data.x`` is used.
-        clip (bool): see :class:`GraphEmbedding`. (default: :obj:`False`)
+        max_degree (int, optional): the largest of one-hot degrees, which are
+            then the features; by default ``data.x``.
+        clip (bool): whether to clip features to :math:`[-1, 1]`.
         attr (str): the attribute to write. (default: :obj:`'z'`)
 
     Example:
@@ -245,7 +244,6 @@ class GFT(GraphEmbedding):
         num_bands (int, optional): the number of equal parts of :math:`[0, 2]`
             whose energy is written. (default: :obj:`None`)
         max_degree (int, optional): see :class:`GraphEmbedding`.
-            (default: :obj:`None`)
         clip (bool): see :class:`GraphEmbedding`. (default: :obj:`False`)
         attr (str): the attribute to write. (default: :obj:`'z'`)
 

@@ -401,8 +401,8 @@ class LinkClassifier(NodeClassifier):
 
         Args:
             edge_label_index (Tensor): int64, ``[2, num_pairs]``: rows of
-                nodes, as of PyG's ``edge_label_index``: positions at the fit,
-                and then as they came.
+                nodes, as of PyG's ``edge_label_index``, in the order of the
+                data at the fit; nodes added later follow in their order.
 
         Raises:
             ValueError: on a row that never was.

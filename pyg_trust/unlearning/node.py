@@ -317,8 +317,8 @@ class NodeClassifier(NodeReleases, EditedInPlace):
     def predict_proba(self, nodes: Nodes | None = None) -> Tensor:
         """Predict the probabilities of the classes: ``[k, num_classes]``.
 
-        With more than two classes those of the outputs, scaled to sum to one;
-        NaN for removed nodes. Takes the argument of
+        Of more than two classes, sigmoids of the outputs are scaled to sum to
+        one; NaN for removed nodes. Takes the argument of
         :meth:`decision_function`.
         """
         return probabilities(self.decision_function(nodes))

@@ -68,9 +68,10 @@ ACCOUNTS = ('residual', 'bound', 'paper')
 def removal_budget(
     epsilon: Rate, delta: Fraction, noise_std: NotNegative
 ) -> float:
-    r"""Return the largest residual by Theorem 3 of Guo et al., which may fail.
+    r"""Return the largest residual that Theorem 3 of Guo et al. allows.
 
-    For objective perturbation; see the text of this module.
+    For objective perturbation by a noise vector :math:`b`. The theorem does
+    not hold in general (:doc:`/theory/certified_removal`).
 
     .. math::
         \sigma \varepsilon / \sqrt{2 \log(1.5 / \delta)}

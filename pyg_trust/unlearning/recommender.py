@@ -369,9 +369,9 @@ class Recommender(Saved, EditedInPlace):
         Args:
             request (RemovalRequest or list, optional): a request for nodes and
                 edges of the whole graph, where item ``i`` has the id
-                ``num_users + i`` as in ``HeteroData.to_homogeneous()`` (with
-                an ``n_id`` of users, ``i`` plus one more than the largest); or
-                ids of users.
+                ``num_users + i`` as in ``HeteroData.to_homogeneous()`` (if
+                users have an ``n_id``, ``n_id.max() + 1 + i``); or the ids of
+                users.
             users (list[int] or Tensor, optional): users, who go with all their
                 interactions.
             items (list[int] or Tensor, optional): items, with all their

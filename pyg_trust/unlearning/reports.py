@@ -106,7 +106,7 @@ class ForgetReport(Facts):
 
     @classmethod
     def of(cls, procedure: str, **values: Any) -> 'ForgetReport':
-        """Make the report of a claim: fields not given follow from others."""
+        """Make a report; fields not given are computed from the others."""
         kind = PROMISES[procedure]
         names = [name for name in kind.declared if name not in vars(Claim)]
         known: dict[str, Any] = dict.fromkeys(names)

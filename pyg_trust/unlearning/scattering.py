@@ -227,13 +227,13 @@ class ScatteringClassifier(GraphPredictor, CertifiedClassifier):
 
     @editing
     def fit(self, graphs: Sequence[Data]) -> 'ScatteringClassifier':
-        """Embed, fit and release.
+        """Embed graphs, fit weights and release them with noise.
 
         The ids of graphs are their positions, those of nodes the ``n_id`` of
         their graph if it has one, else their positions. Keeps copies of what
         it needs of the graphs (edges, features, label). A second call starts
-        over, with fresh noise and a new ledger. As removed items may come back
-        with it, it can't be saved over an earlier state.
+        over, with fresh noise and a new ledger. Its state can't be saved over
+        an earlier one, whose removed items it may have again.
 
         Args:
             graphs (list[Data]): the training graphs, each with a label ``y``.

@@ -76,17 +76,18 @@ _Self = TypeVar('_Self', bound='ShardedUnlearner')
 
 
 class ShardedUnlearner(Stateful):
-    r"""Node classifier that forgets exactly by retraining shards.
+    r"""Node classifier that removes data exactly, by retraining shards.
 
     As `SISA <https://arxiv.org/abs/1912.03817>`_, `GraphEraser
     <https://arxiv.org/abs/2103.14991>`_ and `GraphRevoker
     <https://arxiv.org/abs/2403.07353>`_: training nodes are divided into
-    shards, a model is trained on the subgraph of each, and an aggregator
-    combines what the models say of all nodes. After a removal or another
-    update, shards that it touches and the aggregator are trained again, and
-    all *equals*, bit for bit, a fit on the present data with the same seed and
-    partition. With ``partition='hash'`` the shard of a node depends on its id
-    alone; other partitions have seen what is removed (:meth:`repartition`).
+    shards, one model is trained on the subgraph of each, and an aggregator
+    combines the models' outputs for each node. After a removal or another
+    update, the affected shards and the aggregator are trained again. The
+    result *equals*, bit for bit, a fit on the present data with the same seed
+    and partition. With ``partition='hash'`` the shard of a node depends on its
+    id alone; others were computed from data removed later (:meth:`repartition`
+    renews them).
 
     Args:
         model_factory (Callable): makes a new PyG model of node logits, which
@@ -104,16 +105,16 @@ class ShardedUnlearner(Stateful):
         lr (float): the learning rate. (default: :obj:`0.01`)
         weight_decay (float): the weight decay. (default: :obj:`5e-4`)
         optimizer (str): 'adam', 'adamw' or 'sgd'. (default: :obj:`'adam'`)
-        train (Callable, optional): your own training instead, ``train(model,
-            data, generator)``, on the subgraph of a shard.
-        slices (list, optional): stages of a shard's training, as pairs of the
-            share of its nodes so far and epochs; a removal starts from the
-            last stage without what is removed.
+        train (Callable, optional): trains a model in your way, as
+            ``train(model, data, generator)``, on the subgraph of a shard.
+        slices (list, optional): stages of a shard's training, as pairs (share
+            of its nodes used so far, epochs); after a removal, training starts
+            from the last stage that had not used the removed nodes.
         over_ranks (bool): whether the processes of torchrun share the shards.
-        folder (str or Path, optional): where every new state is written first.
-        unit (PrivacyUnit, optional): who owns what of a ``HeteroData``, which
-            is then divided, and removed from, by persons.
-        start_is_public (bool): states that what models start from is public.
+        folder (str or Path, optional): where every new state is saved.
+        unit (PrivacyUnit, optional): the owners of the rows of a
+            ``HeteroData``; shards and removals are then of persons.
+        start_is_public (bool): states that initial weights are public.
         seed (int, optional): the seed; by default from the operating system.
     """
 
@@ -452,7 +453,6 @@ class ShardedUnlearner(Stateful):
                 digits, for the ledger. (default: :obj:`''`)
             on_report (Callable, optional): stores the report, before the
                 folder has the removal. If it raises, everything is as before.
-                (default: :obj:`None`)
         """
         if persons is not None and self._by_person and request is None:
             unit = self._fitted.data.persons.unit
