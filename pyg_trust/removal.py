@@ -1,3 +1,5 @@
+# Longer than 700 lines because requests and their application to data share
+# every check of ids.
 """Removal requests and their application to a graph.
 
 Nodes are named by their ids: ``data.n_id`` if the data have it, else the

@@ -37,9 +37,9 @@ from pyg_trust.unlearning.store import ShardStore
 from pyg_trust.update import Update
 from pyg_trust.verify.claims_removal import FROM_SYSTEM
 
-FORMAT = 5
+FORMAT = 6
 # Formats of earlier versions, and the settings that all of them have.
-_OLD = (1, 2, 3, 4)
+_OLD = (1, 2, 3, 4, 5)
 _OLD_SETTINGS = ('num_shards', 'epochs', 'lr', 'weight_decay', 'optimizer')
 #: The most training nodes that an aggregator learns from.
 AGGREGATOR_NODES = 1000
