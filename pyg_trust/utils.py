@@ -67,8 +67,8 @@ def local_cluster(
         seeds (int or Tensor): a node, or int64, ``[num_seeds]``.
         measure (Measure, optional): the diffusion; by default heat kernel
             PageRank with :math:`t = 5`. (default: :obj:`None`)
-        eps (float): the threshold or quantum of
-            :func:`pyg_trust.agp.query`. (default: :obj:`1e-6`)
+        eps (float): the ``eps`` of :func:`pyg_trust.agp.query`.
+            (default: :obj:`1e-6`)
         method (str): :obj:`'prune'` or :obj:`'sample'`. Pruning has the
             smaller degree-normalised error. (default: :obj:`'prune'`)
         max_size (int, optional): the largest cluster to consider.

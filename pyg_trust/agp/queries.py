@@ -66,8 +66,8 @@ def query(
             sparse CSR matrix, ``[num_queries, num_nodes]``, float32 or
             float64.
         measure (Measure): the measure to compute (:mod:`.measures`).
-        eps (float): the quantum of AGP or the threshold of pruning, relative
-            to the L1 norm of each signal; 0 for the exact result.
+        eps (float): :math:`\varepsilon`, relative to each signal's L1 norm:
+            less is sampled, or pruned; 0 for the exact result.
         method (str): :obj:`'sample'` or :obj:`'prune'`.
             (default: :obj:`'sample'`)
         seed (int, optional): the seed; by default drawn from torch's default

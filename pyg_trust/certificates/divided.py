@@ -74,7 +74,7 @@ class VoteCertificate(SpeaksOf, Report):
     predicted: Tensor
     """The voted class: int64."""
     radius: Tensor
-    """The most views that may say anything else, -1 for none: int64."""
+    """The most views whose votes may change, -1 for none: int64."""
     votes: Tensor
     """The vote of each view: int64, ``[num_views, num_targets]``."""
     num_classes: int
@@ -93,7 +93,7 @@ class VoteCertificate(SpeaksOf, Report):
     weights: str = ''
     """SHA-256 of the model's weights."""
     data: str = ''
-    """SHA-256 of the graphs that were handed in."""
+    """SHA-256 of the graphs that were passed."""
     checked: tuple[str, ...] = ()
     """How the model was tried out on this run."""
     persons: dict[str, Any] = field(default_factory=dict)

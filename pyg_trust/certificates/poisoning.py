@@ -59,6 +59,7 @@ class PoisonCertificate(Report):
     num_classes: int
     """Of the votes: the last one is that of shards without training nodes."""
     aggregator: str
+    """How shards are combined: ``'mean'`` or ``'majority'`` of votes."""
     n_id: Tensor
     """The ids of all nodes: int64, ``[num_nodes]``."""
     group: Tensor
@@ -73,6 +74,7 @@ class PoisonCertificate(Report):
     assumptions: tuple[str, ...] = ()
     """Those of this run, beside those of every such certificate."""
     inference: str = 'clean'
+    """The graph at inference is assumed to be clean."""
 
     def certified(self, nodes: int) -> Tensor:
         """Return a mask of targets whose class survives so many nodes."""

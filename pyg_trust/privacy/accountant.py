@@ -475,7 +475,7 @@ class FDPAccountant(Accountant):
     Args:
         num_nodes (int): the number :math:`N` of training nodes.
         batch_size (int): the number :math:`m` drawn in each step.
-        terms (int): how many roots read a row at most.
+        terms (int): the most ego graphs that share one node.
     """
 
     _arguments = ('num_nodes', 'batch_size', 'terms')

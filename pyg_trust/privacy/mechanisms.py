@@ -193,7 +193,7 @@ def rdp_wor_profile(
 def fdp_terms(K: Count, layers: Natural) -> int:
     r"""Return :math:`1 + K + \cdots + K^l`, for the largest degree :math:`K`.
 
-    So many roots read a row at most with :math:`l` layers.
+    A node is in at most so many ego graphs of :math:`l` hops.
     """
     return sum(K**level for level in range(layers + 1))
 

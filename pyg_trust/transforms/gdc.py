@@ -86,7 +86,7 @@ class GDC(MeasureTransform):
             enter a node sum to one, :obj:`'sym'` divides by the square roots
             of the sums at both ends, :obj:`None` leaves the diffusion values.
             (default: :obj:`'in'`)
-        eps (float): the quantum of AGP, or the threshold of pruning.
+        eps (float): the threshold below which diffusion is sampled or pruned.
             (default: :obj:`1e-4`)
         method (str): :obj:`'sample'` or :obj:`'prune'`, as in
             :func:`pyg_trust.agp.query`. (default: :obj:`'sample'`)

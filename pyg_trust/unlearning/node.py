@@ -469,7 +469,7 @@ class NodeClassifier(NodeReleases, EditedInPlace):
                 features.
             labels (list[int] or Tensor, optional): nodes that leave the
                 training.
-            persons (list[int], optional): needs a request with their unit.
+            persons (list[int], optional): refused: pass a request with a unit.
             missing (str): :obj:`'raise'`, or :obj:`'skip'` to remove what is
                 there and list the rest in ``skipped`` of the report.
                 (default: :obj:`'raise'`)

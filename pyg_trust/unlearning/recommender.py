@@ -378,7 +378,7 @@ class Recommender(Saved, EditedInPlace):
                 interactions.
             interactions (list[tuple[int, int]] or Tensor, optional): pairs of
                 user and item, or a tensor ``[2, num]``.
-            persons (list[int], optional): needs a request with their unit.
+            persons (list[int], optional): refused: pass a request with a unit.
             missing (str): :obj:`'raise'`, or :obj:`'skip'` to remove what is
                 there and list the rest in ``skipped`` of the report.
                 (default: :obj:`'raise'`)
