@@ -123,9 +123,11 @@ class Private(Claim):
     """Base of claims of differential privacy."""
 
     kind = 'privacy'
-    epsilon = given('nats, of everything released')
+    epsilon = given('epsilon of everything that was released, in nats')
     delta = given('the probability that goes with epsilon', DELTA)
-    target_epsilon = given('nats, the budget', maybe(AMOUNT), None)
+    target_epsilon = given(
+        'the budget of epsilon, in nats', maybe(AMOUNT), None
+    )
     seeded = given('whether anything secret comes from a seed', FLAG)
     ledger_head = given(
         'SHA-256 of the ledger, if there is one', maybe(TEXT), None
@@ -159,8 +161,11 @@ class PrivateTraining(Private):
     """Claim of private training."""
 
     procedure = 'private training'
-    history = given('nats, epsilon over time', several(AMOUNT, 1))
-    epsilon = derived('nats, of everything released', lambda c: c.history[-1])
+    history = given('epsilon over time, in nats', several(AMOUNT, 1))
+    epsilon = derived(
+        'epsilon of everything that was released, in nats',
+        lambda c: c.history[-1],
+    )
     account = given(_STEPS, _ACCOUNT)
     steps = derived(
         'number of steps', lambda c: sum(n for *_, n in c.account), COUNT
@@ -181,7 +186,7 @@ class PrivateTraining(Private):
     noise_multiplier = given(
         'standard deviation of the noise over the clipping norm'
     )
-    pure_epsilon = given('nats, of releases without delta')
+    pure_epsilon = given('epsilon of releases that need no delta, in nats')
     sensitivity = derived(
         'how far neighbours move the sum of gradients',
         lambda c: _moves(c) * c.max_grad_norm,
@@ -307,7 +312,9 @@ class Search(Private):
     mechanism = given('the accountant of a run', TEXT)
     relation = given('which data are neighbours', TEXT)
     account = given(f'{_STEPS}, of a run', _ACCOUNT)
-    pure_epsilon = given('nats, of releases without delta in a run')
+    pure_epsilon = given(
+        'epsilon of releases that need no delta, of a run, in nats'
+    )
     batch_size = given('units of a step', maybe(NATURAL), None)
     units_per_row = given('count, of units that have a row', NATURAL, 1)
 
@@ -413,7 +420,7 @@ class PrivateSums(_Released):
     )
     mu_edge = given('mu of the sums, for one edge', maybe(AMOUNT))
     epsilon_replace = given(
-        'nats, for one record against any other', maybe(AMOUNT)
+        'epsilon for one record against any other, in nats', maybe(AMOUNT)
     )
     degree_curve = given(
         'pairs of a degree and the epsilon of a node of it',

@@ -77,20 +77,20 @@ class _Removal(Claim):
 
 
 class _Certified(_Removal):
-    epsilon = given('nats, of this release')
+    epsilon = given('epsilon of this release, in nats')
     epsilon_transcript = given(
-        'nats, of all releases since the fit',
+        'epsilon of all releases since the fit, in nats',
         {'anyOf': [AMOUNT, one_of('inf')]},
     )
     delta = given('a probability', DELTA)
-    target_epsilon = given('nats, what may be spent')
+    target_epsilon = given('epsilon that may be spent, in nats')
     seeded = given('whether anything secret comes from a seed', FLAG)
     noise = given(
         'on the output or the objective', one_of('output', 'objective')
     )
     residual = given('norm of the gradient, as measured')
     bound = given('what counts as spent')
-    budget = given('what the bound may be')
+    budget = given('the largest bound that is allowed')
     release_std = given('deviation of the noise on a weight')
     lam = given('weight of the penalty', POSITIVE)
     history = given(
@@ -300,16 +300,21 @@ class CoveredRemoval(_Removal):
     mu_units = given('sensitivity over noise, of a unit')
     mu_shift = given('sensitivity over noise, of a shift of 1')
     mu = derived('sensitivity over noise, of all of it', _mu, POSITIVE)
-    budget = given('mu that it may have', POSITIVE)
+    budget = given('the largest mu that is allowed', POSITIVE)
     epsilon = given('nats')
     delta = given('a probability', DELTA)
-    target_epsilon = given('nats, what may be spent')
+    target_epsilon = given('epsilon that may be spent, in nats')
     seeded = given('whether anything secret comes from a seed', one_of(False))
-    history = given('0, and mu after the newest lines', several(AMOUNT, 2))
+    history = given(
+        'mu after each of the newest lines of the ledger, from 0 on',
+        several(AMOUNT, 2),
+    )
     before = given('the seal of the lists before the removal', TEXT, '')
-    form = given('withdraw, replace or either', TEXT)
+    form = given('how neighbours differ: withdraw, replace or either', TEXT)
     directed = given('whether edges are arcs', FLAG)
-    max_degree = given('edges of a node, at most', maybe(NATURAL), None)
+    max_degree = given(
+        'the most edges of a node that are used', maybe(NATURAL), None
+    )
 
     def _wrong(self) -> Iterator[str]:
         if not alike([self.history[0], self.history[-1]], [0.0, self.mu]):
