@@ -171,7 +171,7 @@ class RemovalLedger:
         return self._past.heads.get(head, self._count) < self._count
 
     def refers_to(self, reference: str) -> bool:
-        """Return whether lines have a reference, as of a finished request."""
+        """Return whether a line has the reference of a finished request."""
         check_instance('reference', reference, str)
         found, count = self._past.batches, self._count
         each = references(reference)
@@ -457,7 +457,7 @@ class PrivacyLedger:
         return self._account.links[-1]
 
     def has(self, head: str) -> bool:
-        """Return whether a given :attr:`head` is an entry of this ledger."""
+        """Return whether :attr:`head` was this after one of the lines."""
         check_instance('head', head, str)
         return head in self._account.links
 

@@ -97,7 +97,8 @@ class SeededNoise(_Noise):
     It hides nothing from somebody who tries the likely seeds.
 
     Args:
-        seed (int, optional): the seed; all of its bits count.
+        seed (int, optional): an integer of any size, of which all bits count;
+            by default torch's generator draws one. (default: :obj:`None`)
     """
 
     secure = False

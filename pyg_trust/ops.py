@@ -474,6 +474,9 @@ def disjoint_walks(
 ) -> tuple[Tensor, Tensor]:
     r"""Draw node-disjoint subgraphs by random walks (DRW, DRW-R).
 
+    Returns ``ptr``, int64, ``[num_subgraphs + 1]``, and ``node``, int64: the
+    nodes of subgraph i are ``node[ptr[i]:ptr[i + 1]]``, its root first.
+
     Time is :math:`O(n + m)` for any number of restarts; memory beside the
     result: a byte per node, four per root and four per node reached, and one
     row of the graph.

@@ -246,7 +246,11 @@ class Runs:
         return Run(before, after, first, answers, subject)
 
     def score(self, p: Tensor) -> float:
-        """Return the mean logit of the removed members' classes."""
+        """Return the mean logit of the removed members' true classes.
+
+        Args:
+            p (Tensor): probabilities, ``[num_nodes, num_classes]``.
+        """
         rows = self.members
         own = p[rows].double().gather(1, self.data.y[rows, None])
         return float(own.clamp(1e-12, 1 - 1e-12).logit().mean())

@@ -65,7 +65,8 @@ class CollectiveCertificate(Proved, SpeaksOf, Report):
         attackers (int, optional): the largest number of nodes whose features
             change.
         hops (int): the number of message passing rounds.
-        degrees (str): the end of a message whose degree weights it.
+        degrees (str): whose degree weights a message: ``'source'`` or
+            ``'target'``.
         confidence (float): the confidence for all predictions at once.
         named (tuple[str, ...]): the assumptions on values that the report's
             noise did not change.
@@ -73,9 +74,9 @@ class CollectiveCertificate(Proved, SpeaksOf, Report):
             nothing is certified.
         witness_digest (str): SHA-256 of ``proof``, or why there is none.
         proof (Witness, optional): the witness from which :meth:`verify` proves
-            the bound. Receptive fields and certificates one by one are taken
-            as they were. It reveals which nodes are near each other, so no
-            report contains it: :meth:`~Witness.save` it separately.
+            the bound. Receptive fields and the certificates of single
+            predictions are not proved again. It reveals which nodes are near
+            each other, so no report contains it: :meth:`~Witness.save` it separately.
     """
 
     num_targets: int

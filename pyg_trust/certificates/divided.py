@@ -120,7 +120,10 @@ class VoteCertificate(SpeaksOf, Report):
         return self.radius >= side * side - left
 
     def certified_ratio(self, changes: int, rows: int = 0) -> float:
-        """Return the share of targets that :meth:`certified` certifies."""
+        """Return the share of targets whose class survives these changes.
+
+        Takes the arguments of :meth:`certified`.
+        """
         return float(self.certified(changes, rows).double().mean())
 
     def certified_accuracy(

@@ -313,9 +313,9 @@ class ErasureDesk(Batches):
 
     @validated
     def cancel(self, subject_request_id: str, reason: str) -> ErasureReport:
-        """Refuse or cancel a request, and delete its items.
+        """Refuse or cancel a request, and delete its ids from the file.
 
-        What was forgotten already stays forgotten.
+        No data are removed. What a model has forgotten stays forgotten.
 
         Args:
             subject_request_id (str): the id of the request.

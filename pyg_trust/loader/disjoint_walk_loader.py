@@ -157,7 +157,7 @@ class DisjointWalkLoader(StepLoader):
         }
 
     def public(self) -> tuple[Any, ...]:
-        """Return the public part of the data, and what is declared of it."""
+        """Return public data, and with a unit what was declared of it."""
         declared = () if self._declared is None else (repr(self._declared),)
         return (*super().public(), *declared)
 

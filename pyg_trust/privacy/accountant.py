@@ -364,8 +364,8 @@ class RDPAccountant(PLDAccountant):
 class PoissonAccountant(Accountant):
     r"""Accountant of Poisson sampling: each unit is drawn independently.
 
-    It is exact (:mod:`pyg_trust.privacy.poisson`), whether neighbours move
-    the sum by :math:`C` or :math:`2C`.
+    It is exact (:mod:`pyg_trust.privacy.poisson`): neighbours move the sum by
+    :math:`C` for ``'add_remove'``, and by :math:`2C` for ``'replace'``.
 
     Args:
         neighboring (str): :obj:`'replace'`: a unit is exchanged for any other;

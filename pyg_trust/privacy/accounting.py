@@ -81,7 +81,9 @@ def rdp_epsilon(
 def wor_epsilon(
     history: History, delta: float, method: str = 'pld_wor'
 ) -> float:
-    r"""Compute :math:`\epsilon` of steps where a row is in one subgraph.
+    r"""Compute :math:`\epsilon` of batches drawn without replacement.
+
+    Each row is in one subgraph; neighbouring data differ in one row.
 
     ``'pld_wor'`` composes privacy loss distributions on a pessimistic grid,
     and is a closed form where all rates are 1; ``'rdp_wor'`` is the Rényi
@@ -146,9 +148,10 @@ def rdp_group_wor(
     num_roots: int,
     occurrences: int,
 ) -> np.ndarray:
-    r"""Compute Rényi DP of a step as of :func:`group_wor_epsilon`.
+    r"""Compute the Rényi divergence of one step at each order :math:`a > 1`.
 
-    At the orders :math:`a > 1`, for the rate :math:`q = m / N`.
+    :math:`m` of :math:`N` roots are drawn without replacement, :math:`q = m /
+    N`, and a row is in the subgraphs of at most ``occurrences`` roots.
     """
     a, (n, k) = check_orders(orders), check_group(num_roots, occurrences)
     z = check_multiplier(noise_multiplier, k)

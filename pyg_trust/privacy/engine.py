@@ -132,9 +132,10 @@ class PrivacyEngine(Checkpoints):
 
     A step clips the gradient of each drawn subgraph to :math:`C`, and hands
     the optimizer their sum with Gaussian noise of the standard deviation
-    :math:`z C`, over :math:`m` (:doc:`/theory/private_training`). Protected is
-    what the loader says; the loss is a mean or a sum of one term per subgraph,
-    and private. :meth:`report` lists every assumption.
+    :math:`z C`, over :math:`m` (:doc:`/theory/private_training`). What is
+    protected (a row, a graph, a person) depends on the loader. The loss has to
+    be a mean or a sum of one term per subgraph. Its values are not protected:
+    do not publish them. :meth:`report` lists every assumption.
 
     Args:
         accountant (str, optional): an entry of

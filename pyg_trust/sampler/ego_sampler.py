@@ -64,7 +64,7 @@ class EgoSampler(RootSampler):
         return int(sender.bincount().max()) if sender.numel() else 0
 
     def sample_roots(self, index: Tensor) -> SamplerOutput:
-        """Return the ego graphs of the roots at some places, as one batch."""
+        """Return the ego graphs of ``roots[index]``, as one batch."""
         check_tensor('index', index, torch.int64, ('num_roots',))
         check_range('index', index, self.roots.numel(), 'the roots')
         count, n = index.numel(), self.graph.num_nodes

@@ -152,7 +152,8 @@ def wavelet_bank(adj: Tensor, wavelet: str, J: int) -> Tensor:
     Args:
         adj (Tensor): dense, ``[..., num_nodes, num_nodes]``, non-negative;
             symmetric unless the bank is geometric.
-        wavelet (str): the bank.
+        wavelet (str): ``'geometric'``, ``'geometric_column'``,
+            ``'diffusion'``, ``'itersine'`` or ``'monic_cubic'``.
         J (int): the number of filters.
 
     Returns:

@@ -337,7 +337,7 @@ class PropagatedFeatures(EditedInPlace):
             x (Tensor): the new features of these nodes, ``[k, num_columns]``.
 
         Returns:
-            int: as :meth:`insert_edges`.
+            int: how many nodes get another feature.
         """
         nodes = self._there('nodes', nodes)
         if nodes.unique().numel() != nodes.numel():

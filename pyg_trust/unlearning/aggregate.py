@@ -200,6 +200,9 @@ class _Examples:
 class ShardAggregator(torch.nn.Module):
     r"""Base of all aggregators, without parameters.
 
+    It makes probabilities of classes, ``[num_nodes, num_classes]``, of the
+    logits of all sub-models, ``[num_shards, num_nodes, num_classes]``.
+
     .. code-block:: python
 
         aggregator = make_aggregator('attentive')

@@ -289,8 +289,8 @@ class NodeClassifier(NodeReleases, EditedInPlace):
     def decision_function(self, nodes: Nodes | None = None) -> Tensor:
         """Compute the margins of nodes: ``[k]`` or ``[k, C]``.
 
-        One for two classes with one output, else one per class. Removed nodes
-        keep their row, which is NaN.
+        A model of two classes that has one output gives one margin for each
+        node, any other one for each class. Removed nodes have NaN.
 
         Args:
             nodes (list[int] or Tensor, optional): the ids of nodes, or a mask

@@ -197,14 +197,13 @@ class VerifyReport(Facts):
       on features that were made anew, the ``bound`` that the ledger records,
       and ``bound_holds``; ``distance_to_retrain``, the Frobenius norm of the
       difference to the weights of exact retraining, and the largest
-      ``distance_bound`` that the residual allows; ``noise_p_value``, how
-      likely Gaussian noise of the standard deviation :obj:`release_std` is as
-      far from what it has to be as that on the released weights (chi-squared,
-      two-sided; less than 1e-9 is not accepted); ``agreement``, the share of
-      items that both weights classify alike; ``proved``, whether
-      :mod:`pyg_trust.verify.removal` proves what the ledger has of this
-      release from what remains alone, and its ``proved_residual`` and
-      ``proved_shift``, infinite where there is no proof;
+      ``distance_bound`` that the residual allows; ``noise_p_value``, of a
+      two-sided chi-squared test that the noise on the released weights has the
+      standard deviation :obj:`release_std` (less than 1e-9 fails);
+      ``agreement``, the share of items that both weights classify alike;
+      ``proved``, whether :mod:`pyg_trust.verify.removal` proves the ledger's
+      line of this release from the remaining data alone, and its
+      ``proved_residual`` and ``proved_shift``, infinite without a proof;
     * of nodes and links ``feature_error``, the largest difference of the
       features from those made from scratch (0, to the bit, for exact ones),
       its bound ``feature_error_bound``, and ``frozen_factor``, whether the

@@ -35,7 +35,10 @@ _FORMAT = 1
 
 
 class ShardStore:
-    """Checkpoints in a folder, of which one state is current.
+    """The folder in which a sharded unlearner keeps its checkpoints.
+
+    A manifest names the files of the current state; files of earlier states
+    are left over, and deleted.
 
     Args:
         folder (str or Path): the folder, created by the first :meth:`write`.
@@ -169,7 +172,7 @@ class ShardStore:
         )
 
     def strangers(self) -> list[Path]:
-        """List files that no current state names."""
+        """List files that do not belong to the current state."""
         entries = (self.manifest() or {}).get('files', {}).values()
         named = {MANIFEST, *(entry['file'] for entry in entries)}
         there = self.folder.iterdir() if self.folder.is_dir() else ()

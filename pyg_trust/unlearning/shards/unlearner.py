@@ -556,8 +556,8 @@ class ShardedUnlearner(Stateful):
         The result equals a fit on the remaining data.
 
         Args:
-            partition (optional): as in the class; by default the same method,
-                but for one that was given as tensors.
+            partition (optional): as in the class; by default the same method.
+                Needed where the partition was given as tensors.
         """
         self._agree('repartition', partition=states.plain_partition(partition))
         state = self._fitted
