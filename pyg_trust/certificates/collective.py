@@ -76,7 +76,8 @@ class CollectiveCertificate(Proved, SpeaksOf, Report):
         proof (Witness, optional): the witness from which :meth:`verify` proves
             the bound. Receptive fields and the certificates of single
             predictions are not proved again. It reveals which nodes are near
-            each other, so no report contains it: :meth:`~Witness.save` it separately.
+            each other, so no report contains it: :meth:`~Witness.save` it
+            separately.
     """
 
     num_targets: int
