@@ -116,7 +116,6 @@ def examples() -> dict[str, Any]:
         'index': torch.tensor([0, 1, 2, 3]),
         'edge_index': undirected(),
         'shard': torch.tensor([0, 1, 2, 0, -1, -1]),
-        'num_classes': 2,
         'seed': 0,
     }
 

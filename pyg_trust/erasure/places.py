@@ -188,7 +188,8 @@ class Place:
                 nodes += graphs[graph].num_nodes
             nodes += len({*part.nodes, *part.features, *part.labels})
             edges += len(part.arcs)
-        return max(nodes / max(1, held), edges / max(1, arcs))
+        # Ids that are not there, or no longer, count as well.
+        return min(1.0, max(nodes / max(1, held), edges / max(1, arcs)))
 
     def has_removed(self, request: RemovalRequest) -> bool:
         """Return whether the ledger lists an item of a request."""

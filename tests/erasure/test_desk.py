@@ -426,6 +426,14 @@ def test_models_with_names_of_their_own(tmp_path):
     assert b'700010007000100' not in all_bytes(tmp_path)
 
 
+def test_a_share_is_at_most_all(tmp_path):
+    # More ids than there are nodes, as some never were.
+    desk = opened(tmp_path, fitted(), policy=Policy(max_share=1.0))
+    desk.add(RemovalRequest(nodes=range(2, 40)))
+    (row,) = desk.plan().models
+    assert row['share'] == 1 and not row['needs_confirmation']
+
+
 def test_too_large_a_share_needs_to_be_confirmed(tmp_path):
     desk = opened(tmp_path, model := fitted(), policy=Policy())
     desk.add(nodes(1, 2))
