@@ -431,7 +431,8 @@ def test_a_share_is_at_most_all(tmp_path):
     desk = opened(tmp_path, fitted(), policy=Policy(max_share=1.0))
     desk.add(RemovalRequest(nodes=range(2, 40)))
     (row,) = desk.plan().models
-    assert row['share'] == 1 and not row['needs_confirmation']
+    assert row['share'] == 1
+    assert not row['needs_confirmation']
 
 
 def test_too_large_a_share_needs_to_be_confirmed(tmp_path):
