@@ -578,7 +578,7 @@ def test_a_model_may_take_the_batch() -> None:
 
 
 def test_lazy_layers_are_named() -> None:
-    with pytest.raises(ValueError, match='call the model once before'):
+    with pytest.raises(ValueError, match='call it once under'):
         attach(sage())
 
 
