@@ -709,6 +709,9 @@ def test_calls_that_newcomers_try(tmp_path):
     ).fit(data())
     mask = data().train_mask
     assert shards.score(mask, Y) == shards.score(mask, Y[mask])
+    # Labels of ids are in the order of the ids, however many there are.
+    back = torch.arange(N).flip(0)
+    assert shards.score(back, Y[back]) == shards.score(mask | True, Y)
     report = NodeClassifier().fit(data()).remove(nodes=[1])
     assert str(TrustReport.of([report])) == str(TrustReport.of(report))
     lazy = pyg.SAGEConv((-1, -1), 3)

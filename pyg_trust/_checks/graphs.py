@@ -194,11 +194,9 @@ def warn_of_delta(delta: float | None, count: int, what: str) -> None:
 def warn_of_roots(input_nodes: Any, store: Any) -> None:
     """Warn if all nodes are trained on by default, despite a mask."""
     mask = store.get('train_mask')
-    if (
-        input_nodes is None
-        and isinstance(mask, Tensor)
-        and not bool(mask.bool().all())
-    ):
+    if input_nodes is not None or not isinstance(mask, Tensor):
+        return
+    if mask.dtype != torch.bool or not bool(mask.all()):
         warn_user(
             "'input_nodes' is not given, so that all nodes are trained on, "
             "also those outside of 'train_mask': pass "

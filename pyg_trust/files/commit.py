@@ -338,10 +338,10 @@ def _in_turn(
         lock = getattr(self, '_lock', None)
         if not isinstance(lock, ObjectLock):
             raise TypeError(
-                f"'{method.__name__}' is called on an object (got "
-                f'{type(self).__name__} in its place): make one first, with '
-                'the arguments of a saved one, as '
-                f'model = NodeClassifier(...); model.{method.__name__}(...)'
+                f"'{method.__name__}' is called on an object, not on its "
+                f'class (got {type(self).__name__}): make a model, with the '
+                'arguments of the saved one, and call '
+                f'model.{method.__name__}(...)'
             )
         with lock.turn:
             before = lock.doing

@@ -381,8 +381,9 @@ class Stateful:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a saved state.
 
-        Of a state of version 0.1, data and ledger are read, and all shards
-        are trained again; predictions have rows for the nodes that remain.
+        Of a state of an earlier version, data and ledger are read, and all
+        shards are trained again; predictions have rows for the nodes that
+        remain.
 
         Args:
             state (dict): the :meth:`state_dict` of an unlearner with the same
@@ -549,7 +550,7 @@ class Stateful:
     def _trained_anew(
         self, plain: Any, given: Any, data: Data, ledger: RemovalLedger
     ) -> State:
-        # What version 0.1 has written, read for one more release: its models
+        # What earlier versions wrote, read for one more release: the models
         # came from another training, and would equal those of no fit today.
         if not isinstance(given, str | Shards):
             raise ValueError(

@@ -322,9 +322,9 @@ class ShardedUnlearner(Stateful):
             nodes (list[int] or Tensor, optional): ids of nodes of the present
                 graph, or a mask over the rows of :meth:`predict`; by default
                 those of the ``test_mask``. (default: :obj:`None`)
-            y (list[int] or Tensor, optional): their classes, or those of all
-                rows of :meth:`predict`; by default the labels in the graph
-                that was fitted. (default: :obj:`None`)
+            y (list[int] or Tensor, optional): their classes, or for a mask
+                those of all its rows; by default the labels in the graph that
+                was fitted. (default: :obj:`None`)
         """
         data = self._fitted.data
         if nodes is None and data.get('test_mask') is None:
@@ -333,13 +333,13 @@ class ShardedUnlearner(Stateful):
             )
         if nodes is None:
             nodes = data.n_id[data.test_mask]
-        nodes = self._ids_of(nodes)
+        mask, nodes = as_ids('nodes', nodes), self._ids_of(nodes)
         found = self.predict(nodes=nodes)
         if y is None:
             y = data.y[rows_of(data.n_id, nodes)]
         y = torch.as_tensor(y).view(-1)
-        if y.numel() == self._fitted.rows.numel():
-            y = y.cpu()[rows_of(self._fitted.rows, nodes)]
+        if mask.dtype == torch.bool and y.shape == mask.shape:
+            y = y[mask.to(y.device)]
         check_tensor('y', y, torch.int64, tuple(found.shape))
         if not y.numel() or int(y.min()) < 0:
             raise ValueError(
