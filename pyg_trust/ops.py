@@ -412,7 +412,7 @@ def pull(
     Few nodes are read to estimate whether sampling would be cheaper on a
     level, so that edges need not be sorted for sampling beforehand. The
     arguments are those of :func:`push`, but :obj:`graph` needs only the rows
-    of :func:`cost_nodes`. On the CPU.
+    of ``cost_nodes``. On the CPU.
 
     Returns:
         Tensor or None: the sum, ``[num_nodes, num_columns]``; :obj:`None` if
