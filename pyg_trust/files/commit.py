@@ -162,12 +162,6 @@ class Lineage:
         """Return the runs as plain lists, for a saved state."""
         return [[*run] for run in self.runs]
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Lineage) and self.runs == other.runs
-
-    def __hash__(self) -> int:
-        return hash(self.runs)
-
     def __deepcopy__(self, memo: dict[int, Any]) -> 'Lineage':
         # Of two copies one alone may extend the run.
         return self
