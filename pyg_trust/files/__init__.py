@@ -38,17 +38,16 @@ class DamagedFileError(ValueError):
 
 
 @contextlib.contextmanager
-def locked(path: Path, reading: bool = False) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
     """Hold a lock file for a block, and delete it: not reentrant.
 
-    With :obj:`reading`, it goes on without the lock where it can't be taken
-    because nobody can write there.
+    Where this process can't write, it reads without the lock.
     """
     lock = FileLock(path)
     try:
         lock.acquire(poll_interval=0.01)
     except OSError:
-        if not reading or os.access(path.parent, os.W_OK):
+        if os.access(path.parent, os.W_OK):
             raise
     try:
         yield

@@ -30,7 +30,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import torch
 
 from pyg_trust import files
-from pyg_trust._checks import check_callable, check_instance
+from pyg_trust._checks import check_instance
 
 __all__ = [
     'EditedInPlace',
@@ -148,7 +148,6 @@ class Lineage:
 
     def continues(self, other: 'Lineage') -> bool:
         """Return whether another lineage equals this one or its beginning."""
-        check_instance('other', other, Lineage)
         *before, last = other.runs or [None]
         at = len(before)
         if last is None:
@@ -186,7 +185,6 @@ def check_continues(
             and ``'ledger'``.
         new (dict): the state to write, with the same entries.
     """
-    check_instance('place', place, str, Path)
     ours = Lineage.of(new)
     if found is None:
         return
@@ -240,7 +238,6 @@ def save(path: str | Path, state: dict[str, Any]) -> None:
 
     Refused as by :func:`check_continues`, or if the file there is no state.
     """
-    check_instance('path', path, str, Path)
     path = Path(path)
     with exclusive(path):
         check_continues(path, peek(path), state)
@@ -249,7 +246,6 @@ def save(path: str | Path, state: dict[str, Any]) -> None:
 
 def peek(path: str | Path) -> dict[str, Any] | None:
     """Read a saved state without tensors; :obj:`None` if there is no file."""
-    check_instance('path', path, str, Path)
     if not Path(path).exists():
         return None
     try:
@@ -265,17 +261,16 @@ def peek(path: str | Path) -> dict[str, Any] | None:
 
 
 @contextlib.contextmanager
-def exclusive(place: str | Path, *, reading: bool = False) -> Iterator[None]:
+def exclusive(place: str | Path) -> Iterator[None]:
     """Hold the lock of a file or folder for a block; not reentrant.
 
     Waits for its holder. The lock is on a file beside the place, which need
-    not exist. :obj:`reading` is as in :func:`pyg_trust.files.locked`.
+    not exist; where nothing can be written, a place is read without it.
     """
-    check_instance('place', place, str, Path)
     # Resolve links, so that each file has one lock.
     place = Path(place).resolve()
     files.check_folder(place)
-    with files.locked(place.with_name(f'.{place.name}.lock'), reading):
+    with files.locked(place.with_name(f'.{place.name}.lock')):
         yield
 
 
@@ -324,7 +319,6 @@ def editing(
 def _in_turn(
     method: Callable[Concatenate[Self, P], T], edits: bool
 ) -> Callable[Concatenate[Self, P], T]:
-    check_callable('method', method)
     doing = (method.__name__, edits)
 
     @functools.wraps(method)
