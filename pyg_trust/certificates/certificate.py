@@ -180,12 +180,12 @@ class Certificate(Proved, SpeaksOf, Report):
 
     @property
     def broken(self) -> Tensor:
-        """Mask of the targets that some graph of the attacker misclassifies."""
+        """Mask of the targets that an attack was found for: bool."""
         return self.status == BROKEN
 
     @property
     def unknown(self) -> Tensor:
-        """Mask of the targets that are neither robust nor broken."""
+        """Mask of the targets that are neither robust nor broken: bool."""
         return self.status == UNKNOWN
 
     def certified_ratio(self) -> float:

@@ -156,7 +156,7 @@ class VoteCertificate(SpeaksOf, Report):
         return float((self.certified(changes, rows) & right).double().mean())
 
     def chart(self) -> Chart:
-        """Chart the certified share of targets against the number of changes."""
+        """Chart the certified share of targets by number of changes."""
         most = max(int(self.radius.max()), 0) + 1
         shares = [self.certified_ratio(k) for k in range(most + 1)]
         return Chart(

@@ -107,7 +107,7 @@ class RankCertificate(Proved, Report):
     _kernel: ClassVar[ModuleType] = kernel
 
     def certified_ratio(self) -> float:
-        """Return the share of items that certainly stay in their user's top k."""
+        """Return the share of items proved to stay in their user's top k."""
         return self.num_kept / max(self.status.numel(), 1)
 
     def _judged(self, arrays: dict[str, np.ndarray]) -> Iterator[str]:

@@ -117,8 +117,9 @@ def certify_smoothed(
             ``data.edge_label_index``, not of nodes.
         batch_size (int, optional): copies per call of the model; by default
             as many as fit in 256 MiB.
-        sparse_x, sparse_adj (bool, optional): whether the model gets a sparse
-            matrix as features, and as edges; by default decided by a test.
+        sparse_x (bool, optional): whether the model gets its features as a
+            sparse matrix; by default if its outputs stay the same.
+        sparse_adj (bool, optional): the same of its edges.
         seed (int, optional): repeats a run, which then certifies nothing. By
             default the operating system draws a secret one.
         tol (float): how much bounds are lowered for rounding errors.

@@ -312,7 +312,7 @@ class SmoothedCertificate(SpeaksOf, Report):
             yield kind, 'deletions', lambda r, kind=kind: {kind: (0, r)}
 
     def chart(self) -> Chart:
-        """Chart the certified share of targets against the number of changes."""
+        """Chart the certified share of targets by number of changes."""
         radii, lines = range(_SHOWN[-1] + 1), {}
         for kind, side, budget in self._sides():
             shares = [self.certified_ratio(**budget(r)) for r in radii]
