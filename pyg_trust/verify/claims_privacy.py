@@ -212,7 +212,7 @@ class PrivateTraining(Private):
         '',
     )
     grid_exponent = given(
-        'power of two of the grid of the noise', one_of(-SHIFT)
+        'noise is a multiple of two to this power', one_of(-SHIFT)
     )
     persons = given('the declared owners of rows', OBJECT, {})
     together = given(
@@ -355,15 +355,15 @@ def unit_of_sums(
 
 class _Released(Private):
     relation = given('which data are neighbours', TEXT)
-    directed = given('whether edges are arcs', FLAG)
+    directed = given('whether edges have a direction', FLAG)
     form = given(
         "what a record is compared with: 'withdraw' is an empty one", _FORMS
     )
-    releases = given('number of releases in the account', NATURAL)
-    num_nodes = given('count, public', COUNT)
-    arithmetic = given('sums and noise are exact integers', one_of('exact'))
+    releases = given('number of releases so far', NATURAL)
+    num_nodes = given('number of nodes, which is public', COUNT)
+    arithmetic = given("'exact': sums and noise are integers", one_of('exact'))
     grid_exponent = given(
-        'power of two of the grid of the noise', one_of(-SHIFT)
+        'noise is a multiple of two to this power', one_of(-SHIFT)
     )
     table = given('SHA-256 of the table that draws noise', one_of(DIGEST))
 
@@ -392,12 +392,12 @@ class PrivateSums(_Released):
 
     procedure = 'private aggregation'
     relation = given('which data are neighbours', one_of(*_RECORDS))
-    max_degree = given('the most edges of a node', maybe(NATURAL))
+    max_degree = given('largest degree of a node', maybe(NATURAL))
     num_classes = given(
-        'number of classes that messages name', maybe(NATURAL), None
+        'number of classes, if labels are summed', maybe(NATURAL), None
     )
     sensitivity = derived(
-        'distance of the sums of two neighbouring data sets, at most',
+        'largest distance of the sums of two neighbouring data sets',
         lambda c: sensitivity(
             *(c.relation, c.directed, c.form, c.max_degree, c.num_classes)
         ),
@@ -410,7 +410,7 @@ class PrivateSums(_Released):
         lambda c: len(c.noise_stds),
         COUNT,
     )
-    rho = given('share by which the noise is larger, for rounding')
+    rho = given('relative increase of the noise, for rounding')
     mu_encoder = given('mu (sensitivity over noise) of the encoder')
     mu_aggregation = given('mu of the sums')
     mu_head = given('mu of the head')
@@ -423,16 +423,16 @@ class PrivateSums(_Released):
         'epsilon for one record against any other, in nats', maybe(AMOUNT)
     )
     degree_curve = given(
-        'pairs of a degree and the epsilon of a node of it',
+        'pairs of a degree and the epsilon of nodes of this degree',
         several(row(NATURAL, AMOUNT), 0, 20),
     )
     receivers = given('number of nodes whose rows hold sums', COUNT)
     rows = derived(
-        'which rows may be published',
+        "rows that may be published: 'all', or 'others' than a node's own",
         lambda c: 'others' if c.relation == 'node_incident' else 'all',
         TEXT,
     )
-    raw_columns = given('whether the first columns are raw rows', FLAG)
+    raw_columns = given('whether the first columns are the raw features', FLAG)
     predictions = given('whether weights and predictions are released', FLAG)
 
     def _wrong(self) -> Iterator[str]:
