@@ -36,11 +36,11 @@ _MASK = 2**64 - 1
 
 
 def resolve(seed: int | None) -> int:
-    """Return :obj:`seed`, or a fresh one from torch's default generator.
+    """Return a checked seed, or draw one from torch's default generator.
 
-    With :obj:`None`, :func:`torch_geometric.seed_everything` and
-    :func:`torch.manual_seed` decide what is drawn. A seed is an integer in
-    :math:`[0, 2^{63})`.
+    Args:
+        seed (int, optional): a seed in :math:`[0, 2^{63})`; None draws one, so
+            that :func:`torch.manual_seed` decides which.
     """
     if seed is None:
         return int(torch.randint(2**63 - 1, (), dtype=torch.int64))
@@ -59,7 +59,12 @@ def resolve(seed: int | None) -> int:
 
 
 def resolve_secret(seed: int | None) -> int:
-    """Return :obj:`seed`, or 63 random bits of the operating system."""
+    """Return a checked seed, or draw a secret one.
+
+    Args:
+        seed (int, optional): a seed in :math:`[0, 2^{63})`; None draws one
+            from the operating system.
+    """
     return secrets.randbits(63) if seed is None else resolve(seed)
 
 
@@ -72,11 +77,15 @@ def _mix(word: Any) -> Any:
 
 
 def derive(seed: int, *items: int) -> int:
-    """Derive the seed of a part, such as shard 3, epoch 7, backward pass.
+    """Derive the seed of a part of a procedure from the seed of the whole.
 
     Args:
-        seed (int): the seed of the whole.
-        *items (int): the path of the part, non-negative integers.
+        seed (int): the seed of the whole, from :func:`resolve`.
+        *items (int): non-negative integers that number the part, such as 3, 7
+            for shard 3 in epoch 7.
+
+    Returns:
+        int: the derived seed, in :math:`[0, 2^{63})`.
 
     Example:
         >>> derive(0, 1) == derive(0, 1), derive(0, 1) == derive(0, 2)
@@ -90,7 +99,15 @@ def derive(seed: int, *items: int) -> int:
 
 
 def derive_each(seed: int, items: Tensor) -> Tensor:
-    """Apply :func:`derive` to every item of an int64 tensor at once."""
+    """Derive a seed for each item: ``derive(seed, item)``.
+
+    Args:
+        seed (int): the seed of the whole.
+        items (Tensor): the items: int64, non-negative, of any shape.
+
+    Returns:
+        Tensor: int64, of the shape of :obj:`items`.
+    """
     check_integer('seed', seed, 0)
     check_tensor('items', items, torch.int64, getattr(items, 'shape', ()))
     words = items.cpu().numpy().astype(np.uint64).reshape(-1)
@@ -100,7 +117,14 @@ def derive_each(seed: int, items: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def forked(seed: int) -> Iterator[None]:
-    """Seed torch's default generator for a block; restore it on the CPU."""
+    """Seed torch's default CPU generator inside a ``with`` block.
+
+    After the block, the generator is in its earlier state. The generators of
+    other devices are seeded too, but not restored.
+
+    Args:
+        seed (int): the seed, a non-negative integer.
+    """
     check_integer('seed', seed, 0)
     with torch.random.fork_rng(devices=[]):
         # Without this, torch queues the call, and its stack, for a device.
@@ -111,7 +135,12 @@ def forked(seed: int) -> Iterator[None]:
 
 
 def generator(seed: int | None) -> torch.Generator:
-    """Return a new torch generator on the CPU with :obj:`seed`."""
+    """Return a new torch generator on the CPU.
+
+    Args:
+        seed (int, optional): a seed in :math:`[0, 2^{63})`, all bits of which
+            count; None draws one from torch's default generator.
+    """
     seed = resolve(seed)
     made = torch.Generator().manual_seed(seed)
     state = made.get_state()
@@ -128,7 +157,8 @@ def stream(seed: int, *items: int) -> np.random.Generator:
 
     Args:
         seed (int): the seed, from :func:`resolve`.
-        *items (int): the purpose of the stream, non-negative integers.
+        *items (int): non-negative integers that number the part. Other numbers
+            give an independent generator.
 
     Example:
         >>> stream(0).random() == stream(2**32).random()

@@ -28,7 +28,18 @@ def sparse_rows(
     size: tuple[int, int],
     layout: torch.layout = torch.sparse_csr,
 ) -> Tensor:
-    """Make a sparse CSR (or CSC) tensor without torch's warning."""
+    """Make a sparse CSR or CSC tensor, without torch's beta warning.
+
+    Args:
+        ptr (Tensor): int64, ``[num_rows + 1]``: where each row (of CSC: each
+            column) starts.
+        index (Tensor): int64, ``[nnz]``: the column (of CSC: the row) of each
+            entry. It is not checked.
+        value (Tensor): ``[nnz]``: the entries.
+        size (tuple[int, int]): the numbers of rows and columns.
+        layout (torch.layout): :obj:`torch.sparse_csr` or
+            :obj:`torch.sparse_csc`. (default: :obj:`torch.sparse_csr`)
+    """
     with quiet_sparse():
         return torch.sparse_compressed_tensor(
             ptr, index, value, size, layout=layout, check_invariants=False
@@ -37,9 +48,9 @@ def sparse_rows(
 
 @contextmanager
 def quiet_sparse() -> Iterator[None]:
-    """Silence torch's warning, once per process, that CSR tensors are new.
+    """Silence torch's warning that sparse CSR tensors are in beta.
 
-    For blocks in which we make them, or make layers of PyG do so.
+    A context manager: the warning is silenced inside its ``with`` block.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings('ignore', 'Sparse CS[RC] tensor support')
@@ -47,6 +58,16 @@ def quiet_sparse() -> Iterator[None]:
 
 
 def pick_rows(rowptr: Tensor, nodes: Tensor) -> tuple[Tensor, Tensor]:
-    """Return where rows start, ``[k + 1]``, and the positions of entries."""
+    """Find the entries of some rows of a compressed matrix.
+
+    Args:
+        rowptr (Tensor): int64, ``[num_rows + 1]``: where each row starts.
+        nodes (Tensor): int64, ``[k]``: the numbers of the rows.
+
+    Returns:
+        tuple[Tensor, Tensor]: where each of these rows starts in the second
+        tensor, int64, ``[k + 1]``; and the positions of their entries in the
+        matrix, int64, row by row.
+    """
     count = rowptr[nodes + 1] - rowptr[nodes]
     return pointer(count), ranges(rowptr[nodes], count)

@@ -41,11 +41,13 @@ class TrustReport(Report):
     """All guarantees of an application, as one page and one file.
 
     Args:
-        guarantees (tuple[Guarantee, ...]): as :meth:`of` collects them.
+        guarantees (tuple[Guarantee, ...]): the guarantees; :meth:`of` collects
+            them from reports.
         created (str): the time of creation, ISO 8601 with the time zone.
             (default: now)
         schema_version (int): the version of the JSON layout.
-        about (dict[str, str]): texts of the author, as :meth:`of` takes them.
+        about (dict[str, str]): texts for the head of the page, such as
+            ``'title'`` and ``'owner'``. (default: none)
 
     Example:
         >>> report = TrustReport.of(
@@ -153,17 +155,17 @@ class TrustReport(Report):
         return cls(made, **fields)
 
     def to_json(self) -> str:
-        """Convert to the JSON that :meth:`save` writes, with its digest."""
+        """Return the JSON text that :meth:`save` writes, with its SHA-256."""
         fields = finite(self.to_dict())
         fields['digest'] = digest(fields)
         return json.dumps(fields, indent=2, allow_nan=False)
 
     def to_html(self) -> str:
-        """Make a self-contained HTML page for people, with figures."""
+        """Return a self-contained HTML page for people, with figures."""
         return pages.trust(self)
 
     def to_markdown(self) -> str:
-        """Make a section for a model card, in Markdown."""
+        """Return a section for a model card, in Markdown."""
         return pages.trust(self, 'trust.md')
 
     def _repr_html_(self) -> str:
@@ -172,10 +174,10 @@ class TrustReport(Report):
         return f'<iframe srcdoc="{page}" width="100%" height="600"></iframe>'
 
     def chart(self) -> Chart:
-        """Chart the spent share of each budget.
+        """Chart the spent share of each budget of each guarantee.
 
         Raises:
-            ValueError: if nothing has a finite budget.
+            ValueError: if no guarantee has a finite budget.
         """
         bars = {
             f'{number}. {each.procedure}: {name}': spent / each.budget[name]
