@@ -132,7 +132,6 @@ class SecureNoise(_Noise):
 
     Args:
         source (callable): maps a number to as many random bytes.
-            (default: :func:`os.urandom`)
     """
 
     secure = True
@@ -171,7 +170,6 @@ def source(
         seed (int, optional): makes a run repeatable, and not private; its
             report has to begin with ``SEEDED``. (default: :obj:`None`)
         kind (str): the kind of secret noise, an entry of :obj:`NOISES`.
-            (default: :obj:`'system'`)
     """
     draw = NOISES.find('kind', kind)
     if seed is not None:

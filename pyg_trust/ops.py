@@ -721,7 +721,6 @@ def policy_solve(
         goal (Tensor): float64, ``[num_policies]``: the residual to reach.
         follow (float): :math:`a`, the probability to go on.
         back (bool): whether :math:`P^\top` takes the place of :math:`P`.
-            (default: :obj:`False`)
 
     Returns:
         tuple[Tensor, Tensor]: :math:`x` and the residuals, of the same shape.

@@ -97,7 +97,6 @@ def fingerprint_data(
         data (Data or list[Data]): the graphs.
         fields (sequence of str): the attributes of each graph that are read,
             in this order; a missing one counts as None.
-            (default: :obj:`DATA_FIELDS`)
     """
     check_instance('data', data, Data, list, tuple)
     check_instance('fields', fields, list, tuple)

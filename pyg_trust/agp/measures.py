@@ -99,9 +99,7 @@ class Measure:
         b (float): the exponent :math:`b` of the sending node's degree.
         weights (tuple[float, ...]): :math:`w_0, \ldots, w_L`, non-negative.
         self_loops (bool): whether missing self-loops are added first.
-            (default: :obj:`False`)
         undirected (bool): whether the graph has to be undirected.
-            (default: :obj:`False`)
         along (bool): whether messages travel along the edges (True) or
             against them. (default: :obj:`True`)
         spectral_radius (float, optional): the largest spectral radius of a
@@ -109,7 +107,6 @@ class Measure:
             refused. By default any graph is accepted. (default: :obj:`None`)
         shrink (float): a factor of the matrix, :math:`(\text{shrink} \cdot
             D^{-a} A D^{-b})^i`, to keep high powers from overflow.
-            (default: :obj:`1.0`)
         name (str): for printing. (default: :obj:`'custom'`)
 
     Raises:
@@ -202,7 +199,6 @@ def pagerank(
         levels (int, optional): the number of hops :math:`L`; by default as
             many as :obj:`tol` needs. (default: :obj:`None`)
         tol (float): the largest total weight of the hops that are left out.
-            (default: :obj:`1e-4`)
     """
     weights = _geometric(alpha, levels, tol)
     return Measure(0, 1, weights, name='pagerank')
@@ -221,7 +217,6 @@ def ppr(
         levels (int, optional): the number of hops :math:`L`; by default as
             many as :obj:`tol` needs. (default: :obj:`None`)
         tol (float): the largest total weight of the hops that are left out.
-            (default: :obj:`1e-4`)
     """
     return replace(pagerank(alpha, levels=levels, tol=tol), name='ppr')
 
@@ -240,7 +235,6 @@ def single_target(
         levels (int, optional): the number of hops :math:`L`; by default as
             many as :obj:`tol` needs. (default: :obj:`None`)
         tol (float): the largest total weight of the hops that are left out.
-            (default: :obj:`1e-4`)
     """
     weights = _geometric(alpha, levels, tol)
     return Measure(1, 0, weights, along=False, name='single_target')
@@ -255,7 +249,6 @@ def hkpr(t: float, *, levels: int | None = None, tol: float = TOL) -> Measure:
         levels (int, optional): the number of hops :math:`L`; by default as
             many as :obj:`tol` needs. (default: :obj:`None`)
         tol (float): the largest total weight of the hops that are left out.
-            (default: :obj:`1e-4`)
     """
     return Measure(0, 1, _poisson(t, levels, tol), name='hkpr')
 
@@ -323,7 +316,6 @@ def sgc(levels: int = 2, *, self_loops: bool = True) -> Measure:
     Args:
         levels (int): the number of hops :math:`K`. (default: :obj:`2`)
         self_loops (bool): whether missing self-loops are added.
-            (default: :obj:`True`)
     """
     return Measure(0.5, 0.5, _last(levels), self_loops, True, name='sgc')
 
@@ -343,9 +335,7 @@ def appnp(
         levels (int, optional): the number of steps, the ``K`` of APPNP; by
             default as many as :obj:`tol` needs. (default: :obj:`None`)
         tol (float): the largest total weight of the steps that are left out.
-            (default: :obj:`1e-4`)
         self_loops (bool): whether missing self-loops are added.
-            (default: :obj:`True`)
     """
     weights = _geometric(alpha, levels, tol)
     return Measure(0.5, 0.5, weights, self_loops, True, name='appnp')
@@ -366,9 +356,7 @@ def heat(
         levels (int, optional): the number of hops :math:`L`; by default as
             many as :obj:`tol` needs. (default: :obj:`None`)
         tol (float): the largest total weight of the hops that are left out.
-            (default: :obj:`1e-4`)
         self_loops (bool): whether missing self-loops are added.
-            (default: :obj:`True`)
     """
     weights = _poisson(t, levels, tol)
     return Measure(0.5, 0.5, weights, self_loops, True, name='heat')

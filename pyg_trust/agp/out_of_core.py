@@ -230,7 +230,6 @@ def propagate_to(
             as they are needed.
         measure (Measure): the weights :math:`w` and exponents :math:`a, b`.
         half (bool): whether hops are kept in float16, which is faster.
-            (default: :obj:`False`)
         tol (float): the relative error that is allowed in order to compute
             fewer hops, as :func:`.propagate` defines it. (default: :obj:`0.0`)
         columns (int or str): how many columns are in memory at a time;

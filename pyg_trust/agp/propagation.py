@@ -88,7 +88,6 @@ def propagate(
             :math:`a + b = 1` and an undirected graph. (default: :obj:`0.0`)
         rows (Tensor, optional): the nodes whose rows of :math:`z` are
             returned, int64 indices or a bool mask; by default all.
-            (default: :obj:`None`)
 
     Returns:
         Tensor: :math:`z`, dense, of the shape and dtype of :obj:`x`, or only

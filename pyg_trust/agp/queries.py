@@ -68,16 +68,13 @@ def query(
         eps (float): :math:`\varepsilon`, relative to each signal's L1 norm; 0
             for the exact result.
         method (str): :obj:`'sample'` or :obj:`'prune'`.
-            (default: :obj:`'sample'`)
         seed (int, optional): the seed of sampling; by default drawn from
             torch's default generator. (default: :obj:`None`)
         top_k (int, optional): how many entries of each result are kept, the
             largest in magnitude; by default all. (default: :obj:`None`)
         threshold (float): entries of at most this magnitude are dropped.
-            (default: :obj:`0.0`)
         dtype (torch.dtype): the dtype of the result, float32 or float64; that
             of a matrix of signals if there is one.
-            (default: :obj:`torch.float32`)
 
     Returns:
         Tensor: a sparse CSR matrix, ``[num_queries, num_nodes]``, with row

@@ -233,8 +233,7 @@ class Divided(Module):
             and rows); or :obj:`'owners'`. (default: :obj:`'nodes'`)
         vote (str): :obj:`'majority'`, where the first class wins a tie, or
             :obj:`'mean'` of probabilities. (default: :obj:`'majority'`)
-        transform (Callable, optional): applied to every view. (default:
-            :obj:`None`)
+        transform (Callable, optional): applied to every view.
         seed (int, optional): the key of the hash; None draws one from the
             operating system. (default: :obj:`None`)
         unit (PrivacyUnit, optional): who owns what; for ``'owners'`` alone.

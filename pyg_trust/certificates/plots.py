@@ -67,9 +67,7 @@ def plot_certified_grid(
     Args:
         report (SmoothedCertificate): the certificate.
         kind (str): :obj:`'edges'` or :obj:`'features'`.
-            (default: :obj:`'edges'`)
         limit (int): the most additions, and deletions, that are drawn.
-            (default: :obj:`20`)
         ax (matplotlib.axes.Axes, optional): the axes to draw on; by default
             those of a new figure. (default: :obj:`None`)
     """

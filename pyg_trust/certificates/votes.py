@@ -225,7 +225,6 @@ class SmoothedCertificate(SpeaksOf, Report):
 
         Args:
             kind (str): :obj:`'edges'` or :obj:`'features'`.
-                (default: :obj:`'edges'`)
             limit (int): the largest number of additions, and of deletions,
                 that is tried. (default: :obj:`100`)
 

@@ -97,7 +97,6 @@ def certified_votes(
         num_classes (int): the number of classes.
         ties (str): which class wins a tie: :obj:`'any'` (the attacker may
             decide) or :obj:`'first'` (that of the smallest index).
-            (default: :obj:`'any'`)
 
     Returns:
         CertifiedVotes: ``predicted``, int64, ``[num]``; ``radius``, which is

@@ -64,7 +64,6 @@ class Witness:
 
         Args:
             most (float): about how many numbers the proof may read.
-                (default: ``math.inf``)
 
         Returns:
             list[int]: for each target 1 if it is proved to be robust, -1 if it

@@ -67,7 +67,6 @@ def check_report(
         path (str or Path): the report, in JSON.
         ledger (str or Path, optional): the file of the privacy ledger, or of
             ``ledger.state_dict()`` of an unlearner as ``json.dump`` wrote it.
-            (default: :obj:`None`)
         model (str or Path, optional): the file of the weights, in the format
             of safetensors: those of ``safetensors.torch.save_file`` or
             :func:`pyg_trust.report.save_tensors`. (default: :obj:`None`)
@@ -78,7 +77,6 @@ def check_report(
             covers, to prove how much noise it needs. (default: :obj:`None`)
         witness (str or Path, optional): the file that ``proof.save()`` of an
             exact certificate wrote, or a list of such files.
-            (default: :obj:`None`)
 
     Returns:
         list[Finding]: for each check a ``status`` (``'holds'``, ``'FAILS'``,

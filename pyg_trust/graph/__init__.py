@@ -60,7 +60,6 @@ class CSRGraph:
             ascending in every row.
         weight (Tensor, optional): float32 or float64, ``[num_edges]``: the
             weight of each edge; :obj:`None` for an unweighted graph.
-            (default: :obj:`None`)
         perm (Tensor, optional): int64, ``[num_edges]``: the position of each
             edge in the ``edge_index`` the graph was made from (the first one
             of merged duplicates). (default: :obj:`None`)
@@ -171,14 +170,12 @@ class CSRGraph:
                 it.
             edge_weight (Tensor, optional): float32 or float64,
                 ``[num_edges]``; by default the graph is unweighted.
-                (default: :obj:`None`)
             duplicates (str): what to do with an edge that is listed twice:
                 :obj:`'raise'` an error, :obj:`'merge'` it into one edge (its
                 weights added), or :obj:`'keep'` it as parallel edges, each of
                 which counts in the degrees. (default: :obj:`'raise'`)
-            perm (bool): whether the graph keeps where in the
-                ``edge_index`` each edge was (:obj:`perm`, 8 bytes per edge).
-                (default: :obj:`False`)
+            perm (bool): whether the graph keeps where in the ``edge_index``
+                each edge was (:obj:`perm`, 8 bytes per edge).
 
         Raises:
             TypeError: on a wrong dtype.
@@ -238,7 +235,6 @@ class CSRGraph:
                 :obj:`'raise'` an error, :obj:`'merge'` it into one edge, or
                 :obj:`'keep'` parallel edges. (default: :obj:`'raise'`)
             undirected (bool): whether every edge stands for both directions.
-                (default: :obj:`False`)
 
         Raises:
             TypeError: if the source has another type, or holds no integers.
@@ -333,7 +329,6 @@ class CSRGraph:
             duplicates (str): what to do with an edge that is listed twice:
                 :obj:`'raise'` an error, :obj:`'merge'` it into one edge (its
                 weights added), or :obj:`'keep'` parallel edges.
-                (default: :obj:`'raise'`)
         """
         check_instance('data', data, Data)
         if data.num_nodes is None:
@@ -369,15 +364,13 @@ class CSRGraph:
             num_nodes (int, optional): the number of nodes, required for an
                 ``edge_index``. If the graph stores its number of nodes, the
                 two have to be equal. (default: :obj:`None`)
-            edge_weight (Tensor, optional): the weights of an
-                ``edge_index``. (default: :obj:`None`)
+            edge_weight (Tensor, optional): the weights of an ``edge_index``.
             transposed (bool): whether a sparse matrix is PyG's
                 :obj:`adj_t`, whose entry :math:`(v, u)` is the edge from
                 :math:`u` to :math:`v`. (default: :obj:`True`)
             duplicates (str): what to do with an edge that is listed twice:
                 :obj:`'raise'` an error, :obj:`'merge'` it into one edge (its
                 weights added), or :obj:`'keep'` parallel edges.
-                (default: :obj:`'raise'`)
 
         Raises:
             TypeError: on an object of another type.
@@ -442,7 +435,6 @@ class CSRGraph:
         Args:
             layout (torch.layout): :obj:`torch.sparse_coo`,
                 :obj:`torch.sparse_csr` or :obj:`torch.sparse_csc`.
-                (default: :obj:`torch.sparse_csr`)
             dtype (torch.dtype, optional): the dtype of the values; by default
                 that of the weights, or float32. (default: :obj:`None`)
         """
@@ -694,7 +686,6 @@ class CSRGraph:
             a (float): the exponent of the receiving node's degree, in the
                 factor :math:`d_v^{-a}` of a message.
             dtype (torch.dtype): the dtype of the factors, float32 or float64.
-                (default: :obj:`torch.float32`)
             along (bool): whether messages travel along the edges (True) or
                 against them. (default: :obj:`True`)
             nodes (Tensor, optional): int64, ascending: the rows to include;

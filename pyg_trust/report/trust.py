@@ -43,8 +43,7 @@ class TrustReport(Report):
     Args:
         guarantees (tuple[Guarantee, ...]): the guarantees; :meth:`of` collects
             them from reports.
-        created (str): the time of creation, ISO 8601 with the time zone.
-            (default: now)
+        created (str): the time of creation, ISO 8601 with the time zone;
         schema_version (int): the version of the JSON layout.
         about (dict[str, str]): texts for the head of the page, such as
             ``'title'`` and ``'owner'``. (default: none)

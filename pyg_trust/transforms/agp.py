@@ -127,11 +127,9 @@ class AGP(MeasureTransform):
         force_push (bool): whether to sample even if the exact result is
             expected to be cheaper. (default: :obj:`False`)
         half (bool): whether exact hops are kept in float16, for speed.
-            (default: :obj:`False`)
         level_tol (float): the largest relative error that a faster series with
             fewer hops may have (the ``tol`` of
-            :func:`~pyg_trust.agp.propagate`); 0 for none. (default:
-            :obj:`0.0`)
+            :func:`~pyg_trust.agp.propagate`); 0 for none.
         attr (str): the attribute with the features. (default: :obj:`'x'`)
         out (str or Path, optional): the attribute to write, by default
             :obj:`attr`; or the path of a ``.npy`` file, to which the result is

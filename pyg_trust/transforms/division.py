@@ -71,7 +71,6 @@ class Division(BaseTransform):
         num_groups (int): the number :math:`T` of groups; for ``'grid'`` that
             of edges and that of rows, so that there are :math:`T^2` views.
         by (str): the elements to divide, one of the table.
-            (default: :obj:`'nodes'`)
         seed (int, optional): the seed of the hash; by default from the
             operating system. (default: :obj:`None`)
         unit (PrivacyUnit, optional): who owns what; for ``'owners'`` alone.

@@ -76,9 +76,7 @@ class GDC(MeasureTransform):
         alpha (float, optional): the teleport probability, which APPNP and the
             PageRank measures need. (default: :obj:`None`)
         t (float, optional): the time, for :obj:`'heat'` and :obj:`'hkpr'`.
-            (default: :obj:`None`)
         beta (float, optional): the attenuation, for :obj:`'katz'`.
-            (default: :obj:`None`)
         levels (int, optional): the number of hops :math:`L`; by default 2 for
             :obj:`'sgc'`, else as many as :obj:`tol` needs.
         tol (float, optional): the largest total weight of the hops that are
@@ -86,16 +84,13 @@ class GDC(MeasureTransform):
         top_k (int, optional): how many of the largest entries of each row are
             kept; by default all. (default: :obj:`None`)
         threshold (float): entries of at most this value are dropped.
-            (default: :obj:`0.0`)
-        normalization (str, optional): :obj:`'in'` makes the weights that
-            enter a node sum to one, :obj:`'sym'` divides by the square roots
-            of the sums at both ends, :obj:`None` leaves the diffusion values.
-            (default: :obj:`'in'`)
+        normalization (str, optional): :obj:`'in'` makes the weights that enter
+            a node sum to one, :obj:`'sym'` divides by the square roots of the
+            sums at both ends, :obj:`None` leaves the diffusion values.
         eps (float): the size below which messages are sampled or left out; 0
             for the exact matrix. (default: :obj:`1e-4`)
         method (str): :obj:`'sample'` (small messages are sampled, without
             bias) or :obj:`'prune'` (they are left out).
-            (default: :obj:`'sample'`)
         seed (int, optional): the seed of sampling; by default torch's
             generator draws one in every call. (default: :obj:`None`)
         **kwargs (optional): PyG's arguments, which can't be combined with the

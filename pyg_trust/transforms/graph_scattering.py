@@ -68,7 +68,6 @@ class GraphEmbedding(BaseTransform):
             dtype (torch.dtype, optional): the dtype of the vectors; by default
                 that of the features.
             sparse (bool): whether to return a sparse CSR matrix.
-                (default: :obj:`False`)
 
         Returns:
             Tensor: ``[num_graphs, num_coefficients]``.
@@ -178,7 +177,6 @@ class GraphScattering(GraphEmbedding):
         low_pass (str): :obj:`'mean'` for means over nodes, or :obj:`'degree'`
             to weight nodes by their degrees. (default: :obj:`'mean'`)
         linear (bool): whether to leave out the absolute value (linear-GST).
-            (default: :obj:`False`)
         max_degree (int, optional): use one-hot degrees up to this one as
             features; by default ``data.x``. (default: :obj:`None`)
         clip (bool): whether to clip features to :math:`[-1, 1]`; otherwise

@@ -47,7 +47,6 @@ class MetapathFeatures(BaseTransform):
         out (str): the attribute to write to. (default: :obj:`'x'`)
         unit (PrivacyUnit, optional): which rows belong to which person; by
             default private training refuses all the features.
-            (default: :obj:`None`)
         concat (bool): whether the original features are kept, as the first
             columns. (default: :obj:`True`)
 

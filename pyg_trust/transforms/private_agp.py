@@ -83,7 +83,6 @@ class PrivateAGP(Releasing, BaseTransform):
             list of neighbours, at any degree. :obj:`'node_incident'`: a node
             with all its edges, up to :obj:`max_degree`. :obj:`'feature'`: a
             node's features and label; edges are public.
-            (default: :obj:`'edge'`)
         epsilon (float, optional): the budget of all releases. One release
             spends all of it, unless :obj:`mu` is given. (default: :obj:`None`)
         delta (float, optional): the :math:`\delta` of the budget: a public
@@ -99,7 +98,6 @@ class PrivateAGP(Releasing, BaseTransform):
             or ``'add_remove'`` (against an empty one); by default
             ``'add_remove'`` for ``'node_incident'``, else ``'replace'``.
         directed (bool): whether edges are directed, which has to be public.
-            (default: :obj:`False`)
         max_degree (int, optional): the largest degree; required for
             ``'node_incident'``, optional for ``'node'`` (1 by default).
         measure (Measure, optional): the linear propagation for ``'feature'``;
@@ -240,8 +238,7 @@ class PrivateAGP(Releasing, BaseTransform):
 
         Returns:
             list[Tensor]: float64, ``[num_nodes, num_columns]`` each, rounded
-            to the
-            dtype of the features.
+            to the dtype of the features.
         """
         return [
             row.to(torch.float64, copy=True) for row in self._rows(data, 3)

@@ -66,7 +66,6 @@ class PropagatedFeatures(EditedInPlace):
             num_columns]``; by default ``graph.x``.
         measure (str or Measure): the propagation: a name such as
             :obj:`'appnp'`, or a measure with :math:`a + b \ge 1` (not Katz).
-            (default: :obj:`'sgc'`)
         alpha (float, optional): the teleport probability of the named measure,
             or of :obj:`theta`.
         t (float, optional): the time of :obj:`'heat'` and :obj:`'hkpr'`.

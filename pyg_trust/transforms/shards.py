@@ -49,7 +49,6 @@ class Shards(BaseTransform):
     Args:
         num_shards (int): the number of shards.
         method (str): the partition's method, one of the table.
-            (default: :obj:`'hash'`)
         seed (int, optional): the seed of the method, or the key of
             :obj:`'hash'`; by default it is drawn once, when the transform is
             made. (default: :obj:`None`)
