@@ -34,10 +34,7 @@ T = TypeVar('T')
 
 
 def rank_and_size() -> tuple[int, int]:
-    """Return this process's rank, and the number of processes.
-
-    Without torch.distributed these are 0 and 1.
-    """
+    """Return this process's rank and the number of processes, as integers."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return 0, 1
@@ -85,12 +82,9 @@ def shared(
 ) -> Iterable[T]:
     """Iterate over ``work(item)`` for each item, on one or all processes.
 
-    Args:
-        items (Sequence): the pieces of work, the same on every process.
-        work (callable): the function to run.
-        over_ranks (bool): whether all processes share the work, by
-            :func:`run_over_ranks`. If false, this process does it, each item
-            when its result is asked for.
+    With ``over_ranks``, all processes share the work, by
+    :func:`run_over_ranks`. Otherwise this process does all of it, each item
+    when its result is asked for.
 
     Example:
         >>> list(shared([1, 2], str, False))
@@ -158,12 +152,9 @@ def _exchanged(mine: T, failed: Exception | None) -> list[T]:
 
 
 def own_items(count: int) -> range:
-    """Return which pieces of work this process does.
+    """Return which of ``count`` pieces of work this process does.
 
     Of P processes, that of rank r does the pieces r, r + P, r + 2 P, ...
-
-    Args:
-        count (int): the number of all pieces.
 
     Example:
         >>> own_items(3)  # in a single process

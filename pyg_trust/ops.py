@@ -85,11 +85,7 @@ _ops = torch.ops.pyg_trust
 
 
 def has_kernel(device_type: str) -> bool:
-    """Return whether this build has kernels for a type of device.
-
-    Args:
-        device_type (str): such as ``'cpu'`` or ``'cuda'``.
-    """
+    """Return whether this build has kernels for ``'cpu'`` or ``'cuda'``."""
     check_instance('device_type', device_type, str)
     keys = {'cpu': 'CPU', 'cuda': 'CUDA'}
     return (
@@ -223,34 +219,31 @@ def propagate(
 ) -> Tensor:
     r"""Compute :math:`\sum_i w_i (R B S)^i x`, exactly.
 
-    :math:`B` is the unweighted adjacency matrix, :math:`R` and :math:`S` are
+    :math:`B` is an unweighted adjacency matrix, :math:`R` and :math:`S` are
     diagonal. A column has the same bits beside any other columns, for any
-    number of threads and any instruction set. CUDA runs torch's own sparse
+    number of threads and any instruction set. CUDA runs torch's sparse
     products instead, and is equal up to rounding.
 
     Args:
-        rowptr (Tensor): int64, ``[num_nodes + 1]``: where each row of
-            :math:`B` starts.
-        col (Tensor): int32, ``[num_edges]``: the nodes that each node receives
-            from, ascending.
+        rowptr (Tensor): int64, ``[num_nodes + 1]``: where rows of :math:`B`
+            start.
+        col (Tensor): int32: the nodes that each node receives from.
         x (Tensor): the signals, ``[num_nodes, num_columns]``, or sparse CSR.
         recv (Tensor): the diagonal of :math:`R`, ``[num_nodes]``.
         send (Tensor): the diagonal of :math:`S`, ``[num_nodes]``.
         weights (Tensor): :math:`w`: float64, ``[num_hops + 1]``, on the CPU.
         half (bool): whether hops are kept in float16. (default: :obj:`False`)
-        scale (Tensor, optional): with :obj:`half`, a factor of each column in
-            float16, a power of two; by default 1. (default: :obj:`None`)
+        scale (Tensor, optional): with :obj:`half`, a power of two by which
+            each column is multiplied in float16; by default 1.
         three_term (bool): whether Chebyshev polynomials of :math:`R B S` take
             the place of its powers. (default: :obj:`False`)
-        rows (Tensor, optional): int64, the nodes whose rows of the result are
-            returned; by default all. (default: :obj:`None`)
-        loops (bool): whether missing self-loops count as edges; on the CPU
-            alone. (default: :obj:`False`)
-        in_place (bool): whether the result is written to :obj:`x`; on the CPU
-            alone. (default: :obj:`False`)
+        rows (Tensor, optional): the nodes whose rows are returned, int64; by
+            default all.
+        loops (bool): whether missing self-loops count, on the CPU alone.
+        in_place (bool): whether :obj:`x` is overwritten, on the CPU alone.
 
     Returns:
-        Tensor: ``[num_nodes, num_columns]``, or of the given :obj:`rows`.
+        Tensor: ``[num_nodes, num_columns]``, or only the given :obj:`rows`.
     """
     given, sparse = x, x.layout == torch.sparse_csr
     if half and x.dtype != torch.float32:
@@ -433,16 +426,9 @@ def pull(
     """Compute the sum of :func:`push` exactly, unless sampling is cheaper.
 
     Whether a hop is cheaper to sample is estimated from a few nodes, so that
-    the edges need not be sorted for sampling beforehand. On the CPU.
-
-    Args:
-        graph (PushGraph): the edges along which nodes send; only the rows of
-            these few nodes are read.
-        receivers (tuple[Tensor, Tensor]): ``rowptr`` and ``col`` of the nodes
-            that each node receives from.
-        recv, send, x, eps, ratio, keep: as in :func:`push`.
-        pull_above (float): a hop is exact unless sampling is expected to cost
-            less than this share of an exact hop.
+    the edges need not be sorted for sampling beforehand. The arguments are
+    those of :func:`push`, but ``graph`` needs only the rows of these nodes. On
+    the CPU.
 
     Returns:
         Tensor or None: the sum, ``[num_nodes, num_columns]``; :obj:`None` if
@@ -459,10 +445,8 @@ def pull(
 def block_size(dtype: torch.dtype) -> int:
     """Return how many columns :func:`push` samples together.
 
-    It is the number of values of this dtype in 64 bytes.
-
-    Args:
-        dtype (torch.dtype): float32 (16 columns) or float64 (8 columns).
+    It is the number of values of the dtype in 64 bytes: 16 float32 or 8
+    float64.
     """
     check_real('dtype', dtype)
     return 64 // dtype.itemsize
@@ -484,12 +468,18 @@ def push_sparse(
     top_k: int = -1,
     threshold: AtLeast0 = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    r"""Run :func:`push` on sparse signals, with sparse results.
+    """Run :func:`push` on sparse signals, with sparse results.
 
-    Signals are independent: signal :math:`k` draws from the stream of
-    :obj:`(seed, first + k)`. Memory beside the result: 16 (float64: 32) bytes
-    a node and thread, kept for the next call, up to 1 GiB each. On the CPU
-    alone.
+    Signal :math:`k` is 0 but for ``value[i]`` at ``node[i]``, for the i from
+    ``ptr[k]`` to ``ptr[k + 1] - 1``, and draws from ``(seed, first + k)``.
+    Residues whose product with ``send`` is below ``prune`` (one number a
+    signal) are not pushed. Of each result, the ``top_k`` largest entries (-1:
+    all) above ``threshold`` in magnitude are kept. The other arguments are
+    those of :func:`push`. On the CPU alone.
+
+    Returns:
+        tuple[Tensor, Tensor, Tensor]: the results as ``ptr``, ``node`` and
+        ``value``, in the same form as the signals.
     """
     rowptr, col, group_ptr, group_end, scale = graph
     return _ops.push_sparse(
@@ -510,20 +500,12 @@ def disjoint_walks(
 ) -> tuple[Tensor, Tensor]:
     """Draw node-disjoint subgraphs by random walks.
 
-    Every root that is in no earlier subgraph starts one: :obj:`restarts` walks
-    from the root, which visit no node of other subgraphs. Time is :math:`O(n +
-    m)` for any number of restarts. With the same seed, CUDA gives other
-    subgraphs than the CPU, of a slightly different distribution.
-
-    Args:
-        rowptr (Tensor): int64, ``[num_nodes + 1]``: where each row starts.
-        col (Tensor): int32, ``[num_edges]``: each node's neighbours,
-            ascending.
-        roots (Tensor): int64, ``[num_roots]``: distinct nodes, taken in random
-            order.
-        walk_length (int): the number of steps of a walk.
-        restarts (int): the number of walks from each root.
-        seed (int): the seed.
+    The distinct nodes ``roots`` are taken in random order. Each that is in no
+    earlier subgraph starts one, by ``restarts`` walks of ``walk_length``
+    steps, which visit no node of other subgraphs. ``rowptr`` and ``col`` list
+    each node's neighbours. Time is :math:`O(n + m)` for any number of
+    restarts. With the same seed, CUDA gives other subgraphs than the CPU, of a
+    slightly different distribution.
 
     Returns:
         tuple[Tensor, Tensor]: ``ptr``, int64, ``[num_subgraphs + 1]``, and
@@ -550,21 +532,12 @@ def flip_bits(
 ) -> tuple[Tensor, Tensor]:
     """Draw noisy copies of a sparse matrix of zeros and ones.
 
-    Every 0 becomes 1 with probability :math:`p_+`, and every 1 becomes 0 with
-    :math:`p_-`, independently (up to tiny rounding of the probabilities). Time
-    and memory are those of the entries that are 1. On the CPU alone.
-
-    Args:
-        rowptr (Tensor): int64, ``[num_rows + 1]``: where each row starts.
-        col (Tensor): int32: the columns of the ones, ascending in every row.
-        num_cols (int): the number of columns.
-        p_plus (float): :math:`p_+`.
-        p_minus (float): :math:`p_-`.
-        cells (str): which entries flip: ``'all'``; ``'directed'``, those off
-            the diagonal; or ``'undirected'``, pairs of entries together.
-        seed (int): the seed.
-        first (int): copy s draws from ``(seed, first + s)``. (default: 0)
-        num_samples (int): the number of copies. (default: 1)
+    ``rowptr`` and ``col`` list the columns of the ones in each row, ascending;
+    there are ``num_cols`` columns. Every 0 becomes 1 with probability
+    ``p_plus``, and every 1 becomes 0 with ``p_minus``, independently. With the
+    ``cells`` ``'all'``, every entry can flip; with ``'directed'``, those off
+    the diagonal; with ``'undirected'``, these in pairs. Copy :math:`s` of
+    ``num_samples`` draws from ``(seed, first + s)``. On the CPU alone.
 
     Returns:
         tuple[Tensor, Tensor]: ``rowptr`` and ``col`` of all copies, one below
@@ -654,39 +627,28 @@ def policy_iteration(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     r"""Find the graph that maximizes PageRank-weighted rewards.
 
-    For each row of rewards by itself, it computes the value :math:`V` with
-    :math:`V = T V`, where for node :math:`i`
+    For each row of the arguments by itself, it computes :math:`V = T V`, where
+    for node :math:`i`
 
     .. math::
         (T V)_i = r_i + \max_{S, k} \left[ \frac{a \sum_{j \in S} V_j +
         \rho_i - \mu_i k}{|S|} + \frac{\sigma_i}{\sqrt{|S|}} - \nu_i k -
         \sum_{j \in S \triangle S_i} \nu_{ij} \right]
 
-    Here :math:`S` is the set of out-neighbours after :math:`k` flips, at most
-    the budget of the threat, of the clean set :math:`S_i`. (An empty set
-    counts as one edge that leads nowhere.) All float tensors are float64,
-    ``[num_policies, num_nodes]`` unless stated otherwise.
-
-    Args:
-        threat (PolicyThreat): the graph, and the flips that are allowed.
-        reward (Tensor): :math:`r`.
-        start (Tensor): the first :math:`V`.
-        goal (Tensor): ``[num_policies]``: the iteration ends if no entry of
-            :math:`T V - V` is larger,
-        rounding (float): or larger than this times the largest of :math:`V`.
-        follow (float): :math:`a`, the probability to go on.
-        max_iter (int): the most iterations.
-        bonus, visit_cost, root, step_cost (Tensor, optional): :math:`\rho`,
-            :math:`\mu`, :math:`\sigma` and :math:`\nu_i`; by default 0.
-        removal_cost (Tensor, optional): :math:`\nu_{ij}` of the edges,
-            ``[num_policies, num_edges]``; by default 0.
-        addition_cost (Tensor, optional): that of the pairs that may be added,
-            ``[num_policies, num_pairs]``; by default 0.
+    with :math:`r` = ``reward``, :math:`a` = ``follow``, :math:`\rho` =
+    ``bonus``, :math:`\mu` = ``visit_cost``, :math:`\sigma` = ``root``,
+    :math:`\nu_i` = ``step_cost`` and :math:`\nu_{ij}` = ``removal_cost`` of an
+    edge or ``addition_cost`` of another pair (None: 0). :math:`S` is the set
+    of out-neighbours after :math:`k` flips, at most the budget of ``threat``,
+    of the clean set :math:`S_i`; an empty set counts as one edge that leads
+    nowhere. It begins with ``start`` and ends after ``max_iter`` iterations,
+    or when the largest entry of :math:`T V - V` is at most ``goal`` or
+    ``rounding`` times that of :math:`V`.
 
     Returns:
-        tuple: :math:`V`; :math:`T V - V`, how far :math:`V` is from its goal;
-        and the ``ptr``, ``row`` and ``col`` of the flips that reach the
-        maximum, as in :class:`PolicyFlips`.
+        tuple: :math:`V` and :math:`T V - V`, float64, ``[num_policies,
+        num_nodes]``; and ``ptr``, ``row`` and ``col`` of the flips that reach
+        the maximum, as in :class:`PolicyFlips`.
     """
     costs = (bonus, visit_cost, step_cost, root, removal_cost, addition_cost)
     return _ops.policy_iteration(
@@ -706,24 +668,16 @@ def policy_solve(
     follow: Follow,
     back: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    r"""Solve :math:`x = r + a P x` on several graphs, by BiCGSTAB.
+    """Solve :math:`x = r + a P x` on several graphs, by BiCGSTAB.
 
-    Graph i is the clean graph with the edges of ``flips`` i flipped, and
-    :math:`P` its random walk.
-
-    Args:
-        rowptr (Tensor): int64, ``[num_nodes + 1]``: where each row of the
-            clean graph starts.
-        col (Tensor): int32, ``[num_edges]``: its out-neighbours, ascending.
-        flips (PolicyFlips): the flipped edges of each graph.
-        reward (Tensor): :math:`r`: float64, ``[num_policies, num_nodes]``.
-        start (Tensor): the first :math:`x`, of the same shape.
-        goal (Tensor): float64, ``[num_policies]``: the residual to reach.
-        follow (float): :math:`a`, the probability to go on.
-        back (bool): whether :math:`P^\top` takes the place of :math:`P`.
+    :math:`P` is the random walk (with ``back`` its transpose) on the graph
+    ``rowptr``, ``col`` after the ``flips`` of each graph, :math:`r` is
+    ``reward`` and :math:`a` is ``follow``. It begins with ``start`` and ends
+    when the residuals are at most ``goal``.
 
     Returns:
-        tuple[Tensor, Tensor]: :math:`x` and the residuals, of the same shape.
+        tuple[Tensor, Tensor]: :math:`x` and the residuals: float64,
+        ``[num_policies, num_nodes]``, a row for each graph.
     """
     return _ops.policy_solve(
         rowptr, col, *flips, reward, start, goal, follow, back
@@ -789,27 +743,17 @@ def pull_rows(
 ) -> None:
     r"""Compute some rows of one hop of propagation, in place.
 
-    For each node :math:`v` of a list, at position :math:`k`,
+    For each node :math:`v` of a list ``nodes`` (None: all nodes), at position
+    :math:`k` of it,
 
     .. math::
-        y_v = R_v \sum_{u \in v} x_u, \quad \text{out}_v = S_v y_v, \quad
+        y_v = R_v \sum_u B_{vu} x_u, \quad \text{out}_v = S_v y_v, \quad
         z_k \mathrel{+}= w\, y_v
 
-    where :math:`u` runs over the row of :math:`v`. A row has the same bits
-    whichever other rows are computed. On the CPU alone.
-
-    Args:
-        rows (OpenRows): the nodes that each node receives from.
-        nodes (Tensor, optional): int64, ``[num_listed]``: the list; None for
-            all nodes.
-        x (Tensor): the signals, ``[num_nodes, num_columns]``.
-        recv (Tensor): :math:`R`, ``[num_nodes]``.
-        send (Tensor): :math:`S`, ``[num_nodes]``.
-        out (Tensor, optional): written to, ``[num_nodes, num_columns]``; by
-            default not computed.
-        z (Tensor, optional): added to, ``[num_listed, num_columns]``; by
-            default not computed.
-        weight (float): :math:`w`. (default: :obj:`1.0`)
+    with :math:`B` = ``rows``, :math:`R` = ``recv``, :math:`S` = ``send`` and
+    :math:`w` = ``weight``. ``out``, ``[num_nodes, num_columns]``, and ``z``,
+    ``[num_listed, num_columns]``, are written to if given. A row has the same
+    bits whichever other rows are computed. On the CPU alone.
     """
     if nodes is None or nodes.numel() > 0:
         _ops.pull_rows.default(*(*rows, nodes, x, recv, send, out, z, weight))
@@ -829,14 +773,20 @@ def push_rows(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
     r"""Push residues until every row is within its limit, in place.
 
-    While a row :math:`R_v` of :obj:`residue` is above its limit :math:`\theta
-    \sqrt{\max(d_v, 1)}`, for the length :math:`d_v` of its row in
-    :obj:`rows`, adds it to :math:`z_v` and :math:`c\, r_u s_v R_v` to
-    :math:`R_u` for the nodes :math:`u` of that row, and sets it to 0. A queue
-    starts with :obj:`seeds`, whose residues are first computed anew if
-    :obj:`x` is given; :math:`c`, :math:`r`, :math:`s` are :obj:`follow`,
-    :obj:`recv`, :obj:`send`. Returns nodes and their old residues, pushed
-    nodes and their old :math:`z`, and the number of pushes.
+    While a row :math:`\varrho_v` of ``residue`` is larger than :math:`\theta
+    \sqrt{\max(d_v, 1)}` (``theta``, and the degree :math:`d_v`), it adds
+    :math:`\varrho_v` to :math:`z_v` and :math:`c\, r_u s_v \varrho_v` to
+    :math:`\varrho_u` for each node :math:`u` of row :math:`v` of ``rows``, and
+    sets :math:`\varrho_v` to 0. Here :math:`c` is ``follow``, :math:`r` is
+    ``recv`` and :math:`s` is ``send``. ``seeds`` are the nodes that are
+    examined first: all that may be above their limit. If the signals ``x`` are
+    given, their residues are first computed anew.
+
+    Returns:
+        tuple: for undoing, the nodes whose residues changed (int64) and their
+        old residues, the nodes whose ``z`` changed (int64) and their old
+        ``z``;
+        and the number of pushes.
     """
     return _ops.push_rows.default(
         *(*rows, seeds, recv, send, theta, follow, z, residue, x),
@@ -847,13 +797,20 @@ def push_rows(
 def row_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None
 ) -> Tensor:
-    r"""Compute ``F.linear``, with each row's bits independent of others.
+    r"""Compute ``F.linear``, with each row's bits independent of other rows.
 
-    Every number is one chain :math:`y \leftarrow \mathrm{fma}(x_{rk},
-    w_{jk}, y)` over :math:`k` ascending, from 0, whatever the batch, the
-    threads and the instruction set, to which the bias is added. Products of
-    BLAS round the same row otherwise in a batch of another size. There is a
-    gradient by each; that by :obj:`x` is of the same kind.
+    BLAS may round a row differently in a batch of another size. Here every
+    entry is the same chain of fused multiply-adds :math:`y \leftarrow y +
+    x_{rk} w_{jk}` over ascending :math:`k`, from 0, to which the bias is
+    added. All three arguments have gradients.
+
+    Args:
+        x (Tensor): ``[num_rows, in_features]``, float32 or float64.
+        weight (Tensor): ``[out_features, in_features]``.
+        bias (Tensor, optional): ``[out_features]``; by default none.
+
+    Returns:
+        Tensor: ``[num_rows, out_features]``.
     """
     check_dtype('x', x, REAL)
     check_dtype('weight', weight, x.dtype)

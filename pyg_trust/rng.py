@@ -36,11 +36,10 @@ _MASK = 2**64 - 1
 
 
 def resolve(seed: int | None) -> int:
-    """Return a checked seed, or draw one from torch's default generator.
+    """Return a checked seed: an integer in :math:`[0, 2^{63})`.
 
-    Args:
-        seed (int, optional): a seed in :math:`[0, 2^{63})`; None draws one, so
-            that :func:`torch.manual_seed` decides which.
+    With None, a seed is drawn from torch's default generator, so that
+    :func:`torch.manual_seed` decides which.
     """
     if seed is None:
         return int(torch.randint(2**63 - 1, (), dtype=torch.int64))
@@ -59,11 +58,9 @@ def resolve(seed: int | None) -> int:
 
 
 def resolve_secret(seed: int | None) -> int:
-    """Return a checked seed, or draw a secret one.
+    """Return a checked seed, in :math:`[0, 2^{63})`.
 
-    Args:
-        seed (int, optional): a seed in :math:`[0, 2^{63})`; None draws one
-            from the operating system.
+    With None, the operating system draws a secret one.
     """
     return secrets.randbits(63) if seed is None else resolve(seed)
 
@@ -80,12 +77,10 @@ def derive(seed: int, *items: int) -> int:
     """Derive the seed of a part of a procedure from the seed of the whole.
 
     Args:
-        seed (int): the seed of the whole, from :func:`resolve`.
+        seed (int): the seed of the whole; it and the result are in
+            :math:`[0, 2^{63})`.
         *items (int): non-negative integers that number the part, such as 3, 7
             for shard 3 in epoch 7.
-
-    Returns:
-        int: the derived seed, in :math:`[0, 2^{63})`.
 
     Example:
         >>> derive(0, 1) == derive(0, 1), derive(0, 1) == derive(0, 2)
@@ -99,14 +94,9 @@ def derive(seed: int, *items: int) -> int:
 
 
 def derive_each(seed: int, items: Tensor) -> Tensor:
-    """Derive a seed for each item: ``derive(seed, item)``.
+    """Return ``derive(seed, item)`` for each item of an int64 tensor.
 
-    Args:
-        seed (int): the seed of the whole.
-        items (Tensor): the items: int64, non-negative, of any shape.
-
-    Returns:
-        Tensor: int64, of the shape of :obj:`items`.
+    Items are non-negative, of any shape, which the result has too.
     """
     check_integer('seed', seed, 0)
     check_tensor('items', items, torch.int64, getattr(items, 'shape', ()))
@@ -117,13 +107,10 @@ def derive_each(seed: int, items: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def forked(seed: int) -> Iterator[None]:
-    """Seed torch's default CPU generator inside a ``with`` block.
+    """Seed torch's default generator with ``seed`` inside a ``with`` block.
 
-    After the block, the generator is in its earlier state. The generators of
-    other devices are seeded too, but not restored.
-
-    Args:
-        seed (int): the seed, a non-negative integer.
+    After the block, the CPU's generator is in its earlier state. Those of
+    other devices are seeded, too, and not restored.
     """
     check_integer('seed', seed, 0)
     with torch.random.fork_rng(devices=[]):
@@ -135,11 +122,10 @@ def forked(seed: int) -> Iterator[None]:
 
 
 def generator(seed: int | None) -> torch.Generator:
-    """Return a new torch generator on the CPU.
+    """Return a new torch generator on the CPU, seeded with ``seed``.
 
-    Args:
-        seed (int, optional): a seed in :math:`[0, 2^{63})`, all bits of which
-            count; None draws one from torch's default generator.
+    All bits of the seed count. With None, it is drawn from torch's default
+    generator.
     """
     seed = resolve(seed)
     made = torch.Generator().manual_seed(seed)

@@ -80,10 +80,6 @@ def local_cluster(
         seed (int, optional): the seed of sampling; by default drawn from
             torch's generator. (default: :obj:`None`)
 
-    Raises:
-        TypeError, ValueError: on a directed or weighted graph, a node out of
-            range, or if no cluster has a conductance.
-
     Example:
         >>> pairs = [(0, 1), (0, 2), (1, 2), (2, 3), (3, 4), (3, 5), (4, 5)]
         >>> edge_index = torch.tensor(pairs + [(v, u) for u, v in pairs]).t()

@@ -133,8 +133,7 @@ def uniform_signal(seeds: Tensor, num_nodes: Count) -> Tensor:
     Returns:
         Tensor: a sparse CSR matrix, ``[1, num_nodes]``, float64.
 
-    Raises:
-        ValueError: if there is no seed, one is out of range or repeated.
+
     """
     check_tensor('seeds', seeds, torch.int64, ('num_seeds',))
     seeds = seeds.sort().values

@@ -42,10 +42,6 @@ def variance_bound(
 
     Returns:
         Tensor: the bound: float64, of the shape of :obj:`x`.
-
-    Raises:
-        TypeError, ValueError: on another graph, measure or dtype, or if no
-            bound is known for the measure on this graph.
     """
     prepared = prepare_graph(graph, measure)
     eps = check_non_negative('eps', eps)

@@ -206,11 +206,6 @@ def propagate_halo(graph: HaloGraph, x: Tensor, measure: Measure) -> Tensor:
     Returns:
         Tensor: its rows of :math:`z`, of the shape and dtype of :obj:`x`.
 
-    Raises:
-        ValueError: if the rows of all processes do not make an undirected
-            graph, or the processes pass other measures, columns or dtypes.
-        RuntimeError: if another process fails.
-
     Example:
         >>> from pyg_trust.agp import ppr
         >>> rowptr, col = torch.tensor([0, 1, 2]), torch.tensor([1, 0])

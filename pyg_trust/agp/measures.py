@@ -108,11 +108,6 @@ class Measure:
         shrink (float): a factor of the matrix, :math:`(\text{shrink} \cdot
             D^{-a} A D^{-b})^i`, to keep high powers from overflow.
         name (str): for printing. (default: :obj:`'custom'`)
-
-    Raises:
-        ValueError: if :obj:`a` or :obj:`b` is outside :math:`[0, 1]`, or
-            :obj:`weights` are empty, negative, all zero, or have no finite
-            sum, or :obj:`shrink` is not positive and finite.
     """
 
     a: Share
@@ -374,11 +369,6 @@ def make_measure(
             only ``'katz'`` needs; else it may be None.
         **kwargs (float, optional): the arguments of that function, such as
             ``alpha``; one that is None keeps its default.
-
-    Raises:
-        TypeError: if :obj:`measure` is neither a name nor a measure.
-        ValueError: on an unknown name, or an argument that is missing or that
-            the measure does not take.
     """
     given = {name: v for name, v in kwargs.items() if v is not None}
     if isinstance(measure, Measure):
@@ -562,10 +552,6 @@ def chebyshev(measure: Measure, tol: NotNegative) -> Chebyshev:
     Returns:
         Chebyshev: the coefficients :math:`c_0, \ldots, c_k` that remain, and a
         bound of the sum that is left out.
-
-    Raises:
-        ValueError: if :obj:`tol` is negative or not finite, or the measure has
-            another :math:`a + b`, or a :obj:`shrink` above one.
 
     Example:
         >>> from pyg_trust.agp import heat

@@ -242,11 +242,6 @@ def propagate_to(
 
     Returns:
         Tensor: :math:`z`, mapped from the file.
-
-    Raises:
-        TypeError, ValueError: on a wrong graph, signal or option, if the
-            processes pass other arguments, or if no column fits into memory.
-        RuntimeError: if another process fails.
     """
     check_instance('over_ranks', over_ranks, bool)
     rank, size = distributed.rank_and_size() if over_ranks else (0, 1)

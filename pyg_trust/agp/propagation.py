@@ -93,12 +93,6 @@ def propagate(
         Tensor: :math:`z`, dense, of the shape and dtype of :obj:`x`, or only
         the given :obj:`rows` of it.
 
-    Raises:
-        TypeError: on another graph, measure or dtype.
-        ValueError: on a graph that the measure is not defined on, NaN or
-            infinity in :obj:`x`, a wrong shape or device, options that exclude
-            each other, or a result that overflows.
-
     Example:
         >>> from pyg_trust.agp import sgc
         >>> path = torch.tensor([[0, 1], [1, 0]])

@@ -79,10 +79,6 @@ def query(
     Returns:
         Tensor: a sparse CSR matrix, ``[num_queries, num_nodes]``, with row
         :math:`k` the result for signal :math:`k`.
-
-    Raises:
-        TypeError, ValueError: on another graph, measure or dtype, nodes out of
-            range, or a negative :obj:`top_k` or :obj:`threshold`.
     """
     graph = prepare_graph(graph, measure)
     device = graph.device
@@ -158,9 +154,7 @@ def prune_bound(graph: CSRGraph, measure: Measure, eps: float) -> Tensor:
     Returns:
         Tensor: float64, ``[num_nodes]``.
 
-    Raises:
-        TypeError, ValueError: as :func:`~pyg_trust.agp.propagate`, and
-            if the graph is directed or :math:`a + b < 1`.
+
     """
     graph = prepare_graph(graph, measure)
     eps = check_non_negative('eps', eps)

@@ -157,10 +157,7 @@ def try_each(
         \quad g = (I - a P)^{-1} e_i ,
 
     at the cost of a linear system per row with a budget and a few operations
-    per fragile pair. If :math:`z` and :math:`g` are off by :math:`\eta_z` and
-    :math:`\eta_g`, the quotient :math:`Q` with the denominator :math:`M` is
-    off by :math:`\Delta = (2 \eta_z + 2 \eta_g |Q|) / (M - 2 \eta_g)`, and the
-    margin by :math:`(g_u + \eta_g) \Delta + \eta_g |Q| + 2 \eta_z`.
+    per fragile pair. The errors of :math:`z` and :math:`g` are accounted for.
     """
     follow = 1 - alpha
     graph, n = perturbations.graph, perturbations.num_nodes
@@ -261,16 +258,12 @@ def attacks(
     undirected: bool = False,
     swaps: int = 1,
 ) -> list[Tensor]:
-    r"""Search for attacks by the worth of single flips.
+    """Search for attacks by the worth of single flips.
 
-    The worth of a flip in row :math:`i` is taken to first order, :math:`\pi_i`
-    times what it adds to the step at :math:`i`. The flips that are worth most
-    together are taken, some times anew in the graph that they make; then the
-    best flip is added again and again; then each flip in turn is given up for
-    the best one in its place. A heuristic: evaluate the attacks before use.
-    All pairs that are addable are tried in small graphs alone, and the rounds
-    have a limit, as each evaluates every pair for every target. Returns the
-    directed edges to flip, ``[2, num_flips]``, per column.
+    A heuristic: the flips of largest first-order worth are taken, then single
+    flips are added and exchanged, in a limited number of rounds. Evaluate the
+    attacks before use. Returns the directed edges to flip, ``[2, num_flips]``,
+    per column.
     """
     used, columns = perturbations, max(targets.numel(), 1)
     flips = min(global_budget, 8)

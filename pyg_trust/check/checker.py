@@ -81,9 +81,6 @@ def check_report(
     Returns:
         list[Finding]: for each check a ``status`` (``'holds'``, ``'FAILS'``,
         ``'not proved'`` or ``'not checked'``) and a ``text``.
-
-    Raises:
-        ValueError: if a file has another format or is damaged.
     """
     files = witness if isinstance(witness, list | tuple) else [witness]
     handed = {'path': path, 'ledger': ledger, 'model': model, 'data': data}

@@ -64,11 +64,6 @@ class CSRGraph:
             edge in the ``edge_index`` the graph was made from (the first one
             of merged duplicates). (default: :obj:`None`)
 
-    Raises:
-        TypeError: if a tensor has another dtype.
-        ValueError: if there is no node, an index is out of range, a row is
-            not ascending, or a weight is not finite.
-
     Example:
         >>> edge_index = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
         >>> CSRGraph.from_edge_index(edge_index, num_nodes=4)
@@ -176,11 +171,6 @@ class CSRGraph:
                 which counts in the degrees. (default: :obj:`'raise'`)
             perm (bool): whether the graph keeps where in the ``edge_index``
                 each edge was (:obj:`perm`, 8 bytes per edge).
-
-        Raises:
-            TypeError: on a wrong dtype.
-            ValueError: on a wrong shape, an index out of range, an empty
-                graph, weights that are not finite, or duplicate edges.
         """
         check_choice('duplicates', duplicates, DUPLICATES)
         check_instance('perm', perm, bool)
@@ -371,11 +361,6 @@ class CSRGraph:
             duplicates (str): what to do with an edge that is listed twice:
                 :obj:`'raise'` an error, :obj:`'merge'` it into one edge (its
                 weights added), or :obj:`'keep'` parallel edges.
-
-        Raises:
-            TypeError: on an object of another type.
-            ImportError: on a :class:`SparseTensor` without torch-sparse.
-            ValueError: on an index out of range, or duplicate edges.
         """
         if edge_weight is not None and not graphs.is_edge_index(graph):
             raise ValueError(
@@ -467,11 +452,7 @@ class CSRGraph:
         )
 
     def to_sparse_tensor(self) -> Any:
-        """Return the adjacency matrix as a :class:`torch_sparse.SparseTensor`.
-
-        Raises:
-            ImportError: if torch-sparse is not installed.
-        """
+        """Return the adjacency matrix as a ``torch_sparse.SparseTensor``."""
         _need_torch_sparse("'to_sparse_tensor'")
         from torch_sparse import SparseTensor
 
@@ -719,12 +700,7 @@ class CSRGraph:
         return graph._replace(scale=kept[1])
 
     def has_push_graph(self, along: bool = True) -> bool:
-        """Return whether :meth:`push_graph` has been computed and kept.
-
-        Args:
-            along (bool): whether messages travel along the edges (True) or
-                against them. (default: :obj:`True`)
-        """
+        """Return whether :meth:`push_graph` is kept for the same ``along``."""
         along = bool(along) or self.is_undirected
         return ('push_graph', along) in self._cache
 
@@ -839,9 +815,9 @@ class LastGraph:
         """Keep a converted graph, until another one is kept.
 
         Args:
-            made (CSRGraph): the result of :meth:`convert`.
-            graph (Any): the object that was converted; only dense tensors,
-                such as an ``edge_index``, are kept.
+            made (CSRGraph): the result of :meth:`convert` for the next two.
+            graph (Any): the object that was converted; only a dense tensor,
+                such as an ``edge_index``, is kept.
             num_nodes (int): the number of nodes.
         """
         if (

@@ -30,15 +30,9 @@ def sparse_rows(
 ) -> Tensor:
     """Make a sparse CSR or CSC tensor, without torch's beta warning.
 
-    Args:
-        ptr (Tensor): int64, ``[num_rows + 1]``: where each row (of CSC: each
-            column) starts.
-        index (Tensor): int64, ``[nnz]``: the column (of CSC: the row) of each
-            entry. It is not checked.
-        value (Tensor): ``[nnz]``: the entries.
-        size (tuple[int, int]): the numbers of rows and columns.
-        layout (torch.layout): :obj:`torch.sparse_csr` or
-            :obj:`torch.sparse_csc`. (default: :obj:`torch.sparse_csr`)
+    The arguments are those of :func:`torch.sparse_compressed_tensor`: where
+    each row (of CSC: each column) starts, the index of each entry's column (of
+    CSC: row), the entries, the shape and the layout. They are not checked.
     """
     with quiet_sparse():
         return torch.sparse_compressed_tensor(
@@ -60,14 +54,9 @@ def quiet_sparse() -> Iterator[None]:
 def pick_rows(rowptr: Tensor, nodes: Tensor) -> tuple[Tensor, Tensor]:
     """Find the entries of some rows of a compressed matrix.
 
-    Args:
-        rowptr (Tensor): int64, ``[num_rows + 1]``: where each row starts.
-        nodes (Tensor): int64, ``[k]``: the numbers of the rows.
-
-    Returns:
-        tuple[Tensor, Tensor]: where each of these rows starts in the second
-        tensor, int64, ``[k + 1]``; and the positions of their entries in the
-        matrix, int64, row by row.
+    Returns two int64 tensors: the ``k`` rows ``nodes`` start at ``ptr``, ``[k
+    + 1]``, in the second one, which lists the positions of their entries in
+    the matrix. In it, row :math:`v` starts at ``rowptr[v]``.
     """
     count = rowptr[nodes + 1] - rowptr[nodes]
     return pointer(count), ranges(rowptr[nodes], count)

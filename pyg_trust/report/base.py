@@ -158,9 +158,6 @@ class Report:
 
         Returns:
             matplotlib.axes.Axes: the axes with the drawing.
-
-        Raises:
-            ImportError: without matplotlib.
         """
         return draw(self.chart(), ax)
 

@@ -43,7 +43,7 @@ class TrustReport(Report):
     Args:
         guarantees (tuple[Guarantee, ...]): the guarantees; :meth:`of` collects
             them from reports.
-        created (str): the time of creation, ISO 8601 with the time zone;
+        created (str): the time of creation, ISO 8601; by default now.
         schema_version (int): the version of the JSON layout.
         about (dict[str, str]): texts for the head of the page, such as
             ``'title'`` and ``'owner'``. (default: none)
@@ -97,10 +97,6 @@ class TrustReport(Report):
                 ``owner`` (who answers for it), ``data_set``, ``people`` (who
                 is in the data, and how many) and ``utility`` (what the model
                 is good for, such as its accuracy).
-
-        Raises:
-            TypeError: if a value is no report, or one without a guarantee.
-            ValueError: if there are none.
         """
         if len(reports) == 1 and isinstance(reports[0], list | tuple):
             reports = tuple(reports[0])
@@ -122,9 +118,6 @@ class TrustReport(Report):
             path (str or Path): the path of the file. Its ending sets the
                 format: ``.json`` for programs, ``.html`` for people (one page
                 that needs no network), ``.md`` for a model card.
-
-        Raises:
-            ValueError: on another ending.
         """
         check_instance('path', path, str, Path)
         made = {
@@ -173,11 +166,7 @@ class TrustReport(Report):
         return f'<iframe srcdoc="{page}" width="100%" height="600"></iframe>'
 
     def chart(self) -> Chart:
-        """Chart the spent share of each budget of each guarantee.
-
-        Raises:
-            ValueError: if no guarantee has a finite budget.
-        """
+        """Chart the spent share of each budget of each guarantee."""
         bars = {
             f'{number}. {each.procedure}: {name}': spent / each.budget[name]
             for number, each in enumerate(self.guarantees, 1)

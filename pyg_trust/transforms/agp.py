@@ -140,9 +140,6 @@ class AGP(MeasureTransform):
             as ``'8GB'``; by default nine tenths of what is free.
         over_ranks (bool): for a file, whether the processes of torchrun share
             the columns. (default: :obj:`False`)
-
-    Raises:
-        TypeError, ValueError: on arguments that do not go together.
     """
 
     def __init__(
@@ -243,10 +240,6 @@ class AGP(MeasureTransform):
 
         Args:
             data (Data): the graph *before* it was transformed.
-
-        Raises:
-            TypeError, ValueError: on a graph that can't be propagated, or if
-                no bound of the variance is known.
         """
         graph, x = self._inputs(data)
         measure = self.make_measure(graph)

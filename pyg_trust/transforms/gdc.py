@@ -95,10 +95,6 @@ class GDC(MeasureTransform):
             generator draws one in every call. (default: :obj:`None`)
         **kwargs (optional): PyG's arguments, which can't be combined with the
             others.
-
-    Raises:
-        TypeError, ValueError: on arguments that do not go together, or if
-            neither :obj:`top_k` nor :obj:`threshold` is given.
     """
 
     def __init__(

@@ -103,17 +103,14 @@ class GraphEmbedding(BaseTransform):
         graph: CSRGraph | None = None,
         dtype: torch.dtype | None = None,
     ) -> Tensor:
-        """Return the node features that are embedded: ``[num_nodes, width]``.
-
-        These are ``data.x``, clipped if asked for, or one-hot degrees as a
-        sparse CSR matrix.
+        """Return the embedded features: ``[num_nodes, num_features]``.
 
         Args:
             data (Data): the graph or batch.
             graph (CSRGraph, optional): the same graph, if it was converted
                 before.
             dtype (torch.dtype, optional): the dtype of the result; by default
-                that of ``data.x``.
+                that of ``data.x``. One-hot degrees are a sparse CSR matrix.
         """
         _check_dtype(dtype)
         if self.max_degree is not None:

@@ -49,10 +49,6 @@ class MetapathFeatures(BaseTransform):
             default private training refuses all the features.
         concat (bool): whether the original features are kept, as the first
             columns. (default: :obj:`True`)
-
-    Raises:
-        ValueError: if there is no path, if an edge type or features are
-            missing, or if the graph is not that of the unit.
     """
 
     def __init__(

@@ -84,10 +84,6 @@ class PropagatedFeatures(EditedInPlace):
         directed (bool, optional): whether an added edge has one direction; by
             default if the edges of the graph have one.
 
-    Raises:
-        TypeError, ValueError: on another graph, measure or shape, an entry
-            beyond :obj:`bound`, or a node of too many neighbours.
-
     Example:
         >>> path = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
         >>> data = Data(x=torch.eye(3), edge_index=path)
@@ -237,11 +233,7 @@ class PropagatedFeatures(EditedInPlace):
     @property
     @synchronized
     def error_bound(self) -> float:
-        """Bound of the Frobenius norm of the error of all features.
-
-        The error is the difference from :math:`z` in real arithmetic. All
-        rounding is included.
-        """
+        """Bound of the error of all features, in the Frobenius norm."""
         self._settle()
         return self._live.error_bound
 
@@ -277,9 +269,6 @@ class PropagatedFeatures(EditedInPlace):
         Returns:
             int: the number of nodes whose degree, neighbours or features
                 changed.
-
-        Raises:
-            ValueError: if a node does not exist, or an edge exists already.
         """
         return self._play(Step(edges=self._edges(edge_index)))
 
@@ -328,9 +317,6 @@ class PropagatedFeatures(EditedInPlace):
 
         Returns:
             Tensor: int64, ``[k]``: the ids of the new nodes.
-
-        Raises:
-            ValueError: if a node does not exist, or an edge exists already.
         """
         dtype, columns = self._live.x.dtype, self._live.num_columns
         check_tensor('x', x, dtype, ('k', columns), finite=True)
@@ -368,11 +354,6 @@ class PropagatedFeatures(EditedInPlace):
         Returns:
             int: the number of nodes whose degree, neighbours or features
             changed.
-
-        Raises:
-            TypeError: on an object of another type.
-            ValueError: if a removed item does not exist, an added one exists
-                already, shapes do not fit, or labels are to be removed.
         """
         updates = Update.of(update)
         self._settle()

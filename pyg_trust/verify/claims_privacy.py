@@ -1,13 +1,9 @@
 r"""Claims of privacy: what private training and noisy sums state.
 
-**Noisy sums.** A sum of sensitivity :math:`\Delta` with noise of standard
-deviation :math:`s` has :math:`\mu = \Delta / s`, and several together have
-the root of the sum of their squares. Rounding makes :math:`s` larger by a
-factor of :math:`1 + \rho`, which is paid for beside :math:`\mu`.
-
-**Private steps.** Neighbouring data move the sum of clipped gradients by
-``sensitivity``; its noise is ``noise_multiplier`` clipping norms, and ``lam``
-is the noise over the sensitivity.
+A sum of sensitivity :math:`\Delta` with noise of standard deviation :math:`s`
+has :math:`\mu = \Delta / s`; several together have the root of the sum of
+their squares. Of a private step, the noise is ``noise_multiplier`` clipping
+norms, and ``lam`` is the noise over the sensitivity.
 """
 
 import math
