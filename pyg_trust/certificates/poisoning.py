@@ -38,71 +38,89 @@ _SHOWN = (1, 2, 3, 5)
 
 @dataclass(frozen=True)
 class PoisonCertificate(Report):
-    r"""Predictions certified against poisoning of training nodes.
+    """Predictions certified against poisoning of training nodes.
 
-    Model :math:`i` is a function of the training nodes of shard :math:`i`
-    alone, and the shard of a node depends on its id alone: if :math:`k` nodes
-    are changed, at most :math:`k` models change (`Levine and Feizi 2021
+    Returned by ``ShardedUnlearner.certify``. A hash of a node's id chooses its
+    shard, and each shard has its own model: :math:`k` changed training nodes
+    change at most :math:`k` models (`Levine and Feizi 2021
     <https://arxiv.org/abs/2006.14768>`_). The graph at inference, which all
     models see, is assumed to be clean.
+
+    Args:
+        targets (Tensor): the ids of the nodes: int64, ``[num_targets]``.
+        predicted (Tensor): their classes: int64, ``[num_targets]``.
+        radius (Tensor): for each target the most shards that may be corrupted
+            without a change of its class, -1 if not certified: int64.
+        votes (Tensor): the class that each model votes for, the last one if
+            its shard has no training node: int64, ``[num_shards,
+            num_targets]``.
+        num_classes (int): the number of classes of votes, with that last one.
+        aggregator (str): ``'mean'`` or ``'majority'``.
+        n_id (Tensor): the ids of all nodes: int64, ``[num_nodes]``.
+        group (Tensor): the shard of each of them: int64, ``[num_nodes]``.
+        data (str): a digest of models and data.
+        provenance (dict): versions and settings.
+        weights (str): SHA-256 of the weights of all shards.
+        checked (tuple[str, ...]): what was computed again in this run.
+        assumptions (tuple[str, ...]): assumptions of this run.
+        inference (str): ``'clean'``, the assumption about the graph.
     """
 
     targets: Tensor
-    """Ids of the nodes: int64, ``[num_targets]``."""
     predicted: Tensor
-    """The class that the shards vote for: int64."""
     radius: Tensor
-    """The most shards that may be corrupted, -1 for none: int64."""
     votes: Tensor
-    """The vote of each model, a class of its own for a shard that has no
-    training node: int64, ``[num_shards, num_targets]``."""
     num_classes: int
-    """Of the votes: the last one is that of shards without training nodes."""
     aggregator: str
-    """How shards are combined: ``'mean'`` or ``'majority'`` of votes."""
     n_id: Tensor
-    """The ids of all nodes: int64, ``[num_nodes]``."""
     group: Tensor
-    """The shard that a hash gives each of them, trained on or not."""
     data: str
-    """A fingerprint of models and data."""
     provenance: dict[str, Any]
     weights: str = ''
-    """SHA-256 of the weights of all shards."""
     checked: tuple[str, ...] = ()
-    """What was computed again on this run."""
     assumptions: tuple[str, ...] = ()
-    """Those of this run, beside those of every such certificate."""
     inference: str = 'clean'
-    """The graph at inference is assumed to be clean."""
 
     def certified(self, nodes: int) -> Tensor:
-        """Return a mask of targets whose class survives so many nodes."""
+        """Mark targets whose class survives so many poisoned training nodes.
+
+        Args:
+            nodes (int): the number of poisoned training nodes.
+
+        Returns:
+            Tensor: bool, ``[num_targets]``.
+        """
         return self.radius >= check_integer('nodes', nodes, 0)
 
     def certified_ratio(self, nodes: int) -> float:
-        """Return the share of targets whose class is certified."""
+        """Return the share of targets whose class survives.
+
+        Args:
+            nodes (int): the number of poisoned training nodes.
+        """
         return float(self.certified(nodes).double().mean())
 
     def certified_accuracy(self, labels: Tensor, nodes: int) -> float:
-        """Return the share of targets certified and correctly classified.
+        """Return the share of targets whose class is right and survives.
 
         Args:
-            labels (Tensor): the true classes of the nodes in :obj:`n_id`:
-                int64, ``[num_nodes]``.
-            nodes (int): the number of poisoned nodes.
+            labels (Tensor): the true classes of the nodes in ``n_id``: int64,
+                ``[num_nodes]``.
+            nodes (int): the number of poisoned training nodes.
         """
         check_tensor('labels', labels, torch.int64, (self.n_id.numel(),))
         right = labels[rows_of(self.n_id, self.targets)] == self.predicted
         return float((self.certified(nodes) & right).double().mean())
 
     def survives(self, suspects: Any) -> Tensor:
-        """Return a mask of targets whose class survives given poisoned nodes.
-
-        Only their *shards* matter, and for means only how many these are.
+        """Mark targets whose class survives if given nodes are poisoned.
 
         Args:
-            suspects (list[int] or Tensor): the ids of the poisoned nodes.
+            suspects (list[int] or Tensor): the ids of the poisoned nodes;
+                their shards alone matter.
+
+        Returns:
+            Tensor: bool, ``[num_targets]``.
         """
         ids = torch.tensor(integers('suspects', suspects))
         shards = self.group[rows_of(self.n_id, ids)].unique()
@@ -113,10 +131,15 @@ class PoisonCertificate(Report):
         return made & (self.radius >= 0)
 
     def collective(self, shards: int) -> CollectiveVotes:
-        """Bound the number of classes that survive one attack on all targets.
+        """Bound how many targets keep their class under one common attack.
 
         Args:
-            shards (int): the number of corrupted shards.
+            shards (int): the number of corrupted shards, the same for all
+                targets.
+
+        Returns:
+            CollectiveVotes: ``lower`` and ``upper``, numbers of targets; and
+            ``exact``, whether all sets of shards were tried.
         """
         if self.aggregator != 'majority':
             raise ValueError(
@@ -153,7 +176,7 @@ class PoisonCertificate(Report):
         return tallies(top, other, torch.full_like(top, -1), rest)
 
     def guarantee(self) -> Guarantee:
-        """State which attacks the voted classes survive."""
+        """State under which attacks the predicted classes stay."""
         return stated(
             'certificate against poisoning, by shards',
             {
