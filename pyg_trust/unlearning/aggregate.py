@@ -72,16 +72,17 @@ def mean_probability(outputs: Tensor) -> Tensor:
 
 
 def majority_vote(outputs: Tensor) -> Tensor:
-    r"""Return the shares of the sub-models' votes, ties broken by the mean.
+    r"""Return the shares of the sub-models' votes, for each node and class.
+
+    A sub-model votes for the class of its largest logit, the first of equal
+    ones; it abstains where all logits are equal. With its number of votes
+    :math:`v_c`, the number :math:`S` of voting sub-models and their mean
+    probability :math:`\bar{p}_c`, a class has the share
 
     .. math::
-        p_{uc} = \frac{1}{S_u + 1/2} \left( \left| \{ i : \arg\max e^i_u =
-        c \} \right| + \tfrac12 \bar{p}_{uc} \right)
+        p_c = \frac{v_c + \bar{p}_c / 2}{S + 1/2} .
 
-    over the :math:`S_u` sub-models that vote, with their mean probability
-    :math:`\bar{p}`: the argmax is a class with the most votes; among those
-    the one with the largest mean, and then the first. A sub-model votes for
-    the first of its largest logits, and abstains where all are equal.
+    So the mean breaks ties of votes.
 
     Args:
         outputs (Tensor): logits, ``[num_shards, num_nodes, num_classes]``.

@@ -68,20 +68,20 @@ ACCOUNTS = ('residual', 'bound', 'paper')
 def removal_budget(
     epsilon: Rate, delta: Fraction, noise_std: NotNegative
 ) -> float:
-    r"""Return the largest residual that Theorem 3 of Guo et al. allows.
-
-    For objective perturbation by a noise vector :math:`b`. The theorem does
-    not hold in general (:doc:`/theory/certified_removal`).
+    r"""Return the largest gradient norm that Theorem 3 of Guo et al. allows.
 
     .. math::
         \sigma \varepsilon / \sqrt{2 \log(1.5 / \delta)}
 
+    The theorem is for training with a random linear term :math:`b^\top w` in
+    the objective. It does not hold in general
+    (:doc:`/theory/certified_removal`).
+
     Args:
-        epsilon (float): in :math:`(0, 1]`: the proof is that of the classical
-            Gaussian mechanism, which does not hold beyond.
-        delta (float): in :math:`(0, 1)`.
-        noise_std (float): the standard deviation :math:`\sigma` of
-            :math:`b`, at least 0.
+        epsilon (float): :math:`\varepsilon`, in :math:`(0, 1]`.
+        delta (float): :math:`\delta`, in :math:`(0, 1)`.
+        noise_std (float): the standard deviation :math:`\sigma` of each entry
+            of :math:`b`, at least 0.
     """
     return noise_std * epsilon / math.sqrt(2 * math.log(1.5 / delta))
 
