@@ -60,11 +60,11 @@ class ErasureDesk(Batches):
         path (str or Path): the path of the file, created if it does not exist.
         zone (str, optional): the controller's time zone, such as
             ``'Europe/Berlin'``; by default that of the file, and UTC for a new
-            one. (default: :obj:`None`)
+            one.
         clock (Callable): returns the time in seconds since 1970.
             (default: :func:`time.time`)
         policy (Policy, optional): the rules of the desk, which the file keeps;
-            by default those of the file. (default: :obj:`None`)
+            by default those of the file.
 
     Raises:
         ValueError: if the zone is unknown, or the file is of another program
@@ -136,14 +136,13 @@ class ErasureDesk(Batches):
                 reference=)``; also with ``on_report=`` if it has its own
                 folder.
             save (str or Path, optional): the file to save the model in; left
-                out for a model with its own folder. (default: :obj:`None`)
+                out for a model with its own folder.
             names (Callable, optional): translates a request from the desk's
                 ids to the model's, or returns :obj:`None` if the model holds
                 none of it; by default ids are the same. Keep the data it needs
-                until the last backup is deleted. (default: :obj:`None`)
+                until the last backup is deleted.
             data (Callable, optional): for a private model, returns the graph
                 of its release, with or without people removed since.
-                (default: :obj:`None`)
             fresh (bool): whether the model was fitted again, without the
                 people of completed requests. Those of open requests are
                 removed from it again. (default: :obj:`False`)

@@ -75,7 +75,7 @@ class PageRankDiffusion(pyg.MessagePassing):
         alpha (float): the teleport probability, in :math:`(0, 1)`.
             (default: :obj:`0.15`)
         K (int, optional): the number of steps; :obj:`None` for the exact
-            solution. (default: :obj:`None`)
+            solution.
         normalization (str): :obj:`'rw'` or :obj:`'sym'`.
             (default: :obj:`'rw'`)
         add_self_loops (bool): whether nodes without a self-loop get one, as in
@@ -354,7 +354,7 @@ class LabelPropagation(PageRankDiffusion):
         Args:
             y (Tensor): int64, ``[num_nodes]``; only labelled nodes are read.
             mask (Tensor, optional): the labelled nodes, a bool mask or int64
-                positions; by default all. (default: :obj:`None`)
+                positions; by default all.
         """
         if self.num_classes is None:
             raise ValueError(
@@ -385,9 +385,9 @@ class LabelPropagation(PageRankDiffusion):
                 ``num_layers`` also rows, ``[num_nodes, num_classes]``.
             edge_index (Any): the graph, as in PyG or a ``CSRGraph``.
             mask (Tensor, optional): the labelled nodes, a bool mask or int64
-                positions; by default all. (default: :obj:`None`)
+                positions; by default all.
             edge_weight (Tensor, optional): the weights of an ``edge_index``;
-                not normalised with ``num_layers``. (default: :obj:`None`)
+                not normalised with ``num_layers``.
             post_step (callable, optional): with ``num_layers``, maps the
                 result of each layer, instead of cutting to [0, 1].
         """

@@ -57,9 +57,7 @@ _SHAPE = ('num_shards', 'num_nodes', 'channels')
 
 
 def mean_probability(outputs: Tensor) -> Tensor:
-    r"""Average the sub-models' probabilities, as in SISA.
-
-    (The mean in GraphEraser's code is that of log-probabilities.)
+    """Average the sub-models' probabilities, as in SISA.
 
     Args:
         outputs (Tensor): logits, ``[num_shards, num_nodes, num_classes]``.
@@ -101,12 +99,7 @@ def majority_vote(outputs: Tensor) -> Tensor:
 
 
 def weighted_log_probability(outputs: Tensor, weight: Tensor) -> Tensor:
-    r"""Compute GraphEraser's fusion, the logits :math:`\sum_i a_i \log p^i_u`.
-
-    The public code applies a softmax to it before the cross entropy, whose own
-    softmax then flattens it: its loss cannot fall below :math:`\log(e + C - 1)
-    - 1`, and its gradient nearly vanishes.
-    """
+    r"""Compute GraphEraser's fusion, the logits :math:`\sum_i a_i \log p^i_u`."""
     return torch.einsum('s,snc->nc', weight, outputs.log_softmax(-1))
 
 
@@ -137,9 +130,7 @@ def attention(
 def fuse(values: Tensor, score: Tensor, mask: Tensor | None = None) -> Tensor:
     """Sum the sub-models' values under the softmax of their scores.
 
-    Weights sum to one under any mask with a :obj:`True` in each row. (The
-    paper divides by the number of shards, or multiplies by its share that is
-    left, which puts the two views on different scales.)
+    Weights sum to one under any mask with a :obj:`True` in each row.
     """
     if mask is not None:
         score = score.masked_fill(~mask, -torch.inf)
@@ -160,8 +151,7 @@ def info_nce(
         \tilde{e}_u) / t} + e^{\phi(\bar{e}_u, \bar{e}_v) / t} +
         e^{\phi(\bar{e}_u, \tilde{e}_v) / t}}
 
-    with the cosine :math:`\phi` and another node :math:`v`. Zhang et al. 2024
-    print the fraction of equation 10 upside down.
+    with the cosine :math:`\phi` and another node :math:`v`.
     """
     others = part, other_whole, other_part
     pairs = [F.cosine_similarity(whole, other) for other in others]
@@ -178,8 +168,7 @@ def reconstruction_loss(
         \bar{e}_{v^+}) + 1, 0 \}
 
     with a neighbour :math:`v^+` in another shard and a node :math:`v^-`
-    without an edge to :math:`u`. Zhang et al. 2024 print equation 11 with the
-    two exchanged.
+    without an edge to :math:`u`.
     """
     gap = F.cosine_similarity(embedding, stranger)
     return (gap - F.cosine_similarity(embedding, neighbor) + 1).relu()
@@ -232,12 +221,12 @@ class ShardAggregator(torch.nn.Module):
             index (Tensor): the training nodes to learn from, int64.
             edge_index (Tensor, optional): the present graph, int64, ``[2,
                 num_edges]``; needed for the reconstruction loss of
-                :class:`AttentiveAggregator`. (default: :obj:`None`)
+                :class:`AttentiveAggregator`.
             shard (Tensor, optional): the shard of each node, int64,
                 ``[num_nodes]``, -1 for nodes not trained on; needed for the
-                same loss. (default: :obj:`None`)
+                same loss.
             seed (int, optional): the seed; by default torch's generator draws
-                one. (default: :obj:`None`)
+                one.
 
         Raises:
             TypeError, ValueError: if a tensor has the wrong dtype or shape, an

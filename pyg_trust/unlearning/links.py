@@ -278,9 +278,6 @@ class LinkClassifier(NodeClassifier):
         seed (int, optional): the seed of the noise, which is then repeatable
             and not private; by default the operating system's randomness.
 
-    Raises:
-        TypeError, ValueError: if an argument is out of range.
-
     Example:
         >>> ring = torch.arange(12)
         >>> edge_index = torch.stack([ring, (ring + 1) % 12])
@@ -361,7 +358,7 @@ class LinkClassifier(NodeClassifier):
                 ``RandomLinkSplit``.
             num_names (int, optional): the largest number of nodes that may
                 ever be added, those of :obj:`data` and removed ones included;
-                by default no node can be added. (default: :obj:`None`)
+                by default no node can be added.
 
         Raises:
             TypeError, ValueError: on a graph that is weighted, directed, has

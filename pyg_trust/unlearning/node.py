@@ -82,11 +82,8 @@ class NodeClassifier(NodeReleases, EditedInPlace):
 
     .. code-block:: python
 
-        model = NodeClassifier('sgc', K=2).fit(data)
-        report = model.remove(nodes=[12], edges=[(3, 7)])
         model.update(Update(nodes=NewNodes(x, y), edges=edges))
-        model.predict(nodes)
-        assert model.verify().ok
+        report = model.remove(nodes=[12], edges=[(3, 7)])
 
     A linear head is trained on propagated features. Each *release* replaces
     the weights that predictions use, and adds fresh noise. The released
@@ -136,9 +133,6 @@ class NodeClassifier(NodeReleases, EditedInPlace):
             direction only; by default as the edges of the fitted graph.
         seed (int, optional): the seed of the noise, which is then repeatable
             and not private; by default the operating system's randomness.
-
-    Raises:
-        TypeError, ValueError: if an argument is out of range.
 
     Example:
         >>> ring = torch.arange(12)
@@ -436,7 +430,6 @@ class NodeClassifier(NodeReleases, EditedInPlace):
             additions that wait, how many these are.
 
         Raises:
-            TypeError: on another type of update.
             ValueError: if an item to remove is missing, an item to add exists,
                 or a class would be left without a training node.
             BudgetExceededError: if even retraining needs more than the budget.
@@ -485,7 +478,6 @@ class NodeClassifier(NodeReleases, EditedInPlace):
         Raises:
             NotThere: if an item is not there, or with ``missing='skip'`` if no
                 item is.
-            TypeError: on another type of request.
             ValueError: if a class would be left without a training node.
             BudgetExceededError: if even retraining needs more than the budget.
         """

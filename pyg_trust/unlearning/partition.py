@@ -117,9 +117,6 @@ def shard_limits(
         \quad
         \max\{ \lceil N/S \rceil, \lfloor (1 + \text{slack}) N/S \rfloor \}
 
-    GraphEraser's :math:`\lceil N/S + \delta (N - N/S) \rceil` has a
-    :obj:`slack` of :math:`\delta (S - 1)`: 0.095 for 20 shards.
-
     Args:
         num_nodes (int): the number of training nodes :math:`N`.
         num_shards (int): the number of shards :math:`S`.
@@ -152,7 +149,6 @@ def check_partition(
         shard (Tensor): int64, ``[num_nodes]``: the partition.
         num_shards (int): the number of shards.
         num_nodes (int, optional): the number of training nodes, if known.
-            (default: :obj:`None`)
 
     Returns:
         Tensor: the sizes of the shards.
@@ -286,18 +282,18 @@ def hash_partition(
 
 
 def round_partition(score: Tensor, *, slack: float = 0.1) -> Tensor:
-    r"""Round scores greedily to balanced shards, none of them empty.
+    """Round scores greedily to balanced shards, none of them empty.
 
     From the largest score to the smallest, a node is put into the first shard
-    that has space for it, up to the largest size of :func:`shard_limits`. Then
-    every shard below the smallest size takes the nodes that lose least by
-    moving. Memory: :math:`O(N S)`.
+    that has space for it. Then shards that are too small take the nodes that
+    lose least by moving.
 
     Args:
         score (Tensor): ``[num_nodes, num_shards]``, finite: the larger the
             better. Of equal scores the earlier node comes first, and of one
             node's the earlier shard.
-        slack (float): as in :func:`shard_limits`. (default: :obj:`0.1`)
+        slack (float): how far sizes may differ from their mean, relative to
+            it. (default: :obj:`0.1`)
     """
     shape = ('num_nodes', 'num_shards')
     check_tensor('score', score, None, shape, finite=True)

@@ -122,13 +122,6 @@ class Solved(NamedTuple):
 class ScatteringClassifier(GraphPredictor, CertifiedClassifier):
     r"""Graph classifier that forgets on request, with a certificate.
 
-    .. code-block:: python
-
-        model = ScatteringClassifier(GraphScattering(J=5, Q=4, L=3))
-        model.fit(train_graphs)
-        report = model.remove(graphs=[7], nodes={3: [0, 5]})
-        assert model.verify().ok
-
     Logistic regression in float64 on embeddings of graphs, one weight vector
     for two classes and one versus the rest for more, as in `"Unlearning Graph
     Classifiers with Limited Data Resources"
@@ -162,9 +155,6 @@ class ScatteringClassifier(GraphPredictor, CertifiedClassifier):
         start_is_public (bool): your statement that a transform with weights
             never saw the data; not needed if you pass a function that makes
             one, as ``transform=lambda: Mine(...)``. (default: :obj:`False`)
-
-    Raises:
-        TypeError, ValueError: if an argument is out of range.
 
     Example:
         >>> from pyg_trust.transforms import GraphScattering
@@ -286,7 +276,6 @@ class ScatteringClassifier(GraphPredictor, CertifiedClassifier):
                 (default: :obj:`''`)
 
         Raises:
-            TypeError: on another type of update.
             ValueError: if an item to remove is missing, an item to add exists,
                 or a graph or class would be left empty.
         """
@@ -330,7 +319,6 @@ class ScatteringClassifier(GraphPredictor, CertifiedClassifier):
         Raises:
             NotThere: if an item is not there, or with ``missing='skip'`` if no
                 item is.
-            TypeError: on another type of request.
             ValueError: if a graph or class would be left empty.
         """
         asked = requested(

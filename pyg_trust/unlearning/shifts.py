@@ -119,10 +119,8 @@ def grid_shift(count: Natural, size: NotNegative, std: Positive) -> float:
     r"""Bound the shift over the noise that the grid of a release adds.
 
     A release is :math:`g (k + N)` with :math:`g = 2^{-32} s`, :math:`k =
-    \operatorname{rint}(W / g)` and the exact noise :math:`N` of
-    :mod:`pyg_trust.verify.noise`: that of :math:`W` moved by at most
-    :math:`\sqrt{p}\, g / 2 + 2 u \lVert W \rVert_F`
-    (:mod:`pyg_trust.verify.release`).
+    \operatorname{rint}(W / g)` and exact noise :math:`N`: that of :math:`W`
+    moved by at most :math:`\sqrt{p}\, g / 2 + 2 u \lVert W \rVert_F`.
     """
     moved = math.sqrt(count) * 2**-33 + 2**-52 * size / std
     return moved * (1 + 2**-40)

@@ -274,11 +274,9 @@ class ShardedUnlearner(Stateful):
 
         Args:
             data (Data, optional): another graph; by default the present one.
-                (default: :obj:`None`)
             nodes (list[int] or Tensor, optional): ids of nodes of the present
                 graph, or a bool mask of all its rows. By default all rows: the
                 nodes of :meth:`fit`, then later ones; -1 for removed nodes.
-                (default: :obj:`None`)
         """
         probability = self.predict_proba(data, nodes=nodes)
         there = ~probability.isnan().any(1)
@@ -323,10 +321,10 @@ class ShardedUnlearner(Stateful):
         Args:
             nodes (list[int] or Tensor, optional): ids of nodes of the present
                 graph, or a bool mask of the rows of :meth:`predict`; by
-                default the ``test_mask``. (default: :obj:`None`)
+                default the ``test_mask``.
             y (list[int] or Tensor, optional): the classes of these nodes, or
                 with a mask those of all rows; by default the labels in the
-                data. (default: :obj:`None`)
+                data.
         """
         data = self._fitted.data
         if nodes is None and data.get('test_mask') is None:
@@ -438,18 +436,16 @@ class ShardedUnlearner(Stateful):
         Args:
             request (RemovalRequest or list, optional): the items to remove, or
                 the ids of nodes. Without it, use the arguments below.
-                (default: :obj:`None`)
             nodes (list[int] or Tensor, optional): the ids of nodes to remove,
-                with their features and edges. (default: :obj:`None`)
+                with their features and edges.
             edges (list or Tensor, optional): edges to remove, in both
                 directions, as ``[2, num_edges]`` or a list of pairs of ids.
-                (default: :obj:`None`)
             features (list[int] or Tensor, optional): the ids of nodes whose
-                features are removed. (default: :obj:`None`)
+                features are removed.
             labels (list[int] or Tensor, optional): the ids of nodes whose
-                labels are removed. (default: :obj:`None`)
+                labels are removed.
             persons (list[int] or Tensor, optional): the ids of persons, of the
-                :obj:`unit` of this unlearner. (default: :obj:`None`)
+                :obj:`unit` of this unlearner.
             missing (str): :obj:`'raise'`, or :obj:`'skip'` to leave out items
                 that are not there and list them in ``skipped`` of the report.
                 (default: :obj:`'raise'`)
@@ -504,7 +500,7 @@ class ShardedUnlearner(Stateful):
                 training.
             shard (dict or str, optional): the shard of every new training
                 node, by id, or :obj:`'hash'`; needed if the partition was
-                given as tensors. (default: :obj:`None`)
+                given as tensors.
             reference (str): 32 hexadecimal digits for each request, kept in
                 the ledger. (default: :obj:`''`)
 
@@ -595,7 +591,7 @@ class ShardedUnlearner(Stateful):
 
         Args:
             shards (list[int], optional): the numbers of the shards to retrain;
-                by default all. (default: :obj:`None`)
+                by default all.
         """
         state = self._fitted
         shards = range(self.num_shards) if shards is None else shards
@@ -620,7 +616,7 @@ class ShardedUnlearner(Stateful):
 
         Args:
             nodes (list[int] or Tensor, optional): the ids of the targets; by
-                default all nodes. (default: :obj:`None`)
+                default all nodes.
         """
         self._check_untyped('certify against poisoning')
         state = self._fitted
