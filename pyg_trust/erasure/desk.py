@@ -132,9 +132,8 @@ class ErasureDesk(Batches):
 
         Args:
             name (str): the name of the model in reports.
-            model (Any): the fitted model, with a method ``remove(request,
-                reference=)``; also with ``on_report=`` if it has its own
-                folder.
+            model (Any): the fitted model, whose ``remove()`` takes a request
+                and ``reference``; also ``on_report`` if it has its own folder.
             save (str or Path, optional): the file to save the model in; left
                 out for a model with its own folder.
             names (Callable, optional): translates a request from the desk's
@@ -162,12 +161,9 @@ class ErasureDesk(Batches):
 
     @validated
     def recipient(self, name: str) -> None:
-        """Register a recipient that requests wait for.
+        """Register a recipient, by its name in reports; requests wait for it.
 
         Notify it yourself, and record its confirmation by :meth:`done`.
-
-        Args:
-            name (str): the name of the recipient in reports.
         """
         self._add_place(name, False)
 
@@ -392,11 +388,7 @@ class ErasureDesk(Batches):
 
     @validated
     def report(self, subject_request_id: str) -> ErasureReport:
-        """Return the status and evidence of a request, without its items.
-
-        Args:
-            subject_request_id (str): the id of the request.
-        """
+        """Return the status and evidence of a request, without its items."""
         number = fields.read_id(subject_request_id)
         now = fields.written(self._now())
         known = self._store.named(queries.REPORT, now, number)

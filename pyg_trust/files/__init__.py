@@ -69,10 +69,6 @@ def write(path: str | Path, content: bytes | memoryview) -> None:
     When the call returns, the content is on the disk. If the path is a
     symbolic link, the file that it leads to is replaced. Temporary files of
     killed processes are overwritten and deleted.
-
-    Args:
-        path (str or Path): the path of the file.
-        content (bytes or memoryview): the new content.
     """
     path = Path(path).resolve()
     check_folder(path)
@@ -152,9 +148,6 @@ def load(path: str | Path) -> Any:
 
     No code of a file is run: only tensors and plain values are read, and
     checksums are compared. States of version 0.1 are read as well.
-
-    Args:
-        path (str or Path): the path of the file.
 
     Raises:
         DamagedFileError: if the file holds anything else.

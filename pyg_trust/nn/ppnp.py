@@ -240,10 +240,8 @@ class PPNP(PageRankDiffusion):
     ) -> Tensor:
         """Return the diffused logits: ``[num_nodes, num_classes]``.
 
-        Args:
-            x (Tensor): the features, ``[num_nodes, in_channels]``.
-            edge_index (Any): the graph, as in PyG or a ``CSRGraph``.
-            edge_weight (Tensor, optional): the weights of an ``edge_index``.
+        ``x`` has the features, ``[num_nodes, in_channels]``. The graph is
+        given as in PyG, or as a ``CSRGraph``.
         """
         check_instance('x', x, Tensor)
         return self.diffuse(self.logits(x), edge_index, edge_weight)
@@ -505,15 +503,13 @@ class CorrectAndSmooth(pyg.CorrectAndSmooth):
         """Correct predictions by propagated errors of training nodes.
 
         Args:
-            y_soft (Tensor): the predictions, ``[num_nodes, num_classes]``.
+            y_soft (Tensor): the predictions, ``[num_nodes, num_classes]``; the
+                result has this shape.
             y_true (Tensor): the labels of the training nodes: classes, int64,
                 ``[num_train]``, or rows, ``[num_train, num_classes]``.
             mask (Tensor): the training nodes: a bool mask or int64 positions.
             edge_index (Any): the graph, as in PyG or a ``CSRGraph``.
             edge_weight (Tensor, optional): the weights of an ``edge_index``.
-
-        Returns:
-            Tensor: the corrected predictions, of the shape of :obj:`y_soft`.
         """
         _check_labels(y_soft, y_true, mask)
         out = super().correct(y_soft, y_true, mask, edge_index, edge_weight)

@@ -99,7 +99,7 @@ def majority_vote(outputs: Tensor) -> Tensor:
 
 
 def weighted_log_probability(outputs: Tensor, weight: Tensor) -> Tensor:
-    r"""Compute GraphEraser's fusion, the logits :math:`\sum_i a_i \log p^i_u`."""
+    r"""Compute GraphEraser's fusion :math:`\sum_i a_i \log p^i_u`."""
     return torch.einsum('s,snc->nc', weight, outputs.log_softmax(-1))
 
 

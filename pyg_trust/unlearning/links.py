@@ -353,7 +353,7 @@ class LinkClassifier(NodeClassifier):
         their positions. A second fit begins a new ledger.
 
         Args:
-            data (Data): the graph, with ``x`` and an undirected
+            data (Data): the graph, unweighted and undirected, with ``x`` and
                 ``edge_index``, such as the training data of
                 ``RandomLinkSplit``.
             num_names (int, optional): the largest number of nodes that may
@@ -361,10 +361,9 @@ class LinkClassifier(NodeClassifier):
                 by default no node can be added.
 
         Raises:
-            TypeError, ValueError: on a graph that is weighted, directed, has
-                duplicate edges or no edge; features that are missing or not
-                finite; labels of pairs that are no edges; or :obj:`num_names`
-                below the number of nodes.
+            TypeError, ValueError: if the graph or its features can't be used,
+                it has no edge, or :obj:`num_names` is below its number of
+                nodes.
         """
         graph = CSRGraph.from_data(data).to('cpu')
         if graph.is_weighted or not graph.is_undirected:

@@ -226,8 +226,8 @@ class NodeClassifier(NodeReleases, EditedInPlace):
         over an earlier state, as it may contain removed items again.
 
         Args:
-            data (Data): the graph, with ``x``, ``edge_index``, ``y`` and
-                ``train_mask``.
+            data (Data): the graph, unweighted, with ``x``, ``edge_index``,
+                ``y`` and ``train_mask``; undirected if the measure needs it.
             train_nodes (list[int] or Tensor, optional): the training nodes, as
                 positions in :obj:`data` or a bool mask; by default
                 ``data.train_mask``.
@@ -236,11 +236,8 @@ class NodeClassifier(NodeReleases, EditedInPlace):
                 leaves one of them without a training node is then refused.
 
         Raises:
-            TypeError, ValueError: on a graph that is weighted or has duplicate
-                edges, or is directed where the measure needs an undirected
-                one; features that are missing or not finite; labels that are
-                missing or negative; masks that are empty, of another size, or
-                overlap; or fewer than two classes.
+            TypeError, ValueError: if the graph, its features, labels or masks
+                can't be used, or there are fewer than two classes.
         """
         graph, directed = self._graph_of(data)
         found, y = read_classes(data, train_nodes, classes)
@@ -422,8 +419,7 @@ class NodeClassifier(NodeReleases, EditedInPlace):
             release (bool): whether to make a release for additions alone, too.
                 (default: :obj:`False`)
             reference (str): 32 hexadecimal digits for each request, which the
-                ledger keeps, so that a request is not carried out twice.
-                (default: :obj:`''`)
+                ledger keeps. (default: :obj:`''`)
 
         Returns:
             ForgetReport or AdditionReport: the report of the release; for

@@ -218,15 +218,13 @@ def random_partition(
     """Split nodes into equal shards at random, as in SISA.
 
     (`"Machine Unlearning" <https://arxiv.org/abs/1912.03817>`_, Bourtoule et
-    al. 2021.) Sizes differ by at most one.
+    al. 2021.) Sizes differ by at most one. Returns the shard of each node,
+    int64, ``[num_nodes]``.
 
     Args:
         num_nodes (int): the number of training nodes.
         num_shards (int): the number of shards.
         seed (int, optional): the seed; by default torch's generator draws one.
-
-    Returns:
-        Tensor: the shard of each node, int64, ``[num_nodes]``.
     """
     check_shards(num_nodes, num_shards)
     generator = rng.generator(seed)
@@ -250,7 +248,7 @@ def hash_partition(
     Adding or removing a node changes no other node's shard. Sizes vary by
     about :math:`\sqrt{N/S}` for :math:`N` nodes in :math:`S` shards. The hash
     is equidistributed, but not secret: use another one where users choose
-    their own ids.
+    their own ids. Returns the shard of each node, int64, ``[num_nodes]``.
 
     Args:
         n_id (Tensor): int64, ``[num_nodes]``: ids of the training nodes, which
@@ -259,9 +257,6 @@ def hash_partition(
         seed (int, optional): the key; by default from the operating system.
         allow_empty (bool): whether shards may get no node.
             (default: :obj:`False`)
-
-    Returns:
-        Tensor: the shard of each node, int64, ``[num_nodes]``.
     """
     check_shards(num_shards if allow_empty else n_id.numel(), num_shards)
     check_shards(n_id.numel(), 1)
@@ -345,7 +340,7 @@ def metis_partition(
     Graphs" <https://doi.org/10.1137/S1064827595287997>`_, Karypis and Kumar
     1998.) Nodes of parts that are empty or too large move to the shard of most
     of their neighbours. Such shards have few classes each, and their models
-    vote badly.
+    vote badly. Returns the shard of each node, int64, ``[num_nodes]``.
 
     Args:
         edge_index (Tensor): int64, ``[2, num_edges]``: the training graph;
@@ -354,9 +349,6 @@ def metis_partition(
         num_shards (int): the number of shards.
         slack (float): how far sizes may differ from their mean, relative to
             it. (default: :obj:`0.1`)
-
-    Returns:
-        Tensor: the shard of each node, int64, ``[num_nodes]``.
 
     Raises:
         ImportError: without ``pymetis``.
@@ -403,6 +395,7 @@ def blpa(
     2022.) Starts from :func:`random_partition`. In each round nodes move to
     the shard of most of their neighbours, those with the most first, if there
     is space. It ends when no node moves. Nodes without neighbours stay.
+    Returns the shard of each node, int64, ``[num_nodes]``.
 
     Args:
         edge_index (Tensor): int64, ``[2, num_edges]``: the training graph;
@@ -414,9 +407,6 @@ def blpa(
         max_rounds (int): the most rounds. (default: :obj:`100`)
         seed (int, optional): the seed of the random partition; by default
             torch's generator draws one.
-
-    Returns:
-        Tensor: the shard of each node, int64, ``[num_nodes]``.
     """
     limits = shard_limits(num_nodes, num_shards, slack)
     edge_index = _simple(edge_index, num_nodes)
@@ -490,7 +480,8 @@ def bekm(
     2022.) Nodes are put into shards by their distances to centroids, which
     then become the means of their shards, until no node moves. GraphEraser's
     embeddings are the logits of a GNN trained on the whole training graph
-    (:func:`pyg_trust.nn.partition_embedding`).
+    (:func:`pyg_trust.nn.partition_embedding`). Returns the shard of each node,
+    int64, ``[num_nodes]``.
 
     Args:
         embedding (Tensor): ``[num_nodes, channels]``, finite.
@@ -500,9 +491,6 @@ def bekm(
         max_rounds (int): the most rounds. (default: :obj:`20`)
         seed (int, optional): the seed of the first centroids, which are nodes;
             by default torch's generator draws one.
-
-    Returns:
-        Tensor: the shard of each node, int64, ``[num_nodes]``.
     """
     shape = ('num_nodes', 'channels')
     check_tensor('embedding', embedding, None, shape, finite=True)

@@ -341,13 +341,9 @@ class Recommender(Saved, EditedInPlace):
         items: Names | None = None,
         interactions: Pairs | None = None,
     ) -> ForgetPlan:
-        """Estimate the work of a removal, like ``remove``; change nothing.
+        """Estimate the work of a removal; change nothing.
 
-        Args:
-            request (RemovalRequest or list, optional): a request, or user ids.
-            users, items (list[int] or Tensor, optional): ids to remove.
-            interactions (list[tuple[int, int]] or Tensor, optional): pairs of
-                user and item, or ``[2, num]``.
+        Takes the arguments of :meth:`remove` that name what to remove.
         """
         held = self._fitted
         asked = self._asked(held, request, users, items, interactions)
@@ -396,8 +392,7 @@ class Recommender(Saved, EditedInPlace):
                 that are not there and list them in ``skipped`` of the report.
                 (default: :obj:`'raise'`)
             reference (str): 32 hexadecimal digits for each request, kept in
-                the ledger, so that none is carried out twice.
-                (default: :obj:`''`)
+                the ledger. (default: :obj:`''`)
 
         Raises:
             NotThere: if an item is not there, or with ``missing='skip'`` if no

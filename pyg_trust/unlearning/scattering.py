@@ -272,8 +272,7 @@ class ScatteringClassifier(GraphPredictor, CertifiedClassifier):
                 and changes, in order; ``graph`` of an update is the id of the
                 graph that its nodes, edges and features belong to.
             reference (str): 32 hexadecimal digits for each request, kept in
-                the ledger, so that none is carried out twice.
-                (default: :obj:`''`)
+                the ledger. (default: :obj:`''`)
 
         Raises:
             ValueError: if an item to remove is missing, an item to add exists,

@@ -146,10 +146,7 @@ class ShardStore:
         return manifest
 
     def read(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Read the current state.
-
-        Returns:
-            tuple[dict, dict]: the content of each file, by name; the manifest.
+        """Return the parts of the current state, by name, and the manifest.
 
         Raises:
             ValueError: if the folder holds no state.

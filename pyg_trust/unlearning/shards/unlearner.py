@@ -450,8 +450,7 @@ class ShardedUnlearner(Stateful):
                 that are not there and list them in ``skipped`` of the report.
                 (default: :obj:`'raise'`)
             reference (str): 32 hexadecimal digits for each request, kept in
-                the ledger, so that none is carried out twice.
-                (default: :obj:`''`)
+                the ledger. (default: :obj:`''`)
             on_report (Callable, optional): is called with the report before
                 the new state is saved. If it raises, nothing has changed.
         """
