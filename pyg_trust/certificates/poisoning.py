@@ -40,30 +40,28 @@ _SHOWN = (1, 2, 3, 5)
 class PoisonCertificate(Report):
     """Predictions certified against poisoning of training nodes.
 
-    Returned by ``ShardedUnlearner.certify``. A hash of a node's id chooses its
-    shard, and each shard has its own model: :math:`k` changed training nodes
-    change at most :math:`k` models (`Levine and Feizi 2021
-    <https://arxiv.org/abs/2006.14768>`_). The graph at inference, which all
-    models see, is assumed to be clean.
+    Each shard of the training nodes trains a model, and the models vote. A
+    node's shard depends on its id alone. So if an attacker changes :math:`k`
+    training nodes, at most :math:`k` models change (`Levine and Feizi 2021
+    <https://arxiv.org/abs/2006.14768>`_). The graph that all models see at
+    inference is assumed to be clean.
 
     Args:
         targets (Tensor): the ids of the nodes: int64, ``[num_targets]``.
-        predicted (Tensor): their classes: int64, ``[num_targets]``.
-        radius (Tensor): for each target the most shards that may be corrupted
-            without a change of its class, -1 if not certified: int64.
-        votes (Tensor): the class that each model votes for, the last one if
-            its shard has no training node: int64, ``[num_shards,
-            num_targets]``.
-        num_classes (int): the number of classes of votes, with that last one.
-        aggregator (str): ``'mean'`` or ``'majority'``.
+        predicted (Tensor): the voted classes: int64, ``[num_targets]``.
+        radius (Tensor): how many shards may be corrupted without changing the
+            class, -1 for none: int64, ``[num_targets]``.
+        votes (Tensor): the classes that the models vote for: int64,
+            ``[num_shards, num_targets]``.
+        num_classes (int): the number of votes that are told apart; the last
+            one is the vote of shards without training nodes.
+        aggregator (str): ``'mean'`` of probabilities, or ``'majority'``.
         n_id (Tensor): the ids of all nodes: int64, ``[num_nodes]``.
         group (Tensor): the shard of each of them: int64, ``[num_nodes]``.
-        data (str): a digest of models and data.
-        provenance (dict): versions and settings.
-        weights (str): SHA-256 of the weights of all shards.
-        checked (tuple[str, ...]): what was computed again in this run.
-        assumptions (tuple[str, ...]): assumptions of this run.
-        inference (str): ``'clean'``, the assumption about the graph.
+        data, weights (str): SHA-256 of models and data, and of the weights.
+        checked (tuple[str, ...]): the checks in this run.
+        assumptions (tuple[str, ...]): further assumptions of this run.
+        inference (str): always ``'clean'``.
     """
 
     targets: Tensor
@@ -82,18 +80,15 @@ class PoisonCertificate(Report):
     inference: str = 'clean'
 
     def certified(self, nodes: int) -> Tensor:
-        """Mark targets whose class survives so many poisoned training nodes.
+        """Return which targets keep their class: bool, ``[num_targets]``.
 
         Args:
             nodes (int): the number of poisoned training nodes.
-
-        Returns:
-            Tensor: bool, ``[num_targets]``.
         """
         return self.radius >= check_integer('nodes', nodes, 0)
 
     def certified_ratio(self, nodes: int) -> float:
-        """Return the share of targets whose class survives.
+        """Return the share of targets that keep their class.
 
         Args:
             nodes (int): the number of poisoned training nodes.
@@ -101,11 +96,11 @@ class PoisonCertificate(Report):
         return float(self.certified(nodes).double().mean())
 
     def certified_accuracy(self, labels: Tensor, nodes: int) -> float:
-        """Return the share of targets whose class is right and survives.
+        """Return the share of targets that keep their class and are correct.
 
         Args:
-            labels (Tensor): the true classes of the nodes in ``n_id``: int64,
-                ``[num_nodes]``.
+            labels (Tensor): the true classes of all nodes, in the order of
+                :obj:`n_id`: int64, ``[num_nodes]``.
             nodes (int): the number of poisoned training nodes.
         """
         check_tensor('labels', labels, torch.int64, (self.n_id.numel(),))
@@ -113,11 +108,12 @@ class PoisonCertificate(Report):
         return float((self.certified(nodes) & right).double().mean())
 
     def survives(self, suspects: Any) -> Tensor:
-        """Mark targets whose class survives if given nodes are poisoned.
+        """Return which targets keep their class if certain nodes are poisoned.
+
+        At most the models of these nodes' shards change.
 
         Args:
-            suspects (list[int] or Tensor): the ids of the poisoned nodes;
-                their shards alone matter.
+            suspects (list[int] or Tensor): the ids of the poisoned nodes.
 
         Returns:
             Tensor: bool, ``[num_targets]``.
@@ -131,15 +127,17 @@ class PoisonCertificate(Report):
         return made & (self.radius >= 0)
 
     def collective(self, shards: int) -> CollectiveVotes:
-        """Bound how many targets keep their class under one common attack.
+        """Bound how many targets keep their class, all at once.
+
+        For votes by ``'majority'``. The attacker chooses the shards once, for
+        all targets.
 
         Args:
-            shards (int): the number of corrupted shards, the same for all
-                targets.
+            shards (int): the number of corrupted shards.
 
         Returns:
-            CollectiveVotes: ``lower`` and ``upper``, numbers of targets; and
-            ``exact``, whether all sets of shards were tried.
+            CollectiveVotes: the number is at least ``lower`` and at most
+            ``upper``, which are equal if ``exact`` is true.
         """
         if self.aggregator != 'majority':
             raise ValueError(
@@ -151,7 +149,7 @@ class PoisonCertificate(Report):
         return collective_votes(voted, self.num_classes, shards)
 
     def chart(self) -> Chart:
-        """Draw the certified share of targets by number of poisoned nodes."""
+        """Chart the certified share of targets against the poisoned nodes."""
         most = max(int(self.radius.max()), 0) + 1
         shares = [self.certified_ratio(k) for k in range(most + 1)]
         return Chart(
@@ -176,7 +174,7 @@ class PoisonCertificate(Report):
         return tallies(top, other, torch.full_like(top, -1), rest)
 
     def guarantee(self) -> Guarantee:
-        """State under which attacks the predicted classes stay."""
+        """Return the guarantee: which attacks the voted classes survive."""
         return stated(
             'certificate against poisoning, by shards',
             {
