@@ -323,7 +323,7 @@ class NotThere(ValueError):
         Traceback (most recent call last):
         ...
         pyg_trust.removal.NotThere: node 3 is not there: it never was, or was \
-    removed before
+removed before
     """
 
     def __init__(self, missing: RemovalRequest, message: str = '') -> None:
