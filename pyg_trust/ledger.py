@@ -54,8 +54,8 @@ class LedgerEntry(Report):
     """Line of a :class:`RemovalLedger`.
 
     Args:
-        action (str): ``'fit'``, ``'refine'``, ``'retrain'``, ``'measured'`` or
-            ``'step'``, as in :meth:`RemovalLedger.record`.
+        action (str): how the model was made: ``'fit'``, ``'refine'``,
+            ``'retrain'``, ``'measured'`` or ``'step'``.
         spent (float): the amount that is spent after this line, in the unit of
             the ledger's budget.
         request (dict): the ids of the removed items.

@@ -449,8 +449,8 @@ class ShardedUnlearner(Stateful):
             missing (str): :obj:`'raise'`, or :obj:`'skip'` to leave out items
                 that are not there and list them in ``skipped`` of the report.
                 (default: :obj:`'raise'`)
-            reference (str): 32 hexadecimal digits for each request, kept in
-                the ledger. (default: :obj:`''`)
+            reference (str): ids of the requests for the ledger, 32 hexadecimal
+                digits each. (default: :obj:`''`)
             on_report (Callable, optional): is called with the report before
                 the new state is saved. If it raises, nothing has changed.
         """
@@ -500,8 +500,8 @@ class ShardedUnlearner(Stateful):
             shard (dict or str, optional): the shard of every new training
                 node, by id, or :obj:`'hash'`; needed if the partition was
                 given as tensors.
-            reference (str): 32 hexadecimal digits for each request, kept in
-                the ledger. (default: :obj:`''`)
+            reference (str): ids of the requests for the ledger, 32 hexadecimal
+                digits each. (default: :obj:`''`)
 
         Raises:
             ValueError: if an item to remove is missing, or an item to add
@@ -608,9 +608,9 @@ class ShardedUnlearner(Stateful):
     def certify(self, nodes: Any = None) -> PoisonCertificate:
         """Certify predictions against poisoned training nodes.
 
-        The class of a target stays, whatever happens to the training nodes of
-        as many shards as its radius. The graph at inference is assumed to be
-        clean. The partition has to be :obj:`'hash'`, the aggregator
+        Each target gets a radius: its class stays, whatever happens to the
+        training nodes of that many shards. The graph at inference is assumed
+        to be clean. The partition has to be :obj:`'hash'`, the aggregator
         :obj:`'mean'` or :obj:`'majority'`, and :obj:`num_classes` given.
 
         Args:
