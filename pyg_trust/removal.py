@@ -49,15 +49,17 @@ _PAIRS = ('edges', 'directed_edges')
 class Part(NamedTuple):
     """Part of a removal request that concerns one graph.
 
+    All items are ids of nodes, or pairs of them for edges.
+
     Args:
         whole (bool): whether the whole graph is removed.
         nodes (tuple[int, ...]): nodes to remove, with all their edges.
-        features (tuple[int, ...]): nodes whose features to remove.
+        features (tuple[int, ...]): nodes whose features are removed.
         edges (tuple[tuple[int, int], ...]): edges to remove, in both
             directions where they exist.
         directed_edges (tuple[tuple[int, int], ...]): edges to remove in this
-            direction alone.
-        labels (tuple[int, ...]): nodes whose labels to remove.
+            direction only.
+        labels (tuple[int, ...]): nodes whose labels are removed.
     """
 
     whole: bool = False
@@ -69,11 +71,11 @@ class Part(NamedTuple):
 
     @property
     def arcs(self) -> tuple[tuple[int, int], ...]:
-        """All directions in which named edges are removed."""
+        """All edges to remove as directed pairs, both ways for ``edges``."""
         return tuple(sorted({*_both(self.edges), *self.directed_edges}))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the non-empty fields as plain lists."""
+        """Return the non-empty fields as a dict of lists, by field name."""
         if self.whole:
             return {'whole': True}
         return {
@@ -85,7 +87,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, init=False)
 class RemovalRequest:
-    r"""Request to remove whole graphs, nodes, features, edges or labels.
+    """Request to remove whole graphs, nodes, features, edges or labels.
 
     .. code-block:: python
 
@@ -94,33 +96,32 @@ class RemovalRequest:
         RemovalRequest(nodes=[12, 90])  # of the only graph
         RemovalRequest(persons=[12], unit=unit)
 
-    Nodes, features, edges and labels are given per graph, as a dictionary;
-    without one they belong to graph 0. What is contained in something larger
-    (a node of a whole graph, a feature, a label or an edge of a removed node)
-    is removed with it.
+    Nodes, features, edges and labels are given by graph, as a dict, or as a
+    list or tensor for graph 0. Removing a graph removes its nodes; removing a
+    node removes its features, label and edges.
 
     Args:
-        graphs (list[int]): whole graphs to remove. (default: :obj:`()`)
-        nodes (dict[int, list[int]] or list[int]): nodes to remove, with their
-            features and edges; lists or tensors of ids.
-            (default: :obj:`()`)
-        features (dict[int, list[int]] or list[int]): nodes whose features are
-            removed, while the nodes stay. (default: :obj:`()`)
-        edges (dict[int, Tensor] or Tensor): edges to remove, as
-            ``[2, num_edges]`` or a list of pairs. (default: :obj:`()`)
-        labels (dict[int, list[int]] or list[int]): nodes whose labels are
-            removed, while the nodes stay; only for node classifiers that
-            support it. (default: :obj:`()`)
-        directed (bool): whether edges are removed in the given direction
-            alone, instead of both where they exist. (default: :obj:`False`)
-        persons (list[int] or Tensor): persons to remove from a model of their
-            table (:meth:`PrivacyUnit.table
-            <pyg_trust.unit.PrivacyUnit.table>`), whose rows hold all that
-            they own. (default: :obj:`()`)
-        unit (PrivacyUnit, optional): the privacy unit of :obj:`persons`.
+        graphs (list[int]): the ids of graphs to remove. (default: :obj:`()`)
+        nodes (dict[int, list[int]] or list[int]): the ids of nodes to remove,
+            with their features and edges. (default: :obj:`()`)
+        features (dict[int, list[int]] or list[int]): the ids of nodes whose
+            features are removed, while the nodes stay. (default: :obj:`()`)
+        edges (dict[int, Tensor] or Tensor): edges to remove, as ``[2,
+            num_edges]`` or a list of pairs. (default: :obj:`()`)
+        labels (dict[int, list[int]] or list[int]): the ids of nodes whose
+            labels are removed, while the nodes stay; not all models take
+            these. (default: :obj:`()`)
+        directed (bool): whether edges are removed in the given direction only,
+            instead of in both where they exist. (default: :obj:`False`)
+        persons (list[int] or Tensor): the ids of persons to remove from a
+            model of the table that :meth:`PrivacyUnit.table
+            <pyg_trust.unit.PrivacyUnit.table>` makes, with one row for each
+            person. (default: :obj:`()`)
+        unit (PrivacyUnit, optional): the privacy unit of :obj:`persons`;
+            needed with them.
 
     Raises:
-        TypeError: on something that is no integer.
+        TypeError: on an id that is no integer.
         ValueError: if nothing is requested, an id is negative, or
             :obj:`persons` come without their :obj:`unit` or have several rows.
 
@@ -216,7 +217,7 @@ class RemovalRequest:
 
     @classmethod
     def from_dict(cls, named: Mapping[str, Any]) -> 'RemovalRequest':
-        """Convert the result of :meth:`to_dict` back to a request."""
+        """Make a request from the result of :meth:`to_dict`."""
         check_instance('named', named, Mapping)
         items: list[Item] = []
         for graph, part in named.items():
@@ -235,7 +236,7 @@ class RemovalRequest:
 
     @classmethod
     def of_items(cls, items: Iterable[Item]) -> 'RemovalRequest | None':
-        """Build a request of :meth:`items`; :obj:`None` if there are none."""
+        """Build a request from tuples of :meth:`items`; None without any."""
         given = [*items]
         return cls._of(given) if given else None
 
@@ -250,11 +251,16 @@ class RemovalRequest:
 
     @property
     def graphs(self) -> list[int]:
-        """The numbers of the graphs in the request, in ascending order."""
+        """The ids of the graphs in the request, in ascending order."""
         return list(self.parts)
 
     def items(self) -> Iterator[Item]:
-        """Iterate over the graph, the kind and the id of each item."""
+        """Iterate over the requested items, as tuples of three.
+
+        Each has the id of the graph; the kind, ``'whole'`` or a field of
+        :class:`Part`; and the id, a pair of ids for edges, ``True`` for a
+        graph.
+        """
         for graph, part in self.parts.items():
             if part.whole:
                 yield graph, 'whole', True
@@ -263,20 +269,20 @@ class RemovalRequest:
                     yield graph, kind, item
 
     def without(self, other: 'RemovalRequest') -> 'RemovalRequest | None':
-        """Return the items that another request lacks; :obj:`None` if none."""
+        """Return the items that another request lacks; None without any."""
         gone = {*other.items()}
         return self.of_items(each for each in self.items() if each not in gone)
 
     def whole_graphs(self) -> 'RemovalRequest':
-        """Return a request that removes every graph named here as a whole.
+        """Return a request to remove each graph of this one as a whole.
 
-        This is what unstructured removal (Guo et al. 2020), which knows
-        training examples only, makes of a request.
+        Unstructured removal (Guo et al. 2020) can remove whole training
+        examples only.
         """
         return RemovalRequest(graphs=self.graphs)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the ids by graph, as plain lists."""
+        """Return the ids as lists, by graph id (a text) and kind of item."""
         return {str(g): part.to_dict() for g, part in self.parts.items()}
 
 
@@ -287,8 +293,8 @@ def _both(edges: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
 class NotThere(ValueError):
     """Error of a request for items that a model does not hold.
 
-    ``missing``, a request, names the items that never were, or were removed
-    before.
+    Its attribute ``missing`` is a :class:`RemovalRequest` of these items,
+    which never existed or were removed before.
 
     Example:
         >>> raise NotThere(RemovalRequest(nodes=[3]))
@@ -550,15 +556,15 @@ def rows_of(n_id: Tensor, nodes: Nodes) -> Tensor:
 
 
 def remove_from_data(data: Data, part: Part) -> Data:
-    r"""Return the graph after a removal; :obj:`data` stays unchanged.
+    """Return a copy of a graph without the items of a request.
 
-    The ids of nodes are ``data.n_id`` (a tensor or a list) if it is there,
-    else positions. The result has ``n_id`` and ``x_removed``, which marks
-    nodes without features. Tensors that change are copied, so that none holds
-    what was removed. Attributes of the whole graph are kept as they are.
+    Ids of nodes are ``data.n_id``, if the graph has it, else positions. The
+    result has the new attributes ``n_id``, the ids of the remaining nodes, and
+    ``x_removed``, a bool mask of nodes whose features were removed. Attributes
+    of the whole graph are kept.
 
     Args:
-        data (Data): the graph, with an ``edge_index``.
+        data (Data): the graph, with an ``edge_index``; it is not changed.
         part (Part): the items to remove, ``request.parts[0]`` of a request.
 
     Raises:
