@@ -6,7 +6,7 @@ import math
 import os
 import re
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,9 @@ __all__ = [
     'RemovalLedger',
     'coarse',
 ]
+
+
+_ACTIONS = ('fit', 'refine', 'retrain', 'measured', 'step')
 
 
 class BudgetExceededError(RuntimeError):
@@ -103,8 +106,6 @@ class RemovalLedger:
         >>> ledger.remaining
         0.75
     """
-
-    FRESH = ('fit', 'refine', 'retrain', 'measured')
 
     def __init__(self, budget: float) -> None:
         self.budget = check_non_negative('budget', budget)
@@ -213,11 +214,6 @@ class RemovalLedger:
         if self._count != len(self._past.lines):
             self._past = _Past(self.entries)
 
-    def count(self, action: str) -> int:
-        """Return the number of lines with an action, such as ``'fit'``."""
-        check_choice('action', action, (*self.FRESH, 'step'))
-        return sum(entry.action == action for entry in self.entries)
-
     def record(
         self,
         action: str,
@@ -248,7 +244,7 @@ class RemovalLedger:
                 malformed or was used before.
             BudgetExceededError: if the amount exceeds the budget.
         """
-        check_choice('action', action, (*self.FRESH, 'step'))
+        check_choice('action', action, _ACTIONS)
         if (action == 'fit') != (not self._count):
             raise ValueError(
                 "the first line, and it alone, needs to be a 'fit' "
@@ -426,10 +422,7 @@ class PrivacyLedger:
         # Release the lock with the ledger, also after an error or an
         # interrupt.
         self._close = weakref.finalize(self, os.close, self._file)
-        # The lines of the file; None if an interrupt may have left another.
-        self._known: _Account | None = None
         self._lock, self._process = ObjectLock(), os.getpid()
-        self._writing = False
         try:
             try:
                 if fcntl is not None:
@@ -439,13 +432,17 @@ class PrivacyLedger:
                     f'the ledger {self.path} is open in another process or '
                     'engine'
                 ) from None
-            self._known = self._read()
+            self._read()
             if head is not None and not self.has(head):
                 raise ValueError(
                     f"the ledger {self.path} needs to go on from 'head' (got "
                     f'{head!r}), and is older or another: lines were cut off, '
                     'or a copy was put in its place'
                 )
+            if not self._known.links:
+                self._write(self._header)
+                # A new file is durable once its name is.
+                files.sync_folder(self.path.resolve().parent)
         except BaseException:
             self.close()
             raise
@@ -509,18 +506,18 @@ class PrivacyLedger:
 
     @property
     def _account(self) -> '_Account':
-        # No thread reads while another one writes.
+        # No thread reads while another one writes; a signal handler may.
         with self._lock.turn:
-            if self._known is None:
-                self._known = self._read()
+            if self._unsure and self._lock.doing is None:
+                self._read()
             return self._known
 
-    def _read(self) -> '_Account':
+    def _read(self) -> None:
         self._check_place()
         raw = self.path.read_bytes()
         end = raw.rfind(b'\n') + 1
-        found, account = chain.of_steps(raw[:end], False), _Account()
-        broken = found.broken
+        found = chain.of_steps(raw[:end], False)
+        account, broken = _Account(found.links, end), found.broken
         for number, body in enumerate(found.bodies[1:], 2):
             if 0 < broken <= number:
                 break
@@ -539,33 +536,22 @@ class PrivacyLedger:
             )
         if end < len(raw):
             os.ftruncate(self._file, end)
-        account.links, account.end = [*found.links], end
-        if not account.links:
-            self._write(account, self._header)
-            # A new file is durable once its name is.
-            files.sync_folder(self.path.resolve().parent)
-        return account
+        self._known, self._unsure = account, False
 
-    def _append(self, line: Any) -> None:
+    def _append(self, line: Callable[[], dict[str, Any]]) -> None:
         self._check_place()
-        if self._writing:
-            # Both the last line and its repair were interrupted.
-            self._known = None
-        account, body = self._account, line()
-        self._writing = True
-        try:
-            self._write(account, body)
-            account.add(body)
-            self._writing = False
-        except BaseException:
-            # An interrupt may come when a line is in the file alone. Another
-            # one may come here: then it is found out at the next line.
-            self._known = None
-            raise
+        if self._unsure:
+            self._read()
+        body = line()
+        # Until it ends: an interrupt may come when the line is in the file.
+        self._unsure = True
+        self._write(body)
+        self._known.add(body)
+        self._unsure = False
 
-    def _write(self, account: '_Account', body: dict[str, Any]) -> None:
-        last = account.links[-1] if account.links else ''
-        link, data = chain.line(last, body)
+    def _write(self, body: dict[str, Any]) -> None:
+        account = self._known
+        link, data = chain.line(self.head if account.links else '', body)
         end = os.lseek(self._file, 0, os.SEEK_END)
         if end != account.end:
             raise ValueError(
@@ -619,10 +605,10 @@ class PrivacyLedger:
 
 class _Account:
     # The sum of a file's lines, their hashes, and their end.
-    def __init__(self) -> None:
+    def __init__(self, links: list[str], end: int) -> None:
+        self.links, self.end = links, end
         self.lines: list[tuple[float, float]] = []
-        self.links: list[str] = []
-        self.pure_epsilon, self.end = 0.0, 0
+        self.pure_epsilon = 0.0
 
     def add(self, body: dict[str, Any]) -> None:
         # Refuse lines that `record` would refuse: a negative amount would give

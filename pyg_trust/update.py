@@ -11,6 +11,7 @@ from torch_geometric.data import Data
 from pyg_trust._checks import (
     Natural,
     OneOf,
+    as_ids,
     check_instance,
     check_tensor,
     validated,
@@ -18,13 +19,12 @@ from pyg_trust._checks import (
 from pyg_trust._checks.graphs import plain_index
 from pyg_trust.removal import (
     MISSING,
-    NotThere,
     Part,
     RemovalRequest,
     Removed,
     check_from_0,
-    integers,
     pairs_of,
+    rows_of,
 )
 
 __all__ = ['NewNodes', 'Update']
@@ -73,12 +73,7 @@ class NewNodes:
         self.n_id = None if n_id is None else n_id.clone()
 
     def __repr__(self) -> str:
-        return f'NewNodes(x={[*self.x.shape]}, train={self.num_train})'
-
-    @property
-    def num_train(self) -> int:
-        """The number of nodes to train on."""
-        return int(self.train.sum())
+        return f'NewNodes(x={[*self.x.shape]})'
 
     @property
     def is_labelled(self) -> bool:
@@ -190,13 +185,12 @@ class Update:
         if isinstance(update, cls | RemovalRequest):
             update = [update]
         check_instance('update', update, Sequence)
-        every = tuple(
+        for each in update:
+            check_instance('update', each, cls, RemovalRequest)
+        return tuple(
             cls(remove=each) if isinstance(each, RemovalRequest) else each
             for each in update
         )
-        for each in every:
-            check_instance('update', each, cls)
-        return every
 
     @property
     def part(self) -> Part:
@@ -232,11 +226,6 @@ class Update:
         came = self.nodes, self.features, self.labels
         return came != (None,) * 3 or bool(self.edges.numel())
 
-    @property
-    def only_removes(self) -> bool:
-        """Whether the update adds and changes nothing."""
-        return not (self.edits or self.graphs)
-
     def arcs(self, undirected: bool) -> Tensor:
         """Return the directed edges to add: int64, ``[2, k]``.
 
@@ -254,12 +243,13 @@ class Update:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the ids as plain lists, without features and labels."""
-        new: Any = 0 if self.nodes is None else self.nodes.x.size(0)
-        if self.nodes is not None and self.nodes.n_id is not None:
-            new = self.nodes.n_id.tolist()
+        nodes = self.nodes
         removed = {} if self.remove is None else self.remove.to_dict()
+        new: Any = 0 if nodes is None else nodes.x.size(0)
+        if nodes is not None and nodes.n_id is not None:
+            new = nodes.n_id.tolist()
         found = {
-            'remove': removed.get('0', {}) if [*removed] == ['0'] else removed,
+            'remove': removed['0'] if [*removed] == ['0'] else removed,
             'new_nodes': new,
             'edges': self.edges.t().tolist(),
             'features': self.features and self.features[0].tolist(),
@@ -274,28 +264,26 @@ class Update:
         return f'{type(self).__name__}({self.to_dict()})'
 
     def _check_removed(self) -> None:
+        # An item is removed, or it is added or changed.
         parts = {} if self.remove is None else self.remove.parts
         part = parts.get(self.graph, Part())
-        gone, cut = {*part.nodes}, {*part.arcs}
-        pairs = {'features': self.features, 'labels': self.labels}
-        came = {**pairs, 'nodes': self.nodes}
-        named = [name for name, each in came.items() if each is not None]
-        named += ['edges'] * bool(self.edges.numel())
-        if part.whole and named:
+        if part.whole and self.edits:
             raise ValueError(
-                f"'{named[0]}' adds to or changes graph {self.graph}, which "
-                "'remove' takes whole"
+                f"'remove' takes graph {self.graph} whole, to which this "
+                'update adds or which it changes: make two updates of it'
             )
+        gone, cut = {*part.nodes}, {*part.arcs}
         for u, v in self.edges.t().tolist():
-            there = (u, v) in cut or (not self.directed and (v, u) in cut)
-            if there or u in gone or v in gone:
+            arcs = {(u, v)} if self.directed else {(u, v), (v, u)}
+            if arcs & cut or gone & {u, v}:
                 raise ValueError(
                     f"'edges' has {u} -> {v}, which 'remove' names too, or an "
                     'end of it: an update removes or adds, not both'
                 )
-        for name, pair in pairs.items():
+        for name in ('features', 'labels'):
+            pair, lost = getattr(self, name), gone | {*getattr(part, name)}
             for node in [] if pair is None else pair[0].tolist():
-                if node in gone or node in getattr(part, name):
+                if node in lost:
                     raise ValueError(
                         f"'{name}' has node {node}, which 'remove' names too: "
                         'an update removes or changes, not both'
@@ -308,17 +296,6 @@ def directs(u: int, v: int) -> ValueError:
         f"'directed' needs a directed graph (got {u} -> {v} of an undirected "
         'one, which it would make directed)'
     )
-
-
-def rows_of(n_id: Tensor, names: Tensor) -> Tensor:
-    """Find the rows of node ids in the present graph."""
-    order = n_id.argsort()
-    place = torch.searchsorted(n_id[order], names)
-    rows = order[place.clamp(max=n_id.numel() - 1)]
-    missing = names[n_id[rows] != names]
-    if missing.numel() > 0:
-        raise NotThere(RemovalRequest(nodes=missing))
-    return rows
 
 
 def with_edges(data: Data, update: Update) -> Data:
@@ -358,12 +335,9 @@ def _pair(name: str, pair: Any) -> tuple[Tensor, Tensor]:
             f"'{name}' needs a pair of nodes and their {name} (got "
             f'{len(pair)} entries)'
         )
-    if isinstance(pair[0], list | tuple):
-        integers(name, pair[0])
-        nodes = torch.tensor([int(v) for v in pair[0]], dtype=torch.int64)
-        pair = nodes, pair[1]
-    _check_ids(name, pair[0], 'k')
-    return pair
+    nodes = as_ids(name, pair[0])
+    _check_ids(name, nodes, 'k')
+    return nodes, pair[1]
 
 
 def _check_labels(name: str, y: Any, count: int) -> None:

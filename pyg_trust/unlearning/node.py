@@ -44,6 +44,7 @@ from pyg_trust.removal import (
     Part,
     RemovalRequest,
     requested,
+    skipping,
 )
 from pyg_trust.unlearning.certified import probabilities
 from pyg_trust.unlearning.heads import HEAD
@@ -485,7 +486,7 @@ class NodeClassifier(NodeReleases, EditedInPlace):
             labels=labels,
             persons=persons,
         )
-        return self._skipping(
+        return skipping(
             asked, missing, lambda each: self._updated(each, True, reference)
         )
 

@@ -30,7 +30,7 @@ from pyg_trust.files.commit import (
 )
 from pyg_trust.files.seals import Seals, sealed
 from pyg_trust.ledger import RemovalLedger
-from pyg_trust.removal import RemovalRequest, requested
+from pyg_trust.removal import RemovalRequest, requested, skipping
 from pyg_trust.report import provenance
 from pyg_trust.unlearning.recommender_data import (
     Change,
@@ -402,7 +402,7 @@ class Recommender(Saved, EditedInPlace):
         held = self._fitted
         named = users, items, interactions
         asked = self._asked(held, request, *named, persons)
-        return self._skipping(
+        return skipping(
             asked, missing, lambda each: self._removed(each, reference)
         )
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import inspect
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +20,6 @@ from pyg_trust._describe import described
 from pyg_trust.files import commit
 from pyg_trust.files.commit import Lineage, ObjectLock, editing, synchronized
 from pyg_trust.ledger import RemovalLedger
-from pyg_trust.removal import RemovalRequest, skipping
 
 __all__ = ['FORMAT', 'Saved']
 
@@ -175,16 +173,6 @@ class Saved:
                 'they were changed'
             )
         return model
-
-    def _skipping(
-        self,
-        asked: RemovalRequest,
-        missing: str,
-        remove: Callable[[RemovalRequest], Any],
-    ) -> Any:
-        # Remove a request, or what of it is there; return the report.
-        report, skipped = skipping(asked, missing, remove)
-        return report.replace(skipped=skipped)
 
     def _config(self) -> dict[str, Any]:
         raise NotImplementedError

@@ -29,7 +29,13 @@ from pyg_trust.files.commit import Lineage, editing, synchronized
 from pyg_trust.files.seals import Seals, content, sealed
 from pyg_trust.ledger import RemovalLedger, coarse
 from pyg_trust.noise import LEAST_P_VALUE
-from pyg_trust.removal import Edges, Nodes, RemovalRequest, requested
+from pyg_trust.removal import (
+    Edges,
+    Nodes,
+    RemovalRequest,
+    requested,
+    skipping,
+)
 from pyg_trust.report import fingerprint_model, provenance
 from pyg_trust.transforms import GraphEmbedding
 from pyg_trust.unlearning.certified import (
@@ -330,7 +336,7 @@ class ScatteringClassifier(GraphPredictor, CertifiedClassifier):
             persons=persons,
         )
 
-        return self._skipping(
+        return skipping(
             asked,
             missing,
             lambda each: self._updated(Update.of(each), reference),
@@ -343,7 +349,7 @@ class ScatteringClassifier(GraphPredictor, CertifiedClassifier):
         old.ledger.check_reference(reference)
         if not updates:
             raise ValueError("'update' needs to hold an update (got none)")
-        if any(u.remove is not None and u.remove._unit for u in updates):
+        if any(u.remove is not None and u.remove._units for u in updates):
             raise ValueError(
                 "'persons' are rows of a table, and this is a model of "
                 'graphs: name the graphs or nodes that a person has, as '

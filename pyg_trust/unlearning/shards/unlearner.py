@@ -32,7 +32,7 @@ from pyg_trust.files.commit import (
     synchronized,
 )
 from pyg_trust.ledger import RemovalLedger
-from pyg_trust.removal import RemovalRequest, requested, skipping
+from pyg_trust.removal import RemovalRequest, requested, rows_of, skipping
 from pyg_trust.transforms.shards import Shards
 from pyg_trust.unit import PrivacyUnit
 from pyg_trust.unlearning.aggregate import (
@@ -68,7 +68,7 @@ from pyg_trust.unlearning.shards.state import (
 )
 from pyg_trust.unlearning.shards.updating import Persons, applied
 from pyg_trust.unlearning.store import ShardStore
-from pyg_trust.update import Update, rows_of
+from pyg_trust.update import Update
 
 __all__ = ['ShardedUnlearner']
 
@@ -477,8 +477,7 @@ class ShardedUnlearner(Stateful):
         def apply(left: RemovalRequest) -> ForgetReport:
             return self._apply(left, None, reference, on_report)
 
-        report, skipped = skipping(request, missing, apply)
-        return report.replace(skipped=skipped)
+        return skipping(request, missing, apply)
 
     @editing
     def update(
