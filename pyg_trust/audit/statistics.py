@@ -273,25 +273,24 @@ def empirical_epsilon(
 ) -> PrivacyAudit:
     r"""Bound :math:`\epsilon` from below by scores of two neighbours.
 
+    A test guesses from a score on which of two neighbouring data sets a run
+    was. With Clopper-Pearson bounds of its true and false positive rates,
+
     .. math::
         \epsilon \ge \log \frac{\underline{\mathrm{TPR}} - \delta}
-        {\overline{\mathrm{FPR}}}
+        {\overline{\mathrm{FPR}}}.
 
-    with Clopper-Pearson bounds, each at half of the error allowed. Threshold
-    and direction of the test are chosen on one half of the trials, its rates
-    are counted on the other.
+    Threshold and direction of the test are chosen on one half of the trials,
+    its rates are counted on the other.
 
     Args:
-        without (Tensor or ndarray): ``[num_trials]``, a score of what each
-            independent run on one of the neighbours released.
-        with_ (Tensor or ndarray): the same of the other neighbour.
+        without (Tensor or ndarray): ``[num_trials]``, at least four: a score
+            of each independent run on one of the neighbours.
+        with_ (Tensor or ndarray): the same of runs on the other neighbour.
         delta (float): in :math:`(0, 1)`.
-        claim (float, optional): the :math:`\epsilon` that was claimed.
-        confidence (float): in :math:`(0, 1)`. (default: :obj:`0.99`)
+        claim (float, optional): the claimed :math:`\epsilon`, if any.
+        confidence (float): of the bound, in (0, 1). (default: :obj:`0.99`)
         seed (int, optional): the seed of the split. (default: :obj:`0`)
-
-    Raises:
-        ValueError: if there are fewer than four scores of a kind.
     """
 
     def bound(tpr: np.ndarray, fpr: np.ndarray) -> np.ndarray:
@@ -328,21 +327,23 @@ def empirical_mu(
 ) -> PrivacyAudit:
     r"""Bound :math:`\mu` from below by scores of two neighbours.
 
+    A test guesses from a score on which of two neighbouring data sets a run
+    was: a high one for :obj:`positive`. With Clopper-Pearson bounds of its
+    false positive and false negative rates,
+
     .. math::
         \mu \ge -\Phi^{-1}(\overline{\mathrm{FPR}})
-        - \Phi^{-1}(\overline{\mathrm{FNR}})
+        - \Phi^{-1}(\overline{\mathrm{FNR}}).
 
-    with Clopper-Pearson bounds, each at half of the error allowed. The
-    threshold is chosen on one half of the trials, errors are counted on the
-    other.
+    The threshold is chosen on one half of the trials, errors are counted on
+    the other.
 
     Args:
-        negative (Tensor or ndarray): ``[num_trials]``, scores of one
-            neighbour.
-        positive (Tensor or ndarray): the same of the other, higher.
-        confidence (float): in :math:`(0, 1)`. (default: :obj:`0.95`)
-        claim (float, optional): the :math:`\mu` that was claimed.
-            (default: :obj:`None`)
+        negative (Tensor or ndarray): ``[num_trials]``, at least four: a score
+            of each independent run on one of the neighbours.
+        positive (Tensor or ndarray): the same of the other, higher scores.
+        confidence (float): of the bound, in (0, 1). (default: :obj:`0.95`)
+        claim (float, optional): the claimed :math:`\mu`, if any.
         seed (int, optional): the seed of the split. (default: :obj:`0`)
     """
     scores = {'negative': negative, 'positive': positive}
