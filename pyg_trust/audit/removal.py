@@ -51,16 +51,16 @@ def audit_removal(
     test           what it compares                                 fits
     ============== ================================================ =======
     twins          releases after the removal, of two data sets     2 to 5
-                   that differ in the removed items alone neighbours     the
-                   same, for rows around the removed nodes      none worlds
-                   models that forgot the nodes, and models that    2 K never
-                   had them, by their scores of the nodes poison         models
-                   that forgot wrong labels, and true ones   2 bytes
-                   released bytes, and features drawn at random     1
-                   membership     removed nodes and :obj:`candidates`, by the
-                   log  1 probability of their classes label_only     the same,
-                   by classes from half of the features   none pair
-                   the same, by how much probabilities changed      none
+                   that differ in the removed items alone
+    neighbours     the same, for rows around the removed nodes      none
+    worlds         models that forgot the nodes, and models that    2 K
+                   never had them, by their scores of the nodes
+    poison         models that forgot wrong labels, and true ones   2
+    bytes          released bytes, and features drawn at random     1
+    membership     removed nodes and :obj:`candidates`, by the log  1
+                   probability of their classes
+    label_only     the same, by classes from half of the features   none
+    pair           the same, by how much probabilities changed      none
     ============== ================================================ =======
 
     One difference of *twins* is a proof of a trace, for this pair and seed.

@@ -170,8 +170,8 @@ class Runs:
 
         Returns:
             Run: has releases by name (``before`` and ``after`` the removal),
-                the probabilities of all nodes (``first``, then ``answers``)
-                and the ``subject``.
+            the probabilities of all nodes (``first``, then ``answers``) and
+            the ``subject``.
         """
         if again or what not in self._kept:
             made = self._made(self.changed(what))

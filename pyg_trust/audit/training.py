@@ -308,7 +308,7 @@ def canary_graph(num_canaries: Count, size: Count = 3) -> Data:
 
     Returns:
         Data: the graph, with ``x`` of zeros. Node ``i`` is the centre of star
-            ``i``; ``train_mask`` is true at the centres.
+        ``i``; ``train_mask`` is true at the centres.
     """
     centre = torch.arange(num_canaries).repeat_interleave(size - 1)
     leaf = torch.arange(num_canaries, num_canaries * size)
