@@ -63,7 +63,8 @@ def audit_removal(
     pair           the same, by how much probabilities changed      none
     ============== ================================================ =======
 
-    One difference of *twins* is a proof of a trace, for this pair and seed.
+    *Fits* are how often the unlearner is trained: some tests reuse models. One
+    difference of *twins* is a proof of a trace, for this pair and seed.
     Values that differ between two equal runs (wall times, random salts) are
     listed, and not compared. *Worlds* is `LiRA
     <https://arxiv.org/abs/2112.03570>`_. No test can show that something was
