@@ -63,12 +63,11 @@ def clip_factors(
 
     ``'flat'`` is :math:`\min(1, C / \lVert g_i \rVert)`, and ``'automatic'``
     is AUTO-S of `Bu et al. 2022 <https://arxiv.org/abs/2206.07136>`_, :math:`C
-    / (\lVert g_i \rVert + 0.01)`, where :math:`C` needs no tuning. Where a
-    norm is not finite the factor is 0: leave such a gradient out, as :math:`0
-    \cdot \infty` is not zero.
+    / (\lVert g_i \rVert + 0.01)`. Where a norm is not finite the factor is 0:
+    leave such a gradient out, as :math:`0 \cdot \infty` is not zero.
 
     Args:
-        norms (Tensor): the norms of gradients, ``[num_subgraphs]``.
+        norms (Tensor): the norms of gradients, float, ``[num_subgraphs]``.
         max_grad_norm (float): :math:`C`; infinity to clip nothing.
         clipping (str): :obj:`'flat'` or :obj:`'automatic'`.
     """
