@@ -150,10 +150,11 @@ class MessageBlocks:
 
 
 def messages(x: Tensor, *, between: str = 'normalize') -> Tensor:
-    r"""Return rows of norm at most 1 for any input, in float64.
+    """Return rows of norm at most 1 for any input, in float64.
 
-    Rows are brought to norm 1, or clipped to it, less :math:`10^{-6}`. A row
-    with an entry that is not finite counts as zero.
+    :obj:`'normalize'` scales every row to norm 1, :obj:`'clip'` only those
+    that are longer; both stay :math:`10^{-6}` below. A row with an entry that
+    is not finite counts as zero.
 
     Args:
         x (Tensor): float32 or float64, ``[num_nodes, num_columns]``.
@@ -167,14 +168,14 @@ def messages(x: Tensor, *, between: str = 'normalize') -> Tensor:
 
 
 def class_messages(probabilities: Tensor) -> Tensor:
-    r"""Turn probabilities of classes into messages of norm at most 1.
+    r"""Turn class probabilities into messages of norm at most 1.
 
     .. math::
         m = \frac{q - 1/C}{\sqrt{1 - 1/C}}
 
-    No two are more than :math:`\sqrt{2C/(C-1)}` apart
-    (:func:`hop_sensitivity` with :obj:`num_classes`). Send them with
-    ``between='clip'``: brought to norm 1 they would be further apart.
+    for the probabilities :math:`q` of :math:`C` classes. Two messages are at
+    most :math:`\sqrt{2C/(C-1)}` apart, if :func:`private_propagate` sends them
+    with ``between='clip'``, which leaves them as they are.
 
     Args:
         probabilities (Tensor): float64, ``[num_nodes, num_classes]``: rows
@@ -214,9 +215,11 @@ def hop_sensitivity(
     max_degree: Count | None = None,
     num_classes: Count | None = None,
 ) -> float:
-    r"""Return the sensitivity of a hop of messages of norm at most 1.
+    r"""Return how far neighbouring data move one sum over neighbours.
 
-    In Frobenius norm, over the rows that may be published.
+    Messages are rows of norm at most 1, and every node receives the sum of
+    those of its neighbours. The result is the largest change of all sums, in
+    Frobenius norm; with ``'node_incident'``, without the node's own sum.
 
     ================= ================================ ====================
     adjacency         add_remove                       replace
@@ -228,16 +231,18 @@ def hop_sensitivity(
     ================= ================================ ====================
 
     Args:
-        adjacency (str): what differs between neighbours.
-        directed (bool): whether edges are arcs; ``'edge'`` reads it.
-        neighboring (str): :obj:`'add_remove'` or :obj:`'replace'`.
-        max_degree (int, optional): :math:`D`: of ``'node_incident'``, which
-            needs it, the most edges of a node that is covered in full; of
-            ``'node'`` the :obj:`max_degree` of :func:`energy_weights`.
-        num_classes (int, optional): :math:`C`, if messages are those of
-            :func:`class_messages`, for ``'node'`` and ``'feature'``: a
-            replaced record then moves a hop by
-            :math:`\sqrt{2 D C / (C - 1)}`. (default: :obj:`None`)
+        adjacency (str): what differs: one edge; a node's features and outgoing
+            edges; a node with all its edges; or a node's features.
+        directed (bool): for ``'edge'``, whether edges have one direction.
+        neighboring (str): whether it is compared with none
+            (:obj:`'add_remove'`) or with any other (:obj:`'replace'`).
+        max_degree (int, optional): :math:`D`, the most edges of a node,
+            required for ``'node_incident'``. For ``'node'``, the bound of the
+            sum of squared weights of a node's outgoing messages.
+        num_classes (int, optional): the number :math:`C` of classes, if
+            messages are those of :func:`class_messages`, for ``'node'`` and
+            ``'feature'``: a replaced record then moves a sum by :math:`\sqrt{2
+            D C / (C - 1)}`.
 
     Example:
         >>> hop_sensitivity('node')
@@ -341,25 +346,29 @@ def private_propagate(
         S_k = A^\top \mathrm{diag}(c)\, m(S_{k-1}) + \mathcal{N}(0, s_k^2 I),
         \quad S_0 = X,
 
-    with :math:`m` of :func:`messages`, :math:`c = 1` for ``'edge'`` and
-    ``'node_incident'`` and :func:`energy_weights` for ``'node'``. Neighbours
-    move each hop by at most :func:`hop_sensitivity`. Nothing is accounted for
-    here; see :class:`pyg_trust.transforms.PrivateAGP`.
+    where :math:`m` brings rows to norm at most 1 (:func:`messages`), and
+    :math:`c` are weights of senders: 1, or :obj:`weights` for ``'node'``.
+    Neighbouring data move each hop by at most :func:`hop_sensitivity`. The
+    cost is not recorded: :class:`pyg_trust.transforms.PrivateAGP` does that.
 
     Args:
         graph (CSRGraph): unweighted, without duplicates.
         x (Tensor): float32 or float64, ``[num_nodes, num_columns]``.
-        stds (sequence of float): :math:`s_k`, a hop for each.
-        noise (Noise): where noise comes from.
+        stds (sequence of float): the standard deviation :math:`s_k` of each
+            hop.
+        noise (Noise): the source of noise, such as
+            ``pyg_trust.noise.SecureNoise()``.
         adjacency (str): ``'edge'``, ``'node'`` or ``'node_incident'``.
         weights (Tensor, optional): float64, ``[num_nodes]``: :math:`c`, for
-            ``'node'`` alone. (default: :obj:`None`)
-        between (str): as of :func:`messages`. (default: :obj:`'normalize'`)
+            ``'node'`` alone, such as one over the root of the out-degree.
+        between (str): how rows get norm at most 1: :obj:`'normalize'` or
+            :obj:`'clip'`. (default: :obj:`'normalize'`)
         dtype (torch.dtype): the dtype to round noisy sums to; the next hop
             reads rounded ones. (default: ``torch.float64``)
 
     Returns:
-        list[Tensor]: :math:`S_1, S_2, \ldots`, of :obj:`dtype`.
+        list[Tensor]: :math:`S_1, S_2, \ldots`, each ``[num_nodes,
+        num_columns]``, of :obj:`dtype`.
     """
     if graph.is_weighted or graph.has_duplicates:
         raise ValueError(
