@@ -104,9 +104,8 @@ class PrivateNodeClassifier(Coverage):
         K (int): the number of hops, each a noisy sum; 1 for ``'feature'``.
         shares (sequence of float, optional): the shares of the budget
             :math:`\mu^2` of encoder, sums and head; not for ``'edge'``.
-        encoder (torch.nn.Module, optional): maps rows to logits, or a function
-            that returns it. By default a linear model, or an MLP for
-            ``'edge'``.
+        encoder (torch.nn.Module, optional): maps rows to logits, or returns
+            such a module. By default a linear model, for ``'edge'`` an MLP.
         head (torch.nn.Module, optional): maps ``(K + 1) * num_classes``
             columns, two blocks more for ``'feature'``, to logits.
         ledger (str or Path, optional): a file that keeps what is spent.
@@ -114,20 +113,19 @@ class PrivateNodeClassifier(Coverage):
             (``'replace'``) or none (``'add_remove'``, the default of
             ``'node_incident'`` alone).
         directed (bool): whether edges are directed.
-        max_degree (int, optional): for ``'node_incident'``, which needs it,
-            the most edges of a node that are protected.
+        max_degree (int, optional): the most edges of a node that are
+            protected; required for ``'node_incident'``.
         num_classes (int, optional): by default read from the labels.
         train_receivers (float, optional): for ``'node'``, the share of
             training nodes that receive sums; a fifth where most nodes train.
-        steps, lr (int, float): of noisy gradient descent.
-        epochs (int): of training without noise, for ``'edge'``.
-        insecure_seed (int, optional): the seed; the result is then not
-            private.
-        ledger_head (str, optional): of a report that the ledger continues.
+        steps, lr: the gradient steps with noise, and their learning rate.
+        epochs (int): the epochs of training without noise, for ``'edge'``.
+        insecure_seed (int, optional): a seed; nothing is private then.
+        ledger_head (str, optional): as in the last report of the ledger.
         forget_epsilon (float): up to which :math:`\epsilon` the noise may
             cover removals, so that nothing is fitted again.
-        max_units (float): a removed node that counts as more records than
-            this, as many nodes have edges to it, is not covered.
+        max_units (float): the most records that a removed node may count as,
+            by the edges that others have to it.
         start_is_public (bool): your statement that :obj:`encoder` and
             :obj:`head` were not trained on what is protected.
     """

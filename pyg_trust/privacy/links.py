@@ -154,14 +154,14 @@ class LinkReport(ReleaseReport):
 class PrivateLinkPredictor(Coverage):
     r"""Predicts links, with differential privacy of every edge or node.
 
-    :meth:`fit` releases noisy sums of the features of neighbours once. On
+    :meth:`fit` releases noisy sums of the features of neighbours once. From
     these and the features, noisy gradient descent trains a logistic model of
-    pairs: edges are the positive examples, random public pairs the negative
-    ones. Predictions then cost nothing, as they read no edge. ``'edge'``
-    protects each edge, while features are public. ``'node'`` protects a node's
-    features and its list of edges, and needs tens of thousands of nodes. Only
-    edges of the fitted ``edge_index`` are protected: another split of
-    ``RandomLinkSplit`` is another graph, and costs again.
+    pairs, with edges as positive and random pairs as negative examples.
+    Predictions read no edge and cost nothing. ``'edge'`` protects each edge,
+    while features are public. ``'node'`` protects a node's features and its
+    list of edges, and needs tens of thousands of nodes. Only edges of the
+    fitted ``edge_index`` are protected: another split of ``RandomLinkSplit``
+    is another graph, and costs again.
 
     Args:
         adjacency (str): what is protected, ``'edge'`` or ``'node'``.
@@ -182,13 +182,12 @@ class PrivateLinkPredictor(Coverage):
         steps (int): the number of gradient steps.
         lr (float, optional): the learning rate; by default :math:`.1 \sqrt p`
             for :math:`p` features of a pair.
-        num_neg (int, optional): the number of negative examples, for
-            ``'node'`` of each node; by default 5 an edge, or up to 20 a node.
+        num_neg (int, optional): the negative examples, for ``'node'`` of each
+            node; by default 5 an edge, or up to 20 a node.
         leave_out (bool): whether the features of a training edge leave out the
             message along this edge.
-        insecure_seed (int, optional): the seed; the result is then not
-            private.
-        ledger_head (str, optional): of a report that the ledger continues.
+        insecure_seed (int, optional): a seed; nothing is private then.
+        ledger_head (str, optional): as in the last report of the ledger.
         forget_epsilon (float): for ``'edge'``, the largest :math:`\epsilon` at
             which noise may cover removed edges, so that nothing is fitted
             again.
