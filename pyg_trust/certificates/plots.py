@@ -26,11 +26,11 @@ def plot_certified_ratio(
     label: str | None = None,
     ax: Any = None,
 ) -> Any:
-    """Draw the certified ratio against the budget.
+    """Draw the share of robust targets by budget, and return the axes.
 
     Args:
-        budgets (Sequence[int]): the attack strength or global budget of each
-            certificate.
+        budgets (Sequence[int]): the number on the x-axis for each certificate:
+            the ``strength`` or ``global_budget`` of its threat.
         certificates (Sequence[Certificate]): one certificate per budget.
         label (str, optional): the name of the curve. (default: :obj:`None`)
         ax (matplotlib.axes.Axes, optional): the axes to draw on; by default
@@ -59,13 +59,17 @@ def plot_certified_grid(
     limit: Natural = 20,
     ax: Any = None,
 ) -> Any:
-    """Draw the certified share by additions and deletions as a heat map.
+    """Draw a heat map of the certified share, and return its axes.
+
+    It shows how many targets keep their class, by the numbers of additions
+    and deletions.
 
     Args:
         report (SmoothedCertificate): the certificate.
         kind (str): :obj:`'edges'` or :obj:`'features'`.
             (default: :obj:`'edges'`)
-        limit (int): the largest radius to draw. (default: :obj:`20`)
+        limit (int): the most additions, and deletions, that are drawn.
+            (default: :obj:`20`)
         ax (matplotlib.axes.Axes, optional): the axes to draw on; by default
             those of a new figure. (default: :obj:`None`)
     """
@@ -90,12 +94,12 @@ def plot_certified_votes(
     label: str | None = None,
     ax: Any = None,
 ) -> Any:
-    """Draw the certified accuracy against the number of changes.
+    """Draw the certified accuracy by number of changes; return the axes.
 
     Args:
         certificate (VoteCertificate): the certificate; its :obj:`baseline`, if
             there is one, is drawn as a horizontal line.
-        labels (Tensor): the true classes of all targets: int64.
+        labels (Tensor): the true classes of all nodes, or graphs: int64.
         label (str, optional): the name of the curve. (default: :obj:`None`)
         ax (matplotlib.axes.Axes, optional): the axes to draw on; by default
             those of a new figure. (default: :obj:`None`)
