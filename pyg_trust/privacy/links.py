@@ -97,13 +97,17 @@ _REFUSED = {
 
 @claimed(
     'private link prediction',
-    num_neg="the public pairs that count as negatives; under 'node' of each "
-    'node',
-    leave_out='whether examples are judged without their own edge',
-    provenance='versions and arguments; no seeds',
+    num_neg="the number of negative examples; for 'node', of each node",
+    leave_out='whether the features of a training edge leave out its own '
+    'message',
+    provenance='versions of packages and arguments; no seeds',
 )
 class LinkReport(ReleaseReport):
-    r"""Privacy guarantee of a link predictor, with its assumptions."""
+    r"""Privacy guarantee of a link predictor, with its assumptions.
+
+    A part's :math:`\mu` is its sensitivity over the standard deviation of its
+    noise.
+    """
 
     def _notes(self) -> list[str]:
         chosen = 'ids, number of nodes, whether edges are directed'

@@ -286,16 +286,16 @@ def search_epsilon(
 @claimed(
     'search for settings of private training',
     candidate='the settings of the best run',
-    score='its score',
-    assumptions='the assumptions of the guarantee',
-    checked='how the runs were checked',
-    data='a fingerprint of the public part of the data',
+    score='the score of the best run, a float',
+    assumptions='sentences: what the guarantee assumes and does not cover',
+    checked='sentences: how the runs were checked',
+    data='a hash of the public part of the data',
     weights='SHA-256 of the weights of the best run',
 )
 class SearchReport(ClaimedReport):
-    r"""The result of a private search for settings, and its privacy cost.
+    """The result of a private search for settings, and its privacy cost.
 
-    How many runs there were is not in it: it has to stay secret.
+    How many runs there were stays secret, and is not in it.
     """
 
     def _says(self) -> dict[str, Any]:
