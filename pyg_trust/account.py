@@ -78,7 +78,7 @@ class ReleaseAccount(NoCopies):
         ledger (str or Path, optional): the path of a file that keeps the
             account (:class:`~pyg_trust.ledger.PrivacyLedger`). Releases that
             it already holds count. (default: :obj:`None`, in memory)
-        ledger_head (str, optional): a value of :attr:`head` that you noted. A
+        ledger_head (str, optional): a value of ``head`` that you noted. A
             ledger that does not continue from it is refused.
 
     Example:
@@ -182,7 +182,7 @@ class ReleaseAccount(NoCopies):
         Args:
             lines (list[float]): :math:`\mu` of each release of the checkpoint,
                 in order. They have to begin with those of this account.
-            head (str): :attr:`head` of the checkpoint's ledger; empty without
+            head (str): ``head`` of the checkpoint's ledger; empty without
                 one.
         """
         check_instance('lines', lines, list)

@@ -1,10 +1,7 @@
-r"""Audits of training, from what it releases: canaries of known gradients.
+"""Audits of training, from what it releases: canaries of known gradients.
 
-:func:`audit_training` runs the worst case against an engine as it is set up:
-canaries whose gradients are as large as clipping lets them be, orthogonal to
-each other, so that one training makes hundreds of independent trials
-(`Steinke et al. 2023 <https://arxiv.org/abs/2305.08846>`_).
-:func:`audit_function` plants canaries in the graph of any training function.
+One training makes hundreds of independent trials, as in `Steinke et al. 2023
+<https://arxiv.org/abs/2305.08846>`_.
 """
 
 import math

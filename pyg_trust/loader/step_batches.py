@@ -40,15 +40,12 @@ _KEPT = ('n_id', 'batch', 'root_mask', 'input_id')
 
 
 class StepBatches(Sampler[list[int]]):
-    r"""Draws some of :math:`M` units at every step, without replacement.
+    """Draws some of :math:`M` units at every step.
 
-    :math:`m` of them, uniformly; or, where there is a :obj:`rate`, each
-    independently, so that a batch may have any size, also none.
-
-    Steps are counted through all epochs. The draw of a step depends on the
-    seed and its number alone, or is that of ``choose``, where a private engine
-    has set it; then it is kept until the step is spent, so that whoever begins
-    an epoch anew is given the same batch.
+    It draws :math:`m` of them without replacement or, with a :obj:`rate`, each
+    independently. Steps are counted through all epochs. A draw depends on the
+    seed and the step alone, or is that of ``choose``, which a private engine
+    sets; then it is kept until the step is spent.
 
     Args:
         batch_size (int): :math:`m`, which is constant, or the expected size.
@@ -57,8 +54,7 @@ class StepBatches(Sampler[list[int]]):
         write (callable): maps a step and the units drawn, int64, to the list
             of integers that a worker makes a batch of.
         seed (int): the seed.
-        rate (callable, optional): maps a step to the probability of each
-            unit. (default: :obj:`None`)
+        rate (callable, optional): maps a step to the probability of a unit.
     """
 
     #: Whether something in it was erased: copies and pickles say so, too.

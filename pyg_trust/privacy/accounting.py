@@ -1,9 +1,5 @@
-r"""Accounts of steps that draw units without replacement.
+"""Accounts of steps that draw units without replacement.
 
-A *history* is a sequence of (noise multiplier, rate, steps) with the noise
-multiplier :math:`z = \sigma / C` of Opacus and the rate :math:`q = m / M`; all
-of it was chosen without looking at private data. Neighbours differ in one row
-of the features, which is in one unit, or in at most :math:`k` of them.
 Proofs are in the documentation, "Private training".
 """
 

@@ -1,9 +1,6 @@
 r"""Accounting of Gaussian releases: one number, :math:`\mu`, for all of them.
 
-Adding :math:`\mathcal{N}(0, s^2 I)` to a function that neighbours move by at
-most :math:`\Delta` has :math:`\mu = \Delta / s`. Releases that may each read
-all before them have :math:`\mu^2 = \sum_k (\Delta_k / s_k)^2` together, which
-the worst pair of neighbours attains (`Dong, Roth and Su 2022, Corollary 3.3
+Releases add up in squares (`Dong, Roth and Su 2022, Corollary 3.3
 <https://arxiv.org/abs/1905.02383>`_).
 """
 

@@ -1,11 +1,6 @@
-r"""One step of private training: how gradients are clipped, and its cost.
+"""One step of private training: how gradients are clipped, and its cost.
 
-A step draws :math:`m` of :math:`M` disjoint subgraphs without replacement,
-sums their clipped gradients and adds Gaussian noise of the standard deviation
-:math:`\sigma`. Two numbers describe it: the rate :math:`q = m / M` and Opacus'
-noise multiplier :math:`z = \sigma / C`. Neighbouring graphs differ in one row
-of the features, which moves the sum by :math:`2C`. Proofs are in the
-documentation, "Private training".
+Proofs are in the documentation, "Private training".
 """
 
 import math

@@ -466,20 +466,13 @@ def rdp_select(
 ) -> np.ndarray:
     r"""Bound Rényi DP of the best of a random number of runs.
 
-    With any order :math:`b` (Theorem 2 of the paper)
-
-    .. math::
-        g_A(a) = g(a) + (1 + \eta) \left(1 - \tfrac1b\right) g(b)
-        + \frac{(1 + \eta) \log(1 / \gamma)}{b} + \frac{\log E[K]}{a - 1}.
-
-    :math:`K` has to be secret, and so do all runs but the best. A score has
-    to be a function of what its run releases and of public data.
+    Theorem 2 of Papernot and Steinke 2022. The number of runs has to be
+    secret, and so do all runs but the best.
 
     Args:
-        orders (sequence of float): the orders :math:`a > 1`.
-        rdp (sequence of float): :math:`g(a)` of one run with its score, for
-            whichever settings.
-        mean (float): :math:`E[K]`, in [1, 500].
+        orders (sequence of float): the orders, each above 1.
+        rdp (sequence of float): Rényi DP of one run at these, at most.
+        mean (float): the expected number of runs, in [1, 500].
         shape (float): :math:`\eta`, in [0, 10]. (default: :obj:`1.0`)
     """
     a, g = check_rdp(orders, rdp)

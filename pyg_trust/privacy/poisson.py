@@ -1,20 +1,7 @@
-r"""Accounts of Poisson sampling, where each unit is drawn independently.
+"""Accounts of Poisson sampling, where each unit is drawn independently.
 
-A record is in up to :math:`k` units (``occurrences``), of which
-:math:`w_i = \binom{k}{i} q^i (1-q)^{k-i}` is the probability that :math:`i`
-are drawn. With :math:`z = \sigma / C`, the noise multiplier of Opacus, and in
-units of :math:`C`, these pairs dominate every step and are attained:
-
-.. math::
-    \text{'replace':}\quad
-    P &= \sum_{i=0}^{k} w_i\, \mathcal{N}(i, z^2), \quad
-    Q = \sum_{i=0}^{k} w_i\, \mathcal{N}(-i, z^2) \\
-    \text{'withdraw', } k = 1:\quad
-    P &= (1-q)\, \mathcal{N}(0, z^2) + q\, \mathcal{N}(1, z^2), \quad
-    Q = \mathcal{N}(0, z^2) \quad \text{and } (Q, P).
-
-The proof is in the documentation, "Private training". Without replacement the
-pair with hypergeometric weights is no bound.
+The pairs of distributions that dominate a step, and the proof, are in the
+documentation, "Private training".
 """
 
 import math

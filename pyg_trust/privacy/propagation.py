@@ -1,23 +1,9 @@
-r"""Noisy sums over neighbours: relations and their sensitivities.
+"""Noisy sums over neighbours, and their sensitivities.
 
-A hop releases :math:`S = W M + \mathcal{N}(0, s^2 I)`. Rows of :math:`M` are
-*messages* of norm at most 1, and :math:`W_{wu}` is the weight of the message
-of :math:`u` in the row of :math:`w`, for an edge from ``edge_index[0] = u`` to
-``edge_index[1] = w``. What reads :math:`S` and not the graph is
-post-processing. Public are ids, whether edges are directed, which nodes train,
-and all arguments. Neighbouring graphs differ in
-
-- ``'edge'``: one edge. An undirected one is two entries, hence
-  :math:`\sqrt{2}`.
-- ``'node'``: one record: features, label and own list :math:`L_v`. Weights of
-  a list have energy :math:`D` (:func:`energy_weights`), whatever its length.
-- ``'node_incident'``: a node with all its edges, at most :math:`D`. The row
-  of the node itself is for that node alone.
-- ``'feature'``: one row of the features and its label; edges are public.
-
-Neighbours by ``'add_remove'`` lack a record, by ``'replace'`` have any
-other. Sums are of integers on the grid of the noise, so that bounds hold to
-the last bit (:mod:`pyg_trust.verify.release`). Proofs are in the
+A node receives the sum of *messages* of its neighbours, rows of norm at most
+1, plus Gaussian noise. :func:`pyg_trust.privacy.hop_sensitivity` has what neighbouring graphs
+differ in. Sums are of integers on the grid of the noise, so that bounds hold
+to the last bit (:mod:`pyg_trust.verify.release`). Proofs are in the
 documentation, "Private aggregation".
 """
 
@@ -279,21 +265,10 @@ def energy_weights(graph: CSRGraph, max_degree: Count = 1) -> Tensor:
 
 @validated
 def choose_receivers(train: Tensor, share: Rate) -> Tensor:
-    r"""Choose all nodes that don't train, and a share of those that do.
+    """Choose all nodes that don't train, and a share of those that do.
 
-    .. math::
-        R = \{v : v \text{ does not train, or } h(v) < \text{share}\}
-
-    with a fixed hash :math:`h` of ids into :math:`[0, 1)`. Whether :math:`v`
-    is in it depends on its id and on whether :math:`v` trains, which are
-    public: not on other nodes, their number, or any record.
-
-    Args:
-        train (Tensor): bool, ``[num_nodes]``: which nodes train.
-        share (float): in :math:`(0, 1]`.
-
-    Returns:
-        Tensor: bool, ``[num_nodes]``, on the CPU.
+    The choice depends on ids and the mask alone, which are public. It is a
+    bool mask, ``[num_nodes]``, on the CPU.
 
     Example:
         >>> choose_receivers(torch.tensor([True, False, True]), 1.0)
@@ -307,18 +282,7 @@ def choose_receivers(train: Tensor, share: Rate) -> Tensor:
 
 @validated
 def received_lists(graph: CSRGraph, receivers: Tensor) -> CSRGraph:
-    r"""Return each node's list :math:`L_v \cap R`, receivers alone.
-
-    Take :func:`~pyg_trust.privacy.propagation.energy_weights` of the result,
-    in :func:`~pyg_trust.privacy.private_propagate`.
-
-    Args:
-        graph (CSRGraph): rows are own lists; unweighted.
-        receivers (Tensor): bool, ``[num_nodes]``: :math:`R`, public.
-
-    Returns:
-        CSRGraph: of arcs, with as many nodes.
-    """
+    """Return the graph without edges to nodes that are no receivers."""
     check_tensor('receivers', receivers, torch.bool, (graph.num_nodes,))
     if graph.is_weighted:
         raise ValueError("'graph' needs to be unweighted")
@@ -506,23 +470,18 @@ def scaled_propagate(
         S = \Pi\, \mathrm{diag}(\|\Pi e_v\|^{-1})\, m(X)
         + \mathcal{N}(0, s^2 I)
 
-    Under ``'feature'`` one row moves it by 2, or 1 if it is removed. The
-    propagation is exact: an estimate of AGP has no bounded sensitivity.
+    Under ``'feature'`` one row moves it by 2, or 1 if it is removed.
 
     Args:
         graph (CSRGraph): public.
         x (Tensor): float32 or float64, ``[num_nodes, num_columns]``.
-        measure (Measure): :math:`(a, b, w)`.
+        measure (Measure): the propagation :math:`\Pi`, computed exactly.
         std (float): :math:`s`.
         noise (Noise): where noise comes from.
-        own (bool): whether a node's row holds its own message; without, the
-            diagonal of :math:`\Pi` is left out. (default: :obj:`True`)
+        own (bool): whether a node's row holds its own message.
         scales (tuple[Tensor, Tensor], optional): the norms of the columns of
-            :math:`\Pi` and its diagonal, if known. (default: :obj:`None`)
-        between (str): as of :func:`messages`. (default: :obj:`'normalize'`)
-
-    Returns:
-        Tensor: float64, ``[num_nodes, num_columns]``.
+            :math:`\Pi` and its diagonal, if known.
+        between (str): how rows get norm at most 1.
     """
     _check_noise(noise)
     operator = _operator(graph, measure)

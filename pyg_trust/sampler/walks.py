@@ -188,15 +188,7 @@ def root_index(
 def check_walks(
     walks: DisjointWalks, num_nodes: int, size: int, roots: Tensor
 ) -> None:
-    """Refuse subgraphs that share nodes, are too large or miss a root.
-
-    Args:
-        walks (DisjointWalks): the subgraphs.
-        num_nodes (int): the number of nodes of the graph.
-        size (int): the most nodes of a subgraph, as of :func:`max_size`.
-        roots (Tensor): int64: each has to be in a subgraph, and the first
-            node of each subgraph is one of them.
-    """
+    """Refuse subgraphs that share nodes, are too large or miss a root."""
     ptr, node = walks
     sizes = ptr.diff()
     allowed = torch.zeros(num_nodes, dtype=torch.bool, device=node.device)
