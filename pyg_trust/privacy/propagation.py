@@ -1,10 +1,11 @@
 """Noisy sums over neighbours, and their sensitivities.
 
 A node receives the sum of *messages* of its neighbours, rows of norm at most
-1, plus Gaussian noise. :func:`pyg_trust.privacy.hop_sensitivity` has what neighbouring graphs
-differ in. Sums are of integers on the grid of the noise, so that bounds hold
-to the last bit (:mod:`pyg_trust.verify.release`). Proofs are in the
-documentation, "Private aggregation".
+1, plus Gaussian noise. What neighbouring graphs differ in is described in
+:func:`pyg_trust.privacy.hop_sensitivity`. Sums are of integers on the grid of
+the noise, so that bounds hold to the last bit
+(:mod:`pyg_trust.verify.release`). Proofs are in the documentation, "Private
+aggregation".
 """
 
 import math
