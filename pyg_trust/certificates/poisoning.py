@@ -17,7 +17,7 @@ from pyg_trust.certificates.voting import (
     survives_votes,
     tallies,
 )
-from pyg_trust.removal import integers
+from pyg_trust.removal import integers, rows_of
 from pyg_trust.report import Guarantee, Report
 from pyg_trust.report.base import stated
 from pyg_trust.report.charts import Chart
@@ -27,7 +27,6 @@ from pyg_trust.unlearning.aggregate import (
     MeanAggregator,
     ShardAggregator,
 )
-from pyg_trust.update import rows_of
 
 __all__ = ['PoisonCertificate', 'certify_shards']
 

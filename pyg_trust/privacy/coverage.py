@@ -19,7 +19,7 @@ from pyg_trust.graph import CSRGraph
 from pyg_trust.ledger import BudgetExceededError, RemovalLedger
 from pyg_trust.privacy.fitted import Fitted, Seal
 from pyg_trust.privacy.gaussian import gaussian_epsilon, gaussian_mu_for
-from pyg_trust.removal import NotThere, RemovalRequest, requested
+from pyg_trust.removal import NodeIds, NotThere, RemovalRequest, requested
 from pyg_trust.report import Guarantee, provenance
 from pyg_trust.report.claimed import ClaimedReport, claimed
 from pyg_trust.verify.chain import LISTED
@@ -338,7 +338,11 @@ class Coverage(Fitted):
                 'the noise comes from an explicit seed: the model is not '
                 'private, so it covers nothing'
             )
-        request._check_positions()
+        if request._units and NodeIds.of_data(data).n_id is not None:
+            raise ValueError(
+                "'persons' need 'data.n_id' to be positions, by which nodes "
+                'are named here (got others): request their positions as nodes'
+            )
         seal, fit = self._edges_seal, f'mu = {self.limit:.4g}'
         if seal is None:
             raise ValueError(

@@ -355,7 +355,7 @@ def covered(
             f"'request' needs to name {wanted} alone, of which the release "
             f'under {loader.relation!r} is private: fit again without the rest'
         )
-    if request._unit not in ('', loader.owned_by):
+    if {*request._units} - {loader.owned_by}:
         raise ValueError(
             "'request' needs to name persons of the privacy unit that was "
             'trained on (got those of another unit, who may be several)'

@@ -389,12 +389,10 @@ class PropagatedFeatures(EditedInPlace):
     def _step(self, update: Update) -> Step:
         live, part = self._live, Part()
         if update.remove is not None:
-            if self._ids.n_id is None:
-                update.remove._check_positions()
             part = self._ids.part(update.part)
         nodes, new, names = update.nodes, None, live.num_nodes
-        trained = 0 if nodes is None else nodes.num_train
-        if part.labels or update.labels is not None or trained:
+        labelled = nodes is not None and nodes.is_labelled
+        if part.labels or update.labels is not None or labelled:
             raise ValueError(
                 "'update' needs nodes, edges and features (got labels, of "
                 'which there are none here)'
