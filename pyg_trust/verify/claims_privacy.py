@@ -124,7 +124,9 @@ class Private(Claim):
     target_epsilon = given(
         'the budget of epsilon, in nats', maybe(AMOUNT), None
     )
-    seeded = given('whether anything secret comes from a seed', FLAG)
+    seeded = given(
+        'whether noise comes from a seed, so that nothing is private', FLAG
+    )
     ledger_head = given(
         'SHA-256 of the ledger, if there is one', maybe(TEXT), None
     )
@@ -137,7 +139,7 @@ class Private(Claim):
         }
 
 
-_STEPS = 'noise multiplier, rate and number of steps, of each kind of step'
+_STEPS = 'triples of noise multiplier, sampling rate and number of steps'
 _ACCOUNT = several(row(POSITIVE, SHARE, NATURAL))
 
 
@@ -157,7 +159,10 @@ class PrivateTraining(Private):
     """Claim of private training."""
 
     procedure = 'private training'
-    history = given('epsilon over time, in nats', several(AMOUNT, 1))
+    history = given(
+        'epsilon at up to nine times from no step to all, in nats',
+        several(AMOUNT, 1),
+    )
     epsilon = derived(
         'epsilon of everything that was released, in nats',
         lambda c: c.history[-1],
@@ -167,31 +172,33 @@ class PrivateTraining(Private):
         'number of steps', lambda c: sum(n for *_, n in c.account), COUNT
     )
     sample_rates = derived(
-        'share of the units, number of steps with it',
+        'pairs of a sampling rate and the number of steps with it',
         _rates,
         several(row(SHARE, NATURAL)),
     )
-    relation = given('which data are neighbours', TEXT)
-    unit = given('what is clipped as one', TEXT)
-    sampling = given('how units are drawn', TEXT)
-    mechanism = given('the accountant', TEXT)
+    relation = given(
+        "how neighbouring data differ, such as 'replace-one-graph'", TEXT
+    )
+    unit = given('what has one clipped gradient, such as whole graphs', TEXT)
+    sampling = given('how the units of a step are drawn', TEXT)
+    mechanism = given('name of the accountant', TEXT)
     batch_size = given('number of units of a step', NATURAL)
     units_per_row = given('number of units that a row is in, at most', NATURAL)
     max_grad_norm = given('the clipping norm', POSITIVE)
-    clipping = given('flat, automatic or adaptive', TEXT)
+    clipping = given('flat, automatic or adaptive clipping', TEXT)
     noise_multiplier = given(
         'standard deviation of the noise over the clipping norm'
     )
-    pure_epsilon = given('epsilon of releases that need no delta, in nats')
+    pure_epsilon = given('epsilon of releases with delta 0, in nats')
     sensitivity = derived(
-        'how far neighbours move the sum of gradients',
+        'how far neighbours move the sum of clipped gradients, at most',
         lambda c: _moves(c) * c.max_grad_norm,
     )
     lam = derived(
-        'noise over sensitivity', lambda c: c.noise_multiplier / _moves(c)
+        'noise_std over sensitivity', lambda c: c.noise_multiplier / _moves(c)
     )
     noise_std = derived(
-        'standard deviation of the noise; null where the norm adapts',
+        'standard deviation of the noise; None where the norm adapts',
         lambda c: (
             None
             if c.clipping == 'adaptive'
@@ -200,19 +207,24 @@ class PrivateTraining(Private):
         maybe(AMOUNT),
     )
     checked = given(
-        'units that were run alone: always, sampled (k of n) or not', TEXT, ''
+        'in how many steps a unit was run alone, to compare it with the '
+        'batch: always, sampled (k of n steps), or not',
+        TEXT,
+        '',
     )
     arithmetic = given(
-        'what is exact integers: all, the sums, or nothing',
+        'what is computed exactly, in integers: all (exact), the sums of '
+        'gradients (sums) or nothing (float)',
         one_of('exact', 'sums', 'float', ''),
         '',
     )
     grid_exponent = given(
-        'noise is a multiple of two to this power', one_of(-SHIFT)
+        'noise is a multiple of 2 to this power times its standard deviation',
+        one_of(-SHIFT),
     )
-    persons = given('the declared owners of rows', OBJECT, {})
+    persons = given('summary of the PrivacyUnit, if any', OBJECT, {})
     together = given(
-        'number of persons, epsilon of so many together',
+        'pairs of a number of persons and the epsilon of all of them',
         several(row({'type': 'integer', 'minimum': 2}, AMOUNT)),
         [],
     )
@@ -304,15 +316,18 @@ class Search(Private):
 
     procedure = 'search for settings of private training'
     mean_runs = given('expected number of runs', POSITIVE)
-    shape = given('of the law of the number of runs', {'type': 'number'})
-    mechanism = given('the accountant of a run', TEXT)
-    relation = given('which data are neighbours', TEXT)
-    account = given(f'{_STEPS}, of a run', _ACCOUNT)
-    pure_epsilon = given(
-        'epsilon of releases that need no delta, of a run, in nats'
+    shape = given(
+        'shape parameter of the distribution of the number of runs',
+        {'type': 'number'},
     )
-    batch_size = given('units of a step', maybe(NATURAL), None)
-    units_per_row = given('count, of units that have a row', NATURAL, 1)
+    mechanism = given('name of the accountant of a run', TEXT)
+    relation = given(
+        "how neighbouring data differ, such as 'replace-one-graph'", TEXT
+    )
+    account = given(f'{_STEPS}, the most of a run', _ACCOUNT)
+    pure_epsilon = given('epsilon of releases with delta 0, of a run, in nats')
+    batch_size = given('number of units of a step', maybe(NATURAL), None)
+    units_per_row = given('most units that hold one row', NATURAL, 1)
 
     def _says(self) -> Words:
         return Words(
@@ -350,18 +365,24 @@ def unit_of_sums(
 
 
 class _Released(Private):
-    relation = given('which data are neighbours', TEXT)
-    directed = given('whether edges have a direction', FLAG)
+    relation = given('what is protected, such as an edge', TEXT)
+    directed = given('whether edges have one direction', FLAG)
     form = given(
-        "what a record is compared with: 'withdraw' is an empty one", _FORMS
+        "what a record is compared with: none ('withdraw'), any other "
+        "('replace'), or for edges either",
+        _FORMS,
     )
-    releases = given('number of releases so far', NATURAL)
+    releases = given('number of noisy releases in the account', NATURAL)
     num_nodes = given('number of nodes, which is public', COUNT)
-    arithmetic = given("'exact': sums and noise are integers", one_of('exact'))
+    arithmetic = given('sums and noise are exact integers', one_of('exact'))
     grid_exponent = given(
-        'noise is a multiple of two to this power', one_of(-SHIFT)
+        'noise is a multiple of 2 to this power times its standard deviation',
+        one_of(-SHIFT),
     )
-    table = given('SHA-256 of the table that draws noise', one_of(DIGEST))
+    table = given(
+        'SHA-256 of the table of normal values that draws noise',
+        one_of(DIGEST),
+    )
 
     def _once(self) -> tuple[str, str]:
         return (
@@ -519,11 +540,11 @@ class PrivateLinks(_Released):
     """Claim of private link prediction."""
 
     procedure = 'private link prediction'
-    relation = given('which data are neighbours', one_of('edge', 'node'))
-    steps = given('number of noisy gradients of the scorer', NATURAL)
+    relation = given('what is protected', one_of('edge', 'node'))
+    steps = given('number of noisy gradient steps of the model', NATURAL)
     row_std = given('standard deviation of the noise of sums', POSITIVE)
     count_std = given(
-        'standard deviation of the noise of the number of edges',
+        "standard deviation of the noise of the number of edges, for 'edge'",
         maybe(POSITIVE),
     )
     noise_multiplier = given(
@@ -532,7 +553,7 @@ class PrivateLinks(_Released):
     )
     mu_others = given('mu (sensitivity over noise) of other releases')
     mu_parts = derived(
-        'mu of rows, number of edges, scorer and other releases',
+        'mu of sums, number of edges, model and other releases',
         lambda c: [*_of_pairs(c), c.mu_others],
         several(AMOUNT),
     )
