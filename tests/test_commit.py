@@ -19,7 +19,6 @@ from pyg_trust.files.commit import (
     StaleStateError,
     synchronized,
 )
-from pyg_trust.removal import RemovalRequest, still_removed
 
 
 def state_of(lineage, *requests):
@@ -359,11 +358,8 @@ def test_nothing_is_called_from_inside_of_a_change():
         assert not box.change(torch.is_grad_enabled)
 
 
-def test_states_by_name_and_lines_as_of_0_1():
+def test_states_by_name_as_of_0_1():
     first = Lineage().next()
     later = first.next().next()
     assert later.names == first.names * 3
     assert Lineage(later.names).generation == later.generation == 2
-    lines = [{'nodes': [1, 2]}, {'nodes': [3]}]
-    assert still_removed(lines) == RemovalRequest(nodes=[1, 2, 3])
-    assert still_removed([]) is None

@@ -102,7 +102,6 @@ class Lineage:
             state (dict): the state.
             present (Lineage, optional): the lineage of the object that the
                 state is to be loaded into, which it has to continue.
-                (default: :obj:`None`)
         """
         check_instance('state', state, dict)
         if present is not None:

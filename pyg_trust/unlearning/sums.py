@@ -563,14 +563,10 @@ def limits(reads: float, mean: float) -> Tensor:
 
 
 def reads_of(length: Tensor) -> float:
-    r"""Choose the number of reads per event for which sums are kept.
+    """Choose the number of reads per event for which sums are kept.
 
     It is the largest power of two with which an event is expected to update at
-    most 96 (``WRITES``) rows of sums, in a random graph of these degrees. New
-    edges have uniform ends there, and removed edges have ends by degree. A
-    node of rank :math:`k` has :math:`\min(d_k e_l, n_l)` neighbours of rank
-    :math:`l`, :math:`d_k` being the mean degree, :math:`n_l` the number, and
-    :math:`e_l` the share in all ends of nodes of a rank.
+    most 96 (``WRITES``) rows of sums, in a random graph of these degrees.
     """
     size = length.double()
     rank = torch.frexp(size)[1].long()

@@ -24,6 +24,7 @@ from pyg_trust.removal import (
     RemovalRequest,
     Removed,
     remove_from_data,
+    rows_of,
 )
 from pyg_trust.transforms import GraphEmbedding
 from pyg_trust.unlearning.certified import best, probabilities
@@ -32,7 +33,6 @@ from pyg_trust.update import (
     Update,
     arcs_of,
     line_of,
-    rows_of,
     with_edges,
 )
 
