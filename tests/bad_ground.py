@@ -27,14 +27,13 @@ from bad_inputs import (
     undirected,
     values,
 )
-from bad_table import FOLDER, NAMED, entry
+from bad_table import FOLDER, entry
 from torch_geometric.data import Data
 
 from pyg_trust import (
     files,
 )
 from pyg_trust.certificates import ThreatModel
-from pyg_trust.files.commit import Lineage
 from pyg_trust.ledger import (
     RemovalLedger,
 )
@@ -285,7 +284,6 @@ entry(
     names={'state': "state|'fit'"},
     state=values(3, None, 'state', {}, *STATE),
 )
-CONTENTS = values(3, 'a', [1], {0: 1}, {'a': 'b'}, {-1: 'a'})
 
 
 entry(
@@ -295,7 +293,6 @@ entry(
         'contents': {0: 'a', 1: 'b'},
     },
     state=damaged,
-    contents=CONTENTS,
 )
 
 
@@ -309,39 +306,26 @@ def saved() -> Path:
     return path
 
 
-NAME = '0' * 32
-LINEAGE = values(3, None, 'a', [NAME], ('a',), (3,))
-
-
-def saved_state(*more: str) -> dict[str, Any]:
-    return {'lineage': [NAME, *more], 'ledger': {'entries': []}}
-
-
-NO_STATES = values(3, None, 'a', {}, {'lineage': 3}, {'lineage': ['a']})
-STATE_NAMES = "'(state|runs|found|new)'"
-NAMED['runs'] = LINEAGE
-entry(
-    'commit.Lineage.of',
-    lambda: {'state': saved_state(), 'present': None},
-    bad('turned back', present=Lineage(('1' * 32,))),
-    names={'state': STATE_NAMES},
-    state=NO_STATES,
-    present=instance(none=True),
-)
+FIRST = removal_ledger()
+SECOND = FIRST.copy()
+SECOND.record('step', 0.2)
+OTHER = RemovalLedger(1.0)
+OTHER.record('fit', 0.3)
+NO_STATES = values(3, 'a', {}, {'ledger': 3}, {'ledger': {'entries': [3]}})
+STATE_NAMES = "'(state|found|new)'"
 entry(
     'commit.check_continues',
     lambda: {
         'place': temporary(),
-        'found': saved_state(),
-        'new': saved_state('1' * 32),
+        'found': {'ledger': FIRST.state_dict()},
+        'new': {'ledger': SECOND.state_dict()},
     },
-    bad('another fit', found={'lineage': ['2' * 32]}),
+    bad('another fit', found={'ledger': OTHER.state_dict()}),
     names={'found': STATE_NAMES, 'new': STATE_NAMES},
     place=PATH,
-    found=values(3, 'a', {}, {'lineage': 3}, {'lineage': ['a']}),
+    found=NO_STATES,
     new=NO_STATES,
 )
-
 
 ITEMS = values(
     'a', [0.5], [True], [-1], None, torch.tensor([0.5]), 1.5, [[1, 2]], ['a']
