@@ -14,10 +14,11 @@ from bad_inputs import (
     Row,
     any_graph,
     choice,
+    constraints_of,
     data,
-    declared,
     edge_indices,
     entry_points,
+    hinted,
     instance,
     integer,
     number,
@@ -94,6 +95,14 @@ def entry(
 
 
 def kind_of(key: str, name: str) -> Kind | None:
-    """Return the kind that the table, the hint or the name says."""
-    kind = TABLE[key].kinds.get(name, declared(entry_points()[key], name))
-    return NAMED.get(name) if kind is None else kind
+    """The kind that the table, the hint that is checked, or the name says.
+
+    Else that of the hint, which some other check of the package has to know.
+    """
+    found, checked = constraints_of(entry_points()[key])
+    hint = hinted(found.get(name))
+    kinds = TABLE[key].kinds.get(name), hint if checked else None
+    return next(
+        (kind for kind in (*kinds, NAMED.get(name), hint) if kind is not None),
+        None,
+    )

@@ -14,15 +14,11 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
-import bad_aggregation  # noqa: F401
 import bad_certificates  # noqa: F401
-import bad_erasure  # noqa: F401
-import bad_functional  # noqa: F401
 import bad_ground  # noqa: F401
 import bad_layers  # noqa: F401
-import bad_node  # noqa: F401
-import bad_procedures  # noqa: F401
-import bad_unit  # noqa: F401
+import bad_privacy  # noqa: F401
+import bad_unlearning  # noqa: F401
 import pytest
 from bad_inputs import (
     Row,
