@@ -51,8 +51,6 @@ entry(
     bits,
     bad(num_cols=3),
     bad(num_samples=2**30),
-    rowptr=values([0], 'a', None, torch.zeros(3)),
-    col=values([0], 'a', None, torch.zeros(3), torch.tensor([1, 0])),
 )
 
 # Transforms ##################################################################

@@ -10,18 +10,16 @@ from bad_inputs import (
     bad,
     choice,
     csr,
-    damaged,
     edge_indices,
     either,
     ids,
-    instance,
     integer,
     number,
     tensor,
     undirected,
     values,
 )
-from bad_table import FOLDER, NAMED, entry
+from bad_table import FOLDER, entry
 from torch_geometric.data import Data
 
 from pyg_trust import agp as F
@@ -30,7 +28,6 @@ from pyg_trust import (
 )
 from pyg_trust.agp.halo import HaloGraph
 from pyg_trust.certificates import ThreatModel
-from pyg_trust.files.commit import Lineage
 from pyg_trust.graph import CSRGraph
 from pyg_trust.ledger import (
     RemovalLedger,
@@ -82,12 +79,6 @@ entry(
     nodes=tensor(low=0, high=N - 1),
     score=tensor(finite=False),
 )
-entry(
-    'agp.uniform_signal',
-    lambda: {'seeds': torch.tensor([0, 2]), 'num_nodes': N},
-    bad(seeds=torch.tensor([1, 1])),
-    seeds=tensor(rows=False, low=0, high=N - 1, empty=True),
-)
 
 # Differential privacy
 
@@ -136,70 +127,13 @@ entry(
     bad('beta', measure=F.ppr(0.2)),
 )
 
-# Newton
-
-
-def newton() -> dict[str, Any]:
-    return {
-        'Z': torch.linspace(-1, 1, 12, dtype=torch.float64).view(4, 3).sin(),
-        'Y': torch.tensor([[1.0], [-1.0], [1.0], [-1.0]]).double(),
-        'B': torch.full((3, 1), 0.1, dtype=torch.float64),
-        'lam': 0.1,
-    }
-
-
-def gram_matrix() -> torch.Tensor:
-    Z = newton()['Z']
-    return Z @ Z.t()
-
-
-entry(
-    'unlearning.minimize',
-    lambda: {**newton(), 'K': gram_matrix(), 'W': newton()['B']},
-    bad(Y=torch.zeros(4, 1).double()),
-    Z=tensor(rows=False, dtypes=(torch.int64, torch.bool, torch.float32)),
-    Y=tensor(),
-    B=tensor(),
-    W=tensor(none=True),
-    K=tensor(none=True),
-)
 
 # Partitions
 
 entry(
-    'unlearning.training_graph',
-    lambda: {
-        'edge_index': undirected(),
-        'index': torch.tensor([0, 1, 2]),
-        'num_nodes': N,
-    },
-    bad(index=torch.tensor([0, 0])),
-    index=tensor(rows=False, low=0, high=N - 1),
-)
-entry(
-    'unlearning.check_partition',
-    lambda: {'shard': SHARD, 'num_shards': 3, 'num_nodes': N},
-    bad('shard', num_shards=4),
-    shard=tensor(low=0, high=2),
-    num_nodes=integer(1, none=True),
-)
-entry(
-    'unlearning.partition_from_lists',
-    lambda: {
-        'shards': [torch.tensor([0, 2]), torch.tensor([1])],
-        'index': torch.tensor([0, 1, 2]),
-    },
-    bad("'(num_)?shards'", shards=[]),
-    bad(shards=[torch.tensor([0]), [1]]),
-    bad(index=torch.tensor([0, 1, 1])),
-    shards=values(3, None, [[1, 2], 'a'], [[1, 2], torch.tensor([0.5])]),
-    index=tensor(),
-)
-entry(
     'unlearning.hash_partition',
     lambda: {'n_id': torch.arange(N), 'num_shards': 2, 'seed': 0},
     bad(n_id=torch.zeros(N).long()),
-    n_id=tensor(rows=False, low=0),
 )
 
 # Propagation
@@ -289,11 +223,6 @@ entry(
     *PROPAGATE,
     x=FEATURES,
 )
-entry(
-    'agp.prune_bound',
-    lambda: {'graph': csr(), 'measure': F.ppr(0.2), 'eps': 0.1},
-    *PROPAGATE,
-)
 
 # Scattering
 
@@ -317,8 +246,6 @@ entry(
 
 # The kernels' arguments: types and shapes are checked, entries are not. Who
 # calls them by hand answers for indices.
-RAW = tensor(finite=False)
-WIDE = tensor(columns=True, finite=False)
 
 
 def push_arguments() -> dict[str, Any]:
@@ -331,14 +258,6 @@ def push_arguments() -> dict[str, Any]:
         'keep': torch.tensor([0.2, 1.0], dtype=torch.float64),
         'seed': 1,
     }
-
-
-PUSH = {
-    'send': RAW,
-    'ratio': tensor(finite=False),
-    'keep': RAW,
-}
-PUSH_NAMES = {'ratio': "'(ratio|keep)'"}
 
 
 def receivers() -> tuple[torch.Tensor, torch.Tensor]:
@@ -366,12 +285,7 @@ entry(
     ),
     bad('scale', half=False),
     bad(in_place=True),
-    names={'rowptr': "'(rowptr|x|recv)'"},
-    rowptr=RAW,
-    col=tensor(rows=False, finite=False),
-    x=RAW,
-    weights=tensor(rows=False, empty=True, finite=False),
-    scale=tensor(finite=False, none=True),
+    names={'rowptr': "'(rowptr|x|recv)'", 'x': "'(x|scale)'"},
     rows=tensor(rows=False, low=0, high=N - 1, none=True),
 )
 entry(
@@ -395,11 +309,8 @@ entry(
     },
     bad('rowptr', receivers=(receivers()[0][:-1], receivers()[1])),
     bad('col', receivers=(receivers()[0], receivers()[1][:-1])),
-    names=PUSH_NAMES,
+    names={'ratio': "'(ratio|keep)'", 'x': "'(x|eps)'"},
     receivers=values(3, None, 'r', (1,), [torch.tensor([0])]),
-    x=RAW,
-    eps=RAW,
-    **PUSH,
 )
 
 
@@ -413,7 +324,6 @@ def solver_arguments() -> dict[str, Any]:
 
 
 THREAT = ThreatModel(csr(), fixed='none', local_budget=1).perturbations.threat
-COSTS = tensor(columns=True, none=True, finite=False)
 
 
 entry(
@@ -438,15 +348,6 @@ entry(
         for field in ('rowptr', 'col', 'removable', 'budget', 'add_ptr')
     ),
     names={'reward': "'(reward|start|bonus)'"},
-    reward=WIDE,
-    start=WIDE,
-    goal=RAW,
-    bonus=COSTS,
-    visit_cost=COSTS,
-    step_cost=COSTS,
-    root=COSTS,
-    removal_cost=COSTS,
-    addition_cost=tensor(none=True, finite=False),
 )
 
 entry(
@@ -555,18 +456,6 @@ entry(
     names={'state': "state|'fit'"},
     state=values(3, None, 'state', {}, *STATE),
 )
-CONTENTS = values(3, 'a', [1], {0: 1}, {'a': 'b'}, {-1: 'a'})
-
-
-entry(
-    'seals.Seals.of',
-    lambda: {
-        'state': {'salt': torch.zeros(32, dtype=torch.uint8)},
-        'contents': {0: 'a', 1: 'b'},
-    },
-    state=damaged,
-    contents=CONTENTS,
-)
 
 
 def temporary(name: str = 'file') -> Path:
@@ -577,39 +466,6 @@ def saved() -> Path:
     path = temporary()
     files.save(path, {'a': 1})
     return path
-
-
-NAME = '0' * 32
-LINEAGE = values(3, None, 'a', [NAME], ('a',), (3,))
-
-
-def saved_state(*more: str) -> dict[str, Any]:
-    return {'lineage': [NAME, *more], 'ledger': {'entries': []}}
-
-
-NO_STATES = values(3, None, 'a', {}, {'lineage': 3}, {'lineage': ['a']})
-STATE_NAMES = "'(state|runs|found|new)'"
-NAMED['runs'] = LINEAGE
-entry(
-    'commit.Lineage.of',
-    lambda: {'state': saved_state(), 'present': None},
-    bad('turned back', present=Lineage(('1' * 32,))),
-    names={'state': STATE_NAMES},
-    state=NO_STATES,
-    present=instance(none=True),
-)
-entry(
-    'commit.check_continues',
-    lambda: {
-        'place': temporary(),
-        'found': saved_state(),
-        'new': saved_state('1' * 32),
-    },
-    bad('another fit', found={'lineage': ['2' * 32]}),
-    names={'found': STATE_NAMES, 'new': STATE_NAMES},
-    found=values(3, 'a', {}, {'lineage': 3}, {'lineage': ['a']}),
-    new=NO_STATES,
-)
 
 
 ITEMS = values(

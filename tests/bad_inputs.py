@@ -16,6 +16,8 @@ import re
 import traceback
 import types
 from collections.abc import Callable, Iterable, Iterator
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,7 +36,6 @@ from pyg_trust._checks import (
     OneOf,
     constraints,
 )
-from pyg_trust._moved import _MOVED
 from pyg_trust.graph import CSRGraph
 
 PACKAGE = str(Path(pyg_trust.__file__).parent) + os.sep
@@ -45,76 +46,37 @@ Kind = Callable[[Any], Iterable[Bad]]
 # What is public ##############################################################
 
 
-# Rooms that list no exports: their modules are public by themselves.
-ROOMS = ('pyg_trust.files', 'pyg_trust.graph')
-# What is tried as well: exported by no package, and public in its module.
-FURTHER = {
-    'audit.statistics': ('holm', 'permutation_test'),
-    'agp.measures': ('Chebyshev',),
-    'agp.halo': ('HaloGraph',),
-    'agp.out_of_core': ('MemoryPlan',),
-    'privacy.poisson': ('poisson_profile', 'rdp_poisson'),
-    'privacy.propagation': (
-        'choose_receivers',
-        'energy_weights',
-        'received_lists',
-        'scaled_propagate',
-    ),
-    'unlearning.shifts': ('shift_epsilon',),
-    'certificates.smoothing': (
-        'FlipRegions',
-        'joint_regions',
-    ),
-    'certificates.voting': (
-        'CertifiedVotes',
-        'CollectiveVotes',
-        'survives_votes',
-    ),
-    'privacy.planning': (
-        'Proposal',
-        'draw_runs',
-        'rdp_select',
-        'search_epsilon',
-    ),
-    'unlearning.reports': ('AdditionReport',),
-}
-
-
-def public_modules() -> Iterator[str]:
-    """The packages, the modules beside them, and those of some rooms."""
+def all_modules() -> Iterator[types.ModuleType]:
+    """The package's own modules, which are in Python."""
     for info in pkgutil.walk_packages(pyg_trust.__path__, 'pyg_trust.'):
-        home, _, short = info.name.rpartition('.')
-        if home in ('pyg_trust', *ROOMS) and not short.startswith('_'):
-            yield info.name
+        if info.name.rpartition('.')[2] not in ('_C', '__main__'):
+            yield importlib.import_module(info.name)
 
 
 def public_names() -> Iterator[tuple[str, Any]]:
     """The exports of every package, and all of the modules beside them."""
-    for place in public_modules():
-        short = place.rpartition('.')[2]
-        module = importlib.import_module(place)
-        names = getattr(module, '__all__', None)
-        if names is None:
-            names = [
-                name
-                for name, value in vars(module).items()
-                if not name.startswith('_')
-                and getattr(value, '__module__', '') == place
-            ]
-        for name in names:
-            yield f'{short}.{name}', getattr(module, name)
-        # Those of modules that were exported in the last release.
-        for name, home in _MOVED.get(short, {}).items():
-            home, _, new = home.partition(':')
-            if short == 'functional' and '.' in home:
-                place = importlib.import_module(f'pyg_trust.{home}')
-                short = home.partition('.')[0]
-                yield f'{short}.{new or name}', getattr(place, new or name)
-                short = 'functional'
-    for place, names in FURTHER.items():
-        module = importlib.import_module(f'pyg_trust.{place}')
-        for name in names:
-            yield f'{place.partition(".")[0]}.{name}', getattr(module, name)
+    for module in all_modules():
+        home, _, short = module.__name__.rpartition('.')
+        if home != 'pyg_trust' or short.startswith('_'):
+            continue
+        for name in getattr(module, '__all__', vars(module)):
+            value = getattr(module, name)
+            ours = getattr(value, '__module__', '') == module.__name__
+            if hasattr(module, '__all__') or (ours and name[0] != '_'):
+                yield f'{short}.{name}', value
+
+
+def all_functions() -> Iterator[tuple[str, Callable[..., Any]]]:
+    """All functions and methods of the package."""
+    for module in all_modules():
+        for name, value in vars(module).items():
+            if getattr(value, '__module__', '') == module.__name__:
+                key = f'{module.__name__}.{name}'
+                held = vars(value) if inspect.isclass(value) else {'': value}
+                for member, found in held.items():
+                    found = getattr(found, '__func__', found)
+                    if inspect.isfunction(found):
+                        yield f'{key}.{member}', found
 
 
 @functools.cache
@@ -180,32 +142,6 @@ def parameters(function: Callable[..., Any]) -> list[str]:
 # Kinds #######################################################################
 
 
-class Limits(NamedTuple):
-    """Which numbers are good."""
-
-    integral: bool
-    low: float | None
-    high: float | None
-    closed: str
-    none: bool
-
-    def allow(self, value: Any) -> bool:
-        """Whether a value is good; for random ones."""
-        if value is None:
-            return self.none
-        kind = int if self.integral else int | float
-        if isinstance(value, bool) or not isinstance(value, kind):
-            return False
-        if self.low is not None and not self.low <= value:
-            return False
-        if self.high is not None and not value <= self.high:
-            return False
-        ends = {'low': self.low, 'high': self.high}
-        return all(
-            value != end or side in self.closed for side, end in ends.items()
-        )
-
-
 def integer(
     low: int | None = None, high: int | None = None, *, none: bool = False
 ) -> Kind:
@@ -218,7 +154,6 @@ def integer(
         if high is not None:
             yield 'too large', high + 1
 
-    bad.limits = Limits(True, low, high, 'low high', none)
     return bad
 
 
@@ -242,7 +177,6 @@ def number(
                 if side not in closed:
                     yield f'at {side}', end
 
-    bad.limits = Limits(False, low, high, closed, none)
     return bad
 
 
@@ -439,6 +373,24 @@ def declared(function: Callable[..., Any], name: str) -> Kind | None:
     return hinted(found.get(name)) if checked else None
 
 
+def sized(found: dict[str, Any], name: str) -> Kind:
+    """A tensor whose sizes are those of other arguments by their names."""
+    form = found[name]
+    names = [x if isinstance(x, tuple) else (x, 0) for x in form.shape]
+    others = {
+        of[0] if isinstance(of, tuple) else of
+        for key, other in found.items()
+        for of in (getattr(other, 'shape', ()) if key != name else ())
+    }
+    return tensor(
+        rows=names[0][0] in others,
+        columns=len(names) > 1 and names[-1][0] in others,
+        low=0 if form.below else None,
+        finite=getattr(form, 'finite', False),
+        none=form.optional,
+    )
+
+
 def hinted(found: Any) -> Kind | None:
     """The kind of a constraint."""
     none = found is not None and found.optional
@@ -462,8 +414,8 @@ def hinted(found: Any) -> Kind | None:
     def bad(value: Any) -> Iterator[Bad]:
         yield from kind(value)
         yield from of(torch.tensor(1), np.True_, np.array(['NaN'])[0])
+        yield from of(Fraction(1, 2), Decimal(1), b'1', {'a': 1})
 
-    bad.limits = kind.limits if hasattr(kind, 'limits') else None
     return bad
 
 

@@ -254,7 +254,6 @@ entry(
         'weights': torch.ones(6, dtype=torch.float64),
     },
     bad('weights', adjacency='edge'),
-    x=values(3, None, torch.rand(6), torch.rand(5, 2), torch.ones(6, 2).int()),
     stds=values(3, None, 'a', [], [0.0], ['a'], [math.nan]),
     weights=values(3, 'a', torch.ones(6), torch.ones(5).double()),
     between=choice(),

@@ -22,6 +22,8 @@ from bad_inputs import (
     instance,
     integer,
     number,
+    parameters,
+    sized,
     tensor,
     values,
 )
@@ -35,7 +37,6 @@ class Entry(NamedTuple):
     kinds: dict[str, Kind]
     rows: tuple[Row, ...]
     names: dict[str, str]
-    needs: str | None
 
 
 TABLE: dict[str, Entry] = {}
@@ -77,7 +78,6 @@ def entry(
     make: Callable[[], Any],
     *rows: Row,
     names: dict[str, str] | None = None,
-    needs: str | None = None,
     **kinds: Kind,
 ) -> None:
     """Adds an entry.
@@ -87,11 +87,11 @@ def entry(
         make: makes the arguments, by name; of a method, the object too.
         rows: what several arguments together make bad.
         names: by argument, what the error names if not the argument.
-        needs: the package without which it cannot be called.
         kinds: by argument.
     """
     assert key not in TABLE, key
-    TABLE[key] = Entry(make, kinds, rows, names or {}, needs)
+    assert set(kinds) <= set(parameters(entry_points()[key])), key
+    TABLE[key] = Entry(make, kinds, rows, names or {})
 
 
 def kind_of(key: str, name: str) -> Kind | None:
@@ -101,6 +101,8 @@ def kind_of(key: str, name: str) -> Kind | None:
     """
     found, checked = constraints_of(entry_points()[key])
     hint = hinted(found.get(name))
+    if hasattr(found.get(name), 'shape'):
+        hint = sized(found, name)
     kinds = TABLE[key].kinds.get(name), hint if checked else None
     return next(
         (kind for kind in (*kinds, NAMED.get(name), hint) if kind is not None),
