@@ -69,7 +69,7 @@ NAMED: dict[str, Kind] = {
     'delta': number(0, 1),
     'levels': integer(0, none=True),
     'tol': number(0, 1),
-    'reference': values(3, None, ['a'], 'a', 'G' * 32, 'a' * 33),
+    'reference': values(3, ['a'], 'a', 'G' * 32, 'a' * 33),
 }
 
 

@@ -52,45 +52,33 @@ from pyg_trust.update import Update
 
 
 def graphs(count: int = 6) -> list[Data]:
-    made = []
-    for number_ in range(count):
-        x = torch.linspace(-1, 1, 12).view(N, 2).roll(number_, 0)
-        x = x * (1 if number_ % 2 else -0.5)
-        made.append(
-            Data(
-                x=x,
-                edge_index=undirected(),
-                y=torch.tensor([number_ % 2]),
-                num_nodes=N,
-            )
+    x = torch.linspace(-1, 1, 12).view(N, 2)
+    return [
+        Data(
+            x=x.roll(i, 0) * (1 if i % 2 else -0.5),
+            edge_index=undirected(),
+            y=torch.tensor([i % 2]),
+            num_nodes=N,
         )
-    return made
+        for i in range(count)
+    ]
 
 
-def classifier(**arguments: Any) -> Any:
+def classifier() -> Any:
     return unlearning.ScatteringClassifier(
-        scattering(), weight_decay=0.1, seed=0, **arguments
+        scattering(), weight_decay=0.1, seed=0
     )
 
 
-def fitted_classifier(**arguments: Any) -> Any:
-    return classifier(**arguments).fit(graphs())
-
-
-def classifier_state(**changes: Any) -> dict[str, Any]:
-    state = fitted_classifier().state_dict()
-    for name, value in changes.items():
-        if isinstance(value, float):
-            value = torch.full_like(state[name], value)
-        state[name] = value
-    return state
+def fitted_classifier() -> Any:
+    return classifier().fit(graphs())
 
 
 GRAPHS = values(3, None, 'a', [], [3], [*graphs(), None], [HeteroData()])
 UNLABELLED = [Data(x=g.x, edge_index=g.edge_index) for g in graphs()]
 LABEL_ROW = bad("graph 0|'y'|'graphs'", graphs=UNLABELLED)
 GRAPH_NAMES = {'graphs': "'(graphs|data)'"}
-REQUESTS = (
+REQUESTS = either(
     instance(),
     values(RemovalRequest(graphs=[99]), RemovalRequest(nodes={0: [99]})),
 )
@@ -113,7 +101,7 @@ entry(
     ),
     bad('a class without', request=RemovalRequest(graphs=[0, 2, 4])),
     bad('no node', request=RemovalRequest(nodes={0: list(range(N))})),
-    request=either(*REQUESTS),
+    request=REQUESTS,
 )
 entry(
     'unlearning.ScatteringClassifier.update',
@@ -123,29 +111,8 @@ entry(
     bad(update=[]),
     update=values(3, 'a', [3], RemovalRequest(graphs=[99])),
 )
-entry(
-    'unlearning.ScatteringClassifier.load_state_dict',
-    lambda: (classifier(), {'state': fitted_classifier().state_dict()}),
-    bad(r'\bstate', state={}),
-    bad(r'\bstate', state=classifier_state(W=np.nan)),
-    bad(r'\bstate', state=classifier_state(W=9.0)),
-    bad(r'\bstate', state=classifier_state(graphs={})),
-    names={'state': 'state'},
-    state=damaged_or_old,
-)
 
 
-def saved_classifier() -> Path:
-    path = temporary()
-    fitted_classifier().save(path)
-    return path
-
-
-entry(
-    'unlearning.ScatteringClassifier.load',
-    lambda: (classifier(), {'path': saved_classifier()}),
-    bad(r'\bstate', path=saved()),
-)
 MEMBERS = tensor(
     rows=False, low=0, high=N - 1, empty=True, dtypes=(torch.float32,)
 )
@@ -169,26 +136,18 @@ entry(
 
 
 def train_data() -> Data:
-    made = plain_data(
-        x=torch.linspace(-1, 1, 12).view(N, 2),
-        train_mask=torch.ones(N, dtype=torch.bool),
-    )
-    return made
+    x = torch.linspace(-1, 1, 12).view(N, 2)
+    return plain_data(x=x, train_mask=torch.ones(N, dtype=torch.bool))
 
 
 def unlearner(**arguments: Any) -> Any:
-    given = {
-        'partition': torch.tensor([0, 0, 0, 1, 1, 1]),
-        'aggregator': 'mean',
-        'epochs': 1,
-        'seed': 0,
-        **arguments,
-    }
+    given = {'partition': torch.tensor([0, 0, 0, 1, 1, 1]), 'seed': 0}
+    given |= {'aggregator': 'mean', 'epochs': 1, **arguments}
     return unlearning.ShardedUnlearner(Net, 2, **given)
 
 
-def fitted_unlearner(**arguments: Any) -> Any:
-    return unlearner(**arguments).fit(train_data())
+def fitted_unlearner() -> Any:
+    return unlearner().fit(train_data())
 
 
 PARTITIONS = either(
@@ -214,22 +173,18 @@ entry(
         *([(0.7, 1), (0.5, 1), (1, 1)], [(np.nan, 1), (1, 1)]),
     ),
 )
-FIT_ROWS = tuple(
-    bad(names, data=plain_data(**{**train_data().to_dict(), **change}))
-    for label, change, names in (
-        ('no mask', {'train_mask': None}, "'train_mask'"),
-        ('no features', {'x': None}, "'x'"),
-        ('NaN', {'x': torch.full((N, 2), np.nan)}, "'x'"),
-        ('no labels', {'y': None}, "'y'"),
-        ('a negative label', {'y': -torch.ones(N).long()}, "'y'"),
-        ('names', {'n_id': torch.zeros(N).long()}, "'n_id'"),
-        ('names of floats', {'n_id': torch.rand(N)}, "'n_id'"),
-    )
-)
 entry(
     'unlearning.ShardedUnlearner.fit',
     lambda: (unlearner(), {'data': train_data()}),
-    *FIT_ROWS,
+    *(
+        bad(name, data=plain_data(**{**train_data().to_dict(), name: value}))
+        for name, value in (
+            *(('train_mask', None), ('x', None), ('y', None)),
+            ('x', torch.full((N, 2), np.nan)),
+            ('y', -torch.ones(N).long()),
+            *(('n_id', torch.zeros(N).long()), ('n_id', torch.rand(N))),
+        )
+    ),
 )
 for name in ('predict', 'predict_proba'):
     entry(
@@ -265,7 +220,7 @@ for name, given in (
             **REQUEST_NAMES,
             'update': "'(update|remove)'|node|edge|feature",
         },
-        **{given: either(instance(), *REQUESTS[1:])},
+        **{given: REQUESTS},
         **({'shard': values(3, 'a', {0: 9})} if given == 'update' else {}),
     )
 entry(
@@ -309,7 +264,7 @@ entry(
     bad('x', data=plain_data(x=None)),
     bad(r'\bcandidates', tests=['membership']),
     bad(make=lambda: 3),
-    request=either(*REQUESTS),
+    request=REQUESTS,
     tests=values('twins', 3, ['a'], [3]),
     candidates=values([1], *map(torch.tensor, ([0.5, 1], [0, 99], [0, 1]))),
 )
@@ -444,15 +399,6 @@ def waiting() -> Any:
     return model
 
 
-def node_state(**changes: Any) -> dict[str, Any]:
-    made = fitted_nodes().state_dict()
-    for name, value in changes.items():
-        if isinstance(value, float):
-            value = torch.full_like(made[name], value)
-        made[name] = value
-    return made
-
-
 entry(
     'unlearning.NodeClassifier',
     lambda: {'measure': 'appnp', 'alpha': 0.2, 'K': 2},
@@ -495,48 +441,18 @@ for name in ('remove', 'plan'):
             'request': "'(requests?|remove|update)'|node 99|node 5|the request"
         },
     )
-EDGE = undirected()[:, :1]
-for given in ('update', 'release'):
-    entry(
-        f'unlearning.NodeClassifier.{given}',
-        lambda given=given: (
-            (fitted_nodes(), {'update': Update(edges=missing())})
-            if given == 'update'
-            else (waiting(), {})
-        ),
-        *(
-            ()
-            if given == 'release'
-            else (
-                bad(r'\bedge', update=Update(edges=EDGE)),
-                bad('graph', update=Update(graph=1)),
-                bad('class 0 without', update=RemovalRequest(labels=[0, 2])),
-            )
-        ),
-        reference=values(3, ['a'], 'a' * 31),
-        **(
-            {}
-            if given == 'release'
-            else {
-                'update': values(3, 'a', [3], RemovalRequest(graphs=[0])),
-                'release': values(3, None, 'a'),
-                'names': {'update': "'(update|remove)'"},
-            }
-        ),
-    )
 entry(
-    'unlearning.NodeClassifier.load_state_dict',
-    lambda: (nodes_model(), {'state': nodes_state()}),
-    bad(r'\bstate', state=node_state(weight=float('nan'))),
-    bad(r'\bstate', state=node_state(weight=9.0)),
-    bad(r'\bstate', state=node_state(data={})),
-    state=damaged_or_old,
+    'unlearning.NodeClassifier.update',
+    lambda: (fitted_nodes(), {'update': Update(edges=missing())}),
+    bad(r'\bedge', update=Update(edges=undirected()[:, :1])),
+    bad('graph', update=Update(graph=1)),
+    bad('class 0 without', update=RemovalRequest(labels=[0, 2])),
+    update=values(3, 'a', [3], RemovalRequest(graphs=[0])),
+    release=values(3, None, 'a'),
+    names={'update': "'(update|remove)'"},
 )
-entry(
-    'unlearning.NodeClassifier.load',
-    lambda: (nodes_model(), {'path': saved_nodes()}),
-    bad(r'\bstate', path=saved()),
-)
+entry('unlearning.NodeClassifier.release', lambda: (waiting(), {}))
+
 # Classifiers of links #######################################################
 
 
@@ -546,12 +462,6 @@ def links() -> Any:
 
 def linked() -> Any:
     return links().fit(nodes_data())
-
-
-def linked_file() -> Path:
-    path = temporary()
-    linked().save(path)
-    return path
 
 
 entry(
@@ -566,32 +476,10 @@ for name in ('decision_function', 'predict', 'predict_proba'):
         f'unlearning.LinkClassifier.{name}',
         lambda: (linked(), {'edge_label_index': undirected()}),
         edge_label_index=values(
-            *(
-                3,
-                None,
-                'a',
-                [[0], [1, 2]],
-                torch.zeros(2, 2),
-                torch.tensor([0]),
-            ),
-            *(torch.tensor([[0], [N]]), torch.tensor([[0], [-1]])),
+            *(3, None, 'a', [[0], [1, 2]], torch.zeros(2, 2)),
+            *map(torch.tensor, ([0], [[0], [N]], [[0], [-1]])),
         ),
     )
-entry(
-    'unlearning.LinkClassifier.load',
-    lambda: (links(), {'path': linked_file()}),
-    bad(r'\bstate', path=saved()),
-)
-
-
-def nodes_state() -> dict[str, Any]:
-    return fitted_nodes().state_dict()
-
-
-def saved_nodes() -> Path:
-    path = temporary()
-    fitted_nodes().save(path)
-    return path
 
 
 def removed() -> tuple[Any, dict[str, Any]]:
@@ -619,12 +507,6 @@ def liking() -> Any:
 def liked() -> Any:
     model, edges = liking()
     return model.fit(edges, 3, 4)
-
-
-def liked_file() -> Path:
-    path = temporary()
-    liked().save(path)
-    return path
 
 
 NO_NAMES = values('a', [0.5], [-1], [99], [True], [[0, 1]])
@@ -676,21 +558,10 @@ for name in ('plan', 'remove'):
         users=NO_NAMES,
         items=NO_NAMES,
         interactions=NO_PAIRS,
-        **(
-            {'reference': values(3, ['a'], 'a' * 31)}
-            if name == 'remove'
-            else {}
-        ),
     )
-entry(
-    'unlearning.Recommender.load',
-    lambda: (liking()[0], {'path': liked_file()}),
-    bad(r'\bstate', path=saved()),
-)
 
-MODEL = values(3, None, 'model')
-WORDS = values(3, None, '', 'a\nb', 'x' * 1001)
-ID = values(3, 'anna', 'a' * 33, b'a')
+
+# The desk ####################################################################
 
 
 def place() -> Path:
@@ -705,7 +576,8 @@ def desk() -> ErasureDesk:
 
 def asked() -> tuple[ErasureDesk, dict[str, Any]]:
     made = desk()
-    return made, {'subject_request_id': made.add(nodes(1)).subject_request_id}
+    number = made.add(nodes(1)).subject_request_id
+    return made, {'subject_request_id': number, 'name': 'partner'}
 
 
 entry(
@@ -715,22 +587,20 @@ entry(
         {'name': 'scores', 'model': fitted(), 'save': place() / 'a.pt'},
     ),
     bad(save=None),
-    name=WORDS,
-    model=MODEL,
+    name=values('', 'a\nb', 'x' * 1001),
+    model=values(3, None, 'model'),
 )
 entry(
     'erasure.ErasureDesk.done',
-    lambda: (lambda made, given: (made, {**given, 'name': 'partner'}))(
-        *asked()
-    ),
-    subject_request_id=ID,
-    name=values(3, None, 'nobody'),
+    asked,
+    subject_request_id=values('anna', 'a' * 33),
+    name=values('nobody'),
 )
 
 
 def evidence() -> dict[str, Any]:
     made, given = asked()
-    report = made.done(given['subject_request_id'], 'partner')
+    report = made.done(**given)
     path = place() / 'one.json'
     path.write_text(report.to_json())
     return {'path': path}
@@ -749,3 +619,48 @@ entry(
     path=values(3, None, *others()),
     ledgers=values(3, 'a', {'nobody': 'a.json'}),
 )
+
+
+# States and files ############################################################
+
+
+def state_of(model: Any, **changes: Any) -> dict[str, Any]:
+    state = model.state_dict()
+    for name, value in changes.items():
+        if isinstance(value, float):
+            value = torch.full_like(state[name], value)
+        state[name] = value
+    return state
+
+
+def file_of(model: Any) -> Path:
+    path = temporary()
+    model.save(path)
+    return path
+
+
+for make, fit, weight, held in (
+    (classifier, fitted_classifier, 'W', 'graphs'),
+    (nodes_model, fitted_nodes, 'weight', 'data'),
+):
+    entry(
+        f'unlearning.{type(make()).__name__}.load_state_dict',
+        lambda make=make, fit=fit: (make(), {'state': fit().state_dict()}),
+        *(
+            bad(r'\bstate', state=state_of(fit(), **change))
+            for change in ({weight: np.nan}, {weight: 9.0}, {held: {}})
+        ),
+        names={'state': 'state'},
+        state=damaged_or_old,
+    )
+for make, fit in (
+    (classifier, fitted_classifier),
+    (nodes_model, fitted_nodes),
+    (links, linked),
+    (lambda: liking()[0], liked),
+):
+    entry(
+        f'unlearning.{type(make()).__name__}.load',
+        lambda make=make, fit=fit: (make(), {'path': file_of(fit())}),
+        bad(r'\bstate', path=saved()),
+    )
