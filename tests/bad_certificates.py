@@ -6,14 +6,7 @@ from typing import Any
 
 import torch
 from bad_ground import COUNT
-from bad_inputs import (
-    FLAG,
-    bad,
-    choice,
-    integer,
-    undirected,
-    values,
-)
+from bad_inputs import FLAG, bad, choice, integer, undirected, values
 from bad_table import entry
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import GCNConv
@@ -46,12 +39,7 @@ def bits() -> dict[str, Any]:
     }
 
 
-entry(
-    'ops.flip_bits',
-    bits,
-    bad(num_cols=3),
-    bad(num_samples=2**30),
-)
+entry('ops.flip_bits', bits, bad(num_cols=3), bad(num_samples=2**30))
 
 # Transforms ##################################################################
 

@@ -23,15 +23,11 @@ from bad_table import FOLDER, entry
 from torch_geometric.data import Data
 
 from pyg_trust import agp as F
-from pyg_trust import (
-    files,
-)
+from pyg_trust import files
 from pyg_trust.agp.halo import HaloGraph
 from pyg_trust.certificates import ThreatModel
 from pyg_trust.graph import CSRGraph
-from pyg_trust.ledger import (
-    RemovalLedger,
-)
+from pyg_trust.ledger import RemovalLedger
 from pyg_trust.removal import Part
 
 G = torch.Generator().manual_seed(0)
@@ -143,19 +139,11 @@ BAD_X = (
     *(3, None, torch.ones(N), torch.ones(3, 2), torch.ones(N, 2).long()),
     torch.full((N, 2), torch.nan),
 )
-PROPAGATE = (
-    bad(graph=weighted()),
-    bad(graph=directed(), measure=F.sgc(2)),
-)
+PROPAGATE = (bad(graph=weighted()), bad(graph=directed(), measure=F.sgc(2)))
 
 
 def propagation() -> dict[str, Any]:
-    return {
-        'graph': csr(),
-        'x': rand(N, 2),
-        'measure': F.ppr(0.2),
-        'eps': 0.1,
-    }
+    return {'graph': csr(), 'x': rand(N, 2), 'measure': F.ppr(0.2), 'eps': 0.1}
 
 
 entry(
@@ -217,12 +205,7 @@ entry(
     signals=tensor(rows=False, low=0, high=N - 1),
     dtype=DTYPES,
 )
-entry(
-    'agp.variance_bound',
-    propagation,
-    *PROPAGATE,
-    x=FEATURES,
-)
+entry('agp.variance_bound', propagation, *PROPAGATE, x=FEATURES)
 
 # Scattering
 
@@ -517,8 +500,7 @@ entry(
     procedure=values('', 3),
     promise=values('', 3),
     **dict.fromkeys(
-        ('assumptions', 'not_covered', 'checked'),
-        values(3, None, 'one', [3]),
+        ('assumptions', 'not_covered', 'checked'), values(3, None, 'one', [3])
     ),
     spent=values(3, None, {'a': 'b'}),
     budget=values(3, None, {'a': 'b'}),

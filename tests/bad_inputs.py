@@ -423,10 +423,7 @@ def hinted(found: Any) -> Kind | None:
 
 
 # Attributes that hold what was computed from the others.
-KEPT = {
-    ('CSRGraph', '_cache'),
-    ('DisjointWalkSampler', '_last'),
-}
+KEPT = {('CSRGraph', '_cache'), ('DisjointWalkSampler', '_last')}
 KEPT |= {
     (f'{kind}Loader', name)
     for kind in ('DisjointWalk', 'Unit', 'Graph')

@@ -25,13 +25,7 @@ from bad_table import entry
 from torch_geometric.data import Data
 
 from pyg_trust import agp as F
-from pyg_trust import (
-    certificates,
-    loader,
-    nn,
-    sampler,
-    transforms,
-)
+from pyg_trust import certificates, loader, nn, sampler, transforms
 from pyg_trust.sampler.walks import DisjointWalks
 
 # Layers ######################################################################
@@ -130,10 +124,7 @@ entry(
 
 # Transforms ##################################################################
 
-MEASURE_ROWS = (
-    bad(alpha=None),
-    bad('alpha', measure=F.ppr(0.2)),
-)
+MEASURE_ROWS = (bad(alpha=None), bad('alpha', measure=F.ppr(0.2)))
 entry(
     'transforms.AGP',
     lambda: {'measure': 'appnp', 'alpha': 0.2},
@@ -197,10 +188,7 @@ def unit_data() -> Data:
     return plain_data(x=torch.linspace(-1, 1, 12).view(N, 2))
 
 
-UNIT_ROWS = (
-    *FEATURE_ROWS,
-    bad('x', data=plain_data()),
-)
+UNIT_ROWS = (*FEATURE_ROWS, bad('x', data=plain_data()))
 entry(
     'transforms.GraphEmbedding.forward',
     lambda: (scattering(), {'data': unit_data()}),
@@ -358,10 +346,7 @@ entry(
     bad(pseudo=torch.tensor([-1, -1, 0, 1, -1, -1])),
     logits=LOGITS,
     y=tensor(low=None),
-    nodes=either(
-        values(3, 'a', [N], [0.5], torch.ones(3).bool()),
-        ids(),
-    ),
+    nodes=either(values(3, 'a', [N], [0.5], torch.ones(3).bool()), ids()),
     pseudo=tensor(low=-1, high=1, none=True),
 )
 PAIRS = values(*map(torch.tensor, ([[0.5], [1.0]], [0, 1], [[0], [N]])))

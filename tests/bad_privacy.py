@@ -23,13 +23,7 @@ from bad_table import entry
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import GCNConv
 
-from pyg_trust import (
-    account,
-    loader,
-    noise,
-    privacy,
-    transforms,
-)
+from pyg_trust import account, loader, noise, privacy, transforms
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.unit import PrivacyUnit
 

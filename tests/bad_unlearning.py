@@ -38,11 +38,7 @@ from bad_table import FOLDER, entry
 from desks import ALL, Clock, fitted, nodes
 from torch_geometric.data import Data, HeteroData
 
-from pyg_trust import (
-    audit,
-    transforms,
-    unlearning,
-)
+from pyg_trust import audit, transforms, unlearning
 from pyg_trust.agp.measures import Measure, katz, sgc
 from pyg_trust.erasure import ErasureDesk
 from pyg_trust.removal import RemovalRequest
@@ -95,10 +91,7 @@ for name in ('decision_function', 'predict', 'predict_proba', 'score'):
     )
 entry(
     'unlearning.ScatteringClassifier.remove',
-    lambda: (
-        fitted_classifier(),
-        {'request': RemovalRequest(nodes={0: [1]})},
-    ),
+    lambda: (fitted_classifier(), {'request': RemovalRequest(nodes={0: [1]})}),
     bad('a class without', request=RemovalRequest(graphs=[0, 2, 4])),
     bad('no node', request=RemovalRequest(nodes={0: list(range(N))})),
     request=REQUESTS,
@@ -356,12 +349,7 @@ entry(
 )
 entry(
     'update.NewNodes',
-    lambda: {
-        'x': ones(2, 2),
-        'y': NODES,
-        'train': NODES > 0,
-        'n_id': NODES,
-    },
+    lambda: {'x': ones(2, 2), 'y': NODES, 'train': NODES > 0, 'n_id': NODES},
     bad('train', y=NODES - 2, train=NODES > 0),
     bad(n_id=torch.tensor([1, 1])),
     x=tensor(rows=False),
