@@ -243,7 +243,7 @@ def _beyond(state: dict[str, Any], other: dict[str, Any]) -> str:
 def save(path: str | Path, state: dict[str, Any]) -> None:
     """Write a state with its ``'lineage'`` and ``'ledger'`` to a file.
 
-    Refused as by :func:`check_continues`, or if the file there is no state.
+    The file, if there is one, has to hold a state that it continues.
     """
     check_instance('path', path, str, Path)
     path = Path(path)
@@ -253,7 +253,7 @@ def save(path: str | Path, state: dict[str, Any]) -> None:
 
 
 def peek(path: str | Path) -> dict[str, Any] | None:
-    """Read a saved state without tensors; :obj:`None` if there is no file."""
+    """Read a saved state without tensors; None if there is no file."""
     check_instance('path', path, str, Path)
     if not Path(path).exists():
         return None
@@ -307,7 +307,7 @@ class ObjectLock:
 def synchronized(
     method: Callable[Concatenate[Self, P], T],
 ) -> Callable[Concatenate[Self, P], T]:
-    """Lock a method that reads its object, by its ``_lock``.
+    """Lock an object, by its ``_lock``, while a method reads it.
 
     Called from inside of an :func:`editing` method of the same object, as a
     signal handler can do, it raises a :class:`RuntimeError`.
@@ -318,10 +318,10 @@ def synchronized(
 def editing(
     method: Callable[Concatenate[Self, P], T],
 ) -> Callable[Concatenate[Self, P], T]:
-    """Lock a method that changes its object, by its ``_lock``.
+    """Lock an object, by its ``_lock``, while a method changes it.
 
-    A signal handler or a callback would find the object half changed: until
-    this has ended, a call of such a method raises a :class:`RuntimeError`.
+    A signal handler or a callback would find it half changed: until this has
+    ended, a call of such a method raises a :class:`RuntimeError`.
     """
     return _in_turn(method, True)
 
