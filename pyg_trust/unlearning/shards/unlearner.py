@@ -201,8 +201,9 @@ class ShardedUnlearner(Stateful):
         """Divide the training nodes into shards; train a model on each.
 
         Keeps copies of ``x``, ``edge_index``, ``edge_weight``, ``y``, the
-        masks and ``n_id``. A second call begins a new ledger. If items were
-        removed, it is refused where the :obj:`folder` holds a state.
+        masks and ``n_id``. A second call begins a new ledger. Where the
+        :obj:`folder` holds a state, the first fit, and one after a removal,
+        are refused.
 
         Args:
             data (Data or HeteroData): the graph, with a ``train_mask``. Labels
@@ -371,7 +372,7 @@ class ShardedUnlearner(Stateful):
 
     @property
     def n_id(self) -> Tensor:
-        """The ids of the nodes in :attr:`data`: int64, ``[num_nodes]``."""
+        """The ids of the nodes in ``data``: int64, ``[num_nodes]``."""
         return self._fitted.data.n_id.clone()
 
     @property
