@@ -235,7 +235,7 @@ def _beyond(state: dict[str, Any], other: dict[str, Any]) -> str:
 def save(path: str | Path, state: dict[str, Any]) -> None:
     """Write a state with its ``'lineage'`` and ``'ledger'`` to a file.
 
-    Refused as by :func:`check_continues`, or if the file there is no state.
+    The file, if there is one, has to hold a state that it continues.
     """
     path = Path(path)
     with exclusive(path):
@@ -296,7 +296,7 @@ class ObjectLock:
 def synchronized(
     method: Callable[Concatenate[Self, P], T],
 ) -> Callable[Concatenate[Self, P], T]:
-    """Lock a method that reads its object, by its ``_lock``.
+    """Lock an object, by its ``_lock``, while a method reads it.
 
     Called from inside of an :func:`editing` method of the same object, as a
     signal handler can do, it raises a :class:`RuntimeError`.
@@ -307,10 +307,10 @@ def synchronized(
 def editing(
     method: Callable[Concatenate[Self, P], T],
 ) -> Callable[Concatenate[Self, P], T]:
-    """Lock a method that changes its object, by its ``_lock``.
+    """Lock an object, by its ``_lock``, while a method changes it.
 
-    A signal handler or a callback would find the object half changed: until
-    this has ended, a call of such a method raises a :class:`RuntimeError`.
+    A signal handler or a callback would find it half changed: until this has
+    ended, a call of such a method raises a :class:`RuntimeError`.
     """
     return _in_turn(method, True)
 
