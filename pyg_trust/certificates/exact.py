@@ -92,9 +92,7 @@ def certify_pagerank(
         sign_only (bool): whether bounds are refined only until their sign is
             known, which is many times faster. (default: :obj:`False`)
         tol (float): a margin of at most this counts as unknown.
-            (default: :obj:`1e-9`)
         over_ranks (bool): whether the processes of torchrun share the work.
-            (default: :obj:`False`)
 
     Returns:
         Certificate: bounds, status and witnesses.

@@ -63,9 +63,7 @@ class RobustLoss(torch.nn.Module):
     Args:
         threat (ThreatModel): the attacker, without a global budget.
         alpha (float): the teleport probability of the model.
-            (default: :obj:`0.15`)
         kind (str): :obj:`'rce'` or :obj:`'cem'`, the loss of labelled nodes.
-            (default: :obj:`'rce'`)
         margin (float): :math:`M`, the margin that the hinge losses (the terms
             with a maximum) ask for. (default: :obj:`1.0`)
         pseudo_weight (float): :math:`w`, the weight of the nodes without a

@@ -81,17 +81,12 @@ class PoisonCertificate(Report):
     def certified(self, nodes: int) -> Tensor:
         """Return which targets keep their class: bool, ``[num_targets]``.
 
-        Args:
-            nodes (int): the number of poisoned training nodes.
+        ``nodes`` is the number of poisoned training nodes.
         """
         return self.radius >= check_integer('nodes', nodes, 0)
 
     def certified_ratio(self, nodes: int) -> float:
-        """Return the share of targets that keep their class.
-
-        Args:
-            nodes (int): the number of poisoned training nodes.
-        """
+        """Return the share that keeps its class if ``nodes`` are poisoned."""
         return float(self.certified(nodes).double().mean())
 
     def certified_accuracy(self, labels: Tensor, nodes: int) -> float:

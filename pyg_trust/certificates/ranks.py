@@ -204,7 +204,6 @@ def certify_ranks(
             or a bool mask, to rank these nodes alone; by default all nodes are
             ranked. (default: :obj:`None`)
         tol (float): scores that differ by at most this count as equal.
-            (default: :obj:`1e-9`)
 
     Returns:
         RankCertificate: worst ranks, and the flips that reach them.

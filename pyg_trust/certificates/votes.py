@@ -129,10 +129,6 @@ class SmoothedCertificate(SpeaksOf, Report):
                 deletes, at most. (default: :obj:`(0, 0)`)
             features (tuple[int, int]): how many entries of ``x`` it turns to 1
                 and to 0, at most. (default: :obj:`(0, 0)`)
-
-        Raises:
-            ValueError: on a negative number, or changes of edges or features
-                without noise.
         """
         stays = torch.zeros(self.targets.numel(), dtype=torch.bool)
         for which, regions in self._regions(edges=edges, features=features):
@@ -154,9 +150,6 @@ class SmoothedCertificate(SpeaksOf, Report):
         Args:
             **budget (tuple[int, int]): ``edges`` and ``features``, the most
                 additions and deletions, as :meth:`certified` takes them.
-
-        Raises:
-            ValueError: as :meth:`certified`.
         """
         needed = answering_probability(
             self.num_samples,
@@ -225,7 +218,6 @@ class SmoothedCertificate(SpeaksOf, Report):
 
         Args:
             kind (str): :obj:`'edges'` or :obj:`'features'`.
-                (default: :obj:`'edges'`)
             limit (int): the largest number of additions, and of deletions,
                 that is tried. (default: :obj:`100`)
 

@@ -97,7 +97,6 @@ def certified_votes(
         num_classes (int): the number of classes.
         ties (str): which class wins a tie: :obj:`'any'` (the attacker may
             decide) or :obj:`'first'` (that of the smallest index).
-            (default: :obj:`'any'`)
 
     Returns:
         CertifiedVotes: ``predicted``, int64, ``[num]``; ``radius``, which is
@@ -260,20 +259,18 @@ def collective_votes(
 ) -> CollectiveVotes:
     """Bound how many voted classes stay if an attacker corrupts some views.
 
-    The attacker chooses the views once, for all nodes. The result is exact if
-    there are at most 20,000 sets of so many views: all are tried.
+    The attacker chooses the views once, for all nodes. All sets of views are
+    tried if they are at most 20,000; the result is then exact.
 
     Args:
-        votes (Tensor): int64, ``[num_views, num]``: the class that each view
-            votes for.
+        votes (Tensor): the class that each view votes for: int64,
+            ``[num_views, num]``.
         num_classes (int): the number of classes.
         corrupted (int): the number of corrupted views.
 
     Returns:
-        CollectiveVotes: how many nodes keep their class under the worst set of
-        views: at least ``lower`` and at most ``upper``, and whether these are
-        ``exact``. If not, ``lower`` counts nodes one by one, and ``upper`` is
-        the number under a bad set that was found greedily.
+        CollectiveVotes: at least ``lower`` and at most ``upper`` nodes keep
+        their class under the worst views; if ``exact``, these are equal.
 
     Example:
         >>> votes = torch.tensor([[0, 1], [0, 1], [0, 1], [1, 0], [1, 1]])

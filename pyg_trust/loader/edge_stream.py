@@ -103,7 +103,7 @@ class EdgeStream:
             yield self._update(batch)
 
     def forget(self, nodes: Nodes) -> None:
-        """Drop all that is known of nodes that were removed from the graph."""
+        """Drop all edges of nodes that were removed from the graph, by id."""
         nodes = NodeIds().rows_of('nodes', nodes, MOST)
         self._gone |= {*nodes.tolist()}
         self._last = {
@@ -116,7 +116,10 @@ class EdgeStream:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the edges with their times of expiry: personal data."""
+        """Return the edges with the times of their last events.
+
+        These are personal data.
+        """
         pairs = sorted(self._last)
         stays = [self._last[pair] is None for pair in pairs]
         times = [self._last[pair] or 0 for pair in pairs]
