@@ -102,8 +102,9 @@ class PrivateNodeClassifier(Coverage):
             (``'node_incident'``); or features and label alone (``'feature'``).
         epsilon, delta (float): the budget.
         K (int): the number of hops, each a noisy sum; 1 for ``'feature'``.
-        shares (sequence of float, optional): the shares of the budget
-            :math:`\mu^2` of encoder, sums and head; not for ``'edge'``.
+        shares (sequence of float, optional): the shares of the budget's
+            :math:`\mu^2` that encoder, sums and head cost; (.4, .5, .1) by
+            default, and unused for ``'edge'``.
         encoder (torch.nn.Module, optional): maps rows to logits, or returns
             such a module. By default a linear model, for ``'edge'`` an MLP.
         head (torch.nn.Module, optional): maps ``(K + 1) * num_classes``
@@ -124,10 +125,10 @@ class PrivateNodeClassifier(Coverage):
         ledger_head (str, optional): ``ledger_head`` of an earlier report.
         forget_epsilon (float): up to which :math:`\epsilon` the noise may
             cover removals, so that nothing is fitted again.
-        max_units (float): the most records that a removed node may count as,
-            by the edges that others have to it.
-        start_is_public (bool): your statement that :obj:`encoder` and
-            :obj:`head` were not trained on what is protected.
+        max_units (float): a removed node counts as several records if many
+            others have edges to it: the most that are covered.
+        start_is_public (bool): you state that :obj:`encoder` and :obj:`head`
+            were not trained on protected data.
     """
 
     _entries = ('encoder', 'head', 'released', 'smoothed', 'rho')
