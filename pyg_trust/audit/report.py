@@ -90,7 +90,7 @@ class AuditReport(Report):
 
     @property
     def violated(self) -> bool:
-        """Whether a test was failed."""
+        """Whether at least one test was failed."""
         return bool(self.failed)
 
 

@@ -360,7 +360,7 @@ class StepLoader(NodeLoader):
         return fingerprint(*self.public())
 
     def layout(self) -> str:
-        """Return a hash by which processes compare their units."""
+        """Return a hash of the units, to be equal in all processes."""
         return ''
 
     def assumptions(self) -> tuple[str, ...]:

@@ -121,7 +121,7 @@ class PrivateNodeClassifier(Coverage):
         steps, lr: the gradient steps with noise, and their learning rate.
         epochs (int): the epochs of training without noise, for ``'edge'``.
         insecure_seed (int, optional): a seed; nothing is private then.
-        ledger_head (str, optional): as in the last report of the ledger.
+        ledger_head (str, optional): ``ledger_head`` of an earlier report.
         forget_epsilon (float): up to which :math:`\epsilon` the noise may
             cover removals, so that nothing is fitted again.
         max_units (float): the most records that a removed node may count as,

@@ -191,7 +191,7 @@ class PrivateLinkPredictor(Coverage):
         leave_out (bool): whether the features of a training edge leave out the
             message along this edge.
         insecure_seed (int, optional): a seed; nothing is private then.
-        ledger_head (str, optional): as in the last report of the ledger.
+        ledger_head (str, optional): ``ledger_head`` of an earlier report.
         forget_epsilon (float): for ``'edge'``, the largest :math:`\epsilon` at
             which noise may cover removed edges, so that nothing is fitted
             again.

@@ -396,15 +396,19 @@ class ShardedUnlearner(Stateful):
     @synchronized
     def plan(
         self,
-        update: Update | RemovalRequest | Sequence[Any],
+        update: Update | RemovalRequest | Sequence[Any] | None = None,
         *,
         shard: Mapping[int, int] | str | None = None,
+        **items: Any,
     ) -> ForgetPlan:
         """Estimate the shards and the cost of an update; change nothing.
 
         Takes the arguments of :meth:`update`: the removals, additions and
-        changes, and the shards of new training nodes.
+        changes, and the shards of new training nodes; or what to remove, as in
+        :meth:`remove`.
         """
+        if items or update is None:
+            update = requested(update, **items)
         state, builder = self._fitted, self._builder
         after, first, request = applied(
             builder, state, update, shard, self.num_classes
