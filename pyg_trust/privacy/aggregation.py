@@ -102,7 +102,7 @@ class PrivateNodeClassifier(Coverage):
         epsilon, delta (float): the budget.
         K (int): the number of hops, each a noisy sum; 1 for ``'feature'``.
         shares (sequence of float, optional): shares of the budget's mu squared
-            of encoder, sums, head; by default (.4, .5, .1), not for ``'edge'``.
+            of encoder, sums, head, by default .4, .5, .1; not for ``'edge'``.
         encoder (torch.nn.Module, optional): maps rows to logits, or returns
             such a module. By default a linear model, for ``'edge'`` an MLP.
         head (torch.nn.Module, optional): maps ``(K + 1) * num_classes``
