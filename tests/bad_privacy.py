@@ -388,7 +388,7 @@ entry(
     lambda: {},
     bad(ledger_head='a'),
     neighboring=choice(),
-    items=values(3, 'ab', [], [1, 1], [-1], [0.5]),
+    items=values('ab', [], [1, 1], [-1], [0.5]),
 )
 entry(
     'privacy.PrivateItemCounts.fit',
