@@ -495,7 +495,7 @@ class PrivacyLedger:
 
         Args:
             epsilon (float): the epsilon of the release, in nats, with a delta
-                of 0. :attr:`pure_epsilon` is the sum.
+                of 0; ``pure_epsilon`` is the sum.
         """
         epsilon = check_positive('epsilon', epsilon)
         self._append(lambda: {'epsilon': epsilon})

@@ -53,12 +53,13 @@ class PoisonCertificate(Report):
             class, -1 for none: int64, ``[num_targets]``.
         votes (Tensor): the classes that the models vote for: int64,
             ``[num_shards, num_targets]``.
-        num_classes (int): the number of classes, plus one that shards without
-            training nodes vote for.
+        num_classes (int): the number of classes of votes, the last one for
+            shards without training nodes.
         aggregator (str): ``'mean'`` of probabilities, or ``'majority'``.
         n_id (Tensor): the ids of all nodes: int64, ``[num_nodes]``.
         group (Tensor): the shard of each of them: int64, ``[num_nodes]``.
         data, weights (str): SHA-256 of models and data, and of the weights.
+        provenance (dict): versions and settings.
         checked (tuple[str, ...]): the checks in this run.
         assumptions (tuple[str, ...]): further assumptions of this run.
         inference (str): always ``'clean'``.

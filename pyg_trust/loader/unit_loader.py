@@ -256,7 +256,7 @@ class UnitLoader(DrawnUnits):
         return self._claims(number).num_subgraphs
 
     def layout(self) -> str:
-        """Return a hash by which processes compare persons' rows."""
+        """Return a hash of persons' rows, to be equal in all processes."""
         seed = getattr(self._walks, 'seed', 0)
         return fingerprint(*self._claims(0), repr((seed, self.owned_by)))
 

@@ -164,16 +164,22 @@ class Coverage(Fitted):
 
     @synchronized
     @validated
-    def plan(self, request: RemovalRequest, data: Data) -> CoverageReport:
+    def plan(
+        self, request: Any = None, data: Any = None, **items: Any
+    ) -> CoverageReport:
         """Report what ``remove()`` would do, without doing it.
 
         Args:
-            request (RemovalRequest): as in ``remove()``.
+            request (RemovalRequest or list, optional): as in ``remove()``.
             data (Data): as in ``remove()``.
+            **items (list or Tensor): ``nodes``, ``edges``, ``features`` or
+                ``labels``, as in ``remove()``.
 
         Raises:
             TypeError, ValueError, BudgetExceededError: as ``remove()``.
         """
+        request = requested(request, **items)
+        check_instance('data', data, Data)
         return self._reported_of(request, self._change(request, data))
 
     @editing

@@ -531,12 +531,17 @@ class NodeClassifier(NodeReleases, EditedInPlace):
 
     @editing
     def plan(
-        self, request: Update | RemovalRequest | Sequence[Any]
+        self,
+        request: Update | RemovalRequest | Sequence[Any] | None = None,
+        **items: Any,
     ) -> ForgetPlan:
         """Estimate the work of an update and its release; change nothing.
 
-        This computes the features after the update, but does not train.
+        Takes an update, or what to remove as in :meth:`remove`. This computes
+        the features after the update, but does not train.
         """
+        if items or request is None:
+            request = requested(request, **items)
         model = self._fitted
         data = model.data
         edits = edits_of(data, request, self._encoded)

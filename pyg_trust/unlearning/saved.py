@@ -79,7 +79,7 @@ class Saved:
 
     @property
     def lineage(self) -> Lineage:
-        """All states up to the present one."""
+        """The history of the model's states, which saved files continue."""
         return Lineage() if self._model is None else self._model.lineage
 
     @synchronized

@@ -156,7 +156,7 @@ class ShardStore:
             raise ValueError(
                 f"'folder' needs to hold a {MANIFEST} (got {self.folder})"
             )
-        with commit.exclusive(self._path, reading=True):
+        with commit.exclusive(self._path):
             manifest, parts = self.manifest() or {}, {}
             for name, entry in manifest['files'].items():
                 path = self.folder / entry['file']
