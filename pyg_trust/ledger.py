@@ -58,8 +58,8 @@ class LedgerEntry(Report):
     """Line of a :class:`RemovalLedger`.
 
     Args:
-        action (str): ``'fit'``, ``'refine'``, ``'retrain'``, ``'measured'`` or
-            ``'step'``, as in :meth:`RemovalLedger.record`.
+        action (str): how the model was made: ``'fit'``, ``'refine'``,
+            ``'retrain'``, ``'measured'`` or ``'step'``.
         spent (float): the amount that is spent after this line, in the unit of
             the ledger's budget.
         request (dict): the ids of the removed items.
@@ -542,7 +542,7 @@ class PrivacyLedger:
 
         Args:
             epsilon (float): the epsilon of the release, in nats, with a delta
-                of 0. :attr:`pure_epsilon` is the sum.
+                of 0; ``pure_epsilon`` is the sum.
         """
         epsilon = check_positive('epsilon', epsilon)
         self._append(lambda: {'epsilon': epsilon})

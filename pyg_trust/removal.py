@@ -559,9 +559,9 @@ def remove_from_data(data: Data, part: Part) -> Data:
     """Return a copy of a graph without the items of a request.
 
     Ids of nodes are ``data.n_id``, if the graph has it, else positions. The
-    result has the new attributes ``n_id``, the ids of the remaining nodes, and
-    ``x_removed``, a bool mask of nodes whose features were removed. Attributes
-    of the whole graph are kept.
+    result has ``n_id``, the ids of the remaining nodes, and, if features were
+    removed, ``x_removed``, a bool mask of their nodes. Attributes of the whole
+    graph are kept.
 
     Args:
         data (Data): the graph, with an ``edge_index``; it is not changed.

@@ -281,7 +281,7 @@ def test_threads_take_turns_with_an_object():
 def test_what_somebody_else_recorded_is_named_and_counted(tmp_path):
     both = without(fitted(), 9)
     mine = state_of(without(both, 8))
-    for count, more in ((3, False), (5, True)):
+    for count, more in ((3, False), (4, True)):
         found = state_of(without(both, *range(count)))
         with pytest.raises(StaleStateError, match=r'\[2\]') as error:
             commit.check_continues(tmp_path / 'a', found, mine)
@@ -313,3 +313,8 @@ def test_nothing_is_called_from_inside_of_a_change():
         with pytest.raises(RuntimeError, match='nothing was done'):
             outer(inner)
     assert box.change() == box.read() == 0
+    # Nothing is made as a tensor of inference, and no gradient is asked for.
+    with torch.inference_mode():
+        assert not box.change(torch.is_inference_mode_enabled)
+    with torch.no_grad():
+        assert not box.change(torch.is_grad_enabled)

@@ -46,9 +46,6 @@ def certifies(threat: type) -> Callable[[Route], Route]:
     Args:
         threat (type): the class of the threat; subclasses without a function
             of their own use it, too.
-
-    Raises:
-        ValueError: if a function is registered for a class of this name.
     """
     name = threat.__name__
 
@@ -135,11 +132,6 @@ def certify(
     Returns:
         Report: a :class:`Certificate`, a :class:`SmoothedCertificate`, or for
         a threat that you registered a :class:`UserCertificate`.
-
-    Raises:
-        TypeError: if nothing certifies against this kind of threat, or an
-            option is not one of that function.
-        ValueError: on arguments that the function refuses.
 
     Example:
         >>> import torch

@@ -132,12 +132,11 @@ class VoteCertificate(SpeaksOf, Report):
         return self.radius >= side * side - left
 
     def certified_ratio(self, changes: int, rows: int = 0) -> float:
-        """Return the share of targets that keep their class.
+        """Return the share of targets that :meth:`certified` marks.
 
         Args:
             changes (int): the number of elements that an attacker changes.
-            rows (int): with ``by='grid'``, the number of rows of the features
-                that it changes as well. (default: :obj:`0`)
+            rows (int): with ``by='grid'``, the changed rows of the features.
         """
         return float(self.certified(changes, rows).double().mean())
 
@@ -149,14 +148,13 @@ class VoteCertificate(SpeaksOf, Report):
         Args:
             labels (Tensor): the true classes of all nodes, or graphs: int64.
             changes (int): the number of elements that an attacker changes.
-            rows (int): with ``by='grid'``, the number of rows of the features
-                that it changes as well. (default: :obj:`0`)
+            rows (int): with ``by='grid'``, the changed rows of the features.
         """
         right = is_right(labels, self.targets, self.predicted, self.task)
         return float((self.certified(changes, rows) & right).double().mean())
 
     def chart(self) -> Chart:
-        """Chart the certified share of targets by number of changes."""
+        """Return a chart of the certified share by number of changes."""
         most = max(int(self.radius.max()), 0) + 1
         shares = [self.certified_ratio(k) for k in range(most + 1)]
         return Chart(
@@ -183,7 +181,7 @@ class VoteCertificate(SpeaksOf, Report):
         return tallies(top, earlier, later, self.votes.size(0) - taken)
 
     def guarantee(self) -> Guarantee:
-        """Return the guarantee: voted classes stay, with certainty."""
+        """Return the guarantee of how many voted classes stay."""
         return stated(
             'certificate by division and voting',
             {
@@ -233,12 +231,11 @@ class Divided(Module):
             and rows); or :obj:`'owners'`. (default: :obj:`'nodes'`)
         vote (str): :obj:`'majority'`, where the first class wins a tie, or
             :obj:`'mean'` of probabilities. (default: :obj:`'majority'`)
-        transform (Callable, optional): applied to every view. (default:
-            :obj:`None`)
+        transform (Callable, optional): applied to every view.
         seed (int, optional): the key of the hash; None draws one from the
             operating system. (default: :obj:`None`)
         unit (PrivacyUnit, optional): who owns what; for ``'owners'`` alone.
-        target (str, optional): the public node type to classify, likewise.
+        target (str, optional): the node type to classify, for ``'owners'``.
     """
 
     def __init__(
@@ -267,12 +264,7 @@ class Divided(Module):
         self.vote, self.transform = vote, transform
 
     def forward(self, data: Data | HeteroData | Sequence[Data]) -> Tensor:
-        """Return the voted classes: int64, one per node or graph.
-
-        Args:
-            data (Data, HeteroData or list[Data]): as :meth:`certify` takes it:
-                a graph whose nodes are classified, or a list of graphs.
-        """
+        """Return the voted classes, int64, of a graph's nodes or of graphs."""
         return self.certify(data).predicted
 
     @validated

@@ -70,9 +70,9 @@ def certify_pagerank(
     end in an ``APPNP``. Its number of steps, normalization, self-loops and
     rounding errors are accounted for.
 
-    Without a global budget, a model of infinitely many steps gets an exact
-    status at every node. Otherwise margins are bounded, an attack is searched
-    at nodes that stay open, and if few graphs are possible all are tried.
+    The status of every node is exact for directed flips without a global
+    budget, if the model has infinitely many steps. Otherwise margins are
+    bounded, and attacks are searched at nodes that remain unknown.
 
     Args:
         model (PageRankDiffusion or Tensor): the deployed model; or :math:`H`,
@@ -92,9 +92,7 @@ def certify_pagerank(
         sign_only (bool): whether bounds are refined only until their sign is
             known, which is many times faster. (default: :obj:`False`)
         tol (float): a margin of at most this counts as unknown.
-            (default: :obj:`1e-9`)
         over_ranks (bool): whether the processes of torchrun share the work.
-            (default: :obj:`False`)
 
     Returns:
         Certificate: bounds, status and witnesses.

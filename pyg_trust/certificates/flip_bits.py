@@ -49,10 +49,6 @@ class BitFlips:
         directed (bool): whether the two directions of an edge flip
             independently, not together. (default: :obj:`False`)
 
-    Raises:
-        TypeError: if :obj:`edges` or :obj:`features` is no pair of numbers.
-        ValueError: if a probability is out of range, or all are 0.
-
     Example:
         >>> BitFlips(edges=(0.0, 0.6))
         BitFlips(edges=(0.0, 0.6), features=(0.0, 0.0), directed=False)
@@ -155,9 +151,6 @@ class FlipBits(BaseTransform):
         seed (int, optional): a seed, with which every call draws the same
             noise; by default every call draws new noise from torch's
             generator.
-
-    Raises:
-        TypeError, ValueError: as :class:`BitFlips`.
     """  # noqa: D205
 
     def __init__(

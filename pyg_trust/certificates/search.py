@@ -158,10 +158,7 @@ def try_each(
         \quad g = (I - a P)^{-1} e_i ,
 
     at the cost of a linear system per row with a budget and a few operations
-    per fragile pair. If :math:`z` and :math:`g` are off by :math:`\eta_z` and
-    :math:`\eta_g`, the quotient :math:`Q` with the denominator :math:`M` is
-    off by :math:`\Delta = (2 \eta_z + 2 \eta_g |Q|) / (M - 2 \eta_g)`, and the
-    margin by :math:`(g_u + \eta_g) \Delta + \eta_g |Q| + 2 \eta_z`.
+    per fragile pair. The errors of :math:`z` and :math:`g` are accounted for.
     """
     follow = 1 - alpha
     graph, n = perturbations.graph, perturbations.num_nodes

@@ -236,25 +236,16 @@ class SmoothedClassifier(Module):
         self.model, self.noise, self.options = model, noise, options
 
     def forward(self, data: Data | Sequence[Data]) -> Tensor:
-        """Return the smoothed classes: int64, one per node or graph.
+        """Return the smoothed classes: int64, of a graph's nodes or of graphs.
 
         It draws new noisy copies, and returns -1 where too few of them agree.
-
-        Args:
-            data (Data or list[Data]): a graph, to classify its nodes; or
-                graphs.
         """
         return self.certify(data).predicted
 
     def certify(self, data: Data | Sequence[Data]) -> SmoothedCertificate:
-        """Certify the smoothed classes, with the options given at the start.
+        """Certify the smoothed classes of a graph's nodes, or of graphs.
 
-        Args:
-            data (Data or list[Data]): a graph, to classify its nodes; or
-                graphs.
-
-        Returns:
-            SmoothedCertificate: classes, votes, and bounds of probabilities.
+        It passes the options of the constructor to :func:`certify_smoothed`.
         """
         return certify_smoothed(self.model, data, self.noise, **self.options)
 

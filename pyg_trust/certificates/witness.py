@@ -42,11 +42,7 @@ class Witness:
     def of(
         cls, tensors: dict[str, Tensor], texts: dict[str, str]
     ) -> tuple['Witness', str]:
-        """Make a witness of copies of tensors and texts.
-
-        Args:
-            tensors (dict[str, Tensor]): the tensors, by name.
-            texts (dict[str, str]): the texts, by name.
+        """Copy tensors and texts, both by name, to a witness.
 
         Returns:
             tuple[Witness, str]: the witness, and its SHA-256 digest.
@@ -64,7 +60,6 @@ class Witness:
 
         Args:
             most (float): about how many numbers the proof may read.
-                (default: ``math.inf``)
 
         Returns:
             list[int]: for each target 1 if it is proved to be robust, -1 if it
@@ -80,11 +75,7 @@ class Witness:
 
     @validated
     def save(self, path: str | os.PathLike) -> None:
-        """Write the arrays to a new ``.npz`` file, without pickle.
-
-        Args:
-            path (str): the path of the file, which must not exist yet.
-        """
+        """Write the arrays to a ``.npz`` file that must not exist yet."""
         content = _file(_small(self.arrays))
         if proofs.digest(proofs.load(content)) != proofs.digest(self.arrays):
             # Arrays that are no certificate may have no small form.

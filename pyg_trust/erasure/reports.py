@@ -127,7 +127,8 @@ class ErasureReport(Report):
         reason (str): the reason for halting or cancelling the request.
         overdue (bool): whether the due date passed before completion.
         tasks (tuple[dict, ...]): a dict for each model or recipient: its
-            ``name``; ``is_model``; its ``state``; the ``mode`` of removal;
+            ``name``; ``is_model``; its ``state``, such as ``'pending'`` or
+            ``'done'``; the ``mode``, how it was removed, such as ``'batch'``;
             when it ``finished``; a ``note``; for models the ``reference`` of
             the request in the ledger, the ledger's ``head`` after the removal,
             and the guarantee, ``promise``.

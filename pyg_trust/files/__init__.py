@@ -38,19 +38,19 @@ class DamagedFileError(ValueError):
 
 
 @contextlib.contextmanager
-def locked(path: Path, reading: bool = False) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
     """Hold a lock file for a ``with`` block, and delete it; not reentrant.
+
+    Where the folder is not writable, files are read without a lock.
 
     Args:
         path (Path): the path of the lock file.
-        reading (bool): whether to go on without a lock where the folder is not
-            writable. (default: :obj:`False`)
     """
     lock = FileLock(path)
     try:
         lock.acquire(poll_interval=0.01)
     except OSError:
-        if not reading or os.access(path.parent, os.W_OK):
+        if os.access(path.parent, os.W_OK):
             raise
     try:
         yield
@@ -157,9 +157,9 @@ def load(path: str | Path) -> Any:
 
 
 def peek(path: str | Path) -> Any:
-    """Read a saved state quickly, without the values of its tensors.
+    """Read a saved state without reading the values of its tensors.
 
-    Each tensor is replaced by a description of its dtype and shape.
+    A dict replaces each tensor; its ``'is'`` has dtype, shape and checksum.
     """
     return _loaded(path, False)
 

@@ -73,9 +73,9 @@ def majority_vote(outputs: Tensor) -> Tensor:
     r"""Return the shares of the sub-models' votes, for each node and class.
 
     A sub-model votes for the class of its largest logit, the first of equal
-    ones; it abstains where all logits are equal. With its number of votes
-    :math:`v_c`, the number :math:`S` of voting sub-models and their mean
-    probability :math:`\bar{p}_c`, a class has the share
+    ones; it abstains where all logits are equal. With the number of votes
+    :math:`v_c` of a class, the number :math:`S` of voting sub-models and the
+    mean probability :math:`\bar{p}_c` of all sub-models, the share is
 
     .. math::
         p_c = \frac{v_c + \bar{p}_c / 2}{S + 1/2} .
@@ -582,8 +582,7 @@ def make_aggregator(
     Register others in :obj:`pyg_trust.registries.AGGREGATORS`.
 
     Args:
-        name (str or ShardAggregator): a name; an aggregator is returned as it
-            is.
+        name (str or ShardAggregator): a name, or an aggregator to return.
         **kwargs (Any): arguments of the class, with a name.
 
     Raises:

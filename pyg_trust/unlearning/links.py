@@ -231,19 +231,20 @@ def _choosers(count: int, partners: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 class LinkClassifier(NodeClassifier):
-    """Link predictor that forgets nodes and edges, with a certificate.
+    r"""Link predictor that forgets nodes and edges, with a certificate.
 
     A logistic head is trained on pairs of nodes. Each edge is a positive pair.
     Each node has some negative pairs, with nodes that a hash chooses. A pair's
     features are the elementwise product of its nodes' propagated features.
-    Removals, updates and **the guarantee** are those of
-    :class:`NodeClassifier`, with pairs in place of training nodes.
+    Each *release* adds fresh noise to the weights, which are then
+    :math:`(\varepsilon, \delta)`-indistinguishable from weights trained on the
+    remaining data alone (:mod:`pyg_trust.unlearning.certified`).
 
     Keep scores of pairs secret: they depend on the present features of both
     nodes, without noise. Runs on the CPU, in float64, with :math:`P (d + 1)`
-    numbers in memory for :math:`P` pairs and :math:`d` features. Divide
-    features by their size, and reduce wide ones by a public encoder: an SVD of
-    these features would remember removed items.
+    numbers in memory for :math:`P` pairs and :math:`d` features. Reduce wide
+    features by a public encoder: an SVD of these features would remember
+    removed items.
 
     Args:
         measure (str or Measure): the propagation, :obj:`'sgc'`,

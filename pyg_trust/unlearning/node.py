@@ -409,18 +409,18 @@ class NodeClassifier(NodeReleases, EditedInPlace):
         """Apply removals, additions and changes together, all or none.
 
         Predictions use the present graph and features at once. Removals and
-        changes end with a release. Additions wait for the next one, as each
-        release spends budget, unless there are more than ``max_pending`` or a
-        :obj:`reference` is given. A release steps with the weights until their
-        residual is a hundredth of the budget, and adds fresh noise.
+        changes end with a release: Newton steps until the gradient's norm is
+        within a hundredth of the budget, and fresh noise. Additions wait for
+        the next release, as each one spends budget, unless there are more than
+        ``max_pending`` or a :obj:`reference` is given.
 
         Args:
             update (Update, RemovalRequest or list): the removals, additions
                 and changes; a list makes at most one release.
             release (bool): whether to make a release for additions alone, too.
                 (default: :obj:`False`)
-            reference (str): 32 hexadecimal digits for each request, which the
-                ledger keeps. (default: :obj:`''`)
+            reference (str): ids of the requests for the ledger, 32 hexadecimal
+                digits each. (default: :obj:`''`)
 
         Returns:
             ForgetReport or AdditionReport: the report of the release; for
@@ -465,12 +465,12 @@ class NodeClassifier(NodeReleases, EditedInPlace):
                 features are removed.
             labels (list[int] or Tensor, optional): the ids of nodes that are
                 no longer trained on.
-            persons (list[int], optional): refused: pass a request with a unit.
+            persons (list[int], optional): refused: pass a request for these.
             missing (str): :obj:`'raise'`, or :obj:`'skip'` to leave out items
                 that are not there and list them in ``skipped`` of the report.
                 (default: :obj:`'raise'`)
-            reference (str): 32 hexadecimal digits for each request, which the
-                ledger keeps. (default: :obj:`''`)
+            reference (str): ids of the requests for the ledger, 32 hexadecimal
+                digits each. (default: :obj:`''`)
 
         Raises:
             NotThere: if an item is not there, or with ``missing='skip'`` if no
@@ -495,7 +495,7 @@ class NodeClassifier(NodeReleases, EditedInPlace):
         """Make a release that includes all pending additions.
 
         Args:
-            reference (str): 32 hexadecimal digits, kept in the ledger.
+            reference (str): an id for the ledger, 32 hexadecimal digits.
 
         Raises:
             ValueError: if no addition is pending.
@@ -532,12 +532,17 @@ class NodeClassifier(NodeReleases, EditedInPlace):
 
     @editing
     def plan(
-        self, request: Update | RemovalRequest | Sequence[Any]
+        self,
+        request: Update | RemovalRequest | Sequence[Any] | None = None,
+        **items: Any,
     ) -> ForgetPlan:
         """Estimate the work of an update and its release; change nothing.
 
-        This computes the features after the update, but does not train.
+        Takes an update, or what to remove as in :meth:`remove`. This computes
+        the features after the update, but does not train.
         """
+        if items or request is None:
+            request = requested(request, **items)
         model = self._fitted
         data = model.data
         edits = edits_of(data, request, self._encoded)

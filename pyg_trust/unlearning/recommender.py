@@ -131,8 +131,8 @@ class Recommender(Saved, EditedInPlace):
         method (str): :obj:`'paths'` or :obj:`'closed_form'`.
             (default: :obj:`'paths'`)
         exponents (tuple[float, float, float]): of ``'paths'``, each in
-            :math:`[0, 2]`: how much less to count popular items of the user,
-            active other users, and popular recommended items.
+            :math:`[0, 2]`: a path is divided by the degrees of the user's
+            item, the other user and the recommended item to these powers.
             (default: :obj:`(0.6, 0.6, 0.3)`)
         cached (bool): whether ``'paths'`` keeps its counts, 12 bytes for each
             pair of items with a common user; otherwise each call counts them
@@ -204,9 +204,8 @@ class Recommender(Saved, EditedInPlace):
             interactions (Tensor or HeteroData): int64, ``[2,
                 num_interactions]``, users in row 0 and items in row 1; or a
                 bipartite graph.
-            num_users (int, optional): the number of users; left out with a
-                graph, which has it.
-            num_items (int, optional): the number of items; likewise.
+            num_users (int, optional): the number of users; not with a graph.
+            num_items (int, optional): the number of items; not with a graph.
             edge_type (tuple, optional): the edge type of the interactions, as
                 ``('user', 'likes', 'item')``, if a graph has several.
 
@@ -387,8 +386,8 @@ class Recommender(Saved, EditedInPlace):
             missing (str): :obj:`'raise'`, or :obj:`'skip'` to leave out items
                 that are not there and list them in ``skipped`` of the report.
                 (default: :obj:`'raise'`)
-            reference (str): 32 hexadecimal digits for each request, kept in
-                the ledger. (default: :obj:`''`)
+            reference (str): ids of the requests for the ledger, 32 hexadecimal
+                digits each. (default: :obj:`''`)
 
         Raises:
             NotThere: if an item is not there, or with ``missing='skip'`` if no

@@ -111,8 +111,9 @@ class ForgetReport(Facts):
 
     @classmethod
     def of(cls, procedure: str, **values: Any) -> 'ForgetReport':
-        """Make a report of one kind of removal from its fields.
+        """Make a report; called by the models.
 
+        ``procedure`` is the kind of removal, ``values`` are the other fields.
         Fields of the guarantee that are left out are computed.
         """
         kind = PROMISES[procedure]

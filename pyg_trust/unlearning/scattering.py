@@ -275,8 +275,8 @@ class ScatteringClassifier(GraphPredictor, CertifiedClassifier):
             update (Update, RemovalRequest or list): the removals, additions
                 and changes, in order; ``graph`` of an update is the id of the
                 graph that its nodes, edges and features belong to.
-            reference (str): 32 hexadecimal digits for each request, kept in
-                the ledger. (default: :obj:`''`)
+            reference (str): ids of the requests for the ledger, 32 hexadecimal
+                digits each. (default: :obj:`''`)
 
         Raises:
             ValueError: if an item to remove is missing, an item to add exists,
@@ -316,8 +316,8 @@ class ScatteringClassifier(GraphPredictor, CertifiedClassifier):
             missing (str): :obj:`'raise'`, or :obj:`'skip'` to leave out items
                 that are not there and list them in ``skipped`` of the report.
                 (default: :obj:`'raise'`)
-            reference (str): 32 hexadecimal digits for each request, kept in
-                the ledger. (default: :obj:`''`)
+            reference (str): ids of the requests for the ledger, 32 hexadecimal
+                digits each. (default: :obj:`''`)
 
         Raises:
             NotThere: if an item is not there, or with ``missing='skip'`` if no

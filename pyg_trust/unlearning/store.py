@@ -79,7 +79,7 @@ class ShardStore:
         )
 
     def holds(self, plain: dict[str, Any]) -> bool:
-        """Return whether the manifest has these entries, by name and value."""
+        """Return whether the manifest has all entries of ``plain``."""
         found = self.manifest()
         return found is not None and all(
             found.get(key) == value for key, value in plain.items()
@@ -102,7 +102,7 @@ class ShardStore:
                 dicts of tensors and plain values.
             plain (dict): further entries of the manifest, as JSON. If there is
                 a ``'ledger'``, the state has to continue the current one.
-            goes_on (bool): whether to refuse a folder without a state.
+            goes_on (bool): whether a folder without a state is an error.
                 (default: :obj:`False`)
 
         Returns:
@@ -156,7 +156,7 @@ class ShardStore:
             raise ValueError(
                 f"'folder' needs to hold a {MANIFEST} (got {self.folder})"
             )
-        with commit.exclusive(self._path, reading=True):
+        with commit.exclusive(self._path):
             manifest, parts = self.manifest() or {}, {}
             for name, entry in manifest['files'].items():
                 path = self.folder / entry['file']

@@ -76,12 +76,12 @@ class Step(NamedTuple):
 
 
 class Sums:
-    r"""Graph, features and sums.
+    """Unweighted graph, features and the sums of what nodes receive.
 
-    Of an unweighted graph without duplicates, on the CPU. ``bound`` is of all
-    features that will ever come, ``bits`` of the grid. ``reads``, rows read
-    for each event, changes no bit: by default :func:`reads_of` chooses it.
-    ``gone`` are rows of removed nodes.
+    On the CPU, without duplicate edges. ``bound`` is the largest magnitude of
+    a feature, now or later, and ``bits`` the precision of the grid. ``reads``
+    is the number of rows read for each event, by default that of
+    :func:`reads_of`; it changes no result. ``gone`` are rows of removed nodes.
     """
 
     def __init__(
@@ -313,7 +313,7 @@ class Sums:
     def play(
         self, steps: Sequence[Step], undo: Undo | None = None
     ) -> tuple[Tensor, int]:
-        """Play edits in their order, as one: all of it or nothing."""
+        """Apply edits in their order: all of them, or none."""
         first, edits, broken = self._state[_CLOCK].tolist()
         if broken:
             self._build()
@@ -382,7 +382,7 @@ class Sums:
         return changed, first
 
     def mend(self) -> None:
-        """Compute the sums anew if an edit broke off among them."""
+        """Compute the sums anew if an edit was interrupted."""
         if self._state[_CLOCK].tolist()[_BROKEN]:
             self._build()
 

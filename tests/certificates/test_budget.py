@@ -242,23 +242,24 @@ def test_attacks_on_a_real_graph_stay_above_the_bound(shared):
 def test_attacks_with_few_pairs_add_edges_to_the_best_nodes(
     all_pairs, monkeypatch
 ):
-    # In a graph without edges to remove the best flip is known: an edge from
-    # the target to the node of largest reward.
-    graph = CSRGraph.convert(torch.tensor([[0, 1], [1, 0]]), 40)
+    # On a ring without removals the best flip is known: an edge from the
+    # target to the node of the largest value, here by dense algebra.
+    ring, eye = torch.arange(40), torch.eye(40).double()
+    edges = torch.stack([ring.repeat(2), torch.cat([ring + 1, ring - 1]) % 40])
+    graph = CSRGraph.convert(edges, 40)
     reward = torch.randn(3, 40, generator=torch.Generator().manual_seed(0))
     reward, targets = reward.double(), torch.tensor([7, 8, 9])
-    reward[:, targets] = -1
-    none, one = torch.zeros(2, dtype=torch.bool), torch.ones(40).long()
-    pairs = None
-    if not all_pairs:
-        pairs = (1 - torch.eye(40)).nonzero().t()[:, 80:]
+    step = (eye.roll(1, 1) + eye.roll(-1, 1)) / 2
+    value = torch.linalg.solve(eye - (1 - ALPHA) * step, reward.t()).t()
+    near = (targets[:, None] + torch.tensor([-1, 0, 1])) % 40
+    best = value.scatter(1, near, -9).argmax(1)
+    none, one = torch.zeros(80, dtype=torch.bool), torch.ones(40).long()
+    pairs = None if all_pairs else (step + eye == 0).nonzero().t()
     made = Perturbations(graph, none, one, pairs, all_pairs=all_pairs)
     monkeypatch.setattr(search, '_MANY', 1)
     flips = attacks(made, reward, targets, 1, ALPHA)
-    assert [flip.t().tolist() for flip in flips] == [
-        [[target, int(row.argmax())]]
-        for target, row in zip(targets.tolist(), reward, strict=True)
-    ]
+    expected = torch.stack([targets, best])
+    assert torch.equal(torch.cat(flips, 1), expected)
     tried = []
     monkeypatch.setattr(
         search, 'candidates', lambda moves, _: tried.append(moves) or flips[0]

@@ -201,8 +201,9 @@ class ShardedUnlearner(Stateful):
         """Divide the training nodes into shards; train a model on each.
 
         Keeps copies of ``x``, ``edge_index``, ``edge_weight``, ``y``, the
-        masks and ``n_id``. A second call begins a new ledger. If items were
-        removed, it is refused where the :obj:`folder` holds a state.
+        masks and ``n_id``. A second call begins a new ledger. Where the
+        :obj:`folder` holds a state, the first fit, and one after a removal,
+        are refused.
 
         Args:
             data (Data or HeteroData): the graph, with a ``train_mask``. Labels
@@ -371,7 +372,7 @@ class ShardedUnlearner(Stateful):
 
     @property
     def n_id(self) -> Tensor:
-        """The ids of the nodes in :attr:`data`: int64, ``[num_nodes]``."""
+        """The ids of the nodes in ``data``: int64, ``[num_nodes]``."""
         return self._fitted.data.n_id.clone()
 
     @property
@@ -395,15 +396,19 @@ class ShardedUnlearner(Stateful):
     @synchronized
     def plan(
         self,
-        update: Update | RemovalRequest | Sequence[Any],
+        update: Update | RemovalRequest | Sequence[Any] | None = None,
         *,
         shard: Mapping[int, int] | str | None = None,
+        **items: Any,
     ) -> ForgetPlan:
         """Estimate the shards and the cost of an update; change nothing.
 
         Takes the arguments of :meth:`update`: the removals, additions and
-        changes, and the shards of new training nodes.
+        changes, and the shards of new training nodes; or what to remove, as in
+        :meth:`remove`.
         """
+        if items or update is None:
+            update = requested(update, **items)
         state, builder = self._fitted, self._builder
         after, first, request = applied(
             builder, state, update, shard, self.num_classes
@@ -449,8 +454,8 @@ class ShardedUnlearner(Stateful):
             missing (str): :obj:`'raise'`, or :obj:`'skip'` to leave out items
                 that are not there and list them in ``skipped`` of the report.
                 (default: :obj:`'raise'`)
-            reference (str): 32 hexadecimal digits for each request, kept in
-                the ledger. (default: :obj:`''`)
+            reference (str): ids of the requests for the ledger, 32 hexadecimal
+                digits each. (default: :obj:`''`)
             on_report (Callable, optional): is called with the report before
                 the new state is saved. If it raises, nothing has changed.
         """
@@ -499,8 +504,8 @@ class ShardedUnlearner(Stateful):
             shard (dict or str, optional): the shard of every new training
                 node, by id, or :obj:`'hash'`; needed if the partition was
                 given as tensors.
-            reference (str): 32 hexadecimal digits for each request, kept in
-                the ledger. (default: :obj:`''`)
+            reference (str): ids of the requests for the ledger, 32 hexadecimal
+                digits each. (default: :obj:`''`)
 
         Raises:
             ValueError: if an item to remove is missing, or an item to add
@@ -607,9 +612,9 @@ class ShardedUnlearner(Stateful):
     def certify(self, nodes: Any = None) -> PoisonCertificate:
         """Certify predictions against poisoned training nodes.
 
-        The class of a target stays, whatever happens to the training nodes of
-        as many shards as its radius. The graph at inference is assumed to be
-        clean. The partition has to be :obj:`'hash'`, the aggregator
+        Each target gets a radius: its class stays, whatever happens to the
+        training nodes of that many shards. The graph at inference is assumed
+        to be clean. The partition has to be :obj:`'hash'`, the aggregator
         :obj:`'mean'` or :obj:`'majority'`, and :obj:`num_classes` given.
 
         Args:
