@@ -29,10 +29,8 @@ for the transposed adjacency matrix), and :func:`single_target` goes against
 them. A node of degree zero has :math:`d^{-a} = 0`: mass that reaches it stays.
 
 A series that does not end by itself is cut at the smallest :math:`L` whose
-tail :math:`\sum_{k>L} w_k` is at most :obj:`tol`. For the probability series
-the tail goes to :math:`w_L`, so that the weights sum to one and
-:func:`appnp` is exactly the :math:`K`-step iteration of APPNP; the change is
-then at most :math:`2\,` :obj:`tol` in the L1 norm of a distribution.
+tail :math:`\sum_{k>L} w_k` is at most :obj:`tol`. Of the probability series,
+:math:`w_L` gets the tail, so that :func:`appnp` is exactly that of APPNP.
 """
 
 import inspect

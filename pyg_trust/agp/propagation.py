@@ -64,9 +64,9 @@ def propagate(
     signals, if errors of several percent are acceptable. The result does not
     depend on the number of threads, and is differentiable in :obj:`x`.
 
-    The exact result also runs under :func:`torch.compile` and
-    :func:`torch.export.export`, on a graph that was propagated on before, but
-    NaN and overflow are not checked then.
+    It also runs under :func:`torch.compile` and :func:`torch.export.export`
+    with ``eps=0``, on a graph that was propagated on before, without checks
+    of NaN and overflow.
 
     Args:
         graph (CSRGraph): the graph, unweighted.
