@@ -150,7 +150,7 @@ MEASURE = {
     'alpha': number(0, 1, closed='high', none=True),
     't': number(0, none=True),
     'beta': number(0, none=True),
-    'levels': integer(0, none=True),
+    'K': integer(0, none=True),
     'tol': number(0, 1, none=True),
     'eps': EPS,
 }
@@ -170,7 +170,7 @@ entry(
 
 
 def agp() -> Any:
-    return transforms.AGP('appnp', alpha=0.2, levels=2)
+    return transforms.AGP('appnp', alpha=0.2, K=2)
 
 
 FEATURE_ROWS = (
