@@ -92,8 +92,9 @@ MAX_LEVELS = 1_000_000
 class Measure:
     r"""Weights and exponents of :math:`z = \sum_i w_i (D^{-a} A D^{-b})^i x`.
 
-    The functions :func:`appnp`, :func:`ppr` and others return measures. Make
-    your own for other exponents or weights.
+    :math:`A` is the adjacency matrix and :math:`D` the degree matrix. The
+    functions :func:`appnp`, :func:`ppr` and others return measures. Make your
+    own for other exponents or weights.
 
     Args:
         a (float): the exponent :math:`a` of the receiving node's degree.
@@ -171,7 +172,7 @@ class Measure:
 @MEASURES.builtin('transition')
 @renamed(levels='K')
 def transition(K: int) -> Measure:
-    """Return the measure of a random walk after exactly :math:`K` steps.
+    """Return the :class:`Measure` of a random walk of :math:`K` steps.
 
     For a start distribution :math:`x`, :math:`z` is the distribution of the
     walk's end.
@@ -187,15 +188,15 @@ def transition(K: int) -> Measure:
 def pagerank(
     alpha: float, *, K: int | None = None, tol: float = TOL
 ) -> Measure:
-    """Return the measure of PageRank, for the uniform signal :math:`x = 1/n`.
+    """Return the :class:`Measure` of PageRank, for the signal :math:`x = 1/n`.
 
     Nodes without out-edges end walks, so that :math:`z` sums to less than one.
     Divide by the sum to restart such walks, as networkx does.
 
     Args:
         alpha (float): the teleport probability, in :math:`(0, 1]`.
-        K (int, optional): the number of hops; by default as
-            many as :obj:`tol` needs. (default: :obj:`None`)
+        K (int, optional): the number of hops; by default as many as
+            :obj:`tol` needs. (default: :obj:`None`)
         tol (float): the largest total weight of the hops that are left out.
     """
     weights = _geometric(alpha, K, tol)
@@ -205,14 +206,14 @@ def pagerank(
 @MEASURES.builtin('ppr')
 @renamed(levels='K')
 def ppr(alpha: float, *, K: int | None = None, tol: float = TOL) -> Measure:
-    """Return the measure of personalized PageRank.
+    """Return the :class:`Measure` of personalized PageRank.
 
     The signal :math:`x` is the teleport distribution.
 
     Args:
         alpha (float): the teleport probability, in :math:`(0, 1]`.
-        K (int, optional): the number of hops; by default as
-            many as :obj:`tol` needs. (default: :obj:`None`)
+        K (int, optional): the number of hops; by default as many as
+            :obj:`tol` needs. (default: :obj:`None`)
         tol (float): the largest total weight of the hops that are left out.
     """
     return replace(pagerank(alpha, K=K, tol=tol), name='ppr')
@@ -223,15 +224,15 @@ def ppr(alpha: float, *, K: int | None = None, tol: float = TOL) -> Measure:
 def single_target(
     alpha: float, *, K: int | None = None, tol: float = TOL
 ) -> Measure:
-    """Return the measure of the PageRank that all nodes give to one node.
+    """Return the :class:`Measure` of the PageRank that nodes give to one.
 
     If :math:`x` is 1 at node :math:`t` and 0 elsewhere, :math:`z_s` is the
     personalized PageRank of :math:`t` for teleports to :math:`s`.
 
     Args:
         alpha (float): the teleport probability, in :math:`(0, 1]`.
-        K (int, optional): the number of hops; by default as
-            many as :obj:`tol` needs. (default: :obj:`None`)
+        K (int, optional): the number of hops; by default as many as
+            :obj:`tol` needs. (default: :obj:`None`)
         tol (float): the largest total weight of the hops that are left out.
     """
     weights = _geometric(alpha, K, tol)
@@ -241,12 +242,12 @@ def single_target(
 @MEASURES.builtin('hkpr')
 @renamed(levels='K')
 def hkpr(t: float, *, K: int | None = None, tol: float = TOL) -> Measure:
-    """Return the measure of heat kernel PageRank.
+    """Return the :class:`Measure` of heat kernel PageRank.
 
     Args:
         t (float): the mean number of steps of a walk, positive.
-        K (int, optional): the number of hops; by default as
-            many as :obj:`tol` needs. (default: :obj:`None`)
+        K (int, optional): the number of hops; by default as many as
+            :obj:`tol` needs. (default: :obj:`None`)
         tol (float): the largest total weight of the hops that are left out.
     """
     return Measure(0, 1, _poisson(t, K, tol), name='hkpr')
@@ -262,7 +263,7 @@ def katz(
     K: Natural | None = None,
     tol: Fraction = TOL,
 ) -> Measure:
-    r"""Return the measure of the Katz index, :math:`z = (I - \beta A)^{-1} x`.
+    r"""Return the :class:`Measure` of Katz: :math:`z = (I - \beta A)^{-1} x`.
 
     Let :math:`\lambda` be the spectral radius of :math:`A`. To avoid overflow,
     powers of :math:`A / \lambda` are computed.
@@ -270,8 +271,8 @@ def katz(
     Args:
         beta (float): the attenuation, in :math:`(0, 1/\lambda)`.
         graph (CSRGraph): the graph that will be propagated on.
-        K (int, optional): the number of hops; by default as
-            many as :obj:`tol` needs. (default: :obj:`None`)
+        K (int, optional): the number of hops; by default as many as
+            :obj:`tol` needs. (default: :obj:`None`)
         tol (float): the largest L1 norm of the hops that are left out,
             relative to that of :math:`x`. (default: :obj:`1e-4`)
 
@@ -306,7 +307,7 @@ def katz(
 @MEASURES.builtin('sgc')
 @renamed(levels='K')
 def sgc(K: int = 2, *, self_loops: bool = True) -> Measure:
-    r"""Return the measure of SGC's propagation (Wu et al. 2019).
+    r"""Return the :class:`Measure` of SGC's propagation (Wu et al. 2019).
 
     .. math::
         z = (\tilde{D}^{-1/2} \tilde{A} \tilde{D}^{-1/2})^K x, \quad
@@ -328,7 +329,7 @@ def appnp(
     tol: float = TOL,
     self_loops: bool = True,
 ) -> Measure:
-    """Return the measure of APPNP's propagation (Gasteiger et al. 2019).
+    """Return the :class:`Measure` of APPNP (Gasteiger et al. 2019).
 
     Args:
         alpha (float): the teleport probability, in :math:`(0, 1]`.
@@ -350,12 +351,12 @@ def heat(
     tol: float = TOL,
     self_loops: bool = True,
 ) -> Measure:
-    """Return the measure of GDC's heat kernel (Gasteiger et al. 2019).
+    """Return the :class:`Measure` of GDC's heat kernel diffusion.
 
     Args:
         t (float): the diffusion time, positive.
-        K (int, optional): the number of hops; by default as
-            many as :obj:`tol` needs. (default: :obj:`None`)
+        K (int, optional): the number of hops; by default as many as
+            :obj:`tol` needs. (default: :obj:`None`)
         tol (float): the largest total weight of the hops that are left out.
         self_loops (bool): whether missing self-loops are added.
     """
@@ -369,8 +370,9 @@ def make_measure(
     """Return a measure by its name, such as ``'appnp'``.
 
     Args:
-        measure (str or Measure): the name of one of the functions above, such
-            as ``'ppr'``; or a measure, which is returned as it is.
+        measure (str or Measure): ``'appnp'``, ``'ppr'`` or the name of another
+            function that returns a measure; or a measure, which is returned as
+            it is.
         graph (CSRGraph, optional): the graph that will be propagated on, which
             only ``'katz'`` needs; else it may be None.
         **kwargs (float, optional): the arguments of that function, such as

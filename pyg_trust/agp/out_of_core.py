@@ -231,7 +231,7 @@ def propagate_to(
         measure (Measure): the weights :math:`w` and exponents :math:`a, b`.
         half (bool): whether hops are kept in float16, which is faster.
         tol (float): the relative error that is allowed in order to compute
-            fewer hops, as :func:`.propagate` defines it. (default: :obj:`0.0`)
+            fewer hops. (default: :obj:`0.0`)
         columns (int or str): how many columns are in memory at a time;
             :obj:`'auto'` for as many as fit. (default: :obj:`'auto'`)
         memory (int or str, optional): the most bytes that each process uses

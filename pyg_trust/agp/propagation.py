@@ -58,11 +58,11 @@ def propagate(
 ) -> Tensor:
     r"""Compute :math:`z = \sum_i w_i (D^{-a} A D^{-b})^i x`.
 
-    With ``eps=0`` the result is exact. Otherwise it is an unbiased estimate,
-    whose variance :func:`variance_bound` bounds. An estimate is faster for
-    sparse signals, if errors of several percent are acceptable. The result
-    does not depend on the number of threads, and is differentiable in
-    :obj:`x`.
+    :math:`A` is the adjacency matrix and :math:`D` the degree matrix. With
+    ``eps=0`` the result is exact. Otherwise it is an unbiased estimate, whose
+    variance :func:`variance_bound` bounds. An estimate is faster for sparse
+    signals, if errors of several percent are acceptable. The result does not
+    depend on the number of threads, and is differentiable in :obj:`x`.
 
     The exact result also runs under :func:`torch.compile` and
     :func:`torch.export.export`, on a graph that was propagated on before, but

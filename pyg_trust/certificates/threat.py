@@ -42,8 +42,8 @@ class ThreatModel:
     directions of an edge flip together, and count as one flip.
 
     Args:
-        graph (Any): the clean graph, in any form that :meth:`CSRGraph.convert`
-            takes: unweighted and without duplicate edges.
+        graph (Any): the clean graph: a ``Data``, an ``edge_index``, a sparse
+            matrix or a ``CSRGraph``, unweighted and without duplicate edges.
         fragile (str or Tensor): :obj:`'removals'` (all edges that are not
             fixed), :obj:`'additions'` (all ordered pairs of distinct nodes
             without an edge), :obj:`'both'`, or a set of edges (which may be

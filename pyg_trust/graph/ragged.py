@@ -30,7 +30,7 @@ def sparse_rows(
 ) -> Tensor:
     """Make a sparse CSR or CSC tensor, without torch's beta warning.
 
-    The arguments are those of :func:`torch.sparse_compressed_tensor`: where
+    The arguments are those of ``torch.sparse_compressed_tensor``: where
     each row (of CSC: each column) starts, the index of each entry's column (of
     CSC: row), the entries, the shape and the layout. They are not checked.
     """

@@ -177,9 +177,9 @@ class PrivateLinkPredictor(Coverage):
             with: any other (``'replace'``, the default) or none
             (``'add_remove'``).
         directed (bool): whether edges are directed.
-        shares (sequence of float, optional): the shares of the budget
-            :math:`\mu^2` of sums, noisy number of edges (``'edge'`` alone) and
-            model.
+        shares (sequence of float, optional): the shares of the budget's
+            :math:`\mu^2` that sums, number of edges and model cost; (.69, .01,
+            .3) by default. For ``'node'`` of sums and model, (.95, .05).
         dim (int): for ``'edge'``, the columns to which features are reduced.
         message_dim (int, optional): how many columns are summed; 8 by default,
             16 for ``'node'``, and at most :obj:`dim`.

@@ -193,7 +193,7 @@ class GDC(MeasureTransform):
         return data
 
     def make_measure(self, graph: CSRGraph) -> Measure:
-        """Return the measure that is computed, as a :class:`Measure` object.
+        """Return the measure that is computed.
 
         Args:
             graph (CSRGraph): the graph, whose spectral radius :obj:`'katz'`

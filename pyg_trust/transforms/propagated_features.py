@@ -268,7 +268,7 @@ class PropagatedFeatures(EditedInPlace):
 
         Returns:
             int: the number of nodes whose degree, neighbours or features
-                changed.
+            changed.
         """
         return self._play(Step(edges=self._edges(edge_index)))
 
@@ -282,7 +282,7 @@ class PropagatedFeatures(EditedInPlace):
 
         Returns:
             int: the number of nodes whose degree, neighbours or features
-                changed.
+            changed.
 
         Raises:
             NotThere: if an edge does not exist.
@@ -298,7 +298,7 @@ class PropagatedFeatures(EditedInPlace):
 
         Returns:
             int: the number of nodes whose degree, neighbours or features
-                changed.
+            changed.
 
         Raises:
             NotThere: if a node does not exist.
