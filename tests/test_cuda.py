@@ -148,26 +148,6 @@ def test_empty_inputs():
 # Python ######################################################################
 
 
-@pytest.mark.parametrize('eps', [0.0, 1e-4])
-def test_autograd(eps):
-    grads = []
-    for device in ('cpu', GPU):
-        graph = graph_of('random').to(device)
-        x = torch.rand(40, 3, generator=torch.Generator().manual_seed(0))
-        x = x.double().to(device).requires_grad_()
-        z = F.propagate(graph, x, F.appnp(0.2937, K=4), eps=eps, seed=1)
-        z.square().sum().backward()
-        grads.append(x.grad.cpu())
-    torch.testing.assert_close(*grads)
-    if eps == 0:
-        x = torch.rand(40, 2, device=GPU, dtype=torch.float64)
-        graph = graph_of('random').to(GPU)
-        assert torch.autograd.gradcheck(
-            lambda x: F.propagate(graph, x, F.sgc(2)),
-            x.requires_grad_(),
-        )
-
-
 def test_another_stream_and_many_runs():
     # Memory that is handed out again too early would show.
     args = arguments('big', F.appnp(0.3, K=4), torch.float32, 40, 0.01)

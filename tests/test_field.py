@@ -355,18 +355,6 @@ def test_typed_models_of_our_layers():
             layer((rows['u'], rows['i']), edges['u', 'r', 'u'])
 
 
-def test_signals_over_time_on_one_graph():
-    series, weight = torch.rand(7, N, 6), np.random.rand(PAIRS.size(1))
-    for arguments, name in (((3, 0.2), 'APPNP'), ((6, 3, 2), 'SGConv')):
-        one = getattr(pyg, name)(*arguments)
-        two = getattr(ours, name)(*arguments)
-        two.load_state_dict(one.state_dict())
-        for more in ((), (torch.from_numpy(weight).float(),)):
-            assert torch.allclose(
-                one(series, PAIRS, *more), two(series, PAIRS, *more), atol=1e-5
-            )
-
-
 def test_labels_that_a_post_step_keeps():
     mask, rows = torch.arange(N) < 10, F.one_hot(Y, 3).float()
 

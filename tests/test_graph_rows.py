@@ -100,7 +100,10 @@ def test_rows_are_those_of_a_stable_sort(seed):
     first = torch.ones(len(row), dtype=torch.bool)
     first[1:] = ~same
     for kept in (None, weight):
-        merged = CSRGraph.from_edge_index(pairs, n, kept, duplicates='merge')
+        merged = CSRGraph.from_edge_index(
+            pairs, n, kept, duplicates='merge', perm=True
+        )
+        assert torch.equal(merged.perm, perm[first])
         assert torch.equal(merged.rowptr, starts(row[first], n))
         assert torch.equal(merged.col, col[first])
         assert not merged.has_duplicates

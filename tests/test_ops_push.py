@@ -252,22 +252,10 @@ def test_every_bit_of_a_seed_counts(seed):
     low, _ = ops.push(**args, eps=eps, seed=seed % 2**32)
     assert not torch.equal(got, low)
     sparse = sparse_arguments()
-    ptr, node, value = ops.push_sparse(**sparse, seed=seed)
-    x = torch.zeros(40, 1, dtype=torch.float64)
-    x[1], x[4] = 1.0, -2.0
-    wanted = push_reference(
-        sparse['graph'],
-        sparse['send'],
-        x,
-        sparse['eps'][:1],
-        sparse['ratio'],
-        sparse['keep'],
-        seed,
+    one, two = (
+        ops.push_sparse(**sparse, seed=s)[1:] for s in (seed, seed % 2**32)
     )
-    first = int(ptr[1])
-    got = torch.zeros(40, dtype=torch.float64)
-    got[node[:first]] = value[:first]
-    torch.testing.assert_close(got, wanted[:, 0])
+    assert not all(map(torch.equal, one, two))
 
 
 def opcheck_cases():
