@@ -270,7 +270,7 @@ def _make_operator(
     weights, three_term = measure.weights, False
     if tol > 0:
         fewer = chebyshev(measure, tol)
-        if fewer.levels < measure.levels:
+        if fewer.K < measure.K:
             weights, three_term = fewer.coefficients, True
     if measure.shrink != 1:
         check_shrink(measure, dtype)
@@ -294,7 +294,7 @@ def _powers(
     if known is not None:
         return known
     rows = graph.receivers(measure.along)
-    return power_norms(*rows, ends, measure.levels, loops)
+    return power_norms(*rows, ends, measure.K, loops)
 
 
 def check_half_levels(
