@@ -56,7 +56,7 @@ def level_of(state, level):
     """The sums of a level, with what is added where they are read."""
     n, measure = state.num_nodes, state.measure
     made = state._state[9][level, :n].clone()
-    if measure.levels != 2:
+    if measure.K != 2:
         return made
     # The degrees by C's pow, as the sums have them.
     degree = [float(d) for d in state.degree.tolist()]

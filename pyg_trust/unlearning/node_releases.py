@@ -606,7 +606,7 @@ def fixed_measure(
         K = 2
     if K is not None:
         check_integer('K', K, low=0)
-    return make_measure(measure, None, alpha=alpha, t=t, levels=K)
+    return make_measure(measure, None, alpha=alpha, t=t, K=K)
 
 
 def edits_of(data: NodeState, update: Any, encoded: Encoded) -> list[Edit]:
