@@ -131,7 +131,7 @@ def test_the_lock_is_one_for_all_and_leaves_no_file(tmp_path):
         nonlocal inside, most
         gate.wait()
         for _ in range(100):
-            with commit.exclusive(place):
+            with files.exclusive(place):
                 inside += 1
                 most = max(most, inside)
                 inside -= 1
@@ -151,14 +151,14 @@ def test_a_lock_on_a_file_that_is_gone_is_none(tmp_path):
     held = []
 
     def work():
-        with commit.exclusive(place):
+        with files.exclusive(place):
             # Nobody can take the file that is there now.
             other = FileLock(path)
             with pytest.raises(Timeout):
                 other.acquire(timeout=0.05)
             held.append(path.exists())
 
-    with commit.exclusive(place):
+    with files.exclusive(place):
         waiting = threading.Thread(target=work)
         waiting.start()
         waiting.join(0.1)

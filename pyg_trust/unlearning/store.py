@@ -113,7 +113,7 @@ class ShardStore:
             check_instance('parts', name, str)
         check_plain('plain', plain)
         self.folder.mkdir(parents=True, exist_ok=True)
-        with commit.exclusive(self._path):
+        with files.exclusive(self._path):
             found = self.manifest()
             if goes_on and found is None:
                 raise commit.StaleStateError(
@@ -156,7 +156,7 @@ class ShardStore:
             raise ValueError(
                 f"'folder' needs to hold a {MANIFEST} (got {self.folder})"
             )
-        with commit.exclusive(self._path):
+        with files.exclusive(self._path):
             manifest, parts = self.manifest() or {}, {}
             for name, entry in manifest['files'].items():
                 path = self.folder / entry['file']
@@ -191,7 +191,7 @@ class ShardStore:
         """
         if not self.strangers():
             return []
-        with commit.exclusive(self._path):
+        with files.exclusive(self._path):
             return self._delete_strangers()
 
     def _delete_strangers(self) -> list[Path]:
