@@ -637,14 +637,10 @@ class PrivacyLedger:
                 'open'
             )
 
-    def __copy__(self) -> Any:
+    def _refused(self, *_: Any) -> Any:
         raise TypeError("a ledger can't be copied: two would spend one budget")
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return self.__copy__()
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return self.__copy__()
+    __copy__ = __deepcopy__ = __reduce_ex__ = _refused
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}({str(self.path)!r}, steps={self.steps})'

@@ -18,7 +18,6 @@ elsewhere, and ask a loaded ledger whether it has it (``RemovalLedger.has``).
 
 import copy
 import functools
-import operator
 import os
 import threading
 from collections.abc import Callable
@@ -61,21 +60,22 @@ def heads(state: dict[str, Any]) -> list[str]:
     in no line (``RemovalLedger.mark``). All are random, so that no two changes
     of one state have the same.
     """
+    found: list[str] = []
+    marks: dict[int, list[str]] = {}
     try:
         ledger = _ledger(state)
-        found = [
-            (2 * at + 1, line['link'])
-            for at, line in enumerate(ledger['entries'])
-        ]
-        found += [(2 * at, mark) for at, mark in ledger.get('marks', ())]
-        found.sort(key=operator.itemgetter(0))
-        if not all(isinstance(each, str) for _, each in found) or not found:
+        for at, mark in ledger.get('marks', ()):
+            marks.setdefault(at, []).append(mark)
+        for at, line in enumerate(ledger['entries']):
+            found += [*marks.get(at, ()), line['link']]
+        found += marks.get(len(ledger['entries']), ())
+        if not found or {*map(type, found)} != {str}:
             raise ValueError
     except (AttributeError, KeyError, TypeError, ValueError):
         raise ValueError(
             "'state' needs to have a 'ledger': it is no state of this version"
         ) from None
-    return [each for _, each in found]
+    return found
 
 
 def _ledger(state: dict[str, Any]) -> Any:

@@ -62,21 +62,20 @@ class ShardStore:
             return None
         try:
             manifest: dict[str, Any] = json.loads(self._path.read_bytes())
-            entries = manifest['files'].values()
-            if manifest['format'] == _FORMAT and all(
+            is_ours = manifest['format'] == _FORMAT and all(
                 _OURS.fullmatch(each['file']) and len(each['sha256']) == 64
-                for each in entries
-            ):
-                return manifest
-            why = 'it has other entries'
+                for each in manifest['files'].values()
+            )
         except (
             *(AttributeError, LookupError, RecursionError),
             *(TypeError, ValueError),
-        ) as error:
-            why = f'{type(error).__name__}: {error}'
-        raise DamagedFileError(
-            f'{self._path} is no manifest of format {_FORMAT}: {why}'
-        )
+        ):
+            is_ours = False
+        if not is_ours:
+            raise DamagedFileError(
+                f'{self._path} is no manifest of format {_FORMAT}'
+            )
+        return manifest
 
     def holds(self, plain: dict[str, Any]) -> bool:
         """Return whether the manifest has all entries of ``plain``."""
