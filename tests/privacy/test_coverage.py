@@ -314,7 +314,6 @@ def test_a_file_whose_units_were_changed_is_refused(tmp_path):
         ('seal', ['00' * 32, '00' * 32]),
         ('seal', ['x', 'y']),
         ('removals', {}),
-        ('lineage', []),
     ):
         fresh = PrivateNodeClassifier(
             'node', 0.2, 1e-3, num_classes=3, steps=2, epochs=2
@@ -332,7 +331,7 @@ def test_what_can_be_published_confirms_no_guess_and_names_nobody():
     made = model(data=data)
     made.remove(nodes(3), data)
     names = set(made.state_dict())
-    assert not names & {'seal', 'removals', 'held', 'lineage'}
+    assert not names & {'seal', 'removals', 'held'}
 
 
 def test_an_interrupt_leaves_everything_as_it_was(monkeypatch):
