@@ -14,7 +14,6 @@ from bad_functional import (
 )
 from bad_inputs import (
     FLAG,
-    PATH,
     bad,
     choice,
     csr,
@@ -337,7 +336,6 @@ entry(
     },
     bad('another fit', found={'lineage': ['2' * 32]}),
     names={'found': STATE_NAMES, 'new': STATE_NAMES},
-    place=PATH,
     found=values(3, 'a', {}, {'lineage': 3}, {'lineage': ['a']}),
     new=NO_STATES,
 )

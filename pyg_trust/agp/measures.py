@@ -89,32 +89,25 @@ MAX_LEVELS = 1_000_000
 @validated
 @dataclass(frozen=True)
 class Measure:
-    r"""Row of the unified equation: everything but graph and signal.
+    r"""Weights and exponents of :math:`z = \sum_i w_i (D^{-a} A D^{-b})^i x`.
 
-    Make your own to propagate with any :math:`a, b \in [0, 1]` and any
-    weights.
+    The functions :func:`appnp`, :func:`ppr` and others return measures. Make
+    your own for other exponents or weights.
 
     Args:
-        a (float): the exponent of the receiving node's degree.
-        b (float): the exponent of the sending node's degree.
+        a (float): the exponent :math:`a` of the receiving node's degree.
+        b (float): the exponent :math:`b` of the sending node's degree.
         weights (tuple[float, ...]): :math:`w_0, \ldots, w_L`, non-negative.
         self_loops (bool): whether missing self-loops are added first.
-        undirected (bool): whether the graph needs to be undirected.
-        along (bool): whether signals travel along the edges or against them.
-            (default: :obj:`True`)
-        spectral_radius (float, optional): the largest spectral radius of the
-            adjacency matrix for which the series converges as intended
-            (:func:`katz`). (default: :obj:`None`)
-        shrink (float): a factor of the operator, for operators whose powers
-            grow: :math:`z = \sum_i w_i (\text{shrink} \cdot D^{-a} A
-            D^{-b})^i x`. Neither the powers nor the weights then leave the
-            range of the numbers. (default: :obj:`1.0`)
+        undirected (bool): whether the graph has to be undirected.
+        along (bool): whether messages travel along the edges (True) or
+            against them. (default: :obj:`True`)
+        spectral_radius (float, optional): the largest spectral radius of a
+            graph for which the weights are meant; a graph beyond it is
+            refused. By default any graph is accepted. (default: :obj:`None`)
+        shrink (float): a factor of the matrix, :math:`(\text{shrink} \cdot
+            D^{-a} A D^{-b})^i`, to keep high powers from overflow.
         name (str): for printing. (default: :obj:`'custom'`)
-
-    Raises:
-        ValueError: if :obj:`a` or :obj:`b` is outside :math:`[0, 1]`, or
-            :obj:`weights` are empty, negative, all zero, or have no finite
-            sum, or :obj:`shrink` is not positive and finite.
     """
 
     a: Share
@@ -151,16 +144,16 @@ class Measure:
 
     @property
     def key(self) -> str:
-        """Text of all parameters: equal for equal measures."""
+        """A text of all parameters, which is equal for equal measures."""
         return self.__dict__['_key']
 
     @property
     def levels(self) -> int:
-        """The number of levels :math:`L`."""
+        """The number of hops :math:`L`: one less than there are weights."""
         return len(self.weights) - 1
 
     def adjoint(self) -> 'Measure':
-        r"""Return the measure of the transposed operator.
+        r"""Return the measure whose matrix is the transpose of this one's.
 
         .. math::
             \left( D^{-a} A D^{-b} \right)^{\top} = D^{-b} A^{\top} D^{-a}
@@ -176,7 +169,10 @@ class Measure:
 
 @MEASURES.builtin('transition')
 def transition(levels: int) -> Measure:
-    r"""Distribution of a random walk after exactly :math:`L` steps.
+    """Return the measure of a random walk after exactly :math:`L` steps.
+
+    For a start distribution :math:`x`, :math:`z` is the distribution of the
+    walk's end.
 
     Args:
         levels (int): the number of steps :math:`L`.
@@ -188,16 +184,16 @@ def transition(levels: int) -> Measure:
 def pagerank(
     alpha: float, *, levels: int | None = None, tol: float = TOL
 ) -> Measure:
-    r"""PageRank: :func:`ppr` for the uniform signal :math:`x = 1/n`.
+    """Return the measure of PageRank, for the uniform signal :math:`x = 1/n`.
 
-    Where a walk ends at a node without out-edges, :math:`z` sums to less than
-    one; dividing by the sum restarts such walks, as networkx does.
+    Nodes without out-edges end walks, so that :math:`z` sums to less than one.
+    Divide by the sum to restart such walks, as networkx does.
 
     Args:
         alpha (float): the teleport probability, in :math:`(0, 1]`.
-        levels (int, optional): the number of levels :math:`L`; by default
-            chosen by :obj:`tol`. (default: :obj:`None`)
-        tol (float): the largest total weight cut off. (default: :obj:`1e-4`)
+        levels (int, optional): the number of hops :math:`L`; by default as
+            many as :obj:`tol` needs. (default: :obj:`None`)
+        tol (float): the largest total weight of the hops that are left out.
     """
     weights = _geometric(alpha, levels, tol)
     return Measure(0, 1, weights, name='pagerank')
@@ -207,12 +203,15 @@ def pagerank(
 def ppr(
     alpha: float, *, levels: int | None = None, tol: float = TOL
 ) -> Measure:
-    r"""Personalized PageRank of the teleport distribution :math:`x`.
+    """Return the measure of personalized PageRank.
+
+    The signal :math:`x` is the teleport distribution.
 
     Args:
-        alpha (float): as in :func:`pagerank`.
-        levels (int, optional): as in :func:`pagerank`. (default: :obj:`None`)
-        tol (float): the largest total weight cut off. (default: :obj:`1e-4`)
+        alpha (float): the teleport probability, in :math:`(0, 1]`.
+        levels (int, optional): the number of hops :math:`L`; by default as
+            many as :obj:`tol` needs. (default: :obj:`None`)
+        tol (float): the largest total weight of the hops that are left out.
     """
     return replace(pagerank(alpha, levels=levels, tol=tol), name='ppr')
 
@@ -221,15 +220,16 @@ def ppr(
 def single_target(
     alpha: float, *, levels: int | None = None, tol: float = TOL
 ) -> Measure:
-    r"""Single-target PPR: the score that every node gives to one target.
+    """Return the measure of the PageRank that all nodes give to one node.
 
-    For :math:`x = e_t`, entry :math:`s` of :math:`z` is the personalized
-    PageRank of :math:`t` as seen from :math:`s`.
+    If :math:`x` is 1 at node :math:`t` and 0 elsewhere, :math:`z_s` is the
+    personalized PageRank of :math:`t` for teleports to :math:`s`.
 
     Args:
-        alpha (float): as in :func:`pagerank`.
-        levels (int, optional): as in :func:`pagerank`. (default: :obj:`None`)
-        tol (float): the largest total weight cut off. (default: :obj:`1e-4`)
+        alpha (float): the teleport probability, in :math:`(0, 1]`.
+        levels (int, optional): the number of hops :math:`L`; by default as
+            many as :obj:`tol` needs. (default: :obj:`None`)
+        tol (float): the largest total weight of the hops that are left out.
     """
     weights = _geometric(alpha, levels, tol)
     return Measure(1, 0, weights, along=False, name='single_target')
@@ -237,12 +237,13 @@ def single_target(
 
 @MEASURES.builtin('hkpr')
 def hkpr(t: float, *, levels: int | None = None, tol: float = TOL) -> Measure:
-    r"""Heat kernel PageRank.
+    """Return the measure of heat kernel PageRank.
 
     Args:
-        t (float): the heat constant, positive: the mean number of steps.
-        levels (int, optional): as in :func:`pagerank`. (default: :obj:`None`)
-        tol (float): the largest total weight cut off. (default: :obj:`1e-4`)
+        t (float): the mean number of steps of a walk, positive.
+        levels (int, optional): the number of hops :math:`L`; by default as
+            many as :obj:`tol` needs. (default: :obj:`None`)
+        tol (float): the largest total weight of the hops that are left out.
     """
     return Measure(0, 1, _poisson(t, levels, tol), name='hkpr')
 
@@ -256,24 +257,23 @@ def katz(
     levels: Natural | None = None,
     tol: Fraction = TOL,
 ) -> Measure:
-    r"""The Katz index, :math:`z = (I - \beta A)^{-1} x`.
+    r"""Return the measure of the Katz index, :math:`z = (I - \beta A)^{-1} x`.
 
-    The series ends after :math:`L` levels, with :math:`w_L = \beta^L`. What is
-    left out is at most :obj:`tol` times :math:`\lVert x \rVert_1` in the L1
-    norm (docs/theory/propagation.rst). As the powers of :math:`A` overflow
-    where those of :math:`\beta` underflow, the terms are :math:`(\beta
-    \lambda)^i (A / \lambda)^i`.
+    Let :math:`\lambda` be the spectral radius of :math:`A`. To avoid overflow,
+    powers of :math:`A / \lambda` are computed.
 
     Args:
         beta (float): the attenuation, in :math:`(0, 1/\lambda)`.
-        graph (CSRGraph): the graph that it is for.
-        levels (int, optional): as in :func:`pagerank`. (default: :obj:`None`)
-        tol (float): the largest error, as above. (default: :obj:`1e-4`)
+        graph (CSRGraph): the graph that will be propagated on.
+        levels (int, optional): the number of hops :math:`L`; by default as
+            many as :obj:`tol` needs. (default: :obj:`None`)
+        tol (float): the largest L1 norm of the hops that are left out,
+            relative to that of :math:`x`. (default: :obj:`1e-4`)
 
     Raises:
-        ValueError: if :obj:`beta` is not below :math:`1/\lambda`: the series
-            diverges; or if :math:`(\beta\lambda)^L` underflows float64 on a
-            directed graph, where :math:`(A / \lambda)^L` may be large.
+        ValueError: if :obj:`beta` is not below :math:`1/\lambda`, where the
+            series diverges, or if its weights underflow float64 on a directed
+            graph.
     """
     radius = graph.spectral_radius
     if not (beta > 0 and beta * radius < 1 - 1e-12 and beta < math.inf):
@@ -302,7 +302,7 @@ def katz(
 
 @MEASURES.builtin('sgc')
 def sgc(levels: int = 2, *, self_loops: bool = True) -> Measure:
-    r"""The propagation of SGC (Wu et al. 2019).
+    r"""Return the measure of SGC's propagation (Wu et al. 2019).
 
     .. math::
         z = (\tilde{D}^{-1/2} \tilde{A} \tilde{D}^{-1/2})^K x, \quad
@@ -311,7 +311,6 @@ def sgc(levels: int = 2, *, self_loops: bool = True) -> Measure:
     Args:
         levels (int): the number of hops :math:`K`. (default: :obj:`2`)
         self_loops (bool): whether missing self-loops are added.
-            (default: :obj:`True`)
     """
     return Measure(0.5, 0.5, _last(levels), self_loops, True, name='sgc')
 
@@ -324,14 +323,14 @@ def appnp(
     tol: float = TOL,
     self_loops: bool = True,
 ) -> Measure:
-    r"""The propagation of APPNP (Gasteiger et al. 2019), in :math:`L` steps.
+    """Return the measure of APPNP's propagation (Gasteiger et al. 2019).
 
     Args:
         alpha (float): the teleport probability, in :math:`(0, 1]`.
-        levels (int, optional): the number of steps, the :math:`K` of APPNP;
-            by default chosen by :obj:`tol`. (default: :obj:`None`)
-        tol (float): the largest total weight cut off. (default: :obj:`1e-4`)
-        self_loops (bool): as in :func:`sgc`. (default: :obj:`True`)
+        levels (int, optional): the number of steps, the ``K`` of APPNP; by
+            default as many as :obj:`tol` needs. (default: :obj:`None`)
+        tol (float): the largest total weight of the steps that are left out.
+        self_loops (bool): whether missing self-loops are added.
     """
     weights = _geometric(alpha, levels, tol)
     return Measure(0.5, 0.5, weights, self_loops, True, name='appnp')
@@ -345,13 +344,14 @@ def heat(
     tol: float = TOL,
     self_loops: bool = True,
 ) -> Measure:
-    r"""The heat kernel diffusion of GDC (Gasteiger et al. 2019).
+    """Return the measure of GDC's heat kernel (Gasteiger et al. 2019).
 
     Args:
         t (float): the diffusion time, positive.
-        levels (int, optional): as in :func:`pagerank`. (default: :obj:`None`)
-        tol (float): the largest total weight cut off. (default: :obj:`1e-4`)
-        self_loops (bool): as in :func:`sgc`. (default: :obj:`True`)
+        levels (int, optional): the number of hops :math:`L`; by default as
+            many as :obj:`tol` needs. (default: :obj:`None`)
+        tol (float): the largest total weight of the hops that are left out.
+        self_loops (bool): whether missing self-loops are added.
     """
     weights = _poisson(t, levels, tol)
     return Measure(0.5, 0.5, weights, self_loops, True, name='heat')
@@ -360,20 +360,15 @@ def heat(
 def make_measure(
     measure: str | Measure, graph: CSRGraph | None, **kwargs: float | None
 ) -> Measure:
-    r"""Return the measure that has a name, such as ``'appnp'``.
+    """Return a measure by its name, such as ``'appnp'``.
 
     Args:
-        measure (str or Measure): a key of :obj:`MEASURES`, or a measure,
-            which is returned as it is and takes no arguments.
-        graph (CSRGraph, optional): the graph that it is for;
-            :func:`katz` alone needs it.
-        **kwargs (float, optional): the arguments of the function of that
-            name; those that are :obj:`None` are left at their defaults.
-
-    Raises:
-        TypeError: if :obj:`measure` is neither a name nor a measure.
-        ValueError: on an unknown name, or an argument that is missing or that
-            the measure does not take.
+        measure (str or Measure): the name of one of the functions above, such
+            as ``'ppr'``; or a measure, which is returned as it is.
+        graph (CSRGraph, optional): the graph that will be propagated on, which
+            only ``'katz'`` needs; else it may be None.
+        **kwargs (float, optional): the arguments of that function, such as
+            ``alpha``; one that is None keeps its default.
     """
     given = {name: v for name, v in kwargs.items() if v is not None}
     if isinstance(measure, Measure):
@@ -544,23 +539,19 @@ class Chebyshev(NamedTuple):
 def chebyshev(measure: Measure, tol: NotNegative) -> Chebyshev:
     r"""Write a measure as a shorter series of Chebyshev polynomials.
 
-    :math:`\sum_i w_i P^i = \sum_j c_j T_j(P)`, and on an undirected graph
-    :math:`T_j(P)` has eigenvalues of at most 1. So terms may be left out at
-    the end as long as the sum of their :math:`|c_j|` is small, which needs
-    fewer products with :math:`P` than the powers do.
+    With :math:`P = D^{-a} A D^{-b}`, :math:`\sum_i w_i P^i = \sum_j c_j
+    T_j(P)`. On an undirected graph the eigenvalues of :math:`T_j(P)` are at
+    most 1. So last terms with small :math:`|c_j|` can be left out, and fewer
+    products with :math:`P` are needed.
 
     Args:
         measure (Measure): the measure, with :math:`a + b = 1`.
         tol (float): the largest sum of the :math:`|c_j|` that are left out,
-            relative to :math:`\sum_i w_i`; 0 leaves nothing out.
+            relative to :math:`\sum_i w_i`; with 0 none is left out.
 
     Returns:
-        Chebyshev: the coefficients :math:`c_0, \ldots, c_k`, the fewest for
-        :obj:`tol`, and the sum that is left out.
-
-    Raises:
-        ValueError: if :obj:`tol` is negative or not finite, or the measure has
-            another :math:`a + b`, or a :obj:`shrink` above one.
+        Chebyshev: the coefficients :math:`c_0, \ldots, c_k` that remain, and a
+        bound of the sum that is left out.
 
     Example:
         >>> from pyg_trust.agp import heat

@@ -96,7 +96,7 @@ class Place:
             return
         if (found := commit.peek(self.save)) is not None:
             there, own = Lineage.of(found), self.model.lineage
-            if there != own and there.continues(own):
+            if there.continues(own) and not own.continues(there):
                 self.model.load(self.save)
 
     def forget(

@@ -30,7 +30,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import torch
 
 from pyg_trust import files
-from pyg_trust._checks import check_callable, check_instance
+from pyg_trust._checks import check_instance
 
 __all__ = [
     'EditedInPlace',
@@ -102,7 +102,6 @@ class Lineage:
             state (dict): the state.
             present (Lineage, optional): the lineage of the object that the
                 state is to be loaded into, which it has to continue.
-                (default: :obj:`None`)
         """
         check_instance('state', state, dict)
         if present is not None:
@@ -148,7 +147,6 @@ class Lineage:
 
     def continues(self, other: 'Lineage') -> bool:
         """Return whether another lineage equals this one or its beginning."""
-        check_instance('other', other, Lineage)
         *before, last = other.runs or [None]
         at = len(before)
         if last is None:
@@ -161,12 +159,6 @@ class Lineage:
     def to_list(self) -> list[list[Any]]:
         """Return the runs as plain lists, for a saved state."""
         return [[*run] for run in self.runs]
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Lineage) and self.runs == other.runs
-
-    def __hash__(self) -> int:
-        return hash(self.runs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> 'Lineage':
         # Of two copies one alone may extend the run.
@@ -192,7 +184,6 @@ def check_continues(
             and ``'ledger'``.
         new (dict): the state to write, with the same entries.
     """
-    check_instance('place', place, str, Path)
     ours = Lineage.of(new)
     if found is None:
         return
@@ -244,9 +235,8 @@ def _beyond(state: dict[str, Any], other: dict[str, Any]) -> str:
 def save(path: str | Path, state: dict[str, Any]) -> None:
     """Write a state with its ``'lineage'`` and ``'ledger'`` to a file.
 
-    Refused as by :func:`check_continues`, or if the file there is no state.
+    The file, if there is one, has to hold a state that it continues.
     """
-    check_instance('path', path, str, Path)
     path = Path(path)
     with exclusive(path):
         check_continues(path, peek(path), state)
@@ -255,7 +245,6 @@ def save(path: str | Path, state: dict[str, Any]) -> None:
 
 def peek(path: str | Path) -> dict[str, Any] | None:
     """Read a saved state without tensors; :obj:`None` if there is no file."""
-    check_instance('path', path, str, Path)
     if not Path(path).exists():
         return None
     try:
@@ -271,17 +260,16 @@ def peek(path: str | Path) -> dict[str, Any] | None:
 
 
 @contextlib.contextmanager
-def exclusive(place: str | Path, *, reading: bool = False) -> Iterator[None]:
+def exclusive(place: str | Path) -> Iterator[None]:
     """Hold the lock of a file or folder for a block; not reentrant.
 
     Waits for its holder. The lock is on a file beside the place, which need
-    not exist. :obj:`reading` is as in :func:`pyg_trust.files.locked`.
+    not exist; where nothing can be written, a place is read without it.
     """
-    check_instance('place', place, str, Path)
     # Resolve links, so that each file has one lock.
     place = Path(place).resolve()
     files.check_folder(place)
-    with files.locked(place.with_name(f'.{place.name}.lock'), reading):
+    with files.locked(place.with_name(f'.{place.name}.lock')):
         yield
 
 
@@ -308,7 +296,7 @@ class ObjectLock:
 def synchronized(
     method: Callable[Concatenate[Self, P], T],
 ) -> Callable[Concatenate[Self, P], T]:
-    """Lock a method that reads its object, by its ``_lock``.
+    """Lock an object, by its ``_lock``, while a method reads it.
 
     Called from inside of an :func:`editing` method of the same object, as a
     signal handler can do, it raises a :class:`RuntimeError`.
@@ -319,10 +307,10 @@ def synchronized(
 def editing(
     method: Callable[Concatenate[Self, P], T],
 ) -> Callable[Concatenate[Self, P], T]:
-    """Lock a method that changes its object, by its ``_lock``.
+    """Lock an object, by its ``_lock``, while a method changes it.
 
-    A signal handler or a callback would find the object half changed: until
-    this has ended, a call of such a method raises a :class:`RuntimeError`.
+    A signal handler or a callback would find it half changed: until this has
+    ended, a call of such a method raises a :class:`RuntimeError`.
     """
     return _in_turn(method, True)
 
@@ -330,7 +318,6 @@ def editing(
 def _in_turn(
     method: Callable[Concatenate[Self, P], T], edits: bool
 ) -> Callable[Concatenate[Self, P], T]:
-    check_callable('method', method)
     doing = (method.__name__, edits)
 
     @functools.wraps(method)

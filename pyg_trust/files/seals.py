@@ -60,12 +60,9 @@ class Seals:
     r"""Digest of the items of a state, under a salt of this state.
 
     The root is :math:`\mathrm{HMAC}(s, h)`: a hash :math:`h` of the names and
-    contents of all items, under 256 random bits :math:`s`. It can be verified
-    as long as the salt is there. Every change draws another salt and destroys
-    the old one: no guess of the earlier contents can then be tested.
-
-    Hashes of blocks of 1024 neighbouring names are kept, so that the change of
-    an item costs a thousandth of the whole. An object is never changed.
+    contents of all items, under 256 random bits :math:`s`, the salt. Every
+    change draws another salt and destroys the old one: no guess of the earlier
+    contents can then be tested. An object is never changed.
 
     Args:
         contents (dict): the content of each item, a text from :func:`content`,

@@ -19,7 +19,7 @@ from pyg_trust.graph import CSRGraph
 from pyg_trust.ledger import BudgetExceededError, RemovalLedger
 from pyg_trust.privacy.fitted import Fitted, Seal
 from pyg_trust.privacy.gaussian import gaussian_epsilon, gaussian_mu_for
-from pyg_trust.removal import NotThere, RemovalRequest, requested
+from pyg_trust.removal import NodeIds, NotThere, RemovalRequest, requested
 from pyg_trust.report import Guarantee, provenance
 from pyg_trust.report.claimed import ClaimedReport, claimed
 from pyg_trust.verify.chain import LISTED
@@ -41,18 +41,23 @@ Model = TypeVar('Model', bound='Coverage')
 
 @claimed(
     'removal covered by privacy',
-    deleted='the data of the removed items that was deleted',
-    data='a salted digest of the edges that remain',
-    provenance='versions and arguments',
+    deleted='a tuple of sentences: which data of removed items was deleted',
+    data='a salted hash of the remaining edges',
+    provenance='versions of packages and arguments',
 )
 class CoverageReport(ClaimedReport):
-    r"""Removals that a private model's noise covers, and their epsilon."""
+    """Removals that the noise of a private model covers, at an epsilon.
+
+    The weights stay as they are. All removed items together are protected at
+    this epsilon, as a private model hides each of its items.
+    """
 
     def guarantee(self) -> Guarantee:
-        """State what the release is indistinguishable from.
+        """State the guarantee: the model hides whether the items were there.
 
         Raises:
-            ValueError: if it is a plan, which guarantees nothing.
+            ValueError: if this is the report of ``plan()``, which removes
+                nothing.
         """
         if self.history[-1] != self.mu:
             raise ValueError(
@@ -159,16 +164,22 @@ class Coverage(Fitted):
 
     @synchronized
     @validated
-    def plan(self, request: RemovalRequest, data: Data) -> CoverageReport:
+    def plan(
+        self, request: Any = None, data: Any = None, **items: Any
+    ) -> CoverageReport:
         """Report what ``remove()`` would do, without doing it.
 
         Args:
-            request (RemovalRequest): as in ``remove()``.
+            request (RemovalRequest or list, optional): as in ``remove()``.
             data (Data): as in ``remove()``.
+            **items (list or Tensor): ``nodes``, ``edges``, ``features`` or
+                ``labels``, as in ``remove()``.
 
         Raises:
             TypeError, ValueError, BudgetExceededError: as ``remove()``.
         """
+        request = requested(request, **items)
+        check_instance('data', data, Data)
         return self._reported_of(request, self._change(request, data))
 
     @editing
@@ -333,7 +344,11 @@ class Coverage(Fitted):
                 'the noise comes from an explicit seed: the model is not '
                 'private, so it covers nothing'
             )
-        request._check_positions()
+        if request._units and NodeIds.of_data(data).n_id is not None:
+            raise ValueError(
+                "'persons' need 'data.n_id' to be positions, by which nodes "
+                'are named here (got others): request their positions as nodes'
+            )
         seal, fit = self._edges_seal, f'mu = {self.limit:.4g}'
         if seal is None:
             raise ValueError(

@@ -104,7 +104,7 @@ class CertifiedClassifier(Saved):
     def weight(self) -> Tensor:
         """The released weights, noise included: float64, ``[d, num_outputs]``.
 
-        A copy. They are the same until the next removal.
+        A copy. They are the same until the next release.
         """
         return self._fitted.weight.clone()
 

@@ -630,12 +630,10 @@ def edits_of(data: NodeState, update: Any, encoded: Encoded) -> list[Edit]:
     if not given:
         raise ValueError("'update' needs to hold an update (got none)")
     for each in (*given, None):
-        if each is not None and each.remove and ids.n_id is None:
-            each.remove._check_positions()
         asked = None if each is None else each.remove
         if each is not None and each.missing == 'skip':
             asked = None
-        if each is not None and asked and each.only_removes:
+        if each is not None and asked and not (each.edits or each.graphs):
             removals.append(asked)
             continue
         if removals:

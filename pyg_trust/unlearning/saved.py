@@ -2,7 +2,6 @@
 
 import contextlib
 import inspect
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +20,6 @@ from pyg_trust._describe import described
 from pyg_trust.files import commit
 from pyg_trust.files.commit import Lineage, ObjectLock, editing, synchronized
 from pyg_trust.ledger import RemovalLedger
-from pyg_trust.removal import RemovalRequest, skipping
 
 __all__ = ['FORMAT', 'Saved']
 
@@ -69,14 +67,7 @@ class Saved:
         return described(self, **shown)
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """Return the arguments of the constructor, as scikit-learn does.
-
-        ``type(model)(**model.get_params())`` is a model that is not fitted,
-        with the same arguments.
-
-        Args:
-            deep (bool): has no effect. (default: :obj:`True`)
-        """
+        """Return the arguments of the constructor, as scikit-learn does."""
         return dict(self._params)
 
     @property
@@ -88,7 +79,7 @@ class Saved:
 
     @property
     def lineage(self) -> Lineage:
-        """All states up to the present one."""
+        """The history of the model's states, which saved files continue."""
         return Lineage() if self._model is None else self._model.lineage
 
     @synchronized
@@ -106,9 +97,7 @@ class Saved:
 
     @editing
     def load_state_dict(self: S, state: dict[str, Any]) -> S:
-        """Load a saved state; recompute the parts that it does not hold.
-
-        Returns the model itself.
+        """Load a saved state; recompute the other parts; return the model.
 
         Args:
             state (dict): the :meth:`state_dict` of an object with the same
@@ -125,10 +114,8 @@ class Saved:
     def save(self, path: str | Path) -> None:
         """Write the state to a file atomically.
 
-        A removal is done once it is saved: after an interrupt the file holds
-        the state before or after it, and an object that read the file earlier
-        can't write the old state back. A file system, a backup or a snapshot
-        may keep the old content of a file that was replaced.
+        After an interrupt the file holds the state before or after a removal.
+        Backups and snapshots may keep the content of a file that was replaced.
 
         Args:
             path (str or Path): the path of the file, which is replaced.
@@ -186,16 +173,6 @@ class Saved:
                 'they were changed'
             )
         return model
-
-    def _skipping(
-        self,
-        asked: RemovalRequest,
-        missing: str,
-        remove: Callable[[RemovalRequest], Any],
-    ) -> Any:
-        # Remove a request, or what of it is there; return the report.
-        report, skipped = skipping(asked, missing, remove)
-        return report.replace(skipped=skipped)
 
     def _config(self) -> dict[str, Any]:
         raise NotImplementedError

@@ -76,12 +76,12 @@ class Step(NamedTuple):
 
 
 class Sums:
-    r"""Graph, features and sums.
+    """Unweighted graph, features and the sums of what nodes receive.
 
-    Of an unweighted graph without duplicates, on the CPU. ``bound`` is of all
-    features that will ever come, ``bits`` of the grid. ``reads``, rows read
-    for each event, changes no bit: by default :func:`reads_of` chooses it.
-    ``gone`` are rows of removed nodes.
+    On the CPU, without duplicate edges. ``bound`` is the largest magnitude of
+    a feature, now or later, and ``bits`` the precision of the grid. ``reads``
+    is the number of rows read for each event, by default that of
+    :func:`reads_of`; it changes no result. ``gone`` are rows of removed nodes.
     """
 
     def __init__(
@@ -313,7 +313,7 @@ class Sums:
     def play(
         self, steps: Sequence[Step], undo: Undo | None = None
     ) -> tuple[Tensor, int]:
-        """Play edits in their order, as one: all of it or nothing."""
+        """Apply edits in their order: all of them, or none."""
         first, edits, broken = self._state[_CLOCK].tolist()
         if broken:
             self._build()
@@ -382,7 +382,7 @@ class Sums:
         return changed, first
 
     def mend(self) -> None:
-        """Compute the sums anew if an edit broke off among them."""
+        """Compute the sums anew if an edit was interrupted."""
         if self._state[_CLOCK].tolist()[_BROKEN]:
             self._build()
 
@@ -563,14 +563,10 @@ def limits(reads: float, mean: float) -> Tensor:
 
 
 def reads_of(length: Tensor) -> float:
-    r"""Choose the number of reads per event for which sums are kept.
+    """Choose the number of reads per event for which sums are kept.
 
     It is the largest power of two with which an event is expected to update at
-    most 96 (``WRITES``) rows of sums, in a random graph of these degrees. New
-    edges have uniform ends there, and removed edges have ends by degree. A
-    node of rank :math:`k` has :math:`\min(d_k e_l, n_l)` neighbours of rank
-    :math:`l`, :math:`d_k` being the mean degree, :math:`n_l` the number, and
-    :math:`e_l` the share in all ends of nodes of a rank.
+    most 96 (``WRITES``) rows of sums, in a random graph of these degrees.
     """
     size = length.double()
     rank = torch.frexp(size)[1].long()

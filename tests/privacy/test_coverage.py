@@ -200,7 +200,7 @@ def test_edges_cost_by_the_rows_that_they_share():
 def test_of_links_every_edge_is_a_message_an_example_and_a_count():
     data = ring()
     made = PrivateLinkPredictor(epsilon=0.2, delta=1e-3, steps=2).fit(data)
-    one = made.plan(RemovalRequest(edges=[(0, 1)]), data)
+    one = made.plan(edges=[(0, 1)], data=data)
     with pytest.raises(ValueError, match='a plan guarantees nothing'):
         one.guarantee()
     assert one.mu == pytest.approx(made.limit)

@@ -416,16 +416,13 @@ class Stateful:
     def load(self: Self, folder: str | Path | None = None) -> Self:
         """Load the state that :meth:`save` wrote to a folder; return self.
 
-        If it is the object's own folder, files of other states are deleted: a
-        process may have been killed before it could.
-
         Args:
-            folder (str or Path, optional): as in :meth:`save`.
-                (default: :obj:`None`)
+            folder (str or Path, optional): the folder; by default that of the
+                class, where leftover files of other states are deleted.
 
         Raises:
             ValueError: if there is no state, a file is missing or was changed,
-                or as :meth:`load_state_dict`.
+                or the state does not fit.
         """
         store = self._store(folder)
         plain = from_files(*store.read())
