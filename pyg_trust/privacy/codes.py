@@ -393,8 +393,10 @@ class Owners:
             broken = ~(rows.size.isfinite() & rows.coded.isfinite().all(1))
             some = bool(broken.any())
             if some:
-                rows = _Projected(
-                    *(i, d, *(_without(v, broken) for v in rows[2:]))
+                rows = rows._replace(
+                    one=_without(rows.one, broken),
+                    coded=_without(rows.coded, broken),
+                    size=_without(rows.size, broken),
                 )
             if n not in self._tries:
                 self._tries[n] = list(self._tried(n))

@@ -128,8 +128,9 @@ def _matmul(input: Tensor, other: Tensor) -> Tensor | None:
     parts = input if input.dim() == 3 else input.unsqueeze(0)
     count = max(len(parts), len(other))
     parts, other = (v.expand(count, -1, -1) for v in (parts, other))
-    made = [_linear(*each) for each in zip(parts, other.mT, strict=True)]
-    return torch.stack(made) if isinstance(made[0], Tensor) else None
+    each = zip(parts, other.mT, strict=True)
+    made = [v for v in (_linear(*pair) for pair in each) if v is not None]
+    return torch.stack(made) if made else None
 
 
 def _is_plain(tensor: Tensor) -> bool:
