@@ -170,10 +170,10 @@ class World:
         return made
 
 
-def world_of(data, seed):
+def world_of(data, seed, **kind):
     """The world of a node classifier."""
     train = data.train_mask.nonzero().view(-1).tolist()
-    return World(data, seed, y={v: int(data.y[v]) for v in train})
+    return World(data, seed, y={v: int(data.y[v]) for v in train}, **kind)
 
 
 def lived(count, seed=0, **kwargs):
@@ -194,6 +194,12 @@ def assert_present(model, world, **kwargs):
         model.release()
     held = model._model.data
     fresh = make(world.data(), **kwargs)._model.data
+    # Predictions are of the present graph, and of who is there.
+    margin = model.decision_function()
+    assert torch.equal(margin[names], fresh.levels.rows() @ model.weight)
+    there = torch.isin(torch.arange(len(margin)), torch.tensor(names))
+    assert torch.equal(margin.isnan().any(1), ~there)
+    assert torch.equal(model.predict() == -1, ~there)
     assert torch.equal(
         held.levels.rows(torch.tensor(names)), fresh.levels.rows()
     )

@@ -1,6 +1,5 @@
 """Node classifiers that live: what comes, changes and goes."""
 
-import copy
 import io
 import json
 import pickle
@@ -10,7 +9,6 @@ import torch
 from graphs import blocks
 from living import LAM, STD, assert_present, lived, make, pairs, rows, seen
 from states import same
-from torch_geometric.data import Data
 
 from pyg_trust.check import check_report
 from pyg_trust.removal import NotThere, Part, RemovalRequest
@@ -194,21 +192,6 @@ def test_a_release_is_asked_for_forced_or_refused():
     assert model.release(reference=reference).request == {}
     assert model.ledger.entries[-1].reference == reference
     assert model.ledger.has_removals is False
-
-
-def test_predictions_use_what_came_at_once():
-    data = blocks()
-    model = make(data)
-    n = data.num_nodes
-    model.update(Update(nodes=3 * rows(1), edges=pairs((n, 5))))
-    edges = torch.cat([data.edge_index, pairs((n, 5), (5, n))], 1)
-    x = torch.cat([data.x.double(), 3 * rows(1)])
-    y = torch.cat([data.y, data.y[:1]])
-    mask = torch.cat([data.train_mask, torch.tensor([False])])
-    fresh = make(Data(x=x, edge_index=edges, y=y, train_mask=mask))
-    wanted = fresh._model.data.levels.rows() @ model.weight
-    assert torch.equal(model.decision_function(), wanted)
-    assert model.score(torch.arange(n + 1), y) > 0.5
 
 
 def test_a_batch_nets_what_comes_and_goes_again():
@@ -525,30 +508,3 @@ def test_a_check_proves_releases_of_updates(change, tmp_path):
     assert 'at most' in proved[0]
     asked = [each.text for each in found if 'replaced' in each.text]
     assert len(asked) == (change == 'features')
-
-
-@pytest.mark.parametrize('change', ['x', 'y', 'edges', 'gone', 'other'])
-def test_additions_that_wait_are_sealed_in_files(change):
-    def waiting(seed):
-        model = make()
-        n = model._model.data.graph.num_nodes
-        edges = pairs((n, 0), (n + 1, 2))
-        nodes = NewNodes(rows(2, seed), torch.tensor([1, -1]))
-        model.update(Update(nodes=nodes, edges=edges))
-        return model
-
-    model = waiting(1)
-    state = model.state_dict()
-    again = NodeClassifier(weight_decay=LAM, seed=0, release_std=STD)
-    again.load_state_dict(copy.deepcopy(state))
-    assert again.pending == 4
-    held = state['data']
-    if change == 'gone':
-        del held['came']
-    elif change == 'other':
-        held['came'] = waiting(2).state_dict()['data']['came']
-    else:
-        held['came'][change] = held['came'][change].flip(0)
-    again = NodeClassifier(weight_decay=LAM, seed=0, release_std=STD)
-    with pytest.raises(ValueError, match='pending additions'):
-        again.load_state_dict(state)

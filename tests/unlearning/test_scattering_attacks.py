@@ -3,7 +3,6 @@
 import copy
 import itertools
 import math
-import threading
 
 import numpy as np
 import pytest
@@ -71,67 +70,6 @@ def solved(graphs):
 
 
 # The noise ##################################################################
-
-
-@pytest.mark.parametrize('noise', KINDS)
-def test_seeding_torch_decides_nothing(noise):
-    graphs = protein_like()
-    released = []
-    for _ in range(2):
-        torch.manual_seed(0)
-        np.random.seed(0)
-        model = make(noise).fit(graphs)
-        model.remove(RemovalRequest(graphs=[3]))
-        released.append(model.weight)
-    assert not torch.equal(*released)
-
-
-def test_an_explicit_seed_is_repeatable_and_says_so():
-    graphs = protein_like()
-    made = {}
-    for seed in (5, 5, 5 + 2**32):
-        model = make(seed=seed).fit(graphs)
-        report = model.remove(RemovalRequest(graphs=[3]))
-        made.setdefault(seed, []).append(model.weight)
-        for text in (
-            str(report),
-            report.guarantee().promise,
-            str(model.verify()),
-        ):
-            assert text.startswith('not private and not certified: the noise')
-    assert torch.equal(*made[5])
-    assert not torch.equal(made[5][0], made[5 + 2**32][0])
-    # A state that goes on from a seed says so too.
-    other = make()
-    other.load_state_dict(model.state_dict())
-    report = other.remove(RemovalRequest(graphs=[5]))
-    assert report.seeded
-    secret = make().fit(graphs).remove(RemovalRequest(graphs=[3]))
-    assert not secret.seeded
-    assert 'not private' not in str(secret) + secret.guarantee().promise
-
-
-def test_every_release_has_fresh_noise_once():
-    graphs = protein_like()
-    model = make().fit(graphs)
-    first = model.weight
-    assert torch.equal(first, model.weight)
-    assert len(model.ledger.entries) == 1
-    predicted = model.decision_function(graphs)
-    Z = GraphScattering(**TRANSFORM).embed(graphs, torch.float64)
-    assert torch.equal(predicted, (Z @ first).view(-1))
-    # Averaging many looks at one release shows nothing more.
-    assert all(torch.equal(first, model.weight) for _ in range(20))
-    drawn = []
-    for i in range(12):
-        model.remove(RemovalRequest(nodes={i: [0]}))
-        now = model._model
-        drawn.append((now.weight - now.W) / model.release_std)
-    for one, two in itertools.combinations(drawn, 2):
-        assert float((one - two).abs().min()) > 0
-    drawn = torch.cat(drawn).view(-1)
-    assert abs(float(drawn.mean())) < 5 / drawn.numel() ** 0.5
-    assert abs(float(drawn.std()) - 1) < 5 / (2 * drawn.numel()) ** 0.5
 
 
 def test_what_is_reported_is_true_and_composes():
@@ -228,60 +166,6 @@ def test_amounts_are_those_of_other_data():
 
 
 # Removals that are removed ##################################################
-
-
-def test_a_stale_object_does_not_write_a_removed_graph_back(tmp_path):
-    path = tmp_path / 'state.pt'
-    make().fit(protein_like()).save(path)
-    one, two = make(), make()
-    one.load(path)
-    two.load(path)
-    one.remove(RemovalRequest(graphs=[3]))
-    one.save(path)
-    stale = copy.deepcopy(two)
-    with pytest.raises(RuntimeError, match=r'a removal of .*whole.*load\(\)'):
-        stale.save(path)
-    two.remove(RemovalRequest(graphs=[5]))
-    with pytest.raises(RuntimeError, match=r"'5': .'whole': True"):
-        two.save(path)
-    found = make()
-    found.load(path)
-    assert 3 not in found.graphs
-    # What the error says to do.
-    found.remove(RemovalRequest(graphs=[5]))
-    found.save(path)
-    again = make()
-    again.load(path)
-    assert not {3, 5} & set(again.graphs)
-    # Another fit would undo them as well.
-    with pytest.raises(ValueError, match='another fit'):
-        make().fit(protein_like()).save(path)
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_threads_lose_no_removal():
-    model = make().fit(protein_like(60))
-    gate, failed = threading.Barrier(2), []
-
-    def work(names):
-        gate.wait()
-        try:
-            for name in names:
-                model.remove(RemovalRequest(graphs=[name]))
-        except Exception as error:
-            failed.append(error)
-
-    threads = [
-        threading.Thread(target=work, args=(range(i, 40, 2),)) for i in (0, 1)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failed
-    assert sorted(model.graphs) == list(range(40, 60))
-    assert len(model.ledger.entries) == 41
-    assert model.verify().ok
 
 
 @pytest.mark.parametrize('weighted', [False, True])
