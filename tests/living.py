@@ -102,16 +102,23 @@ class World:
             pass
         return RemovalRequest(**gone)
 
+    def name(self):
+        """The next name."""
+        self.names += 1
+        return self.names - 1
+
+    def newcomers(self, x, y, ids):
+        """New nodes, whose names follow the last one."""
+        return NewNodes(x, torch.tensor(y))
+
     def come(self, cut, one_way):
         """New nodes with their classes, and new edges, not those cut."""
         below = self.random.randrange
         new = self.drawn(min(below(3), self.most - self.names))
         y = [below(4) - 1 if self.y else -1 for _ in new]
-        for row, c in zip(new, y, strict=True):
-            self.x[self.names] = row
-            if c >= 0:
-                self.y[self.names] = c
-            self.names += 1
+        ids = [self.name() for _ in new]
+        self.x |= dict(zip(ids, new, strict=True))
+        self.y |= {v: c for v, c in zip(ids, y, strict=True) if c >= 0}
         came = []
         for _ in range(below(4)):
             u, v = self.one(self.x), self.one(self.x)
@@ -120,7 +127,7 @@ class World:
             if not both & taken and (u != v or self.loops):
                 came.append((u, v))
                 self.edges |= {(u, v)} if one_way else both
-        nodes = NewNodes(new, torch.tensor(y)) if len(new) else None
+        nodes = self.newcomers(new, y, ids) if ids else None
         return {'nodes': nodes, 'edges': pairs(*came)}
 
     def change(self, gone):
