@@ -220,23 +220,6 @@ def test_labels_of_the_batch_may_still_be_ignored(private):
     assert setup.engine.steps == 2
 
 
-def test_what_is_written_into_a_batch_after_its_call_changes_nothing(private):
-    def sums(written):
-        # Rows of a subgraph in several others: each would be clipped alone.
-        setup = private(max_grad_norm=1e-2, noise_multiplier=0)
-        for batch in setup.loader:
-            out = setup.model(batch.x, batch.edge_index)
-            if written:
-                batch.batch.copy_(torch.arange(len(batch.batch)) % 8)
-            out.sum().backward()
-            setup.optimizer.step()
-            return torch.cat(
-                [p.grad.flatten() for p in setup.net.parameters()]
-            )
-
-    assert sums(True).equal(sums(False))
-
-
 @pytest.mark.parametrize('most', [None, 4])
 def test_a_transform_does_not_exchange_batches(private, most):
     # With parts, the same subgraph would come twice in a step: 4 C.

@@ -435,16 +435,6 @@ def test_a_second_fit_does_not_save_what_was_removed(
     model.save(tmp_path / 'other')
 
 
-def test_a_second_fit_does_not_write_over_the_folder(tmp_path: Path) -> None:
-    model = sharded(folder=tmp_path / 'state').fit(network())
-    model.fit(network())
-    model.remove(GONE)
-    with pytest.raises(ValueError, match='holds a state'):
-        model.fit(network())
-    again = sharded(folder=tmp_path / 'state').load()
-    assert 3 not in again.n_id.tolist()
-
-
 @pytest.mark.parametrize('name', FITTED)
 def test_another_branch_with_an_equal_ledger_is_not_taken_over(
     name: str,

@@ -57,18 +57,6 @@ def removed(nodes, **kwargs):
 # States and files ###########################################################
 
 
-def test_a_state_goes_on_where_it_was():
-    one = make().fit(make_data())
-    one.remove(nodes=[0])
-    other = make(seed=77)
-    other.load_state_dict(copy.deepcopy(one.state_dict()))
-    for node in (1, 2):
-        assert same(snapshot(one), snapshot(other))
-        for each in (one, other):
-            each.remove(nodes=[node])
-    assert other.verify().ok
-
-
 def test_a_state_of_an_earlier_version_is_trained_again(tmp_path):
     done = make().fit(make_data())
     done.remove(nodes=[3, 9])
