@@ -329,71 +329,40 @@ def test_files_tell_the_present_data_and_not_the_way_there():
 # Refusals ####################################################################
 
 N = 90
-NODE = torch.tensor([3])
+NODE, GONE, ONE = (torch.tensor([v]) for v in (3, 50, 1))
 LATER = (~blocks().train_mask).nonzero().view(-1)[-1:]
-BAD = {
-    'a label of no class': (
-        Update(nodes=NewNodes(rows(1), torch.tensor([7]))),
+BAD = [
+    (
         "'nodes' needs labels of 'classes'",
+        {'nodes': NewNodes(rows(1), 7 * ONE)},
     ),
-    'a change to no class': (
-        Update(labels=(NODE, torch.tensor([5]))),
-        "'labels' needs labels of 'classes'",
-    ),
-    'another width': (Update(nodes=rows(1, d=5)), "'nodes' needs"),
-    'another width of a change': (
-        Update(features=(NODE, rows(1, d=5))),
-        "'features' needs",
-    ),
-    'beyond the bound': (Update(nodes=17 + 0 * rows(1)), "'bound'"),
-    'a change beyond the bound': (
-        Update(features=(NODE, 17 + 0 * rows(1))),
-        "'bound'",
-    ),
-    'a name that was used': (
-        Update(nodes=NewNodes(rows(1), n_id=torch.tensor([7]))),
-        "'n_id'",
-    ),
-    'an edge that is there': (
-        Update(edges=blocks().edge_index[:, :1]),
-        'there already',
-    ),
-    'an edge of nobody': (
-        Update(edges=pairs((3, N))),
-        f'node {N} is not there',
-    ),
-    'an edge of somebody who went': (Update(edges=pairs((3, 50))), '50'),
-    'features of somebody who went': (
-        Update(features=(torch.tensor([50]), rows(1))),
-        'node 50 is not there',
-    ),
-    'a label of somebody who went': (
-        Update(labels=(torch.tensor([50]), torch.tensor([1]))),
-        'node 50 is not there',
-    ),
-    'a label of nobody': (
-        Update(labels=(torch.tensor([N]), torch.tensor([1]))),
-        f'node {N} is not there',
-    ),
-    'a label that is not there': (
-        Update(labels=(LATER, torch.tensor([-1]))),
-        'label of node .* is not there',
-    ),
-    'one direction': (Update(edges=pairs((3, 4)), directed=True), 'directed'),
-    'a whole graph': (Update(graphs=[blocks()]), "'graphs'"),
-    'another graph': (Update(graph=1, nodes=rows(1)), "'graph'"),
-}
+    ("'labels' needs labels of", {'labels': (NODE, 5 * ONE)}),
+    ("'nodes' needs", {'nodes': rows(1, d=5)}),
+    ("'features' needs", {'features': (NODE, rows(1, d=5))}),
+    ("'bound'", {'nodes': 17 + 0 * rows(1)}),
+    ("'bound'", {'features': (NODE, 17 + 0 * rows(1))}),
+    ("'n_id'", {'nodes': NewNodes(rows(1), n_id=7 * ONE)}),
+    ('there already', {'edges': blocks().edge_index[:, :1]}),
+    (f'node {N} is not there', {'edges': pairs((3, N))}),
+    ('50', {'edges': pairs((3, 50))}),
+    ('node 50 is not there', {'features': (GONE, rows(1))}),
+    ('node 50 is not there', {'labels': (GONE, ONE)}),
+    (f'node {N} is not there', {'labels': (N * ONE, ONE)}),
+    ('label of node .* is not there', {'labels': (LATER, -ONE)}),
+    ('directed', {'edges': pairs((3, 4)), 'directed': True}),
+    ("'graphs'", {'graphs': [blocks()]}),
+    ("'graph'", {'graph': 1, 'nodes': rows(1)}),
+]
 
 
-@pytest.mark.parametrize('name', BAD)
-def test_what_does_not_fit_is_refused_and_nothing_is_changed(name):
+@pytest.mark.parametrize(('message', 'bad'), BAD)
+def test_what_does_not_fit_is_refused_and_nothing_is_changed(message, bad):
     model = make()
     model.remove(RemovalRequest(nodes=[50]))
     model.update(Update(nodes=rows(1)[:0]))
     before = seen(model)
-    update, message = BAD[name]
     good = Update(edges=pairs((0, 89)), features=(NODE, rows(1)))
-    for given in (update, [good, update]):
+    for given in (Update(**bad), [good, Update(**bad)]):
         with pytest.raises(ValueError, match=message):
             model.update(given)
         assert same(seen(model), before)
