@@ -221,7 +221,9 @@ def table_3(name: str, graphs: list, splits: int) -> None:
             total = len(requests)
             for request in requests:
                 model.remove(request.whole_graphs() if whole else request)
-            counts.append(model.ledger.count('retrain'))
+            counts.append(
+                sum(e.action == 'retrain' for e in model.ledger.entries)
+            )
         paper = setting['retrains'].get(label, '-')
         print(
             f'  {label:33} {statistics.mean(counts):5.1f} of {total}  '

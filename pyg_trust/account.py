@@ -39,9 +39,11 @@ Self = TypeVar('Self')
 
 
 class NoCopies:
-    """Mixin: copying returns self, and pickling is refused.
+    """Mixin of classes that hold a privacy budget: they are never copied.
 
-    A copy would spend the same budget again.
+    ``copy.copy`` and ``copy.deepcopy`` return the object itself, and
+    ``pickle`` raises a ``TypeError``: a copy would spend the same budget
+    again.
     """
 
     #: What to do instead of pickling.
@@ -61,21 +63,23 @@ class NoCopies:
 
 
 class ReleaseAccount(NoCopies):
-    r"""Account of Gaussian releases, in memory or in a file.
+    r"""Account of Gaussian releases of one data set, in memory or in a file.
 
-    One account is for one relation and one set of data. Copies are the account
-    itself; it can't be pickled or used by another process.
+    A Gaussian release adds normal noise to a function of the data. It costs
+    :math:`\mu`, the sensitivity of the function over the standard deviation of
+    the noise. Several cost the root of the sum of their squares. Copies are
+    the account itself; it can't be pickled or used by another process.
 
     Args:
-        about (dict): plain values that identify the account; a ledger has to
-            have the same.
+        about (dict): plain values that identify the account, such as what is
+            protected. A ledger that exists has to hold the same.
         limit (float, optional): the largest :math:`\mu` of all releases
-            together. (default: :obj:`None`)
-        ledger (str or Path, optional): the path of a file for the account
-            (:class:`~pyg_trust.ledger.PrivacyLedger`); spending that it
-            records counts. (default: :obj:`None`)
-        ledger_head (str, optional): a digest of the ledger that its lines have
-            to continue. (default: :obj:`None`)
+            together; by default there is no limit.
+        ledger (str or Path, optional): the path of a file that keeps the
+            account (:class:`~pyg_trust.ledger.PrivacyLedger`). Releases that
+            it already holds count. (default: :obj:`None`, in memory)
+        ledger_head (str, optional): a value of ``head`` that you noted. A
+            ledger that does not continue from it is refused.
 
     Example:
         >>> account = ReleaseAccount({'relation': 'edge'}, limit=1.0)
@@ -121,7 +125,7 @@ class ReleaseAccount(NoCopies):
 
     @property
     def left(self) -> float:
-        r"""The :math:`\mu` that is left for another release."""
+        r"""Largest :math:`\mu` of one more release; infinite without limit."""
         if self.limit is None:
             return math.inf
         return math.sqrt(max(0.0, self.limit**2 - self.mu**2))
@@ -133,11 +137,11 @@ class ReleaseAccount(NoCopies):
 
     @property
     def head(self) -> str | None:
-        """Digest of all lines of the ledger; keep a copy of it elsewhere."""
+        """SHA-256 of all lines of the ledger, to note elsewhere, or None."""
         return None if self._ledger is None else self._ledger.head
 
     def check(self, mu: float) -> None:
-        r"""Refuse a release of so much :math:`\mu` that exceeds the limit."""
+        """Raise ``BudgetExceededError`` if ``mu`` more exceed the limit."""
         mu = check_positive('mu', mu)
         if os.getpid() != self._owner:
             raise RuntimeError(
@@ -154,7 +158,11 @@ class ReleaseAccount(NoCopies):
             )
 
     def spend(self, mu: float) -> None:
-        """Record a Gaussian release of ``mu`` before its noise is drawn."""
+        """Record a release that costs ``mu``, before its noise is drawn.
+
+        If it would exceed the limit, ``BudgetExceededError`` is raised, and
+        nothing is spent.
+        """
         with self.lock:
             self.check(mu)
             if self._ledger is None:
@@ -169,11 +177,13 @@ class ReleaseAccount(NoCopies):
                 self._spent = _releases(self._ledger)
 
     def resume(self, lines: list[float], head: str) -> None:
-        r"""Continue from the lines in a checkpoint.
+        r"""Add the releases of a checkpoint that this account lacks.
 
         Args:
-            lines (list[float]): the :math:`\mu` of every release.
-            head (str): the digest of its ledger; empty without one.
+            lines (list[float]): :math:`\mu` of each release of the checkpoint,
+                in order. They have to begin with those of this account.
+            head (str): ``head`` of the checkpoint's ledger; empty without
+                one.
         """
         check_instance('lines', lines, list)
         lines = [check_positive('lines', mu) for mu in lines]
@@ -216,10 +226,12 @@ _REGISTER = threading.Lock()
 def register_release(
     secret: list[str], unit: str, account: str, mu: float
 ) -> float:
-    r"""Register a release; return :math:`\mu` of all releases of the data.
+    r"""Note a release in this process; return :math:`\mu` of all of its data.
 
-    ``secret`` fingerprints the data, ``unit`` is what is protected; other
-    accounts of this process count, too, as none knows of the others.
+    ``secret`` are fingerprints of the data, and ``unit`` is what is protected,
+    such as ``'edge'``. ``account`` is the name of the account that pays, and
+    ``mu`` is the cost of all its releases. What other accounts of the process
+    spent on the same data for the same unit is added to it.
     """
     check_instance('secret', secret, list)
     for name, value in (('unit', unit), ('account', account)):
@@ -239,12 +251,14 @@ def register_release(
 
 
 class PaidNoise:
-    r"""Source of noise that pays for each draw beforehand.
+    r"""Source of Gaussian noise that pays for every draw before it is made.
 
     Args:
         source (SecureNoise or SeededNoise): the source of the noise.
-        spend (callable): called with the :math:`\mu` of a draw, to pay for it.
-        mus (list[float]): the :math:`\mu` of all draws to come, in order.
+        spend (callable): ``spend(mu)`` pays, such as
+            :meth:`ReleaseAccount.spend`.
+        mus (list[float]): the cost :math:`\mu` of every planned draw, in
+            order.
     """
 
     @validated
@@ -259,14 +273,18 @@ class PaidNoise:
         self._mus = [check_positive('mus', mu) for mu in mus]
 
     def pay(self) -> SecureNoise | SeededNoise:
-        """Pay for the next release; return the source of all its draws."""
+        """Pay for the next planned release; return the source of its draws."""
         if not self._mus:
             raise RuntimeError('all draws that were planned are spent')
         self._spend(self._mus.pop(0))
         return self._source
 
     def cells(self, shape: tuple[int, ...]) -> Tensor:
-        """Pay for noise, then draw it: int64, in 2^-32 standard deviations."""
+        """Pay for the next release, and draw its noise.
+
+        It is int64, of this shape: normal values times 2^32, rounded to
+        integers.
+        """
         check_instance('shape', shape, tuple)
         return self.pay().cells(shape)
 

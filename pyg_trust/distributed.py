@@ -34,7 +34,7 @@ T = TypeVar('T')
 
 
 def rank_and_size() -> tuple[int, int]:
-    """Return this process's rank and the number of processes."""
+    """Return this process's rank and the number of processes, as integers."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return 0, 1
@@ -44,12 +44,12 @@ def rank_and_size() -> tuple[int, int]:
 def from_first(
     work: Callable[[], T], size: int | None = None, *, after: bool = False
 ) -> T:
-    """Run work in the first process, and broadcast its result.
+    """Run a function in the process of rank 0; return its result in all.
 
     Args:
-        work (callable): the function to run in the process of rank 0 alone.
-        size (int, optional): the number of processes, by default that of the
-            group; 1 to run the work here. (default: :obj:`None`)
+        work (callable): the function, without arguments.
+        size (int, optional): 1 to run the function in this process instead; by
+            default the number of processes. (default: :obj:`None`)
         after (bool): whether the work starts only when all processes have
             called this function. (default: :obj:`False`)
 
@@ -80,7 +80,11 @@ def from_first(
 def shared(
     items: Sequence[Any], work: Callable[[Any], T], over_ranks: bool
 ) -> Iterable[T]:
-    """Run work by :func:`run_over_ranks`, or lazily in this process.
+    """Iterate over ``work(item)`` for each item, on one or all processes.
+
+    With ``over_ranks``, all processes share the work, by
+    :func:`run_over_ranks`. Otherwise this process does all of it, each item
+    when its result is asked for.
 
     Example:
         >>> list(shared([1, 2], str, False))
@@ -93,17 +97,18 @@ def shared(
 def check_same(
     arguments: Mapping[str, Any], failed: Exception | None = None
 ) -> None:
-    """Raise an error on all processes if one was given other arguments.
+    """Raise an error on all processes if their arguments differ.
 
-    Processes that run another version of pyg_trust or torch are refused too.
+    All processes call it together. Other versions of pyg_trust or torch are an
+    error, too.
 
     Args:
         arguments (dict): the values that have to be equal, by name. Tensors,
             graphs, models and functions are compared by their tensors,
             attributes and code.
-        failed (Exception, optional): the error because of which this process
-            can't take part. It is raised here and, as text, by the others.
-            (default: :obj:`None`)
+        failed (Exception, optional): an error that has occurred in this
+            process. It is raised here, and the other processes raise a
+            :class:`RuntimeError` with its text. (default: :obj:`None`)
 
     Example:
         >>> check_same({'seed': 3})
@@ -147,7 +152,9 @@ def _exchanged(mine: T, failed: Exception | None) -> list[T]:
 
 
 def own_items(count: int) -> range:
-    """Return the numbers of this process's pieces of work: every P-th.
+    """Return which of ``count`` pieces of work this process does.
+
+    Of P processes, that of rank r does the pieces r, r + P, r + 2 P, ...
 
     Example:
         >>> own_items(3)  # in a single process
@@ -159,11 +166,11 @@ def own_items(count: int) -> range:
 
 
 def run_over_ranks(items: Sequence[Any], work: Callable[[Any], T]) -> list[T]:
-    """Return ``[work(item) for item in items]``, each done by one process.
+    """Return ``[work(item) for item in items]``, computed by all processes.
 
-    The results are the same on every process, in the order of the items. They
-    travel pickled, between processes that trust each other. An error of one
-    process is raised on all, when the others have done their parts.
+    Every process does a part of the items, and returns all results, in the
+    order of the items. Results are sent with pickle. An error in one process
+    is raised in all, when the others have done their parts.
 
     Args:
         items (Sequence): the pieces of work, the same on every process.

@@ -5,8 +5,9 @@ import json
 import math
 import os
 import re
+import secrets
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,8 +46,11 @@ __all__ = [
 ]
 
 
+_ACTIONS = ('fit', 'refine', 'retrain', 'measured', 'step')
+
+
 class BudgetExceededError(RuntimeError):
-    """Raised before an operation exceeds the budget; nothing was changed."""
+    """Raised before a call would exceed the budget; nothing was changed."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +58,15 @@ class LedgerEntry(Report):
     """Line of a :class:`RemovalLedger`.
 
     Args:
-        action (str): the action that is recorded.
-        spent (float): a bound of the released model's residual.
+        action (str): how the model was made: ``'fit'``, ``'refine'``,
+            ``'retrain'``, ``'measured'`` or ``'step'``.
+        spent (float): the amount that is spent after this line, in the unit of
+            the ledger's budget.
         request (dict): the ids of the removed items.
         data (str): a salted digest of the remaining data.
         link (str): a hash of this line and all lines before it.
-        reference (str): 32 hexadecimal digits for each request that a line
-            carries out; '' without one. (default: :obj:`''`)
+        reference (str): 32 hexadecimal digits for each request that this line
+            carried out, or empty. (default: :obj:`''`)
     """
 
     action: str
@@ -71,7 +77,7 @@ class LedgerEntry(Report):
     reference: str = ''
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields; an empty reference is left out."""
+        """Return the fields as a dict, without an empty ``reference``."""
         made = super().to_dict()
         if not self.reference:
             del made['reference']
@@ -79,19 +85,17 @@ class LedgerEntry(Report):
 
 
 class RemovalLedger:
-    r"""Append-only list of what a model removed, and what that spent.
+    """Append-only list of the items a model removed, and of the budget.
 
-    Each line has the ids of the removed items, a digest of the data that
-    remain, and the amount that is spent since the last fit: a bound of the
-    gradient's norm at the present weights, and 0 for a model that forgets
-    exactly. A ``'step'`` adds to this amount; a line of any other action
-    replaces it. Each line has a hash of itself and of all lines before it, so
-    that changed or older lists are refused by :meth:`load_state_dict`.
+    Each line has the ids of the removed items, a digest of the remaining data,
+    and the amount that is spent since the last fit: for certified classifiers
+    a bound of the sensitivity-to-noise ratio of the newest release, and 0 for
+    models that forget exactly. Each line has a hash of itself and of all lines
+    before it, so that :meth:`load_state_dict` refuses changed or older lists.
 
     Keep ledgers private, as they list the ids of removed items. They do not
-    show what the items held: digests are salted
-    (:class:`~pyg_trust.files.seals.Seals`), and amounts are constant or
-    rounded to powers of two (:func:`coarse`).
+    show the contents of these items: digests are salted, and amounts are
+    constant or rounded to powers of two (:func:`coarse`).
 
     Args:
         budget (float): the largest amount that may be spent.
@@ -104,11 +108,11 @@ class RemovalLedger:
         0.75
     """
 
-    FRESH = ('fit', 'refine', 'retrain', 'measured')
-
     def __init__(self, budget: float) -> None:
         self.budget = check_non_negative('budget', budget)
         self._past, self._count = _Past(), 0
+        # Random names of the states since the last line.
+        self._marks: tuple[str, ...] = ()
 
     @property
     def num_lines(self) -> int:
@@ -117,7 +121,7 @@ class RemovalLedger:
 
     @property
     def entries(self) -> tuple[LedgerEntry, ...]:
-        """All lines, in order from the oldest."""
+        """All lines, the oldest first."""
         return self.newest(self._count)
 
     @property
@@ -126,15 +130,15 @@ class RemovalLedger:
         return self._past.lines[self._count - 1] if self._count else None
 
     def newest(self, count: int) -> tuple[LedgerEntry, ...]:
-        """Return the newest lines, in order from the oldest."""
+        """Return the newest ``count`` lines, the oldest of them first."""
         first = max(0, self._count - count)
         return tuple(self._past.lines[first : self._count])
 
     def amounts(self) -> tuple[float, ...]:
-        """Return what the newest releases spent, as reports list it.
+        """Return the amount of each release, the oldest first.
 
-        There are at most 64; the first then stands for all before it
-        together, the root of the sum of squares.
+        There are at most 64. If there were more releases, the first amount
+        stands for all earlier ones, as the root of their sum of squares.
         """
         newest = [line.spent for line in self.newest(LISTED)]
         if self._count > LISTED:
@@ -143,42 +147,43 @@ class RemovalLedger:
 
     @property
     def removed(self) -> Removed:
-        """The items that were removed and not added again; do not edit."""
+        """The items that were removed and not added again; read only."""
         self._own()
         return self._past.removed
 
     @property
     def spent(self) -> float:
-        """Bound of the present model's residual; 0 before the first line."""
+        """The amount of the newest line; 0 before the first line."""
         return 0.0 if self.last is None else self.last.spent
 
     @property
     def remaining(self) -> float:
-        """The amount that is left of the budget."""
+        """The budget minus the spent amount."""
         return self.budget - self.spent
 
     @property
     def head(self) -> str:
-        """Digest of all lines; keep a copy elsewhere ('' without lines)."""
+        """The hash of the newest line, over all lines; '' without lines."""
         return '' if self.last is None else self.last.link
 
     def has(self, head: str) -> bool:
-        """Return whether this ledger contains a given :attr:`head`.
+        """Return whether a line has the hash ``head``.
 
-        The ledger of an older copy of the model does not contain it.
+        The ledger of an older copy of the model lacks the newest hashes.
         """
         check_instance('head', head, str)
-        return self._past.heads.get(head, self._count) < self._count
+        known = self._past.heads.get(head, self._count) < self._count
+        return known or head in self._marks
 
     def refers_to(self, reference: str) -> bool:
-        """Return whether a line has the reference of a finished request."""
+        """Return whether lines have all the 32-digit ids in ``reference``."""
         check_instance('reference', reference, str)
         found, count = self._past.batches, self._count
         each = references(reference)
         return bool(each) and all(found.get(x, count) < count for x in each)
 
     def check_reference(self, reference: str) -> None:
-        """Refuse a reference that is malformed, or that a line has."""
+        """Raise an error if a reference is malformed or was used before."""
         check_instance('reference', reference, str)
         each = references(reference)
         whole = re.fullmatch('([0-9a-f]{32})*', reference)
@@ -196,13 +201,14 @@ class RemovalLedger:
 
     @property
     def has_removals(self) -> bool:
-        """Whether any line lists removed items."""
+        """Whether any line has removed items."""
         return self._past.first_request < self._count
 
     def copy(self) -> 'RemovalLedger':
         """Return an independent ledger with the same lines."""
         made = RemovalLedger(self.budget)
         made._past, made._count = self._past, self._count
+        made._marks = self._marks
         return made
 
     def __deepcopy__(self, memo: dict[int, Any]) -> 'RemovalLedger':
@@ -211,12 +217,12 @@ class RemovalLedger:
     def _own(self) -> None:
         # Copies share their lines until one of them goes another way.
         if self._count != len(self._past.lines):
-            self._past = _Past(self.entries)
-
-    def count(self, action: str) -> int:
-        """Return the number of lines that record an action."""
-        check_choice('action', action, (*self.FRESH, 'step'))
-        return sum(entry.action == action for entry in self.entries)
+            made = _Past()
+            for line, marks in zip(
+                self.entries, self._past.marks, strict=False
+            ):
+                made.add(line, marks)
+            self._past = made
 
     def record(
         self,
@@ -229,25 +235,26 @@ class RemovalLedger:
         """Append a line; call it before the new model becomes visible.
 
         Args:
-            action (str): :obj:`'fit'`, :obj:`'refine'` or :obj:`'retrain'`
-                for a model solved anew, :obj:`'measured'` for one whose
-                residual was measured in full, :obj:`'step'` for an update
-                that adds to the account.
-            spent (float): the bound of the new model's residual.
-            request (dict, optional): the ids of the removed items.
+            action (str): :obj:`'fit'`, :obj:`'refine'` or :obj:`'retrain'` for
+                a model solved anew, :obj:`'measured'` for one whose residual
+                was measured in full, or :obj:`'step'` for an update whose
+                amount adds to the earlier ones.
+            spent (float): the amount spent after this line, in the unit of the
+                budget; not the difference to the line before.
+            request (dict, optional): the ids of the removed items; by default
+                none.
             data (str): a salted digest of the remaining data.
                 (default: :obj:`''`)
-            reference (str): 32 hexadecimal digits for each request, by which
-                the line is found again (:meth:`refers_to`).
-                (default: :obj:`''`)
+            reference (str): 32 hexadecimal digits for each request that the
+                line carries out (:meth:`refers_to`). (default: :obj:`''`)
 
         Raises:
-            ValueError: on another action, a negative or lower amount, a
-                first line that is no fit, or a reference that is malformed
-                or was used before.
-            BudgetExceededError: if the budget does not allow it.
+            ValueError: on another action, a negative amount, a lower one in a
+                step, a first line that is no fit, or a reference that is
+                malformed or was used before.
+            BudgetExceededError: if the amount exceeds the budget.
         """
-        check_choice('action', action, (*self.FRESH, 'step'))
+        check_choice('action', action, _ACTIONS)
         if (action == 'fit') != (not self._count):
             raise ValueError(
                 "the first line, and it alone, needs to be a 'fit' "
@@ -276,14 +283,42 @@ class RemovalLedger:
         entry = LedgerEntry(**body, link=chain.link(self.head, *body.values()))
         with self._past.lock.turn:
             self._own()
-            self._past.add(entry)
-            self._count += 1
+            self._past.add(entry, self._marks)
+            self._count, self._marks = self._count + 1, ()
         return entry
 
+    @classmethod
+    def after(
+        cls, before: 'RemovalLedger | None', budget: float
+    ) -> 'RemovalLedger':
+        """Return the ledger of a new fit of an object.
+
+        It continues one that has removed nothing, over whose states those of
+        the new fit may be saved.
+        """
+        made = cls(budget)
+        if before is not None and not before.has_removals:
+            lines = before._past.heads.items()
+            known = [name for name, at in lines if at < before._count]
+            made._marks = (*known, *before._marks)
+        return made
+
+    def mark(self) -> None:
+        """Name a state that changed without a line, as others do not."""
+        self._marks += (secrets.token_hex(16),)
+
+    @property
+    def tip(self) -> str:
+        """The name of the present state: the last mark, or :attr:`head`."""
+        return self._marks[-1] if self._marks else self.head
+
     def state_dict(self) -> dict[str, Any]:
-        """Return the budget and all lines as plain values."""
+        """Return a dict of the ``'budget'`` and all lines, ``'entries'``."""
         lines = [entry.to_dict() for entry in self.entries]
-        return {'budget': self.budget, 'entries': lines}
+        made: dict[str, Any] = {'budget': self.budget, 'entries': lines}
+        marks = [*self._past.marks[: self._count], self._marks]
+        named = [[at, mark] for at, each in enumerate(marks) for mark in each]
+        return {**made, 'marks': named} if named else made
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the result of :meth:`state_dict`, if it continues this ledger.
@@ -304,6 +339,12 @@ class RemovalLedger:
                 f'(got {type(lines).__name__})'
             )
         made, fields = RemovalLedger(self.budget), {*chain.REMOVAL, 'link'}
+        marks: dict[int, list[str]] = {}
+        for at, mark in state.get('marks', ()):
+            check_integer('marks', at, 0, len(lines))
+            check_instance('marks', mark, str)
+            marks.setdefault(at, []).append(mark)
+        made._marks = (*marks.get(0, ()),)
         for number, line in enumerate(lines):
             names = {*line, 'reference'} if isinstance(line, dict) else {}
             if names != fields:
@@ -314,13 +355,14 @@ class RemovalLedger:
             parts = {k: v for k, v in line.items() if k != 'link'}
             if made.record(**parts).link != line['link']:
                 raise ValueError(f'line {number} of the state was changed')
+            made._marks = (*marks.get(number + 1, ()),)
         # A link fixes all lines before it.
-        if self._count and not made.has(self.head):
+        if self._count and not made.has(self.tip):
             raise ValueError(
-                'the state does not continue the present lines: a ledger '
-                "can't be turned back"
+                'the state does not continue the present one: removals can '
+                'not be turned back; a new object can load it'
             )
-        self._past, self._count = made._past, made._count
+        vars(self).update(vars(made))
 
     def __repr__(self) -> str:
         return (
@@ -331,20 +373,22 @@ class RemovalLedger:
 
 class _Past:
     # Lines that ledgers share, and where each is found.
-    def __init__(self, lines: Iterable[LedgerEntry] = ()) -> None:
+    def __init__(self) -> None:
         self.lines: list[LedgerEntry] = []
+        # The names of states before each line; of lines and names, the line
+        # from which on they are known.
+        self.marks: list[tuple[str, ...]] = []
         self.heads: dict[str, int] = {}
         self.batches: dict[str, int] = {}
         self.together: list[float] = []
         self.first_request = math.inf
         self.removed, self.lock = Removed(), ObjectLock()
-        for line in lines:
-            self.add(line)
 
-    def add(self, line: LedgerEntry) -> None:
+    def add(self, line: LedgerEntry, marks: tuple[str, ...]) -> None:
         number = len(self.lines)
         self.removed.add(line.request)
-        self.heads[line.link] = number
+        self.heads |= dict.fromkeys((*marks, line.link), number)
+        self.marks.append(marks)
         self.batches |= dict.fromkeys(references(line.reference), number)
         if line.request:
             self.first_request = min(self.first_request, number)
@@ -374,34 +418,32 @@ def coarse(amount: float, bits: int = 1) -> float:
 
 
 class PrivacyLedger:
-    r"""Durable account of private training: an append-only file.
+    """Durable account of private training: an append-only file.
 
-    A line is written, and forced to the disk, *before* the noisy gradient it
-    pays for is made: a crash can waste a step of the budget, never hide one.
-    The first line holds the mechanism; each line has a hash of itself and of
-    all before it. A last line without its end, of a process that died, is cut
-    off; anything else that does not fit is refused.
+    A line is written to the disk *before* the noisy gradient of a step is
+    made: a crash can waste a step of the budget, but never hide one. The first
+    line describes the mechanism; each line has a hash of itself and of all
+    lines before it. A last line that is cut short is dropped; any other damage
+    is refused.
 
-    To cut off whole lines, or to put an older copy in the place of the file,
-    takes back spent budget: note :attr:`head`, a digest of all lines (reports
-    and checkpoints hold it), and pass it as :obj:`head` to refuse an older
-    file. What happens to the file while it is open is noticed at the next
-    line.
+    Somebody who cuts off whole lines, or restores an older copy, takes back
+    spent budget. To notice this, keep a copy of :attr:`head` (reports and
+    checkpoints have it) and pass it as :obj:`head`. Changes of the open file
+    are noticed at the next line.
 
-    The file is locked until the last reference to the ledger is gone: two
-    processes can't spend at once, and a fork of the one that opened it is
-    refused. It holds public numbers alone (steps, noise, rates).
+    The file is locked until the ledger is closed or deleted, so that two
+    processes can't spend at once. It holds public numbers only.
 
     Args:
         path (str or Path): the path of the file, created if it does not exist.
-        header (dict): plain values that identify the account; an existing file
-            has to have the same.
-        head (str, optional): a :attr:`head` noted before, which the file has
-            to continue. (default: :obj:`None`)
+        header (dict): plain values that describe the mechanism; an existing
+            file has to have the same.
+        head (str, optional): an earlier :attr:`head`, which the file has to
+            continue; by default any file is accepted.
 
     Raises:
         ValueError: if the file is of another mechanism, was changed, or does
-            not go on from :obj:`head`.
+            not continue :obj:`head`.
         RuntimeError: if another process has it open, or opened it before a
             fork.
     """
@@ -427,10 +469,7 @@ class PrivacyLedger:
         # Release the lock with the ledger, also after an error or an
         # interrupt.
         self._close = weakref.finalize(self, os.close, self._file)
-        # The lines of the file; None if an interrupt may have left another.
-        self._known: _Account | None = None
         self._lock, self._process = ObjectLock(), os.getpid()
-        self._writing = False
         try:
             try:
                 if fcntl is not None:
@@ -440,24 +479,28 @@ class PrivacyLedger:
                     f'the ledger {self.path} is open in another process or '
                     'engine'
                 ) from None
-            self._known = self._read()
+            self._read()
             if head is not None and not self.has(head):
                 raise ValueError(
                     f"the ledger {self.path} needs to go on from 'head' (got "
                     f'{head!r}), and is older or another: lines were cut off, '
                     'or a copy was put in its place'
                 )
+            if not self._known.links:
+                self._write(self._header)
+                # A new file is durable once its name is.
+                files.sync_folder(self.path.resolve().parent)
         except BaseException:
             self.close()
             raise
 
     @property
     def head(self) -> str:
-        """Digest of all lines so far, 64 hexadecimal digits."""
+        """The hash of all lines so far, 64 hexadecimal digits."""
         return self._account.links[-1]
 
     def has(self, head: str) -> bool:
-        """Return whether :attr:`head` was this after one of the lines."""
+        """Return whether a line has the hash ``head``."""
         check_instance('head', head, str)
         return head in self._account.links
 
@@ -468,12 +511,12 @@ class PrivacyLedger:
 
     @property
     def pure_epsilon(self) -> float:
-        """The pure epsilon spent by releases other than the steps."""
+        """The sum of the epsilons of pure releases, in nats."""
         return self._account.pure_epsilon
 
     @property
     def history(self) -> list[tuple[float, float, int]]:
-        """Noise multiplier, sample rate and number of steps, in order."""
+        """Tuples of noise multiplier, sample rate and number of such steps."""
         merged: list[tuple[float, float, int]] = []
         for line in self._account.lines:
             same = merged and merged[-1][:2] == line
@@ -485,20 +528,21 @@ class PrivacyLedger:
         """Record a step; it is on disk when the call returns.
 
         Args:
-            noise_multiplier (float): Opacus' noise over clipping norm.
-            sample_rate (float): the probability of a subgraph, or of whatever
-                is protected, to be in a batch.
+            noise_multiplier (float): the noise's standard deviation over the
+                clipping norm, as in Opacus.
+            sample_rate (float): the probability of a subgraph, or of a person
+                if persons are protected, to be in the batch.
         """
         line = list(_step(noise_multiplier, sample_rate))
         self._append(lambda: {'step': self.steps + 1, 'spent': line})
 
     @editing
     def record_pure(self, epsilon: float) -> None:
-        """Record a release of pure privacy other than a step.
+        """Record a release of pure differential privacy, besides the steps.
 
         Args:
-            epsilon (float): the epsilon of the release; the sum is
-                ``pure_epsilon``.
+            epsilon (float): the epsilon of the release, in nats, with a delta
+                of 0; ``pure_epsilon`` is the sum.
         """
         epsilon = check_positive('epsilon', epsilon)
         self._append(lambda: {'epsilon': epsilon})
@@ -509,18 +553,18 @@ class PrivacyLedger:
 
     @property
     def _account(self) -> '_Account':
-        # No thread reads while another one writes.
+        # No thread reads while another one writes; a signal handler may.
         with self._lock.turn:
-            if self._known is None:
-                self._known = self._read()
+            if self._unsure and self._lock.doing is None:
+                self._read()
             return self._known
 
-    def _read(self) -> '_Account':
+    def _read(self) -> None:
         self._check_place()
         raw = self.path.read_bytes()
         end = raw.rfind(b'\n') + 1
-        found, account = chain.of_steps(raw[:end], False), _Account()
-        broken = found.broken
+        found = chain.of_steps(raw[:end], False)
+        account, broken = _Account(found.links, end), found.broken
         for number, body in enumerate(found.bodies[1:], 2):
             if 0 < broken <= number:
                 break
@@ -539,33 +583,22 @@ class PrivacyLedger:
             )
         if end < len(raw):
             os.ftruncate(self._file, end)
-        account.links, account.end = [*found.links], end
-        if not account.links:
-            self._write(account, self._header)
-            # A new file is durable once its name is.
-            files.sync_folder(self.path.resolve().parent)
-        return account
+        self._known, self._unsure = account, False
 
-    def _append(self, line: Any) -> None:
+    def _append(self, line: Callable[[], dict[str, Any]]) -> None:
         self._check_place()
-        if self._writing:
-            # Both the last line and its repair were interrupted.
-            self._known = None
-        account, body = self._account, line()
-        self._writing = True
-        try:
-            self._write(account, body)
-            account.add(body)
-            self._writing = False
-        except BaseException:
-            # An interrupt may come when a line is in the file alone. Another
-            # one may come here: then it is found out at the next line.
-            self._known = None
-            raise
+        if self._unsure:
+            self._read()
+        body = line()
+        # Until it ends: an interrupt may come when the line is in the file.
+        self._unsure = True
+        self._write(body)
+        self._known.add(body)
+        self._unsure = False
 
-    def _write(self, account: '_Account', body: dict[str, Any]) -> None:
-        last = account.links[-1] if account.links else ''
-        link, data = chain.line(last, body)
+    def _write(self, body: dict[str, Any]) -> None:
+        account = self._known
+        link, data = chain.line(self.head if account.links else '', body)
         end = os.lseek(self._file, 0, os.SEEK_END)
         if end != account.end:
             raise ValueError(
@@ -619,10 +652,10 @@ class PrivacyLedger:
 
 class _Account:
     # The sum of a file's lines, their hashes, and their end.
-    def __init__(self) -> None:
+    def __init__(self, links: list[str], end: int) -> None:
+        self.links, self.end = links, end
         self.lines: list[tuple[float, float]] = []
-        self.links: list[str] = []
-        self.pure_epsilon, self.end = 0.0, 0
+        self.pure_epsilon = 0.0
 
     def add(self, body: dict[str, Any]) -> None:
         # Refuse lines that `record` would refuse: a negative amount would give

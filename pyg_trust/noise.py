@@ -94,11 +94,11 @@ class _Noise:
 class SeededNoise(_Noise):
     """Noise from a seed, for experiments that have to be repeatable.
 
-    It hides nothing from somebody who tries the likely seeds.
+    It protects nothing: somebody who tries the likely seeds can subtract it.
 
     Args:
-        seed (int, optional): an integer of any size, of which all bits count;
-            by default torch's generator draws one. (default: :obj:`None`)
+        seed (int, optional): a seed in :math:`[0, 2^{63})`, all bits of which
+            count; by default torch's generator draws one.
     """
 
     secure = False
@@ -108,30 +108,37 @@ class SeededNoise(_Noise):
         super().__init__(self._stream.bytes)
 
     def uniform(self, count: int) -> np.ndarray:
-        """Draw uniform numbers in (0, 1)."""
+        """Draw uniform numbers in (0, 1).
+
+        Args:
+            count (int): how many; a float64 array of this length is returned.
+        """
         check_integer('count', count, 0)
         return np.clip(self._stream.random(count), 2.0**-53, 1 - 2.0**-53)
 
     def choose(self, count: int, size: int) -> np.ndarray:
-        """Draw :obj:`size` of :obj:`count` items without replacement."""
+        """Choose items without replacement: an int64 array of positions.
+
+        Args:
+            count (int): the number of items.
+            size (int): how many of them are chosen.
+        """
         check_integer('count', count, 1)
         check_integer('size', size, 0, count)
         return self._stream.choice(count, size, replace=False)
 
 
 class SecureNoise(_Noise):
-    r"""Noise and choices from the operating system's secure generator.
+    """Noise and random choices from the operating system's secure generator.
 
-    Every bit comes from :func:`os.urandom`. A Gaussian is drawn as the integer
-    nearest to :math:`2^{32} Z`, exactly (:mod:`pyg_trust.verify.noise`): added
-    to an integer on the grid of a release, it is the Gaussian mechanism to the
-    last bit, and no low bit reveals a sum (`Mironov 2012
-    <https://doi.org/10.1145/2382196.2382264>`_ reads them off floats). What it
-    does *not* cover: the operating system's generator, the time that a draw
-    takes, and memory left behind.
+    A Gaussian is drawn as the integer nearest to :math:`2^{32} Z`, exactly. It
+    is added to a sum of integers, so that the last bits of a release reveal
+    nothing, as those of floats do (`Mironov 2012
+    <https://doi.org/10.1145/2382196.2382264>`_). It does *not* protect against
+    a weak generator, the measured time of a draw, or memory left behind.
 
     Args:
-        source (callable): maps a number to as many random bytes.
+        source (callable): returns as many random bytes as it is asked for.
             (default: :func:`os.urandom`)
     """
 
@@ -141,16 +148,21 @@ class SecureNoise(_Noise):
         super().__init__(source)
 
     def uniform(self, count: int) -> np.ndarray:
-        r"""Draw uniformly from the grid :math:`2^{-53} \{1, ..., 2^{53}\}`."""
+        """Draw uniform numbers in (0, 1], multiples of :math:`2^{-53}`.
+
+        Args:
+            count (int): how many; a float64 array of this length is returned.
+        """
         check_integer('count', count, 0)
         word = np.frombuffer(self._source(8 * count), dtype=np.uint64)
         return ((word >> np.uint64(11)) + np.uint64(1)) * 2.0**-53
 
     def choose(self, count: int, size: int) -> np.ndarray:
-        """Draw :obj:`size` of :obj:`count` items without replacement.
+        """Choose items without replacement: an int64 array of positions.
 
-        Each item gets a random number of 64 bits, and the least numbers win.
-        If two are equal, all are drawn again.
+        Args:
+            count (int): the number of items.
+            size (int): how many of them are chosen.
         """
         check_integer('count', count, 1)
         check_integer('size', size, 0, count)
@@ -165,13 +177,16 @@ class SecureNoise(_Noise):
 def source(
     seed: int | None = None, kind: str = SYSTEM
 ) -> SecureNoise | SeededNoise:
-    """Make a source of noise: the system's, or that of a given seed.
+    """Make a source of noise: a secret one, or from a given seed.
 
     Args:
-        seed (int, optional): makes a run repeatable, and not private; its
-            report has to begin with ``SEEDED``. (default: :obj:`None`)
-        kind (str): the kind of secret noise, an entry of :obj:`NOISES`.
-            (default: :obj:`'system'`)
+        seed (int, optional): a seed, which makes a run repeatable and not
+            private; by default the noise is secret.
+        kind (str): the kind of secret noise, an entry of
+            :obj:`pyg_trust.registries.NOISES`. (default: :obj:`'system'`)
+
+    Returns:
+        SecureNoise or SeededNoise: the latter if there is a seed.
     """
     draw = NOISES.find('kind', kind)
     if seed is not None:
@@ -199,24 +214,30 @@ def source(
 def coins(
     source: SecureNoise | SeededNoise, count: Natural, rate: Share
 ) -> np.ndarray:
-    r"""Draw each of :obj:`count` items with a probability: Poisson sampling.
+    """Choose each item with the same probability: Poisson sampling.
 
-    With :class:`SecureNoise` the probability is at most :obj:`rate`, and
-    :math:`2^{-53}` less at most.
+    With :class:`SecureNoise` the probability is at most :math:`2^{-53}` below
+    :obj:`rate`, and never above.
 
     Args:
         source (SecureNoise or SeededNoise): the source of the randomness.
         count (int): the number of items.
-        rate (float): the probability of each, in :math:`[0, 1]`.
+        rate (float): the probability of each item, in :math:`[0, 1]`.
+
+    Returns:
+        numpy.ndarray: the positions of the chosen items: int64, ascending.
     """
     return np.flatnonzero(source.uniform(count) <= rate)
 
 
 def p_value(drawn: Tensor) -> float:
-    """Return a two-sided p-value of all entries being standard Gaussian.
+    """Test whether all entries are standard Gaussian; return the p-value.
+
+    It is the two-sided p-value of the sum of squares, which is chi-squared
+    distributed.
 
     Args:
-        drawn (Tensor): float64, ``[d, num_columns]``; tested by the norm.
+        drawn (Tensor): float64, ``[num_rows, num_columns]``.
     """
     shape = ('d', 'num_columns')
     check_tensor('drawn', drawn, torch.float64, shape, finite=True)

@@ -3,14 +3,11 @@
 """C++ ops, each behind a function that checks its arguments.
 
 ``csrc/ops.cpp`` describes the arguments and results of each op under the same
-name; device, dtype and shape of every tensor are checked here, by the hints.
-That indices are in range is the guarantee of
-:class:`~pyg_trust.graph.CSRGraph`. Ops whose tensors the package makes itself
-(``live_*``, ``clip_*``) are called as they are, in ``torch.ops.pyg_trust``.
-
-All tensors of a call are on one device, the CPU or a CUDA GPU, and so is the
-result; only :obj:`weights`, :obj:`ratio` and :obj:`keep` are always on the
-CPU. Nothing is moved to another device.
+name. Device, dtype and shape of every tensor are checked here, by the hints;
+that indices are in range is the guarantee of
+:class:`~pyg_trust.graph.CSRGraph`. All tensors of a call are on one device,
+the CPU or a CUDA GPU, and so is the result; only :obj:`weights`, :obj:`ratio`
+and :obj:`keep` are always on the CPU.
 """
 
 import contextlib
@@ -85,7 +82,7 @@ _ops = torch.ops.pyg_trust
 
 
 def has_kernel(device_type: str) -> bool:
-    """Return whether this build has kernels for a type of device."""
+    """Return whether this build has kernels for ``'cpu'`` or ``'cuda'``."""
     check_instance('device_type', device_type, str)
     keys = {'cpu': 'CPU', 'cuda': 'CUDA'}
     return (
@@ -174,14 +171,15 @@ AtLeast0 = Annotated[float, Number(0, math.inf, 'low high', 'at least 0')]
 
 
 class PushGraph(NamedTuple):
-    r"""Graph whose rows are sorted by degree, as pushes need it.
+    """Graph whose rows are sorted by degree, as pushes need it.
 
     Args:
-        rowptr (Tensor): int64, ``[num_nodes + 1]``; row :math:`u` lists the
-            nodes that :math:`u` pushes to, in ascending degree.
-        col (Tensor): int32, ``[num_edges]``.
+        rowptr (Tensor): int64, ``[num_nodes + 1]``: where each row starts.
+        col (Tensor): int32, ``[num_edges]``: the nodes that each node sends
+            to, by ascending degree.
         group_ptr (Tensor): int64, ``[num_nodes + 1]``: where each row's groups
-            (of degrees within a factor of two) start in :obj:`group_end`.
+            start in :obj:`group_end`. The degrees in a group are within a
+            factor of two.
         group_end (Tensor): int64, ``[num_groups]``: where each group ends in
             :obj:`col`.
         scale (Tensor, optional): ``[num_edges]``: :math:`d_v^{-a}` of the
@@ -216,19 +214,32 @@ def propagate(
     loops: bool = False,
     in_place: bool = False,
 ) -> Tensor:
-    r"""Compute :math:`\sum_i w_i P^i x`, :math:`P = R B S`, for all columns.
+    r"""Compute :math:`\sum_i w_i (R B S)^i x`, exactly.
 
-    :math:`B` is the unweighted adjacency in which row :math:`v` of
-    :obj:`(rowptr, col)` lists the nodes that :math:`v` receives from,
-    :math:`R` and :math:`S` are the diagonals :obj:`recv` and :obj:`send`.
-    A column has the same bits whatever stands beside it, for any number of
-    threads and any instruction set. Memory beside the result: two buffers of
-    at most four cache lines a node (two with :obj:`half`), and, with
-    :obj:`rows`, 4 bytes for each entry of the rows that a level needs.
+    :math:`B` is an unweighted adjacency matrix, :math:`R` and :math:`S` are
+    diagonal. A column has the same bits beside any other columns and for any
+    number of threads. On CUDA it is equal up to rounding.
 
-    On CUDA it runs by torch's own sparse products, with levels in the dtype
-    of :obj:`x`, and is equal up to rounding; memory: four matrices like the
-    result and 12 bytes an edge.
+    Args:
+        rowptr (Tensor): int64, ``[num_nodes + 1]``: where rows of :math:`B`
+            start.
+        col (Tensor): int32: the nodes that each node receives from.
+        x (Tensor): the signals, ``[num_nodes, num_columns]``, or sparse CSR.
+        recv (Tensor): the diagonal of :math:`R`, ``[num_nodes]``.
+        send (Tensor): the diagonal of :math:`S`, ``[num_nodes]``.
+        weights (Tensor): :math:`w`: float64, ``[num_hops + 1]``, on the CPU.
+        half (bool): whether hops are kept in float16. (default: :obj:`False`)
+        scale (Tensor, optional): with :obj:`half`, a power of two by which
+            each column is multiplied in float16; by default 1.
+        three_term (bool): whether Chebyshev polynomials of :math:`R B S` take
+            the place of its powers. (default: :obj:`False`)
+        rows (Tensor, optional): the nodes whose rows are returned, int64; by
+            default all.
+        loops (bool): whether missing self-loops count, on the CPU alone.
+        in_place (bool): whether :obj:`x` is overwritten, on the CPU alone.
+
+    Returns:
+        Tensor: ``[num_nodes, num_columns]``, or only the given :obj:`rows`.
     """
     given, sparse = x, x.layout == torch.sparse_csr
     if half and x.dtype != torch.float32:
@@ -312,22 +323,21 @@ def sparse_parts(x: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
 
 
 def instruction_set() -> str:
-    """Return the instruction set that the CPU kernels were compiled for.
+    """Return the instruction set of the CPU kernels in use.
 
-    :obj:`'default'`, :obj:`'avx2'` or :obj:`'avx512'`: the best that the
-    processor has, or less if the environment variable ``ATEN_CPU_CAPABILITY``,
-    which torch obeys too, says so. All of them give the same bits.
+    It is :obj:`'default'`, :obj:`'avx2'` or :obj:`'avx512'`: the best that the
+    processor has, or less if the environment variable ``ATEN_CPU_CAPABILITY``
+    asks for it, as for torch. All of them give the same bits.
     """
     return ('default', 'avx2', 'avx512')[_ops.instruction_set()]
 
 
 @contextlib.contextmanager
 def kept_pages() -> Iterator[None]:
-    """Keep a call's working memory for the next calls in the block.
+    """Reuse working memory between the calls in a ``with`` block.
 
-    The system clears every page that it hands out, a fifth of the time of a
-    propagation from disk to disk. No more is kept than one call needed. On the
-    CPU alone; all threads of the process share it.
+    It saves about a fifth of the time of a propagation from disk to disk. It
+    keeps at most as much as one call needs. On the CPU alone.
     """
     _ops.keep_pages(True)
     try:
@@ -352,34 +362,36 @@ def push(
 ) -> tuple[Tensor, Tensor]:
     r"""Estimate :math:`\sum_i w_i (R B S)^i x` by randomized pushes (AGP).
 
-    At each level a node keeps a share of what it holds and sends the rest to
-    its neighbours: large messages as they are, small ones to a random few
-    that get more, so that the expectation stays. A level where that would
-    cost more than an exact product is computed exactly. On CUDA the same seed
-    samples the same edges; results differ by rounding.
+    In each hop a node keeps a share of its value and sends the rest to its
+    neighbours. Large messages are sent as they are. Small ones go to a few
+    random neighbours, which get more, so that the expectation is the same. A
+    hop where this would cost more than an exact product is computed exactly.
 
     Args:
         graph (PushGraph): the edges along which nodes send, sorted for
             sampling (:meth:`.CSRGraph.push_graph`).
-        receivers (tuple[Tensor, Tensor]): ``rowptr`` and ``col`` of
-            :math:`B`, for exact levels.
+        receivers (tuple[Tensor, Tensor]): ``rowptr`` and ``col`` of the
+            adjacency matrix :math:`B`, whose rows list the nodes that each
+            node receives from, for exact hops.
         recv (Tensor): the diagonal of :math:`R`, ``[num_nodes]``.
         send (Tensor): the diagonal of :math:`S`, ``[num_nodes]``.
         x (Tensor): the signals, ``[num_nodes, num_columns]``.
-        eps (Tensor): the quantum of each column: larger messages are sent as
-            they are.
-        ratio (Tensor): the share that each level sends on, float64.
-        keep (Tensor): the share that each level keeps, float64.
+        eps (Tensor): ``[num_columns]``: messages of at least this size are
+            sent as they are, smaller ones are sampled.
+        ratio (Tensor): the share that each hop sends on: float64,
+            ``[num_hops]``.
+        keep (Tensor): the share that each hop keeps: float64,
+            ``[num_hops + 1]``.
         seed (int): the seed.
         first (int): the number of the first block of columns. Columns of a
             block (:func:`block_size`) share what is sampled, and block
             :math:`k` draws from ``(seed, first + k)``. (default: :obj:`0`)
-        pull_above (float): a level is pushed if it is expected to cost less
-            than this share of an exact one. (default: infinity)
+        pull_above (float): a hop is sampled if this is expected to cost less
+            than this share of an exact hop. (default: infinity)
 
     Returns:
         tuple[Tensor, Tensor]: the sum, ``[num_nodes, num_columns]``, and how
-        many levels of each block were pushed, int64.
+        many hops of each block were sampled, int64.
     """
     rowptr, col, group_ptr, group_end, scale = graph
     return _ops.push(
@@ -407,16 +419,16 @@ def pull(
     keep: Keep,
     pull_above: AtLeast0,
 ) -> Tensor | None:
-    """Compute the sum of :func:`push` exactly, if no level would be sampled.
+    """Compute the sum of :func:`push` exactly, unless sampling is cheaper.
 
-    Few nodes are read to estimate whether sampling would be cheaper on a
-    level, so that edges need not be sorted for sampling beforehand. The
-    arguments are those of :func:`push`, but :obj:`graph` needs only the rows
-    of ``cost_nodes``. On the CPU.
+    Whether a hop is cheaper to sample is estimated from a few nodes, so that
+    the edges need not be sorted for sampling beforehand. The arguments are
+    those of :func:`push`, but ``graph`` needs only the rows of these nodes. On
+    the CPU.
 
     Returns:
         Tensor or None: the sum, ``[num_nodes, num_columns]``; :obj:`None` if
-        a level would be sampled.
+        a hop would be sampled.
     """
     rowptr, col, group_ptr, group_end, scale = graph
     z, pushed = _ops.push(
@@ -427,7 +439,11 @@ def pull(
 
 
 def block_size(dtype: torch.dtype) -> int:
-    """Return how many columns share a block of draws: one cache line."""
+    """Return how many columns :func:`push` samples together.
+
+    It is the number of values of the dtype in 64 bytes: 16 float32 or 8
+    float64.
+    """
     check_real('dtype', dtype)
     return 64 // dtype.itemsize
 
@@ -448,12 +464,18 @@ def push_sparse(
     top_k: int = -1,
     threshold: AtLeast0 = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    r"""Run :func:`push` on sparse signals, with sparse results.
+    """Run :func:`push` on sparse signals, with sparse results.
 
-    Signals are independent: signal :math:`k` draws from the stream of
-    :obj:`(seed, first + k)`. Memory beside the result: 16 (float64: 32) bytes
-    a node and thread, kept for the next call, up to 1 GiB each. On the CPU
-    alone.
+    Signal :math:`k` is 0 but for ``value[i]`` at ``node[i]``, for the i from
+    ``ptr[k]`` to ``ptr[k + 1] - 1``, and draws from ``(seed, first + k)``.
+    Residues whose product with ``send`` is below ``prune`` (one number a
+    signal) are not pushed. Of each result, the ``top_k`` largest entries (-1:
+    all) above ``threshold`` in magnitude are kept. The other arguments are
+    those of :func:`push`. On the CPU alone.
+
+    Returns:
+        tuple[Tensor, Tensor, Tensor]: the results as ``ptr``, ``node`` and
+        ``value``, in the same form as the signals.
     """
     rowptr, col, group_ptr, group_end, scale = graph
     return _ops.push_sparse(
@@ -472,21 +494,19 @@ def disjoint_walks(
     restarts: Count,
     seed: Natural,
 ) -> tuple[Tensor, Tensor]:
-    r"""Draw node-disjoint subgraphs by random walks (DRW, DRW-R).
+    """Draw node-disjoint subgraphs by random walks.
 
-    Returns ``ptr``, int64, ``[num_subgraphs + 1]``, and ``node``, int64: the
-    nodes of subgraph i are ``node[ptr[i]:ptr[i + 1]]``, its root first.
+    The distinct nodes ``roots`` are taken in random order. Each that is in no
+    earlier subgraph starts one, by ``restarts`` walks of ``walk_length``
+    steps, which visit no node of other subgraphs. ``rowptr`` and ``col`` list
+    each node's neighbours. Time is :math:`O(n + m)` for any number of
+    restarts. With the same seed, CUDA gives other subgraphs than the CPU, of a
+    slightly different distribution.
 
-    Time is :math:`O(n + m)` for any number of restarts; memory beside the
-    result: a byte per node, four per root and four per node reached, and one
-    row of the graph.
-
-    On CUDA the roots walk in rounds of many at once, and a root that meets an
-    earlier one in its round walks again in the next (``csrc/device/walk.h``):
-    *another law* than on the CPU, so that the same seed gives other subgraphs.
-    They too are disjoint, have at most ``1 + walk_length * restarts`` nodes,
-    cover all roots, and depend on the graph, the roots and the seed alone.
-    Memory: about 30 bytes per node and 80 per root.
+    Returns:
+        tuple[Tensor, Tensor]: ``ptr``, int64, ``[num_subgraphs + 1]``, and
+        ``node``, int64: the nodes of subgraph i are ``node[ptr[i]:ptr[i +
+        1]]``, its root first.
     """
     return _ops.disjoint_walks(rowptr, col, roots, walk_length, restarts, seed)
 
@@ -506,13 +526,18 @@ def flip_bits(
     first: Natural = 0,
     num_samples: Count = 1,
 ) -> tuple[Tensor, Tensor]:
-    r"""Draw noisy copies of a sparse matrix of bits, one below the other.
+    """Draw noisy copies of a sparse matrix of zeros and ones.
 
-    Every 0 becomes 1 with probability :math:`p_+` and every 1 becomes 0 with
-    :math:`p_-`, all independently, up to ``sampling_slack`` of
-    ``certificates/smoothing.py``. Copy :math:`s` draws from the stream of
-    ``(seed, first + s)``. Time and memory are :math:`O(m + p_+ N + n)` for
-    each copy, not those of the :math:`N` cells. On the CPU alone.
+    ``rowptr`` and ``col`` list the columns of the ones in each row, ascending;
+    there are ``num_cols`` columns. Every 0 becomes 1 with probability
+    ``p_plus``, and every 1 becomes 0 with ``p_minus``, independently. With the
+    ``cells`` ``'all'``, every entry can flip; with ``'directed'``, those off
+    the diagonal; with ``'undirected'``, these in pairs. Copy :math:`s` of
+    ``num_samples`` draws from ``(seed, first + s)``. On the CPU alone.
+
+    Returns:
+        tuple[Tensor, Tensor]: ``rowptr`` and ``col`` of all copies, one below
+        the other.
     """
     n = rowptr.numel() - 1
     if cells != 'all':
@@ -536,16 +561,17 @@ class PolicyThreat(NamedTuple):
     """Rows of a graph, with the changes that an attacker can make to them.
 
     Args:
-        rowptr (Tensor): int64, ``[num_nodes + 1]``.
+        rowptr (Tensor): int64, ``[num_nodes + 1]``: where each row starts.
         col (Tensor): int32, ``[num_edges]``: out-neighbours, ascending in
             every row and distinct.
         removable (Tensor): bool, ``[num_edges]``: which edges may be removed.
         budget (Tensor): int64, ``[num_nodes]``: the most flips in each row.
-        add_ptr (Tensor): int64, ``[num_nodes + 1]``: the rows of ``add_col``.
+        add_ptr (Tensor): int64, ``[num_nodes + 1]``: where each node's
+            neighbours in ``add_col`` start.
         add_col (Tensor): int32, ``[num_pairs]``: the neighbours that may be
             added to each row, distinct and none of them in :obj:`col`.
-        all_pairs (bool): whether any node but itself and its neighbours may
-            be added to every row, in place of the last two.
+        all_pairs (bool): whether each row may get any node but itself and its
+            neighbours; :obj:`add_ptr` and :obj:`add_col` are ignored then.
     """
 
     rowptr: RowPtr
@@ -558,13 +584,15 @@ class PolicyThreat(NamedTuple):
 
 
 class PolicyFlips(NamedTuple):
-    """Edges that differ from the clean graph, for each perturbed graph.
+    """Edges that differ from a clean graph, for each of several graphs.
 
     Args:
-        ptr (Tensor): int64, ``[num_policies + 1]``: where each graph starts.
-        row (Tensor): int32, ``[num_flips]``: their sources, ascending.
-        col (Tensor): int32, ``[num_flips]``: their targets, ascending in
-            every row and distinct.
+        ptr (Tensor): int64, ``[num_policies + 1]``: graph i differs by the
+            edges ``ptr[i]:ptr[i + 1]``.
+        row (Tensor): int32, ``[num_flips]``: their sources, ascending for each
+            graph.
+        col (Tensor): int32, ``[num_flips]``: their targets, ascending for each
+            source and distinct.
     """
 
     ptr: Annotated[Tensor, Form(_LONG, 'num_policies+1')]
@@ -593,23 +621,30 @@ def policy_iteration(
     ]
     | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    r"""Find the worst graph for PageRank, for each row of rewards by itself.
+    r"""Find the graph that maximizes PageRank-weighted rewards.
 
-    Returns float64 :math:`V = T V` and :math:`T V - V`, both ``[num_policies,
-    n]``, and the three tensors of :class:`PolicyFlips`, where
+    For each row of the arguments by itself, it computes :math:`V = T V`, where
+    for node :math:`i`
 
     .. math::
         (T V)_i = r_i + \max_{S, k} \left[ \frac{a \sum_{j \in S} V_j +
         \rho_i - \mu_i k}{|S|} + \frac{\sigma_i}{\sqrt{|S|}} - \nu_i k -
         \sum_{j \in S \triangle S_i} \nu_{ij} \right]
 
-    with :math:`r` = :obj:`reward`, :math:`a` = :obj:`follow`, :math:`\rho` =
-    :obj:`bonus`, :math:`\mu` = :obj:`visit_cost`, :math:`\sigma` =
-    :obj:`root`, :math:`\nu` = :obj:`step_cost` and the costs of edges, over
-    the out-neighbourhoods :math:`S` that :math:`k` flips make of row :math:`i`
-    (an empty one is one edge that leads nowhere). From :obj:`start`, until
-    :math:`\lVert T V - V \rVert_\infty` is at most :obj:`goal` or
-    :obj:`rounding` times :math:`\lVert V \rVert_\infty`.
+    with :math:`r` = ``reward``, :math:`a` = ``follow``, :math:`\rho` =
+    ``bonus``, :math:`\mu` = ``visit_cost``, :math:`\sigma` = ``root``,
+    :math:`\nu_i` = ``step_cost`` and :math:`\nu_{ij}` = ``removal_cost`` of an
+    edge or ``addition_cost`` of another pair (None: 0). :math:`S` is the set
+    of out-neighbours after :math:`k` flips, at most the budget of ``threat``,
+    of the clean set :math:`S_i`; an empty set counts as one edge that leads
+    nowhere. It begins with ``start`` and ends after ``max_iter`` iterations,
+    or when the largest entry of :math:`T V - V` is at most ``goal`` or
+    ``rounding`` times that of :math:`V`.
+
+    Returns:
+        tuple: :math:`V` and :math:`T V - V`, float64, ``[num_policies,
+        num_nodes]``; and ``ptr``, ``row`` and ``col`` of the flips that reach
+        the maximum, as in :class:`PolicyFlips`.
     """
     costs = (bonus, visit_cost, step_cost, root, removal_cost, addition_cost)
     return _ops.policy_iteration(
@@ -629,11 +664,16 @@ def policy_solve(
     follow: Follow,
     back: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    r"""Solve :math:`x = r + a P x` (:obj:`back`: :math:`P^\top`), by BiCGSTAB.
+    """Solve :math:`x = r + a P x` on several graphs, by BiCGSTAB.
 
-    :math:`r` is :obj:`reward`, :math:`a` is :obj:`follow`, and :math:`P` the
-    random walk on the graph with its :obj:`flips`. Starts from :obj:`start`,
-    ends at residuals of :obj:`goal`; returns :math:`x` and the residuals.
+    :math:`P` is the random walk (with ``back`` its transpose) on the graph
+    ``rowptr``, ``col`` after the ``flips`` of each graph, :math:`r` is
+    ``reward`` and :math:`a` is ``follow``. It begins with ``start`` and ends
+    when the residuals are at most ``goal``.
+
+    Returns:
+        tuple[Tensor, Tensor]: :math:`x` and the residuals: float64,
+        ``[num_policies, num_nodes]``, a row for each graph.
     """
     return _ops.policy_solve(
         rowptr, col, *flips, reward, start, goal, follow, back
@@ -643,10 +683,12 @@ def policy_solve(
 class OpenRows(NamedTuple):
     """Rows of a changing graph, which may have free space at their ends.
 
+    Row :math:`v` is ``col[start[v]:start[v] + length[v]]``.
+
     Args:
-        start (Tensor): int64, ``[num_nodes]``: where each row starts.
-        length (Tensor): int64, ``[num_nodes]``: how many entries it has.
-        col (Tensor): int32: the entries, ascending in every row; -1 in free
+        start (Tensor): int64, ``[num_nodes]``.
+        length (Tensor): int64, ``[num_nodes]``.
+        col (Tensor): int32: neighbours, ascending in every row; -1 in free
             space.
     """
 
@@ -695,18 +737,19 @@ def pull_rows(
     | None = None,
     weight: float = 1.0,
 ) -> None:
-    r"""Compute rows of one level of propagation, in place.
+    r"""Compute some rows of one hop of propagation, in place.
 
-    For the nodes :math:`v` of a list, with :math:`B` the rows,
+    For each node :math:`v` of a list ``nodes`` (None: all nodes), at position
+    :math:`k` of it,
 
     .. math::
         y_v = R_v \sum_u B_{vu} x_u, \quad \text{out}_v = S_v y_v, \quad
-        z_k \mathrel{+}= w\, y_{v_k} .
+        z_k \mathrel{+}= w\, y_v
 
-    Sums run over the entries of a row in ascending order, each column by
-    itself, by the inner loop of :func:`propagate` (``csrc/gather.h``): a row
-    that is computed again has the same bits wherever and with whichever
-    others. On the CPU alone.
+    with :math:`B` = ``rows``, :math:`R` = ``recv``, :math:`S` = ``send`` and
+    :math:`w` = ``weight``. ``out``, ``[num_nodes, num_columns]``, and ``z``,
+    ``[num_listed, num_columns]``, are written to if given. A row has the same
+    bits whichever other rows are computed. On the CPU alone.
     """
     if nodes is None or nodes.numel() > 0:
         _ops.pull_rows.default(*(*rows, nodes, x, recv, send, out, z, weight))
@@ -726,14 +769,19 @@ def push_rows(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
     r"""Push residues until every row is within its limit, in place.
 
-    While a row :math:`R_v` of :obj:`residue` is above its limit :math:`\theta
-    \sqrt{\max(d_v, 1)}`, for the length :math:`d_v` of its row in
-    :obj:`rows`, adds it to :math:`z_v` and :math:`c\, r_u s_v R_v` to
-    :math:`R_u` for the nodes :math:`u` of that row, and sets it to 0. A queue
-    starts with :obj:`seeds`, whose residues are first computed anew if
-    :obj:`x` is given; :math:`c`, :math:`r`, :math:`s` are :obj:`follow`,
-    :obj:`recv`, :obj:`send`. Returns nodes and their old residues, pushed
-    nodes and their old :math:`z`, and the number of pushes.
+    While a row :math:`\varrho_v` of ``residue`` is larger than :math:`\theta
+    \sqrt{\max(d_v, 1)}` (``theta``, and the degree :math:`d_v`), it adds
+    :math:`\varrho_v` to :math:`z_v` and :math:`c\, r_u s_v \varrho_v` to
+    :math:`\varrho_u` for each node :math:`u` of row :math:`v` of ``rows``, and
+    sets :math:`\varrho_v` to 0. Here :math:`c` is ``follow``, :math:`r` is
+    ``recv`` and :math:`s` is ``send``. ``seeds`` are the nodes that are
+    examined first: all that may be above their limit. If the signals ``x`` are
+    given, their residues are first computed anew.
+
+    Returns:
+        tuple: to undo it, the nodes whose residues changed (int64) and their
+        old residues, the nodes whose ``z`` changed (int64) and their old
+        rows of ``z``; and the number of pushes.
     """
     return _ops.push_rows.default(
         *(*rows, seeds, recv, send, theta, follow, z, residue, x),
@@ -744,13 +792,20 @@ def push_rows(
 def row_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None
 ) -> Tensor:
-    r"""Compute ``F.linear``, with each row's bits independent of others.
+    r"""Compute ``F.linear``, with each row's bits independent of other rows.
 
-    Every number is one chain :math:`y \leftarrow \mathrm{fma}(x_{rk},
-    w_{jk}, y)` over :math:`k` ascending, from 0, whatever the batch, the
-    threads and the instruction set, to which the bias is added. Products of
-    BLAS round the same row otherwise in a batch of another size. There is a
-    gradient by each; that by :obj:`x` is of the same kind.
+    BLAS may round a row differently in a batch of another size. Here every
+    entry is the same chain of fused multiply-adds :math:`y \leftarrow y +
+    x_{rk} w_{jk}` over ascending :math:`k`, from 0, to which the bias is
+    added. All three arguments have gradients.
+
+    Args:
+        x (Tensor): ``[num_rows, in_features]``, float32 or float64.
+        weight (Tensor): ``[out_features, in_features]``.
+        bias (Tensor, optional): ``[out_features]``; by default none.
+
+    Returns:
+        Tensor: ``[num_rows, out_features]``.
     """
     check_dtype('x', x, REAL)
     check_dtype('weight', weight, x.dtype)

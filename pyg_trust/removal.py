@@ -1,5 +1,3 @@
-# Longer than 700 lines because requests and their application to data share
-# every check of ids.
 """Removal requests and their application to a graph.
 
 Nodes are named by their ids: ``data.n_id`` if the data have it, else the
@@ -11,7 +9,7 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +23,7 @@ from pyg_trust._checks import (
     check_range,
     check_tensor,
 )
+from pyg_trust._checks.graphs import plain_index
 
 __all__ = ['NotThere', 'Part', 'RemovalRequest', 'remove_from_data']
 
@@ -35,10 +34,8 @@ Nodes = Tensor | Iterable[int]
 Edges = Tensor | Iterable[tuple[int, int]]
 # Graph, kind (a field of :class:`Part`) and id of one requested item.
 Item = tuple[int, str, Any]
-R = TypeVar('R')
 
-_PAIRS = ('edges', 'directed_edges')
-# The kinds in a request, and what an error calls one of them.
+# The kinds of items, and what an error calls one of them. Edges have two ids.
 _NAMED = {
     'nodes': 'node {}',
     'features': 'the feature row of node {}',
@@ -46,21 +43,23 @@ _NAMED = {
     'directed_edges': 'edge {0[0]} -> {0[1]}',
     'labels': 'the training label of node {}',
 }
+_PAIRS = ('edges', 'directed_edges')
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """Part of a removal request that concerns one graph.
+
+    All items are ids of nodes, or pairs of them for edges.
 
     Args:
         whole (bool): whether the whole graph is removed.
         nodes (tuple[int, ...]): nodes to remove, with all their edges.
-        features (tuple[int, ...]): nodes whose features to remove.
+        features (tuple[int, ...]): nodes whose features are removed.
         edges (tuple[tuple[int, int], ...]): edges to remove, in both
             directions where they exist.
         directed_edges (tuple[tuple[int, int], ...]): edges to remove in this
-            direction alone.
-        labels (tuple[int, ...]): nodes whose labels to remove.
+            direction only.
+        labels (tuple[int, ...]): nodes whose labels are removed.
     """
 
     whole: bool = False
@@ -72,12 +71,11 @@ class Part:
 
     @property
     def arcs(self) -> tuple[tuple[int, int], ...]:
-        """All directions in which named edges are removed."""
-        back = [(v, u) for u, v in self.edges]
-        return tuple(sorted({*self.edges, *back, *self.directed_edges}))
+        """All edges to remove as directed pairs, both ways for ``edges``."""
+        return tuple(sorted({*_both(self.edges), *self.directed_edges}))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the non-empty fields as plain lists."""
+        """Return the non-empty fields as a dict of lists, by field name."""
         if self.whole:
             return {'whole': True}
         return {
@@ -89,7 +87,7 @@ class Part:
 
 @dataclass(frozen=True, init=False)
 class RemovalRequest:
-    r"""Request to remove whole graphs, nodes, features, edges or labels.
+    """Request to remove whole graphs, nodes, features, edges or labels.
 
     .. code-block:: python
 
@@ -98,33 +96,32 @@ class RemovalRequest:
         RemovalRequest(nodes=[12, 90])  # of the only graph
         RemovalRequest(persons=[12], unit=unit)
 
-    Nodes, features, edges and labels are given per graph, as a dictionary;
-    without one they belong to graph 0. What is contained in something larger
-    (a node of a whole graph, a feature, a label or an edge of a removed node)
-    is removed with it.
+    Nodes, features, edges and labels are given by graph, as a dict, or as a
+    list or tensor for graph 0. Removing a graph removes its nodes; removing a
+    node removes its features, label and edges.
 
     Args:
-        graphs (list[int]): whole graphs to remove. (default: :obj:`()`)
-        nodes (dict[int, list[int]] or list[int]): nodes to remove, with their
-            features and edges; lists or tensors of ids.
-            (default: :obj:`()`)
-        features (dict[int, list[int]] or list[int]): nodes whose features are
-            removed, while the nodes stay. (default: :obj:`()`)
-        edges (dict[int, Tensor] or Tensor): edges to remove, as
-            ``[2, num_edges]`` or a list of pairs. (default: :obj:`()`)
-        labels (dict[int, list[int]] or list[int]): nodes whose labels are
-            removed, while the nodes stay; only for node classifiers that
-            support it. (default: :obj:`()`)
-        directed (bool): whether edges are removed in the given direction
-            alone, instead of both where they exist. (default: :obj:`False`)
-        persons (list[int] or Tensor): persons to remove from a model of their
-            table (:meth:`PrivacyUnit.table
-            <pyg_trust.unit.PrivacyUnit.table>`), whose rows hold all that
-            they own. (default: :obj:`()`)
-        unit (PrivacyUnit, optional): the privacy unit of :obj:`persons`.
+        graphs (list[int]): the ids of graphs to remove. (default: :obj:`()`)
+        nodes (dict[int, list[int]] or list[int]): the ids of nodes to remove,
+            with their features and edges. (default: :obj:`()`)
+        features (dict[int, list[int]] or list[int]): the ids of nodes whose
+            features are removed, while the nodes stay. (default: :obj:`()`)
+        edges (dict[int, Tensor] or Tensor): edges to remove, as ``[2,
+            num_edges]`` or a list of pairs. (default: :obj:`()`)
+        labels (dict[int, list[int]] or list[int]): the ids of nodes whose
+            labels are removed, while the nodes stay; not all models take
+            these. (default: :obj:`()`)
+        directed (bool): whether edges are removed in the given direction only,
+            instead of in both where they exist. (default: :obj:`False`)
+        persons (list[int] or Tensor): the ids of persons to remove from a
+            model of the table that :meth:`PrivacyUnit.table
+            <pyg_trust.unit.PrivacyUnit.table>` makes, with one row for each
+            person. (default: :obj:`()`)
+        unit (PrivacyUnit, optional): the privacy unit of :obj:`persons`;
+            needed with them.
 
     Raises:
-        TypeError: on something that is no integer.
+        TypeError: on an id that is no integer.
         ValueError: if nothing is requested, an id is negative, or
             :obj:`persons` come without their :obj:`unit` or have several rows.
 
@@ -134,11 +131,8 @@ class RemovalRequest:
     """
 
     parts: Mapping[int, Part] = field(default_factory=dict)
-    # The privacy units that persons were named by, their digest, and whether
-    # persons have other ids than their positions.
-    _units: ClassVar[tuple[Any, ...]] = ()
-    _unit = ''
-    _renamed = False
+    # The privacy units that persons were named by, by their digests.
+    _units: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(
         self,
@@ -160,15 +154,15 @@ class RemovalRequest:
                 f'{len(given)} persons and {unit!r})'
             )
         items = [(g, 'whole', True) for g in integers('graphs', graphs)]
+        units: dict[str, Any] = {}
         if unit is not None:
             if not hasattr(unit, 'names'):
                 raise TypeError(
                     "'unit' needs to be a PrivacyUnit (got "
                     f'{type(unit).__name__})'
                 )
-            rows = unit.names(given)
-            items += [(0, 'nodes', row) for row in rows]
-            self._name_by({unit.digest: unit}, {*rows} != {*given})
+            items += [(0, 'nodes', row) for row in unit.names(given)]
+            units = {unit.digest: unit}
         named: dict[str, Any] = {'nodes': nodes, 'features': features}
         named['labels'] = labels
         named['directed_edges' if directed else 'edges'] = edges
@@ -177,77 +171,58 @@ class RemovalRequest:
                 values = {0: values}
             for graph, each in values.items():
                 items += _read(graph, kind, each)
-        self._take(items)
+        self._take(items, units)
 
-    def _name_by(self, units: Mapping[str, Any], renamed: bool) -> None:
-        found = tuple(unit for unit in units.values() if unit is not None)
-        names = {'_units': found, '_unit': '+'.join(sorted(units))}
-        vars(self).update(names, _renamed=renamed)
-
-    def _check_positions(self) -> None:
-        # For those who name nodes by position.
-        if self._renamed:
-            raise ValueError(
-                "'persons' need 'n_id' of their unit to be positions, by "
-                'which nodes are named here (got others): request their '
-                'positions as nodes'
-            )
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Copies and files have no tables of other persons.
-        return {**self.__dict__, '_units': ()}
-
-    def _take(self, items: Iterable[Item]) -> None:
+    def _take(
+        self, items: Iterable[Item], units: Mapping[str, Any] | None = None
+    ) -> None:
         held: dict[int, dict[str, set[Any]]] = {}
         for graph, kind, item in items:
-            kinds = held.setdefault(graph, {name: set() for name in _NAMED})
+            kinds = held.setdefault(graph, {each: set() for each in _NAMED})
             kinds.setdefault(kind, set()).add(item)
         parts = {}
         for graph, named in sorted(held.items()):
             if 'whole' in named:
                 parts[graph] = Part(whole=True)
                 continue
-            gone, edges = named['nodes'], named['edges']
+            gone = named['nodes']
             named['features'] -= gone
             named['labels'] -= gone
-            named['directed_edges'] -= edges | {(v, u) for u, v in edges}
+            named['directed_edges'] -= _both(named['edges'])
             for kind in _PAIRS:
                 named[kind] = {e for e in named[kind] if gone.isdisjoint(e)}
             made: dict[str, Any] = {k: (*sorted(v),) for k, v in named.items()}
             parts[graph] = Part(**made)
         if not parts:
             raise ValueError('the request needs to name something to remove')
-        vars(self)['parts'] = parts
+        vars(self).update(parts=parts, _units=units or {})
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Copies and files have no tables of other persons.
+        return {'parts': self.parts, '_units': dict.fromkeys(self._units)}
 
     @classmethod
     def batch(cls, requests: Iterable['RemovalRequest']) -> 'RemovalRequest':
         """Merge several requests into one."""
-        if not isinstance(requests, Iterable):
-            raise TypeError(
-                "'requests' needs to hold requests "
-                f'(got {type(requests).__name__})'
-            )
+        check_instance('requests', requests, Iterable)
         items: list[Item] = []
         units: dict[str, Any] = {}
-        made, renamed = cls.__new__(cls), False
-        for request in requests:
-            check_instance('requests', request, RemovalRequest)
-            items += request.items()
-            renamed |= request._renamed
-            units |= dict.fromkeys({request._unit} - {''})
-            units |= {unit.digest: unit for unit in request._units}
-        made._take(items)
-        made._name_by(units, renamed)
-        return made
+        for each in requests:
+            check_instance('requests', each, RemovalRequest)
+            items += each.items()
+            units |= {
+                k: unit or units.get(k) for k, unit in each._units.items()
+            }
+        return cls._of(items, units)
 
     @classmethod
     def from_dict(cls, named: Mapping[str, Any]) -> 'RemovalRequest':
-        """Convert the result of :meth:`to_dict` back to a request."""
+        """Make a request from the result of :meth:`to_dict`."""
         check_instance('named', named, Mapping)
         items: list[Item] = []
         for graph, part in named.items():
             check_instance('named', part, Mapping)
-            if not str(graph).isdigit() or set(part) - {'whole', *_NAMED}:
+            if not str(graph).isdigit() or set(part) - {*Part._fields}:
                 raise ValueError(
                     "'named' needs to be what to_dict() returns "
                     f'(got {graph!r}: {part!r})'
@@ -257,8 +232,18 @@ class RemovalRequest:
                     items += [(int(graph), kind, True)] * bool(each)
                 else:
                     items += _read(int(graph), kind, each)
+        return cls._of(items)
+
+    @classmethod
+    def of_items(cls, items: Iterable[Item]) -> 'RemovalRequest | None':
+        """Build a request from tuples of :meth:`items`; None without any."""
+        given = [*items]
+        return cls._of(given) if given else None
+
+    @classmethod
+    def _of(cls, items: Iterable[Item], *units: Any) -> 'RemovalRequest':
         made = cls.__new__(cls)
-        made._take(items)
+        made._take(items, *units)
         return made
 
     def __or__(self, other: 'RemovalRequest') -> 'RemovalRequest':
@@ -266,11 +251,16 @@ class RemovalRequest:
 
     @property
     def graphs(self) -> list[int]:
-        """The numbers of the graphs in the request, in ascending order."""
+        """The ids of the graphs in the request, in ascending order."""
         return list(self.parts)
 
     def items(self) -> Iterator[Item]:
-        """Iterate over the graph, the kind and the id of each item."""
+        """Iterate over the requested items, as tuples of three.
+
+        Each has the id of the graph; the kind, ``'whole'`` or a field of
+        :class:`Part`; and the id, a pair of ids for edges, ``True`` for a
+        graph.
+        """
         for graph, part in self.parts.items():
             if part.whole:
                 yield graph, 'whole', True
@@ -278,39 +268,33 @@ class RemovalRequest:
                 for item in getattr(part, kind):
                     yield graph, kind, item
 
-    @classmethod
-    def of_items(cls, items: Iterable[Item]) -> 'RemovalRequest | None':
-        """Build a request of :meth:`items`; :obj:`None` if there are none."""
-        given = [*items]
-        if not given:
-            return None
-        made = cls.__new__(cls)
-        made._take(given)
-        return made
-
     def without(self, other: 'RemovalRequest') -> 'RemovalRequest | None':
-        """Return the items that another request lacks; :obj:`None` if none."""
+        """Return the items that another request lacks; None without any."""
         gone = {*other.items()}
         return self.of_items(each for each in self.items() if each not in gone)
 
     def whole_graphs(self) -> 'RemovalRequest':
-        """Return a request that removes every graph named here as a whole.
+        """Return a request to remove each graph of this one as a whole.
 
-        This is what unstructured removal (Guo et al. 2020), which knows
-        training examples only, makes of a request.
+        Unstructured removal (Guo et al. 2020) can remove whole training
+        examples only.
         """
         return RemovalRequest(graphs=self.graphs)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the ids by graph, as plain lists."""
+        """Return the ids as lists, by graph id (a text) and kind of item."""
         return {str(g): part.to_dict() for g, part in self.parts.items()}
+
+
+def _both(edges: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
+    return {arc for u, v in edges for arc in ((u, v), (v, u))}
 
 
 class NotThere(ValueError):
     """Error of a request for items that a model does not hold.
 
-    ``missing``, a request, names the items that never were, or were removed
-    before.
+    Its attribute ``missing`` is a :class:`RemovalRequest` of these items,
+    which never existed or were removed before.
 
     Example:
         >>> raise NotThere(RemovalRequest(nodes=[3]))
@@ -330,6 +314,132 @@ removed before
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.missing, str(self))
+
+
+# Calls of remove #############################################################
+
+
+def requested(
+    request: Any, first: str = 'nodes', kind: str = '', **named: Any
+) -> RemovalRequest:
+    """Build the request of a call of ``remove``."""
+    kind = kind or first
+    given = {key: value for key, value in named.items() if value is not None}
+    if request is not None and given:
+        raise ValueError(
+            f"'{next(iter(given))}' can't be given beside 'request', which "
+            f'names all that goes: remove({next(iter(given))}=...) alone, or '
+            'remove(RemovalRequest(...))'
+        )
+    if 'persons' in given:
+        raise ValueError(
+            "'persons' need their unit: remove(RemovalRequest(persons="
+            f'{[*integers("persons", given["persons"])]}, unit=unit))'
+        )
+    if given:
+        return RemovalRequest(**given)
+    if isinstance(request, RemovalRequest):
+        return request
+    if isinstance(request, Sequence) and any(
+        isinstance(each, RemovalRequest) for each in request
+    ):
+        return RemovalRequest.batch(request)
+    if isinstance(request, Sequence | Tensor) and not isinstance(request, str):
+        ids = integers('request', request)
+        return RemovalRequest(**{kind: ids})  # type: ignore[arg-type]
+    call = f'remove({first}=[3]) or remove(RemovalRequest({kind}=[3]))'
+    if request is None:
+        raise ValueError(
+            f"'request' needs to name something to remove: {call}"
+        )
+    raise TypeError(
+        "'request' needs to be a RemovalRequest, or a list or tensor of ids "
+        f'(got {type(request).__name__}): {call}'
+    )
+
+
+def skipping(
+    request: RemovalRequest,
+    missing: str,
+    remove: Callable[[RemovalRequest], Any],
+) -> Any:
+    """Remove what is there; return the report, with what was skipped."""
+    check_choice('missing', missing, MISSING)
+    left, skipped = request, list[Item]()
+    while True:
+        try:
+            report = remove(left)
+        except NotThere as error:
+            if missing == 'raise':
+                raise
+            rest = left.without(error.missing)
+            if rest is None or rest == left:
+                raise NotThere(request) from None
+            skipped += error.missing.items()
+            left = rest
+            continue
+        gone = RemovalRequest.of_items(skipped)
+        return report.replace(skipped={} if gone is None else gone.to_dict())
+
+
+class Removed:
+    """Items that the lines of a ledger removed and did not add again.
+
+    A line costs as much as its items, however many lines came before.
+    """
+
+    def __init__(self) -> None:
+        #: By graph and kind of item; edges by direction.
+        self.parts: dict[int, dict[str, set[Any]]] = {}
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        """Add the request of the next line; if it is none, add nothing."""
+        # Requests of node classifiers are of one graph.
+        parts = line if all(map(str.isdigit, line)) else {'0': line}
+        read = []
+        try:
+            for graph, part in parts.items():
+                again = part.get('again', {})
+                if isinstance(again, list):
+                    # Directed edges, of node classifiers.
+                    again = {'directed_edges': again}
+                for kind in {*Part._fields} - {'edges'}:
+                    change = _listed(part, kind), _listed(again, kind)
+                    read.append((int(graph), kind, *change))
+        except (AttributeError, TypeError):
+            raise ValueError(
+                "'request' needs to be what RemovalRequest.to_dict() returns "
+                f'(got {line!r})'
+            ) from None
+        for number, kind, gone, come in read:
+            held = self.parts.setdefault(number, {}).setdefault(kind, set())
+            held.update(gone)
+            held.difference_update(come)
+
+    def of(self, kind: str, graph: int = 0) -> AbstractSet[Any]:
+        """Return the items of a kind that a graph has lost."""
+        return self.parts.get(graph, {}).get(kind, frozenset())
+
+    def request(self) -> RemovalRequest | None:
+        """Return all items as one request; :obj:`None` without any."""
+        return RemovalRequest.of_items(
+            (graph, kind, item)
+            for graph, items in self.parts.items()
+            for kind, each in items.items()
+            for item in each
+        )
+
+
+def _listed(part: Mapping[str, Any], kind: str) -> set[Any]:
+    if kind == 'directed_edges':
+        arcs = {(u, v) for u, v in part.get(kind, ())}
+        return arcs | _both(part.get('edges', ()))
+    if kind == 'whole':
+        return {True} if part.get(kind) else set()
+    return {*part.get(kind, ())}
+
+
+# Ids #########################################################################
 
 
 class NodeIds:
@@ -367,9 +477,6 @@ class NodeIds:
             )
         self.n_id = n_id.clone()
         self._known, self._next = n_id.numel(), int(self._sorted[-1]) + 1
-
-    def __repr__(self) -> str:
-        return f'NodeIds(n_id=[{self._known}])' if self._known else 'NodeIds()'
 
     @classmethod
     def of_data(cls, data: Any, name: str = 'data') -> 'NodeIds':
@@ -440,153 +547,24 @@ class NodeIds:
             items = torch.tensor(getattr(part, kind), dtype=torch.int64)
             found = convert(items).tolist()
             made[kind] = tuple(map(tuple, found) if kind in _PAIRS else found)
-        return Part(whole=part.whole, **made)
+        return part._replace(**made)
 
 
-def requested(
-    request: Any, first: str = 'nodes', kind: str = '', **named: Any
-) -> RemovalRequest:
-    """Build the request of a call of ``remove``."""
-    kind = kind or first
-    given = {key: value for key, value in named.items() if value is not None}
-    if request is not None and given:
-        raise ValueError(
-            f"'{next(iter(given))}' can't be given beside 'request', which "
-            f'names all that goes: remove({next(iter(given))}=...) alone, or '
-            'remove(RemovalRequest(...))'
-        )
-    if 'persons' in given:
-        raise ValueError(
-            "'persons' need their unit: remove(RemovalRequest(persons="
-            f'{[*integers("persons", given["persons"])]}, unit=unit))'
-        )
-    if given:
-        return RemovalRequest(**given)
-    if isinstance(request, RemovalRequest):
-        return request
-    if isinstance(request, Sequence) and any(
-        isinstance(each, RemovalRequest) for each in request
-    ):
-        return RemovalRequest.batch(request)
-    if isinstance(request, Sequence | Tensor) and not isinstance(request, str):
-        try:
-            return RemovalRequest(**{kind: request})  # type: ignore[arg-type]
-        except (TypeError, ValueError) as error:
-            text = str(error).replace(f"'{kind}'", "'request'")
-            raise type(error)(text) from None
-    call = f'remove({first}=[3]) or remove(RemovalRequest({kind}=[3]))'
-    if request is None:
-        raise ValueError(
-            f"'request' needs to name something to remove: {call}"
-        )
-    raise TypeError(
-        "'request' needs to be a RemovalRequest, or a list or tensor of ids "
-        f'(got {type(request).__name__}): {call}'
-    )
-
-
-def skipping(
-    request: RemovalRequest,
-    missing: str,
-    remove: Callable[[RemovalRequest], R],
-) -> tuple[R, dict[str, Any]]:
-    """Remove what is there."""
-    check_choice('missing', missing, MISSING)
-    left: RemovalRequest = request
-    skipped: RemovalRequest | None = None
-    while True:
-        try:
-            return remove(left), {} if skipped is None else skipped.to_dict()
-        except NotThere as error:
-            if missing == 'raise':
-                raise
-            rest = left.without(error.missing)
-            if rest is None or rest == left:
-                raise NotThere(request) from None
-            gone, left = error.missing, rest
-            skipped = gone if skipped is None else skipped | gone
-
-
-class Removed:
-    """Items that the lines of a ledger removed and did not add again.
-
-    A line costs as much as its items, however many lines came before.
-    """
-
-    def __init__(self) -> None:
-        #: By graph and kind of item; edges by direction.
-        self.parts: dict[int, dict[str, set[Any]]] = {}
-
-    def add(self, line: Mapping[str, Any]) -> None:
-        """Add the request of the next line."""
-        check_instance('line', line, Mapping)
-        # Requests of node classifiers are of one graph.
-        parts = line if all(map(str.isdigit, line)) else {'0': line}
-        read = []
-        try:
-            for graph, part in parts.items():
-                again = part.get('again', {})
-                if isinstance(again, list):
-                    # Node classifiers record directed edges.
-                    again = {'directed_edges': again}
-                read.append((int(graph), _by_kind(part), _by_kind(again)))
-        except (AttributeError, TypeError):
-            raise ValueError(
-                "'line' needs to be the request of a ledger's line, as "
-                f'RemovalRequest.to_dict() returns it (got {line!r})'
-            ) from None
-        for number, gone, come in read:
-            items = self.parts.setdefault(number, {})
-            for kind, new in gone.items():
-                items.setdefault(kind, set()).update(new)
-                items[kind].difference_update(come[kind])
-
-    def of(self, kind: str, graph: int = 0) -> AbstractSet[Any]:
-        """Return the items of a kind that a graph has lost."""
-        return self.parts.get(graph, {}).get(kind, frozenset())
-
-    def request(self) -> RemovalRequest | None:
-        """Return all items as one request; :obj:`None` without any."""
-        return RemovalRequest.of_items(
-            (graph, kind, item)
-            for graph, items in self.parts.items()
-            for kind, each in items.items()
-            for item in each
-        )
-
-
-def still_removed(lines: Iterable[Mapping[str, Any]]) -> RemovalRequest | None:
-    """Return the items that requests removed and that were not added again.
-
-    Args:
-        lines (list[dict]): the requests of a ledger's lines, oldest first.
-    """
-    found = Removed()
-    for line in lines:
-        found.add(line)
-    return found.request()
-
-
-def _by_kind(part: Mapping[str, Any]) -> dict[str, set[Any]]:
-    arcs = {tuple(edge) for edge in part.get('directed_edges', ())}
-    for u, v in part.get('edges', ()):
-        arcs |= {(u, v), (v, u)}
-    kinds = ('nodes', 'features', 'labels')
-    found = {kind: set(part.get(kind, ())) for kind in kinds}
-    whole = {True} if part.get('whole') else set()
-    return {**found, 'directed_edges': arcs, 'whole': whole}
+def rows_of(n_id: Tensor, nodes: Nodes) -> Tensor:
+    """Find the rows of nodes in a graph that has these ids."""
+    return NodeIds(n_id).rows_of('nodes', nodes, n_id.numel())
 
 
 def remove_from_data(data: Data, part: Part) -> Data:
-    r"""Return the graph after a removal; :obj:`data` stays unchanged.
+    """Return a copy of a graph without the items of a request.
 
-    The ids of nodes are ``data.n_id`` (a tensor or a list) if it is there,
-    else positions. The result has ``n_id`` and ``x_removed``, which marks
-    nodes without features. Tensors that change are copied, so that none holds
-    what was removed. Attributes of the whole graph are kept as they are.
+    Ids of nodes are ``data.n_id``, if the graph has it, else positions. The
+    result has ``n_id``, the ids of the remaining nodes, and, if features were
+    removed, ``x_removed``, a bool mask of their nodes. Attributes of the whole
+    graph are kept.
 
     Args:
-        data (Data): the graph, with an ``edge_index``.
+        data (Data): the graph, with an ``edge_index``; it is not changed.
         part (Part): the items to remove, ``request.parts[0]`` of a request.
 
     Raises:
@@ -611,36 +589,60 @@ def remove_from_data(data: Data, part: Part) -> Data:
     n, edge_index = int(data.num_nodes), data.edge_index
     check_tensor('data.edge_index', edge_index, torch.int64, (2, 'num_edges'))
     check_range('data.edge_index', edge_index, n, 'the nodes')
-    ids = NodeIds.of_data(data)
-    rows: dict[str, Tensor] = {}
-    lacking: dict[str, Tensor] = {}
-    for kind in ('nodes', 'features', *_PAIRS):
-        found = ids.rows(torch.tensor(getattr(part, kind)).long())
-        found = rows[kind] = found.view(-1, 2 if kind in _PAIRS else 1)
-        lacking[kind] = ((found < 0) | (found >= n)).any(1)
-    _raise_missing(part, lacking)
-    if part.nodes and len(part.nodes) == n:
+    if part.features and data.get('x') is None:
+        raise ValueError(
+            "'data' has no features 'x' of its own to remove: what is derived "
+            'from the edges goes with the node'
+        )
+    ids, bare = NodeIds.of_data(data), data.get('x_removed')
+    bare = torch.zeros(n, dtype=torch.bool) if bare is None else bare
+    rows = [
+        torch.tensor(named, dtype=torch.int64).view(-1, size)
+        for size, named in zip((1, 1, 2, 2), ids.part(part)[1:5], strict=True)
+    ]
+    nodes, features, edges, arcs = rows
+
+    def inside(rows: Tensor) -> Tensor:
+        return ((rows >= 0) & (rows < n)).all(1)
+
+    def key(pairs: Tensor) -> Tensor:
+        return pairs[:, 0] * n + pairs[:, 1]
+
+    def has(pairs: Tensor) -> Tensor:
+        return inside(pairs) & torch.isin(key(pairs), there)
+
+    there = key(edge_index.t())
+    found = {
+        'nodes': inside(nodes),
+        'features': inside(features)
+        & ~torch.isin(features[:, 0], bare.nonzero()),
+        'edges': has(edges) | has(edges.flip(1)),
+        'directed_edges': has(arcs),
+    }
+    missing = RemovalRequest.of_items(
+        (0, kind, getattr(part, kind)[i])
+        for kind, held in found.items()
+        for i in (~held).nonzero().view(-1).tolist()
+    )
+    if missing is not None:
+        raise NotThere(missing)
+    if len(nodes) == n:
         raise ValueError(
             'the request would leave no node: request the whole graph instead'
         )
-    there = edge_index[0] * n + edge_index[1]
-    keys = {kind: rows[kind] @ torch.tensor([n, 1]) for kind in _PAIRS}
-    back = rows['edges'] @ torch.tensor([1, n])
-    lacking = {kind: ~torch.isin(key, there) for kind, key in keys.items()}
-    lacking['edges'] &= ~torch.isin(back, there)
-    _raise_missing(part, lacking)
-
     out = copy.copy(data)
     out.n_id, out.num_nodes = ids.of(torch.arange(n)), n
-    gone = torch.isin(there, torch.cat([*keys.values(), back]))
+    cut = torch.cat([edges, edges.flip(1), arcs])
+    gone = torch.isin(there, key(cut))
     if bool(gone.any()):
         out = out.edge_subgraph(~gone)
     if part.features:
-        _remove_features(out, rows['features'][:, 0], n)
+        out.x = out.x.index_fill(0, features[:, 0], 0)
+        out.x_removed = bare.index_fill(0, features[:, 0], True)
     if part.nodes:
-        keep = torch.ones(n, dtype=torch.bool)
-        keep[rows['nodes'][:, 0]] = False
-        out = out.subgraph(keep)
+        out = out.subgraph(
+            torch.ones(n, dtype=torch.bool).index_fill(0, nodes[:, 0], False)
+        )
     y = data.get('y')
     if isinstance(y, Tensor) and y.numel() == 1:
         # The graph's own label; with one edge it looks like that edge's.
@@ -648,28 +650,7 @@ def remove_from_data(data: Data, part: Part) -> Data:
     return out
 
 
-def _remove_features(data: Data, nodes: Tensor, n: int) -> None:
-    if data.get('x') is None:
-        raise ValueError(
-            "'data' has no features 'x' of its own to remove: what is derived "
-            'from the edges goes with the node'
-        )
-    before = data.get('x_removed')
-    mask = torch.zeros(n, dtype=torch.bool) if before is None else before
-    if bool(mask[nodes].any()):
-        raise NotThere(RemovalRequest(features=data.n_id[nodes[mask[nodes]]]))
-    data.x = data.x.index_fill(0, nodes, 0)
-    data.x_removed = mask.index_fill(0, nodes, True)
-
-
-def _raise_missing(part: Part, lacking: Mapping[str, Tensor]) -> None:
-    missing = RemovalRequest.of_items(
-        (0, kind, getattr(part, kind)[i])
-        for kind, each in lacking.items()
-        for i in each.nonzero().view(-1).tolist()
-    )
-    if missing is not None:
-        raise NotThere(missing)
+# Readers of arguments ########################################################
 
 
 def _read(graph: Any, kind: str, values: Any) -> list[Item]:
@@ -690,8 +671,15 @@ def check_from_0(name: str, ids: Tensor) -> None:
 
 def _tensor(name: str, values: Any) -> Tensor:
     # Ids in their order, or a mask.
-    if not isinstance(values, Tensor | np.ndarray | str | Mapping):
-        values = [*values] if isinstance(values, Iterable) else values
+    if isinstance(values, int | np.integer):
+        values = [values]
+    if isinstance(values, Iterable) and not isinstance(
+        values, Tensor | np.ndarray | str | Mapping
+    ):
+        values = [*values]
+        if any(isinstance(each, bool) for each in values):
+            # They would pass for integers beside some.
+            values = np.array(values, dtype=bool)
     values = as_ids(name, values)
     if not isinstance(values, Tensor):
         raise TypeError(
@@ -703,64 +691,29 @@ def _tensor(name: str, values: Any) -> Tensor:
 
 def integers(name: str, values: Nodes) -> tuple[int, ...]:
     """Convert ids to distinct integers, ascending."""
-    array = _array(name, values, 'integers')
-    if array.ndim == 2 and array.shape[1] == 1:
-        array = array[:, 0]  # of nonzero()
-    if array.dtype == bool:
+    ids = _tensor(name, values)
+    if ids.dtype == torch.bool:
         raise TypeError(
             f"'{name}' needs to hold ids (got a mask, which does not say of "
             f'which rows): {name}=data.n_id[mask] if the graph has an n_id, '
             f'else {name}=mask.nonzero()'
         )
-    if array.ndim > 1 or (array.size and array.dtype.kind not in 'iu'):
-        raise TypeError(
-            f"'{name}' needs to hold integers (got {array.dtype} of the "
-            f'shape {list(array.shape)}): numbers of rows, or the ids that '
-            'data.n_id gives to rows'
-        )
-    if array.size and not 0 <= int(array.min()) <= int(array.max()) < 2**63:
-        raise ValueError(
-            f"'{name}' needs to hold non-negative integers below 2**63 "
-            f'(got {int(array.min())} to {int(array.max())})'
-        )
-    return tuple(np.unique(array.astype(np.int64)).tolist())
+    ids = ids if ids.numel() else ids.long()
+    check_tensor(name, ids, torch.int64, ('num',))
+    check_from_0(name, ids)
+    return tuple(ids.unique().tolist())
 
 
 def pairs_of(name: str, values: Edges) -> tuple[tuple[int, int], ...]:
     """Convert edges to distinct pairs of integers, ascending."""
     if isinstance(values, Tensor | np.ndarray):
-        if values.ndim != 2 or len(values) != 2:
-            raise ValueError(
-                f"'{name}' needs to have the shape [2, num_edges] "
-                f'(got {list(values.shape)})'
-            )
-        values = values.T.tolist()
-    array = _array(name, values, 'pairs')
-    if array.size and (array.ndim != 2 or array.shape[1] != 2):
-        raise ValueError(
-            f"'{name}' needs to hold pairs (got the shape {array.shape})"
-        )
-    integers(name, array.reshape(-1))
-    return tuple(sorted({(u, v) for u, v in array.reshape(-1, 2).tolist()}))
-
-
-def _array(name: str, values: Any, what: str) -> np.ndarray:
-    if isinstance(values, Tensor):
-        values = values.detach().cpu()
-    elif isinstance(values, int | np.integer):
-        values = [values]
-    elif not isinstance(values, Iterable) or isinstance(values, str):
-        raise TypeError(
-            f"'{name}' needs to hold {what} (got {type(values).__name__})"
-        )
-    elif not isinstance(values, np.ndarray):
-        values = [*values]
-        if any(isinstance(v, bool) for v in values):
-            # They would pass for integers beside some.
-            raise TypeError(f"'{name}' needs to hold {what} (got bool)")
-    try:
-        return np.asarray(values)
-    except ValueError:
-        raise ValueError(
-            f"'{name}' needs to hold {what} (got some of other lengths)"
-        ) from None
+        pairs = plain_index(name, values).t().tolist()
+    else:
+        pairs = [*values] if isinstance(values, Iterable) else [values]
+        for pair in pairs:
+            if not isinstance(pair, Sequence | Tensor) or len(pair) != 2:
+                raise ValueError(
+                    f"'{name}' needs to hold pairs of ids (got {pair!r})"
+                )
+    integers(name, [each for pair in pairs for each in pair])
+    return tuple(sorted({(int(u), int(v)) for u, v in pairs}))

@@ -36,11 +36,10 @@ _MASK = 2**64 - 1
 
 
 def resolve(seed: int | None) -> int:
-    """Return :obj:`seed`, or a fresh one from torch's default generator.
+    """Return a checked seed: an integer in :math:`[0, 2^{63})`.
 
-    With :obj:`None`, :func:`torch_geometric.seed_everything` and
-    :func:`torch.manual_seed` decide what is drawn. A seed is an integer in
-    :math:`[0, 2^{63})`.
+    With None, a seed is drawn from torch's default generator, so that
+    :func:`torch.manual_seed` decides which.
     """
     if seed is None:
         return int(torch.randint(2**63 - 1, (), dtype=torch.int64))
@@ -59,7 +58,10 @@ def resolve(seed: int | None) -> int:
 
 
 def resolve_secret(seed: int | None) -> int:
-    """Return :obj:`seed`, or 63 random bits of the operating system."""
+    """Return a checked seed, in :math:`[0, 2^{63})`.
+
+    With None, the operating system draws a secret one.
+    """
     return secrets.randbits(63) if seed is None else resolve(seed)
 
 
@@ -72,11 +74,13 @@ def _mix(word: Any) -> Any:
 
 
 def derive(seed: int, *items: int) -> int:
-    """Derive the seed of a part, such as shard 3, epoch 7, backward pass.
+    """Derive the seed of a part of a procedure from the seed of the whole.
 
     Args:
-        seed (int): the seed of the whole.
-        *items (int): the path of the part, non-negative integers.
+        seed (int): the seed of the whole; it and the result are in
+            :math:`[0, 2^{63})`.
+        *items (int): non-negative integers that number the part, such as 3, 7
+            for shard 3 in epoch 7.
 
     Example:
         >>> derive(0, 1) == derive(0, 1), derive(0, 1) == derive(0, 2)
@@ -90,7 +94,10 @@ def derive(seed: int, *items: int) -> int:
 
 
 def derive_each(seed: int, items: Tensor) -> Tensor:
-    """Apply :func:`derive` to every item of an int64 tensor at once."""
+    """Return ``derive(seed, item)`` for each item of an int64 tensor.
+
+    Items are non-negative, of any shape, which the result has too.
+    """
     check_integer('seed', seed, 0)
     check_tensor('items', items, torch.int64, getattr(items, 'shape', ()))
     words = items.cpu().numpy().astype(np.uint64).reshape(-1)
@@ -100,7 +107,11 @@ def derive_each(seed: int, items: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def forked(seed: int) -> Iterator[None]:
-    """Seed torch's default generator for a block; restore it on the CPU."""
+    """Seed torch's default generator with ``seed`` inside a ``with`` block.
+
+    After the block, the CPU's generator is in its earlier state. Those of
+    other devices are seeded, too, and not restored.
+    """
     check_integer('seed', seed, 0)
     with torch.random.fork_rng(devices=[]):
         # Without this, torch queues the call, and its stack, for a device.
@@ -111,7 +122,11 @@ def forked(seed: int) -> Iterator[None]:
 
 
 def generator(seed: int | None) -> torch.Generator:
-    """Return a new torch generator on the CPU with :obj:`seed`."""
+    """Return a new torch generator on the CPU, seeded with ``seed``.
+
+    All bits of the seed count. With None, it is drawn from torch's default
+    generator.
+    """
     seed = resolve(seed)
     made = torch.Generator().manual_seed(seed)
     state = made.get_state()
@@ -128,7 +143,8 @@ def stream(seed: int, *items: int) -> np.random.Generator:
 
     Args:
         seed (int): the seed, from :func:`resolve`.
-        *items (int): the purpose of the stream, non-negative integers.
+        *items (int): non-negative integers that number the part. Other numbers
+            give an independent generator.
 
     Example:
         >>> stream(0).random() == stream(2**32).random()

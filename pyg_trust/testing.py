@@ -13,15 +13,14 @@ UNDIRECTED = ('path', 'star', 'cycle', 'self_loop', 'isolated', 'no_edges')
 
 
 def make_graph(name: str) -> CSRGraph:
-    """Make a tiny graph by name.
+    """Make a small graph for tests.
 
     Args:
-        name (str): :obj:`'path'`, :obj:`'star'` (the centre last),
-            :obj:`'cycle'`, :obj:`'self_loop'` (one node has one),
-            :obj:`'isolated'` (the first and the last node),
-            :obj:`'no_edges'`, :obj:`'duplicate'` (a parallel edge),
-            :obj:`'directed'` (with a sink and a source) or :obj:`'random'`
-            (40 nodes, undirected, some isolated).
+        name (str): :obj:`'path'`, :obj:`'star'` (its centre is the last node),
+            :obj:`'cycle'`, :obj:`'self_loop'` (at one node), :obj:`'isolated'`
+            (the first and last node have no edges), :obj:`'no_edges'`,
+            :obj:`'duplicate'` (a parallel edge), :obj:`'directed'` (with a
+            sink and a source) or :obj:`'random'` (40 nodes, undirected).
     """
     check_choice(
         'name', name, (*UNDIRECTED, 'duplicate', 'directed', 'random')
@@ -52,10 +51,15 @@ def make_graph(name: str) -> CSRGraph:
 
 @validated
 def dense_operator(graph: CSRGraph, measure: Measure) -> Tensor:
-    r"""Compute the matrix of a measure by dense powers of the adjacency.
+    r"""Return the matrix that propagates a signal, by dense products.
+
+    Args:
+        graph (CSRGraph): a small graph.
+        measure (Measure): the propagation.
 
     Returns:
-        Tensor: float64, ``[num_nodes, num_nodes]``.
+        Tensor: :math:`\sum_i w_i (D^{-a} A D^{-b})^i`: float64, ``[num_nodes,
+        num_nodes]``.
     """
     adj = torch.zeros(graph.num_nodes, graph.num_nodes, dtype=torch.float64)
     edge_index, _ = graph.to_edge_index()

@@ -73,29 +73,30 @@ class PrivacyUnit:
             public=('item',),
         )
 
-    Every node type is declared once. An edge belongs to the owners of both of
-    its ends; an edge type and its reverse are one relation. You also declare
+    Every node type is declared once: as persons, as owned by them or as
+    public. An edge belongs to the owners of both of its ends. You also declare
     that each column of a row was computed from its owners' data and from
     public tables alone, and a public table from nobody's.
 
     Args:
-        data (Data or HeteroData): the graph, which is marked, so that what
-            protects single rows refuses it. The one type of a ``Data`` is
-            :obj:`None` here, and ``'node'`` in what is returned.
-        person (str, optional): the node type whose rows are the persons.
-        num_persons (int, optional): their number, if there is no such table.
+        data (Data or HeteroData): the graph. It is marked: functions that
+            protect single rows refuse it from then on. The one node type of a
+            ``Data`` is called :obj:`None` here, and ``'node'`` in results.
+        person (str, optional): the node type whose rows are the persons. A
+            person's id is the position of its row.
+        num_persons (int, optional): their number, if there is no such type.
         owned (dict): by node type, the owner of each row: an edge type between
             it and :obj:`person` with one edge a row, or int64 ``[num_rows]``.
         joint (dict): by node type, the owners of each row, at least one: an
             edge type, or int64 ``[2, k]`` of rows and persons.
-        public (Sequence[str]): node types of nobody.
+        public (Sequence[str]): the node types that nobody owns.
         public_edges (Sequence): edge types between public rows that are
             public, too.
         edge_owner (dict): by edge type, the owner of each edge, int64
             ``[num_edges]``, beside those of its ends.
         on_removal (dict): by joint node type, ``'drop'`` (the default) if a
             row is removed with any of its owners, ``'keep'`` with the last.
-        same (Tensor, optional): ids of persons who are one person, int64,
+        same (Tensor, optional): pairs of ids that belong to one person, int64,
             ``[2, k]``.
     """
 
@@ -191,7 +192,11 @@ class PrivacyUnit:
 
     @validated
     def owners(self, node_type: str) -> tuple[Tensor, Tensor]:
-        """Return the owners of all rows, as pointers and ids of a CSR."""
+        """Return the owners of all rows of a type, as ``(ptr, person)``.
+
+        Both are int64. The owners of row ``i`` are the ids
+        ``person[ptr[i]:ptr[i + 1]]``.
+        """
         check_choice('node_type', node_type, self._of)
         of = self._of[node_type]
         ptr, who = of.indptr.astype(np.int64), of.indices.astype(np.int64)
@@ -199,7 +204,10 @@ class PrivacyUnit:
 
     @validated
     def rows(self, person: Natural) -> dict[str, Tensor]:
-        """Return the rows that a person owns, alone or jointly."""
+        """Return the rows that a person owns, alone or jointly.
+
+        They are int64, ascending, by node type.
+        """
         one = self._mask(self._names([person], 'person'))
         return {
             t: torch.from_numpy((of @ one).nonzero()[0])
@@ -215,15 +223,16 @@ class PrivacyUnit:
         """Return the pairs of persons that share a row or an edge.
 
         Args:
-            along (Iterable): edge types that make pairs of the owners of
-                their ends, and metapaths, as lists of edge types, from rows
-                of one person through public rows, as of two users who see one
-                item. (default: :obj:`()`)
-            max_joint (int): the largest number of owners of a row, or of
-                persons who meet at a public row, that makes pairs.
+            along (Iterable): what makes pairs beside joint rows: edge types,
+                of the owners of their two ends; and metapaths, lists of edge
+                types from owned rows through public rows to owned rows, such
+                as two users who see one item. (default: :obj:`()`)
+            max_joint (int): a row with more owners, or a public row where more
+                persons meet, makes no pairs. (default: :obj:`16`)
 
         Returns:
-            Tensor: int64, ``[2, k]``, the smaller id first, ascending.
+            Tensor: int64, ``[2, k]``, ascending, the smaller id of a pair
+            first.
         """
         found = []
         for t in self.joint:
@@ -252,7 +261,11 @@ class PrivacyUnit:
         return torch.from_numpy(np.stack(upper.nonzero()).astype(np.int64))
 
     def known(self, edge_type: Any, name: str) -> EdgeType:
-        """Return an edge type, or refuse it by the name of its argument."""
+        """Return an edge type of the graph as a tuple of three strings.
+
+        Raises:
+            ValueError: if there is none; it names the argument ``name``.
+        """
         return known(edge_type, self._edges, name)
 
     @validated
@@ -265,9 +278,12 @@ class PrivacyUnit:
     ) -> bool:
         """Return whether a metapath reads only a person's own and public rows.
 
-        It starts at rows of :obj:`node_type`, which receive, and may not leave
-        public rows for private ones. With :obj:`symmetric`, messages are also
-        divided by the sender's degree, which counts all edges of public rows.
+        Args:
+            path (sequence): the edge types of the metapath, from the rows that
+                receive to those that send.
+            node_type (str): the type of the rows that receive.
+            symmetric (bool): whether messages are also divided by the degree
+                of the sender, which counts all edges of a public row.
         """
         own = True
         for e, receiver, sender, ends in path_steps(
@@ -292,13 +308,16 @@ class PrivacyUnit:
 
     @validated
     def has_one_row_each(self, node_type: str) -> bool:
-        """Return whether no two rows of a type have an owner in common."""
+        """Return whether each person owns at most one row of a type."""
         of = self._of.get(node_type)
         return of is not None and int(of.sum(0).max(initial=0)) <= 1
 
     @validated
     def table(self, data: Data | HeteroData) -> Data:
-        """Return the table of persons of the graph, without edges."""
+        """Return the rows of the persons' node type as a graph without edges.
+
+        ``n_id`` holds the ids of the rows. Each person needs one row.
+        """
         self.check(data)
         data, t = typed(data), self._table()
         mixed = *marked(data), *marked(data[t])
@@ -319,7 +338,7 @@ class PrivacyUnit:
         return out
 
     def names(self, persons: Persons) -> list[int]:
-        """Return the ids (``n_id``) of persons' rows in their table."""
+        """Return ``n_id`` of persons, given their positions in their table."""
         self._table()
         return self.n_id[self._names(persons)].tolist()
 
@@ -328,8 +347,8 @@ class PrivacyUnit:
     def cascade(self, persons: Persons) -> Cascade:
         """Return the rows and edges that are removed along with persons.
 
-        Rows that they own alone are removed, and joint rows as
-        :obj:`on_removal` says; with rows their edges. Public rows stay.
+        Rows that they own alone are removed, joint rows as :obj:`on_removal`
+        says, and all edges of these rows. Public rows stay.
         """
         return self._cascade(self._names(persons), self.on_removal)
 
@@ -378,7 +397,8 @@ class PrivacyUnit:
         """Return the graph of the rows of some persons, and the public rows.
 
         Of rows with several owners, those are kept whose owners are all among
-        :obj:`persons`. The result is as of :meth:`without`.
+        :obj:`persons`. ``n_id`` of each node type holds the original ids of
+        its rows. :obj:`data` stays as it is.
         """
         self.check(data)
         return self._inside(data, self._names(persons))
@@ -436,7 +456,10 @@ class PrivacyUnit:
     def check_apart(
         self, node_type: str, one: NodeIds, other: NodeIds
     ) -> None:
-        """Refuse two groups of rows if a person has rows in both."""
+        """Raise a ``ValueError`` if a person has rows in two groups.
+
+        ``one`` and ``other`` are rows of ``node_type``, int64 or masks.
+        """
         check_choice('node_type', node_type, self._sizes)
         size = self._sizes[node_type]
         one, other = (
@@ -477,17 +500,18 @@ class PrivacyUnit:
     ) -> list[dict[str, Tensor]]:
         """Divide the rows by persons, so that nobody is in two parts.
 
-        Joint rows of persons in different parts, and public rows, are in
-        none. Walks of ``neighboring='contents'`` go through all parts: make
-        such a loader of a part alone, by :meth:`within`.
+        Joint rows of persons in different parts, and public rows, are in none.
+        A loader with ``neighboring='contents'`` walks through all parts: pass
+        it the graph of one part, made by :meth:`within`.
 
         Args:
-            ratio (Sequence[float]): the share of persons in each part.
-            seed (int, optional): the seed of the draw. (default: :obj:`None`)
+            ratio (Sequence[float]): the share of persons in each part, at most
+                1 together.
+            seed (int, optional): the seed of the draw; random by default.
 
         Returns:
-            list[dict[str, Tensor]]: for each part, a mask of the rows of each
-            type that persons own.
+            list[dict[str, Tensor]]: for each part a bool mask ``[num_rows]``
+            by node type that persons own.
         """
         check_instance('ratio', ratio, list, tuple)
         shares = [check_number('ratio', share) for share in ratio]
@@ -516,7 +540,10 @@ class PrivacyUnit:
 
     @validated
     def check(self, data: Data | HeteroData) -> None:
-        """Refuse a graph of other sizes, edges or ids than declared."""
+        """Raise a ``ValueError`` if a graph is not the one that was declared.
+
+        Compared are types, sizes, edges and the persons' ``n_id``.
+        """
         data = typed(data)
         if digest(data) != self._print:
             raise ValueError(
@@ -530,7 +557,7 @@ class PrivacyUnit:
             )
 
     def summary(self) -> dict[str, Any]:
-        """Return the declaration by the names of types, without data."""
+        """Return the declared types and rules by name, without any data."""
         return {
             'person': self.person,
             'owned': list(self.owned),

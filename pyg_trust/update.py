@@ -11,6 +11,7 @@ from torch_geometric.data import Data
 from pyg_trust._checks import (
     Natural,
     OneOf,
+    as_ids,
     check_instance,
     check_tensor,
     validated,
@@ -18,13 +19,12 @@ from pyg_trust._checks import (
 from pyg_trust._checks.graphs import plain_index
 from pyg_trust.removal import (
     MISSING,
-    NotThere,
     Part,
     RemovalRequest,
     Removed,
     check_from_0,
-    integers,
     pairs_of,
+    rows_of,
 )
 
 __all__ = ['NewNodes', 'Update']
@@ -34,15 +34,16 @@ Some = Callable[[Collection[Any]], set[Any]]
 
 
 class NewNodes:
-    """Nodes to add, with copies of their tensors.
+    """Nodes to add to a graph, with copies of their tensors.
 
     Args:
-        x (Tensor): features, ``[k, num_columns]``.
-        y (Tensor, optional): labels, int64, ``[k]``; -1 is unknown.
-        train (Tensor, optional): bool, ``[k]``: a mask of the nodes to train
-            on; by default those with a label.
-        n_id (Tensor, optional): ids, int64, ``[k]``, never used before; by
-            default the next ones.
+        x (Tensor): features, floating-point, ``[k, num_columns]``.
+        y (Tensor, optional): labels, int64, ``[k]``, -1 if unknown; by default
+            all are unknown.
+        train (Tensor, optional): bool, ``[k]``: the nodes to train on; by
+            default those with a label.
+        n_id (Tensor, optional): new ids, int64, ``[k]``; by default those that
+            follow the largest id so far.
 
     Raises:
         TypeError, ValueError: on other types or shapes, NaN or infinity, a
@@ -72,12 +73,7 @@ class NewNodes:
         self.n_id = None if n_id is None else n_id.clone()
 
     def __repr__(self) -> str:
-        return f'NewNodes(x={[*self.x.shape]}, train={self.num_train})'
-
-    @property
-    def num_train(self) -> int:
-        """Number of nodes to train on."""
-        return int(self.train.sum())
+        return f'NewNodes(x={[*self.x.shape]})'
 
     @property
     def is_labelled(self) -> bool:
@@ -85,7 +81,7 @@ class NewNodes:
         return bool((self.y >= 0).any())
 
     def check_next(self, first: int) -> None:
-        """Check that new ids follow the used ones."""
+        """Raise an error unless ``n_id`` is ``first`` and the next ids."""
         expected = list(range(first, first + self.x.size(0)))
         if self.n_id is not None and self.n_id.tolist() != expected:
             raise ValueError(
@@ -103,38 +99,36 @@ class Update:
         Update(nodes=x_new, edges=torch.tensor([[n], [3]]))
         Update(remove=RemovalRequest(nodes=[7]), features=(nodes, x))
 
-    New nodes get the next ids. A
-    :class:`~pyg_trust.removal.RemovalRequest` is an update that removes only,
-    and is taken wherever an update is. What an update both removes and adds,
-    or removes and changes, is refused: leave it out, or make two updates of
-    it. The tensors are copied. Printing and :meth:`to_dict` show ids only.
+    New nodes get the next ids. Methods that take an update also take a
+    :class:`~pyg_trust.removal.RemovalRequest`. An item can't be both removed
+    and added or changed in one update: make two. The tensors are copied.
+    Printing and :meth:`to_dict` show ids only.
 
     Args:
         nodes (NewNodes or Tensor, optional): new nodes, or their features
             alone, ``[k, num_columns]``.
-        edges (Tensor or list, optional): edges to add, ``[2, k]``, or a list
-            of pairs; in both directions, if not :obj:`directed`.
-        features (tuple[Tensor, Tensor], optional): distinct nodes, int64, and
-            their new features.
-        labels (tuple[Tensor, Tensor], optional): nodes, int64, each once, and
-            the labels that they are trained with from now on, int64; -1 takes
-            a node out of the training.
+        edges (Tensor or list, optional): edges to add, int64, ``[2, k]``, or a
+            list of pairs of ids; in both directions, if not :obj:`directed`.
+        features (tuple[Tensor, Tensor], optional): the ids of ``k`` nodes,
+            int64, and their new features, ``[k, num_columns]``.
+        labels (tuple[Tensor, Tensor], optional): the ids of ``k`` nodes,
+            int64, and their new training labels, int64, ``[k]``; with -1 a
+            node is no longer trained on.
         graphs (Sequence[Data]): whole graphs to add, for classifiers of
             graphs. (default: :obj:`()`)
-        graph (int): the number of the graph of new nodes, edges, features and
+        graph (int): the id of the graph of new nodes, edges, features and
             labels. (default: :obj:`0`)
         remove (RemovalRequest, optional): the items to remove.
-        directed (bool): whether edges to add go in the given direction alone.
+        directed (bool): whether edges are added in the given direction only.
             (default: :obj:`False`)
-        missing (str): what happens where an item of :obj:`remove` is not
-            there: :obj:`'raise'`, or :obj:`'skip'` to leave it out, as
-            updates of a stream do, whose edges may have gone with a node.
+        missing (str): what to do if an item of :obj:`remove` is not there:
+            :obj:`'raise'` an error, or :obj:`'skip'` the item.
             (default: :obj:`'raise'`)
 
     Raises:
         TypeError: on a tensor of another type, or another request.
         ValueError: on ids that are negative or there twice, features that do
-            not fit or are not finite, or anything that is both removed and
+            not fit or are not finite, or an item that is both removed and
             added or changed.
 
     Example:
@@ -187,21 +181,20 @@ class Update:
 
     @classmethod
     def of(cls, update: Any) -> tuple['Update', ...]:
-        """Convert an update, a removal request, or a list of them."""
+        """Return a tuple of updates from an update, a request, or a list."""
         if isinstance(update, cls | RemovalRequest):
             update = [update]
         check_instance('update', update, Sequence)
-        every = tuple(
+        for each in update:
+            check_instance('update', each, cls, RemovalRequest)
+        return tuple(
             cls(remove=each) if isinstance(each, RemovalRequest) else each
             for each in update
         )
-        for each in every:
-            check_instance('update', each, cls)
-        return every
 
     @property
     def part(self) -> Part:
-        """The items to remove from the only graph."""
+        """The part of ``remove`` that concerns graph 0, the only one."""
         if self.remove is None:
             return Part()
         if self.remove.graphs != [0] or self.remove.parts[0].whole:
@@ -213,7 +206,11 @@ class Update:
         return self.remove.parts[0]
 
     def without(self, missing: RemovalRequest) -> 'Update | None':
-        """Leave out what is not there; :obj:`None` if this may not be done."""
+        """Return a copy of the update that does not remove missing items.
+
+        It is :obj:`None` if the update has ``missing='raise'``, or removes
+        none of the items of the request :obj:`missing`.
+        """
         if self.remove is None or self.missing == 'raise':
             return None
         left = self.remove.without(missing)
@@ -225,17 +222,16 @@ class Update:
 
     @property
     def edits(self) -> bool:
-        """Whether it adds nodes or edges, or changes features or labels."""
+        """Whether there are new nodes or edges, or new features or labels."""
         came = self.nodes, self.features, self.labels
         return came != (None,) * 3 or bool(self.edges.numel())
 
-    @property
-    def only_removes(self) -> bool:
-        """Whether nothing is added or changed."""
-        return not (self.edits or self.graphs)
-
     def arcs(self, undirected: bool) -> Tensor:
-        """Return the directions of the added edges: int64, ``[2, k]``."""
+        """Return the directed edges to add: int64, ``[2, k]``.
+
+        With :obj:`undirected`, for a graph that adds both directions itself,
+        edges are returned as given; a ``directed`` update is then refused.
+        """
         check_instance('undirected', undirected, bool)
         edges = self.edges
         if undirected and self.directed and edges.numel():
@@ -246,13 +242,14 @@ class Update:
         return torch.cat([edges, back], dim=1)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the ids as plain lists, without features or labels."""
-        new: Any = 0 if self.nodes is None else self.nodes.x.size(0)
-        if self.nodes is not None and self.nodes.n_id is not None:
-            new = self.nodes.n_id.tolist()
+        """Return the ids as plain lists, without features and labels."""
+        nodes = self.nodes
         removed = {} if self.remove is None else self.remove.to_dict()
+        new: Any = 0 if nodes is None else nodes.x.size(0)
+        if nodes is not None and nodes.n_id is not None:
+            new = nodes.n_id.tolist()
         found = {
-            'remove': removed.get('0', {}) if [*removed] == ['0'] else removed,
+            'remove': removed['0'] if [*removed] == ['0'] else removed,
             'new_nodes': new,
             'edges': self.edges.t().tolist(),
             'features': self.features and self.features[0].tolist(),
@@ -267,28 +264,26 @@ class Update:
         return f'{type(self).__name__}({self.to_dict()})'
 
     def _check_removed(self) -> None:
+        # An item is removed, or it is added or changed.
         parts = {} if self.remove is None else self.remove.parts
         part = parts.get(self.graph, Part())
-        gone, cut = {*part.nodes}, {*part.arcs}
-        pairs = {'features': self.features, 'labels': self.labels}
-        came = {**pairs, 'nodes': self.nodes}
-        named = [name for name, each in came.items() if each is not None]
-        named += ['edges'] * bool(self.edges.numel())
-        if part.whole and named:
+        if part.whole and self.edits:
             raise ValueError(
-                f"'{named[0]}' adds to or changes graph {self.graph}, which "
-                "'remove' takes whole"
+                f"'remove' takes graph {self.graph} whole, to which this "
+                'update adds or which it changes: make two updates of it'
             )
+        gone, cut = {*part.nodes}, {*part.arcs}
         for u, v in self.edges.t().tolist():
-            there = (u, v) in cut or (not self.directed and (v, u) in cut)
-            if there or u in gone or v in gone:
+            arcs = {(u, v)} if self.directed else {(u, v), (v, u)}
+            if arcs & cut or gone & {u, v}:
                 raise ValueError(
                     f"'edges' has {u} -> {v}, which 'remove' names too, or an "
                     'end of it: an update removes or adds, not both'
                 )
-        for name, pair in pairs.items():
+        for name in ('features', 'labels'):
+            pair, lost = getattr(self, name), gone | {*getattr(part, name)}
             for node in [] if pair is None else pair[0].tolist():
-                if node in gone or node in getattr(part, name):
+                if node in lost:
                     raise ValueError(
                         f"'{name}' has node {node}, which 'remove' names too: "
                         'an update removes or changes, not both'
@@ -301,17 +296,6 @@ def directs(u: int, v: int) -> ValueError:
         f"'directed' needs a directed graph (got {u} -> {v} of an undirected "
         'one, which it would make directed)'
     )
-
-
-def rows_of(n_id: Tensor, names: Tensor) -> Tensor:
-    """Find the rows of node ids in the present graph."""
-    order = n_id.argsort()
-    place = torch.searchsorted(n_id[order], names)
-    rows = order[place.clamp(max=n_id.numel() - 1)]
-    missing = names[n_id[rows] != names]
-    if missing.numel() > 0:
-        raise NotThere(RemovalRequest(nodes=missing))
-    return rows
 
 
 def with_edges(data: Data, update: Update) -> Data:
@@ -351,12 +335,9 @@ def _pair(name: str, pair: Any) -> tuple[Tensor, Tensor]:
             f"'{name}' needs a pair of nodes and their {name} (got "
             f'{len(pair)} entries)'
         )
-    if isinstance(pair[0], list | tuple):
-        integers(name, pair[0])
-        nodes = torch.tensor([int(v) for v in pair[0]], dtype=torch.int64)
-        pair = nodes, pair[1]
-    _check_ids(name, pair[0], 'k')
-    return pair
+    nodes = as_ids(name, pair[0])
+    _check_ids(name, nodes, 'k')
+    return nodes, pair[1]
 
 
 def _check_labels(name: str, y: Any, count: int) -> None:

@@ -25,13 +25,14 @@ __all__ = ['LocalCluster', 'local_cluster']
 
 @dataclass(frozen=True)
 class LocalCluster(Report):
-    """Cluster around seeds, with its conductance and volume.
+    """Cluster of nodes around one or more seed nodes.
 
     Args:
-        nodes (Tensor): int64: the cluster, best node first.
-        conductance (float): its conductance.
+        nodes (Tensor): the nodes of the cluster: int64, by falling score.
+        conductance (float): the number of edges that leave the cluster,
+            divided by the smaller of :obj:`volume` and the rest's.
         volume (int): the sum of the degrees of its nodes.
-        num_scored (int): the number of nodes that the query reached.
+        num_scored (int): the number of nodes that the diffusion reached.
         provenance (dict): versions and arguments.
     """
 
@@ -54,32 +55,30 @@ def local_cluster(
     num_nodes: int | None = None,
     seed: int | None = None,
 ) -> LocalCluster:
-    r"""Find a cluster of small conductance around one or more nodes.
+    """Find a cluster of small conductance around one or more nodes.
 
-    Scores nodes by a diffusion from the seeds, :math:`z(v) / d_v^b`, and cuts
-    the best prefix (:func:`pyg_trust.agp.sweep_cut`). It touches what
-    the diffusion reaches, not the whole graph; hand over a :class:`CSRGraph`
-    if you ask more than once.
+    A diffusion from the seeds gives each node the score :math:`z(v) / d_v^b`,
+    for its degree :math:`d_v` and the exponent :math:`b` of the measure. The
+    cluster is the set of the best nodes that has the smallest conductance.
+    Only nodes that the diffusion reaches are read, not the whole graph. Pass a
+    :class:`CSRGraph` if you call it more than once.
 
     Args:
-        graph (Any): an undirected, unweighted graph in any form that
-            :meth:`CSRGraph.convert <pyg_trust.graph.CSRGraph.convert>` takes.
+        graph (Any): an undirected, unweighted graph: a ``CSRGraph``, a
+            ``Data``, an ``edge_index`` or a sparse adjacency matrix.
         seeds (int or Tensor): a node, or int64, ``[num_seeds]``.
         measure (Measure, optional): the diffusion; by default heat kernel
             PageRank with :math:`t = 5`. (default: :obj:`None`)
-        eps (float): the ``eps`` of :func:`pyg_trust.agp.query`.
-            (default: :obj:`1e-6`)
-        method (str): :obj:`'prune'` or :obj:`'sample'`. Pruning has the
-            smaller degree-normalised error. (default: :obj:`'prune'`)
-        max_size (int, optional): the largest cluster to consider.
-            (default: :obj:`None`)
-        num_nodes (int, optional): as in :meth:`CSRGraph.convert
-            <pyg_trust.graph.CSRGraph.convert>`. (default: :obj:`None`)
-        seed (int, optional): the seed of sampling. (default: :obj:`None`)
-
-    Raises:
-        TypeError, ValueError: as :func:`pyg_trust.agp.query` and
-            :func:`pyg_trust.agp.sweep_cut`.
+        eps (float): smaller messages are left out (or sampled), relative to
+            the sum of the signal, 1. (default: :obj:`1e-6`)
+        method (str): :obj:`'prune'` to leave out small messages, or
+            :obj:`'sample'` to sample them. (default: :obj:`'prune'`)
+        max_size (int, optional): the largest number of nodes in the cluster;
+            by default no limit. (default: :obj:`None`)
+        num_nodes (int, optional): the number of nodes, required for an
+            ``edge_index``. (default: :obj:`None`)
+        seed (int, optional): the seed of sampling; by default drawn from
+            torch's generator. (default: :obj:`None`)
 
     Example:
         >>> pairs = [(0, 1), (0, 2), (1, 2), (2, 3), (3, 4), (3, 5), (4, 5)]

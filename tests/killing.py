@@ -193,7 +193,8 @@ class Shards:
         assert not self.gone & there, 'a removed node is back'
         removed = self.NUM_NODES - len(there)
         assert len(self.gone) <= removed <= len(self.gone) + 1
-        assert unlearner.ledger.count('retrain') == removed
+        lines = unlearner.ledger.entries
+        assert [e.action for e in lines].count('retrain') == removed
         self.gone = set(range(self.NUM_NODES)) - there
         # Loading has finished what a killed process could not: nothing of
         # before the last removal is on the disk.

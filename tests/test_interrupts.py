@@ -239,21 +239,27 @@ def test_a_ledger_goes_on_after_any_interrupt(tmp_path, again):
 
 
 def test_a_ledger_survives_a_second_interrupt(tmp_path, monkeypatch):
-    # One that comes while the first is dealt with.
+    # The first left a line in the file, or a part of one, that is not known.
     path = tmp_path / 'ledger'
     ledger = PrivacyLedger(path, HEADER)
     ledger.record(8.0, 0.5)
-    with monkeypatch.context() as patch:
-        patch.setattr(ledger, '_write', None)
-        with pytest.raises(TypeError):
-            ledger.record(8.0, 0.5)
-    # As if nothing had been noticed, but the line is there.
-    ledger._write(ledger._account, {'step': 2, 'spent': [8, 0.5]})
-    ledger._writing = True
+
+    def interrupted(file, *data):
+        if data:
+            write(file, data[0][:5])
+        raise KeyboardInterrupt
+
+    write = os.write
+    for name in ('fsync', 'write'):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, name, interrupted)
+            for _ in range(2):
+                with pytest.raises(KeyboardInterrupt):
+                    ledger.record(8.0, 0.5)
     ledger.record(8.0, 0.5)
-    assert ledger.steps == 3
+    assert ledger.steps == 4
     ledger.close()
-    assert PrivacyLedger(path, HEADER).steps == 3
+    assert PrivacyLedger(path, HEADER).steps == 4
 
 
 def test_who_loses_a_ledger_loses_the_lock(tmp_path):

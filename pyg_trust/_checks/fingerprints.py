@@ -34,7 +34,9 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def fingerprint(*parts: Tensor | str | float | None) -> str:
-    """Digest tensors (dtype, shape and values), texts and numbers.
+    """Return the SHA-256 of tensors, texts and numbers.
+
+    Of a tensor, dtype, shape and values count.
 
     Args:
         *parts (Tensor or str or float or None): the values, in this order.
@@ -87,15 +89,14 @@ DATA_FIELDS = (
 def fingerprint_data(
     data: Data | Sequence[Data], fields: Sequence[str] = DATA_FIELDS
 ) -> str:
-    """Digest one or several graphs, in a way that anybody can repeat.
+    """Return the SHA-256 of one or several graphs: 64 hexadecimal digits.
 
-    Another order of edges gives another digest.
+    Another order of the edges gives another result.
 
     Args:
         data (Data or list[Data]): the graphs.
-        fields (sequence of str): the fields of each graph, in this order;
-            missing fields are digested as missing.
-            (default: :obj:`DATA_FIELDS`)
+        fields (sequence of str): the attributes of each graph that are read,
+            in this order; a missing one counts as None.
     """
     check_instance('data', data, Data, list, tuple)
     check_instance('fields', fields, list, tuple)
@@ -111,14 +112,14 @@ def fingerprint_data(
 
 
 def fingerprint_model(state: Mapping[Any, Any]) -> str:
-    """Digest the tensors of a ``state_dict``, in the order of names.
+    """Return the SHA-256 of the tensors of a ``state_dict``.
 
     Args:
-        state (dict): a module's ``state_dict()``, or a dictionary of these, as
-            of shards; other values are left out.
+        state (dict): a module's ``state_dict()``, or a dictionary of these,
+            for example one per shard. Values that are no tensors are ignored.
 
     Returns:
-        str: 64 hexadecimal digits; empty if there is no tensor.
+        str: 64 hexadecimal digits; '' if there is no tensor.
     """
     check_instance('state', state, Mapping)
     parts = named(state, Tensor)
@@ -126,15 +127,15 @@ def fingerprint_model(state: Mapping[Any, Any]) -> str:
 
 
 def save_tensors(path: str | Path, content: Any) -> None:
-    """Write weights or graphs to a file that a check of a report reads.
+    """Write weights or graphs to a file that ``check_report`` can read.
 
     The file is in the format of safetensors, and is replaced atomically.
 
     Args:
         path (str or Path): the path of the file.
         content (Data or list or dict): a graph, a list of graphs, a dictionary
-            of graphs by the names that requests use, or a ``state_dict()`` of
-            a model, or a dictionary of these.
+            of graphs by the keys that removal requests use, a model's
+            ``state_dict()``, or a dictionary of these.
 
     Example:
         >>> save_tensors('remaining.safetensors', data)  # doctest: +SKIP

@@ -1,18 +1,11 @@
-r"""One digest of a model beyond its weights: tensors, attributes and code.
+"""One digest of a model beyond its weights: tensors, attributes and code.
 
-Certificates say by it which model they are of, and ranks whether they were
-given the same. A flag that is switched after a certificate was made,
-``model.flag = True``, leaves ``state_dict()`` as it was and can make another
-function of the model; so the digest is of what the model holds.
-
-**Covered.** Of all modules: parameters, buffers, hooks and attributes (values,
-tensors, arrays, containers, objects, functions with code, defaults and
-closures); of classes that are no part of a library their code; autocast, the
-default dtype and the precision of float32 products.
-
-**Not covered.** Globals that code reads, objects written in C, files,
-networks, clocks, environment variables, private attributes of libraries'
-objects, and the versions of libraries, which are in the origin of a report.
+By it certificates know their model, and ranks that they were given the same.
+It covers parameters, buffers, hooks and attributes of all modules, the code of
+classes and functions that are no part of a library, autocast, the default
+dtype and the precision of float32 products. It does not cover globals that
+code reads, objects written in C, files, networks, clocks, environment
+variables, private attributes of libraries' objects, and library versions.
 """
 
 import enum
@@ -162,11 +155,6 @@ class SpeaksOf:
                 any. (default: :obj:`None`)
             forward (callable, optional): the ``forward`` that was passed, if
                 any. (default: :obj:`None`)
-
-        Raises:
-            TypeError: on a wrong type.
-            ValueError: if logits were certified, and no model; or if there
-                are hooks on all modules of the process.
         """
         check_instance('model', model, Module)
         for name, call in (('transform', transform), ('forward', forward)):

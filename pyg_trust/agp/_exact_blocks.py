@@ -1,18 +1,9 @@
-r"""Choose the columns of an estimate that are cheaper to compute exactly.
+"""Choose the columns of an estimate that are cheaper to compute exactly.
 
-AGP as it stands in ``csrc/push.h`` decides level by level, from the residues
-that it finds there, and keeps all levels to be able to. Mostly no such
-decision is open: a visited node costs more than an entry of an exact level, so
-that on a graph of few edges a node, a level on which most nodes have a residue
-is exact for any residues. On an undirected graph, or with
-self-loops, nodes that have one have one again (two levels on at the latest, if
-nothing cancels), so that all levels that follow are exact too, and so is the
-one before that pushes so much that most nodes are reached. A block of columns
-that begins like this is done exactly from level 0 on: the sum in Horner's
-order (:mod:`.propagation`), one vector less to keep and no error at all.
-
-This is a matter of cost alone. Which blocks they are is estimated from evenly
-spaced nodes, alike on every device.
+``csrc/push.h`` decides in every hop whether to sample. On a graph of few edges
+a node the answer is often clear beforehand: a block of columns is then done
+exactly from the start, in Horner's order (:mod:`.propagation`). Which blocks
+these are is estimated from evenly spaced nodes, alike on every device.
 """
 
 import torch

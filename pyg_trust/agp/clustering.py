@@ -37,30 +37,31 @@ def sweep_cut(
     *,
     max_size: Count | None = None,
 ) -> SweepCut:
-    r"""Return the prefix of the best-scored nodes with least conductance.
+    """Return the best-scored nodes that have the smallest conductance.
 
-    .. math::
-        \phi(S) = \frac{|\partial S|}{\min(\operatorname{vol}(S),\,
-        \operatorname{vol}(V) - \operatorname{vol}(S))}
-
-    (Andersen, Chung and Lang 2006). With PPR or heat kernel values divided by
-    the degrees as scores, this is local clustering; see
-    :func:`pyg_trust.utils.local_cluster`. Time is :math:`O(\operatorname{vol}
-    \log k)` for the :math:`k` scored nodes and their volume, for any
-    size of the graph.
+    The nodes are sorted by falling score. Of the sets of the first 1, 2, ...
+    nodes, the set :math:`S` of smallest conductance is returned: the number of
+    edges that leave it, divided by the smaller of its volume and that of all
+    other nodes (the sums of their degrees). The time depends on the scored
+    nodes and their edges alone (Andersen, Chung and Lang 2006).
 
     Args:
-        graph (CSRGraph): an undirected graph; weights are refused.
-        nodes (Tensor): int64, ``[num_scored]``: distinct nodes.
-        score (Tensor): floating point, ``[num_scored]``; ties keep the order
-            of :obj:`nodes`.
-        max_size (int, optional): the largest cluster to consider.
-            (default: :obj:`None`)
+        graph (CSRGraph): an undirected, unweighted graph.
+        nodes (Tensor): distinct nodes: int64, ``[num_scored]``.
+        score (Tensor): their scores: floating point, ``[num_scored]``, such as
+            PageRank divided by the degree. Ties keep the order of
+            :obj:`nodes`.
+        max_size (int, optional): the largest number of nodes in the set; by
+            default no limit. (default: :obj:`None`)
+
+    Returns:
+        SweepCut: the ``nodes`` of the set, by falling score, its
+        ``conductance``, a float, and its ``volume``.
 
     Raises:
-        ValueError: on a directed or weighted graph, nodes out of range,
-            repeated or none, NaN in :obj:`score`, shapes that differ, or if no
-            prefix has a conductance (isolated nodes, the whole graph).
+        ValueError: on a directed or weighted graph, nodes out of range or
+            repeated, no node, NaN in :obj:`score`, or if no set has a
+            conductance (isolated nodes, the whole graph).
 
     Example:
         >>> pairs = [(0, 1), (0, 2), (1, 2), (2, 3), (3, 4), (3, 5), (4, 5)]
@@ -132,8 +133,7 @@ def uniform_signal(seeds: Tensor, num_nodes: Count) -> Tensor:
     Returns:
         Tensor: a sparse CSR matrix, ``[1, num_nodes]``, float64.
 
-    Raises:
-        ValueError: if there is no seed, one is out of range or repeated.
+
     """
     check_tensor('seeds', seeds, torch.int64, ('num_seeds',))
     seeds = seeds.sort().values

@@ -127,7 +127,7 @@ def _check(graph: HaloGraph, x: Tensor, measure: Measure) -> None:
     def norms() -> list[float]:
         # No process has the whole graph, from which the growth of powers
         # follows. At its own radius, the powers of a Katz measure do not grow.
-        levels = measure.levels + 1
+        levels = measure.K + 1
         radius = measure.spectral_radius or math.inf
         if measure.shrink * radius <= 1 + 1e-9:
             return [1.0] * levels
@@ -187,30 +187,24 @@ def _check_whole(graph: HaloGraph, measure: Measure) -> None:
 
 
 def propagate_halo(graph: HaloGraph, x: Tensor, measure: Measure) -> Tensor:
-    r"""Compute this process's rows of propagated features.
+    r"""Propagate features on a graph that is divided over processes.
 
-    All processes of torch.distributed call it together, for :math:`z = \sum_i
-    w_i (D^{-a} A D^{-b})^i x`. For each level a process receives the rows of
-    its halo, the neighbours that others hold: for ogbn-papers100M in 8 random
-    parts about four per own row, in parts by METIS about one (order the nodes
-    by part first).
+    Each process of torch.distributed holds the rows of consecutive nodes. All
+    call it together, and each gets its own rows of :math:`z = \sum_i w_i
+    (D^{-a} A D^{-b})^i x`. In each hop a process receives the rows of those
+    neighbours that other processes hold. These are fewer if the nodes are
+    ordered by the parts of a clustering, such as METIS.
 
     Args:
-        graph (HaloGraph): this process's rows of an undirected graph, with
-            self-loops if the measure has them.
-        x (Tensor): its rows of the features, float32 or float64, ``[num_own,
+        graph (HaloGraph): this process's rows of an undirected graph:
+            ``HaloGraph(rowptr, col, start, num_nodes)``, where ``start`` is
+            its first node. It has self-loops if the measure needs them.
+        x (Tensor): its rows of the features: float32 or float64, ``[num_own,
             num_columns]``.
-        measure (Measure): the measure to compute.
+        measure (Measure): the weights :math:`w` and exponents :math:`a, b`.
 
     Returns:
-        Tensor: its rows of :math:`z`, as :obj:`x`.
-
-    Raises:
-        ValueError: if the parts of all processes do not make an undirected
-            graph, which is checked by sums of keyed hashes: an entry without
-            its reverse passes with a probability of about :math:`2^{-64}`; or
-            if they disagree about the measure, the columns or the dtype.
-        RuntimeError: on all other processes, if one fails.
+        Tensor: its rows of :math:`z`, of the shape and dtype of :obj:`x`.
 
     Example:
         >>> from pyg_trust.agp import ppr

@@ -4,14 +4,14 @@ r"""The proximity measures of AGP's unified equation, as data.
 al. 2021) writes every measure as
 
 .. math::
-    z = \sum_{i=0}^{L} w_i \left( D^{-a} A D^{-b} \right)^i x
+    z = \sum_{i=0}^{K} w_i \left( D^{-a} A D^{-b} \right)^i x
 
 and each function here returns the :math:`(a, b, w)` of one of them:
 
 ======================= ===== ===== ============================== ===========
 function                a     b     :math:`w_i`                    signal
 ======================= ===== ===== ============================== ===========
-:func:`transition`      0     1     1 at :math:`i = L`, else 0     :math:`e_s`
+:func:`transition`      0     1     1 at :math:`i = K`, else 0     :math:`e_s`
 :func:`pagerank`        0     1     :math:`\alpha(1-\alpha)^i`     :math:`1/n`
 :func:`ppr`             0     1     :math:`\alpha(1-\alpha)^i`     teleport
 :func:`single_target`   1     0     :math:`\alpha(1-\alpha)^i`     :math:`e_t`
@@ -28,11 +28,9 @@ missing self-loops and need an undirected graph. On a directed graph
 for the transposed adjacency matrix), and :func:`single_target` goes against
 them. A node of degree zero has :math:`d^{-a} = 0`: mass that reaches it stays.
 
-A series that does not end by itself is cut at the smallest :math:`L` whose
-tail :math:`\sum_{k>L} w_k` is at most :obj:`tol`. For the probability series
-the tail goes to :math:`w_L`, so that the weights sum to one and
-:func:`appnp` is exactly the :math:`K`-step iteration of APPNP; the change is
-then at most :math:`2\,` :obj:`tol` in the L1 norm of a distribution.
+A series that does not end by itself is cut at the smallest :math:`K` whose
+tail :math:`\sum_{k>K} w_k` is at most :obj:`tol`. Of the probability series,
+:math:`w_K` gets the tail, so that :func:`appnp` is exactly that of APPNP.
 """
 
 import inspect
@@ -57,6 +55,7 @@ from pyg_trust._checks import (
     check_rate,
     validated,
 )
+from pyg_trust._moved import renamed
 from pyg_trust.graph import CSRGraph
 from pyg_trust.registries import Registry
 
@@ -89,32 +88,26 @@ MAX_LEVELS = 1_000_000
 @validated
 @dataclass(frozen=True)
 class Measure:
-    r"""Row of the unified equation: everything but graph and signal.
+    r"""Weights and exponents of :math:`z = \sum_i w_i (D^{-a} A D^{-b})^i x`.
 
-    Make your own to propagate with any :math:`a, b \in [0, 1]` and any
-    weights.
+    :math:`A` is the adjacency matrix and :math:`D` the degree matrix. The
+    functions :func:`appnp`, :func:`ppr` and others return measures. Make your
+    own for other exponents or weights.
 
     Args:
-        a (float): the exponent of the receiving node's degree.
-        b (float): the exponent of the sending node's degree.
-        weights (tuple[float, ...]): :math:`w_0, \ldots, w_L`, non-negative.
+        a (float): the exponent :math:`a` of the receiving node's degree.
+        b (float): the exponent :math:`b` of the sending node's degree.
+        weights (tuple[float, ...]): :math:`w_0, \ldots, w_K`, non-negative.
         self_loops (bool): whether missing self-loops are added first.
-        undirected (bool): whether the graph needs to be undirected.
-        along (bool): whether signals travel along the edges or against them.
-            (default: :obj:`True`)
-        spectral_radius (float, optional): the largest spectral radius of the
-            adjacency matrix for which the series converges as intended
-            (:func:`katz`). (default: :obj:`None`)
-        shrink (float): a factor of the operator, for operators whose powers
-            grow: :math:`z = \sum_i w_i (\text{shrink} \cdot D^{-a} A
-            D^{-b})^i x`. Neither the powers nor the weights then leave the
-            range of the numbers. (default: :obj:`1.0`)
+        undirected (bool): whether the graph has to be undirected.
+        along (bool): whether messages travel along the edges (True) or
+            against them. (default: :obj:`True`)
+        spectral_radius (float, optional): the largest spectral radius of a
+            graph for which the weights are meant; a graph beyond it is
+            refused. By default any graph is accepted. (default: :obj:`None`)
+        shrink (float): a factor of the matrix, :math:`(\text{shrink} \cdot
+            D^{-a} A D^{-b})^i`, to keep high powers from overflow.
         name (str): for printing. (default: :obj:`'custom'`)
-
-    Raises:
-        ValueError: if :obj:`a` or :obj:`b` is outside :math:`[0, 1]`, or
-            :obj:`weights` are empty, negative, all zero, or have no finite
-            sum, or :obj:`shrink` is not positive and finite.
     """
 
     a: Share
@@ -151,16 +144,16 @@ class Measure:
 
     @property
     def key(self) -> str:
-        """Text of all parameters: equal for equal measures."""
+        """A text of all parameters, which is equal for equal measures."""
         return self.__dict__['_key']
 
     @property
-    def levels(self) -> int:
-        """The number of levels :math:`L`."""
+    def K(self) -> int:
+        """The number of hops :math:`K`: one less than there are weights."""
         return len(self.weights) - 1
 
     def adjoint(self) -> 'Measure':
-        r"""Return the measure of the transposed operator.
+        r"""Return the measure whose matrix is the transpose of this one's.
 
         .. math::
             \left( D^{-a} A D^{-b} \right)^{\top} = D^{-b} A^{\top} D^{-a}
@@ -170,110 +163,121 @@ class Measure:
     def __repr__(self) -> str:
         return (
             f'{type(self).__name__}({self.name}, a={self.a:g}, b={self.b:g}, '
-            f'levels={self.levels})'
+            f'K={self.K})'
         )
 
 
 @MEASURES.builtin('transition')
-def transition(levels: int) -> Measure:
-    r"""Distribution of a random walk after exactly :math:`L` steps.
+@renamed(levels='K')
+def transition(K: int) -> Measure:
+    """Return the :class:`Measure` of a random walk of :math:`K` steps.
+
+    For a start distribution :math:`x`, :math:`z` is the distribution of the
+    walk's end.
 
     Args:
-        levels (int): the number of steps :math:`L`.
+        K (int): the number of steps.
     """
-    return Measure(0, 1, _last(levels), name='transition')
+    return Measure(0, 1, _last(K), name='transition')
 
 
 @MEASURES.builtin('pagerank')
+@renamed(levels='K')
 def pagerank(
-    alpha: float, *, levels: int | None = None, tol: float = TOL
+    alpha: float, *, K: int | None = None, tol: float = TOL
 ) -> Measure:
-    r"""PageRank: :func:`ppr` for the uniform signal :math:`x = 1/n`.
+    """Return the :class:`Measure` of PageRank, for the signal :math:`x = 1/n`.
 
-    Where a walk ends at a node without out-edges, :math:`z` sums to less than
-    one; dividing by the sum restarts such walks, as networkx does.
+    Nodes without out-edges end walks, so that :math:`z` sums to less than one.
+    Divide by the sum to restart such walks, as networkx does.
 
     Args:
         alpha (float): the teleport probability, in :math:`(0, 1]`.
-        levels (int, optional): the number of levels :math:`L`; by default
-            chosen by :obj:`tol`. (default: :obj:`None`)
-        tol (float): the largest total weight cut off. (default: :obj:`1e-4`)
+        K (int, optional): the number of hops; by default as many as
+            :obj:`tol` needs. (default: :obj:`None`)
+        tol (float): the largest total weight of the hops that are left out.
     """
-    weights = _geometric(alpha, levels, tol)
+    weights = _geometric(alpha, K, tol)
     return Measure(0, 1, weights, name='pagerank')
 
 
 @MEASURES.builtin('ppr')
-def ppr(
-    alpha: float, *, levels: int | None = None, tol: float = TOL
-) -> Measure:
-    r"""Personalized PageRank of the teleport distribution :math:`x`.
+@renamed(levels='K')
+def ppr(alpha: float, *, K: int | None = None, tol: float = TOL) -> Measure:
+    """Return the :class:`Measure` of personalized PageRank.
+
+    The signal :math:`x` is the teleport distribution.
 
     Args:
-        alpha (float): as in :func:`pagerank`.
-        levels (int, optional): as in :func:`pagerank`. (default: :obj:`None`)
-        tol (float): the largest total weight cut off. (default: :obj:`1e-4`)
+        alpha (float): the teleport probability, in :math:`(0, 1]`.
+        K (int, optional): the number of hops; by default as many as
+            :obj:`tol` needs. (default: :obj:`None`)
+        tol (float): the largest total weight of the hops that are left out.
     """
-    return replace(pagerank(alpha, levels=levels, tol=tol), name='ppr')
+    return replace(pagerank(alpha, K=K, tol=tol), name='ppr')
 
 
 @MEASURES.builtin('single_target')
+@renamed(levels='K')
 def single_target(
-    alpha: float, *, levels: int | None = None, tol: float = TOL
+    alpha: float, *, K: int | None = None, tol: float = TOL
 ) -> Measure:
-    r"""Single-target PPR: the score that every node gives to one target.
+    """Return the :class:`Measure` of the PageRank that nodes give to one.
 
-    For :math:`x = e_t`, entry :math:`s` of :math:`z` is the personalized
-    PageRank of :math:`t` as seen from :math:`s`.
+    If :math:`x` is 1 at node :math:`t` and 0 elsewhere, :math:`z_s` is the
+    personalized PageRank of :math:`t` for teleports to :math:`s`.
 
     Args:
-        alpha (float): as in :func:`pagerank`.
-        levels (int, optional): as in :func:`pagerank`. (default: :obj:`None`)
-        tol (float): the largest total weight cut off. (default: :obj:`1e-4`)
+        alpha (float): the teleport probability, in :math:`(0, 1]`.
+        K (int, optional): the number of hops; by default as many as
+            :obj:`tol` needs. (default: :obj:`None`)
+        tol (float): the largest total weight of the hops that are left out.
     """
-    weights = _geometric(alpha, levels, tol)
+    weights = _geometric(alpha, K, tol)
     return Measure(1, 0, weights, along=False, name='single_target')
 
 
 @MEASURES.builtin('hkpr')
-def hkpr(t: float, *, levels: int | None = None, tol: float = TOL) -> Measure:
-    r"""Heat kernel PageRank.
+@renamed(levels='K')
+def hkpr(t: float, *, K: int | None = None, tol: float = TOL) -> Measure:
+    """Return the :class:`Measure` of heat kernel PageRank.
 
     Args:
-        t (float): the heat constant, positive: the mean number of steps.
-        levels (int, optional): as in :func:`pagerank`. (default: :obj:`None`)
-        tol (float): the largest total weight cut off. (default: :obj:`1e-4`)
+        t (float): the mean number of steps of a walk, positive.
+        K (int, optional): the number of hops; by default as many as
+            :obj:`tol` needs. (default: :obj:`None`)
+        tol (float): the largest total weight of the hops that are left out.
     """
-    return Measure(0, 1, _poisson(t, levels, tol), name='hkpr')
+    return Measure(0, 1, _poisson(t, K, tol), name='hkpr')
 
 
 @MEASURES.builtin('katz')
+@renamed(levels='K')
 @validated
 def katz(
     beta: float,
     graph: CSRGraph,
     *,
-    levels: Natural | None = None,
+    K: Natural | None = None,
     tol: Fraction = TOL,
 ) -> Measure:
-    r"""The Katz index, :math:`z = (I - \beta A)^{-1} x`.
+    r"""Return the :class:`Measure` of Katz: :math:`z = (I - \beta A)^{-1} x`.
 
-    The series ends after :math:`L` levels, with :math:`w_L = \beta^L`. What is
-    left out is at most :obj:`tol` times :math:`\lVert x \rVert_1` in the L1
-    norm (docs/theory/propagation.rst). As the powers of :math:`A` overflow
-    where those of :math:`\beta` underflow, the terms are :math:`(\beta
-    \lambda)^i (A / \lambda)^i`.
+    Let :math:`\lambda` be the spectral radius of :math:`A`. To avoid overflow,
+    powers of :math:`A / \lambda` are computed.
 
     Args:
         beta (float): the attenuation, in :math:`(0, 1/\lambda)`.
-        graph (CSRGraph): the graph that it is for.
-        levels (int, optional): as in :func:`pagerank`. (default: :obj:`None`)
-        tol (float): the largest error, as above. (default: :obj:`1e-4`)
+        graph (CSRGraph): the graph that will be propagated on.
+        K (int, optional): the number of hops; by default as many as
+            :obj:`tol` needs. (default: :obj:`None`)
+        tol (float): the largest L1 norm of the hops that are left out,
+            relative to that of :math:`x`. (default: :obj:`1e-4`)
 
     Raises:
-        ValueError: if :obj:`beta` is not below :math:`1/\lambda`: the series
-            diverges; or if :math:`(\beta\lambda)^L` underflows float64 on a
-            directed graph, where :math:`(A / \lambda)^L` may be large.
+        ValueError: if :obj:`beta` is not below :math:`1/\lambda`, where the
+            series diverges, or if its weights underflow float64 on a directed
+            graph.
     """
     radius = graph.spectral_radius
     if not (beta > 0 and beta * radius < 1 - 1e-12 and beta < math.inf):
@@ -283,17 +287,15 @@ def katz(
             f'(0, {limit:.6g}) for this graph (got {beta}): beyond it the '
             'Katz series diverges'
         )
-    if levels is None:
-        levels = _katz_levels(beta, graph, tol)
+    if K is None:
+        K = _katz_levels(beta, graph, tol)
     shrink = 1 / radius if radius > 0 else 1.0
-    weights = tuple(
-        (beta / shrink) ** i for i in range(_check_levels(levels) + 1)
-    )
+    weights = tuple((beta / shrink) ** i for i in range(_check_levels(K) + 1))
     if weights[-1] < sys.float_info.min and not graph.is_undirected:
         raise ValueError(
-            f"'beta' ({beta:g}) and 'levels' ({levels}) give weights that "
+            f"'beta' ({beta:g}) and 'K' ({K}) give weights that "
             'underflow float64, which could cut the series short: choose '
-            "fewer 'levels' or a larger 'tol'"
+            "a smaller 'K' or a larger 'tol'"
         )
     return Measure(
         0, 0, weights, spectral_radius=radius, shrink=shrink, name='katz'
@@ -301,79 +303,78 @@ def katz(
 
 
 @MEASURES.builtin('sgc')
-def sgc(levels: int = 2, *, self_loops: bool = True) -> Measure:
-    r"""The propagation of SGC (Wu et al. 2019).
+@renamed(levels='K')
+def sgc(K: int = 2, *, self_loops: bool = True) -> Measure:
+    r"""Return the :class:`Measure` of SGC's propagation (Wu et al. 2019).
 
     .. math::
         z = (\tilde{D}^{-1/2} \tilde{A} \tilde{D}^{-1/2})^K x, \quad
         \tilde{A} = A + I
 
     Args:
-        levels (int): the number of hops :math:`K`. (default: :obj:`2`)
+        K (int): the number of hops. (default: :obj:`2`)
         self_loops (bool): whether missing self-loops are added.
-            (default: :obj:`True`)
     """
-    return Measure(0.5, 0.5, _last(levels), self_loops, True, name='sgc')
+    return Measure(0.5, 0.5, _last(K), self_loops, True, name='sgc')
 
 
 @MEASURES.builtin('appnp')
+@renamed(levels='K')
 def appnp(
     alpha: float,
     *,
-    levels: int | None = None,
+    K: int | None = None,
     tol: float = TOL,
     self_loops: bool = True,
 ) -> Measure:
-    r"""The propagation of APPNP (Gasteiger et al. 2019), in :math:`L` steps.
+    """Return the :class:`Measure` of APPNP (Gasteiger et al. 2019).
 
     Args:
         alpha (float): the teleport probability, in :math:`(0, 1]`.
-        levels (int, optional): the number of steps, the :math:`K` of APPNP;
-            by default chosen by :obj:`tol`. (default: :obj:`None`)
-        tol (float): the largest total weight cut off. (default: :obj:`1e-4`)
-        self_loops (bool): as in :func:`sgc`. (default: :obj:`True`)
+        K (int, optional): the number of steps; by
+            default as many as :obj:`tol` needs. (default: :obj:`None`)
+        tol (float): the largest total weight of the steps that are left out.
+        self_loops (bool): whether missing self-loops are added.
     """
-    weights = _geometric(alpha, levels, tol)
+    weights = _geometric(alpha, K, tol)
     return Measure(0.5, 0.5, weights, self_loops, True, name='appnp')
 
 
 @MEASURES.builtin('heat')
+@renamed(levels='K')
 def heat(
     t: float,
     *,
-    levels: int | None = None,
+    K: int | None = None,
     tol: float = TOL,
     self_loops: bool = True,
 ) -> Measure:
-    r"""The heat kernel diffusion of GDC (Gasteiger et al. 2019).
+    """Return the :class:`Measure` of GDC's heat kernel diffusion.
 
     Args:
         t (float): the diffusion time, positive.
-        levels (int, optional): as in :func:`pagerank`. (default: :obj:`None`)
-        tol (float): the largest total weight cut off. (default: :obj:`1e-4`)
-        self_loops (bool): as in :func:`sgc`. (default: :obj:`True`)
+        K (int, optional): the number of hops; by default as many as
+            :obj:`tol` needs. (default: :obj:`None`)
+        tol (float): the largest total weight of the hops that are left out.
+        self_loops (bool): whether missing self-loops are added.
     """
-    weights = _poisson(t, levels, tol)
+    weights = _poisson(t, K, tol)
     return Measure(0.5, 0.5, weights, self_loops, True, name='heat')
 
 
 def make_measure(
     measure: str | Measure, graph: CSRGraph | None, **kwargs: float | None
 ) -> Measure:
-    r"""Return the measure that has a name, such as ``'appnp'``.
+    """Return a measure by its name, such as ``'appnp'``.
 
     Args:
-        measure (str or Measure): a key of :obj:`MEASURES`, or a measure,
-            which is returned as it is and takes no arguments.
-        graph (CSRGraph, optional): the graph that it is for;
-            :func:`katz` alone needs it.
-        **kwargs (float, optional): the arguments of the function of that
-            name; those that are :obj:`None` are left at their defaults.
-
-    Raises:
-        TypeError: if :obj:`measure` is neither a name nor a measure.
-        ValueError: on an unknown name, or an argument that is missing or that
-            the measure does not take.
+        measure (str or Measure): ``'appnp'``, ``'ppr'`` or the name of another
+            function that returns a measure; or a measure, which is returned as
+            it is.
+        graph (CSRGraph, optional): the graph that will be propagated on, which
+            only ``'katz'`` needs; else it may be None.
+        **kwargs (float, optional): the arguments of that function, such as
+            ``alpha``; one that is None keeps its default.
     """
     given = {name: v for name, v in kwargs.items() if v is not None}
     if isinstance(measure, Measure):
@@ -424,7 +425,7 @@ def needs_graph(measure: Any) -> bool:
 
 
 def _check_levels(levels: int) -> int:
-    return check_integer('levels', levels, 0, MAX_LEVELS, numpy=True)
+    return check_integer('K', levels, 0, MAX_LEVELS, numpy=True)
 
 
 def _check_needed(name: str, value: float, needed: float, tol: float) -> None:
@@ -434,7 +435,7 @@ def _check_needed(name: str, value: float, needed: float, tol: float) -> None:
             f"'{name}' = {value:g} needs about {needed:.3g} levels for tol = "
             f'{tol:g}, more than {MAX_LEVELS:g}: choose '
             + ('a larger' if name == 'alpha' else 'a smaller')
-            + f" '{name}' or a larger 'tol', or give 'levels'"
+            + f" '{name}' or a larger 'tol', or give 'K'"
         )
 
 
@@ -535,8 +536,8 @@ class Chebyshev(NamedTuple):
     bound: float
 
     @property
-    def levels(self) -> int:
-        """The number of levels :math:`k`."""
+    def K(self) -> int:
+        """The number of hops :math:`k`."""
         return len(self.coefficients) - 1
 
 
@@ -544,28 +545,24 @@ class Chebyshev(NamedTuple):
 def chebyshev(measure: Measure, tol: NotNegative) -> Chebyshev:
     r"""Write a measure as a shorter series of Chebyshev polynomials.
 
-    :math:`\sum_i w_i P^i = \sum_j c_j T_j(P)`, and on an undirected graph
-    :math:`T_j(P)` has eigenvalues of at most 1. So terms may be left out at
-    the end as long as the sum of their :math:`|c_j|` is small, which needs
-    fewer products with :math:`P` than the powers do.
+    With :math:`P = D^{-a} A D^{-b}`, :math:`\sum_i w_i P^i = \sum_j c_j
+    T_j(P)`. On an undirected graph the eigenvalues of :math:`T_j(P)` are at
+    most 1. So last terms with small :math:`|c_j|` can be left out, and fewer
+    products with :math:`P` are needed.
 
     Args:
         measure (Measure): the measure, with :math:`a + b = 1`.
         tol (float): the largest sum of the :math:`|c_j|` that are left out,
-            relative to :math:`\sum_i w_i`; 0 leaves nothing out.
+            relative to :math:`\sum_i w_i`; with 0 none is left out.
 
     Returns:
-        Chebyshev: the coefficients :math:`c_0, \ldots, c_k`, the fewest for
-        :obj:`tol`, and the sum that is left out.
-
-    Raises:
-        ValueError: if :obj:`tol` is negative or not finite, or the measure has
-            another :math:`a + b`, or a :obj:`shrink` above one.
+        Chebyshev: the coefficients :math:`c_0, \ldots, c_k` that remain, and a
+        bound of the sum that is left out.
 
     Example:
         >>> from pyg_trust.agp import heat
         >>> measure = heat(5.0, tol=1e-6)
-        >>> measure.levels, chebyshev(measure, 1e-3).levels
+        >>> measure.K, chebyshev(measure, 1e-3).K
         (19, 8)
     """
     if abs(measure.a + measure.b - 1) > 1e-12 or measure.shrink > 1:

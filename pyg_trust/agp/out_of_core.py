@@ -86,41 +86,39 @@ def plan_memory(
     directed: bool = False,
     mapped: bool = False,
 ) -> MemoryPlan:
-    r"""Choose how many columns go through a graph together.
+    r"""Plan how many feature columns are propagated at a time.
 
-    With :math:`n` nodes, :math:`m` stored entries and :math:`s` bytes a
-    number,
+    With :math:`k` columns at a time, a propagation takes
 
     .. math::
-        4 m + 8 n + 2 s n + s n\, k + \max(2 h s n\, w(k), 32 n)
+        4 m + 8 n + 2 s n + s n\, k + \max(2 h s n\, w, 32 n)
 
-    bytes for :math:`k` columns: the rows of the graph, two diagonals, the
-    columns, and two levels of them, :math:`h = 1/2` for levels in float16.
-    Levels are :math:`w(k)` wide: a power of two below a cache line, else whole
-    lines, at most four. A directed graph whose signals travel along its edges
-    has its transpose beside it, :math:`4 m + 8 n` more.
-
-    The :math:`4 m` bytes of a mapped graph are left out where they leave no
-    space for a cache line of columns: they are then read from the disk once a
-    level. What the process held before comes on top.
+    bytes: for the graph, two diagonal matrices, the columns, and the last two
+    hops of :math:`w \le k` columns (or buffers of 32 bytes a node), where
+    :math:`h` is 1/2 for float16, else 1. A directed graph takes :math:`4 m + 8
+    n` bytes more, for its transpose. If memory is short, the :math:`4 m` bytes
+    of a mapped graph's edges are not counted: they are read from the disk in
+    every hop. Other memory of the process comes on top.
 
     Args:
-        num_nodes (int): :math:`n`.
-        num_edges (int): :math:`m`; an undirected edge counts twice.
-        num_columns (int): of the features.
-        memory (int or str, optional): the limit, such as ``'8GB'``; by
+        num_nodes (int): the number :math:`n` of nodes.
+        num_edges (int): the number :math:`m` of directed edges; an undirected
+            edge counts twice.
+        num_columns (int): the number of feature columns.
+        memory (int or str, optional): the most bytes, such as ``'8GB'``; by
             default nine tenths of what is free. (default: :obj:`None`)
-        half (bool): whether levels are float16. (default: :obj:`False`)
-        itemsize (int): :math:`s`: 4 for float32, 8 for float64.
-            (default: :obj:`4`)
-        columns (int, optional): :math:`k`; by default as many as there is
-            memory for. (default: :obj:`None`)
+        half (bool): whether hops are kept in float16. (default: :obj:`False`)
+        itemsize (int): the bytes :math:`s` of a number: 4 for float32, 8 for
+            float64. (default: :obj:`4`)
+        columns (int, optional): the number :math:`k`; by default as many as
+            fit into the memory. (default: :obj:`None`)
         directed (bool): whether a transpose is kept. (default: :obj:`False`)
-        mapped (bool): whether the edges are mapped from a file.
-            (default: :obj:`False`)
+        mapped (bool): whether the graph is read from a file, as by
+            ``CSRGraph.load(..., mmap=True)``. (default: :obj:`False`)
 
-    Raises:
-        ValueError: if not even one column fits.
+    Returns:
+        MemoryPlan: ``columns`` at a time, the number of ``blocks`` of columns,
+        the ``total`` bytes, and their parts.
 
     Example:
         >>> plan = plan_memory(111_000_000, 3_230_000_000, 128, memory='32GB')
@@ -209,50 +207,37 @@ def propagate_to(
 ) -> Tensor:
     r"""Write :math:`z = \sum_i w_i (D^{-a} A D^{-b})^i x` to a file.
 
-    The same bits as :func:`.propagate`, with only a block of columns in
-    memory (:func:`plan_memory`). The graph may be mapped
-    (:meth:`.CSRGraph.load`): where it does not fit in memory, a level reads
-    its edges from the disk, from the first to the last.
+    The result has the same bits as that of :func:`.propagate`, but only a
+    block of columns is in memory at a time. If a mapped graph
+    (:meth:`.CSRGraph.load`) does not fit, its edges are read in every hop.
 
     :obj:`out` is a ``.npy`` file in Fortran order (columns one after the
     other), of the dtype of :obj:`x`; float16 is computed in float32. It
-    appears when it is whole. Until then finished columns are in ``OUT.part``,
-    with checksums beside it, and the same call goes on from there after
-    Ctrl-C, a crash or a kill. A call with other arguments begins anew.
-    Features on disk by rows are first turned into columns, in ``OUT.part``
-    too.
-
-    With :obj:`over_ranks`, under torchrun, every process makes its own blocks
-    of the file, on a folder that all of them see. The bits do not depend on
-    the number of processes. Processes with other arguments are refused before
-    anything is written.
+    appears when it is complete. Until then finished columns are in
+    ``OUT.part``. After an interruption the same call continues from there; a
+    call with other arguments starts again.
 
     Args:
-        out (str or Path): the file.
-        graph (CSRGraph): as in :func:`.propagate`, on the CPU.
+        out (str or Path): the path of the file.
+        graph (CSRGraph): the graph, unweighted, on the CPU.
         x (Any): float32, float64 or float16, ``[num_nodes, num_columns]``: a
             path to a ``.npy`` file, a mapped or plain array or tensor, or a
             sparse CSR matrix of torch or scipy, whose blocks are made dense
             as they are needed.
-        measure (Measure): the measure to compute.
-        half (bool): as in :func:`.propagate`. (default: :obj:`False`)
-        tol (float): as in :func:`.propagate`. (default: :obj:`0.0`)
-        columns (int or str): how many columns go together, or
-            :obj:`'auto'`. (default: :obj:`'auto'`)
-        memory (int or str, optional): the most bytes for graph and columns,
-            such as ``'8GB'``, of each process; by default nine tenths of what
-            is free, by the processes of this machine. (default: :obj:`None`)
-        over_ranks (bool): whether the columns are divided over the processes
-            of torch.distributed. (default: :obj:`False`)
+        measure (Measure): the weights :math:`w` and exponents :math:`a, b`.
+        half (bool): whether hops are kept in float16, which is faster.
+        tol (float): the relative error that is allowed in order to compute
+            fewer hops. (default: :obj:`0.0`)
+        columns (int or str): how many columns are in memory at a time;
+            :obj:`'auto'` for as many as fit. (default: :obj:`'auto'`)
+        memory (int or str, optional): the most bytes that each process uses
+            for graph and columns, such as ``'8GB'``; by default nine tenths of
+            what is free on this machine. (default: :obj:`None`)
+        over_ranks (bool): whether the processes of torchrun share the columns;
+            all write to the same folder. (default: :obj:`False`)
 
     Returns:
         Tensor: :math:`z`, mapped from the file.
-
-    Raises:
-        TypeError, ValueError: as :func:`.propagate`, or if nothing fits in
-            the memory. Finished blocks stay.
-        ValueError: on all processes, if they disagree.
-        RuntimeError: on the others, if one process fails.
     """
     check_instance('over_ranks', over_ranks, bool)
     rank, size = distributed.rank_and_size() if over_ranks else (0, 1)

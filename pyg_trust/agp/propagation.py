@@ -58,44 +58,40 @@ def propagate(
 ) -> Tensor:
     r"""Compute :math:`z = \sum_i w_i (D^{-a} A D^{-b})^i x`.
 
-    Exact for :obj:`eps = 0`; otherwise the unbiased AGP estimate, whose
-    variance :func:`variance_bound` bounds. The result does not depend on the
-    number of threads, and is differentiable in :obj:`x`. Estimates are faster
-    where signals are sparse or concentrated and errors of several percent are
-    acceptable; other levels are exact. Under :func:`torch.compile` and
-    :func:`torch.export.export` the exact path is one op, for a graph that was
-    propagated on before; NaN and overflow are not checked there.
+    :math:`A` is the adjacency matrix and :math:`D` the degree matrix. With
+    ``eps=0`` the result is exact. Otherwise it is an unbiased estimate, whose
+    variance :func:`variance_bound` bounds. An estimate is faster for sparse
+    signals, if errors of several percent are acceptable. The result does not
+    depend on the number of threads, and is differentiable in :obj:`x`.
+
+    It also runs under :func:`torch.compile` and :func:`torch.export.export`
+    with ``eps=0``, on a graph that was propagated on before, without checks
+    of NaN and overflow.
 
     Args:
         graph (CSRGraph): the graph, unweighted.
-        x (Tensor): the signals, float32 or float64, ``[num_nodes]`` or
-            ``[num_nodes, num_columns]``, also as a sparse CSR matrix.
-        measure (Measure): the measure to compute (:mod:`.measures`).
+        x (Tensor): the signals :math:`x`: float32 or float64, ``[num_nodes]``
+            or ``[num_nodes, num_columns]``, also as a sparse CSR matrix.
+        measure (Measure): the weights :math:`w` and exponents :math:`a, b`.
         eps (float): messages below this share of a column's L1 norm are
             sampled; 0 for the exact result. (default: :obj:`0.0`)
-        seed (int, optional): the seed of an estimate. (default: :obj:`None`)
-        force_push (bool): whether to sample even where the exact product is
-            expected to be cheaper. (default: :obj:`False`)
-        half (bool): whether the exact path keeps the levels of float32 signals
-            in float16: faster, with a relative error of up to
-            :math:`2^{-11}` a level. (default: :obj:`False`)
-        tol (float): how far from :math:`z` the result may be, in exchange for
-            fewer levels: :math:`\lVert D^{a-1/2} (z' - z) \rVert_F \le
-            \text{tol} \cdot W \lVert D^{a-1/2} x \rVert_F`, before rounding
-            (:func:`chebyshev`). Needs :math:`a + b = 1` and an undirected
-            graph. (default: :obj:`0.0`)
-        rows (Tensor, optional): the nodes whose rows of :math:`z` are wanted,
-            int64 or a bool mask. (default: :obj:`None`)
+        seed (int, optional): the seed of an estimate; by default drawn from
+            torch's generator. (default: :obj:`None`)
+        force_push (bool): whether a hop is sampled even if its exact product
+            is expected to be faster. (default: :obj:`False`)
+        half (bool): whether the exact hops of float32 signals are kept in
+            float16, which is faster and has a relative error of up to
+            :math:`2^{-11}` a hop. (default: :obj:`False`)
+        tol (float): the relative error, in the norm :math:`\lVert D^{a-1/2}
+            \cdot \rVert_F` and to :math:`\sum_i w_i` times that of :math:`x`,
+            that is allowed in order to compute fewer hops. Above 0 it needs
+            :math:`a + b = 1` and an undirected graph. (default: :obj:`0.0`)
+        rows (Tensor, optional): the nodes whose rows of :math:`z` are
+            returned, int64 indices or a bool mask; by default all.
 
     Returns:
-        Tensor: :math:`z`, dense, of the shape and dtype of :obj:`x`; of the
-        rows alone if :obj:`rows` is given.
-
-    Raises:
-        TypeError: on another graph, measure or dtype.
-        ValueError: on a graph that the measure is not defined on, NaN or
-            infinity in :obj:`x`, a wrong shape or device, options that exclude
-            each other, or a result that overflows.
+        Tensor: :math:`z`, dense, of the shape and dtype of :obj:`x`, or only
+        the given :obj:`rows` of it.
 
     Example:
         >>> from pyg_trust.agp import sgc
@@ -274,7 +270,7 @@ def _make_operator(
     weights, three_term = measure.weights, False
     if tol > 0:
         fewer = chebyshev(measure, tol)
-        if fewer.levels < measure.levels:
+        if fewer.K < measure.K:
             weights, three_term = fewer.coefficients, True
     if measure.shrink != 1:
         check_shrink(measure, dtype)
@@ -298,7 +294,7 @@ def _powers(
     if known is not None:
         return known
     rows = graph.receivers(measure.along)
-    return power_norms(*rows, ends, measure.levels, loops)
+    return power_norms(*rows, ends, measure.K, loops)
 
 
 def check_half_levels(

@@ -44,49 +44,42 @@ def query(
     threshold: NotNegative = 0.0,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    r"""Compute :math:`z` for many nodes, or other sparse signals.
+    r"""Propagate from each of many nodes, for example its PageRank.
 
-    Each query touches about :math:`1/\varepsilon` edges, not the whole graph;
-    its work vectors are kept from call to call (16 bytes per node and thread,
-    twice that in float64). The same seed gives the same result for any number
-    of threads. With :obj:`top_k` the rows are what PPRGo trains on. Queries
-    run on the CPU: a graph on a GPU is copied there, and the result back.
+    Each query computes :math:`z = \sum_i w_i (D^{-a} A D^{-b})^i x` for one
+    sparse signal :math:`x`, with the adjacency matrix :math:`A` and the
+    degrees :math:`D`. It reads about :math:`1/\varepsilon` edges, not the
+    whole graph. The same seed gives the same result for any number of threads.
+    Queries run on the CPU; a graph on a GPU is copied there.
 
-    Two methods: :obj:`'sample'` is AGP, unbiased, with the variance of
-    :func:`~pyg_trust.agp.variance_bound`; :obj:`'prune'` pushes
-    nothing at random and leaves residues of :math:`|r(u)| < \varepsilon
-    \lVert x \rVert_1 d_u^b` where they are, with the error of
-    :func:`prune_bound`. For equal time pruning has the smaller error relative
-    to :math:`d_v^b`, and sampling the smaller absolute error.
+    With the method :obj:`'sample'`, messages that are small (relative to
+    :math:`\varepsilon`) are sampled: the result is unbiased, with the variance
+    of :func:`~pyg_trust.agp.variance_bound`. With :obj:`'prune'` they are left
+    out: messages from node :math:`u` below :math:`\varepsilon \lVert x
+    \rVert_1 d_u^b`. In the same time, sampling has the smaller absolute error,
+    and pruning the smaller error relative to :math:`d_v^b`.
 
     Args:
         graph (CSRGraph): the graph, unweighted.
-        signals (Tensor): nodes :math:`s`, int64, ``[num_queries]``, for the
-            signals :math:`e_s`; or the signals themselves as the rows of a
-            sparse CSR matrix, ``[num_queries, num_nodes]``, float32 or
-            float64.
-        measure (Measure): the measure to compute (:mod:`.measures`).
-        eps (float): :math:`\varepsilon`, relative to each signal's L1 norm:
-            less is sampled, or pruned; 0 for the exact result.
+        signals (Tensor): nodes, int64, ``[num_queries]``, each for the signal
+            that is 1 at the node and 0 elsewhere; or the signals themselves,
+            the rows of a sparse CSR matrix, ``[num_queries, num_nodes]``,
+            float32 or float64.
+        measure (Measure): the weights :math:`w` and exponents :math:`a, b`.
+        eps (float): :math:`\varepsilon`, relative to each signal's L1 norm; 0
+            for the exact result.
         method (str): :obj:`'sample'` or :obj:`'prune'`.
-            (default: :obj:`'sample'`)
-        seed (int, optional): the seed; by default drawn from torch's default
-            generator. (default: :obj:`None`)
-        top_k (int, optional): keep this many entries of each result, the
-            largest in magnitude. (default: :obj:`None`)
-        threshold (float): drop entries of this magnitude or less.
-            (default: :obj:`0.0`)
-        dtype (torch.dtype): float32 or float64; a matrix of signals brings
-            its own. (default: :obj:`torch.float32`)
+        seed (int, optional): the seed of sampling; by default drawn from
+            torch's default generator. (default: :obj:`None`)
+        top_k (int, optional): how many entries of each result are kept, the
+            largest in magnitude; by default all. (default: :obj:`None`)
+        threshold (float): entries of at most this magnitude are dropped.
+        dtype (torch.dtype): the dtype of the result, float32 or float64; that
+            of a matrix of signals if there is one.
 
     Returns:
         Tensor: a sparse CSR matrix, ``[num_queries, num_nodes]``, with row
         :math:`k` the result for signal :math:`k`.
-
-    Raises:
-        TypeError, ValueError: as :func:`~pyg_trust.agp.propagate`, and
-            on nodes out of range, an unknown :obj:`method`, or a negative
-            :obj:`top_k` or :obj:`threshold`.
     """
     graph = prepare_graph(graph, measure)
     device = graph.device
@@ -162,9 +155,7 @@ def prune_bound(graph: CSRGraph, measure: Measure, eps: float) -> Tensor:
     Returns:
         Tensor: float64, ``[num_nodes]``.
 
-    Raises:
-        TypeError, ValueError: as :func:`~pyg_trust.agp.propagate`, and
-            if the graph is directed or :math:`a + b < 1`.
+
     """
     graph = prepare_graph(graph, measure)
     eps = check_non_negative('eps', eps)

@@ -37,35 +37,37 @@ def audit_aggregation(
     confidence: Fraction = 0.95,
     seed: int | None = None,
 ) -> PrivacyAudit:
-    r"""Audit a release of noisy sums by worst-case canaries.
+    r"""Audit a release of noisy sums over neighbours, by worst-case canaries.
 
-    Canaries are disjoint, so that one release makes thousands of independent
-    trials, if its noise is independent by rows; they have unit messages that
-    the adversary knows. A bound above the claim disproves it; a bound below
-    proves nothing. Rows have norm 3: a release that does not normalise them is
-    found out.
+    A canary is a small part of a made-up graph, of which the adversary does
+    not know one random bit. All are disjoint, so that one release makes
+    thousands of trials, which are independent if noise is independent by rows.
+    Errors in guessing the bits bound :math:`\mu` from below. A bound above the
+    claim disproves it; a bound below proves nothing. Rows have norm 3, so that
+    a release that does not normalise them is found out.
 
-    - ``'edge'``: disjoint pairs, each with an edge with probability 1/2,
-      scored by the log-likelihood ratio over all hops.
-    - ``'node'`` and ``'node_incident'``: sources with lists of
-      :obj:`list_size` nodes of their own, each there or not (or of the
-      opposite features). Edges are arcs: ``directed=True``.
-    - ``'feature'``: pairs with their edge, one end of which is as above.
+    - ``'edge'``: a pair of nodes; the bit is whether they have an edge.
+    - ``'node'``, ``'node_incident'``: a node with edges to :obj:`list_size`
+      nodes; the bit is whether its features and edges are there or, by
+      ``'replace'``, the sign of its features. Edges have one direction: audit
+      a release with ``directed=True``.
+    - ``'feature'``: a pair with an edge; the bit is of one node's features.
 
     Args:
-        release (callable): maps data with ``x`` to the released rows of all
-            hops, as :meth:`PrivateAGP.released
+        release (callable): maps a ``Data`` to a list of the released sums, one
+            tensor ``[num_nodes, num_features]`` for each hop, as
+            :meth:`PrivateAGP.released
             <pyg_trust.transforms.PrivateAGP.released>` does.
-        adjacency (str): what two neighbouring graphs differ in, as claimed.
+        adjacency (str): what is protected, as claimed; see above.
         claim_mu (float, optional): the claimed :math:`\mu`.
-        num_canaries (int): the trials, of both kinds together.
-        directed (bool): for ``'edge'``, whether edges are arcs.
-        neighboring (str, optional): for nodes, the pair that is planted:
-            :obj:`'add_remove'` or :obj:`'replace'`, as claimed; a record
-            against an empty one reveals half as much as against its opposite.
-        list_size (int): of ``'node'`` and ``'node_incident'``.
-        confidence (float): in :math:`(0, 1)`. (default: :obj:`0.95`)
-        seed (int, optional): the seed of all draws.
+        num_canaries (int): the number of canaries.
+        directed (bool): for ``'edge'``, whether edges have one direction.
+        neighboring (str, optional): what the claim compares a node's record
+            with: any other (:obj:`'replace'`) or an empty one
+            (:obj:`'add_remove'`, the default of ``'node_incident'`` alone).
+        list_size (int): the number of edges of a canary, as above.
+        confidence (float): of the bound, in :math:`(0, 1)`.
+        seed (int, optional): the seed of all draws; random by default.
 
     Example:
         >>> from pyg_trust.transforms import PrivateAGP

@@ -29,16 +29,16 @@ class MembershipReport(Report):
     """Quality of a membership inference attack.
 
     Args:
-        auc (float): the probability that a member scores above another node;
-            one half is chance.
-        low (float): the lower end of its confidence interval.
-        high (float): the upper end.
-        level (float): the confidence of the interval.
-        attack (str): the score.
+        auc (float): the probability that a member has a higher score than a
+            node that is none; 0.5 is chance.
+        low (float): the lower end of the confidence interval of ``auc``.
+        high (float): its upper end.
+        level (float): the confidence of the interval, in (0, 1).
+        attack (str): the score, ``'loss'`` or ``'confidence'``.
         num_members (int): the number of members.
-        num_others (int): the number of others.
-        meaning (str): the meaning of the result, and its limits.
-        provenance (dict): versions and arguments.
+        num_others (int): the number of other nodes.
+        meaning (str): a sentence on what the result shows, and its limits.
+        provenance (dict): versions of packages and the arguments of the call.
     """
 
     auc: float
@@ -52,7 +52,7 @@ class MembershipReport(Report):
     provenance: dict[str, Any]
 
     def chart(self) -> Chart:
-        """Draw the attack's success beside chance."""
+        """Draw the AUC with its interval, beside 0.5 for chance."""
         chance = self.low <= 0.5 <= self.high
         return Chart(
             'The attack does no better than chance'
@@ -78,27 +78,28 @@ def membership_inference(
     attack: Annotated[str, OneOf(ATTACKS)] = 'loss',
     level: Fraction = 0.95,
 ) -> MembershipReport:
-    r"""Attack a model: infer whether nodes were in its training set.
+    """Attack a model: infer whether nodes were in its training set.
 
-    Scores nodes by :math:`\log p_{u, y_u}` (:obj:`'loss'`) or :math:`\max_c
-    p_{uc}` (:obj:`'confidence'`) and measures how well the score separates
-    members from others. **A smoke test, no proof:** an AUC that stays high
-    after unlearning shows a bug, and one near one half shows little.
+    The score of a node is the log probability of its true class
+    (:obj:`'loss'`) or its largest class probability (:obj:`'confidence'`). The
+    report states how well the score separates members from other nodes. **A
+    smoke test, no proof:** an AUC that stays high after unlearning shows a
+    bug, and one near one half shows little.
 
     Args:
         probability (Tensor): the predicted probabilities, ``[num_nodes,
             num_classes]``.
-        y (Tensor): the classes, int64, ``[num_nodes]``.
-        members (Tensor): nodes that were in the training, int64 or a mask.
-        others (Tensor): nodes that never were, int64 or a mask.
-        unit (PrivacyUnit, optional): the privacy unit, if nodes are rows of
-            persons, none of whom may be in both groups.
+        y (Tensor): the true classes, int64, ``[num_nodes]``.
+        members (Tensor): nodes that were trained on, int64 ids or a mask.
+        others (Tensor): nodes that never were, int64 ids or a mask.
+        unit (PrivacyUnit, optional): the owners of rows, if nodes are rows of
+            persons; nobody may then have rows in both groups.
         node_type (str, optional): the type of these rows, with a :obj:`unit`.
         attack (str): :obj:`'loss'` or :obj:`'confidence'`.
         level (float): the confidence of the interval. (default: :obj:`0.95`)
 
     Raises:
-        ValueError: if a node, or a person of :obj:`unit`, is in both groups
+        ValueError: if a node or a person is in both groups
             (:meth:`PrivacyUnit.split <pyg_trust.unit.PrivacyUnit.split>`
             divides rows by persons), or a group has fewer than two nodes.
     """

@@ -45,42 +45,44 @@ def audit_removal(
     level: Fraction = 0.95,
     seed: int | None = None,
 ) -> RemovalAudit:
-    r"""Run an unlearner many times, and test for traces of removed items.
+    """Run an unlearner many times, and test for traces of removed items.
 
     ============== ================================================ =======
-    test           what it compares                                 runs
+    test           what it compares                                 fits
     ============== ================================================ =======
-    twins          two data sets that differ only in what is        2 to 5
-                   removed, with the same seed: releases are equal
-    neighbours     where around the removed nodes twins differ      none
-    worlds         models that forgot, and models that never saw    2 K
-                   the data (two samples of runs)
-    poison         a removal of flipped labels, and of true ones    2
-    bytes          a search for features drawn at random            1
-    membership     removed nodes and :obj:`candidates` that never   1
-                   were there, by the log probability of a class
-    label_only     the same by answers with half of the features    none
-    pair           the same by what changed between two releases    none
+    twins          releases after the removal, of two data sets     2 to 5
+                   that differ in the removed items alone
+    neighbours     the same, for rows around the removed nodes      none
+    worlds         models that forgot the nodes, and models that    2 K
+                   never had them, by their scores of the nodes
+    poison         models that forgot wrong labels, and true ones   2
+    bytes          released bytes, and features drawn at random     1
+    membership     removed nodes and :obj:`candidates`, by the log  1
+                   probability of their classes
+    label_only     the same, by classes from half of the features   none
+    pair           the same, by how much probabilities changed      none
     ============== ================================================ =======
 
-    One difference of *twins* is a proof of a trace, for this pair and seed.
-    What differs between two equal runs (wall times, random salts) is listed,
-    and not compared. *Worlds* (`LiRA <https://arxiv.org/abs/2112.03570>`_)
-    scores a run by the mean logit of the removed nodes' classes. No test can
-    show that something was forgotten, so that no verdict is 'passed'.
+    *Fits* are how often the unlearner is trained: some tests reuse models. One
+    difference of *twins* is a proof of a trace, for this pair and seed.
+    Values that differ between two equal runs (wall times, random salts) are
+    listed, and not compared. *Worlds* is `LiRA
+    <https://arxiv.org/abs/2112.03570>`_. No test can show that something was
+    forgotten, so no verdict is 'passed'.
 
     Args:
-        make (Callable): makes a fresh subject (:class:`Subject`).
+        make (Callable): ``make()`` returns a new unlearner, not fitted, as a
+            :class:`Subject`, such as :class:`NodeSubject`.
         data (Data): the graph, with ``x``, ``y`` and ``train_mask``.
         request (RemovalRequest): nodes, features or edges of graph 0.
-        tests (list[str], optional): the names of attacks; by default all that
-            the request and the arguments allow.
-        candidates (Tensor, optional): ids of nodes outside of the training
-            set, drawn by the rule by which the removed ones were.
-        worlds (int): the runs :math:`K` of each world. (default: :obj:`16`)
+        tests (list[str], optional): names of tests; by default all that the
+            request and the arguments allow.
+        candidates (Tensor, optional): int64 ids of nodes outside of the
+            training set, drawn by the same rule as the removed ones.
+        worlds (int): the runs :math:`K` of each sample. (default: :obj:`16`)
         level (float): the confidence of intervals, and of verdicts by a
-            corrected p. (default: :obj:`0.95`)
-        seed (int, optional): the seed of everything that is drawn.
+            corrected p value. (default: :obj:`0.95`)
+        seed (int, optional): the seed of all draws; random by default.
 
     Raises:
         ValueError: if a test is asked for that the request does not allow.

@@ -24,22 +24,25 @@ NAN = float('nan')
 
 @dataclass(frozen=True)
 class AuditRow(Report):
-    """One test of an audit.
+    """One test of an audit, with its result and verdict.
 
     Args:
         test (str): the name of the test.
         adversary (str): what an adversary needs to run it.
         statistic (str): the name of the measured quantity.
-        value (float): the measurement.
-        low (float): the lower end of its interval; NaN without one.
-        high (float): the upper end.
-        p (float): the p value of exact unlearning; NaN without one.
-        corrected (float): the same after Holm's correction over all tests of
-            the audit that have one.
-        expected (str): the value of exact unlearning, or the claim.
+        value (float): the measured quantity.
+        low (float): the lower end of its confidence interval; NaN without one.
+        high (float): the upper end; NaN without one.
+        p (float): the p value of the hypothesis that unlearning is exact; NaN
+            if none was computed.
+        corrected (float): ``p`` after Holm's correction over all tests of the
+            audit that have a p value.
+        expected (str): the value that exact unlearning, or the claim, would
+            give.
         verdict (str): ``'failed'``, ``'not rejected'``, ``'leaks by design'``
-            or ``'no power'``; empty if it is left to :obj:`p`.
-        note (str): where a trace is, or why there is no power.
+            or ``'no power'`` (the test could have found nothing). A test that
+            leaves it empty is judged by ``corrected``.
+        note (str): where a trace was found, or why the test has no power.
     """
 
     test: str
@@ -69,9 +72,11 @@ class AuditReport(Report):
     """The verdicts of an audit.
 
     Args:
-        rows (tuple[AuditRow, ...]): one for each test.
-        level (float): the confidence of intervals, bounds and verdicts.
-        origin (dict): versions and arguments, the seed included.
+        rows (tuple[AuditRow, ...]): the result and verdict of each test.
+        level (float): the confidence of intervals, bounds and verdicts, in (0,
+            1).
+        origin (dict): versions of packages and the arguments of the call, the
+            seed included.
     """
 
     rows: tuple[AuditRow, ...]
@@ -85,7 +90,7 @@ class AuditReport(Report):
 
     @property
     def violated(self) -> bool:
-        """Whether a test was failed."""
+        """Whether at least one test was failed."""
         return bool(self.failed)
 
 
@@ -93,12 +98,15 @@ class AuditReport(Report):
 class RemovalAudit(AuditReport):
     """The verdicts of an audit of a removal.
 
+    ``rows``, ``level`` and ``origin`` are those of :class:`AuditReport`.
+
     Args:
-        request (dict): the ids of what was removed.
-        left_out (tuple[str, ...]): tests that were not run, and why.
-        not_compared (tuple[str, ...]): releases that differ between two runs
-            with the same data and seed (wall times, random salts), so that
-            twins can't compare them.
+        request (dict): the ids of the removed items.
+        left_out (tuple[str, ...]): the tests that were not run, each with the
+            reason.
+        not_compared (tuple[str, ...]): released values that differ even
+            between two runs with the same data and seed (wall times, random
+            salts). A test for equal bits leaves them out.
     """
 
     request: dict[str, Any]
@@ -158,22 +166,25 @@ class RemovalAudit(AuditReport):
 class PrivacyAudit(AuditReport):
     r"""Measured lower bounds of privacy, beside the claims.
 
-    A bound above the claim disproves it; ``rows`` has a test for each claim. A
-    claim of :math:`\mu` needs no :math:`\delta`. With ``level``, all bounds
-    hold, whatever the mechanism, if trials are independent of each other.
+    ``rows``, ``level`` and ``origin`` are those of :class:`AuditReport`. A
+    lower bound above the claim disproves it; ``rows`` has a test for each
+    claim. All bounds together hold with probability ``level``, for any
+    mechanism, if the trials are independent of each other.
 
     Args:
-        trials (int): how many there were, of both kinds.
-        true_positive_rate (float): the measured rate of the test.
-        false_positive_rate (float): the measured rate of the test.
-        epsilon_lower (float, optional): the true :math:`\epsilon` at
-            ``delta`` is at least this.
+        trials (int): the number of trials on both of the neighbours together.
+        true_positive_rate (float): the share of trials on one neighbour that
+            the attack recognised.
+        false_positive_rate (float): the share of trials on the other that it
+            took for the one.
+        epsilon_lower (float, optional): the true :math:`\epsilon` at ``delta``
+            is at least this.
         epsilon_claimed (float, optional): the claimed :math:`\epsilon`.
-        delta (float, optional): :math:`\delta`.
+        delta (float, optional): the :math:`\delta` of both epsilons.
         delta_lower (float, optional): the true :math:`\delta` at the claimed
             :math:`\epsilon` is at least this.
-        mu_lower (float): the true :math:`\mu` of Gaussian differential
-            privacy is at least this; 0 if not computed.
+        mu_lower (float): the true :math:`\mu` of Gaussian differential privacy
+            is at least this; 0 if not computed.
         mu_claimed (float, optional): the claimed :math:`\mu`.
     """
 
@@ -191,7 +202,11 @@ class PrivacyAudit(AuditReport):
     def of(
         level: float, origin: dict[str, Any], **found: Any
     ) -> 'PrivacyAudit':
-        """Make the report of bounds, with a row for each claim."""
+        """Make the report, with a row and a verdict for each claim.
+
+        ``found`` are the other fields of the class, such as ``mu_lower`` and
+        ``trials``.
+        """
         rows = tuple(
             AuditRow(
                 test=name,

@@ -45,17 +45,19 @@ class Run(NamedTuple):
 class Runs:
     """Trains and keeps the models that the attacks of one audit compare.
 
+    Attacks read ``removed`` (int64 rows of the removed nodes), ``members``
+    (those in the train mask), ``featureless`` (rows whose features are
+    removed), ``others`` (rows of the candidates, or None), and ``left``, the
+    graph without the removed items.
+
     Args:
-        make (Callable): makes a fresh subject.
-        data (Data): the graph; a copy is kept as ``data``.
-        request (RemovalRequest): what is removed; ``removed`` are the rows of
-            its nodes, ``members`` those of them that were trained on,
-            ``featureless`` all rows whose features go; ``left`` is the graph
-            without them.
-        candidates (Tensor, optional): ids of nodes that were never members;
-            ``others`` are their rows.
+        make (Callable): ``make()`` returns a new, unfitted ``Subject``.
+        data (Data): the graph; a copy of it is kept as ``data``.
+        request (RemovalRequest): the items to remove.
+        candidates (Tensor, optional): int64 ids of nodes outside of the train
+            mask, at least two; some attacks need them.
         worlds (int): the number of runs in each of two compared samples.
-        level (float): the confidence of intervals and verdicts.
+        level (float): the confidence of intervals and verdicts, in (0, 1).
     """
 
     def __init__(
@@ -118,7 +120,12 @@ class Runs:
         return rows
 
     def lacks(self, need: str) -> str | None:
-        """Return why an attack that needs one of ``NEEDS`` can't run."""
+        """Return why an attack can't run, or None if it can.
+
+        ``need`` is what the attack needs: removed training nodes
+        (``'members'``), ``'candidates'`` beside two of them, removed
+        ``'features'``, or releases without noise (``'exact'``).
+        """
         check_choice('needs', need, NEEDS)
         if need == 'members' and self.members.numel() == 0:
             return 'needs training nodes to be removed'
@@ -143,19 +150,28 @@ class Runs:
         return made
 
     def subject(self, data: Data, *path: int) -> Subject:
-        """Fit a fresh subject."""
+        """Make a subject and fit it to a copy of ``data``.
+
+        Its seed is derived from the integers in ``path``; without any it is
+        the seed that compared runs share.
+        """
         made = self.new_subject()
         made.fit(data.clone(), rng.derive(self.seed, *(path or (_RUN,))))
         return made
 
     def run(self, what: str = 'data', again: bool = False) -> Run:
-        """Fit, remove and inspect, with the seed of all compared runs.
+        """Fit a subject, collect its releases, remove, and collect again.
 
         Args:
-            what (str): ``'data'``, or one of :meth:`kinds`, to change that
-                of the removed items first. (default: :obj:`'data'`)
+            what (str): ``'data'``, or one of :meth:`kinds`: what of the
+                removed items is changed beforehand. (default: :obj:`'data'`)
             again (bool): whether to make a new run instead of returning the
                 one that is kept. (default: :obj:`False`)
+
+        Returns:
+            Run: has releases by name (``before`` and ``after`` the removal),
+            the probabilities of all nodes (``first``, then ``answers``) and
+            the ``subject``.
         """
         if again or what not in self._kept:
             made = self._made(self.changed(what))
@@ -169,8 +185,9 @@ class Runs:
         """Compare a run on the data to one on ``changed(kind)``, bit by bit.
 
         Returns:
-            tuple[set, set]: the names of releases that differed before the
-            removal and exist after it, and of those that differ after it.
+            tuple[set[str], set[str]]: names of released values: those that
+            differed before the removal and exist after it; and those that
+            differ after it, each of them a trace. Random ones are left out.
         """
         one, two = self.run(), self.run(kind)
         if 'control' not in self._kept:
@@ -221,11 +238,14 @@ class Runs:
         return data
 
     def kinds(self) -> list[str]:
-        """List what :meth:`changed` can change, such as ``'features'``."""
+        """List the kinds of values that :meth:`changed` can change.
+
+        ``'features'`` and, if nodes are removed, ``'labels'`` and ``'edges'``.
+        """
         return ['features'] + ['labels', 'edges'] * bool(self.removed.numel())
 
     def noisy_runs(self, what: str = 'data') -> list[Run]:
-        """Fit and remove on ``changed(what)``, with ``worlds`` seeds."""
+        """Return ``worlds`` runs on ``changed(what)``, one for each seed."""
         if f'noisy {what}' not in self._kept:
             data = self.changed(what)
             number = ('data', *self.kinds()).index(what)
@@ -249,7 +269,8 @@ class Runs:
         """Return the mean logit of the removed members' true classes.
 
         Args:
-            p (Tensor): probabilities, ``[num_nodes, num_classes]``.
+            p (Tensor): class probabilities of all nodes, ``[num_nodes,
+                num_classes]``; the logit of one is ``log(p / (1 - p))``.
         """
         rows = self.members
         own = p[rows].double().gather(1, self.data.y[rows, None])

@@ -1,9 +1,6 @@
 """Statistics of attacks, and lower bounds of epsilon and mu by them.
 
-Of a release that is (epsilon, delta) private no test has a true positive rate
-above ``e^epsilon FPR + delta``: one that has disproves the claim, with the
-confidence of its Clopper-Pearson intervals (`Jagielski et al. 2020
-<https://arxiv.org/abs/2006.07709>`_). A bound below proves nothing.
+As in `Jagielski et al. 2020 <https://arxiv.org/abs/2006.07709>`_.
 """
 
 import math
@@ -48,13 +45,7 @@ _THRESHOLDS = 500
 
 
 class AUC(NamedTuple):
-    """Area under the ROC curve with its confidence interval.
-
-    Args:
-        value (float): the estimate.
-        low (float): the lower end.
-        high (float): the upper end.
-    """
+    """An AUC (``value``) with the ends of its confidence interval."""
 
     value: float
     low: float
@@ -65,25 +56,16 @@ class AUC(NamedTuple):
 def auc_interval(
     positive: Tensor, negative: Tensor, *, level: Fraction = 0.95
 ) -> AUC:
-    r"""Compute the AUC of two samples of scores, with DeLong's interval.
+    """Compute the AUC of two samples of scores, with DeLong's interval.
 
-    The AUC is the probability that a positive scores above a negative, ties
-    by half; its variance is estimated as in `DeLong et al. 1988
-    <https://doi.org/10.2307/2531595>`_, and the interval is the normal one,
-    cut to :math:`[0, 1]`, which needs samples of some dozens. Where the
-    estimated variance is zero it is that of Hoeffding's inequality,
-    :math:`\hat\theta \pm \sqrt{\log(2 / (1 - \text{level})) / (2 \min(m,
-    n))}`, for all distributions.
+    The AUC is the probability that a positive scores above a negative, ties by
+    half (`DeLong et al. 1988 <https://doi.org/10.2307/2531595>`_). Where the
+    estimated variance is zero, the interval is that of Hoeffding.
 
     Args:
-        positive (Tensor): the scores of one sample, ``[m]``.
-        negative (Tensor): the scores of the other, ``[n]``.
+        positive (Tensor): the scores of one sample, ``[m]``, at least two.
+        negative (Tensor): the scores of the other, ``[n]``, at least two.
         level (float): the confidence, in :math:`(0, 1)`.
-            (default: :obj:`0.95`)
-
-    Raises:
-        ValueError: if a sample has fewer than two scores, or one that is no
-            number.
     """
     for name, sample in (('positive', positive), ('negative', negative)):
         check_tensor(name, sample, None, ('num_scores',))
@@ -122,23 +104,16 @@ def permutation_test(
     draws: Count = 4000,
     seed: int | None = None,
 ) -> float:
-    r"""Compare the means of two samples by a permutation test.
+    """Compare the means of two samples by a permutation test.
 
-    With :math:`d` random divisions of all scores and the statistic :math:`t`
-    (the difference of the means, its absolute value unless :obj:`one_sided`),
-    :math:`p = (1 + |\{ j : t_j \ge t \}|) / (1 + d)`. If scores are
-    exchangeable, :math:`P(p \le a) \le a` for any :math:`d`.
+    Returns the p value, which holds if scores are exchangeable.
 
     Args:
         one (Tensor): scores, ``[m]``.
         other (Tensor): scores, ``[n]``.
         one_sided (bool): whether only a larger mean of the first counts.
-            (default: :obj:`False`)
-        draws (int): :math:`d`. (default: :obj:`4000`)
+        draws (int): the number of random divisions. (default: :obj:`4000`)
         seed (int, optional): the seed of the divisions.
-
-    Raises:
-        ValueError: if a sample is empty, or a score is not finite.
     """
     for name, sample in (('one', one), ('other', other)):
         check_tensor(name, sample, None, ('num_scores',), finite=True)
@@ -163,15 +138,7 @@ def permutation_test(
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    r"""Correct several p values by Holm's method, keeping their order.
-
-    Rejecting where the result is at most :math:`a` rejects a true hypothesis
-    with probability at most :math:`a`, under any dependence (`Holm 1979
-    <https://www.jstor.org/stable/4615733>`_).
-
-    Args:
-        p_values (list[float]): in :math:`[0, 1]`.
-    """
+    """Correct several p values by Holm's method, keeping their order."""
     check_instance('p_values', p_values, list, tuple)
     for value in p_values:
         check_share('p_values', value)
@@ -273,25 +240,24 @@ def empirical_epsilon(
 ) -> PrivacyAudit:
     r"""Bound :math:`\epsilon` from below by scores of two neighbours.
 
+    A test guesses from a score on which of two neighbouring data sets a run
+    was. With Clopper-Pearson bounds of its true and false positive rates,
+
     .. math::
         \epsilon \ge \log \frac{\underline{\mathrm{TPR}} - \delta}
-        {\overline{\mathrm{FPR}}}
+        {\overline{\mathrm{FPR}}}.
 
-    with Clopper-Pearson bounds, each at half of the error allowed. Threshold
-    and direction of the test are chosen on one half of the trials, its rates
-    are counted on the other.
+    Threshold and direction of the test are chosen on one half of the trials,
+    its rates are counted on the other.
 
     Args:
-        without (Tensor or ndarray): ``[num_trials]``, a score of what each
-            independent run on one of the neighbours released.
-        with_ (Tensor or ndarray): the same of the other neighbour.
+        without (Tensor or ndarray): ``[num_trials]``, at least four: a score
+            of each independent run on one of the neighbours.
+        with_ (Tensor or ndarray): the same of runs on the other neighbour.
         delta (float): in :math:`(0, 1)`.
-        claim (float, optional): the :math:`\epsilon` that was claimed.
-        confidence (float): in :math:`(0, 1)`. (default: :obj:`0.99`)
+        claim (float, optional): the claimed :math:`\epsilon`, if any.
+        confidence (float): of the bound, in (0, 1). (default: :obj:`0.99`)
         seed (int, optional): the seed of the split. (default: :obj:`0`)
-
-    Raises:
-        ValueError: if there are fewer than four scores of a kind.
     """
 
     def bound(tpr: np.ndarray, fpr: np.ndarray) -> np.ndarray:
@@ -328,21 +294,23 @@ def empirical_mu(
 ) -> PrivacyAudit:
     r"""Bound :math:`\mu` from below by scores of two neighbours.
 
+    A test guesses from a score on which of two neighbouring data sets a run
+    was: a high one for :obj:`positive`. With Clopper-Pearson bounds of its
+    false positive and false negative rates,
+
     .. math::
         \mu \ge -\Phi^{-1}(\overline{\mathrm{FPR}})
-        - \Phi^{-1}(\overline{\mathrm{FNR}})
+        - \Phi^{-1}(\overline{\mathrm{FNR}}).
 
-    with Clopper-Pearson bounds, each at half of the error allowed. The
-    threshold is chosen on one half of the trials, errors are counted on the
-    other.
+    The threshold is chosen on one half of the trials, errors are counted on
+    the other.
 
     Args:
-        negative (Tensor or ndarray): ``[num_trials]``, scores of one
-            neighbour.
-        positive (Tensor or ndarray): the same of the other, higher.
-        confidence (float): in :math:`(0, 1)`. (default: :obj:`0.95`)
-        claim (float, optional): the :math:`\mu` that was claimed.
-            (default: :obj:`None`)
+        negative (Tensor or ndarray): ``[num_trials]``, at least four: a score
+            of each independent run on one of the neighbours.
+        positive (Tensor or ndarray): the same of the other, higher scores.
+        confidence (float): of the bound, in (0, 1). (default: :obj:`0.95`)
+        claim (float, optional): the claimed :math:`\mu`, if any.
         seed (int, optional): the seed of the split. (default: :obj:`0`)
     """
     scores = {'negative': negative, 'positive': positive}

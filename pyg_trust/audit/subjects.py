@@ -36,8 +36,8 @@ _FILE = 'state.pt'
 class Subject(Protocol):
     """An unlearner as :func:`~pyg_trust.audit.audit_removal` sees it.
 
-    Any object with these four methods will do. If its releases are noisy, its
-    attribute :obj:`noisy` is true.
+    Any object with these four methods will do. If its releases are noisy, it
+    needs an attribute ``noisy = True``.
     """
 
     def fit(self, data: Data, seed: int) -> None:
@@ -94,16 +94,17 @@ class _Wrapped(Generic[_Model]):
 
 
 class ShardedSubject(_Wrapped[ShardedUnlearner]):
-    """A :class:`~pyg_trust.unlearning.ShardedUnlearner`, to be audited.
+    """Runs a :class:`~pyg_trust.unlearning.ShardedUnlearner` in an audit.
 
     It releases the weights of all shards, the aggregator, the outputs, the
     probabilities, its ``state_dict`` value by value and, with :obj:`on_disk`,
     all files of its folder.
 
     Args:
-        make (Callable): makes an unlearner that is not fitted:
-            ``make(seed=..., folder=...)``.
-        on_disk (bool): whether it gets a folder, for the time of the audit.
+        make (Callable): ``make(seed=..., folder=...)`` returns an unlearner
+            that is not fitted.
+        on_disk (bool): whether :obj:`folder` is a temporary folder, whose
+            files are audited, or None. (default: :obj:`False`)
     """
 
     _kind = ShardedUnlearner
@@ -157,16 +158,16 @@ class _NoisySubject(_Wrapped[_Model]):
 
 
 class NodeSubject(_NoisySubject[NodeClassifier]):
-    """A :class:`~pyg_trust.unlearning.NodeClassifier`, to be audited.
+    """Runs a :class:`~pyg_trust.unlearning.NodeClassifier` in an audit.
 
-    It releases the weights with their noise and the probabilities of the
-    present nodes, and with :obj:`on_disk` its saved state, which is searched.
+    It releases the noisy weights, the probabilities of the nodes that are
+    there and, with :obj:`on_disk`, the bytes of its saved state.
 
     Args:
-        make (Callable): makes a classifier that is not fitted, with exact
-            features and no encoder: ``make(seed=...)``.
-        on_disk (bool): whether it is saved after every change, for the time
-            of the audit. (default: :obj:`False`)
+        make (Callable): ``make(seed=...)`` returns a classifier that is not
+            fitted, with ``features='exact'`` and no encoder.
+        on_disk (bool): whether it is saved after every change, to a temporary
+            file that is audited. (default: :obj:`False`)
     """
 
     _kind = NodeClassifier
@@ -206,17 +207,19 @@ class NodeSubject(_NoisySubject[NodeClassifier]):
 
 
 class ScatteringSubject(_NoisySubject[ScatteringClassifier]):
-    """A :class:`~pyg_trust.unlearning.ScatteringClassifier`, to be audited.
+    """Runs a :class:`~pyg_trust.unlearning.ScatteringClassifier` in an audit.
 
-    The audit sees all graphs as one: ``data.batch`` says to which graph a
-    node belongs, ``data.y`` is the label of its graph at every node (the most
-    frequent one counts), and graphs whose nodes are in the ``train_mask`` are
-    trained on. A request that names all nodes of a graph removes the graph.
+    An audit has one graph: the disjoint union of all graphs. ``data.batch`` is
+    the graph of each node, and ``data.y`` the label of its graph, repeated at
+    every node (the most frequent one counts). Graphs with all nodes in the
+    ``train_mask`` are trained on. A request for all nodes of a graph removes
+    the graph.
 
     Args:
-        make (Callable): makes a classifier that is not fitted:
-            ``make(seed=...)``.
-        on_disk (bool): as in :class:`NodeSubject`. (default: :obj:`False`)
+        make (Callable): ``make(seed=...)`` returns a classifier that is not
+            fitted.
+        on_disk (bool): whether it is saved after every change, to a temporary
+            file that is audited. (default: :obj:`False`)
     """
 
     _kind = ScatteringClassifier
@@ -267,7 +270,10 @@ class ScatteringSubject(_NoisySubject[ScatteringClassifier]):
         self._end()
 
     def predict_proba(self, data: Data) -> Tensor:
-        """Predict the classes of graphs, ``[num_nodes, num_classes]``."""
+        """Predict class probabilities, ``[num_nodes, num_classes]``.
+
+        Each node has those of its graph.
+        """
         made, graphs = self.classifier, [g for g, _, _ in _graphs(data)]
         _, home = data.batch.unique(return_inverse=True)
         width = int(data.y.max()) + 1

@@ -1,10 +1,7 @@
-r"""Audits of training, from what it releases: canaries of known gradients.
+"""Audits of training, from what it releases: canaries of known gradients.
 
-:func:`audit_training` runs the worst case against an engine as it is set up:
-canaries whose gradients are as large as clipping lets them be, orthogonal to
-each other, so that one training makes hundreds of independent trials
-(`Steinke et al. 2023 <https://arxiv.org/abs/2305.08846>`_).
-:func:`audit_function` plants canaries in the graph of any training function.
+One training makes hundreds of independent trials, as in `Steinke et al. 2023
+<https://arxiv.org/abs/2305.08846>`_.
 """
 
 import math
@@ -87,9 +84,10 @@ def audit_function(
     Canaries are nodes that are added to the graph, without edges, each with a
     feature of its own, which is ``scale`` or ``-scale`` at random (with
     ``neighboring='add_remove'``, ``scale`` or zero). A linear discriminant
-    learns from one half of the canaries what the weights of the feature reveal
-    of that draw; errors are counted on the other half. With Clopper-Pearson
-    bounds of both rates, at the stated confidence,
+    learns from one half of the canaries to guess the sign from the weights of
+    the feature; errors are counted on the other half. TPR, FPR and FNR are
+    rates of right and wrong guesses, and bars mark their upper and lower
+    Clopper-Pearson bounds:
 
     .. math::
         \mu \ge -\Phi^{-1}(\overline{\mathrm{FPR}})
@@ -97,28 +95,30 @@ def audit_function(
         \epsilon(\delta) \ge \log \frac{\underline{\mathrm{TPR}} - \delta}
         {\overline{\mathrm{FPR}}}.
 
-    A bound above the claim disproves it; a bound below proves nothing. Trials
-    are independent if noise is independent by coordinates. For a function that
-    may release all canaries at once, take ``independent='runs'`` and hundreds
-    of :obj:`runs`: half of them count one canary each.
+    A bound above the claim disproves it; a bound below proves nothing.
 
     Args:
-        train (callable): maps a graph to what it releases: a model, its
-            ``state_dict``, or a list of these. It has to take
-            ``data.num_features`` as the width of its input.
+        train (callable): ``train(graph)`` returns what it releases: a model,
+            its ``state_dict``, or a list of these. ``graph`` is :obj:`data`
+            with canaries; the model needs ``graph.num_features`` inputs.
         data (Data): a graph with ``x``, ``y`` and, best, ``train_mask``.
-        claim (float or callable, optional): :math:`\epsilon` at :obj:`delta`,
-            or a function of :math:`\delta`, which is compared at many.
-        claim_mu (float, optional): :math:`\mu` of Gaussian privacy.
+        claim (float or callable, optional): the claimed :math:`\epsilon` at
+            :obj:`delta`, or a function of :math:`\delta`, compared at many
+            values.
+        claim_mu (float, optional): the claimed :math:`\mu` of Gaussian
+            privacy.
         delta (float): in :math:`(0, 1)`. (default: :obj:`1e-5`)
-        neighboring (str): :obj:`'replace'` or :obj:`'add_remove'`.
-        num_canaries (int): the trials of a run, at least 16.
-        scale (float): how large a canary's row is. (default: :obj:`100.0`)
+        neighboring (str): what the claim compares, as above.
+        num_canaries (int): the canaries of a run. (default: :obj:`1000`)
+        scale (float): the size of a canary's feature. (default: :obj:`100.0`)
         label (int): the label of canaries. (default: :obj:`0`)
         runs (int): how often to train. (default: :obj:`1`)
-        confidence (float): in :math:`(0, 1)`. (default: :obj:`0.95`)
-        independent (str): :obj:`'canaries'`, or :obj:`'runs'` (at least 16).
-        seed (int, optional): the seed of draws and splits.
+        confidence (float): of all bounds together. (default: :obj:`0.95`)
+        independent (str): the trials. :obj:`'canaries'` takes every canary for
+            a trial, which is right if noise is independent by coordinates;
+            :obj:`'runs'` one of each run, for any function, and needs hundreds
+            of :obj:`runs`.
+        seed (int, optional): the seed of draws and splits; random by default.
 
     Returns:
         PrivacyAudit: the bounds, beside the claim.
@@ -304,8 +304,8 @@ def canary_graph(num_canaries: Count, size: Count = 3) -> Data:
         size (int): the nodes of a star. (default: :obj:`3`)
 
     Returns:
-        Data: the graph, with features of zero; ``train_mask`` has the
-        centres, node ``i`` is the centre of star ``i``.
+        Data: the graph, with ``x`` of zeros. Node ``i`` is the centre of star
+        ``i``; ``train_mask`` is true at the centres.
     """
     centre = torch.arange(num_canaries).repeat_interleave(size - 1)
     leaf = torch.arange(num_canaries, num_canaries * size)
@@ -332,25 +332,26 @@ def audit_training(
 ) -> PrivacyAudit:
     r"""Audit an engine with its settings, by worst-case canaries.
 
-    Every canary is the centre of a star that is one subgraph, with a feature
-    of its own: :math:`+e_i` or :math:`-e_i`, with probability 1/2 each, times
-    a large number. The model is linear and its loss a sum of outputs, so the
-    gradient is along :math:`e_i` for any weights: neighbours under replacement
-    are as far apart as clipping lets them be. Noise is independent across
-    features, so canaries are independent trials if all are drawn.
+    A made-up graph has a star for each canary. A star is one subgraph of the
+    loader. Its centre has a feature of its own, which is a large number or its
+    negative, at random. The model is linear and its loss a sum of outputs, so
+    that the two signs move the gradient as far apart as clipping lets them.
+    The signs are guessed from the noisy gradients.
 
     Args:
-        attach (callable): maps a model, an optimizer and a loader to an
-            engine and what its :meth:`PrivacyEngine.make_private` returned,
-            with ``loss_reduction='sum'``.
+        attach (callable): ``attach(model, optimizer, loader)`` makes an engine
+            and returns it with the result of its
+            :meth:`PrivacyEngine.make_private`, called with
+            ``loss_reduction='sum'``.
         num_canaries (int): the number of trials. (default: :obj:`1000`)
         size (int): the nodes of a star. (default: :obj:`3`)
-        batch_size (int, optional): the subgraphs of a step, all by default.
+        batch_size (int, optional): the subgraphs of a step; by default all,
+            which makes trials independent.
         steps (int): the steps of training. (default: :obj:`1`)
-        delta (float): at which to compare; a larger one takes fewer trials to
-            see a fault. (default: :obj:`0.05`)
-        confidence (float): in :math:`(0, 1)`. (default: :obj:`0.99`)
-        seed (int, optional): the seed of draws, loader and weights.
+        delta (float): the :math:`\delta` at which to compare; a larger one
+            takes fewer trials to see a fault. (default: :obj:`0.05`)
+        confidence (float): of the bound, in (0, 1). (default: :obj:`0.99`)
+        seed (int, optional): the seed of draws and loader; random by default.
 
     Returns:
         PrivacyAudit: the bound, beside the engine's claim.

@@ -32,9 +32,10 @@ _ROUTES: dict[type, tuple[str, Callable[..., Report]]] = {}
 
 @validated
 def certifies(threat: type) -> Callable[[Route], Route]:
-    """Register the function that certifies against a type of threat.
+    """Register a function that certifies against a type of threat.
 
-    :func:`certify` then returns a :class:`UserCertificate`.
+    It is a decorator. :func:`certify` then calls the function for such a
+    threat, and returns its report in a :class:`UserCertificate`.
 
     .. code-block:: python
 
@@ -45,9 +46,6 @@ def certifies(threat: type) -> Callable[[Route], Route]:
     Args:
         threat (type): the class of the threat; subclasses without a function
             of their own use it, too.
-
-    Raises:
-        ValueError: if there is a certificate against threats of this name.
     """
     name = threat.__name__
 
@@ -64,12 +62,12 @@ def certifies(threat: type) -> Callable[[Route], Route]:
 
 @dataclass(frozen=True)
 class UserCertificate(Report):
-    """Certificate from a function that the user registered.
+    """Result of a certifying function that was registered by the user.
 
-    It has all attributes of the report inside.
+    It has all attributes of :obj:`found`.
 
     Args:
-        threat (str): the class of the threat.
+        threat (str): the name of the threat's class.
         found (Report): the report that the function returned.
     """
 
@@ -86,7 +84,10 @@ class UserCertificate(Report):
         return self.found.chart()
 
     def guarantee(self) -> Guarantee:
-        """Return the guarantee of the user's report, marked as not checked."""
+        """Return the guarantee of the user's report, marked as not checked.
+
+        The mark says that this package has not checked the function.
+        """
         inner, note = self.found.guarantee(), CERTIFICATES.note(self.threat)
         if inner.procedure in PROMISES:
             return stated(
@@ -109,36 +110,28 @@ class UserCertificate(Report):
 def certify(
     model: Any, data: Any = None, threat: Any = None, **options: Any
 ) -> Any:
-    r"""Certify the predictions of a model against a threat.
+    """Certify the predictions of a model against a threat.
 
-    * A :class:`ThreatModel` (so many flips of edges): **exactly**, for models
-      that are linear in personalized PageRank, those of this package and
-      models that end in an ``APPNP``: see :func:`certify_pagerank`.
-    * :class:`BitFlips` (noise on edges and binary features): **any** model of
-      nodes or graphs, with confidence, by smoothing: see
-      :func:`certify_smoothed`. What is certified is the smoothed classifier,
-      which :class:`SmoothedClassifier` deploys.
+    * A :class:`ThreatModel` (a number of edge flips) certifies **exactly**
+      models that end in personalized PageRank, by :func:`certify_pagerank`.
+    * :class:`BitFlips` (noise on edges and binary features) certifies **any**
+      model, by :func:`certify_smoothed`, with a confidence below 1. The
+      certified classes are those of :class:`SmoothedClassifier`.
 
-    For certain and any model, by votes over divided inputs: :class:`Divided`.
-    A certificate is of the model as it is now, which
-    ``report.speaks_of(model)`` tells.
+    To certify any model with certainty, by votes over parts of the input, use
+    :class:`Divided`. A certificate is about the model as it is now:
+    ``report.speaks_of(model)`` returns whether it still is.
 
     Args:
-        model (torch.nn.Module or Tensor): the deployed model, or logits before
-            diffusion, which somebody else diffuses.
-        data (Data): the input of the model; left out with logits.
+        model (torch.nn.Module or Tensor): the deployed model; or logits before
+            propagation, ``[num_nodes, num_classes]``, for a ThreatModel.
+        data (Data): the input of the model; left out with logits, as below.
         threat (ThreatModel or BitFlips): the attacker.
-        **options (Any): options of the function that certifies against this
-            type of threat.
+        **options (Any): further arguments of the function that certifies.
 
     Returns:
         Report: a :class:`Certificate`, a :class:`SmoothedCertificate`, or for
         a threat that you registered a :class:`UserCertificate`.
-
-    Raises:
-        TypeError: if nothing certifies against this kind of threat, or an
-            option is not one of that function.
-        ValueError: as the function that certifies.
 
     Example:
         >>> import torch

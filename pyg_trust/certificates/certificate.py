@@ -42,42 +42,43 @@ _CHECKED = (
 
 @dataclass(frozen=True)
 class Certificate(Proved, SpeaksOf, Report):
-    r"""Bounds of the worst-case margins of target nodes.
+    """Bounds of the worst-case margins of target nodes.
 
-    The worst-case margin of a node is the smallest margin of its reference
-    class over any other class, in any admissible graph. It lies between
-    :obj:`lower` and :obj:`upper`, roundoff included. A node with a lower bound
-    above :obj:`tolerance` is robust. One with an upper bound below
-    -:obj:`tolerance` is broken, and :meth:`witness` has the flips. Any other
-    is unknown. Each node is attacked by itself: worst graphs may differ.
-
-    Fields that are not listed are numbers of targets, and properties of the
-    model and the threat.
+    :func:`certify_pagerank` makes it. The margin of a node is the score of its
+    reference class, which is to be kept, minus the largest score of another
+    class. The worst-case margin is the smallest one in any graph that the
+    attacker can make. It lies between :obj:`lower` and :obj:`upper`. A
+    node is robust if :obj:`lower` is above :obj:`tolerance`. It is broken if
+    :obj:`upper` is below -:obj:`tolerance`; :meth:`witness` returns the flips.
+    Otherwise it is unknown. Each node is attacked in a graph of its own.
 
     Args:
+        num_robust, num_broken, num_unknown (int): numbers of targets.
+        model, alpha, K, normalization, self_loops, dtype: of the model; K is
+            None for the limit of infinitely many steps.
+        scenario, undirected, global_budget: of the threat.
         method (str): the method that was run.
-        exact (bool): whether all bounds meet.
+        exact (bool): whether :obj:`lower` equals :obj:`upper` for all targets.
         tolerance (float): the largest absolute margin that counts as unknown.
-        roundoff (float): how far margins of the deployed model may be off.
-        fingerprint (str): SHA-256 of logits, graph, threat and targets.
-        model_digest (str): SHA-256 of the model; '' with logits.
-        targets (Tensor): the nodes: int64, ``[num_targets]``.
-        reference (Tensor): the class that is defended, likewise.
-        predicted (Tensor): the class predicted in the clean graph, likewise.
-        status (Tensor): :obj:`ROBUST`, :obj:`UNKNOWN` or :obj:`BROKEN`: int8.
-        lower (Tensor): proven lower bounds of margins: float64. With symmetric
-            normalization these are margins of :math:`D^{-1/2} Z`.
-        upper (Tensor): margins in the worst graphs that were found.
-        class_margins (Tensor): lower bounds by class, infinite at the
-            reference class: float64, ``[num_targets, num_classes]``.
-        local_budget (Tensor): the budget of each node of the graph: int64.
-        flips (Tensor): the edges of all witnesses: ``[2, num_flips]``.
-        flips_ptr (Tensor): where each witness starts.
-        flips_of (Tensor): the witness of each target, -1 if there is none.
-        witness_digest (str): SHA-256 of ``proof``, or why there is none.
-        proof (Witness, optional): what :meth:`verify` proves each status from;
-            none for a large graph. It holds logits and edges, so no report
-            contains it: :meth:`~Witness.save` it separately.
+        roundoff (float): the largest rounding error of the model's margins.
+        fingerprint, model_digest (str): SHA-256 of the input and the model.
+        targets (Tensor): the certified nodes: int64, ``[num_targets]``.
+        reference (Tensor): the reference class, int64, ``[num_targets]``.
+        predicted (Tensor): the class in the clean graph, of the same shape.
+        status (Tensor): :obj:`ROBUST` (1), :obj:`UNKNOWN` (0) or
+            :obj:`BROKEN` (-1), int8, of the same shape.
+        lower (Tensor): proven lower bounds of margins, float64. With ``'sym'``
+            normalization, scores are divided by the root of the degree.
+        upper (Tensor): margins in the worst graphs that were found, float64.
+        class_margins (Tensor): lower bounds against each class, infinite at
+            the reference class: float64, ``[num_targets, num_classes]``.
+        local_budget (Tensor): the most flips at each node, ``[num_nodes]``.
+        flips (Tensor): edges, ``[2, num_flips]``; attack i flips the columns
+            ``flips_ptr[i]:flips_ptr[i + 1]``.
+        flips_of (Tensor): the attack of each target, -1 if none was found.
+        witness_digest (str): SHA-256 of :obj:`proof`, or why there is none.
+        proof (Witness, optional): logits and edges that prove each status, by
+            :meth:`verify`; no report contains it, so save it separately.
     """
 
     num_robust: int
@@ -119,11 +120,20 @@ class Certificate(Proved, SpeaksOf, Report):
     _kernel: ClassVar[ModuleType] = proofs
 
     def status_of(self, nodes: Tensor, data: Data) -> Tensor:
-        """Return the status of targets in the graph of today: int8.
+        """Return the status of nodes; refuse a graph that has changed since.
+
+        Args:
+            nodes (Tensor): target nodes of this certificate: int64 indices, or
+                a bool mask.
+            data (Data): the present graph, with all its features and labels.
+
+        Returns:
+            Tensor: int8, one per node: 1 (robust), 0 (unknown) or -1 (broken).
 
         Raises:
-            ValueError: if the certificate is stale, as it is of another
-                graph or of logits without one, or a node is no target.
+            ValueError: if :obj:`data` differs from the certified data, the
+                certificate was made of logits without data, or a node is no
+                target.
         """
         check_instance('data', data, Data)
         if self.data != fingerprint_data(data):
@@ -166,17 +176,17 @@ class Certificate(Proved, SpeaksOf, Report):
 
     @property
     def robust(self) -> Tensor:
-        """Return a mask of the targets that are certified robust."""
+        """Mask of the targets that are robust: bool, ``[num_targets]``."""
         return self.status == ROBUST
 
     @property
     def broken(self) -> Tensor:
-        """Return a mask of the targets with an adversarial graph."""
+        """Mask of the targets that an attack was found for: bool."""
         return self.status == BROKEN
 
     @property
     def unknown(self) -> Tensor:
-        """Return a mask of the targets that are neither robust nor broken."""
+        """Mask of the targets that are neither robust nor broken: bool."""
         return self.status == UNKNOWN
 
     def certified_ratio(self) -> float:
@@ -184,9 +194,9 @@ class Certificate(Proved, SpeaksOf, Report):
         return float(self.robust.double().mean())
 
     def certified_accuracy(self, labels: Tensor) -> float:
-        """Return the share of targets robust and correctly classified.
+        """Return the share of targets that are robust and correct.
 
-        A lower bound on the accuracy under attack.
+        It is a lower bound of the accuracy under attack.
 
         Args:
             labels (Tensor): the true classes of all nodes: int64,
@@ -218,7 +228,7 @@ class Certificate(Proved, SpeaksOf, Report):
         )
 
     def guarantee(self) -> Guarantee:
-        """State the conditions for robust nodes to keep their predictions."""
+        """Return the guarantee that robust nodes keep their class."""
         return stated(
             'robustness certificate',
             self._fields(),
@@ -230,7 +240,7 @@ class Certificate(Proved, SpeaksOf, Report):
         )
 
     def chart(self) -> Chart:
-        """Draw each node's proven margin, and that of its best attack."""
+        """Return a chart of the :obj:`lower` and :obj:`upper` margins."""
         total = self.targets.numel()
         return Chart(
             f'{self.num_robust} of {total} predictions are proven to stay, '
@@ -247,13 +257,11 @@ class Certificate(Proved, SpeaksOf, Report):
 
     @validated
     def witness(self, node: Natural) -> Tensor:
-        """Return the flips that break a node: int64, ``[2, num_flips]``.
+        """Return the edge flips that break a node: int64, ``[2, num_flips]``.
 
         Args:
-            node (int): the node, as in :obj:`targets`.
-
-        Raises:
-            ValueError: if the node is no target or has no witness.
+            node (int): the index of the node in the graph, a value of
+                :obj:`targets`.
         """
         where = (self.targets == node).nonzero()
         if where.numel() == 0:

@@ -46,38 +46,41 @@ _PROBES = 20
 
 @dataclass(frozen=True)
 class CollectiveCertificate(Proved, SpeaksOf, Report):
-    """Certified number of predictions that stay under one joint attack.
+    """Number of predictions that stay, all at once, under one joint attack.
+
+    :func:`certify_collective` makes it.
 
     Args:
         num_targets (int): the number of predictions.
-        guaranteed (int): the number of predictions that stay, or stay right,
-            at once.
-        counted (int): the number of predictions that count: all that did not
-            abstain, or those that are right.
-        one_by_one (int): the number of predictions that stay by their own
-            certificates.
-        bound (float): an upper bound of the number of predictions that can
-            break together.
-        edges (tuple[int, int]): the budget of edges: additions and deletions.
-        features (tuple[int, int]): the budget of feature entries, likewise.
-        local_budget (int, optional): the largest number of changes of a kind
-            in one row of the features.
-        attackers (int, optional): the largest number of nodes whose features
-            change.
-        hops (int): the number of message passing rounds.
-        degrees (str): whose degree weights a message: ``'source'`` or
-            ``'target'``.
-        confidence (float): the confidence for all predictions at once.
-        named (tuple[str, ...]): the assumptions on values that the report's
-            noise did not change.
+        guaranteed (int): how many predictions stay at once. With labels, how
+            many stay and are correct.
+        counted (int): how many predictions could be guaranteed: without labels
+            those that did not abstain, with labels the correct ones.
+        one_by_one (int): how many predictions are certified if each node is
+            attacked alone.
+        bound (float): an upper bound of how many predictions the attacker can
+            change at once.
+        edges (tuple[int, int]): the most added and deleted edges.
+        features (tuple[int, int]): the most entries of ``x`` that turn to 1,
+            and to 0.
+        local_budget (int, optional): the most additions, and the most
+            deletions, in one row of the features; None: no such limit.
+        attackers (int, optional): the most nodes whose features change; None:
+            no such limit.
+        hops (int): the number of message passing layers.
+        degrees (str): whether a message is weighted by the degree of its
+            ``'source'`` (maybe also its target) or its ``'target'`` alone.
+        confidence (float): the probability that all bounds hold at once.
+        checked (tuple[str, ...]): the checks of the model in this run.
+        named (tuple[str, ...]): assumptions, that certain values which the
+            noise does not flip stay as they are.
         seeded (bool): whether its copies came from an explicit seed: then
             nothing is certified.
-        witness_digest (str): SHA-256 of ``proof``, or why there is none.
-        proof (Witness, optional): the witness from which :meth:`verify` proves
-            the bound. Receptive fields and the certificates of single
-            predictions are not proved again. It reveals which nodes are near
-            each other, so no report contains it: :meth:`~Witness.save` it
-            separately.
+        witness_digest (str): SHA-256 of :obj:`proof`, or why there is none.
+        proof (Witness, optional): the data from which :meth:`verify` proves
+            :obj:`bound`, if the receptive fields and single certificates in it
+            are right. It reveals which nodes are near each other, so no report
+            contains it: save it separately.
     """
 
     num_targets: int
@@ -109,11 +112,11 @@ class CollectiveCertificate(Proved, SpeaksOf, Report):
         return {**self.numbers(), 'data_fields': list(DATA_FIELDS)}
 
     def certified_ratio(self) -> float:
-        """Return the share of all targets that is guaranteed."""
+        """Return :obj:`guaranteed` divided by :obj:`num_targets`."""
         return self.guaranteed / self.num_targets
 
     def chart(self) -> Chart:
-        """Draw the number of predictions that stay, alone and all together."""
+        """Return a chart of how many predictions stay, alone and at once."""
         return Chart(
             f'{self.guaranteed} of {self.num_targets} predictions stay at '
             f'once; {self.one_by_one} by certificates of their own',
@@ -127,7 +130,7 @@ class CollectiveCertificate(Proved, SpeaksOf, Report):
         )
 
     def guarantee(self) -> Guarantee:
-        """State the number of predictions that stay at once, and how sure."""
+        """Return the guarantee of how many predictions stay at once."""
         return stated(
             'collective certificate by smoothing',
             self._fields(),
@@ -155,41 +158,43 @@ def certify_collective(
     labels: Tensor | None = None,
     forward: Callable[[Data], Tensor] | None = None,
 ) -> CollectiveCertificate:
-    r"""Certify the number of smoothed predictions that stay in one attack.
+    """Certify how many smoothed predictions stay, all at once, in one attack.
 
-    One budget is spent once: nodes that see different parts of the graph
-    can't all be attacked with the whole of it. Every node sees the features
-    within :obj:`K` rounds of messages, and the edges with an end there. That
-    is probed: changes elsewhere may not move a single bit of the output.
-
-    Noise must not connect what is far apart: with noise on the edges,
-    :math:`p_+ = 0`. An attacker may add edges, which show a node whatever else
-    is changed, once one of them ends within its field.
+    Single certificates assume that every node can be attacked with the whole
+    budget. But a model of :obj:`K` layers sees only the features within
+    :obj:`K` hops of a node and the edges that end there, so one attack can't
+    change all nodes. That the model sees no more is tested: changes elsewhere
+    may not change a bit of its output. With noise on the edges, :math:`p_+`
+    has to be 0.
 
     Args:
-        report (SmoothedCertificate): of nodes, with confidence for all.
+        report (SmoothedCertificate): a certificate of nodes by
+            :func:`certify_smoothed` with ``per='all'``.
         model (Module): the model that was smoothed.
         data (Data): the graph of the report.
-        K (int): the number of message passing rounds.
-        edges (tuple[int, int]): how many edges are added and deleted.
-        features (tuple[int, int]): the same of entries of the features.
+        K (int): the number of message passing layers.
+        edges (tuple[int, int]): how many edges an attacker adds and deletes,
+            at most. (default: :obj:`(0, 0)`)
+        features (tuple[int, int]): how many entries of ``x`` it turns to 1 and
+            to 0, at most. (default: :obj:`(0, 0)`)
         degrees (str): whose degree weights a message: :obj:`'source'` (GCN,
-            SGC, APPNP: always safe), or :obj:`'target'` alone (SAGE, GAT,
-            GIN), where edges are seen in one round less.
-        local_budget (int, optional): the largest number of changes of a kind
-            in one row of the features. (default: :obj:`None`)
-        attackers (int, optional): the largest number of nodes whose features
-            can change. (default: :obj:`None`)
-        labels (Tensor, optional): the classes of all nodes; if given, correct
-            predictions alone count. (default: :obj:`None`)
-        forward (Callable, optional): as in :func:`certify_smoothed`.
+            SGC, APPNP; always right), or :obj:`'target'` alone (SAGE, GAT,
+            GIN; certifies more). (default: :obj:`'source'`)
+        local_budget (int, optional): the most entries that turn to 1, or to 0,
+            in one row of ``x``; by default no limit. (default: :obj:`None`)
+        attackers (int, optional): the most nodes whose features change; by
+            default no limit. (default: :obj:`None`)
+        labels (Tensor, optional): the true classes of all nodes, int64,
+            ``[num_nodes]``: only correct predictions count then. By default
+            all predictions count. (default: :obj:`None`)
+        forward (Callable, optional): the :obj:`forward` of the report's run.
 
     Returns:
         CollectiveCertificate: the number of guaranteed predictions.
 
     Raises:
-        ValueError: if model and data are not those of the report, it has a
-            :obj:`transform` or noise that adds edges, or a node sees more.
+        ValueError: if model or data are not those of the report, its run had a
+            ``transform`` or noise that adds edges, or a node sees more.
     """
     budgets: dict[str, Any] = {
         'edges': check_radius('edges', edges),

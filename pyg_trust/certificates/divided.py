@@ -67,47 +67,59 @@ _STATEFUL = (
 
 @dataclass(frozen=True)
 class VoteCertificate(SpeaksOf, Report):
-    """Voted classes, and the number of changes that each survives."""
+    """Voted classes, and the number of changes that each survives.
+
+    :meth:`Divided.certify` makes it. A model classifies each of several views
+    of the input, and the views vote. One changed element (an edge, a node, a
+    person, ..., by :obj:`by`) changes the vote of one view alone.
+
+    Args:
+        targets (Tensor): the nodes, or graphs: int64, ``[num_targets]``.
+        predicted (Tensor): the voted classes: int64, ``[num_targets]``.
+        radius (Tensor): how many views may change their vote without changing
+            the class, -1 for a tie: int64, ``[num_targets]``.
+        votes (Tensor): the classes that views vote for: int64, ``[num_views,
+            num_targets]``.
+        num_classes (int): the number of classes that a view can vote for.
+        by (str): the elements that are divided, such as ``'nodes'``.
+        vote (str): ``'majority'``, or ``'mean'`` of probabilities.
+        num_groups (int): the number of groups of elements.
+        seed (int): the key of the hash that assigns elements to groups.
+        task (str): ``'nodes'`` or ``'graphs'``.
+        baseline (float, optional): the accuracy of a model that sees nothing
+            that can be attacked; None if it was not given.
+        checked (tuple[str, ...]): the checks of the model in this run.
+        persons (dict): who owns what, with ``by='owners'``; else empty.
+    """
 
     targets: Tensor
-    """The nodes, or graphs: int64, ``[num_targets]``."""
     predicted: Tensor
-    """The voted class: int64."""
     radius: Tensor
-    """The most views whose votes may change, -1 for none: int64."""
     votes: Tensor
-    """The vote of each view: int64, ``[num_views, num_targets]``."""
     num_classes: int
-    """The number of classes that a view can vote for."""
     by: str
     vote: str
     num_groups: int
     seed: int
     task: str
     baseline: float | None
-    """The accuracy of a model that sees nothing that can be attacked."""
     fingerprint: str
     model_digest: str
-    """SHA-256 of the model: tensors, attributes and code."""
     provenance: dict[str, Any]
     weights: str = ''
-    """SHA-256 of the model's weights."""
     data: str = ''
-    """SHA-256 of the graphs that were passed."""
     checked: tuple[str, ...] = ()
-    """How the model was tried out on this run."""
     persons: dict[str, Any] = field(default_factory=dict)
-    """The declared owners, of a division by owners."""
 
     @validated
     def certified(self, changes: Natural, rows: Natural = 0) -> Tensor:
-        """Return a mask of the targets whose class these changes cannot flip.
+        """Return which targets keep their class: bool, ``[num_targets]``.
 
         Args:
-            changes (int): the number of changed elements, such as persons;
-                with ``by='grid'``, of changed edges.
-            rows (int): with ``by='grid'``, the number of changed rows of the
-                features. (default: :obj:`0`)
+            changes (int): the number of elements that an attacker changes;
+                with ``by='grid'``, the number of edges.
+            rows (int): the number of rows of the features that it changes as
+                well; above 0 only with ``by='grid'``. (default: :obj:`0`)
         """
         if self.by != 'grid':
             if rows:
@@ -120,27 +132,29 @@ class VoteCertificate(SpeaksOf, Report):
         return self.radius >= side * side - left
 
     def certified_ratio(self, changes: int, rows: int = 0) -> float:
-        """Return the share of targets whose class survives these changes.
+        """Return the share of targets that :meth:`certified` marks.
 
-        Takes the arguments of :meth:`certified`.
+        Args:
+            changes (int): the number of elements that an attacker changes.
+            rows (int): with ``by='grid'``, the changed rows of the features.
         """
         return float(self.certified(changes, rows).double().mean())
 
     def certified_accuracy(
         self, labels: Tensor, changes: int, rows: int = 0
     ) -> float:
-        """Return the share of targets certified and correctly classified.
+        """Return the share of targets that keep their class and are correct.
 
         Args:
             labels (Tensor): the true classes of all nodes, or graphs: int64.
-            changes (int): as in :meth:`certified`.
-            rows (int): as in :meth:`certified`. (default: :obj:`0`)
+            changes (int): the number of elements that an attacker changes.
+            rows (int): with ``by='grid'``, the changed rows of the features.
         """
         right = is_right(labels, self.targets, self.predicted, self.task)
         return float((self.certified(changes, rows) & right).double().mean())
 
     def chart(self) -> Chart:
-        """Draw the certified share of targets by the number of changes."""
+        """Return a chart of the certified share by number of changes."""
         most = max(int(self.radius.max()), 0) + 1
         shares = [self.certified_ratio(k) for k in range(most + 1)]
         return Chart(
@@ -167,7 +181,7 @@ class VoteCertificate(SpeaksOf, Report):
         return tallies(top, earlier, later, self.votes.size(0) - taken)
 
     def guarantee(self) -> Guarantee:
-        """State that voted classes stay, with certainty."""
+        """Return the guarantee of how many voted classes stay."""
         return stated(
             'certificate by division and voting',
             {
@@ -191,40 +205,37 @@ class VoteCertificate(SpeaksOf, Report):
 
 @validated
 class Divided(Module):
-    r"""Classifier by vote over views of its input, certified with certainty.
+    """Classifier by vote over views of its input, certified with certainty.
 
-    `"GNNCert" <https://openreview.net/forum?id=IGzaH538fz>`_ (Xia et al.
+    A hash of its id puts each element of the input (an edge, a node, ...) into
+    one of :math:`T` groups. View :math:`i` shows only the elements of group
+    :math:`i` (:class:`~pyg_trust.transforms.Division`). The model classifies
+    every view, and the views vote. So a changed element changes one vote.
+    After `"GNNCert" <https://openreview.net/forum?id=IGzaH538fz>`_ (Xia et al.
     2024) and `"AGNNCert" <https://arxiv.org/abs/2502.00765>`_ (Li and Wang
-    2025), repaired: groups are hashes of ids alone, empty ones vote too,
-    and views share nothing that can be attacked. A changed element changes
-    the vote of one view; see :class:`~pyg_trust.transforms.Division`.
+    2025), with errors corrected.
 
-    With ``by='owners'`` and a :class:`~pyg_trust.unit.PrivacyUnit`, an element
-    is a person with all that it owns in any table. Targets are public rows,
-    as each view has them.
+    With ``by='owners'``, an element is a person with all rows and edges that
+    it owns. The targets are then public rows, which every view shows.
 
-    Large :obj:`num_groups` certify much and see little. A model that sees no
-    edge at all is robust to every change of edges: give its accuracy as
-    :obj:`baseline`, it is the one to beat.
+    More groups survive more changes, but each view shows less.
 
     Args:
-        model (Module): ``model(x, edge_index)``, for graphs ``model(x,
-            edge_index, batch)``, for owners ``model(x_dict,
-            edge_index_dict)``, to logits, if need be by type.
+        model (Module): returns logits from ``model(x, edge_index)``; for
+            graphs ``model(x, edge_index, batch)``; for owners
+            ``model(x_dict, edge_index_dict)``, maybe a dict by node type.
         num_groups (int): the number :math:`T` of groups. (default: :obj:`30`)
-        by (str): :obj:`'edges'`; :obj:`'nodes'`, for nodes as targets;
-            :obj:`'subgraphs'`, for graphs; :obj:`'features'`, :obj:`'entries'`
-            of them, or :obj:`'grid'`; :obj:`'owners'`.
-            (default: :obj:`'nodes'`)
-        vote (str): :obj:`'majority'`, ties for the first class, or
+        by (str): the elements: :obj:`'edges'`; :obj:`'nodes'`, to classify
+            nodes; :obj:`'subgraphs'`, to classify graphs; :obj:`'features'`
+            (rows of ``x``); :obj:`'entries'` of ``x``; :obj:`'grid'` (edges
+            and rows); or :obj:`'owners'`. (default: :obj:`'nodes'`)
+        vote (str): :obj:`'majority'`, where the first class wins a tie, or
             :obj:`'mean'` of probabilities. (default: :obj:`'majority'`)
-        transform (Callable, optional): applied to every view, as part of the
-            model. (default: :obj:`None`)
-        seed (int, optional): the key of the hash; by default from the
+        transform (Callable, optional): applied to every view.
+        seed (int, optional): the key of the hash; None draws one from the
             operating system. (default: :obj:`None`)
-        unit (PrivacyUnit, optional): says who owns what, for ``'owners'``.
-        target (str, optional): the public node type to classify, for
-            ``'owners'``. (default: :obj:`None`)
+        unit (PrivacyUnit, optional): who owns what; for ``'owners'`` alone.
+        target (str, optional): the node type to classify, for ``'owners'``.
     """
 
     def __init__(
@@ -253,7 +264,7 @@ class Divided(Module):
         self.vote, self.transform = vote, transform
 
     def forward(self, data: Data | HeteroData | Sequence[Data]) -> Tensor:
-        """Return the voted classes: int64."""
+        """Return the voted classes, int64, of a graph's nodes or of graphs."""
         return self.certify(data).predicted
 
     @validated
@@ -264,26 +275,28 @@ class Divided(Module):
         baseline: Share | None = None,
         since: tuple[VoteCertificate, Data] | None = None,
     ) -> VoteCertificate:
-        """Certify the votes of all views.
-
-        After an update, unchanged views keep their votes, and the model runs
-        on the others alone.
+        """Classify by vote, and certify how many changes each class survives.
 
         Args:
-            data (Data, HeteroData or list[Data]): a graph, to classify nodes,
-                typed and that of the unit with ``by='owners'``; or a list of
-                graphs (or a :class:`~torch_geometric.data.Batch`), to
-                classify these.
+            data (Data, HeteroData or list[Data]): a graph whose nodes are
+                classified (with ``by='owners'``, the typed graph of the
+                :obj:`unit`); or a list of graphs, or a
+                :class:`~torch_geometric.data.Batch`, that are classified.
             baseline (float, optional): the accuracy of a model that sees
                 nothing that can be attacked, for plots. (default: :obj:`None`)
-            since (tuple[VoteCertificate, Data], optional): a certificate of
-                nodes by ``vote='majority'``, and its graph.
+            since (tuple[VoteCertificate, Data], optional): an earlier
+                certificate of nodes by ``vote='majority'``, and its graph. The
+                model is then run only on views that have changed. By default
+                it is run on all views. (default: :obj:`None`)
+
+        Returns:
+            VoteCertificate: classes, votes, and how many changes they survive.
 
         Raises:
-            ValueError: if the division does not fit the task, a layer has
-                ``cached=True``, the model mixes nodes or graphs that it needs
-                to keep apart, or is random or keeps state in evaluation mode;
-                or if :obj:`since` is of another model, division or graph.
+            ValueError: if :obj:`by` does not fit the task; if a layer has
+                ``cached=True``; if in evaluation mode the model is random,
+                keeps state, or mixes nodes or graphs that have to stay apart;
+                or if :obj:`since` has another model, division or graph.
         """
         check_process()
         # A layer may keep its graph since then.

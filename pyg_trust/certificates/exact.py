@@ -62,45 +62,44 @@ def certify_pagerank(
     tol: NotNegative = 1e-9,
     over_ranks: bool = False,
 ) -> Certificate:
-    r"""Certify predictions :math:`\arg\max_c (\Pi H)_{v, c}` of a model.
+    r"""Certify the classes of a personalized PageRank model, if edges flip.
 
-    For models that are linear in personalized PageRank
-    (:class:`~pyg_trust.nn.PPNP`, label and feature propagation, and models
-    that end in an ``APPNP``), as they are deployed: with their steps,
-    normalization, self-loops, and the roundoff of their dtype.
+    The model predicts :math:`\arg\max_c (\Pi H)_{v, c}` at node :math:`v`,
+    with the PageRank matrix :math:`\Pi` and logits :math:`H`:
+    :class:`~pyg_trust.nn.PPNP`, label and feature propagation, and models that
+    end in an ``APPNP``. Its number of steps, normalization, self-loops and
+    rounding errors are accounted for.
 
-    Without a global budget every status is exact; with :obj:`K` steps or an
-    undirected attacker margins are bounds. With a global budget they are
-    bounded by prices of flips. Nodes that this leaves open are attacked, and
-    where all admissible graphs are few they are tried.
+    The status of every node is exact for directed flips without a global
+    budget, if the model has infinitely many steps. Otherwise margins are
+    bounded, and attacks are searched at nodes that remain unknown.
 
     Args:
         model (PageRankDiffusion or Tensor): the deployed model; or :math:`H`,
-            the logits **before** diffusion, ``[num_nodes, num_classes]``.
+            the logits **before** propagation, ``[num_nodes, num_classes]``.
         data (Data, optional): the input of the model; :obj:`None` with logits.
-            For label propagation it has :obj:`y`, and may have a mask.
+            For label propagation it has ``y``, and may have ``train_mask``.
         threat (ThreatModel): the attacker.
-        alpha (float): the teleport probability that goes with logits, by
-            default 0.15; a model has its own.
-        nodes (Tensor, optional): what to certify: int64 indices or a mask. By
-            default all. (default: :obj:`None`)
-        reference (Tensor, optional): the class to defend, int64,
-            ``[num_nodes]``. By default the predicted one.
-        method (str): for a global budget: :obj:`'auto'`; :obj:`'dual'`, bounds
-            and attacks alone; :obj:`'lp'`, by the linear program (cvxpy); or
-            :obj:`'exact'`, every admissible graph. (default: :obj:`'auto'`)
-        sign_only (bool): whether to refine bounds only until their sign is
+        alpha (float, optional): the teleport probability, for logits alone (a
+            model has its own); by default 0.15. (default: :obj:`None`)
+        nodes (Tensor, optional): the nodes to certify, int64 indices or a bool
+            mask; by default all. (default: :obj:`None`)
+        reference (Tensor, optional): the class that each node has to keep,
+            int64, ``[num_nodes]``; by default the predicted one.
+        method (str): how to treat a global budget: :obj:`'dual'` (bounds and
+            attacks), :obj:`'lp'` (a linear program, by cvxpy), :obj:`'exact'`
+            (try every graph) or :obj:`'auto'`. (default: :obj:`'auto'`)
+        sign_only (bool): whether bounds are refined only until their sign is
             known, which is many times faster. (default: :obj:`False`)
-        tol (float): the largest absolute margin that counts as unknown.
-        over_ranks (bool): whether processes of torchrun share the work.
+        tol (float): a margin of at most this counts as unknown.
+        over_ranks (bool): whether the processes of torchrun share the work.
 
     Returns:
         Certificate: bounds, status and witnesses.
 
     Raises:
-        ValueError: if the model computes something else than PageRank, the
-            data have another graph than the threat, or logits or the method
-            don't fit.
+        ValueError: if the model does not end in PageRank, :obj:`data` has
+            another graph than the threat, or logits or method don't fit.
     """
     if over_ranks:
         given = {**locals(), 'threat': _parts(threat)}

@@ -26,30 +26,28 @@ KINDS = ('edges', 'features')
 
 @dataclass(frozen=True)
 class BitFlips:
-    r"""Noise on edges and binary features, which defines a threat.
+    """Random flips of edges and binary features, for smoothing.
 
-    Every cell flips by itself: one that is 0 becomes 1 with probability
-    :math:`p_+`, one that is 1 becomes 0 with :math:`p_-`. Cells are the
-    :math:`n (n - 1) / 2` pairs of nodes (or, :obj:`directed`, the :math:`n (n
-    - 1)` ordered ones; self-loops are none and stay), and the :math:`n d`
-    entries of the features. Parts without noise stay as they are, and changes
-    of them are not certified.
+    :func:`certify_smoothed` certifies a model against changes of the entries
+    that this noise flips. Every entry flips independently: a 0 becomes 1 with
+    probability :math:`p_+`, and a 1 becomes 0 with probability :math:`p_-`.
+    For edges, the entries are the :math:`n (n - 1) / 2` pairs of distinct
+    nodes (with :obj:`directed` the :math:`n (n - 1)` ordered pairs);
+    self-loops never flip. For features, they are the entries of ``x``, which
+    are all 0 or 1. If both probabilities are 0, nothing of this kind flips,
+    and changes of it are not certified.
 
-    Small :math:`p_+` suits sparse graphs, where every pair that is set costs
-    an edge: with :math:`p_+ = 0` and :math:`p_-` above 1/2, one addition and
-    many deletions are certified. Graphs of a few nodes bear larger ones.
+    Take a small :math:`p_+` on a large sparse graph: most entries are 0, and
+    each that flips adds an edge. With :math:`p_+ = 0` and :math:`p_-` above
+    1/2, one addition and many deletions can be certified.
 
     Args:
         edges (tuple[float, float]): :math:`(p_+, p_-)` of the edges, with
             :math:`p_+ + p_- < 1`. (default: :obj:`(0.0, 0.0)`)
-        features (tuple[float, float]): :math:`(p_+, p_-)` of the features.
-            (default: :obj:`(0.0, 0.0)`)
-        directed (bool): whether each direction of an edge flips by itself.
-            (default: :obj:`False`)
-
-    Raises:
-        TypeError: if something is no pair of numbers.
-        ValueError: if probabilities are out of range, or all are 0.
+        features (tuple[float, float]): :math:`(p_+, p_-)` of the features,
+            with the same condition. (default: :obj:`(0.0, 0.0)`)
+        directed (bool): whether the two directions of an edge flip
+            independently, not together. (default: :obj:`False`)
 
     Example:
         >>> BitFlips(edges=(0.0, 0.6))
@@ -71,7 +69,7 @@ class BitFlips:
 
     @property
     def noisy(self) -> tuple[str, ...]:
-        """Kinds that have noise: edges, features or both."""
+        """The kinds that can flip: ``'edges'``, ``'features'`` or both."""
         return tuple(kind for kind in KINDS if max(getattr(self, kind)) > 0)
 
 
@@ -127,13 +125,13 @@ class NoisyCopies:
 
 @functional_transform('flip_bits')
 class FlipBits(BaseTransform):
-    r"""Flips edges and binary features at random (functional name:
+    """Flips edges and binary features at random (functional name:
     :obj:`flip_bits`).
 
-    The noise of `"Efficient Robustness Certificates for Discrete Data"
-    <https://arxiv.org/abs/2008.12952>`_ (Bojchevski, Klicpera and Günnemann
-    2020): a model whose certificates will be made with :class:`BitFlips` is
-    best trained on graphs with the same noise, a new one each epoch.
+    Train a model on such graphs, with new noise each epoch, if it will be
+    certified with the same noise (:class:`BitFlips`), as in `"Efficient
+    Robustness Certificates for Discrete Data"
+    <https://arxiv.org/abs/2008.12952>`_ (Bojchevski et al. 2020).
 
     .. code-block:: python
 
@@ -147,14 +145,12 @@ class FlipBits(BaseTransform):
             added with :math:`p_+` wherever there is none, and deleted with
             :math:`p_-`. (default: :obj:`(0.0, 0.0)`)
         features (tuple[float, float]): :math:`(p_+, p_-)` of the entries of
-            ``x``, all 0 or 1. (default: :obj:`(0.0, 0.0)`)
-        directed (bool): whether each direction of an edge flips by itself.
-            (default: :obj:`False`)
-        seed (int, optional): the seed of one draw that every call repeats; by
-            default every call makes a new draw from torch's generator.
-
-    Raises:
-        TypeError, ValueError: as :class:`BitFlips`.
+            ``x``, which are all 0 or 1. (default: :obj:`(0.0, 0.0)`)
+        directed (bool): whether the two directions of an edge flip
+            independently, not together. (default: :obj:`False`)
+        seed (int, optional): a seed, with which every call draws the same
+            noise; by default every call draws new noise from torch's
+            generator.
     """  # noqa: D205
 
     def __init__(
@@ -168,7 +164,7 @@ class FlipBits(BaseTransform):
         self.seed = None if seed is None else rng.resolve(seed)
 
     def forward(self, data: Data) -> Data:
-        """Return a noisy graph."""
+        """Return a copy of the graph with flipped edges and features."""
         data = with_edge_index(data)
         check_graph(data, self.noise)
         copies = NoisyCopies(data, self.noise)

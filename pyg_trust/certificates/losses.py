@@ -28,12 +28,14 @@ KINDS = ('rce', 'cem')
 
 @validated
 class RobustLoss(torch.nn.Module):
-    r"""Cross-entropy and hinge loss in the worst admissible graph.
+    r"""Training loss of a personalized PageRank model in the worst graph.
 
     The losses RCE and CEM of `"Certifiable Robustness to Graph Perturbations"
-    <https://arxiv.org/abs/1910.14356>`_ (Bojchevski and Günnemann 2019).
-    With the exact worst-case margins :math:`m^*_{y_v, c}(v)` under the local
-    budgets of a threat model, and :math:`m^*_{y_v, y_v}(v) = 0`,
+    <https://arxiv.org/abs/1910.14356>`_ (Bojchevski and Günnemann 2019). Let
+    :math:`m^*_{y, c}(v)` be the smallest difference between the scores of the
+    classes :math:`y` and :math:`c` at node :math:`v`, in any graph that the
+    attacker can make. For the labelled nodes :math:`L` with classes
+    :math:`y_v` and propagated logits :math:`\Pi H`, the losses are
 
     .. math::
         L_{RCE} &= \frac{1}{|L|} \sum_{v \in L} \mathrm{CE}(y_v,
@@ -41,19 +43,17 @@ class RobustLoss(torch.nn.Module):
         L_{CEM} &= \frac{1}{|L|} \sum_{v \in L} \Big[ \mathrm{CE}(y_v, (\Pi
         H)_v) + \sum_{c \neq y_v} \max(0, M - m^*_{y_v, c}(v)) \Big] .
 
-    **Nodes without a label** need no true class to be robust, only one to stay
-    in: with a class :math:`\hat y_v` for each of the other nodes :math:`U`
-    (:obj:`pseudo`), the loss is
+    **Nodes without a label** can be trained to keep any class. With a class
+    :math:`\hat y_v` for each such node :math:`v \in U` (the argument
+    ``pseudo`` of a call), the loss is
 
     .. math::
         L + \frac{w}{|U|} \sum_{v \in U} h_v , \quad h_v = \sum_{c \neq \hat
         y_v} \max(0, M - m^*_{\hat y_v, c}(v)) .
 
-    A node that is not certified has :math:`h_v \ge M`. Take :math:`\hat y`
-    from a trained model, once, and leave out the nodes that it is least sure
-    of: with what the model itself predicts at the time, classes merge.
-
-    Solves run on the CPU, wherever the model is.
+    Take :math:`\hat y` from a trained model, once, without the nodes that it
+    is least sure of. With the present predictions of the model in training,
+    classes merge. Margins are computed on the CPU, wherever the model is.
 
     .. code-block:: python
 
@@ -63,13 +63,11 @@ class RobustLoss(torch.nn.Module):
     Args:
         threat (ThreatModel): the attacker, without a global budget.
         alpha (float): the teleport probability of the model.
-            (default: :obj:`0.15`)
         kind (str): :obj:`'rce'` or :obj:`'cem'`, the loss of labelled nodes.
-            (default: :obj:`'rce'`)
-        margin (float): :math:`M`. (default: :obj:`1.0`)
-        pseudo_weight (float): :math:`w`, non-negative. (default: :obj:`1.0`)
-        tol (float): relative tolerance of the margins; a training loss needs
-            less than a certificate. (default: :obj:`1e-6`)
+        margin (float): :math:`M`, the margin that the hinge losses (the terms
+            with a maximum) ask for. (default: :obj:`1.0`)
+        pseudo_weight (float): :math:`w`, the weight of unlabelled nodes.
+        tol (float): the relative error of the margins. (default: :obj:`1e-6`)
     """
 
     def __init__(
@@ -101,18 +99,18 @@ class RobustLoss(torch.nn.Module):
         nodes: Tensor | None = None,
         pseudo: Tensor | None = None,
     ) -> Tensor:
-        r"""Return the loss over labelled and, if given, pseudo-labelled nodes.
+        r"""Return the loss, a scalar, of labelled and pseudo-labelled nodes.
 
         Args:
-            logits (Tensor): :math:`H`, before diffusion, ``[num_nodes,
-                num_classes]``.
-            y (Tensor): int64, ``[num_nodes]``: the classes; only those of
+            logits (Tensor): the logits :math:`H` before propagation,
+                ``[num_nodes, num_classes]``.
+            y (Tensor): the classes: int64, ``[num_nodes]``; only those of
                 labelled nodes are read.
-            nodes (Tensor, optional): the labelled nodes, indices or a mask.
-                By default all. (default: :obj:`None`)
-            pseudo (Tensor, optional): :math:`\hat y`, int64,
-                ``[num_nodes]``: the class that each unlabelled node is to
-                keep, or -1 to leave it out. (default: :obj:`None`)
+            nodes (Tensor, optional): the labelled nodes, int64 indices or a
+                bool mask; by default all. (default: :obj:`None`)
+            pseudo (Tensor, optional): the class :math:`\hat y` that each
+                unlabelled node is to keep, -1 for none: int64,
+                ``[num_nodes]``; by default none. (default: :obj:`None`)
         """
         check_logits(logits, self.threat.graph)
         num_nodes, num_classes = logits.shape
@@ -163,5 +161,5 @@ class RobustLoss(torch.nn.Module):
         return (self.margin - margins).clamp(min=0).sum(1).mean()
 
     def extra_repr(self) -> str:
-        """Return the arguments."""
+        """Return the arguments of the loss as text, for ``repr``."""
         return f'{self.threat}, alpha={self.alpha:g}, kind={self.kind}'

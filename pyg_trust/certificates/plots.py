@@ -26,15 +26,15 @@ def plot_certified_ratio(
     label: str | None = None,
     ax: Any = None,
 ) -> Any:
-    """Draw the certified ratio against the budget.
+    """Draw the share of robust targets against the attacker's budget.
 
     Args:
-        budgets (Sequence[int]): the attack strength or global budget of each
-            certificate.
+        budgets (Sequence[int]): the number on the x-axis for each certificate:
+            the ``strength`` or ``global_budget`` of its threat.
         certificates (Sequence[Certificate]): one certificate per budget.
-        label (str, optional): the name of the curve. (default: :obj:`None`)
-        ax (matplotlib.axes.Axes, optional): the axes to draw on; by default
-            those of a new figure. (default: :obj:`None`)
+        label (str, optional): the name of the curve; by default none.
+        ax (matplotlib.axes.Axes, optional): the axes to draw on, which are
+            returned; by default those of a new figure.
     """
     if len(budgets) != len(certificates):
         raise ValueError(
@@ -59,15 +59,14 @@ def plot_certified_grid(
     limit: Natural = 20,
     ax: Any = None,
 ) -> Any:
-    """Draw the certified share by additions and deletions as a heat map.
+    """Draw a heat map of the certified share by additions and deletions.
 
     Args:
         report (SmoothedCertificate): the certificate.
-        kind (str): :obj:`'edges'` or :obj:`'features'`.
-            (default: :obj:`'edges'`)
-        limit (int): the largest radius to draw. (default: :obj:`20`)
-        ax (matplotlib.axes.Axes, optional): the axes to draw on; by default
-            those of a new figure. (default: :obj:`None`)
+        kind (str): the changes: :obj:`'edges'` or :obj:`'features'`.
+        limit (int): the most additions, and deletions, that are drawn.
+        ax (matplotlib.axes.Axes, optional): the axes to draw on, which are
+            returned; by default those of a new figure.
     """
     reached = report.radii(kind, limit=limit)
     steps = torch.arange(max(int(reached.max()), 0) + 1)
@@ -93,12 +92,12 @@ def plot_certified_votes(
     """Draw the certified accuracy against the number of changes.
 
     Args:
-        certificate (VoteCertificate): the certificate; its :obj:`baseline`, if
+        certificate (VoteCertificate): the certificate; its ``baseline``, if
             there is one, is drawn as a horizontal line.
-        labels (Tensor): the true classes of all targets: int64.
-        label (str, optional): the name of the curve. (default: :obj:`None`)
-        ax (matplotlib.axes.Axes, optional): the axes to draw on; by default
-            those of a new figure. (default: :obj:`None`)
+        labels (Tensor): the true classes of all nodes, or graphs: int64.
+        label (str, optional): the name of the curve; by default none.
+        ax (matplotlib.axes.Axes, optional): the axes to draw on, which are
+            returned; by default those of a new figure.
     """
     radii = range(max(int(certificate.radius.max()), 0) + 2)
     shares = [certificate.certified_accuracy(labels, k) for k in radii]

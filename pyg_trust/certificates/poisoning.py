@@ -17,7 +17,7 @@ from pyg_trust.certificates.voting import (
     survives_votes,
     tallies,
 )
-from pyg_trust.removal import integers
+from pyg_trust.removal import integers, rows_of
 from pyg_trust.report import Guarantee, Report
 from pyg_trust.report.base import stated
 from pyg_trust.report.charts import Chart
@@ -27,7 +27,6 @@ from pyg_trust.unlearning.aggregate import (
     MeanAggregator,
     ShardAggregator,
 )
-from pyg_trust.update import rows_of
 
 __all__ = ['PoisonCertificate', 'certify_shards']
 
@@ -38,71 +37,85 @@ _SHOWN = (1, 2, 3, 5)
 
 @dataclass(frozen=True)
 class PoisonCertificate(Report):
-    r"""Predictions certified against poisoning of training nodes.
+    """Predictions certified against poisoning of training nodes.
 
-    Model :math:`i` is a function of the training nodes of shard :math:`i`
-    alone, and the shard of a node depends on its id alone: if :math:`k` nodes
-    are changed, at most :math:`k` models change (`Levine and Feizi 2021
-    <https://arxiv.org/abs/2006.14768>`_). The graph at inference, which all
-    models see, is assumed to be clean.
+    ``ShardedUnlearner.certify()`` makes it. One model is trained on each shard
+    of the training nodes, and the models vote. A node's shard depends on its
+    id alone. So if an attacker changes :math:`k` training nodes, at most
+    :math:`k` models change (`Levine and Feizi 2021
+    <https://arxiv.org/abs/2006.14768>`_). The graph that all models see at
+    inference is assumed to be clean.
+
+    Args:
+        targets (Tensor): the ids of the nodes: int64, ``[num_targets]``.
+        predicted (Tensor): the voted classes: int64, ``[num_targets]``.
+        radius (Tensor): how many shards may be corrupted without changing the
+            class, -1 for none: int64, ``[num_targets]``.
+        votes (Tensor): the classes that the models vote for: int64,
+            ``[num_shards, num_targets]``.
+        num_classes (int): the number of classes of votes, the last one for
+            shards without training nodes.
+        aggregator (str): ``'mean'`` of probabilities, or ``'majority'``.
+        n_id (Tensor): the ids of all nodes: int64, ``[num_nodes]``.
+        group (Tensor): the shard of each of them: int64, ``[num_nodes]``.
+        data, weights (str): SHA-256 of models and data, and of the weights.
+        provenance (dict): versions and settings.
+        checked (tuple[str, ...]): the checks in this run.
+        assumptions (tuple[str, ...]): further assumptions of this run.
+        inference (str): always ``'clean'``.
     """
 
     targets: Tensor
-    """Ids of the nodes: int64, ``[num_targets]``."""
     predicted: Tensor
-    """The class that the shards vote for: int64."""
     radius: Tensor
-    """The most shards that may be corrupted, -1 for none: int64."""
     votes: Tensor
-    """The vote of each model, a class of its own for a shard that has no
-    training node: int64, ``[num_shards, num_targets]``."""
     num_classes: int
-    """Of the votes: the last one is that of shards without training nodes."""
     aggregator: str
-    """How shards are combined: ``'mean'`` or ``'majority'`` of votes."""
     n_id: Tensor
-    """The ids of all nodes: int64, ``[num_nodes]``."""
     group: Tensor
-    """The shard that a hash gives each of them, trained on or not."""
     data: str
-    """A fingerprint of models and data."""
     provenance: dict[str, Any]
     weights: str = ''
-    """SHA-256 of the weights of all shards."""
     checked: tuple[str, ...] = ()
-    """What was computed again on this run."""
     assumptions: tuple[str, ...] = ()
-    """Those of this run, beside those of every such certificate."""
     inference: str = 'clean'
-    """The graph at inference is assumed to be clean."""
 
     def certified(self, nodes: int) -> Tensor:
-        """Return a mask of targets whose class survives so many nodes."""
+        """Return which targets keep their class: bool, ``[num_targets]``.
+
+        ``nodes`` is the number of poisoned training nodes.
+        """
         return self.radius >= check_integer('nodes', nodes, 0)
 
     def certified_ratio(self, nodes: int) -> float:
-        """Return the share of targets whose class is certified."""
+        """Return the share of targets that keep their class.
+
+        ``nodes`` is the number of poisoned training nodes.
+        """
         return float(self.certified(nodes).double().mean())
 
     def certified_accuracy(self, labels: Tensor, nodes: int) -> float:
-        """Return the share of targets certified and correctly classified.
+        """Return the share of targets that keep their class and are correct.
 
         Args:
-            labels (Tensor): the true classes of the nodes in :obj:`n_id`:
-                int64, ``[num_nodes]``.
-            nodes (int): the number of poisoned nodes.
+            labels (Tensor): the true classes of all nodes, in the order of
+                :obj:`n_id`: int64, ``[num_nodes]``.
+            nodes (int): the number of poisoned training nodes.
         """
         check_tensor('labels', labels, torch.int64, (self.n_id.numel(),))
         right = labels[rows_of(self.n_id, self.targets)] == self.predicted
         return float((self.certified(nodes) & right).double().mean())
 
     def survives(self, suspects: Any) -> Tensor:
-        """Return a mask of targets whose class survives given poisoned nodes.
+        """Return which targets keep their class if certain nodes are poisoned.
 
-        Only their *shards* matter, and for means only how many these are.
+        At most the models of these nodes' shards change.
 
         Args:
             suspects (list[int] or Tensor): the ids of the poisoned nodes.
+
+        Returns:
+            Tensor: bool, ``[num_targets]``.
         """
         ids = torch.tensor(integers('suspects', suspects))
         shards = self.group[rows_of(self.n_id, ids)].unique()
@@ -113,10 +126,17 @@ class PoisonCertificate(Report):
         return made & (self.radius >= 0)
 
     def collective(self, shards: int) -> CollectiveVotes:
-        """Bound the number of classes that survive one attack on all targets.
+        """Bound how many targets keep their class, all at once.
+
+        For votes by ``'majority'``. The attacker chooses the shards once, for
+        all targets.
 
         Args:
             shards (int): the number of corrupted shards.
+
+        Returns:
+            CollectiveVotes: the number is at least ``lower`` and at most
+            ``upper``, which are equal if ``exact`` is true.
         """
         if self.aggregator != 'majority':
             raise ValueError(
@@ -128,7 +148,7 @@ class PoisonCertificate(Report):
         return collective_votes(voted, self.num_classes, shards)
 
     def chart(self) -> Chart:
-        """Draw the certified share of targets by number of poisoned nodes."""
+        """Return a chart of the certified share by poisoned nodes."""
         most = max(int(self.radius.max()), 0) + 1
         shares = [self.certified_ratio(k) for k in range(most + 1)]
         return Chart(
@@ -153,7 +173,7 @@ class PoisonCertificate(Report):
         return tallies(top, other, torch.full_like(top, -1), rest)
 
     def guarantee(self) -> Guarantee:
-        """State which attacks the voted classes survive."""
+        """Return the guarantee of which poisonings the classes survive."""
         return stated(
             'certificate against poisoning, by shards',
             {

@@ -54,25 +54,26 @@ class RankCertificate(Proved, Report):
     scores are within :obj:`tolerance` of its score are ranked above it.
 
     Args:
-        num_kept (int): how many items stay among the first k of their user.
-        num_lost (int): how many do not, after the flip in :obj:`flips`.
-        num_unknown (int): how many are neither.
+        num_kept (int): how many items certainly stay in their user's top k.
+        num_lost (int): how many leave it after the flip in :obj:`flips`.
+        num_unknown (int): the number of all other items.
         k (int): the number of best items of each user.
         num_items (int): the number of items that are ranked.
         num_flips (int): the number of undirected pairs that may flip.
-        method (str): ``'flip'``, which is exact, for one flip; ``'certify'``,
-            which bounds ranks, for more.
+        global_budget (int): the most pairs that flip together.
+        method (str): ``'flip'`` (exact ranks, for a budget of one flip) or
+            ``'certify'`` (bounds of ranks, for more flips).
         tolerance (float): how close scores count as tied.
         roundoff (float): a bound of the rounding error of scores after one
             flip, which the ranks allow for.
-        users (Tensor): the ids of the users, int64, ``[num_users]``.
+        users (Tensor): the nodes of the users: int64, ``[num_users]``.
         items (Tensor): the best items of the clean graph: int64,
             ``[num_users, k]``.
         worst_rank (Tensor): an upper bound of each item's rank in every graph
             of the attacker: int64, ``[num_users, k]``.
-        attained (Tensor): a rank that one flip reaches, of this shape.
-        status (Tensor): :obj:`ROBUST` (1), :obj:`UNKNOWN` (0) or
-            :obj:`BROKEN` (-1): int8, of this shape.
+        attained (Tensor): a rank that one flip reaches, of the same shape.
+        status (Tensor): :obj:`ROBUST` (1: stays in the top k), :obj:`BROKEN`
+            (-1: leaves it) or :obj:`UNKNOWN` (0): int8, of the same shape.
         flips (Tensor): the edge whose flip gives :obj:`attained`, -1 for the
             clean graph: int64, ``[num_users, k, 2]``.
         witness_digest (str): SHA-256 of ``proof``, or why there is none.
@@ -106,7 +107,7 @@ class RankCertificate(Proved, Report):
     _kernel: ClassVar[ModuleType] = kernel
 
     def certified_ratio(self) -> float:
-        """Return the share of items that stay among the first k."""
+        """Return the share of items proved to stay in their user's top k."""
         return self.num_kept / max(self.status.numel(), 1)
 
     def _judged(self, arrays: dict[str, np.ndarray]) -> Iterator[str]:
@@ -134,7 +135,7 @@ class RankCertificate(Proved, Report):
         }
 
     def chart(self) -> Chart:
-        """Draw the worst ranks at each place of the list, and their mean."""
+        """Return a chart of the worst rank at each place of the top k."""
         places = range(1, self.k + 1)
         worst = self.worst_rank.double()
         return Chart(
@@ -152,7 +153,7 @@ class RankCertificate(Proved, Report):
         )
 
     def guarantee(self) -> Guarantee:
-        """State the recommendations that stay, and under which changes."""
+        """Return the guarantee of which recommendations stay."""
         return stated(
             'certificate of ranks',
             self._fields(),
@@ -175,15 +176,14 @@ def certify_ranks(
 ) -> RankCertificate:
     r"""Certify how far a user's best items can fall in a PageRank ranking.
 
-    Ranks the items that a user neither is nor has, by row :math:`u` of
-    :math:`\alpha (I - (1 - \alpha) D^{-1} A)^{-1}`. The worst rank of an item
-    is the largest number of items beside it or above it, itself included, in
-    any graph of the attacker.
+    The score of an item for user :math:`u` is its entry in row :math:`u` of
+    :math:`\alpha (I - (1 - \alpha) D^{-1} A)^{-1}`. Neighbours of the user,
+    and the user, are not ranked. The worst rank of an item is 1 plus the
+    largest number of items with the same or a higher score, in any graph that
+    the attacker can make. Edges of the user itself do not flip.
 
-    With ``global_budget=1`` it is exact. Each user is certified against the
-    edges of all others: its own pairs do not flip for its ranks. More flips
-    are bounded by :func:`certify_pagerank`, each competitor with the whole
-    budget, which proves little on real graphs.
+    The ranks are exact with ``global_budget=1``. With more flips they are
+    bounds, which prove little on real graphs.
 
     .. code-block:: python
 
@@ -194,22 +194,23 @@ def certify_ranks(
         report.worst_rank  # [num_users, k]
 
     Args:
-        graph (Any): the graph of the threat, in any form that
-            :meth:`CSRGraph.convert` takes: without weights and self-loops.
-        users (Tensor): whose lists are certified: int64 indices or a mask.
+        graph (Any): the graph of the threat, such as a ``Data`` or an
+            ``edge_index``, without weights and self-loops.
+        users (Tensor): the users' nodes: int64 indices or a bool mask.
         threat (ThreatModel): an undirected attacker with a global budget.
         alpha (float): the teleport probability. (default: :obj:`0.15`)
         k (int): the number of best items. (default: :obj:`10`)
-        items (Tensor, optional): the nodes that are ranked, indices or a mask:
-            all, the default, or one side of a bipartite graph.
-        tol (float): two items with scores closer than this count as tied.
+        items (Tensor, optional): one side of a bipartite graph, int64 indices
+            or a bool mask, to rank these nodes alone; by default all nodes are
+            ranked. (default: :obj:`None`)
+        tol (float): scores that differ by at most this count as equal.
 
     Returns:
         RankCertificate: worst ranks, and the flips that reach them.
 
     Raises:
-        ValueError: if the graph is not that of the threat, some items are
-            left out, or a user has fewer than :obj:`k` left.
+        ValueError: if the graph is not that of the threat, an edge does not
+            have one end in :obj:`items`, or a user has fewer than :obj:`k`.
     """
     converted = CSRGraph.convert(graph, threat.num_nodes).to('cpu')
     check_same_graph('graph', converted, threat)

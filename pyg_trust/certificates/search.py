@@ -23,8 +23,9 @@ __all__ = ['Margins', 'attacks', 'try_all', 'try_each']
 
 # Rounds in which an attack takes the flips that are worth most together.
 _TOGETHER = 5
-# How many flips of pairs of all columns are tried for additions anywhere.
-_MOST = 30_000_000
+# Pairs times columns above which additions go to the best nodes alone, and
+# above which there are none; and how many are evaluated one after another.
+_MANY, _MOST = 2**22, 2**26
 
 
 class Margins(NamedTuple):
@@ -157,10 +158,7 @@ def try_each(
         \quad g = (I - a P)^{-1} e_i ,
 
     at the cost of a linear system per row with a budget and a few operations
-    per fragile pair. If :math:`z` and :math:`g` are off by :math:`\eta_z` and
-    :math:`\eta_g`, the quotient :math:`Q` with the denominator :math:`M` is
-    off by :math:`\Delta = (2 \eta_z + 2 \eta_g |Q|) / (M - 2 \eta_g)`, and the
-    margin by :math:`(g_u + \eta_g) \Delta + \eta_g |Q| + 2 \eta_z`.
+    per fragile pair. The errors of :math:`z` and :math:`g` are accounted for.
     """
     follow = 1 - alpha
     graph, n = perturbations.graph, perturbations.num_nodes
@@ -268,28 +266,55 @@ def attacks(
     together are taken, some times anew in the graph that they make; then the
     best flip is added again and again; then each flip in turn is given up for
     the best one in its place. A heuristic: evaluate the attacks before use.
-    All pairs that are addable are tried in small graphs alone, and the rounds
-    have a limit, as each evaluates every pair for every target. Returns the
-    directed edges to flip, ``[2, num_flips]``, per column.
+    Where there are too many pairs, edges are added to the nodes of largest
+    value alone, and the rounds have a limit, as each evaluates every pair for
+    every target. Returns the directed edges to flip, ``[2, num_flips]``, per
+    column.
     """
     used, columns = perturbations, max(targets.numel(), 1)
-    flips = min(global_budget, 8)
-    if used.all_pairs and columns * used.num_nodes**2 * flips > _MOST:
-        used = Perturbations(used.graph, used.removable, used.budget)
+    horizon = Horizon(alpha, None, normalization)
+    additions = used.num_nodes**2 if used.all_pairs else used.pairs.size(1)
+    if columns * additions > _MANY:
+        used = _with_few(used, reward, horizon)
     pairs = candidates(used, undirected)
-    rounds = 4 if perturbations.all_pairs else 32
+    cells = columns * max(pairs.size(1), 1)
+    rounds = max(4, min(32, _MOST // cells))
     found: list[Tensor] = []
     numbers = 2 + 4 * pairs.size(1) // used.num_nodes
     blocks = list(perturbations.column_blocks(targets.numel(), numbers))
     for block in Bar(blocks, desc='attacks'):
         search = _Attack(
             *(perturbations, pairs, reward[block], targets[block]),
-            Horizon(alpha, None, normalization),
-            undirected,
+            *(horizon, undirected),
         )
         search.run(global_budget, swaps, rounds)
         found += search.flips(search.chosen)
     return found
+
+
+def _with_few(
+    moves: Perturbations, reward: Tensor, horizon: Horizon
+) -> Perturbations:
+    # Removals, and additions at the nodes of largest value for each reward.
+    graph, n, rewards = moves.graph, moves.num_nodes, reward.unique(dim=0)
+    clean = Policy.from_flips(
+        moves, [graph.row.new_empty(2, 0)] * len(rewards)
+    )
+    signal = horizon.scaled(clean, rewards)
+    value = policy_value(clean, signal, horizon.alpha, tol=1e-9).value
+    size = 2 * n * len(rewards) * len(reward)
+    few = max(_MANY // size, int(size <= _MOST))
+    best = value.topk(min(few, n), dim=1).indices.unique()
+    key = (best * n + torch.arange(n)[:, None]).view(-1)
+    key = torch.cat([key, key % n * n + key // n]).unique()
+    key = key[key // n != key % n]
+    held = graph.row * n + graph.col
+    if moves.all_pairs:
+        key = key[~torch.isin(key, held)]
+    else:
+        key = key[torch.isin(key, moves.pairs[0] * n + moves.pairs[1])]
+    pairs = torch.stack([key // n, key % n])
+    return Perturbations(graph, moves.removable, moves.budget, pairs)
 
 
 @dataclass

@@ -86,38 +86,44 @@ def certify_smoothed(
     tol: NotNegative = 1e-9,
     over_ranks: bool = False,
 ) -> SmoothedCertificate:
-    r"""Certify the smoothed version of any classifier, with confidence.
+    """Certify the majority class of any classifier over noisy inputs.
 
-    The smoothed class is the likeliest one of the model over noisy copies of
-    the input (`Bojchevski, Klicpera and Günnemann 2020
-    <https://arxiv.org/abs/2008.12952>`_). Some copies choose the class; fresh
-    ones bound its probability from below, and those of all others from above.
-    One run is enough for all budgets of the attacker.
+    The smoothed class is the most frequent class of the model on noisy copies
+    of the input (`Bojchevski, Klicpera and Günnemann 2020
+    <https://arxiv.org/abs/2008.12952>`_). Some copies choose the class. Others
+    bound its probability from below, and those of other classes from above.
+    The result answers for any number of changes.
 
     Args:
-        model (Module): ``model(x, edge_index)`` to logits; weights of edges
-            are third, if the data have any, and of graphs ``batch`` is last.
+        model (Module): returns logits from ``model(x, edge_index)``. An
+            ``edge_weight`` of the data is passed third, and for graphs
+            ``batch`` last.
         data (Data or list[Data]): a graph, to classify its nodes; or graphs.
         threat (BitFlips): the noise.
         num_samples (int): how many copies bound probabilities.
         num_selection (int): how many copies choose the class.
         confidence (float): the probability that all bounds hold.
-        per (str): whether :obj:`confidence` is of the bounds of :obj:`'all'`
-            targets together, or of each :obj:`'node'`.
-        classes (str): whether probabilities of :obj:`'all'` classes are
-            bounded, or of the chosen :obj:`'one'` alone.
-        nodes (Tensor, optional): targets, indices or a mask. By default all.
+        per (str): :obj:`'all'` if this is for all targets together,
+            :obj:`'node'` if it is for each target by itself.
+        classes (str): :obj:`'all'` to bound every class's probability,
+            :obj:`'one'` for that of the chosen class alone.
+        nodes (Tensor, optional): the nodes, or graphs, to certify: int64
+            indices or a bool mask; by default all.
         transform (Callable, optional): changes each copy before the model,
-            as one that adds degrees as features.
-        forward (Callable, optional): maps a batch of copies to logits.
-        pairs (bool): whether logits are of pairs, ``data.edge_label_index``.
-        batch_size (int, optional): copies per call; by default in 256 MiB.
-        sparse_x (bool, optional): whether features are a sparse matrix. By
-            default where they are sparse and outputs stay the same.
-        sparse_adj (bool, optional): whether edges are a sparse matrix.
-        seed (int, optional): to repeat a run, which then certifies nothing.
-        tol (float): how much bounds are lowered for rounding.
-        over_ranks (bool): whether processes of torchrun share the copies.
+            for example to add degrees as features.
+        forward (Callable, optional): called with a batch of copies in place
+            of the model; returns their logits.
+        pairs (bool): whether the logits are of the node pairs in
+            ``data.edge_label_index``, not of nodes.
+        batch_size (int, optional): copies per call of the model; by default
+            as many as fit in 256 MiB.
+        sparse_x (bool, optional): whether the model gets its features as a
+            sparse matrix; by default if its outputs stay the same.
+        sparse_adj (bool, optional): the same of its edges.
+        seed (int, optional): repeats a run, which then certifies nothing. By
+            default the operating system draws a secret one.
+        tol (float): how much bounds are lowered for rounding errors.
+        over_ranks (bool): whether the processes of torchrun share the copies.
 
     Returns:
         SmoothedCertificate: classes, bounds and votes.
@@ -205,7 +211,7 @@ def certify_smoothed(
 
 @validated
 class SmoothedClassifier(Module):
-    """Smoothed version of a classifier, which can be certified.
+    """Classifier by the vote of a model over noisy copies of its input.
 
     .. code-block:: python
 
@@ -214,9 +220,10 @@ class SmoothedClassifier(Module):
         report = deployed.certify(data)
 
     Args:
-        model (Module): the model.
+        model (Module): ``model(x, edge_index)``, which returns logits.
         noise (BitFlips): the noise.
-        **options (Any): further arguments of :func:`certify_smoothed`.
+        **options (Any): further arguments of :func:`certify_smoothed`, such as
+            ``num_samples`` and ``confidence``.
     """
 
     def __init__(self, model: Module, noise: BitFlips, **options: Any) -> None:
@@ -229,11 +236,17 @@ class SmoothedClassifier(Module):
         self.model, self.noise, self.options = model, noise, options
 
     def forward(self, data: Data | Sequence[Data]) -> Tensor:
-        """Return the smoothed classes, -1 for an abstention: int64."""
+        """Return the smoothed classes: int64, of a graph's nodes or of graphs.
+
+        It draws new noisy copies, and returns -1 where too few of them agree.
+        """
         return self.certify(data).predicted
 
     def certify(self, data: Data | Sequence[Data]) -> SmoothedCertificate:
-        """Certify the smoothed classifier by :func:`certify_smoothed`."""
+        """Certify the smoothed classes of a graph's nodes, or of graphs.
+
+        It passes the options of the constructor to :func:`certify_smoothed`.
+        """
         return certify_smoothed(self.model, data, self.noise, **self.options)
 
 

@@ -1,12 +1,8 @@
-r"""Randomized smoothing of bits: bounds, and worst cases of classifiers.
+"""Randomized smoothing of bits: bounds, and worst cases of classifiers.
 
-`"Efficient Robustness Certificates for Discrete Data"
-<https://arxiv.org/abs/2008.12952>`_ (Bojchevski, Klicpera and Günnemann
-2020), in float64 by sums of positive terms alone. Noise flips every bit of an
-input :math:`x` by itself; an input with :math:`r_a` bits added and :math:`r_d`
-deleted has :math:`r_a + r_d + 1` regions of equal likelihood ratio, which the
-worst classifier fills in their order (Neyman and Pearson); docs/theory has the
-formulas.
+After `Bojchevski, Klicpera and Günnemann 2020
+<https://arxiv.org/abs/2008.12952>`_, in float64 by sums of positive terms
+alone; docs/theory has the formulas.
 """
 
 import math

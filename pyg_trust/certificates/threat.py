@@ -35,44 +35,35 @@ _UNIT = torch.finfo(torch.float64).eps / 2
 class ThreatModel:
     r"""Set of perturbed graphs that a certificate holds for.
 
-    As in `Bojchevski and Günnemann 2019
-    <https://arxiv.org/abs/1910.14356>`_, the attacker flips **directed**
-    fragile edges, at most :math:`b_v` among those that leave node :math:`v`
-    and, if there is a global budget, at most :math:`B` in all. With
-    :obj:`undirected=True` both directions of an edge are added or removed
-    together, as one flip. A node that loses its last edge keeps
-    :math:`\alpha H_v`.
+    As in `Bojchevski and Günnemann 2019 <https://arxiv.org/abs/1910.14356>`_,
+    the attacker flips **directed** edges (removes them, or adds them), at most
+    :math:`b_v` among those that leave node :math:`v` and, if there is a global
+    budget, at most :math:`B` in all. With :obj:`undirected=True` both
+    directions of an edge flip together, and count as one flip.
 
     Args:
-        graph (Any): the clean graph, in any form that :meth:`CSRGraph.convert`
-            takes: unweighted and without duplicate edges.
+        graph (Any): the clean graph: a ``Data``, an ``edge_index``, a sparse
+            matrix or a ``CSRGraph``, unweighted and without duplicate edges.
         fragile (str or Tensor): :obj:`'removals'` (all edges that are not
             fixed), :obj:`'additions'` (all ordered pairs of distinct nodes
             without an edge), :obj:`'both'`, or a set of edges (which may be
             removed) and non-edges (which may be added), int64, ``[2,
             num_pairs]``. (default: :obj:`'removals'`)
-        fixed (Tensor or str, optional): the edges that stay, int64, ``[2,
-            num_fixed]``, :obj:`'mst'` (both directions of a spanning tree of
-            the undirected graph), or :obj:`'none'`. By default the tree, and
-            for an explicit set all edges outside of it.
-            (default: :obj:`None`)
-        local_budget (int or Tensor, optional): :math:`b_v`, for all nodes or
-            int64, ``[num_nodes]``. By default unlimited; with all pairs
-            fragile this needs :math:`n^2` memory unless a global budget is
-            given. (default: :obj:`None`)
-        strength (int, optional): the paper's local budget :math:`b_v =
-            \max(d_v - 11 + s, 0)` for strength :math:`s`, in place of
-            :obj:`local_budget`. (default: :obj:`None`)
-        global_budget (int, optional): :math:`B`. (default: :obj:`None`)
+        fixed (Tensor or str, optional): the edges that stay, int64,
+            ``[2, num_fixed]``, :obj:`'mst'` (both directions of a spanning
+            tree of the undirected graph), or :obj:`'none'`. By default the
+            tree, and for an explicit set all edges outside of it.
+        local_budget (int or Tensor, optional): :math:`b_v`: one number for all
+            nodes, or int64, ``[num_nodes]``. By default unlimited; this needs
+            :math:`n^2` memory if all pairs are fragile and there is no global
+            budget. (default: :obj:`None`)
+        strength (int, optional): :math:`s`, which sets the local budget to
+            that of the paper, :math:`b_v = \max(d_v - 11 + s, 0)` for a degree
+            :math:`d_v`. (default: :obj:`None`)
+        global_budget (int, optional): :math:`B`; by default unlimited.
         undirected (bool): whether both directions of an edge flip together.
-            (default: :obj:`False`)
-        num_nodes (int, optional): as in :meth:`CSRGraph.convert`.
-            (default: :obj:`None`)
-
-    Raises:
-        ValueError: if an edge is fragile and fixed, listed twice or out of
-            range, a fixed edge is not in the graph, a budget is negative, or
-            an undirected attacker is given a directed graph.
+        num_nodes (int, optional): the number of nodes, for an ``edge_index``,
+            which does not store it. (default: :obj:`None`)
     """
 
     def __init__(

@@ -51,33 +51,39 @@ def is_right(
 
 @dataclass(frozen=True)
 class SmoothedCertificate(SpeaksOf, Report):
-    r"""Certificates of a smoothed classifier, from votes on noisy copies.
+    """Certificates of a smoothed classifier, from votes on noisy copies.
 
-    The *smoothed* classifier returns the class that the model predicts for
-    most noisy copies of an input. The certificates are about its predictions
-    (:obj:`predicted`) and not about those of the model. A deployed
-    :class:`SmoothedClassifier` may abstain where a class is certified;
-    :meth:`answered` shows where it does not.
+    :func:`certify_smoothed` makes it. The *smoothed* classifier returns the
+    class that the model predicts for most noisy copies of an input. Its
+    classes, :obj:`predicted`, are certified, not those of the model. As
+    :class:`SmoothedClassifier` draws new copies at every call, it may abstain
+    on a certified target; :meth:`answered` marks where it will hardly do so.
 
     Args:
         targets (Tensor): the nodes, graphs or pairs: int64, ``[num_targets]``.
-        predicted (Tensor): the smoothed class, -1 where it abstains: int64.
-        votes (Tensor): how many copies voted for each class, the last column
-            for outputs that were not finite: int64, ``[num_targets,
-            num_classes + 1]``.
-        p_lower (Tensor): lower bounds of the probability of the class.
-        p_upper (Tensor): upper bounds of the others', 0 at the class itself.
-        cells (dict): by kind, how many cells are 0 and how many 1.
+        predicted (Tensor): the smoothed classes, -1 where too few copies
+            agree: int64, ``[num_targets]``.
+        votes (Tensor): how many copies voted for each class: int64,
+            ``[num_targets, num_classes + 1]``. The last column counts outputs
+            with NaN or infinity.
+        p_lower (Tensor): lower bounds of the probability of the predicted
+            class: float64, ``[num_targets]``.
+        p_upper (Tensor): upper bounds of the other classes' probabilities, 0
+            at the predicted class: float64, of the shape of :obj:`votes`.
+        cells (dict): for ``'edges'`` and ``'features'``, if these have noise,
+            the numbers of zeros and ones that can flip, ``[num_graphs, 2]``.
         noise (BitFlips): the noise.
         task (str): ``'nodes'``, ``'graphs'`` or ``'pairs'``.
-        alpha (float): the level of each target's bounds together.
+        num_samples, num_selection, confidence, per, classes: the arguments of
+            :func:`certify_smoothed`.
+        alpha (float): the probability that any bound of one target is wrong.
         tolerance (float): by how much bounds are moved for rounding.
-        note (str): how the model was called, if in a special way.
-        advice (str): another certificate that fits the model better, if any.
-        num_abstained (int): the number of targets without a class.
-        checked (tuple[str, ...]): how the model was tried out on this run.
-        named (tuple[str, ...]): values that the noise did not change, and
-            that an attack may therefore not change.
+        note, advice (str): how the model was called, and another certificate
+            that would suit it better; '' if there is nothing to say.
+        num_abstained (int): the number of targets with class -1.
+        checked (tuple[str, ...]): the checks of the model in this run.
+        named (tuple[str, ...]): the values that the noise does not flip, and
+            that are assumed to stay under an attack.
         seeded (bool): whether the copies came from an explicit seed: then
             nothing is certified.
     """
@@ -116,17 +122,13 @@ class SmoothedCertificate(SpeaksOf, Report):
         edges: tuple[int, int] = (0, 0),
         features: tuple[int, int] = (0, 0),
     ) -> Tensor:
-        """Return a mask of targets whose class stays: bool, ``[num_targets]``.
+        """Return which targets keep their class: bool, ``[num_targets]``.
 
         Args:
-            edges (tuple[int, int]): the largest numbers of added and deleted
-                edges. (default: :obj:`(0, 0)`)
-            features (tuple[int, int]): the largest numbers of added and
-                deleted feature entries. (default: :obj:`(0, 0)`)
-
-        Raises:
-            ValueError: on a negative budget, or one of a kind that has no
-                noise.
+            edges (tuple[int, int]): how many edges an attacker adds and
+                deletes, at most. (default: :obj:`(0, 0)`)
+            features (tuple[int, int]): how many entries of ``x`` it turns to 1
+                and to 0, at most. (default: :obj:`(0, 0)`)
         """
         stays = torch.zeros(self.targets.numel(), dtype=torch.bool)
         for which, regions in self._regions(edges=edges, features=features):
@@ -139,17 +141,15 @@ class SmoothedCertificate(SpeaksOf, Report):
         return stays & (self.predicted >= 0)
 
     def answered(self, **budget: tuple[int, int]) -> Tensor:
-        r"""Return a mask of targets where the classifier will not abstain.
+        r"""Return on which targets the classifier hardly ever abstains: bool.
 
-        With the same numbers of samples, :class:`SmoothedClassifier` returns
-        the class on any admissible graph, each time with probability at least
-        :math:`1 - \alpha` (:obj:`alpha`).
+        :class:`SmoothedClassifier`, with the same numbers of samples, returns
+        the certified class for any graph within the budget, in each call with
+        probability at least :math:`1 - \alpha` (:obj:`alpha`).
 
         Args:
-            **budget (tuple[int, int]): as in :meth:`certified`.
-
-        Raises:
-            ValueError: as :meth:`certified`.
+            **budget (tuple[int, int]): ``edges`` and ``features``, the most
+                additions and deletions, as :meth:`certified` takes them.
         """
         needed = answering_probability(
             self.num_samples,
@@ -192,37 +192,39 @@ class SmoothedCertificate(SpeaksOf, Report):
             yield which, regions_at(noise, pairs)
 
     def certified_ratio(self, **budget: tuple[int, int]) -> float:
-        """Return the share of targets that :meth:`certified` certifies.
+        """Return the share of targets that keep their class.
 
         Args:
-            **budget (tuple[int, int]): as in :meth:`certified`.
+            **budget (tuple[int, int]): ``edges`` and ``features``, the most
+                additions and deletions, as :meth:`certified` takes them.
         """
         return float(self.certified(**budget).double().mean())
 
     def certified_accuracy(
         self, labels: Tensor, **budget: tuple[int, int]
     ) -> float:
-        """Return the share of targets certified and correctly classified.
+        """Return the share of targets that keep their class and are correct.
 
         Args:
             labels (Tensor): the true classes of all nodes, or graphs: int64.
-            **budget (tuple[int, int]): as in :meth:`certified`.
+            **budget (tuple[int, int]): ``edges`` and ``features``, the most
+                additions and deletions, as :meth:`certified` takes them.
         """
         right = is_right(labels, self.targets, self.predicted, self.task)
         return float((self.certified(**budget) & right).double().mean())
 
     def radii(self, kind: str = 'edges', *, limit: int = 100) -> Tensor:
-        """Return each target's radii: most deletions per number of additions.
+        """Return the most certified deletions, for each number of additions.
 
         Args:
             kind (str): :obj:`'edges'` or :obj:`'features'`.
-                (default: :obj:`'edges'`)
-            limit (int): the largest radius that is tried.
-                (default: :obj:`100`)
+            limit (int): the largest number of additions, and of deletions,
+                that is tried. (default: :obj:`100`)
 
         Returns:
-            Tensor: int64, ``[num_targets, R + 1]``: in column :math:`r_a` the
-            largest certified :math:`r_d`, -1 if there is none.
+            Tensor: int64, ``[num_targets, R + 1]``: in column :math:`r` the
+            most deletions that are certified together with :math:`r`
+            additions, -1 for none. :math:`R` is the last column with any.
         """
         check_choice('kind', kind, KINDS)
         self._check_noise(kind)
@@ -264,7 +266,7 @@ class SmoothedCertificate(SpeaksOf, Report):
         return tallies(top, runner_up, rest, *cells)
 
     def guarantee(self) -> Guarantee:
-        """State the classes that stay under changes, with confidence."""
+        """Return the guarantee of which classes stay, and its confidence."""
         counts: dict[str, int] = {}
         answers: dict[str, int] = {}
         for kind in self.noise.noisy:
@@ -302,7 +304,7 @@ class SmoothedCertificate(SpeaksOf, Report):
             yield kind, 'deletions', lambda r, kind=kind: {kind: (0, r)}
 
     def chart(self) -> Chart:
-        """Draw the certified share of targets by the number of changes."""
+        """Return a chart of the certified share by number of changes."""
         radii, lines = range(_SHOWN[-1] + 1), {}
         for kind, side, budget in self._sides():
             shares = [self.certified_ratio(**budget(r)) for r in radii]
@@ -346,10 +348,10 @@ def certified_after(
     edges: tuple[int, int] = (0, 0),
     features: tuple[int, int] = (0, 0),
 ) -> Tensor:
-    """Return a mask of targets whose smoothed class stays after changes.
+    """Return which nodes keep their class, if the graph has changed since.
 
-    The bits that were added and removed since the certificate are added to the
-    budget. The confidence stays, as no copy is drawn.
+    The changes since the certificate are added to those of the attacker. No
+    copy is drawn, so that the confidence is that of the certificate.
 
     Args:
         certificate (SmoothedCertificate): the certificate of nodes.
@@ -357,13 +359,13 @@ def certified_after(
         before (Data): the graph of the certificate.
         now (Data): the present graph, with the same nodes; only edges and
             features that have noise may differ.
-        edges (tuple[int, int]): as in :meth:`~SmoothedCertificate.certified`,
-            around the present graph. (default: :obj:`(0, 0)`)
-        features (tuple[int, int]): likewise. (default: :obj:`(0, 0)`)
+        edges (tuple[int, int]): how many edges an attacker adds to the present
+            graph and deletes from it, at most. (default: :obj:`(0, 0)`)
+        features (tuple[int, int]): how many entries of the present ``x`` it
+            turns to 1 and to 0, at most. (default: :obj:`(0, 0)`)
 
-    Raises:
-        ValueError: on another model or graph, or if something differs that
-            has no noise, as self-loops.
+    Returns:
+        Tensor: bool, one per target of the certificate.
     """
     # Refuses other radii, which are added to below.
     certificate.certified(edges=edges, features=features)

@@ -80,24 +80,28 @@ def _count(votes: Tensor, num_classes: int) -> Tensor:
 def certified_votes(
     votes: Tensor, num_classes: int, *, ties: str = 'any'
 ) -> CertifiedVotes:
-    r"""Return the winning class, and the number of votes that may change.
+    r"""Return the class with most votes, and how many votes may change.
 
-    With :math:`n_c` votes for the class :math:`c`, at worst :math:`n_c - k`
-    stand against :math:`n_{c'} + k`:
+    If :math:`n_c` views vote for the winning class :math:`c`, it survives any
+    change of :math:`M` votes:
 
     .. math::
         M = \min_{c' \ne c} \left\lfloor \frac{n_c - n_{c'} - t}{2}
         \right\rfloor
 
-    where :math:`t = 1` if a tie may be lost to :math:`c'`: always, or for
-    classes before :math:`c` alone.
+    where :math:`t = 1` if class :math:`c'` may win a tie, else 0.
 
     Args:
-        votes (Tensor): int64, ``[num_views, num]``.
+        votes (Tensor): the class that each view votes for: int64,
+            ``[num_views, num_nodes]``.
         num_classes (int): the number of classes.
-        ties (str): :obj:`'any'` if an attacker may decide which class wins a
-            tie, as by mean probabilities; :obj:`'first'` if the first class
-            does. (default: :obj:`'any'`)
+        ties (str): which class wins a tie: :obj:`'any'` (the attacker may
+            decide) or :obj:`'first'` (that of the smallest index).
+
+    Returns:
+        CertifiedVotes: ``predicted``, int64, ``[num_nodes]``; ``radius``,
+        which is :math:`M`, -1 for a tie, of the same shape; and the ``counts``
+        of votes, int64, ``[num_nodes, num_classes]``.
 
     Example:
         >>> votes = torch.tensor([[1], [1], [1], [1], [0]])
@@ -121,20 +125,28 @@ def certified_votes(
 def certified_mean(
     probability: Tensor, *, tolerance: NotNegative = 1e-9
 ) -> CertifiedVotes:
-    r"""Certify the class of the largest mean as in :func:`certified_votes`.
+    r"""Return the class of the largest mean probability, and what changes it.
 
-    Corrupting view :math:`i` can lower its margin :math:`m_i = p_{i c} - p_{i
-    c'}` to -1. So class :math:`c` survives :math:`k` corrupted views iff
+    An attacker who corrupts view :math:`i` can lower its margin :math:`m_i =
+    p_{i c} - p_{i c'}` to -1. So class :math:`c` survives :math:`k` corrupted
+    views if and only if
 
     .. math::
         \sum_i m_i - \sum_{i \in \text{the } k \text{ largest}} (m_i + 1) > 0
 
-    for all :math:`c' \ne c`; the tolerance is subtracted on the left.
+    for all :math:`c' \ne c`.
 
     Args:
-        probability (Tensor): ``[num_views, num, num_classes]``.
-        tolerance (float): how far rounding may move the deployed mean.
-            (default: :obj:`1e-9`)
+        probability (Tensor): the probabilities of each view for each node:
+            float, ``[num_views, num_nodes, num_classes]``.
+        tolerance (float): how far rounding may move the sum on the left; it
+            has to be larger than this. (default: :obj:`1e-9`)
+
+    Returns:
+        CertifiedVotes: ``predicted``, int64, ``[num_nodes]``; ``radius``, the
+        most corrupted views that each class survives, -1 for a tie, of the
+        same shape; and ``counts``, int64, ``[num_nodes, num_classes]``: how
+        many views have their largest probability there.
     """
     shape = ('num_views', 'num', 'num_classes')
     check_tensor('probability', probability, None, shape, finite=True)
@@ -245,17 +257,20 @@ def collective_votes(
     num_classes: Count,
     corrupted: int,
 ) -> CollectiveVotes:
-    """Bound how many predictions stay if the same views are corrupted for all.
+    """Bound how many voted classes stay if an attacker corrupts some views.
 
-    Tries all sets of views, if they are at most 20,000, and is exact then.
-    Otherwise ``lower`` counts the nodes whose own radius suffices, and
-    ``upper`` those that stay under a set which was found greedily.
+    The attacker chooses the views once, for all nodes. All sets of views are
+    tried if they are at most 20,000; the result is then exact.
 
     Args:
-        votes (Tensor): int64, ``[num_views, num]``: the class that each view
-            votes for.
+        votes (Tensor): the class that each view votes for: int64,
+            ``[num_views, num_nodes]``.
         num_classes (int): the number of classes.
         corrupted (int): the number of corrupted views.
+
+    Returns:
+        CollectiveVotes: at least ``lower`` and at most ``upper`` nodes keep
+        their class under the worst views; if ``exact``, these are equal.
 
     Example:
         >>> votes = torch.tensor([[0, 1], [0, 1], [0, 1], [1, 0], [1, 1]])

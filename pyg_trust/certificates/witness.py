@@ -25,10 +25,10 @@ class Witness:
     """Arrays that prove a robustness certificate.
 
     They contain the logits and the edges, which may be personal data: delete
-    the witness with a removal.
+    the witness when you remove a person.
 
     Args:
-        arrays (dict): the arrays, by name.
+        arrays (dict[str, numpy.ndarray]): the arrays, by name.
     """
 
     def __init__(self, arrays: dict[str, np.ndarray]) -> None:
@@ -42,7 +42,11 @@ class Witness:
     def of(
         cls, tensors: dict[str, Tensor], texts: dict[str, str]
     ) -> tuple['Witness', str]:
-        """Copy tensors and texts to a witness; return it with its digest."""
+        """Copy tensors and texts, both by name, to a witness.
+
+        Returns:
+            tuple[Witness, str]: the witness, and its SHA-256 digest.
+        """
         arrays = {
             name: value.detach().cpu().contiguous().numpy().copy()
             for name, value in tensors.items()
@@ -52,15 +56,18 @@ class Witness:
 
     @validated
     def prove(self, most: float = math.inf) -> list[int]:
-        """Prove which targets are robust (1) or broken (-1); 0 if neither.
+        """Prove which targets are robust or broken, from the arrays alone.
 
         Args:
-            most (float): an approximate limit on how many numbers are read.
-                (default: ``math.inf``)
+            most (float): about how many numbers the proof may read.
+
+        Returns:
+            list[int]: for each target 1 if it is proved to be robust, -1 if it
+            is proved to be broken, else 0.
 
         Raises:
             ValueError: if the arrays are no witness.
-            OverflowError: if the proof takes more work than :obj:`most`.
+            OverflowError: if the proof needs to read more than :obj:`most`.
         """
         if math.isnan(most):
             raise ValueError("'most' can't be NaN")
@@ -68,11 +75,7 @@ class Witness:
 
     @validated
     def save(self, path: str | os.PathLike) -> None:
-        """Write the arrays to a new ``.npz`` file without pickle.
-
-        Args:
-            path (str): the path of the file, which must not exist yet.
-        """
+        """Write the arrays to a ``.npz`` file that must not exist yet."""
         content = _file(_small(self.arrays))
         if proofs.digest(proofs.load(content)) != proofs.digest(self.arrays):
             # Arrays that are no certificate may have no small form.
@@ -83,13 +86,10 @@ class Witness:
     @classmethod
     @validated
     def load(cls, path: str | os.PathLike) -> 'Witness':
-        """Read a file of :meth:`save`; execute nothing in it.
+        """Read a witness from a file of :meth:`save`, without pickle.
 
         Args:
             path (str): the path of the file.
-
-        Raises:
-            ValueError: if the file is damaged or holds no witness.
         """
         try:
             return cls(proofs.load(Path(path)))
@@ -135,9 +135,6 @@ class Proved:
             str: ``'holds'``; ``'FAILS'`` if the witness is that of another
             certificate; ``'not proved'`` if there is none, or it proves less
             than the certificate states.
-
-        Raises:
-            ValueError: if the witness is damaged.
         """
         witness = self.proof if witness is None else witness
         if witness is None:

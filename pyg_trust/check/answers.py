@@ -18,13 +18,13 @@ Checks = Iterator[tuple[str, str]]
 
 @dataclass(frozen=True)
 class Finding:
-    """One check's status and text.
+    """Result of one check of a report.
 
     Args:
         status (str): ``'holds'``, ``'FAILS'``, ``'not proved'`` (there is no
-            witness, or none that is small enough) or ``'not checked'`` (it
-            was not passed, or can't be run).
-        text (str): the checked item.
+            witness, or it is too large) or ``'not checked'`` (a file was not
+            passed, or the check can't be run).
+        text (str): a sentence that names what was checked.
     """
 
     status: str

@@ -67,26 +67,20 @@ def check_report(
         path (str or Path): the report, in JSON.
         ledger (str or Path, optional): the file of the privacy ledger, or of
             ``ledger.state_dict()`` of an unlearner as ``json.dump`` wrote it.
-            (default: :obj:`None`)
         model (str or Path, optional): the file of the weights, in the format
             of safetensors: those of ``safetensors.torch.save_file`` or
             :func:`pyg_trust.report.save_tensors`. (default: :obj:`None`)
-        data (str or Path, optional): the file of the data that remain after a
-            removal, as :func:`pyg_trust.report.save_tensors` wrote one graph
-            or several; or the file of ``save_for_check()`` of a node
-            classifier, from which the residual is proved; or the ``proof`` of
-            a removal that noise covers, from which its size is proved.
-            (default: :obj:`None`)
+        data (str or Path, optional): a file about a removal: the remaining
+            graphs, as :func:`pyg_trust.report.save_tensors` wrote them; what
+            ``save_for_check()`` of a node classifier wrote, to prove the
+            residual (the norm of its gradient); or the saved ``proof`` of a
+            removal that noise covers, to prove how much noise it needs.
         witness (str or Path, optional): the file that ``proof.save()`` of an
             exact certificate wrote, or a list of such files.
-            (default: :obj:`None`)
 
     Returns:
-        list[Finding]: a ``status`` (``'holds'``, ``'FAILS'``, ``'not proved'``
-        or ``'not checked'``) and a text, for each thing that was looked at.
-
-    Raises:
-        ValueError: if a file is not what it should be.
+        list[Finding]: for each check a ``status`` (``'holds'``, ``'FAILS'``,
+        ``'not proved'`` or ``'not checked'``) and a ``text``.
     """
     files = witness if isinstance(witness, list | tuple) else [witness]
     handed = {'path': path, 'ledger': ledger, 'model': model, 'data': data}

@@ -34,25 +34,25 @@ IN_LEDGER = 'in the ledger'
 def check_erasure(
     path: str | Path, ledgers: Mapping[str, str | Path] | None = None
 ) -> list[Finding]:
-    """Check the evidence of a request, and the ledgers of models.
+    """Check the evidence of one erasure against the ledgers of models.
 
-    What the evidence alone states is ``'not proved'``: a task that has no line
-    in a ledger, what a note says was not in a model, and the guarantee of a
-    removal that the desk's file lost. A removal that noise covers is proved
-    anew.
+    A statement that only the report makes is ``'not proved'``: a task without
+    a line in a ledger, or a note that something was not in a model. A removal
+    that noise covers is proved anew.
 
     Args:
-        path (str or Path): the path of the report, as its ``to_json()``.
-        ledgers (dict, optional): by the name of a model, the path of a file
-            with its ``ledger.state_dict()`` as JSON; of its ``removals`` for a
-            private model. (default: :obj:`None`)
+        path (str or Path): the JSON file of an :class:`ErasureReport`, made by
+            its ``to_json()``.
+        ledgers (dict, optional): by the name of a model, the JSON file of
+            ``ledger.state_dict()``; for a private model that of its
+            ``removals`` ledger. By default no ledger is checked.
 
     Returns:
         list[Finding]: the findings: each holds, fails, is not proved or was
         not checked.
 
     Raises:
-        ValueError: if a file is none of these.
+        ValueError: if a file has another content.
     """
     check_instance('path', path, str, Path)
     check_instance('ledgers', ledgers, Mapping, type(None))

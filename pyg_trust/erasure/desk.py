@@ -34,7 +34,7 @@ __all__ = ['ErasureDesk']
 
 
 class ErasureDesk(Batches):
-    r"""Queue of erasure requests over all models, in one durable file.
+    """Queue of erasure requests over all models, in one durable file.
 
     .. code-block:: python
 
@@ -45,26 +45,26 @@ class ErasureDesk(Batches):
         desk.run()                  # every hour, by cron or systemd
         print(desk.status())
 
-    A request waits until every model has forgotten its items and every
-    recipient was notified. The ids of its items are deleted from the file when
-    it is complete, and stay in the ledgers of the models as evidence: let
-    :obj:`names` translate from people to numbers without another meaning.
-    Fields have the names of OpenDSR. Dates are those of the regulation, in the
-    controller's zone. A controller decides who may ask, which exceptions
-    apply, and what to answer.
+    A request is complete when every model has forgotten its items and every
+    recipient has confirmed. The file then no longer has the ids of its items,
+    but the ledgers of the models do, as evidence: use ids without another
+    meaning. Field names are those of OpenDSR. Due dates follow the regulation,
+    in the controller's time zone. A controller decides who may ask, which
+    exceptions apply, and what to answer.
 
     A removal that takes less than a second, or was never timed, is done at
-    once. The others wait for one another until the latest start that keeps all
+    once. Others wait in a batch until the latest start that keeps all due
     dates, since a batch trains every touched part once.
 
     Args:
         path (str or Path): the path of the file, created if it does not exist.
-        zone (str, optional): the controller's time zone; by default that of
-            the file, and UTC for a new one. (default: :obj:`None`)
+        zone (str, optional): the controller's time zone, such as
+            ``'Europe/Berlin'``; by default that of the file, and UTC for a new
+            one.
         clock (Callable): returns the time in seconds since 1970.
             (default: :func:`time.time`)
-        policy (Policy, optional): the rules of the desk, which the file
-            keeps; by default those of the file. (default: :obj:`None`)
+        policy (Policy, optional): the rules of the desk, which the file keeps;
+            by default those of the file.
 
     Raises:
         ValueError: if the zone is unknown, or the file is of another program
@@ -126,27 +126,25 @@ class ErasureDesk(Batches):
         data: Callable[[], Data] | None = None,
         fresh: bool = False,
     ) -> None:
-        """Register a model; needed every time the desk is opened.
+        """Register a model; call it every time the desk is opened.
 
         A request waits for every model whose name was ever registered.
 
         Args:
             name (str): the name of the model in reports.
-            model (Any): the fitted model, with
-                ``remove(request, reference=)``, and ``on_report=`` if it has
-                a folder of its own.
-            save (str or Path, optional): the file of the model; left out for
-                a model with a folder of its own. (default: :obj:`None`)
+            model (Any): the fitted model, whose ``remove()`` takes a request
+                and ``reference``; also ``on_report`` if it has its own folder.
+            save (str or Path, optional): the file to save the model in; left
+                out for a model with its own folder.
             names (Callable, optional): translates a request from the desk's
-                ids to the model's; returns :obj:`None` if the model holds
-                none of it. Keep the data it needs until the last backup is
-                deleted. (default: :obj:`None`)
+                ids to the model's, or returns :obj:`None` if the model holds
+                none of it; by default ids are the same. Keep the data it needs
+                until the last backup is deleted.
             data (Callable, optional): for a private model, returns the graph
-                of its release, with or without the people removed since.
-                (default: :obj:`None`)
-            fresh (bool): whether the model was fitted again, without anybody
-                whose request is complete; others are removed from it again.
-                (default: :obj:`False`)
+                of its release, with or without people removed since.
+            fresh (bool): whether the model was fitted again, without the
+                people of completed requests. Those of open requests are
+                removed from it again. (default: :obj:`False`)
         """
         most = self.policy.coverage_epsilon
         file = None if save is None else Path(save).absolute()
@@ -163,7 +161,10 @@ class ErasureDesk(Batches):
 
     @validated
     def recipient(self, name: str) -> None:
-        """Register a recipient to notify; :meth:`done` records the answer."""
+        """Register a recipient, by its name in reports; requests wait for it.
+
+        Notify it yourself, and record its confirmation by :meth:`done`.
+        """
         self._add_place(name, False)
 
     def _add_place(self, name: str, is_model: bool) -> None:
@@ -193,21 +194,23 @@ class ErasureDesk(Batches):
     ) -> ErasureReport:
         """Store a request; it is on disk when the call returns.
 
-        The same request a second time changes nothing, and gets the same
-        answer; once it is closed and its items are deleted, its id is refused.
+        Adding a request a second time, with its id, changes nothing. The id of
+        a closed request is refused once its items are deleted.
 
         Args:
             request (RemovalRequest or list[int]): the items to forget, in ids
-                of the desk; a list is of nodes.
+                of the desk; a list has the ids of nodes.
             subject_request_id (str, optional): a UUID; by default a new one.
-            regulation (str): the regulation that sets the term: ``'gdpr'``, a
-                month, or ``'ccpa'``, 45 days. (default: :obj:`'gdpr'`)
-            received_time (str or datetime, optional): the time of receipt, in
-                RFC 3339, from which the term runs; by default now.
+            regulation (str): the regulation that sets the due date:
+                ``'gdpr'``, a month, or ``'ccpa'``, 45 days.
+                (default: :obj:`'gdpr'`)
+            received_time (str or datetime, optional): the time of receipt,
+                with a time zone (RFC 3339), from which the period runs; by
+                default now.
             immediately (bool): whether to start without waiting for other
                 requests. (default: :obj:`False`)
             exact (bool): whether to remove exactly, even if a private model's
-                noise would do. (default: :obj:`False`)
+                noise would suffice. (default: :obj:`False`)
         """
         request = requested(request)
         number, now = fields.read_id(subject_request_id), self._now()
@@ -258,7 +261,7 @@ class ErasureDesk(Batches):
     def done(self, subject_request_id: str, name: str) -> ErasureReport:
         """Record that a recipient or a model's owner has erased a request.
 
-        For a model, it records a new fit without the person.
+        For a model this means that it was fitted anew without the person.
 
         Args:
             subject_request_id (str): the id of the request.
@@ -284,14 +287,13 @@ class ErasureDesk(Batches):
     ) -> ErasureReport:
         """Hold a request for an exception of article 17(3), or pause it.
 
-        A removal that a model is working on is finished, unless the process
-        died before the model had removed anything.
+        A removal that a model has begun is finished.
 
         Args:
             subject_request_id (str): the id of the request.
-            reason (str): the ground; leave out names, as it is kept.
-            paused (bool): whether to pause the request instead, for doubts
-                about the sender's identity; its term goes on.
+            reason (str): the reason, without names of people, as it is kept.
+            paused (bool): whether to pause the request instead, in doubt of
+                the sender's identity; its due date stays.
                 (default: :obj:`False`)
         """
         fields.check_text('reason', reason)
@@ -313,13 +315,13 @@ class ErasureDesk(Batches):
 
     @validated
     def cancel(self, subject_request_id: str, reason: str) -> ErasureReport:
-        """Refuse or cancel a request, and delete its ids from the file.
+        """Cancel or refuse a request; its item ids are deleted from the file.
 
-        No data are removed. What a model has forgotten stays forgotten.
+        No data are removed. Models that have forgotten it stay as they are.
 
         Args:
             subject_request_id (str): the id of the request.
-            reason (str): the ground; leave out names, as it is kept.
+            reason (str): the reason, without names of people, as it is kept.
         """
         fields.check_text('reason', reason)
         with self._store.change():
@@ -344,19 +346,19 @@ class ErasureDesk(Batches):
         """Carry out the removals that are due; call it every hour.
 
         Finishes interrupted batches, starts those that are due, and deletes
-        the items of complete requests. If a model fails, the others go on.
+        the item ids of complete requests. If a model fails, the others go on.
 
         Args:
-            confirm (bool): whether to carry out batches beyond ``max_share``,
-                too: without, there is a warning, and ``status().unconfirmed``
-                lists their requests.
+            confirm (bool): whether to carry out batches of more than
+                ``max_share`` of a model, too. Otherwise there is a warning,
+                and ``status().unconfirmed`` lists their requests.
                 (default: :obj:`False`)
 
         Returns:
             tuple[ErasureReport]: the reports of requests that became complete.
 
         Raises:
-            RuntimeError: if a model failed; what the others did is kept.
+            RuntimeError: if a model failed; the work of the others is kept.
         """
         now, failed = self._now(), {}
         with commit.exclusive(self.path):
@@ -378,7 +380,7 @@ class ErasureDesk(Batches):
     # What can be seen #######################################################
 
     def ledgers(self) -> dict[str, RemovalLedger]:
-        """Return the ledgers of the registered models, by name.
+        """Return the removal ledgers of the registered models, by name.
 
         :func:`check_erasure` reads ``json.dumps(ledger.state_dict())``.
         """
@@ -386,7 +388,7 @@ class ErasureDesk(Batches):
 
     @validated
     def report(self, subject_request_id: str) -> ErasureReport:
-        """Report the evidence of a request's erasure, without its items."""
+        """Return the status and evidence of a request, without its items."""
         number = fields.read_id(subject_request_id)
         now = fields.written(self._now())
         known = self._store.named(queries.REPORT, now, number)

@@ -16,14 +16,17 @@ class Policy:
     r"""Rules by which a desk schedules removals.
 
     Args:
-        reserve (float): a batch begins this many times the expected duration
-            before its first due date: that of itself and of the longest batch
-            of each other model, but at least an hour. (default: :obj:`3.0`)
+        reserve (float): a batch starts this many times the expected duration
+            before its earliest due date. The expected duration is that of the
+            batch plus that of the longest batch of each other model, and at
+            least an hour. (default: :obj:`3.0`)
         backup_days (int): the number of days that backups of the models are
-            kept. The desk keeps the items of completed requests as long, as a
-            restored model has to forget them again. (default: :obj:`0`)
-        max_share (float): the largest share of a model's nodes or edges that a
-            batch may name without being confirmed. (default: :obj:`0.05`)
+            kept. As long, the desk keeps the items of completed requests,
+            since a restored model has to forget them again.
+            (default: :obj:`0`)
+        max_share (float): the largest share of a model's nodes or edges, in
+            :math:`(0, 1]`, that a batch may remove without confirmation.
+            (default: :obj:`0.05`)
         coverage_epsilon (float): the largest :math:`\epsilon` at which a
             private model's noise alone counts as forgetting, for all people
             together; 0 for never. (default: :obj:`1.0`)
@@ -40,18 +43,19 @@ class DeskPlan(Report):
     """Plan of the next :meth:`~pyg_trust.erasure.ErasureDesk.run`, by model.
 
     Args:
-        models (tuple[dict, ...]): for each model its ``mode`` (``'now'``,
-            ``'batch'``, ``'covered'`` or ``'nothing waits'``), the number of
-            ``requests``, the ``share`` of its nodes or edges, the ``seconds``
-            it takes, the first date that is ``due``, the time when it
-            ``starts``, whether it ``starts_now``, and whether it
-            ``needs_confirmation``.
+        models (tuple[dict, ...]): a dict for each model, with its name
+            ``model``; the number of waiting ``requests``; the ``share`` of its
+            nodes or edges in them; the expected ``seconds``, :obj:`None` if
+            unknown; the earliest ``due`` date; the time when the batch
+            ``starts``; whether it ``starts_now`` and ``needs_confirmation``;
+            and the ``mode``: ``'now'``, ``'batch'`` (wait for more requests),
+            ``'covered'`` (the model's noise suffices) or ``'nothing waits'``.
     """
 
     models: tuple[dict[str, Any], ...]
 
     def chart(self) -> Chart:
-        """Draw the requests that wait, by model."""
+        """Draw the number of waiting requests of each model."""
         waiting = {each['model']: each['requests'] for each in self.models}
         return Chart(
             f'{sum(waiting.values())} removals wait for a batch',
@@ -65,20 +69,20 @@ class DeskStatus(Report):
     """Numbers of requests by status, and requests that need attention.
 
     Args:
-        overdue (tuple[str, ...]): the ids of requests whose date has passed,
-            the earliest first.
-        refused (tuple[tuple[str, str], ...]): pairs of an id and a model that
-            refused the request.
-        halted (tuple[tuple[str, str], ...]): pairs of an id and ``'held'`` or
-            ``'paused'``.
-        unconfirmed (tuple[tuple[str, str], ...]): pairs of an id and a model
-            whose next batch names more than ``max_share`` of the model, and
-            waits for ``run(confirm=True)``.
-        next_due (str, optional): the earliest date of an open request.
+        overdue (tuple[str, ...]): the ids of requests past their due date, the
+            earliest first.
+        refused (tuple[tuple[str, str], ...]): pairs of a request's id and the
+            name of a model that refused it.
+        halted (tuple[tuple[str, str], ...]): pairs of a request's id and
+            ``'held'`` or ``'paused'``.
+        unconfirmed (tuple[tuple[str, str], ...]): pairs of a request's id and
+            a model that waits for ``run(confirm=True)``, as its next batch is
+            a larger share of it than ``max_share``.
+        next_due (str, optional): the earliest due date of an open request;
+            :obj:`None` without one.
         pending (int): the number of requests that no model has begun; a
             recipient may have.
-        in_progress (int): the number of open requests of which a model has
-            begun a batch.
+        in_progress (int): the number of open requests that a model has begun.
         completed (int): the number of completed requests.
         cancelled (int): the number of cancelled or refused requests.
     """
@@ -104,7 +108,9 @@ class DeskStatus(Report):
 
 @dataclass(frozen=True)
 class ErasureReport(Report):
-    r"""Status of a request and evidence of its erasure, without its items.
+    """Status of a request and evidence of its erasure, without its items.
+
+    Times are texts in UTC, as ``'2026-01-31T12:00:00Z'``.
 
     Args:
         subject_request_id (str): the id of the request.
@@ -112,21 +118,21 @@ class ErasureReport(Report):
         regulation (str): the regulation, ``'gdpr'`` or ``'ccpa'``.
         zone (str): the controller's time zone, by which dates are computed.
         received_time (str): the time of receipt.
-        expected_completion_time (str): the date by which the request has to be
+        expected_completion_time (str): the time by which the request has to be
             completed.
         completed_time (str, optional): the time of completion.
-        request_status (str): ``'pending'``, ``'in_progress'``,
-            ``'completed'`` or ``'cancelled'``.
+        request_status (str): ``'pending'``, ``'in_progress'``, ``'completed'``
+            or ``'cancelled'``.
         halted (str): ``'held'``, ``'paused'`` or empty.
         reason (str): the reason for halting or cancelling the request.
-        overdue (bool): whether the date passed before completion.
-        tasks (tuple[dict, ...]): by ``name`` of a model or recipient
-            (``is_model``): its ``state``, the ``mode``, when it ``finished``,
-            the ``note`` of a refusal, the ``reference`` that the line of the
-            model's ledger has, the ``head`` of this ledger after it, and the
-            model's ``promise``, with :math:`\mu`, :math:`\epsilon` and
-            :math:`\delta` if its noise covers it.
-        backups_until (str, optional): the date until which the desk keeps the
+        overdue (bool): whether the due date passed before completion.
+        tasks (tuple[dict, ...]): a dict for each model or recipient: its
+            ``name``; ``is_model``; its ``state``, such as ``'pending'`` or
+            ``'done'``; the ``mode``, how it was removed, such as ``'batch'``;
+            when it ``finished``; a ``note``; for models the ``reference`` of
+            the request in the ledger, the ledger's ``head`` after the removal,
+            and the guarantee, ``promise``.
+        backups_until (str, optional): the time until which the desk keeps the
             items, because backups of models are kept.
     """
 
@@ -145,7 +151,7 @@ class ErasureReport(Report):
     backups_until: str | None
 
     def line(self) -> str:
-        """Return one line that says where the request is."""
+        """Return one line with the status, due date and task of each model."""
         parts = [f'{self.subject_request_id} is {self.request_status}']
         if self.request_status in ('pending', 'in_progress'):
             parts.append(f'due {self.expected_completion_time}')
@@ -159,11 +165,11 @@ class ErasureReport(Report):
         return ', '.join(parts) + f': {"; ".join(tasks)}'
 
     def to_html(self) -> str:
-        """Make a page for people: what is erased, what is not, what to do."""
+        """Return an HTML page: what is erased, what is not, what to do."""
         return pages.erasure(self)
 
     def chart(self) -> Chart:
-        """Draw models and recipients that are done, and others."""
+        """Draw the numbers of models and recipients that are done and open."""
         done = sum(task['state'] == 'done' for task in self.tasks)
         return Chart(
             f'{done} of {len(self.tasks)} models and recipients are done',

@@ -38,17 +38,19 @@ class DamagedFileError(ValueError):
 
 
 @contextlib.contextmanager
-def locked(path: Path, reading: bool = False) -> Iterator[None]:
-    """Hold a lock file for a block, and delete it: not reentrant.
+def locked(path: Path) -> Iterator[None]:
+    """Hold a lock file for a ``with`` block, and delete it; not reentrant.
 
-    With :obj:`reading`, it goes on without the lock where it can't be taken
-    because nobody can write there.
+    Where the folder is not writable, files are read without a lock.
+
+    Args:
+        path (Path): the path of the lock file.
     """
     lock = FileLock(path)
     try:
         lock.acquire(poll_interval=0.01)
     except OSError:
-        if not reading or os.access(path.parent, os.W_OK):
+        if os.access(path.parent, os.W_OK):
             raise
     try:
         yield
@@ -64,9 +66,9 @@ def locked(path: Path, reading: bool = False) -> Iterator[None]:
 def write(path: str | Path, content: bytes | memoryview) -> None:
     """Replace a file atomically: it has the old content or the new one.
 
-    If the path is a symbolic link, the file that it leads to is replaced. When
-    the call returns, the content is on the disk. Temporary files of killed
-    processes are overwritten and deleted, as they may hold removed data.
+    When the call returns, the content is on the disk. If the path is a
+    symbolic link, the file that it leads to is replaced. Temporary files of
+    killed processes are overwritten and deleted.
     """
     path = Path(path).resolve()
     check_folder(path)
@@ -88,7 +90,7 @@ def write(path: str | Path, content: bytes | memoryview) -> None:
 
 
 def check_folder(path: Path) -> None:
-    """Refuse a file whose folder is not there, and name the folder."""
+    """Raise an error that names the folder of a file if it does not exist."""
     if not path.parent.is_dir():
         raise FileNotFoundError(
             errno.ENOENT,
@@ -98,7 +100,7 @@ def check_folder(path: Path) -> None:
 
 
 def sync_folder(folder: str | Path) -> None:
-    """Flush the file names in a folder to disk, if the system can."""
+    """Flush the list of files of a folder to disk, if the system can."""
     check_instance('folder', folder, str, Path)
     if os.name == 'nt':
         return
@@ -113,14 +115,15 @@ def sync_folder(folder: str | Path) -> None:
 
 
 def save(path: str | Path, state: Any) -> None:
-    """Write a state of tensors and plain values atomically.
+    """Write a state of tensors and plain values to a file atomically.
 
     Args:
         path (str or Path): the path of the file.
-        state (Any): the state that :func:`load` will return.
+        state (Any): nested lists, tuples and dictionaries of tensors, numbers,
+            texts, booleans and :obj:`None`.
 
     Raises:
-        TypeError: if it holds anything else.
+        TypeError: if the state holds anything else.
     """
     check_instance('path', path, str, Path)
     write(path, packed(state))
@@ -129,12 +132,9 @@ def save(path: str | Path, state: Any) -> None:
 def packed(state: Any) -> bytes:
     """Convert a state to the bytes of a file in the format of safetensors.
 
-    Plain values, and the dtype, shape and checksum of every tensor, are JSON
-    in an entry of their own.
-
     Args:
-        state (Any): tensors, and lists, tuples and dictionaries of them and
-            of numbers, texts, booleans and :obj:`None`.
+        state (Any): nested lists, tuples and dictionaries of tensors, numbers,
+            texts, booleans and :obj:`None`.
     """
     tensors = dict[str, Tensor]()
     text = json.dumps(_plain(state, tensors, set())).encode()
@@ -146,8 +146,8 @@ def packed(state: Any) -> bytes:
 def load(path: str | Path) -> Any:
     """Read a state that :func:`save` has written, with tensors on the CPU.
 
-    A file is data here and can't run code: only tensors and plain values are
-    read, and checksums are compared. States of version 0.1 are read as well.
+    No code of a file is run: only tensors and plain values are read, and
+    checksums are compared. States of version 0.1 are read as well.
 
     Raises:
         DamagedFileError: if the file holds anything else.
@@ -157,7 +157,10 @@ def load(path: str | Path) -> Any:
 
 
 def peek(path: str | Path) -> Any:
-    """Read a saved state, with descriptions in place of its tensors."""
+    """Read a saved state without reading the values of its tensors.
+
+    A dict replaces each tensor; its ``'is'`` has dtype, shape and checksum.
+    """
     return _loaded(path, False)
 
 

@@ -45,13 +45,14 @@ DUPLICATES = ('raise', 'merge', 'keep')
 
 
 class CSRGraph:
-    r"""Immutable graph in compressed sparse rows.
+    """Immutable graph in compressed sparse rows.
 
-    Derived data (transpose, layouts for the kernels) are built on first use
-    and kept on the object: build the graph once and pass it in place of an
-    ``edge_index``. Memory: 4 bytes per edge and 8 per node; a directed graph
-    may keep its transpose too, and randomized pushes a layout of 4 to 12 bytes
-    per edge. :obj:`col` is made of :obj:`col32` at every access.
+    Row :math:`u` lists the nodes that the edges of :math:`u` lead to. Build
+    the graph once and pass it in place of an ``edge_index``: derived data,
+    such as the transpose, are computed on first use and kept. It takes 4 bytes
+    per edge and 8 per node. A directed graph may keep its transpose too, and
+    randomized propagation keeps 4 to 12 more bytes per edge. Targets are
+    stored as int32 (``col32``), and ``col`` converts them at every access.
 
     Args:
         rowptr (Tensor): int64, ``[num_nodes + 1]``: where each row starts.
@@ -59,15 +60,9 @@ class CSRGraph:
             ascending in every row.
         weight (Tensor, optional): float32 or float64, ``[num_edges]``: the
             weight of each edge; :obj:`None` for an unweighted graph.
-            (default: :obj:`None`)
         perm (Tensor, optional): int64, ``[num_edges]``: the position of each
             edge in the ``edge_index`` the graph was made from (the first one
             of merged duplicates). (default: :obj:`None`)
-
-    Raises:
-        TypeError: if a tensor has another dtype.
-        ValueError: if there is no node, an index is out of range, a row is
-            not ascending, or a weight is not finite.
 
     Example:
         >>> edge_index = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
@@ -160,30 +155,22 @@ class CSRGraph:
         duplicates: str = 'raise',
         perm: bool = False,
     ) -> 'CSRGraph':
-        r"""Make a graph from an ``edge_index``.
-
-        By a counting sort: beside the result 8 bytes per node, and 8 per edge
-        with weights or :obj:`perm`.
+        """Make a graph from an ``edge_index``.
 
         Args:
             edge_index (Tensor or EdgeIndex): int64 or int32,
                 ``[2, num_edges]``.
             num_nodes (int, optional): the number of nodes, isolated ones
-                included. Needed unless an :class:`EdgeIndex` knows it.
+                included. It is required unless an :class:`EdgeIndex` stores
+                it.
             edge_weight (Tensor, optional): float32 or float64,
-                ``[num_edges]``. (default: :obj:`None`)
+                ``[num_edges]``; by default the graph is unweighted.
             duplicates (str): what to do with an edge that is listed twice:
                 :obj:`'raise'` an error, :obj:`'merge'` it into one edge (its
                 weights added), or :obj:`'keep'` it as parallel edges, each of
                 which counts in the degrees. (default: :obj:`'raise'`)
-            perm (bool): whether the graph keeps where in the
-                ``edge_index`` each edge was (:obj:`perm`, 8 bytes per edge).
-                (default: :obj:`False`)
-
-        Raises:
-            TypeError: on a wrong dtype.
-            ValueError: on a wrong shape, an index out of range, an empty
-                graph, weights that are not finite, or duplicate edges.
+            perm (bool): whether the graph keeps where in the ``edge_index``
+                each edge was (:obj:`perm`, 8 bytes per edge).
         """
         check_choice('duplicates', duplicates, DUPLICATES)
         check_instance('perm', perm, bool)
@@ -215,11 +202,11 @@ class CSRGraph:
         duplicates: Annotated[str, OneOf(DUPLICATES)] = 'raise',
         undirected: bool = False,
     ) -> 'CSRGraph':
-        r"""Make an unweighted graph from files or chunks of edges.
+        """Make an unweighted graph from files or chunks of edges.
 
-        The source is read in chunks, once to count and once to fill the rows;
-        with a :obj:`folder` the rows are filled block by block, so many as fit
-        into the memory, and the source is read again for each block.
+        The source is read in chunks, once to count the edges and once to fill
+        the rows. With a :obj:`folder`, as many rows are filled at a time as
+        fit into the memory, and the source is read again each time.
 
         Args:
             source (Any): a path or a list of paths: ``.npy`` (``[2,
@@ -229,23 +216,19 @@ class CSRGraph:
                 array; or a function that returns an iterator of pairs
                 (sources, targets) of arrays, the same at every call.
             num_nodes (int): the number of nodes.
-            folder (str or Path, optional): where the graph is written, as by
-                :meth:`save`; the graph that is returned is mapped from there.
-                (default: :obj:`None`)
+            folder (str or Path, optional): a folder to write the graph to; the
+                returned graph then reads its edges from there. By default the
+                graph is kept in memory. (default: :obj:`None`)
             memory (int or str): the largest number of bytes to use, such as
                 ``'8GB'``. (default: :obj:`'4GB'`)
-            duplicates (str): as in :meth:`from_edge_index`.
-                (default: :obj:`'raise'`)
+            duplicates (str): what to do with an edge that is listed twice:
+                :obj:`'raise'` an error, :obj:`'merge'` it into one edge, or
+                :obj:`'keep'` parallel edges. (default: :obj:`'raise'`)
             undirected (bool): whether every edge stands for both directions.
-                (default: :obj:`False`)
 
         Raises:
-            TypeError: if the source is none, or holds no integers.
-            FileNotFoundError: if a file is not there.
-            ImportError: if a ``.parquet`` file is read without pyarrow.
             ValueError: on an index out of range, duplicate edges, too little
-                memory, a source that changes, or a file that is damaged
-                (:class:`~pyg_trust.files.DamagedFileError`).
+                memory, a source that changes, or a damaged file.
         """
         n = graphs.check_num_nodes(num_nodes)
         rowptr, col, repeats = _sources.rows_from_edges(
@@ -265,12 +248,11 @@ class CSRGraph:
     def save(self, folder: str | Path) -> None:
         """Write the graph to a folder atomically.
 
-        Plain ``.npy`` files and a header, ``graph.json``, with sizes and
-        checksums.
+        It writes ``.npy`` files, and ``graph.json`` with sizes and checksums.
 
         Args:
-            folder (str or Path): made if it is not there; a graph in it is
-                replaced.
+            folder (str or Path): the folder, which is made if it does not
+                exist. A graph in it is replaced.
         """
         check_instance('folder', folder, str, Path)
         tensors = {
@@ -301,15 +283,14 @@ class CSRGraph:
             mmap (bool): whether the edges stay on disk and are read where
                 they are needed; processes of a machine then share them. The
                 files must not change meanwhile. (default: :obj:`False`)
-            verify (bool): whether all is read and checked first. Without,
-                :obj:`col`, :obj:`weight` and :obj:`perm` are trusted, so that
-                a damaged file can crash the process or give wrong numbers.
-                (default: :obj:`True`)
+            verify (bool): whether all files are read and checked first. If
+                false, a damaged file can crash the process or give wrong
+                results. (default: :obj:`True`)
 
         Raises:
             FileNotFoundError: if there is no graph.
-            DamagedFileError: a :class:`ValueError` that names the file that
-                is not what was written.
+            DamagedFileError: if a file has changed; a :class:`ValueError` that
+                names the file.
         """
         tensors, known = _storage.load_rows(Path(folder), mmap, verify)
         graph = cls._trusted(
@@ -331,8 +312,9 @@ class CSRGraph:
 
         Args:
             data (Data): the homogeneous graph.
-            duplicates (str): as in :meth:`from_edge_index`.
-                (default: :obj:`'raise'`)
+            duplicates (str): what to do with an edge that is listed twice:
+                :obj:`'raise'` an error, :obj:`'merge'` it into one edge (its
+                weights added), or :obj:`'keep'` parallel edges.
         """
         check_instance('data', data, Data)
         if data.num_nodes is None:
@@ -358,27 +340,23 @@ class CSRGraph:
         transposed: bool = True,
         duplicates: str = 'raise',
     ) -> 'CSRGraph':
-        r"""Make a graph from any format that PyG users have.
+        """Make a graph from any format that PyG users have.
 
         Args:
             graph (Any): a :class:`CSRGraph`, :class:`Data`,
                 ``edge_index``, :class:`EdgeIndex`, sparse COO, CSR or CSC
                 tensor, or :class:`torch_sparse.SparseTensor`. The values of a
                 sparse matrix are weights, unless all are one.
-            num_nodes (int, optional): the number of nodes, for forms that do
-                not know it; checked against the others. (default: :obj:`None`)
-            edge_weight (Tensor, optional): the weights of an
-                ``edge_index``. (default: :obj:`None`)
+            num_nodes (int, optional): the number of nodes, required for an
+                ``edge_index``. If the graph stores its number of nodes, the
+                two have to be equal. (default: :obj:`None`)
+            edge_weight (Tensor, optional): the weights of an ``edge_index``.
             transposed (bool): whether a sparse matrix is PyG's
                 :obj:`adj_t`, whose entry :math:`(v, u)` is the edge from
                 :math:`u` to :math:`v`. (default: :obj:`True`)
-            duplicates (str): as in :meth:`from_edge_index`.
-                (default: :obj:`'raise'`)
-
-        Raises:
-            TypeError: on a form that is none of these.
-            ImportError: on a :class:`SparseTensor` without torch-sparse.
-            ValueError: as the other converters.
+            duplicates (str): what to do with an edge that is listed twice:
+                :obj:`'raise'` an error, :obj:`'merge'` it into one edge (its
+                weights added), or :obj:`'keep'` parallel edges.
         """
         if edge_weight is not None and not graphs.is_edge_index(graph):
             raise ValueError(
@@ -422,7 +400,10 @@ class CSRGraph:
     # To PyG's forms #########################################################
 
     def to_edge_index(self) -> tuple[Tensor, Tensor | None]:
-        """Return the ``edge_index``, sorted by row, and any edge weights."""
+        """Return ``(edge_index, edge_weight)``, sorted by source, then target.
+
+        ``edge_weight`` is None for an unweighted graph.
+        """
         return torch.stack([self.row, self.col]), self.weight
 
     def to_torch_sparse(
@@ -435,7 +416,6 @@ class CSRGraph:
         Args:
             layout (torch.layout): :obj:`torch.sparse_coo`,
                 :obj:`torch.sparse_csr` or :obj:`torch.sparse_csc`.
-                (default: :obj:`torch.sparse_csr`)
             dtype (torch.dtype, optional): the dtype of the values; by default
                 that of the weights, or float32. (default: :obj:`None`)
         """
@@ -468,11 +448,7 @@ class CSRGraph:
         )
 
     def to_sparse_tensor(self) -> Any:
-        """Return the adjacency matrix as a :class:`torch_sparse.SparseTensor`.
-
-        Raises:
-            ImportError: if torch-sparse is not installed.
-        """
+        """Return the adjacency matrix as a ``torch_sparse.SparseTensor``."""
         _need_torch_sparse("'to_sparse_tensor'")
         from torch_sparse import SparseTensor
 
@@ -485,9 +461,9 @@ class CSRGraph:
         )
 
     def to(self, device: torch.device | str) -> 'CSRGraph':
-        """Copy the graph to a device; return itself if it is there.
+        """Copy the graph to a device; return itself if it is there already.
 
-        Derived data stay behind.
+        Derived data, such as the transpose, are not copied.
         """
         try:
             device = torch.device(device)
@@ -518,12 +494,12 @@ class CSRGraph:
 
     @property
     def device(self) -> torch.device:
-        """Device of the graph."""
+        """Device of the graph's tensors."""
         return self.col32.device
 
     @property
     def col(self) -> Tensor:
-        """Target of each edge: int64, converted from :obj:`col32`."""
+        """Target of each edge: int64, ``[num_edges]``."""
         return self.col32.long()
 
     @property
@@ -543,12 +519,12 @@ class CSRGraph:
 
     @property
     def degree(self) -> Tensor:
-        """Number of edges that leave each node: int64."""
+        """Number of edges that leave each node: int64, ``[num_nodes]``."""
         return self.rowptr.diff()
 
     @property
     def in_degree(self) -> Tensor:
-        """Number of edges that enter each node: int64."""
+        """Number of edges that enter each node: int64, ``[num_nodes]``."""
         return self._cached(
             'in_degree',
             lambda: torch.bincount(self.col32, minlength=self.num_nodes),
@@ -581,10 +557,9 @@ class CSRGraph:
 
     @property
     def spectral_radius(self) -> float:
-        r"""Largest magnitude of an eigenvalue of the adjacency matrix.
+        """Largest magnitude of an eigenvalue of the adjacency matrix.
 
-        Computed in float64: densely up to 500 nodes, else by ARPACK to about
-        machine precision.
+        Computed in float64 to about machine precision.
         """
         return self._cached(
             'spectral_radius',
@@ -656,14 +631,16 @@ class CSRGraph:
         return self._cached('with_self_loops', build)
 
     def receivers(self, along: bool = True) -> tuple[Tensor, Tensor]:
-        """Return compressed rows that list each node's senders.
+        """Return the nodes that each node receives messages from.
 
         Args:
-            along (bool): whether signals travel along the edges or against
-                them. (default: :obj:`True`)
+            along (bool): whether messages travel along the edges (True) or
+                against them. (default: :obj:`True`)
 
         Returns:
-            tuple[Tensor, Tensor]: ``rowptr`` (int64) and ``col`` (int32).
+            tuple[Tensor, Tensor]: ``rowptr``, int64, ``[num_nodes + 1]``, and
+            ``col``, int32: node v receives from ``col[rowptr[v]:rowptr[v +
+            1]]``.
         """
         if along and not self.is_undirected:
             return self._transposed
@@ -676,20 +653,20 @@ class CSRGraph:
         along: bool = True,
         nodes: Tensor | None = None,
     ) -> PushGraph:
-        r"""Return the layout for randomized pushes.
+        """Return the graph in the layout that randomized propagation reads.
 
-        Every row is sorted by the degree of the receiving node (nodes of
-        degree zero last) and cut into groups of doubling degree.
+        Every row is sorted by the degree of the receiving node (degree 0
+        last), and divided into groups of degrees within a factor of two.
 
         Args:
-            a (float): the exponent of the receiving degree, :math:`d_v^{-a}`.
-            dtype (torch.dtype): the dtype of the signals.
-                (default: :obj:`torch.float32`)
-            along (bool): whether signals travel along the edges or against
-                them. (default: :obj:`True`)
-            nodes (Tensor, optional): int64, ascending: the only rows to lay
-                out, the others being empty; this is not kept.
-                (default: :obj:`None`)
+            a (float): the exponent of the receiving node's degree, in the
+                factor :math:`d_v^{-a}` of a message.
+            dtype (torch.dtype): the dtype of the factors, float32 or float64.
+            along (bool): whether messages travel along the edges (True) or
+                against them. (default: :obj:`True`)
+            nodes (Tensor, optional): int64, ascending: the rows to include;
+                the others are empty, and the result is not kept. By default
+                all rows are included, and kept. (default: :obj:`None`)
         """
         check_finite('a', a)
         graphs.check_real('dtype', dtype)
@@ -718,7 +695,7 @@ class CSRGraph:
         return graph._replace(scale=kept[1])
 
     def has_push_graph(self, along: bool = True) -> bool:
-        """Whether the layout of :meth:`push_graph` is cached."""
+        """Return whether :meth:`push_graph` is kept for the same ``along``."""
         along = bool(along) or self.is_undirected
         return ('push_graph', along) in self._cache
 
@@ -726,13 +703,14 @@ class CSRGraph:
     def degree_power(
         self, exponent: Finite, dtype: torch.dtype, loops: bool = False
     ) -> Tensor:
-        r"""Return the diagonal of :math:`D^{exponent}`, 0 at degree 0.
+        """Return each node's degree to a power: ``[num_nodes]``.
 
         Args:
-            exponent (float): the exponent; 0 gives ones, at degree 0 too.
+            exponent (float): the exponent. A node of degree 0 gets 0, or 1 if
+                the exponent is 0.
             dtype (torch.dtype): the dtype of the result.
-            loops (bool): whether degrees are those of
-                :meth:`with_self_loops`. (default: :obj:`False`)
+            loops (bool): whether degrees count a self-loop at every node, as
+                after :meth:`with_self_loops`. (default: :obj:`False`)
         """
         graphs.check_real('dtype', dtype)
 
@@ -792,11 +770,11 @@ def _need_torch_sparse(what: str) -> None:
 
 
 class LastGraph:
-    """Cache of the last converted graph, keyed by its source tensor.
+    """Cache of the last graph that was converted to a :class:`CSRGraph`.
 
-    It compares a tensor's identity and version, which in-place operations
-    raise; writes through :obj:`.data` or numpy go unnoticed. Copies and
-    pickles of the cache are empty.
+    :meth:`convert` returns it if the same tensor comes again, and its version
+    (which in-place operations increase) is the same. It does not notice writes
+    through ``.data`` or numpy. Copies and pickles of the cache are empty.
     """
 
     def __init__(self) -> None:
@@ -808,7 +786,14 @@ class LastGraph:
         self._graph: CSRGraph | None = None
 
     def convert(self, graph: Any, num_nodes: int | None = None) -> CSRGraph:
-        """Convert a graph with parallel edges, or return the cached one."""
+        """Convert a graph, or return the one that was kept for it.
+
+        Args:
+            graph (Any): the graph, in any form that :meth:`CSRGraph.convert`
+                takes; duplicate edges count as parallel edges.
+            num_nodes (int, optional): the number of nodes, required for an
+                ``edge_index``. (default: :obj:`None`)
+        """
         if self._of is not None and self._graph is not None:
             reference, version, nodes = self._of
             if (
@@ -822,7 +807,14 @@ class LastGraph:
 
     @validated
     def keep(self, made: CSRGraph, graph: Any, num_nodes: Count) -> None:
-        """Cache the result of :meth:`convert` after its first use."""
+        """Keep a converted graph, until another one is kept.
+
+        Args:
+            made (CSRGraph): the graph as :meth:`convert` returned it.
+            graph (Any): the object that was converted; only a dense tensor,
+                such as an ``edge_index``, is kept.
+            num_nodes (int): the number of nodes that was passed to it.
+        """
         if (
             isinstance(graph, Tensor)
             and graph.layout == torch.strided

@@ -1,18 +1,12 @@
 """Marks of attributes that hold features propagated over the graph.
 
-``data.propagated`` names these attributes. :class:`~pyg_trust.transforms.AGP`
-and :class:`~pyg_trust.transforms.PrivateAGP` write it, PyG keeps it in copies
-and subgraphs, and private training and releases refuse what it names. It has
-to be set by hand where features come from elsewhere (``SIGN``, means of
-neighbours) or go into a new :class:`~torch_geometric.data.Data`.
-
-``data.own_of`` is the digest of the :class:`~pyg_trust.unit.PrivacyUnit` by
-which features along metapaths are a person's own. They are no other row's for
-that unit alone.
-
-``data.privacy_unit`` names the table of persons of the
-:class:`~pyg_trust.unit.PrivacyUnit` that was declared for the graph. Where
-each row is protected alone, such a graph is refused: a person is several rows.
+``data.propagated`` names these attributes. The transforms AGP and PrivateAGP
+write it, PyG keeps it in copies and subgraphs, and private training refuses
+what it names. Set it by hand where such features come from elsewhere.
+``data.own_of`` is the digest of the privacy unit for which features along
+metapaths are a person's own. ``data.privacy_unit`` names the table of persons
+of the graph's privacy unit; a graph that has it is refused where each row is
+protected alone.
 """
 
 from typing import Any

@@ -28,7 +28,12 @@ def sparse_rows(
     size: tuple[int, int],
     layout: torch.layout = torch.sparse_csr,
 ) -> Tensor:
-    """Make a sparse CSR (or CSC) tensor without torch's warning."""
+    """Make a sparse CSR or CSC tensor, without torch's beta warning.
+
+    The arguments are those of ``torch.sparse_compressed_tensor``: where
+    each row (of CSC: each column) starts, the index of each entry's column (of
+    CSC: row), the entries, the shape and the layout. They are not checked.
+    """
     with quiet_sparse():
         return torch.sparse_compressed_tensor(
             ptr, index, value, size, layout=layout, check_invariants=False
@@ -37,9 +42,9 @@ def sparse_rows(
 
 @contextmanager
 def quiet_sparse() -> Iterator[None]:
-    """Silence torch's warning, once per process, that CSR tensors are new.
+    """Silence torch's warning that sparse CSR tensors are in beta.
 
-    For blocks in which we make them, or make layers of PyG do so.
+    A context manager: the warning is silenced inside its ``with`` block.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings('ignore', 'Sparse CS[RC] tensor support')
@@ -47,6 +52,16 @@ def quiet_sparse() -> Iterator[None]:
 
 
 def pick_rows(rowptr: Tensor, nodes: Tensor) -> tuple[Tensor, Tensor]:
-    """Return where rows start, ``[k + 1]``, and the positions of entries."""
+    """Find where the entries of some rows of a compressed matrix are.
+
+    Args:
+        rowptr (Tensor): int64, ``[num_rows + 1]``: where each row starts.
+        nodes (Tensor): int64, ``[k]``: the numbers of the rows to find.
+
+    Returns:
+        tuple[Tensor, Tensor]: ``ptr``, int64, ``[k + 1]``, and ``where``,
+        int64: the entries of row ``nodes[i]`` are at the positions
+        ``where[ptr[i]:ptr[i + 1]]``.
+    """
     count = rowptr[nodes + 1] - rowptr[nodes]
     return pointer(count), ranges(rowptr[nodes], count)

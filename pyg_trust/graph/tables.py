@@ -28,12 +28,13 @@ NODE, EDGE = 'node', ('node', 'to', 'node')
 
 @dataclass(frozen=True)
 class Cascade:
-    """Rows and edges that are removed along with persons, by their types.
+    """Rows and edges of a typed graph that are removed along with persons.
 
     Args:
-        rows (dict[str, Tensor]): rows of each node type, int64, ascending.
-        edges (dict[tuple[str, str, str], Tensor]): positions of the edges of
-            each edge type, int64, ascending.
+        rows (dict[str, Tensor]): by node type, the numbers of the removed
+            rows: int64, ascending.
+        edges (dict[tuple[str, str, str], Tensor]): by edge type, the positions
+            of the removed edges in its ``edge_index``: int64, ascending.
     """
 
     rows: dict[str, Tensor]

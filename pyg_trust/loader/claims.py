@@ -38,16 +38,13 @@ class Ownership:
     """Lists of what each person owns, and of the edges of each row.
 
     Args:
-        unit (PrivacyUnit): says who owns what.
+        unit (PrivacyUnit): the owners of rows and edges.
         data (HeteroData): the graph that it was declared for.
         max_joint (int, optional): the most owners of a joint row that is
             listed; 0 for no joint rows. (default: :obj:`None`)
-        num_neighbors (dict, optional): by edge type, how many public rows a
-            row brings in by its edges of this type, or of its mirror. Those
-            with the least keyed hash of the names of both ends come. A public
-            row is named by ``n_id``, or else its place; another by its
-            owners, and its place among the rows that they own together: no
-            name moves with rows of others. (default: :obj:`None`)
+        num_neighbors (dict, optional): by edge type, the most public rows that
+            a row brings in: those with the least keyed hash of both ends,
+            which does not depend on rows of others. (default: :obj:`None`)
         seed (int): the key of these hashes. (default: :obj:`0`)
     """
 
@@ -170,20 +167,15 @@ def expand(
 ) -> TypedSubgraphs:
     """Return the subgraphs of groups of persons.
 
-    A row that somebody owns is in a subgraph if and only if all of its owners
-    are in the group. A public row is in it, as a copy of that subgraph's own,
-    if it is within :obj:`hops` steps of such a row, by edges of the group and
-    public edges, or as many as ``num_neighbors`` lets a row bring in. An edge
-    is in it if both of its ends are, and all of its owners are in the group.
+    An owned row is in a subgraph if all of its owners are in the group, a
+    public row (as a copy) if it is within :obj:`hops` steps of one. An edge is
+    in it if both ends and all owners are.
 
     Args:
-        ownership (Ownership): who owns which rows and edges.
+        ownership (Ownership): the owners of rows and edges.
         ptr (Tensor): int64, ``[num_groups + 1]``: the start of each group.
         persons (Tensor): int64: the persons, group by group, each in one.
         hops (int): how far public rows are from rows that somebody owns.
-
-    Raises:
-        ValueError: if a person is in two groups.
     """
     if persons.unique().numel() < persons.numel():
         raise ValueError(

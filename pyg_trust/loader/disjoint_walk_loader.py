@@ -35,11 +35,12 @@ _PARTITION = 0
 class DisjointWalkLoader(StepLoader):
     r"""Loads batches of node-disjoint subgraphs, for private training.
 
-    Every step draws :math:`m` of the :math:`M` subgraphs of a partition of
-    random walks (`Ayle et al. 2023 <https://arxiv.org/abs/2301.00738>`_),
-    uniformly without replacement, or each by itself with
-    ``sampling='poisson'``, at the public rate :math:`q = m / M`. Partitions
-    and batches do not depend on features or labels.
+    Random walks divide the graph into a *partition* of :math:`M` subgraphs
+    that share no node (`Ayle et al. 2023
+    <https://arxiv.org/abs/2301.00738>`_). Every step draws :math:`m` of them,
+    uniformly without replacement, or each independently with
+    ``sampling='poisson'``, at the public rate :math:`q = m / M`. The features
+    of one node are protected.
 
     A batch is a :class:`~torch_geometric.data.Data` with the edges inside each
     subgraph and none between two. Its :math:`m` roots come first
@@ -47,31 +48,30 @@ class DisjointWalkLoader(StepLoader):
     subgraph of each node and ``input_id`` the position of each root in
     :obj:`input_nodes`. A transform has to keep these as they are.
 
-    With a :class:`~pyg_trust.unit.PrivacyUnit`, :obj:`walk_length` is 0 and a
-    batch holds rows of the table of persons. Protected is all that a person
-    owns in any table; it reaches the model by
-    :class:`~pyg_trust.transforms.MetapathFeatures`.
+    With a :class:`~pyg_trust.unit.PrivacyUnit` a batch holds rows of the table
+    of persons, and all that a person owns in any table is protected. Other
+    tables reach the model by :class:`~pyg_trust.transforms.MetapathFeatures`.
 
     Args:
         data (Data or HeteroData): the graph, without duplicate edges, on the
             CPU or, without workers, on CUDA; typed if there is a :obj:`unit`.
         batch_size (int): :math:`m`, which is constant, or the expected number.
-        walk_length (int): :math:`L`, the steps of a walk.
+        walk_length (int): :math:`L`, the steps of a walk; 0 with persons.
         restarts (int): :math:`R`, the walks from every root.
-        input_nodes (Tensor, optional): the roots, as indices or as a mask;
-            by default all nodes.
+        input_nodes (Tensor, optional): the roots, as indices or as a mask; by
+            default all nodes.
         num_steps (int, optional): the batches of an epoch; by default
             :math:`\lfloor M / m \rfloor` of the first partition.
-        resample_every (int, optional): the steps between two partitions;
-            :obj:`None` keeps the first.
-        unit (PrivacyUnit, optional): the privacy unit, for persons.
+        resample_every (int, optional): the steps between two partitions; by
+            default all steps draw from the first.
+        unit (PrivacyUnit, optional): the owners of rows, to protect persons.
         along (bool): whether messages travel along the edges or against them.
         contiguous (bool): whether the nodes of a subgraph stand together, as
             pooling needs it; roots are then those of ``root_mask``.
         sampling (str): :obj:`'without_replacement'` or :obj:`'poisson'`.
         seed (int, optional): the seed of partitions, which are public, and of
             batches that are drawn without an engine.
-        **kwargs (optional): as of :class:`NodeLoader`.
+        **kwargs (optional): more arguments of :class:`NodeLoader`.
     """
 
     unit = 'node-disjoint random walks'
@@ -137,7 +137,11 @@ class DisjointWalkLoader(StepLoader):
         )
 
     def draw(self, step: int) -> DisjointWalks:
-        """Draw the subgraphs of a step, counted through all epochs."""
+        """Return the subgraphs of a step, counted from 0 through all epochs.
+
+        Subgraph ``i`` of the result has the nodes ``node[ptr[i]:ptr[i + 1]]``,
+        the root first.
+        """
         walks = self.node_sampler.partition(self._number(step))
         index = self.batch_sampler.index(step)
         return walks.select(index.to(walks.ptr.device))
@@ -157,18 +161,22 @@ class DisjointWalkLoader(StepLoader):
         }
 
     def public(self) -> tuple[Any, ...]:
-        """Return public data, and with a unit what was declared of it."""
+        """Return public data: edges, roots, node count, feature shape.
+
+        The last is a string. With a ``unit`` its declaration, a string,
+        follows.
+        """
         declared = () if self._declared is None else (repr(self._declared),)
         return (*super().public(), *declared)
 
     def assumptions(self) -> tuple[str, ...]:
-        """Return the assumptions and limits of a guarantee in one unit."""
+        """Return sentences: what a guarantee assumes and does not cover."""
         if self._declared is None:
             return super().assumptions()
         return of_persons(self._declared)
 
     def layout(self) -> str:
-        """Return a hash of the units' nodes, to compare processes."""
+        """Return a hash of subgraphs, to be equal in all processes."""
         sampler = self.node_sampler
         return fingerprint(*sampler.partition(), sampler.seed)
 

@@ -30,9 +30,11 @@ class EgoLoader(StepLoader):
     (:class:`~pyg_trust.transforms.BoundedDegree`), it is in at most :math:`1 +
     K + \cdots + K^l` ego graphs, so that replacing it changes at most as many
     gradients (:class:`~pyg_trust.privacy.GroupAccountant`). This is a
-    baseline: :class:`~pyg_trust.loader.DisjointWalkLoader`, where a node is in
-    one subgraph, needs far less noise. Batches look as there, but ``n_id``
-    has repetitions.
+    baseline: :class:`~pyg_trust.loader.DisjointWalkLoader` needs far less
+    noise.
+
+    A batch is a ``Data``. Its roots come first (``batch_size``); ``n_id`` is
+    the node of each row, with repetitions, and ``batch`` its ego graph.
 
     Args:
         data (Data): the graph, with an ``edge_index`` without duplicates, on
@@ -40,14 +42,15 @@ class EgoLoader(StepLoader):
         batch_size (int): :math:`m`, the roots of a batch; expected if Poisson.
         num_hops (int): the number :math:`l` of message-passing layers.
         max_degree (int): :math:`K`, to how many others a node sends at most.
-        input_nodes (Tensor, optional): the roots, as indices or as a mask;
-            by default, all nodes. (default: :obj:`None`)
+        input_nodes (Tensor, optional): the roots, as indices or as a mask; by
+            default, all nodes. (default: :obj:`None`)
         num_steps (int, optional): the batches of an epoch; by default
-            :math:`\lfloor N / m \rfloor`. (default: :obj:`None`)
-        along (bool): whether messages travel along the edges or against
-            them. (default: :obj:`True`)
+            :math:`\lfloor N / m \rfloor` for :math:`N` roots.
+        along (bool): whether messages travel along the edges or against them.
+            (default: :obj:`True`)
         sampling (str): :obj:`'without_replacement'` or :obj:`'poisson'`.
-        seed (int, optional): the seed. (default: :obj:`None`)
+        seed (int, optional): the seed of batches that are drawn without an
+            engine; random by default.
         **kwargs (optional): more arguments of :class:`NodeLoader`; none that
             choose batches.
     """

@@ -27,11 +27,8 @@ class GraphLoader(DrawnUnits):
     r"""Loads batches of whole graphs, for private graph classification.
 
     Every step draws :math:`m` of the :math:`M` graphs uniformly without
-    replacement, or each by itself with ``sampling='poisson'``. A graph is
-    protected with its nodes, edges, features and label. With
-    ``neighboring='add_remove'`` the number of graphs is private, too: pass a
-    public :obj:`sample_rate` beside the :obj:`batch_size` by which sums are
-    divided.
+    replacement, or each independently with ``sampling='poisson'``. A graph is
+    protected with its nodes, edges, features and label.
 
     A batch is a :class:`~torch_geometric.data.Batch` of PyG with ``input_id``,
     the positions of its graphs, and ``n_id``, which numbers the nodes of all
@@ -48,20 +45,20 @@ class GraphLoader(DrawnUnits):
         data (sequence of Data): the graphs, such as a list or a PyG dataset,
             on the CPU, each with a node and an ``edge_index``. They are not to
             be changed afterwards.
-        batch_size (int): :math:`m`, which is constant, or the public number
-            by which sums are divided with Poisson sampling.
+        batch_size (int): :math:`m`, which is constant; with Poisson sampling
+            the public number by which sums of gradients are divided.
         num_steps (int, optional): the batches of an epoch; by default
             :math:`\lfloor M / m \rfloor`, or one over the :obj:`sample_rate`.
         sampling (str): :obj:`'without_replacement'` or :obj:`'poisson'`.
-        neighboring (str): :obj:`'replace'` or, with Poisson sampling alone,
-            :obj:`'add_remove'`.
-        sample_rate (float, optional): the rate, for ``'add_remove'``.
-        seed (int, optional): the seed.
+        neighboring (str): :obj:`'replace'`: one graph is exchanged for
+            another; or :obj:`'add_remove'`: one is added or removed, so that
+            :math:`M` is private, too. This needs Poisson sampling and a
+            :obj:`sample_rate`.
+        sample_rate (float, optional): the public probability with which each
+            graph is drawn, for ``'add_remove'`` alone.
+        seed (int, optional): the seed of batches drawn without an engine.
         follow_batch, exclude_keys (sequence of str, optional): as of PyG.
-        **kwargs (optional): as of :class:`NodeLoader`.
-
-    Raises:
-        ValueError: if there are too few graphs, or one has no node or edges.
+        **kwargs (optional): more arguments of :class:`NodeLoader`.
     """
 
     unit = 'whole graphs'
@@ -119,11 +116,14 @@ class GraphLoader(DrawnUnits):
         return len(self._first) - 1
 
     def layout(self) -> str:
-        """Return a hash of the graphs' sizes, to compare processes."""
+        """Return a hash of graph sizes, to be equal in all processes."""
         return fingerprint(self._first)
 
     def public(self) -> tuple[Any, ...]:
-        """Return public data: attribute names; if public, how many graphs."""
+        """Return the number of graphs, and a string with attribute names.
+
+        With ``'add_remove'`` the number is private and left out.
+        """
         first = self.graphs[0].to_dict().items()
         # No shapes: those of edges would show how many edges a graph has.
         names = sorted(n for n, value in first if isinstance(value, Tensor))
@@ -132,7 +132,7 @@ class GraphLoader(DrawnUnits):
         return len(self._first) - 1, repr(names)
 
     def assumptions(self) -> tuple[str, ...]:
-        """Return what a guarantee for one graph assumes and does not cover."""
+        """Return sentences: what a guarantee assumes and does not cover."""
         what = (
             'protected is one graph with its nodes, edges, features and label'
         )

@@ -27,22 +27,19 @@ class FlatBatch(Data):
 
 
 class Schema:
-    r"""Types of rows and edges of typed batches, and widths of features.
+    """Types of rows and edges of typed batches, and widths of features.
 
-    A typed batch is one graph for all code that keeps subgraphs apart: the
-    rows of all types, those of :obj:`target` first, in one ``x`` that is
-    filled up with zeros to the widest, with ``node_type``, ``edge_type`` and
-    one ``batch``. :meth:`flat` makes it of a batch, :meth:`typed` a batch of
-    it.
+    :meth:`flat` makes one graph of a typed batch: the rows of all types, those
+    of :obj:`target` first, in one ``x`` that is filled up with zeros to the
+    widest, with ``node_type``, ``edge_type`` and one ``batch``.
 
     Args:
         data (HeteroData): a typed graph or batch; its values are not used.
         target (str): the node type of labels and outputs.
         several (bool): whether a subgraph may have several rows of
-            :obj:`target`; those that the loss reads come first, as
-            ``root_mask`` says.
-        by_row (bool): whether the loss reads any number of them, and not one
-            of each subgraph.
+            :obj:`target`; those of ``root_mask``, which the loss reads, come
+            first.
+        by_row (bool): whether the loss reads any number of them.
     """
 
     def __init__(
@@ -146,12 +143,9 @@ class Schema:
         return out
 
     def made(self) -> FlatBatch:
-        """Make up a flat batch of eight subgraphs, without data.
+        """Make up a flat batch of eight subgraphs of different sizes.
 
-        Each has a row of the target type, or up to five where there may be
-        several, and up to four of every other, and edges between some. One
-        has no edge, and one no row of each other type. With ``by_row``, the
-        loss reads half of up to four rows.
+        One has no edge, one the most rows, and one no row of each other type.
         """
         generator = torch.Generator().manual_seed(_SEED)
         out = HeteroData()

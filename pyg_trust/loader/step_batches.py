@@ -40,15 +40,12 @@ _KEPT = ('n_id', 'batch', 'root_mask', 'input_id')
 
 
 class StepBatches(Sampler[list[int]]):
-    r"""Draws some of :math:`M` units at every step, without replacement.
+    """Draws some of :math:`M` units at every step.
 
-    :math:`m` of them, uniformly; or, where there is a :obj:`rate`, each
-    independently, so that a batch may have any size, also none.
-
-    Steps are counted through all epochs. The draw of a step depends on the
-    seed and its number alone, or is that of ``choose``, where a private engine
-    has set it; then it is kept until the step is spent, so that whoever begins
-    an epoch anew is given the same batch.
+    It draws :math:`m` of them without replacement or, with a :obj:`rate`, each
+    independently. Steps are counted through all epochs. A draw depends on the
+    seed and the step alone, or is that of ``choose``, which a private engine
+    sets; then it is kept until the step is spent.
 
     Args:
         batch_size (int): :math:`m`, which is constant, or the expected size.
@@ -57,8 +54,7 @@ class StepBatches(Sampler[list[int]]):
         write (callable): maps a step and the units drawn, int64, to the list
             of integers that a worker makes a batch of.
         seed (int): the seed.
-        rate (callable, optional): maps a step to the probability of each
-            unit. (default: :obj:`None`)
+        rate (callable, optional): maps a step to the probability of a unit.
     """
 
     #: Whether something in it was erased: copies and pickles say so, too.
@@ -145,16 +141,17 @@ class StepBatches(Sampler[list[int]]):
 
 
 class StepLoader(NodeLoader):
-    r"""Base of loaders for private training.
+    """Base of loaders for private training, which draw anew at every step.
 
-    Every step draws some of :math:`M` units (subgraphs), which are numbered.
-    This is the interface that a private engine uses.
+    A step draws some of :math:`M` units. A unit is what is clipped as one: a
+    subgraph, a graph, or all rows of a person. A private engine calls the
+    methods below; most users do not.
 
     Args:
         data (Data): the graph.
-        sampler (BaseSampler): makes batches of what was drawn.
-        roots (Tensor): int64: the nodes that may be roots, at least as many
-            as there are units.
+        sampler (BaseSampler): makes batches of the drawn units.
+        roots (Tensor): int64: the nodes that may be roots, at least as many as
+            there are units.
         batch_size (int): :math:`m`, which is constant, or the expected size.
         num_steps (int): the steps of an epoch.
         seed (int): the seed of batches that are drawn without an engine.
@@ -210,7 +207,10 @@ class StepLoader(NodeLoader):
 
     @classmethod
     def check_kwargs(cls, kwargs: dict[str, Any], **counts: Any) -> None:
-        """Refuse arguments that would change how batches are drawn."""
+        """Refuse arguments of a loader that change how batches are drawn.
+
+        ``counts`` are further arguments, which have to be None or at least 1.
+        """
         for name in cls.OWN:
             if name in kwargs:
                 raise TypeError(
@@ -242,7 +242,7 @@ class StepLoader(NodeLoader):
 
     @validated
     def num_subgraphs_at(self, step: Natural) -> int:
-        r"""Return :math:`M`, the number of units that a step draws from."""
+        """Return :math:`M`, the number of units that a step draws from."""
         number = self._number(step)
         if number not in self._counts:
             self._counts[number] = self._count_units(number)
@@ -284,12 +284,16 @@ class StepLoader(NodeLoader):
         return self._make(number, index)
 
     def collate_fn(self, index: list[int] | Tensor) -> Any:
-        """Make a batch of the drawn units."""
+        """Make a batch of the units that the batch sampler has drawn."""
         out = self._collated(index)
         return self.filter_fn(out) if self.filter_per_worker else out
 
     def of(self, step: int, index: Tensor, transformed: bool = True) -> Any:
-        """Make a batch of some units of a step, int64, in this process."""
+        """Make a batch of the units ``index`` of a step, in this process.
+
+        ``index`` is int64, ``[num_units]``, below ``num_subgraphs_at(step)``.
+        ``transformed`` is whether to apply the loader's transform.
+        """
         out = self._collated(self._write(step, index))
         return self.filter_fn(out) if transformed else self._plain(out)
 
@@ -300,10 +304,11 @@ class StepLoader(NodeLoader):
         return NodeLoader.filter_fn(bare, out)
 
     def filter_fn(self, out: Any) -> Any:
-        """Apply the transform, which has to keep each unit's rows.
+        """Apply the loader's transform to a batch, and check the result.
 
         Raises:
-            ValueError: if it returns other rows, or rows of other units.
+            ValueError: if the transform changes ``n_id``, ``batch``,
+                ``input_id`` or the number of rows.
         """
         out = self._plain(out)
         if self.transform is None:
@@ -334,7 +339,7 @@ class StepLoader(NodeLoader):
         return made
 
     def flat(self, batch: Any) -> Any:
-        """Return the batch as one graph, which private training needs."""
+        """Return a batch as one ``Data``; here that is the batch itself."""
         return batch
 
     # What a report says ####################################################
@@ -344,22 +349,22 @@ class StepLoader(NodeLoader):
         """Return the public arguments, by name; seeds are secret."""
 
     def public(self) -> tuple[Any, ...]:
-        """Return public data: edges, roots, and the shape of features."""
+        """Return public data: edges, roots, node count, feature shape."""
         x = self.data.x
         shape = None if x is None else [list(x.shape), str(x.dtype)]
         edges = self.data.edge_index
         return edges, self.input_nodes, self.data.num_nodes, repr(shape)
 
     def fingerprint(self) -> str:
-        """Digest the public part of the data."""
+        """Return a hash of the public part of the data."""
         return fingerprint(*self.public())
 
     def layout(self) -> str:
-        """Return a hash of the units' nodes, to compare processes."""
+        """Return a hash of the units, to be equal in all processes."""
         return ''
 
     def assumptions(self) -> tuple[str, ...]:
-        """Return the assumptions and limits of a guarantee in one unit."""
+        """Return sentences: what a guarantee assumes and does not cover."""
         return (
             'protected is one row of the features (with the label, if masks, '
             'sampling and loss weights do not depend on labels); edges, the '

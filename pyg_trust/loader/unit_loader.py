@@ -61,42 +61,41 @@ class UnitLoader(DrawnUnits):
     A person's subgraph has all rows that belong to this person alone, the
     edges between them, and copies of public rows within :obj:`num_hops` steps.
     A batch is a :class:`~torch_geometric.data.HeteroData` with ``x``, ``n_id``
-    and ``batch`` by node type; the first ``batch_size`` rows of the type to
-    predict have labels ``y``. Use :meth:`own_view` to predict.
-
-    .. code-block:: python
-
-        for batch in loader:
-            out = model(batch.x_dict, batch.edge_index_dict)['author']
-            F.cross_entropy(out, batch['author'].y).backward()
-            optimizer.step()
+    and ``batch`` (the subgraph of each row) by node type. Of the type to
+    predict, the first ``batch_size`` rows have labels ``y``.
+    Predict by :meth:`own_view`.
 
     Args:
         data (HeteroData): the graph that :obj:`unit` was declared for, on the
             CPU, with features ``x`` of each node type, of one float type.
         unit (PrivacyUnit): the owner of each row. The persons have to be a
             node type, with one row each.
-        batch_size, num_steps, sampling, sample_rate: as of
-            :class:`GraphLoader`.
+        batch_size (int): the persons of a batch; expected if Poisson.
         input_nodes (Tensor, str or tuple, optional): the persons to train on,
-            as ids or a mask, which are public; or a type of rows that persons
-            own, such as ``'order'``, whose labels are then predicted; or this
-            type and a mask of its training rows, which is private.
+            as public ids or a mask (all by default); or a node type that
+            persons own, such as ``'order'``, whose labels are then predicted;
+            or this type and a private mask of its training rows.
         num_hops (int): how many steps away public rows may be.
-        num_neighbors (dict or list, optional): how many public neighbours of a
-            row are kept, by edge type; or a list with this number for each
-            hop, such as ``[10, 10]``; -1 for all, the default.
-        neighboring (str): what is compared. :obj:`'replace'`: all that one
-            person owns is replaced; :obj:`'add_remove'`: a person is added or
-            removed; :obj:`'contents'`: as ``'replace'``, but whom a person
-            shares rows with stays. Subgraphs are then of groups of persons,
-            with the rows that these share, on random walks over the public
+        num_neighbors (dict or list, optional): the most public neighbours of a
+            row, by edge type, or as a list, ``[10, 10]``, with one number a
+            hop; -1, the default, keeps all.
+        num_steps (int, optional): the batches of an epoch; by default the
+            number of persons over :obj:`batch_size`.
+        sampling (str): :obj:`'without_replacement'` or :obj:`'poisson'`.
+        sample_rate (float, optional): the public probability with which each
+            person is drawn, for ``'add_remove'`` alone.
+        neighboring (str): :obj:`'replace'`: all that one person owns is
+            replaced; :obj:`'add_remove'`: a person is added or removed;
+            :obj:`'contents'`: all contents are replaced, but not with whom a
+            person shares rows. Subgraphs are then groups of persons with the
+            rows that they share, by random walks over the public
             :meth:`PrivacyUnit.pairs <pyg_trust.unit.PrivacyUnit.pairs>`.
-        walk_length, restarts, resample_every: as of
-            :class:`DisjointWalkLoader`, for ``'contents'``.
-        along, max_joint: as of ``PrivacyUnit.pairs``, for ``'contents'``.
-        seed (int, optional): the seed.
-        **kwargs (optional): as of :class:`NodeLoader`.
+        walk_length, restarts, resample_every (int): for ``'contents'``, the
+            steps of a walk, the walks from each person, and the steps between
+            two draws of groups.
+        along, max_joint: for ``'contents'``, the arguments of ``pairs``.
+        seed (int, optional): the seed; random by default.
+        **kwargs (optional): more arguments of :class:`NodeLoader`.
     """
 
     unit = PERSONS
@@ -257,7 +256,7 @@ class UnitLoader(DrawnUnits):
         return self._claims(number).num_subgraphs
 
     def layout(self) -> str:
-        """Return a hash of groups and owners, to compare processes."""
+        """Return a hash of persons' rows, to be equal in all processes."""
         seed = getattr(self._walks, 'seed', 0)
         return fingerprint(*self._claims(0), repr((seed, self.owned_by)))
 
@@ -277,7 +276,11 @@ class UnitLoader(DrawnUnits):
         }
 
     def public(self) -> tuple[Any, ...]:
-        """Return the public part: the schema, and the unit's declaration."""
+        """Return public data: types and sizes, and the unit's declaration.
+
+        Both are strings. With ``'contents'`` the pairs of persons who share
+        rows follow, int64 ``[2, k]``.
+        """
         schema, count = self.schema, None
         if self._rate is None:
             count = self._num_units
@@ -288,7 +291,7 @@ class UnitLoader(DrawnUnits):
         )
 
     def assumptions(self) -> tuple[str, ...]:
-        """Return what a guarantee for a person assumes and does not cover."""
+        """Return sentences: what a guarantee assumes and does not cover."""
         target = self.schema.target
         by_row = (
             f'protected is also which rows of {target} are training rows, and '
@@ -309,20 +312,18 @@ class UnitLoader(DrawnUnits):
     def own_view(self, persons: NodeIds | None = None) -> HeteroData:
         """Return the input from which a trained model predicts for persons.
 
-        A person's subgraph is as in training that of this person alone, with
-        all rows that it owns; with ``neighboring='contents'`` also those that
-        it shares with others, each owner with a copy. Rows of the target type
-        have a prediction each: row :math:`i` of the table of persons is that
-        of ``persons[i]``. Nothing covers a prediction: give it to the person
-        alone.
+        Each person has a subgraph of its own, with all rows that it owns; with
+        ``neighboring='contents'`` also copies of rows that it shares. If
+        persons are predicted, row :math:`i` of their table is ``persons[i]``.
+        Predictions are not private: give each to its person alone.
 
         Args:
-            persons (Tensor, optional): their rows, int64, or a mask; by
-                default all, also those not trained on. (default: :obj:`None`)
+            persons (Tensor, optional): ids (int64) or a mask; by default all,
+                also those not trained on. (default: :obj:`None`)
 
         Returns:
-            HeteroData: as a batch; of another target type than persons, all
-            rows have labels, and ``root_mask`` is true.
+            HeteroData: a batch. If another type than persons is predicted, it
+            has all of their rows of this type.
         """
         size = self._ownership.num_names
         rows = root_index(persons, size, name='persons')
@@ -378,15 +379,16 @@ class UnitLoader(DrawnUnits):
         return out
 
     def flat(self, batch: Any) -> Data:
-        """Return a batch as one homogeneous graph of all rows."""
+        """Return a batch as one homogeneous graph of the rows of all types."""
         return self.schema.flat(batch)
 
     def made(self) -> tuple[Data, Data, Callable[..., Any]]:
-        """Make up a batch of subgraphs, for checks of a model.
+        """Make up random batches without data, on which to check a model.
 
         Returns:
-            tuple[Data, Data, callable]: one as training follows it, one
-            before the transform, and the transform of such.
+            tuple[Data, Data, callable]: a batch as :meth:`flat` returns it, of
+            the types that the transform makes; one of the types before it; and
+            the transform, as a function from the second kind to the first.
         """
 
         def transformed(flat: Data) -> Data:

@@ -184,7 +184,7 @@ def _check_x(x: Tensor, dims: tuple[int, ...]) -> None:
 
 @validated
 class SGConv(_Propagation, pyg.SGConv):
-    r"""The simple graph convolution, propagated by AGP.
+    r"""Simple graph convolution, exact or estimated by AGP.
 
     .. math::
         \mathbf{X}^{\prime} = \left( \mathbf{\tilde{D}}^{-1/2}
@@ -193,15 +193,14 @@ class SGConv(_Propagation, pyg.SGConv):
 
     (`Wu et al. 2019 <https://arxiv.org/abs/1902.07153>`_), a drop-in for
     :class:`torch_geometric.nn.SGConv` on undirected graphs. For :obj:`eps=0`
-    the two agree; otherwise propagated features and gradients are the unbiased
-    estimates of :func:`pyg_trust.agp.propagate`. With edge weights, and while
-    an explainer masks edges, the messages are PyG's own. The graph of the last
-    ``edge_index`` is kept until another one comes or it is changed in place;
-    a :class:`~pyg_trust.graph.CSRGraph` is converted once.
+    the two agree. Otherwise features and gradients are unbiased random
+    estimates (:func:`pyg_trust.agp.propagate`). PyG's own messages are used
+    with edge weights, and while an explainer masks edges. The converted graph
+    is kept until another ``edge_index`` comes.
 
     Args:
-        in_channels (int): the size of each input sample; -1 to derive it
-            from the first input.
+        in_channels (int): the size of each input sample; -1 to derive it from
+            the first input.
         out_channels (int): the size of each output sample.
         K (int): the number of hops. (default: :obj:`1`)
         cached (bool): whether to propagate the first input and to keep the
@@ -209,19 +208,19 @@ class SGConv(_Propagation, pyg.SGConv):
         add_self_loops (bool): whether missing self-loops are added.
             (default: :obj:`True`)
         bias (bool): whether to learn a bias. (default: :obj:`True`)
-        eps (float): as in :func:`pyg_trust.agp.propagate`.
-            (default: :obj:`0.0`)
+        eps (float): messages below this share of a column's L1 norm are
+            sampled; 0 for the exact result. (default: :obj:`0.0`)
         seed (int, optional): the seed of every forward pass; by default each
             draws its own from torch's default generator.
-        half (bool): as in :func:`pyg_trust.agp.propagate`.
-            (default: :obj:`False`)
-        tol (float): as in :func:`pyg_trust.agp.propagate`.
-            (default: :obj:`0.0`)
+        half (bool): whether the exact path keeps intermediate float32 values
+            in float16, faster and less accurate. (default: :obj:`False`)
+        tol (float): the allowed relative error of a faster path with fewer
+            hops; 0 for none. (default: :obj:`0.0`)
         **kwargs (optional): additional arguments of
             :class:`torch_geometric.nn.conv.MessagePassing`.
 
     Raises:
-        TypeError, ValueError: as :func:`pyg_trust.agp.propagate`, and on edge
+        TypeError, ValueError: if an argument is out of range, or on edge
             weights where :obj:`eps`, :obj:`half` or :obj:`tol` is set.
 
     Example:
@@ -273,7 +272,11 @@ class SGConv(_Propagation, pyg.SGConv):
     def forward(
         self, x: Tensor, edge_index: Any, edge_weight: OptTensor = None
     ) -> Tensor:
-        """Propagate and transform :obj:`x`."""
+        """Propagate :obj:`x`, and apply the linear layer to the result.
+
+        The arguments are those of PyG's layer. Returns ``[num_nodes,
+        out_channels]``.
+        """
         kept: OptTensor = getattr(self, '_cached_x')  # noqa: B009
         if kept is not None:
             return self.lin(kept.detach())
@@ -301,7 +304,7 @@ class SGConv(_Propagation, pyg.SGConv):
 
 @validated
 class APPNP(_Propagation, pyg.APPNP):
-    r"""The propagation of APPNP by AGP.
+    r"""Propagation of APPNP, exact or estimated by AGP.
 
     .. math::
         \mathbf{X}^{(k)} = (1 - \alpha) \mathbf{\tilde{D}}^{-1/2}
@@ -310,12 +313,10 @@ class APPNP(_Propagation, pyg.APPNP):
 
     (`"Predict then Propagate" <https://arxiv.org/abs/1810.05997>`_, Gasteiger
     et al. 2019), a drop-in for :class:`torch_geometric.nn.APPNP` on undirected
-    graphs. For :obj:`eps=0` the two agree; otherwise values and gradients are
-    the unbiased estimates of :func:`pyg_trust.agp.propagate`.
-
-    With edge weights, :obj:`normalize=False`, :obj:`dropout` in training, and
-    while an explainer masks edges, the messages are PyG's own: exact, as fast
-    as there.
+    graphs. For :obj:`eps=0` the two agree. Otherwise values and gradients are
+    unbiased random estimates (:func:`pyg_trust.agp.propagate`). PyG's own
+    messages are used with edge weights, with :obj:`normalize=False`, with
+    :obj:`dropout` in training, and while an explainer masks edges.
 
     Args:
         K (int): the number of steps.
@@ -328,20 +329,21 @@ class APPNP(_Propagation, pyg.APPNP):
             (default: :obj:`True`)
         normalize (bool): whether the adjacency matrix is normalised, as in
             PyG. (default: :obj:`True`)
-        eps (float): as in :class:`SGConv`. (default: :obj:`0.0`)
-        seed (int, optional): as in :class:`SGConv`. (default: :obj:`None`)
-        half (bool): as in :class:`SGConv`. (default: :obj:`False`)
-        tol (float): as in :class:`SGConv`. (default: :obj:`0.0`)
+        eps (float): messages below this share of a column's L1 norm are
+            sampled; 0 for the exact result. (default: :obj:`0.0`)
+        seed (int, optional): the seed of every forward pass; by default each
+            draws its own from torch's default generator.
+        half (bool): whether the exact path keeps intermediate float32 values
+            in float16, faster and less accurate. (default: :obj:`False`)
+        tol (float): the allowed relative error of a faster path with fewer
+            steps; 0 for none. (default: :obj:`0.0`)
         **kwargs (optional): additional arguments of
             :class:`torch_geometric.nn.conv.MessagePassing`.
 
-    Shapes: - **input:** as in :class:`SGConv`. - **output:** the shape of the
-        input features.
-
     Raises:
-        TypeError, ValueError: as :class:`SGConv`, and if :obj:`dropout` or
-            :obj:`normalize=False` goes with :obj:`eps`, :obj:`half` or
-            :obj:`tol`.
+        TypeError, ValueError: if an argument is out of range, or if edge
+            weights, :obj:`dropout` or :obj:`normalize=False` are used with
+            :obj:`eps`, :obj:`half` or :obj:`tol`.
     """
 
     _own = pyg.APPNP
@@ -397,17 +399,20 @@ class APPNP(_Propagation, pyg.APPNP):
         return self.alpha, self.K, self._loops
 
     def _make(self, *asked: Any) -> Measure:
-        return appnp(asked[0], levels=asked[1], self_loops=asked[2])
+        return appnp(asked[0], K=asked[1], self_loops=asked[2])
 
     def reset_parameters(self) -> None:
-        """Clear the caches."""
+        """Clear the caches; there are no parameters."""
         super().reset_parameters()
         self._forget()
 
     def forward(
         self, x: Tensor, edge_index: Any, edge_weight: OptTensor = None
     ) -> Tensor:
-        """Propagate :obj:`x`."""
+        """Propagate the rows of :obj:`x`, ``[num_nodes, num_columns]``.
+
+        The arguments are those of PyG's layer. The shape stays.
+        """
         _check_x(x, (1, 2, 3))
         slow = '' if self.normalize else 'normalize'
         if self.dropout > 0 and self.training:

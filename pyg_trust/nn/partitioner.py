@@ -36,10 +36,10 @@ class ShardPartitioner(torch.nn.Module):
         W + b)
 
     (`"Graph Unlearning with Efficient Partial Retraining"
-    <https://arxiv.org/abs/2403.07353>`_, Zhang et al. 2024.) Features are
-    divided by their root mean square, and the two GCN layers are followed by
-    batch normalisation, which the paper does not have: without them training
-    takes several times as many epochs and ends with empty shards.
+    <https://arxiv.org/abs/2403.07353>`_, Zhang et al. 2024.) The GNN has two
+    GCN layers. Unlike in the paper, features are divided by their root mean
+    square, and there is batch normalisation (BN), which speed up training and
+    avoid empty shards.
 
     Args:
         in_channels (int): the number of features.
@@ -66,11 +66,12 @@ class ShardPartitioner(torch.nn.Module):
             part.reset_parameters()
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        """Return the soft assignment: ``[num_nodes, num_shards]``.
+        """Return probabilities of shards: ``[num_nodes, num_shards]``.
 
         Args:
-            x (Tensor): the features of the training nodes.
-            edge_index (Tensor): the training graph.
+            x (Tensor): the features of the training nodes, ``[num_nodes,
+                in_channels]``.
+            edge_index (Tensor): the training graph, int64, ``[2, num_edges]``.
         """
         check_tensor('x', x, None, ('num_nodes', self.in_channels))
         shape = (2, 'num_edges')
@@ -97,33 +98,32 @@ def learned_partition(
     slack: Slack = 0.1,
     seed: int | None = None,
 ) -> Tensor:
-    r"""Train GraphRevoker's partition and round it to balanced shards.
+    r"""Train GraphRevoker's partition network; return balanced shards.
 
-    Minimises :math:`L_{\text{struct}} + \lambda_{\text{time}}
-    L_{\text{time}} + \lambda_{\text{sem}} L_{\text{sem}}` of
-    :func:`pyg_trust.unlearning.partition.partition_losses` by AdamW, until the
-    loss has not fallen by a thousandth for 30 epochs. (After the 10 to 30
-    epochs that the paper names, :math:`P` is still uniform.) Then
-    :func:`~pyg_trust.unlearning.partition.round_partition` makes shards of it.
+    Minimises :math:`L_{\text{struct}} + \lambda_{\text{time}} L_{\text{time}}
+    + \lambda_{\text{sem}} L_{\text{sem}}`, for few edges between shards, equal
+    work, and mixed labels
+    (:func:`pyg_trust.unlearning.partition.partition_losses`), by AdamW.
+    Training ends when the loss has not fallen by a thousandth for 30 epochs.
+    The probabilities are then rounded to shards.
 
     Args:
         x (Tensor): features of the training nodes, ``[num_nodes, channels]``.
         edge_index (Tensor): int64, ``[2, num_edges]``: the training graph,
             every edge in both directions.
-        y (Tensor): the classes of the training nodes, int64.
+        y (Tensor): the classes of the training nodes, int64, ``[num_nodes]``.
         num_shards (int): the number of shards.
         time_weight (float): :math:`\lambda_{\text{time}}`.
             (default: :obj:`1e-3`)
-        sem_weight (float): :math:`\lambda_{\text{sem}}`. At the paper's 1e-3
-            labels have no visible part in the result. (default: :obj:`5.0`)
+        sem_weight (float): :math:`\lambda_{\text{sem}}`; 1e-3 in the paper,
+            which has no visible effect. (default: :obj:`5.0`)
         max_epochs (int): the most epochs. (default: :obj:`300`)
-        slack (float): as in
-            :func:`pyg_trust.unlearning.partition.shard_limits`.
-            (default: :obj:`0.1`)
-        seed (int, optional): the seed. (default: :obj:`None`)
+        slack (float): how far sizes may differ from their mean, relative to
+            it. (default: :obj:`0.1`)
+        seed (int, optional): the seed; by default torch's generator draws one.
 
     Returns:
-        Tensor: int64, ``[num_nodes]``.
+        Tensor: the shard of each node, int64, ``[num_nodes]``.
     """
     _check_graph(x, edge_index, y)
     shard_limits(x.size(0), num_shards, slack)
@@ -173,8 +173,11 @@ def partition_embedding(
     Args:
         x (Tensor): features of the training nodes, ``[num_nodes, channels]``.
         edge_index (Tensor): int64, ``[2, num_edges]``: the training graph.
-        y (Tensor): the classes of the training nodes, int64.
-        seed (int, optional): the seed. (default: :obj:`None`)
+        y (Tensor): the classes of the training nodes, int64, ``[num_nodes]``.
+        seed (int, optional): the seed; by default torch's generator draws one.
+
+    Returns:
+        Tensor: ``[num_nodes, num_classes]``.
     """
     _check_graph(x, edge_index, y)
     classes = int(y.max()) + 1

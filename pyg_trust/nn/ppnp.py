@@ -56,14 +56,15 @@ __all__ = [
 class PageRankDiffusion(pyg.MessagePassing):
     r"""Diffuse a signal by personalized PageRank, exactly or step by step.
 
+    The result is :math:`\Pi H = \alpha (I - (1 - \alpha) \hat{A})^{-1} H`, or
+    after :math:`K` steps
+
     .. math::
-        Z = \alpha (I - (1 - \alpha) \hat{A})^{-1} H \quad \text{or} \quad
-        Z^{(k+1)} = (1 - \alpha) \hat{A} Z^{(k)} + \alpha H, \; Z^{(0)} = H
+        Z^{(k+1)} = (1 - \alpha) \hat{A} Z^{(k)} + \alpha H, \; Z^{(0)} = H,
 
     with :math:`\hat{A} = D^{-1} A` (:obj:`'rw'`, :math:`\pi`-PPNP) or
     :math:`\hat{A} = D^{-1/2} A D^{-1/2}` (:obj:`'sym'`, PPNP and APPNP). The
-    exact form (:obj:`K=None`) is an iterative solve to about the precision of
-    the dtype, never an inverse.
+    exact form is an iterative solve to about the precision of the dtype.
 
     Node :math:`v` receives from the targets of its **out**-edges: its row of
     :math:`\Pi` is the distribution of a random walk that starts at :math:`v`
@@ -74,11 +75,11 @@ class PageRankDiffusion(pyg.MessagePassing):
         alpha (float): the teleport probability, in :math:`(0, 1)`.
             (default: :obj:`0.15`)
         K (int, optional): the number of steps; :obj:`None` for the exact
-            solution. (default: :obj:`None`)
+            solution.
         normalization (str): :obj:`'rw'` or :obj:`'sym'`.
             (default: :obj:`'rw'`)
-        add_self_loops (bool): whether nodes without a self-loop get one, as
-            in the original PPNP. (default: :obj:`False`)
+        add_self_loops (bool): whether nodes without a self-loop get one, as in
+            the original PPNP. (default: :obj:`False`)
         **kwargs (Any): arguments of
             :class:`~torch_geometric.nn.MessagePassing`.
     """
@@ -103,12 +104,12 @@ class PageRankDiffusion(pyg.MessagePassing):
     def diffuse(
         self, h: Tensor, graph: Any, edge_weight: Tensor | None = None
     ) -> Tensor:
-        r"""Compute :math:`\Pi H`.
+        r"""Return the diffused signal :math:`\Pi H`, of the shape of :obj:`h`.
 
         Args:
             h (Tensor): :math:`H`, ``[num_nodes, num_columns]``.
-            graph (Any): the graph, in any form.
-            edge_weight (Tensor, optional): with an ``edge_index``.
+            graph (Any): an ``edge_index``, a sparse tensor or a ``CSRGraph``.
+            edge_weight (Tensor, optional): the weights of an ``edge_index``.
         """
         _check_rows('h', h, (2, 3))
         if h.size(self.node_dim) == 0:
@@ -171,7 +172,7 @@ class PageRankDiffusion(pyg.MessagePassing):
         return edge_index, weight.to(h.dtype)
 
     def message(self, x_j: Tensor, edge_weight: Tensor) -> Tensor:
-        """Return the messages: the sources' rows times the weights."""
+        """Return the messages: the sources' rows times the edge weights."""
         return edge_weight.view(-1, 1) * x_j
 
     def __prepare_scriptable__(self) -> Any:
@@ -196,11 +197,14 @@ class PageRankDiffusion(pyg.MessagePassing):
 class PPNP(PageRankDiffusion):
     r"""Propagates a network's logits by PageRank: :math:`Z = \Pi f_\theta(X)`.
 
+    :math:`\Pi` is the matrix of personalized PageRank, as in
+    :class:`PageRankDiffusion`.
+
     Args:
         encoder (torch.nn.Module): :math:`f_\theta`, from features to logits,
             node by node.
         alpha (float): the teleport probability. (default: :obj:`0.15`)
-        K (int, optional): as in :class:`PageRankDiffusion`.
+        K (int, optional): the number of steps; by default the exact solution.
         **kwargs (Any): arguments of :class:`PageRankDiffusion`.
 
     Example:
@@ -220,7 +224,7 @@ class PPNP(PageRankDiffusion):
         self.encoder = encoder
 
     def reset_parameters(self) -> None:
-        """Reset every module of the encoder that can be reset."""
+        """Reset the parameters of the encoder's modules."""
         for module in self.encoder.modules():
             reset = getattr(module, 'reset_parameters', None)
             if callable(reset):
@@ -234,24 +238,29 @@ class PPNP(PageRankDiffusion):
     def forward(
         self, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None
     ) -> Tensor:
-        """Return the diffused logits: ``[num_nodes, num_classes]``."""
+        """Return the diffused logits: ``[num_nodes, num_classes]``.
+
+        ``x`` has the features, ``[num_nodes, in_channels]``. The graph is
+        given as in PyG, or as a ``CSRGraph``.
+        """
         check_instance('x', x, Tensor)
         return self.diffuse(self.logits(x), edge_index, edge_weight)
 
 
 @validated
 class FeaturePropagation(PPNP):
-    r"""Logistic regression on diffused features: :math:`\Pi X W + b`.
+    r"""Logistic regression on features diffused by PageRank.
 
-    The rows of :math:`\Pi` sum to one (:obj:`'rw'`, every node with an
-    out-edge), so that :math:`\Pi X W + b = \Pi (X W + b)`: this is
-    :class:`PPNP` with a linear encoder.
+    The logits are :math:`\Pi X W + b`, with :math:`\Pi` of
+    :class:`PageRankDiffusion`. If the rows of :math:`\Pi` sum to one
+    (:obj:`'rw'`, every node with an out-edge), this is :class:`PPNP` with a
+    linear encoder.
 
     Args:
         in_channels (int): the number of features.
         out_channels (int): the number of classes.
         alpha (float): the teleport probability. (default: :obj:`0.15`)
-        K (int, optional): as in :class:`PageRankDiffusion`.
+        K (int, optional): the number of steps; by default the exact solution.
         bias (bool): whether there is a bias. (default: :obj:`True`)
         **kwargs (Any): arguments of :class:`PageRankDiffusion`.
     """
@@ -273,27 +282,27 @@ class FeaturePropagation(PPNP):
 class LabelPropagation(PageRankDiffusion):
     r"""Label propagation: by PageRank, or in layers as in PyG.
 
-    With :obj:`num_classes`, :math:`\Pi H`, which can be certified: :math:`H`
-    holds the one-hot classes of the labelled nodes and zeros elsewhere. With
-    :obj:`num_layers`, a drop-in for
-    :class:`torch_geometric.nn.LabelPropagation`:
+    With :obj:`num_classes` the result is :math:`\Pi H`, with :math:`\Pi` of
+    :class:`PageRankDiffusion`: :math:`H` holds the one-hot classes of the
+    labelled nodes and zeros elsewhere. It can be certified. With
+    :obj:`num_layers` it is a drop-in for
+    :class:`torch_geometric.nn.LabelPropagation`,
 
     .. math::
         Y^{(k)} = \alpha D^{-1/2} A D^{-1/2} Y^{(k-1)} + (1 - \alpha) Y^{(0)},
 
-    cut to [0, 1] after each layer. **Its** :math:`\alpha` **is the share of
-    the neighbours**, what a teleport probability leaves.
+    cut to [0, 1] after each layer.
 
     Args:
         num_layers (int, optional): the number of layers, as in PyG.
-        alpha (float, optional): the share of the neighbours, in
-            :math:`[0, 1]`, with :obj:`num_layers`; the teleport probability,
-            by default 0.15, with :obj:`num_classes`. (default: :obj:`None`)
+        alpha (float, optional): with :obj:`num_layers` the share of the
+            neighbours, in :math:`[0, 1]`; with :obj:`num_classes` the teleport
+            probability, by default 0.15.
         num_classes (int, optional): the number of classes, for PageRank.
-        K (int, optional): as in :class:`PageRankDiffusion`, with
-            :obj:`num_classes`. (default: :obj:`None`)
-        **kwargs (Any): arguments of :class:`PageRankDiffusion`, with
-            :obj:`num_classes`.
+        K (int, optional): with :obj:`num_classes`, the number of steps; by
+            default the exact solution.
+        **kwargs (Any): with :obj:`num_classes`, arguments of
+            :class:`PageRankDiffusion`.
     """
 
     def __init__(
@@ -332,16 +341,18 @@ class LabelPropagation(PageRankDiffusion):
 
     @property
     def layers(self) -> 'LabelPropagation | None':
-        """Itself if made with ``num_layers``, as in PyG; else :obj:`None`."""
+        """The model itself if it has ``num_layers``, else :obj:`None`."""
         return None if self.num_layers is None else self
 
     def logits(self, y: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return the one-hot classes of the labelled nodes.
+        """Return the one-hot classes: float, ``[num_nodes, num_classes]``.
+
+        Rows of unlabelled nodes are zero. The model needs ``num_classes``.
 
         Args:
             y (Tensor): int64, ``[num_nodes]``; only labelled nodes are read.
-            mask (Tensor, optional): the labelled nodes, a mask or indices;
-                by default all. (default: :obj:`None`)
+            mask (Tensor, optional): the labelled nodes, a bool mask or int64
+                positions; by default all.
         """
         if self.num_classes is None:
             raise ValueError(
@@ -369,14 +380,14 @@ class LabelPropagation(PageRankDiffusion):
 
         Args:
             y (Tensor): the classes, int64, ``[num_nodes]``; with
-                :obj:`num_layers` also rows, ``[num_nodes, num_classes]``.
-            edge_index (Any): the graph, in any form.
-            mask (Tensor, optional): the labelled nodes, a mask or indices;
-                by default all. (default: :obj:`None`)
-            edge_weight (Tensor, optional): with an ``edge_index``; as it
-                is, with :obj:`num_layers`. (default: :obj:`None`)
-            post_step (callable, optional): called after each layer, instead
-                of cutting to [0, 1]; with :obj:`num_layers`.
+                ``num_layers`` also rows, ``[num_nodes, num_classes]``.
+            edge_index (Any): the graph, as in PyG or a ``CSRGraph``.
+            mask (Tensor, optional): the labelled nodes, a bool mask or int64
+                positions; by default all.
+            edge_weight (Tensor, optional): the weights of an ``edge_index``;
+                not normalised with ``num_layers``.
+            post_step (callable, optional): with ``num_layers``, maps the
+                result of each layer, instead of cutting to [0, 1].
         """
         if self.num_layers is None:
             if post_step is not None:
@@ -444,23 +455,21 @@ class LabelPropagation(PageRankDiffusion):
 
 @validated
 class CorrectAndSmooth(pyg.CorrectAndSmooth):
-    r"""Corrects predictions by their errors on training nodes, and smooths.
+    """Corrects predictions by their errors on training nodes, and smooths.
 
     `"Combining Label Propagation And Simple Models Out-performs Graph Neural
     Networks" <https://arxiv.org/abs/2010.13993>`_ (Huang et al. 2021), a
-    drop-in for :class:`torch_geometric.nn.CorrectAndSmooth` that spreads
-    errors and labels as :class:`LabelPropagation` does.
-
-    The result shows the labels of training nodes to their neighbours: no
-    guarantee of this package covers it.
+    drop-in for :class:`torch_geometric.nn.CorrectAndSmooth`. The result
+    reveals the labels of training nodes to their neighbours: no guarantee of
+    this package covers it.
 
     Args:
         num_correction_layers (int): the number of steps that propagate errors.
-        correction_alpha (float): the share of an error that comes from the
-            neighbours, in each layer.
+        correction_alpha (float): the share of the neighbours in each of these
+            steps; the rest is a node's own error.
         num_smoothing_layers (int): the number of steps that smooth corrected
             predictions.
-        smoothing_alpha (float): the share of the neighbours in those.
+        smoothing_alpha (float): the share of the neighbours in each of these.
         autoscale (bool): whether errors are scaled to their mean on the
             training nodes. (default: :obj:`True`)
         scale (float): the factor of errors, without :obj:`autoscale`.
@@ -494,12 +503,13 @@ class CorrectAndSmooth(pyg.CorrectAndSmooth):
         """Correct predictions by propagated errors of training nodes.
 
         Args:
-            y_soft (Tensor): the predictions, ``[num_nodes, num_classes]``.
-            y_true (Tensor): the labels of the training nodes, classes or
-                rows like those of :obj:`y_soft`.
-            mask (Tensor): the training nodes, a mask or indices.
-            edge_index (Any): the graph, in any form.
-            edge_weight (Tensor, optional): with an ``edge_index``.
+            y_soft (Tensor): the predictions, ``[num_nodes, num_classes]``; the
+                result has this shape.
+            y_true (Tensor): the labels of the training nodes: classes, int64,
+                ``[num_train]``, or rows, ``[num_train, num_classes]``.
+            mask (Tensor): the training nodes: a bool mask or int64 positions.
+            edge_index (Any): the graph, as in PyG or a ``CSRGraph``.
+            edge_weight (Tensor, optional): the weights of an ``edge_index``.
         """
         _check_labels(y_soft, y_true, mask)
         out = super().correct(y_soft, y_true, mask, edge_index, edge_weight)
@@ -514,7 +524,10 @@ class CorrectAndSmooth(pyg.CorrectAndSmooth):
         edge_index: Any,
         edge_weight: Tensor | None = None,
     ) -> Tensor:
-        """Spread the result of :meth:`correct`, which has its arguments."""
+        """Smooth corrected predictions, with the labels of training nodes.
+
+        Takes the arguments of :meth:`correct`, with its result as ``y_soft``.
+        """
         _check_labels(y_soft, y_true, mask)
         return super().smooth(y_soft, y_true, mask, edge_index, edge_weight)
 

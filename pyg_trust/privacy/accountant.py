@@ -93,11 +93,12 @@ ACCOUNTANTS: Registry[type['Accountant']] = Registry(
 
 
 class Accountant(IAccountant):
-    r"""Base of the accountants: count steps, and compute their cost.
+    r"""Base of the accountants: count noisy steps, and compute their epsilon.
 
-    An accountant of your own overrides :meth:`epsilon_of` and states which
-    :obj:`sampling` and :obj:`relation` its proof is for; an engine refuses it
-    for a loader with others, and reports name it as the user's.
+    An accountant of your own overrides :meth:`epsilon_of`. It states which
+    :obj:`sampling` (how a batch is drawn) and which :obj:`relation` (which
+    data sets are neighbours) its proof is for; an engine refuses it for a
+    loader with others, and reports name it as the user's.
 
     .. code-block:: python
 
@@ -111,9 +112,9 @@ class Accountant(IAccountant):
             def epsilon_of(self, history, delta):
                 ...
 
-    :obj:`history` holds :obj:`(noise_multiplier, sample_rate, steps)`, as
-    Opacus' accountants do; :obj:`noise_multiplier` is Opacus' :math:`\sigma /
-    C`, whatever the sensitivity between neighbours.
+    :obj:`history` is a list of :obj:`(noise_multiplier, sample_rate, steps)`,
+    as in Opacus. The noise multiplier is :math:`\sigma / C`: the standard
+    deviation of the noise over the clipping norm.
     """
 
     history: History
@@ -136,26 +137,32 @@ class Accountant(IAccountant):
 
     @classmethod
     def mechanism(cls) -> str:
-        """Return the name under which it is registered, or its class."""
+        """Return the class's registered name, or else its full name."""
         named = ACCOUNTANTS.name_of(cls)
         return named or f'{cls.__module__}.{cls.__qualname__}'
 
     @abstractmethod
     def epsilon_of(self, history: History, delta: float) -> float:
-        r"""Compute :math:`\epsilon` of a history of steps, never too small."""
+        r"""Bound :math:`\epsilon` of a history of steps from above."""
 
     def step(self, *, noise_multiplier: float, sample_rate: float) -> None:
-        """Count one step, of Opacus' noise multiplier and the actual rate."""
+        """Count one step, with its noise multiplier and sampling rate."""
         line = self._line((noise_multiplier, sample_rate, 1))
         self.history = _merged([*self.history, line])
 
     @validated
     def spend_pure(self, epsilon: Positive) -> None:
-        r"""Record an :math:`\epsilon`-DP release, which adds to the steps."""
+        r"""Record a release that is :math:`\epsilon`-DP, with delta 0.
+
+        Its :math:`\epsilon` is added to that of the steps.
+        """
         self.pure_epsilon += epsilon
 
     def get_epsilon(self, delta: float, *args: Any, **kwargs: Any) -> float:
-        r"""Compute :math:`\epsilon` of all steps so far; takes delta alone."""
+        r"""Compute :math:`\epsilon` of all steps and releases so far.
+
+        Unlike in Opacus, there are no arguments beside ``delta``.
+        """
         if args or kwargs:
             raise TypeError(
                 f"'get_epsilon' takes 'delta' alone (got {args} and {kwargs})"
@@ -174,10 +181,13 @@ class Accountant(IAccountant):
         return spent
 
     def rdp(self, orders: Sequence[float]) -> np.ndarray:
-        r"""Compute Rényi DP of everything so far, at each order.
+        """Compute Rényi DP of everything so far, at each order.
 
-        An :math:`\epsilon`-DP release adds :math:`\min(\epsilon, a \epsilon^2
-        / 2)` (`Bun and Steinke 2016 <https://arxiv.org/abs/1605.02065>`_).
+        Args:
+            orders (sequence of float): the orders, each above 1.
+
+        Returns:
+            ndarray: the Rényi divergences in nats, float64, ``[num_orders]``.
         """
         a, pure = check_orders(orders), self.pure_epsilon
         total = np.minimum(pure, a * pure**2 / 2)
@@ -205,9 +215,8 @@ class Accountant(IAccountant):
         Args:
             epsilon (float): the budget of everything, also what was spent.
             delta (float): in :math:`(0, 1)`.
-            noise_multiplier (float): the noise multiplier of the steps to
-                come.
-            sample_rate (float): the sampling rate of the steps to come.
+            noise_multiplier (float): :math:`\sigma / C` of the further steps.
+            sample_rate (float): the sampling rate of the further steps.
         """
         noise, rate, _ = self._line((noise_multiplier, sample_rate, 1))
 
@@ -241,16 +250,16 @@ class Accountant(IAccountant):
     def noise_multiplier_for(
         self, epsilon: float, delta: float, *, sample_rate: float, steps: int
     ) -> float:
-        r"""Return a noise multiplier that keeps steps within a budget.
+        """Return a noise multiplier with which planned steps fit a budget.
 
-        They cost at most :obj:`epsilon`, and at least 99 percent of it, less
-        what :meth:`spend_pure` recorded; earlier steps do not count.
+        The steps then spend between 99 and 100 percent of :obj:`epsilon` less
+        what :meth:`spend_pure` recorded. Steps taken earlier are not counted.
 
         Args:
             epsilon (float): the budget.
             delta (float): in :math:`(0, 1)`.
             sample_rate (float): the share of subgraphs that a step draws.
-            steps (int): the number of steps.
+            steps (int): the number of planned steps.
         """
         if not self.pure_epsilon < check_positive('epsilon', epsilon):
             raise ValueError(
@@ -271,7 +280,12 @@ class Accountant(IAccountant):
         return sum(steps for _, _, steps in self.history)
 
     def state_dict(self, destination: Any = None) -> Any:
-        """Return the history, mechanism, kind of neighbours and sampling."""
+        """Return a dictionary from which the account can be continued.
+
+        It has the history, the class's name, relation, sampling, arguments and
+        the sum of :meth:`spend_pure`. A ``destination`` (dict) is filled
+        instead.
+        """
         if destination is not None:
             check_instance('destination', destination, dict)
         state = super().state_dict(destination)
@@ -288,10 +302,11 @@ class Accountant(IAccountant):
         }
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Load a :meth:`state_dict` that continues the present history.
+        """Continue from a :meth:`state_dict`.
 
         Raises:
-            ValueError: if it does not. Nothing is changed then.
+            ValueError: if its history does not begin with the present one, or
+                it is of another accountant. Nothing is changed then.
         """
         expected = self._constants()
         check_state(state_dict, (*expected, 'history', 'pure_epsilon'))
@@ -330,16 +345,16 @@ class Accountant(IAccountant):
 class PLDAccountant(Accountant):
     r"""Accountant of steps that draw subgraphs without replacement.
 
-    One row of the features is replaced, and a constant number of disjoint
-    subgraphs is drawn afresh in every step: the sum moves by :math:`2C`. The
-    shuffle of an epoch and Poisson sampling are not covered. Opacus' own
-    accountants are for adding or removing a row under Poisson sampling, and
-    understate this :math:`\epsilon` by a factor of two or more. By privacy
-    loss distributions (:func:`pyg_trust.privacy.wor_epsilon`).
+    Neighbouring data differ in one row of the features, which is replaced.
+    Every step draws the same number of disjoint subgraphs anew, so that the
+    sum of gradients moves by at most two clipping norms. Shuffled epochs and
+    Poisson sampling are not covered. Opacus' accountants are for adding or
+    removing a row under Poisson sampling; their :math:`\epsilon` would be too
+    small by a factor of two or more. Computed by privacy loss distributions.
     """
 
     def epsilon_of(self, history: History, delta: float) -> float:
-        """Compute epsilon by :func:`pyg_trust.privacy.wor_epsilon`."""
+        """Bound epsilon of (noise multiplier, rate, steps) triples."""
         return wor_epsilon(history, delta)
 
     def _rdp_of_step(self, a: np.ndarray, z: float, q: float) -> np.ndarray:
@@ -352,24 +367,30 @@ class PLDAccountant(Accountant):
 
 @ACCOUNTANTS.builtin('rdp_wor')
 class RDPAccountant(PLDAccountant):
-    """Accountant as :class:`PLDAccountant`, by Rényi DP (Ayle et al. 2023)."""
+    """Accountant of steps that draw subgraphs without replacement, by RDP.
+
+    It counts the same steps as :class:`PLDAccountant`, by the looser Rényi
+    bound of Ayle et al. 2023.
+    """
 
     def epsilon_of(self, history: History, delta: float) -> float:
-        """Compute epsilon by :func:`pyg_trust.privacy.wor_epsilon`."""
+        """Bound epsilon of (noise multiplier, rate, steps) triples."""
         return wor_epsilon(history, delta, 'rdp_wor')
 
 
 @validated
 @ACCOUNTANTS.builtin(POISSON)
 class PoissonAccountant(Accountant):
-    r"""Accountant of Poisson sampling: each unit is drawn independently.
+    """Accountant of Poisson sampling: each unit is drawn independently.
 
-    It is exact (:mod:`pyg_trust.privacy.poisson`): neighbours move the sum by
-    :math:`C` for ``'add_remove'``, and by :math:`2C` for ``'replace'``.
+    A unit is what is clipped as one, such as a subgraph or a graph. One unit
+    moves the sum of gradients by the clipping norm for ``'add_remove'``, and
+    by twice as much for ``'replace'``. Computed by privacy loss distributions.
 
     Args:
         neighboring (str): :obj:`'replace'`: a unit is exchanged for any other;
-            or :obj:`'add_remove'`: it is there or not.
+            or :obj:`'add_remove'` (also ``'withdraw'``): one is added or
+            removed.
 
     Example:
         >>> accountant = PoissonAccountant()
@@ -391,7 +412,7 @@ class PoissonAccountant(Accountant):
         self.form = 'replace' if neighboring == 'replace' else 'withdraw'
 
     def epsilon_of(self, history: History, delta: float) -> float:
-        """Compute epsilon by :func:`pyg_trust.privacy.poisson_epsilon`."""
+        """Bound epsilon of (noise multiplier, rate, steps) triples."""
         return poisson_epsilon(history, delta, self.form)
 
     def _rdp_of_step(self, a: np.ndarray, z: float, q: float) -> np.ndarray:
@@ -403,17 +424,16 @@ class PoissonAccountant(Accountant):
 
 @ACCOUNTANTS.builtin(GROUP_WOR)
 class GroupAccountant(Accountant):
-    r"""Accountant for records that are in several units, such as ego graphs.
+    """Accountant of steps on ego graphs, where one node is in several.
 
-    A record is in the ego graphs of at most :math:`k` roots. A step draws
+    A node is in the ego graphs of at most :math:`k` roots. A step draws
     :math:`m` of :math:`N` roots without replacement and clips the gradient of
-    each. How many of the :math:`k` it draws has to stay secret, unlike with
-    :class:`FDPAccountant`. :obj:`noise_multiplier` has to be at least
-    :math:`k / 10`.
+    each. How many of a node's ego graphs a step draws has to stay secret.
+    Noise multipliers have to be at least :math:`k / 10`.
 
     Args:
-        num_roots (int): :math:`N`, ``loader.num_subgraphs``.
-        occurrences (int): :math:`k`, ``loader.terms``.
+        num_roots (int): :math:`N`, such as ``loader.num_subgraphs``.
+        occurrences (int): :math:`k`, such as ``loader.terms``.
 
     Example:
         >>> accountant = GroupAccountant(13482, 5)
@@ -433,7 +453,7 @@ class GroupAccountant(Accountant):
         check_share(sample_rate, self.num_roots, 'sample_rate')
 
     def epsilon_of(self, history: History, delta: float) -> float:
-        """Compute epsilon by :func:`pyg_trust.privacy.group_wor_epsilon`."""
+        """Bound epsilon of (noise multiplier, rate, steps) triples."""
         known = self.num_roots, self.occurrences
         return group_wor_epsilon(history, delta, *known)
 
@@ -444,11 +464,12 @@ class GroupAccountant(Accountant):
 
 @ACCOUNTANTS.builtin(GROUP)
 class GroupPoissonAccountant(GroupAccountant):
-    r"""Accountant as :class:`GroupAccountant`, for Poisson sampling.
+    """Accountant of Poisson-sampled ego graphs, where one node is in several.
 
     Args:
-        num_roots (int): :math:`N`, ``loader.num_subgraphs``.
-        occurrences (int): :math:`k`, ``loader.terms``.
+        num_roots (int): :math:`N`, such as ``loader.num_subgraphs``.
+        occurrences (int): the most ego graphs :math:`k` that share one node,
+            such as ``loader.terms``.
     """
 
     sampling = POISSON_SAMPLING
@@ -457,7 +478,7 @@ class GroupPoissonAccountant(GroupAccountant):
         """Take any rate."""
 
     def epsilon_of(self, history: History, delta: float) -> float:
-        """Compute epsilon by :func:`pyg_trust.privacy.poisson_epsilon`."""
+        """Bound epsilon of (noise multiplier, rate, steps) triples."""
         return poisson_epsilon(history, delta, occurrences=self.occurrences)
 
     def _rdp_of_step(self, a: np.ndarray, z: float, q: float) -> np.ndarray:
@@ -468,13 +489,14 @@ class GroupPoissonAccountant(GroupAccountant):
 @validated
 @ACCOUNTANTS.builtin(FDP)
 class FDPAccountant(Accountant):
-    r"""Accountant of the baseline on bounded-degree graphs, as in its paper.
+    r"""Accountant of ego graphs by the Rényi bound of Daigavane et al. 2021.
 
-    :class:`GroupAccountant` has a smaller :math:`\epsilon` for the same steps.
+    It is there to compare with the paper: :class:`GroupAccountant` has a
+    smaller :math:`\epsilon` for the same steps.
 
     Args:
         num_nodes (int): the number :math:`N` of training nodes.
-        batch_size (int): the number :math:`m` drawn in each step.
+        batch_size (int): the number :math:`m` of nodes drawn in each step.
         terms (int): the most ego graphs that share one node.
     """
 
@@ -501,7 +523,7 @@ class FDPAccountant(Accountant):
 
     @validated
     def epsilon_of(self, history: History, delta: Fraction) -> float:
-        """Compute epsilon by the Rényi bound of the paper."""
+        """Bound epsilon of (noise multiplier, rate, steps) triples."""
         if not history:
             return 0.0
         a = np.asarray(ORDERS)
@@ -515,12 +537,11 @@ def create_accountant(
     """Make an accountant by its name.
 
     Args:
-        mechanism (str): :obj:`'pld_wor'`, :obj:`'rdp_wor'`,
-            :obj:`'pld_poisson'` or one that was added to
-            :obj:`pyg_trust.registries.ACCOUNTANTS`; with arguments also
-            :obj:`'pld_group_wor'`, :obj:`'pld_group'` and
-            :obj:`'rdp_fdp'`. (default: :obj:`'pld_wor'`)
-        **arguments (Any): arguments of its class.
+        mechanism (str): a name in :obj:`pyg_trust.registries.ACCOUNTANTS`:
+            :obj:`'pld_wor'` (:class:`PLDAccountant`), :obj:`'rdp_wor'`,
+            :obj:`'pld_poisson'`; for ego graphs, with arguments,
+            :obj:`'pld_group_wor'`, :obj:`'pld_group'` and :obj:`'rdp_fdp'`.
+        **arguments (Any): the arguments of the accountant's class.
 
     Example:
         >>> accountant = create_accountant('pld_wor')

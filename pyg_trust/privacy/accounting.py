@@ -1,9 +1,5 @@
-r"""Accounts of steps that draw units without replacement.
+"""Accounts of steps that draw units without replacement.
 
-A *history* is a sequence of (noise multiplier, rate, steps) with the noise
-multiplier :math:`z = \sigma / C` of Opacus and the rate :math:`q = m / M`; all
-of it was chosen without looking at private data. Neighbours differ in one row
-of the features, which is in one unit, or in at most :math:`k` of them.
 Proofs are in the documentation, "Private training".
 """
 
@@ -81,16 +77,16 @@ def rdp_epsilon(
 def wor_epsilon(
     history: History, delta: float, method: str = 'pld_wor'
 ) -> float:
-    r"""Compute :math:`\epsilon` of batches drawn without replacement.
+    r"""Compute :math:`\epsilon` of steps that sample without replacement.
 
-    Each row is in one subgraph; neighbouring data differ in one row.
-
-    ``'pld_wor'`` composes privacy loss distributions on a pessimistic grid,
-    and is a closed form where all rates are 1; ``'rdp_wor'`` is the Rényi
-    bound of Ayle et al. 2023, which is larger.
+    A step draws a fixed number of disjoint subgraphs. Each row of the features
+    is in one subgraph, and neighbouring data differ in one row. ``'pld_wor'``
+    composes privacy loss distributions; ``'rdp_wor'`` is the Rényi bound of
+    Ayle et al. 2023, which is larger.
 
     Args:
-        history (iterable): of :obj:`(noise_multiplier, sample_rate, steps)`.
+        history (iterable): of :obj:`(noise_multiplier, sample_rate, steps)`,
+            with the noise multiplier :math:`\sigma / C`.
         delta (float): in :math:`(0, 1)`; not below :obj:`1e-10` for
             ``'pld_wor'`` with a rate below 1.
         method (str): :obj:`'pld_wor'` or :obj:`'rdp_wor'`.
@@ -114,20 +110,19 @@ def wor_epsilon(
 def group_wor_epsilon(
     history: History, delta: Fraction, num_roots: Count, occurrences: Count
 ) -> float:
-    r"""Bound :math:`\epsilon` where a record is in several of the units.
+    r"""Bound :math:`\epsilon` of steps on ego graphs that share nodes.
 
-    A step draws :math:`m` of :math:`N` units (ego graphs of roots) uniformly
-    without replacement; a record is in at most :math:`k` of them. Nobody may
-    learn how many of these a step draws, a hypergeometric number. For
-    :math:`k = 1` the bound is attained: it is :func:`wor_epsilon`.
+    A step draws :math:`m` of :math:`N` ego graphs uniformly without
+    replacement. A node is in at most :math:`k` of the :math:`N`. How many of
+    its :math:`k` a step draws has to stay secret.
 
     Args:
-        history (iterable): of :obj:`(noise_multiplier, q, steps)` with
-            :math:`z = \sigma / C` of at least a tenth of the occurrences, and
-            :math:`q = m / N`.
+        history (iterable): of :obj:`(noise_multiplier, q, steps)`, with the
+            noise multiplier :math:`\sigma / C`, at least :math:`k / 10`, and
+            the sampling rate :math:`q = m / N`.
         delta (float): in :math:`[10^{-10}, 1)`.
-        num_roots (int): :math:`N`, how many units there are.
-        occurrences (int): :math:`k`, as a number that holds for all records.
+        num_roots (int): :math:`N`, the number of ego graphs.
+        occurrences (int): :math:`k`, the most ego graphs that share a node.
 
     Example:
         >>> history = [(8.2, 674 / 13482, 100)]
@@ -148,10 +143,12 @@ def rdp_group_wor(
     num_roots: int,
     occurrences: int,
 ) -> np.ndarray:
-    r"""Compute the Rényi divergence of one step at each order :math:`a > 1`.
+    """Compute Rényi DP of one step on ego graphs, at each order.
 
-    :math:`m` of :math:`N` roots are drawn without replacement, :math:`q = m /
-    N`, and a row is in the subgraphs of at most ``occurrences`` roots.
+    A step draws :math:`m` of :math:`N` = ``num_roots`` ego graphs without
+    replacement, at the rate ``q`` :math:`= m / N`; a node is in at most
+    ``occurrences`` of them. Orders are above 1; the result has one value in
+    nats for each.
     """
     a, (n, k) = check_orders(orders), check_group(num_roots, occurrences)
     z = check_multiplier(noise_multiplier, k)

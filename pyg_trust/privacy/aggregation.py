@@ -90,44 +90,43 @@ class _Nodes(NamedTuple):
 class PrivateNodeClassifier(Coverage):
     r"""Node classifier with private edges or nodes, and private predictions.
 
-    An *encoder* classifies each row by itself, noisy sums of its messages over
-    neighbours are released once, and a *head* reads both. Predictions read no
-    edge: any number of them costs nothing
-    (:doc:`/theory/private_aggregation`). Public are ids, masks, the number of
-    classes and all arguments.
+    An *encoder* classifies each node by its own features. Sums of its class
+    probabilities over neighbours are released once, with noise. A *head*
+    predicts from both. Predictions read no edge and cost nothing
+    (:doc:`/theory/private_aggregation`). Ids, masks and arguments are public.
 
     Args:
-        adjacency (str): who is protected: ``'edge'``, ``'node'``,
-            ``'node_incident'`` or ``'feature'``.
+        adjacency (str): what is protected: an ``'edge'``; the features, label
+            and outgoing edges of a ``'node'``; also its incoming ones
+            (``'node_incident'``); or features and label alone (``'feature'``).
         epsilon, delta (float): the budget.
-        K (int): how often sums are released; 1 for ``'feature'``.
-        shares (sequence of float, optional): of :math:`\mu^2`, for encoder,
-            sums and head; not for ``'edge'``.
-        encoder (torch.nn.Module, optional): maps rows to logits, or a factory
-            of one; it is trained in a copy. By default a linear model, or an
-            MLP for ``'edge'``.
+        K (int): the number of hops, each a noisy sum; 1 for ``'feature'``.
+        shares (sequence of float, optional): shares of the budget's mu squared
+            of encoder, sums, head, by default .4, .5, .1; not for ``'edge'``.
+        encoder (torch.nn.Module, optional): maps rows to logits, or returns
+            such a module. By default a linear model, for ``'edge'`` an MLP.
         head (torch.nn.Module, optional): maps ``(K + 1) * num_classes``
             columns, two blocks more for ``'feature'``, to logits.
-        ledger, ledger_head, insecure_seed: as of :class:`PrivacyEngine`.
-        neighboring, directed, max_degree: as of
-            :class:`~pyg_trust.transforms.PrivateAGP`.
+        ledger (str or Path, optional): a file that keeps what is spent.
+        neighboring (str, optional): what a record is compared with: any other
+            (``'replace'``) or none (``'add_remove'``, the default of
+            ``'node_incident'`` alone).
+        directed (bool): whether edges are directed.
+        max_degree (int, optional): the most edges of a node that are
+            protected; required for ``'node_incident'``.
         num_classes (int, optional): by default read from the labels.
-        train_receivers (float, optional): of ``'node'``, the share of training
-            nodes that receive sums; a fifth where most nodes train.
-        steps, lr, epochs: of private descent, and of training without noise.
+        train_receivers (float, optional): for ``'node'``, the share of
+            training nodes that receive sums; a fifth where most nodes train.
+        steps, lr: the gradient steps with noise, and their learning rate.
+        epochs (int): the epochs of training without noise, for ``'edge'``.
+        insecure_seed (int, optional): a seed; nothing is private then.
+        ledger_head (str, optional): ``ledger_head`` of an earlier report.
         forget_epsilon (float): up to which :math:`\epsilon` the noise may
-            cover people who are removed.
-        max_units (float): how much more than one record one of them may be.
-        start_is_public (bool): your statement that :obj:`encoder` and
-            :obj:`head` were not trained on what is protected.
-
-    Example:
-        >>> x, y = torch.eye(3), torch.tensor([0, 1, 0])
-        >>> edges = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
-        >>> data = Data(x=x, y=y, edge_index=edges, train_mask=y == y)
-        >>> model = PrivateNodeClassifier('node', epsilon=8.0, delta=1e-3)
-        >>> model.fit(data).predict().shape
-        torch.Size([3])
+            cover removals, so that nothing is fitted again.
+        max_units (float): a removed node counts as several records if many
+            others have edges to it: the most that are covered.
+        start_is_public (bool): you state that :obj:`encoder` and :obj:`head`
+            were not trained on protected data.
     """
 
     _entries = ('encoder', 'head', 'released', 'smoothed', 'rho')
@@ -210,9 +209,9 @@ class PrivateNodeClassifier(Coverage):
 
     @property
     def noise_stds(self) -> tuple[float, ...]:
-        """The standard deviation of the noise of each sum.
+        """The standard deviation of the noise of each of the ``K`` sums.
 
-        Before :meth:`fit`, it lacks the share of rounding, a millionth or so.
+        After :meth:`fit` it is larger by a millionth or so, for rounding.
         """
         return self._stds(self._rho)
 
@@ -240,16 +239,16 @@ class PrivateNodeClassifier(Coverage):
     @property
     @synchronized
     def released(self) -> tuple[Tensor, ...]:
-        """The noisy sums, float64, ``[num_nodes, num_classes]`` each."""
+        """The ``K`` noisy sums, float64, ``[num_nodes, num_classes]`` each."""
         self._check_fitted()
         return tuple(row.clone() for row in self._released)
 
     @editing
     @validated
     def fit(self, data: Data) -> 'PrivateNodeClassifier':
-        """Train the classifier and release the sums of :obj:`data`.
+        """Train the classifier and release the noisy sums of :obj:`data`.
 
-        The same data again change nothing and cost nothing.
+        Fitting the same data again changes nothing and costs nothing.
 
         Args:
             data (Data): with ``x`` (float32 or float64, dense or sparse),
@@ -261,6 +260,14 @@ class PrivateNodeClassifier(Coverage):
                 for. Nothing is spent then.
             BudgetExceededError: if the budget does not allow it. Nothing is
                 spent then.
+
+        Example:
+            >>> x, y = torch.eye(3), torch.tensor([0, 1, 0])
+            >>> edges = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
+            >>> data = Data(x=x, y=y, edge_index=edges, train_mask=y == y)
+            >>> model = PrivateNodeClassifier('node', epsilon=8.0, delta=1e-3)
+            >>> model.fit(data).predict().shape
+            torch.Size([3])
         """
         return self._fit(self._read(data))
 
@@ -432,10 +439,12 @@ class PrivateNodeClassifier(Coverage):
     def logits(self, x: Tensor | None = None) -> Tensor:
         """Return the logits of all nodes, ``[num_nodes, num_classes]``.
 
+        Rows of removed nodes are NaN.
+
         Args:
             x (Tensor, optional): the features of all nodes; by default those
-                of :meth:`fit`. Needed after :meth:`load_state_dict`, as a
-                checkpoint holds no private row. (default: :obj:`None`)
+                of :meth:`fit`. Needed after loading a checkpoint, which holds
+                none.
         """
         self._check_fitted()
         own = self._own
@@ -460,14 +469,13 @@ class PrivateNodeClassifier(Coverage):
     def predict(
         self, index: Tensor | None = None, x: Tensor | None = None
     ) -> Tensor:
-        """Predict the classes of nodes, int64. No edge is read.
-
-        Of nodes that were removed it is -1.
+        """Predict the classes of nodes, int64; -1 for removed nodes.
 
         Args:
             index (Tensor, optional): int64 ids or a bool mask; by default all
                 nodes. (default: :obj:`None`)
-            x (Tensor, optional): as of :meth:`logits`. (default: :obj:`None`)
+            x (Tensor, optional): the features of all nodes; by default those
+                of :meth:`fit`. Needed after loading a checkpoint.
         """
         self._check_fitted()
         if index is not None:

@@ -124,16 +124,10 @@ def add_truncated(
 
 
 def lengths(rows: Tensor) -> tuple[Tensor, Tensor]:
-    r"""Bound the norms of rows from above, and find their largest entries.
+    """Bound the norms of rows from above, and find their largest entries.
 
-    A sum of :math:`s \le 256` squares is off by :math:`\gamma_s`, the norm by
-    half of that and two roundings; squares that underflow add up to the square
-    root of their number times :math:`2^{-63}` in float32. The largest entry
-    times the root of the length bounds the norm, too.
-
-    Returns:
-        tuple[Tensor, Tensor]: float64, ``[num]``; infinite or NaN where
-        squares overflow or an entry is NaN.
+    Both are float64, ``[num]``; infinite or NaN where squares overflow or an
+    entry is NaN.
     """
     unit, tiny = precision(rows.dtype)
     count = rows.size(1)

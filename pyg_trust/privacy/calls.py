@@ -412,11 +412,7 @@ def features_of(batch: Data) -> list[str]:
 
 
 def _check_edges(batch: Data, owner: Tensor) -> None:
-    """Check that no edge of a batch joins two subgraphs (of :obj:`owner`).
-
-    Raises:
-        ValueError: if an edge joins two subgraphs, or has no such node.
-    """
+    """Raise a ``ValueError`` if an edge joins subgraphs, by :obj:`owner`."""
     for name, value in batch.to_dict().items():
         ends = _ends(name, value)
         if ends is None or ends.numel() == 0:

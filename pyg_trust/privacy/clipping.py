@@ -1,27 +1,19 @@
 r"""Norms and clipped sums of gradients without the gradients themselves.
 
-A parameter is used by rows, and each row belongs to one unit. If a linear map
-has inputs :math:`a_r` and the loss has the gradients :math:`\gamma_r` by its
-outputs, unit :math:`i` has the gradient :math:`g_i = \sum_{r \in i} \gamma_r
-a_r^\top`, and
+A linear map of rows :math:`a_r`, whose outputs have the gradients
+:math:`\gamma_r`, gives unit :math:`i` the gradient :math:`g_i = \sum_{r \in i}
+\gamma_r a_r^\top`, so that
 
 .. math::
     \lVert g_i \rVert^2 = \sum_{r, s \in i}
     \langle \gamma_r, \gamma_s \rangle \langle a_r, a_s \rangle, \qquad
     \sum_i c_i g_i = \sum_r (c_{i(r)} \gamma_r) a_r^\top,
 
-with one backward pass and no gradient per unit ("book-keeping", Bu et al.
-2022, https://arxiv.org/abs/2210.00038). Parameters that are broadcast over
-rows (a bias, attention vectors, the weight of a norm) are expanded to one copy
-per row first, which costs no memory. Functions of parameters alone (:math:`1 +
-\epsilon` in GIN) are treated as parameters, and their gradients are pulled
-back.
-
-Sums are in integers, so that they do not depend on order, threads or company
-(:doc:`/theory/private_steps`). Numbers of a unit are computed in
-matrices of a shape that follows from how many rows it has, never from other
-units: up to 8 rows their own, then the next power of two or three quarters of
-it, filled up with zeros; :doc:`/theory/private_training` has the bounds.
+with one backward pass ("book-keeping", Bu et al. 2022,
+https://arxiv.org/abs/2210.00038). Parameters that are broadcast over rows are
+expanded to one copy per row first, which costs no memory. Sums are of
+integers, so that they do not depend on order or other units
+(:doc:`/theory/private_training`).
 """
 
 import math
@@ -372,11 +364,7 @@ class Book:
         return Sizes(norms * by, bounds * by, tau * by, kappa, weight * by)
 
     def sums(self, factors: Tensor, norm: float) -> dict[str, Tensor]:
-        r"""Sum the gradients, each times its factor, in integers.
-
-        Returns:
-            dict[str, Tensor]: int64, by the name of each parameter.
-        """
+        """Sum the gradients times their factors, int64, by parameter name."""
         factors = factors * self.scale
         out = {id(p): torch.zeros_like(p).long() for p in self.made.params}
         parts: dict[Cluster, Tensor] = {}

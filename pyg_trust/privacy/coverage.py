@@ -14,12 +14,12 @@ from pyg_trust import files
 from pyg_trust._checks import check_instance, validated
 from pyg_trust._checks.fingerprints import fingerprint
 from pyg_trust.files import commit
-from pyg_trust.files.commit import Lineage, editing, synchronized
+from pyg_trust.files.commit import editing, synchronized
 from pyg_trust.graph import CSRGraph
 from pyg_trust.ledger import BudgetExceededError, RemovalLedger
 from pyg_trust.privacy.fitted import Fitted, Seal
 from pyg_trust.privacy.gaussian import gaussian_epsilon, gaussian_mu_for
-from pyg_trust.removal import NotThere, RemovalRequest, requested
+from pyg_trust.removal import NodeIds, NotThere, RemovalRequest, requested
 from pyg_trust.report import Guarantee, provenance
 from pyg_trust.report.claimed import ClaimedReport, claimed
 from pyg_trust.verify.chain import LISTED
@@ -41,18 +41,23 @@ Model = TypeVar('Model', bound='Coverage')
 
 @claimed(
     'removal covered by privacy',
-    deleted='the data of the removed items that was deleted',
-    data='a salted digest of the edges that remain',
-    provenance='versions and arguments',
+    deleted='a tuple of sentences: which data of removed items was deleted',
+    data='a salted hash of the remaining edges',
+    provenance='versions of packages and arguments',
 )
 class CoverageReport(ClaimedReport):
-    r"""Removals that a private model's noise covers, and their epsilon."""
+    """Removals that the noise of a private model covers, at an epsilon.
+
+    The weights stay as they are. All removed items together are protected at
+    this epsilon, as a private model hides each of its items.
+    """
 
     def guarantee(self) -> Guarantee:
-        """State what the release is indistinguishable from.
+        """State the guarantee: the model hides whether the items were there.
 
         Raises:
-            ValueError: if it is a plan, which guarantees nothing.
+            ValueError: if this is the report of ``plan()``, which removes
+                nothing.
         """
         if self.history[-1] != self.mu:
             raise ValueError(
@@ -87,7 +92,6 @@ class Coverage(Fitted):
     def _set_coverage(self, forget_epsilon: float, max_units: float) -> None:
         self.forget_epsilon, self.max_units = forget_epsilon, max_units
         self._lines: RemovalLedger | None = None
-        self._lineage = Lineage()
         self._edges_seal: Seal | None = None
         self._held: tuple[int, float] = 0, 0.0
 
@@ -97,11 +101,6 @@ class Coverage(Fitted):
         if self._lines is None:
             raise RuntimeError('fit data first: there is nothing to forget')
         return self._lines
-
-    @property
-    def lineage(self) -> Lineage:
-        """The states of the model, from the first to the present one."""
-        return self._lineage
 
     def _mu_of(self) -> tuple[float, float]:
         # The mu of a unit in what was trained, and of a shift of 1 in sums.
@@ -133,7 +132,6 @@ class Coverage(Fitted):
             most = gaussian_mu_for(self.forget_epsilon, self.delta)
             self._lines, action = RemovalLedger(most), 'fit'
         self._lines.record(action, 0.0, data=self._edges_seal.digest)
-        self._lineage = self._lineage.next()
 
     def _check_blank(self, task: Any) -> None:
         # Removed items may not be in the next release.
@@ -159,16 +157,22 @@ class Coverage(Fitted):
 
     @synchronized
     @validated
-    def plan(self, request: RemovalRequest, data: Data) -> CoverageReport:
+    def plan(
+        self, request: Any = None, data: Any = None, **items: Any
+    ) -> CoverageReport:
         """Report what ``remove()`` would do, without doing it.
 
         Args:
-            request (RemovalRequest): as in ``remove()``.
+            request (RemovalRequest or list, optional): as in ``remove()``.
             data (Data): as in ``remove()``.
+            **items (list or Tensor): ``nodes``, ``edges``, ``features`` or
+                ``labels``, as in ``remove()``.
 
         Raises:
             TypeError, ValueError, BudgetExceededError: as ``remove()``.
         """
+        request = requested(request, **items)
+        check_instance('data', data, Data)
         return self._reported_of(request, self._change(request, data))
 
     @editing
@@ -231,7 +235,6 @@ class Coverage(Fitted):
             salts = [each.salt for each in (self._edges_seal, seal) if each]
             self._lines, self._edges_seal = lines, seal
             self._held, self._task_seal = held, None
-            self._lineage = self._lineage.next()
             deleted = self._erase(change.nodes, change.graph)
             report = self._reported_of(request, change, deleted)
             if proof is not None:
@@ -273,7 +276,6 @@ class Coverage(Fitted):
         if seal is None:
             raise RuntimeError('fit data first: a state_dict() has no ledger')
         more = {
-            'lineage': self._lineage.to_list(),
             'removals': self.removals.state_dict(),
             'seal': [seal.salt.hex(), seal.digest],
             'held': list(self._held),
@@ -303,13 +305,9 @@ class Coverage(Fitted):
                     'none: load() what save() wrote'
                 )
             return {'_lines': None, '_edges_seal': None, '_held': (0, 0.0)}
-        present = self._lineage if self._lines is not None else None
-        if self._lines is not None and not self._lines.has_removals:
-            present = None
-        lineage = Lineage.of(state, present)
         lines = RemovalLedger(gaussian_mu_for(self.forget_epsilon, self.delta))
-        if present is not None:
-            lines = self.removals.copy()
+        if self._lines is not None and self._lines.has_removals:
+            lines = self._lines.copy()
         lines.load_state_dict(state['removals'])
         for name in ('seal', 'held'):
             if not isinstance(state[name], list) or len(state[name]) != 2:
@@ -320,7 +318,6 @@ class Coverage(Fitted):
             raise ValueError("'state' needs the 'seal' of its last removal")
         return {
             '_lines': lines,
-            '_lineage': lineage,
             '_edges_seal': Seal(bytes.fromhex(salt), str(digest)),
             '_held': (int(units), float(shift)),
         }
@@ -333,7 +330,11 @@ class Coverage(Fitted):
                 'the noise comes from an explicit seed: the model is not '
                 'private, so it covers nothing'
             )
-        request._check_positions()
+        if request._units and NodeIds.of_data(data).n_id is not None:
+            raise ValueError(
+                "'persons' need 'data.n_id' to be positions, by which nodes "
+                'are named here (got others): request their positions as nodes'
+            )
         seal, fit = self._edges_seal, f'mu = {self.limit:.4g}'
         if seal is None:
             raise ValueError(

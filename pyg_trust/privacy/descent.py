@@ -1,11 +1,7 @@
-r"""Full-batch private gradient descent on single rows.
+"""Full-batch private gradient descent on single rows.
 
-Each step adds noise to the sum of the clipped gradients of all training rows.
-A row that is removed moves the sum by at most :math:`C`, a replaced one
-by at most :math:`2 C`: :math:`T` steps are one Gaussian release. Sums
-are of integers on the grid of the noise, and a model's output for a row can't
-depend on any other row. The proof is in the documentation, "Private
-aggregation".
+Each step adds noise to the sum of clipped gradients of all training rows.
+Proofs are in the documentation, "Private aggregation".
 """
 
 import math

@@ -130,12 +130,11 @@ class PrivacyEngine(Checkpoints):
                 optimizer.step()
         print(engine.report().explain())
 
-    A step clips the gradient of each drawn subgraph to :math:`C`, and hands
-    the optimizer their sum with Gaussian noise of the standard deviation
-    :math:`z C`, over :math:`m` (:doc:`/theory/private_training`). What is
-    protected (a row, a graph, a person) depends on the loader. The loss has to
-    be a mean or a sum of one term per subgraph. Its values are not protected:
-    do not publish them. :meth:`report` lists every assumption.
+    A step clips the gradient of each drawn subgraph to the norm :math:`C`, and
+    adds Gaussian noise to their sum (:doc:`/theory/private_training`). The
+    loader decides what is protected: a row, a graph or a person. The loss has
+    to be a mean or a sum of one term per subgraph. Its values are not
+    protected: do not publish them. :meth:`report` lists every assumption.
 
     Args:
         accountant (str, optional): an entry of
@@ -143,11 +142,13 @@ class PrivacyEngine(Checkpoints):
             Opacus' :obj:`'prv'` or :obj:`'rdp'`; by default the tightest.
         insecure_seed (int, optional): the seed of noise and batches, to repeat
             an experiment; the result is not private, and the report says so.
-        ledger (str or Path, optional): a file for the durable account. What it
-            says was spent is spent.
+        ledger (str or Path, optional): a file that records every step before
+            it is taken. Steps that it already holds count as spent.
         ledger_head (str, optional): the ``ledger_head`` of an earlier report,
             from which the ledger has to continue.
-        noise (str): an entry of :obj:`pyg_trust.registries.NOISES`.
+        noise (str): the source of random bits, an entry of
+            :obj:`pyg_trust.registries.NOISES`; by default the operating
+            system.
     """
 
     advice = ': copy the model (its copy is plain), or take state_dict()'
@@ -194,14 +195,16 @@ class PrivacyEngine(Checkpoints):
         Args:
             module (torch.nn.Module): the model.
             optimizer (torch.optim.Optimizer, optional): its optimizer.
-            data_loader (StepLoader, optional): as in :meth:`make_private`.
-            strict (bool): whether to raise the error that is found, instead
-                of returning it. (default: :obj:`True`)
-            forward (callable, optional): as in :meth:`make_private`.
-            criterion (callable, optional): as in :meth:`make_private`.
+            data_loader (StepLoader, optional): the loader of subgraphs.
+            strict (bool): whether to raise the error that is found, instead of
+                returning it. (default: :obj:`True`)
+            forward (callable, optional): ``forward(model, batch)`` calls the
+                model as your loop does.
+            criterion (callable, optional): ``criterion(output, target)``, a
+                mean of one term per row.
 
         Returns:
-            list[Exception]: what is found, which is empty if nothing is.
+            list[Exception]: the error that was found; empty if there is none.
 
         Raises:
             TypeError, ValueError: if the model can't be trained privately and
@@ -237,12 +240,13 @@ class PrivacyEngine(Checkpoints):
         optimizer: torch.optim.Optimizer | None = None,
         data_loader: Any = None,
     ) -> bool:
-        """Return whether :meth:`validate` finds nothing, as in Opacus.
+        """Return whether :meth:`validate` finds no error, as in Opacus.
 
         Args:
-            module (torch.nn.Module): as in :meth:`validate`.
-            optimizer (torch.optim.Optimizer, optional): as there.
-            data_loader (StepLoader, optional): as there.
+            module (torch.nn.Module): the model.
+            optimizer (torch.optim.Optimizer, optional): its optimizer.
+            data_loader (StepLoader, optional): the loader; without one, layers
+                and parameters alone are checked.
         """
         return not cls.validate(module, optimizer, data_loader, strict=False)
 
@@ -283,21 +287,24 @@ class PrivacyEngine(Checkpoints):
                 private data, or a norm that follows a noisy quantile.
             target_epsilon (float, optional): the budget: the loader ends
                 before the step that would exceed it.
-            target_delta (float, optional): its :math:`\delta`.
+            target_delta (float, optional): the :math:`\delta` of the budget.
             loss_reduction (str): whether the loss is the :obj:`'mean'` or the
                 :obj:`'sum'` of the terms of a batch.
             max_physical_batch_size (int, optional): the most subgraphs in
-                memory. A batch then comes in parts, each with a step.
+                memory. The loader then yields a batch in parts. Call
+                ``optimizer.step()`` after each; the last one moves the
+                weights.
             forward (callable, optional): ``forward(model, batch)`` calls the
-                model as the loop does; by default it gets what its arguments
-                are named after, ``x`` and ``edge_index`` first.
+                model as the loop does; by default each argument of the model
+                gets the batch's attribute of its name.
             criterion (callable, optional): ``criterion(output, target)``, a
                 mean of one term per row, for ``training.loss(batch)``.
             clipping (str): :obj:`'flat'` cuts gradients above :math:`C`;
                 :obj:`'automatic'` scales all of them to just below it.
             isolation (str): :obj:`'checked'` computes all subgraphs together,
-                and verifies in some steps which row belongs to which;
+                and verifies in some steps that none affects another;
                 :obj:`'construction'` runs every subgraph alone, slowly.
+                ``'followed'`` is an old name of ``'checked'``.
 
         Returns:
             PrivateTraining: model, optimizer and loader.
@@ -326,23 +333,23 @@ class PrivacyEngine(Checkpoints):
     ) -> PrivateTraining:
         r"""Make training private, with the least noise for a budget.
 
-        The epsilon of the planned steps is at most the target, and at least
-        99 percent of it.
+        The epsilon of the planned steps is at most the target, and at least 99
+        percent of it.
 
         Args:
-            module (torch.nn.Module): as in :meth:`make_private`.
-            optimizer (torch.optim.Optimizer): as in :meth:`make_private`.
-            data_loader (StepLoader): as in :meth:`make_private`.
+            module (torch.nn.Module): the model.
+            optimizer (torch.optim.Optimizer): of all its trainable parameters.
+            data_loader (StepLoader): a loader of subgraphs.
             target_epsilon (float): the budget.
-            target_delta (float): its :math:`\delta`.
-            max_grad_norm (float or AdaptiveNorm): as in :meth:`make_private`.
+            target_delta (float): the :math:`\delta` of the budget.
+            max_grad_norm (float or AdaptiveNorm): the clipping norm.
             steps (int, optional): how many steps are planned.
-            epochs (int, optional): or how many epochs, of
-                ``len(data_loader)`` steps.
+            epochs (int, optional): or how many epochs, of ``len(data_loader)``
+                steps.
             **kwargs (optional): more arguments of :meth:`make_private`.
 
         Raises:
-            TypeError, ValueError: as :meth:`make_private`, and if no noise is
+            TypeError, ValueError: if an argument can't be used, or no noise is
                 enough.
         """
         if (steps is None) == (epochs is None):
@@ -573,20 +580,20 @@ class PrivacyEngine(Checkpoints):
     def spend_gaussian(
         self, mu: Annotated[float, Number(0, 20, 'high')]
     ) -> None:
-        r"""Record a Gaussian release on the account, before it is made.
+        """Pay for a Gaussian release of the same data, before it is made.
 
-        :class:`~pyg_trust.transforms.PrivateAGP` calls it.
+        :class:`~pyg_trust.transforms.PrivateAGP` calls it, so that its release
+        counts with the steps of training.
 
         Args:
-            mu (float): sensitivity over noise, of replacing one row, in
-                :math:`(0, 20]`.
+            mu (float): how far replacing one row moves the release, over the
+                standard deviation of its noise; in :math:`(0, 20]`.
 
         Raises:
-            BudgetExceededError: if the release exceeds the budget; nothing is
-                spent.
-            RuntimeError: while a batch waits for its step.
-            ValueError: if the account compares other neighbours than data with
-                one replaced row; nothing is spent.
+            BudgetExceededError: if the release exceeds the budget.
+            RuntimeError: if a batch was drawn whose step was not taken.
+            ValueError: if the account does not protect single rows of disjoint
+                subgraphs.
         """
         self._check_process()
         if self._group.current().size > 1:
@@ -625,25 +632,23 @@ class PrivacyEngine(Checkpoints):
     ) -> float:
         r"""Return the :math:`\epsilon` at which weights have forgotten items.
 
-        The weights stay as they are: they are nearly as likely from the same
-        training without the items (:doc:`/theory/forgetting`). The items are
-        *features* of nodes, *graphs* of a
-        :class:`~pyg_trust.loader.GraphLoader`, or *persons* of a
+        The weights stay as they are: training without the items would have
+        given them with nearly the same probability
+        (:doc:`/theory/forgetting`). Items are *features* of nodes, *graphs* of
+        a :class:`~pyg_trust.loader.GraphLoader`, or *persons* of a
         :class:`~pyg_trust.unit.PrivacyUnit`. Delete their data yourself. From
-        then on the loader, which still holds them, is refused: to train on,
-        make a new loader of what remains, and a new engine.
+        then on the loader is refused: to train on, make a new loader of the
+        remaining data, and a new engine.
 
         Args:
             request (RemovalRequest): chosen without looking at the weights.
             delta (float, optional): :math:`\delta`; by default that of the
                 budget. (default: :obj:`None`)
 
-        Returns:
-            float: :math:`\epsilon`.
-
         Raises:
-            ValueError: on items of another kind, noise from a seed or too
-                little noise for so many, or an accountant of your own.
+            ValueError: if the training does not protect such items, its noise
+                came from a seed or is too little for so many items, or its
+                accountant is your own.
         """
         delta = self.target_delta if delta is None else delta
         if delta is None:

@@ -1,9 +1,6 @@
 r"""Accounting of Gaussian releases: one number, :math:`\mu`, for all of them.
 
-Adding :math:`\mathcal{N}(0, s^2 I)` to a function that neighbours move by at
-most :math:`\Delta` has :math:`\mu = \Delta / s`. Releases that may each read
-all before them have :math:`\mu^2 = \sum_k (\Delta_k / s_k)^2` together, which
-the worst pair of neighbours attains (`Dong, Roth and Su 2022, Corollary 3.3
+Releases add up in squares (`Dong, Roth and Su 2022, Corollary 3.3
 <https://arxiv.org/abs/1905.02383>`_).
 """
 
@@ -32,12 +29,12 @@ _ROUNDED = 1e-13
 def gaussian_epsilon(mu: NotNegative, delta: Fraction) -> float:
     r"""Compute :math:`\epsilon` of a Gaussian release, exactly.
 
-    By bisection of `Balle and Wang 2018, Theorem 8
-    <https://arxiv.org/abs/1805.06530>`_, rounded up by at most :obj:`1e-12` of
-    itself and of :math:`\delta`.
+    By `Balle and Wang 2018, Theorem 8 <https://arxiv.org/abs/1805.06530>`_;
+    rounded up by at most :obj:`1e-12` of itself and of :math:`\delta`.
 
     Args:
-        mu (float): not negative; 0 is a release that reveals nothing.
+        mu (float): the sensitivity over the standard deviation of the noise; 0
+            is a release that reveals nothing.
         delta (float): in :math:`(0, 1)`.
 
     Example:
@@ -56,10 +53,10 @@ def gaussian_epsilon(mu: NotNegative, delta: Fraction) -> float:
 
 @validated
 def gaussian_mu_for(epsilon: Positive, delta: Fraction) -> float:
-    r"""Return the largest :math:`\mu` within a budget.
+    r"""Return the largest :math:`\mu` of a Gaussian release within a budget.
 
-    The inverse of :func:`gaussian_epsilon`; rounded down by :obj:`1e-12` at
-    most, so the budget is not exceeded.
+    :math:`\mu` is the sensitivity over the standard deviation of the noise.
+    This is the inverse of :func:`gaussian_epsilon`, rounded down.
 
     Args:
         epsilon (float): the budget, positive.

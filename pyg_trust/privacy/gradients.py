@@ -17,14 +17,14 @@ __all__ = ['UnitGradients', 'unit_gradients']
 
 
 class UnitGradients:
-    """Norms and clipped sums of the gradients of a batch, one for each unit.
+    """The gradients of a batch by units: their norms, and clipped sums.
 
-    :func:`unit_gradients` makes it. A unit is a part that no edge leaves,
-    such as a graph of the batch. ``norms`` (Tensor, float64, ``[num_units]``)
-    are over all parameters; :meth:`clipped_sum` clips and adds the gradients.
+    :func:`unit_gradients` makes it. A unit is a part of the batch that no edge
+    leaves, such as a graph. ``norms`` (float64, ``[num_units]``) are the L2
+    norms of the units' gradients over all parameters.
 
     Args:
-        found (Attributed): the gradients, by units and rows of the batch.
+        found (Attributed): the gradients by units, an internal record.
         params (dict[str, Tensor]): the trained parameters, by name.
     """
 
@@ -41,17 +41,15 @@ class UnitGradients:
         return f'{type(self).__name__}(num_units={len(self.norms)})'
 
     def clipped_sum(self, max_grad_norm: float) -> dict[str, Tensor]:
-        """Sum the gradients, each scaled to at most a norm.
+        """Sum the gradients of all units, each scaled to at most a norm.
 
         Args:
-            max_grad_norm (float): :math:`C`; infinity to clip nothing.
+            max_grad_norm (float): the norm, positive; infinity to clip
+                nothing.
 
         Returns:
             dict[str, Tensor]: the sum for each parameter, by its name. A unit
             whose gradient is not finite adds nothing.
-
-        Raises:
-            ValueError: if the norm is not positive.
         """
         max_grad_norm = check_number('max_grad_norm', max_grad_norm)
         if not max_grad_norm > 0:
@@ -86,10 +84,11 @@ def unit_gradients(
     kwargs: dict[str, Any] | None = None,
     num_units: int | None = None,
 ) -> UnitGradients:
-    r"""Compute the gradient of each unit of a batch, for any PyG model.
+    """Compute the gradient of each unit of a batch, for any PyG model.
 
-    A unit is a graph of the batch, a subgraph or a person: whatever no edge
-    leaves. The model runs once, as it is; units that it mixes are found.
+    A unit is a part of the batch that no edge leaves: a graph, a subgraph or a
+    person. The model runs once on the whole batch. A model that mixes units is
+    refused.
 
     .. code-block:: python
 
@@ -104,9 +103,9 @@ def unit_gradients(
     Args:
         model (torch.nn.Module): the model, in the mode that it is in.
         args (sequence): the positional arguments of its call.
-        owner (Tensor): int64, the unit of each row of the output.
-        grad (Tensor or callable): the gradient of the loss by the output, or
-            a function that maps the output to it (for models that draw random
+        owner (Tensor): int64, ``[num_rows]``: the unit of each output row.
+        grad (Tensor or callable): the gradient of the loss by the output, or a
+            function that maps the output to it (for models that draw random
             numbers, as dropout does).
         kwargs (dict, optional): the named arguments of the call.
         num_units (int, optional): how many units there are; by default one
@@ -117,9 +116,8 @@ def unit_gradients(
         ``.clipped_sum(max_grad_norm)``, by the names of parameters.
 
     Raises:
-        ValueError: if the model mixes units (with the module and function
-            behind which their rows meet), or uses a parameter where its
-            gradient by units is not seen.
+        ValueError: if the model mixes rows of several units (the message says
+            where), or uses a parameter in a way that has no gradient by units.
     """
     check_instance('model', model, nn.Module)
     count = _check_owner(owner, num_units)

@@ -36,11 +36,7 @@ class Group:
 
     @classmethod
     def current(cls) -> 'Group':
-        """Return the group of the processes that ``torch.distributed`` knows.
-
-        Raises:
-            RuntimeError: if ``torchrun`` announces more of them.
-        """
+        """Return the group of processes that ``torch.distributed`` knows."""
         made = cls()
         if dist.is_available() and dist.is_initialized():
             made = cls(dist.get_rank(), dist.get_world_size())

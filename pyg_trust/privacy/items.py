@@ -52,8 +52,11 @@ MOST_ITEMS = 20_000
 class ItemReport(AggregationReport):
     """Privacy guarantee of a noisy table of items, with its assumptions.
 
-    The fields are those of :class:`~pyg_trust.transforms.AggregationReport`
-    under the relation ``'user'``; nodes are users and items.
+    The table is one noisy sum. ``relation`` is ``'user'``: neighbouring data
+    differ in the list of one user. ``epsilon`` (nats), ``delta``, ``mu`` and
+    ``noise_stds`` (of the diagonal) are those of the table; ``num_nodes``
+    counts users and items. Fields of an encoder, a head or edges are empty, 0
+    or None.
     """
 
     def _notes(self) -> list[str]:
@@ -90,23 +93,27 @@ class PrivateItemCounts(Fitted):
     r"""Recommends items, with differential privacy of every user's list.
 
     :meth:`fit` releases once, with noise, how often two items are in one list:
-    the table :math:`G = \sum_u x_u x_u^\top` of rows :math:`x_u` of norm 1.
-    The table may be published. :meth:`recommend` scores items by :math:`x_u
-    F`, where :math:`F` is the positive part of :math:`G` of a low rank and
-    :math:`x_u` the history that you pass: the result is for this user alone.
+    the table :math:`G = \sum_u x_u x_u^\top`, where :math:`x_u` marks the
+    items of user :math:`u` and has norm 1. The table may be published.
+    :meth:`recommend` scores items by :math:`x_u F`, where :math:`F` is the
+    positive part of :math:`G` of a low rank, and :math:`x_u` is the history
+    that you pass: show the result to this user alone.
 
     Args:
         epsilon (float): the budget.
-        delta (float): its :math:`\delta`: a public power of ten, at most one
-            over ten times the number of users.
-        ledger, ledger_head, insecure_seed: as of
-            :class:`~pyg_trust.privacy.PrivacyEngine`.
+        delta (float): the :math:`\delta` of the budget: a public power of ten,
+            at most one over ten times the number of users.
+        ledger (str or Path, optional): a file that keeps what is spent.
         neighboring (str): :obj:`'add_remove'` compares a user's list with an
             empty one, :obj:`'replace'` with any other list.
         rank (int): the rank of :math:`F`.
         items (Tensor or list[int], optional): the public ids of the items that
             are counted and recommended; by default all. Needed if there are
             more than 20,000 items (8 GB).
+        insecure_seed (int, optional): the seed of the noise, to repeat an
+            experiment; the result is then not private.
+        ledger_head (str, optional): the ``ledger_head`` of an earlier report,
+            from which the ledger has to continue.
 
     Example:
         >>> likes = torch.tensor([[0, 0, 1, 1, 2], [0, 1, 1, 2, 2]])
@@ -146,7 +153,10 @@ class PrivateItemCounts(Fitted):
 
     @property
     def noise_std(self) -> float:
-        r"""Noise on diagonal entries; on others, :math:`1 / \sqrt 2` of it."""
+        r"""Standard deviation of the noise on the diagonal of the table.
+
+        On other entries it is :math:`1 / \sqrt 2` of it.
+        """
         return self.relation.sensitivity / self.mus[0]
 
     @property
@@ -169,12 +179,12 @@ class PrivateItemCounts(Fitted):
     ) -> 'PrivateItemCounts':
         """Count which items share users, and release the counts with noise.
 
-        The same interactions again change nothing and cost nothing.
+        Fitting the same interactions again changes nothing and costs nothing.
 
         Args:
             interactions (Tensor or HeteroData): int64, ``[2,
-                num_interactions]``, users above and items below; or a
-                bipartite graph.
+                num_interactions]``, users in the first row and items in the
+                second; or a bipartite graph.
             num_users (int, optional): the number of users; read from a
                 bipartite graph. (default: :obj:`None`)
             num_items (int, optional): the number of items; read from a
@@ -183,9 +193,8 @@ class PrivateItemCounts(Fitted):
                 not needed if the graph has one type alone.
 
         Raises:
-            TypeError, ValueError: if interactions are listed twice, have
-                ratings other than 1 or name what is not there. Nothing is
-                spent then.
+            TypeError, ValueError: if a pair is listed twice, a rating is not
+                1, or an id is out of range. Nothing is spent then.
             BudgetExceededError: if the budget does not allow it.
         """
         edges, num_users, num_items, _ = read_interactions(
@@ -241,16 +250,16 @@ class PrivateItemCounts(Fitted):
     ) -> Tensor:
         """Return the best new items of users: int64, ``[num_users, k]``.
 
-        By descending score, without the items of the history. Empty places
-        hold ``num_items``: those of a user without a history, and those
-        beyond the items that are left.
+        Items are in order of descending score, without those of the history.
+        Missing ones are ``num_items``: all of a user without a history, and
+        the last ones of a user for whom fewer than :obj:`k` are left.
 
         Args:
-            history (Tensor): int64, ``[2, num_interactions]``: rows of the
-                result, and items of their users, who may be new ones.
+            history (Tensor): int64, ``[2, num_interactions]``: users, which
+                are rows of the result and may be new ones, and their items.
             k (int): the number of items. (default: :obj:`10`)
-            num_users (int, optional): the number of rows; by default those
-                that the history names. (default: :obj:`None`)
+            num_users (int, optional): the number of rows; by default one more
+                than the largest user in :obj:`history`.
         """
         self._check_fitted()
         k = check_integer('k', k, 1)

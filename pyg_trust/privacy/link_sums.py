@@ -1,11 +1,8 @@
-r"""Private scores of pairs: features, and noisy gradients of a scorer.
+"""Private scores of pairs: features, and noisy gradients of a scorer.
 
-Every edge is a *message* in the noisy sums :math:`S` of a hop and an
-*example*, a pair whose clipped gradient is in a noisy sum at every step. A
-pair is judged without its own edge, by rows from which its own messages were
-subtracted, to the bit. Negatives are public pairs. What one pair adds to a sum
-does not depend on other pairs: they are computed in blocks of one shape,
-column by column, the last filled with zeros, and integers are added.
+A pair is judged without its own edge, by rows from which its own messages were
+subtracted. What one pair adds to a sum does not depend on other pairs, as they
+are computed in blocks of one shape, and integers are added.
 """
 
 import math

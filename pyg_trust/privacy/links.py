@@ -97,13 +97,17 @@ _REFUSED = {
 
 @claimed(
     'private link prediction',
-    num_neg="the public pairs that count as negatives; under 'node' of each "
-    'node',
-    leave_out='whether examples are judged without their own edge',
-    provenance='versions and arguments; no seeds',
+    num_neg="the number of negative examples; for 'node', of each node",
+    leave_out='whether the features of a training edge leave out its own '
+    'message',
+    provenance='versions of packages and arguments; no seeds',
 )
 class LinkReport(ReleaseReport):
-    r"""Privacy guarantee of a link predictor, with its assumptions."""
+    r"""Privacy guarantee of a link predictor, with its assumptions.
+
+    A part's :math:`\mu` is its sensitivity over the standard deviation of its
+    noise.
+    """
 
     def _notes(self) -> list[str]:
         chosen = 'ids, number of nodes, whether edges are directed'
@@ -154,45 +158,43 @@ class LinkReport(ReleaseReport):
 class PrivateLinkPredictor(Coverage):
     r"""Predicts links, with differential privacy of every edge or node.
 
-    :meth:`fit` releases noisy sums of the features of neighbours once. On
+    :meth:`fit` releases noisy sums of the features of neighbours once. From
     these and the features, noisy gradient descent trains a logistic model of
-    pairs: edges are the positive examples, public pairs the negative ones.
-    Predictions then cost no budget, as they read no edge. ``'edge'`` protects
-    each edge, while features are public. ``'node'`` protects a node's features
-    and its list of edges; it needs tens of thousands of nodes, and its noise
-    covers no removal. Only edges of the fitted ``edge_index`` are protected:
-    another split of ``RandomLinkSplit`` is another graph, and costs again.
+    pairs, with edges as positive and random pairs as negative examples.
+    Predictions read no edge and cost nothing. ``'edge'`` protects each edge,
+    while features are public. ``'node'`` protects a node's features and its
+    list of edges, and needs tens of thousands of nodes. Only edges of the
+    fitted ``edge_index`` are protected: another split of ``RandomLinkSplit``
+    is another graph, and costs again.
 
     Args:
         adjacency (str): what is protected, ``'edge'`` or ``'node'``.
         epsilon (float): the budget.
-        delta (float): its :math:`\delta`: a public power of ten, at most one
-            over ten times the number of edges.
-        ledger, ledger_head, insecure_seed: as of :class:`PrivacyEngine`.
-        neighboring (str, optional): for ``'node'``, ``'add_remove'`` or
-            ``'replace'``, which is the default.
+        delta (float): the :math:`\delta` of the budget: a public power of ten,
+            at most one over ten times the number of edges.
+        ledger (str or Path, optional): a file that keeps what is spent.
+        neighboring (str, optional): for ``'node'``, what a record is compared
+            with: any other (``'replace'``, the default) or none
+            (``'add_remove'``).
         directed (bool): whether edges are directed.
-        shares (sequence of float, optional): how the sums, the noisy number of
-            edges and the model divide the budget :math:`\mu^2`; ``'node'``
-            has no number of edges.
-        dim (int): for ``'edge'``, to how many columns features are reduced.
-        message_dim (int, optional): how many columns are summed.
+        shares (sequence of float, optional): the shares of the budget's
+            :math:`\mu^2` that sums, number of edges and model cost; (.69, .01,
+            .3) by default. For ``'node'`` of sums and model, (.95, .05).
+        dim (int): for ``'edge'``, the columns to which features are reduced.
+        message_dim (int, optional): how many columns are summed; 8 by default,
+            16 for ``'node'``, and at most :obj:`dim`.
         steps (int): the number of gradient steps.
         lr (float, optional): the learning rate; by default :math:`.1 \sqrt p`
             for :math:`p` features of a pair.
-        num_neg (int, optional): the number of negative examples; for
-            ``'node'``, of each node.
-        leave_out (bool): whether the features of a training edge leave out
-            the message along this edge.
-        forget_epsilon (float): the largest :math:`\epsilon` at which the noise
-            may cover removed edges, so that nothing is fitted again.
-
-    Example:
-        >>> edges = torch.tensor([[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]])
-        >>> data = Data(x=torch.eye(4), edge_index=edges)
-        >>> model = PrivateLinkPredictor(epsilon=4.0, delta=1e-3).fit(data)
-        >>> model.decision_function(torch.tensor([[0], [2]])).shape
-        torch.Size([1])
+        num_neg (int, optional): the negative examples, for ``'node'`` of each
+            node; by default 5 an edge, or up to 20 a node.
+        leave_out (bool): whether the features of a training edge leave out the
+            message along this edge.
+        insecure_seed (int, optional): a seed; nothing is private then.
+        ledger_head (str, optional): ``ledger_head`` of an earlier report.
+        forget_epsilon (float): for ``'edge'``, the largest :math:`\epsilon` at
+            which noise may cover removed edges, so that nothing is fitted
+            again.
     """
 
     _entries = ('count', 'negatives')
@@ -247,7 +249,11 @@ class PrivateLinkPredictor(Coverage):
 
     @property
     def noise_stds(self) -> tuple[float, ...]:
-        """Noise of sums, edge count (``'edge'``); multiplier of gradients."""
+        """The noise of each release, as standard deviations.
+
+        In order: of the sums; for ``'edge'``, of the number of edges; of the
+        gradients, over their clipping norm.
+        """
         rows, *count, scorer = self.mus
         return (
             self.relation.sensitivity / rows,
@@ -265,7 +271,7 @@ class PrivateLinkPredictor(Coverage):
     @property
     @synchronized
     def num_edges(self) -> float:
-        """The noisy number of edges; under ``'node'`` nothing is counted."""
+        """The noisy number of edges; under ``'node'`` a ``RuntimeError``."""
         self._check_fitted()
         if self._of_owners:
             raise RuntimeError("edges are counted under 'edge' alone")
@@ -278,9 +284,9 @@ class PrivateLinkPredictor(Coverage):
     @editing
     @validated
     def fit(self, data: Data) -> 'PrivateLinkPredictor':
-        """Release sums and a scorer of the edges of :obj:`data`.
+        """Release noisy sums, and train the model on edges of :obj:`data`.
 
-        The same data again change nothing and cost nothing.
+        Fitting the same data again changes nothing and costs nothing.
 
         Args:
             data (Data): with ``x`` (float32 or float64, dense or sparse) and
@@ -291,6 +297,13 @@ class PrivateLinkPredictor(Coverage):
                 for. Nothing is spent then.
             BudgetExceededError: if the budget does not allow it. Nothing is
                 spent then.
+
+        Example:
+            >>> edges = torch.tensor([[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]])
+            >>> data = Data(x=torch.eye(4), edge_index=edges)
+            >>> model = PrivateLinkPredictor(epsilon=4.0, delta=1e-3).fit(data)
+            >>> model.decision_function(torch.tensor([[0], [2]])).shape
+            torch.Size([1])
         """
         graph = release_graph(data, self.relation).to('cpu')
         x = check_own(data, 'x', self.relation).cpu()
@@ -392,10 +405,12 @@ class PrivateLinkPredictor(Coverage):
         """Return the area under the ROC curve of labelled pairs.
 
         Args:
-            edge_label_index (Tensor): as in :meth:`decision_function`, with
-                :obj:`x`.
+            edge_label_index (Tensor): pairs of nodes, int64, ``[2,
+                num_pairs]``.
             edge_label (Tensor): ``[num_pairs]``: 1 for links, else 0.
-            x (Tensor, optional): the features. (default: :obj:`None`)
+            x (Tensor, optional): as in :meth:`decision_function`, for
+                ``'node'`` alone: features, so that scores read the source's
+                own row.
 
         Raises:
             ValueError: unless there are pairs of both labels.
@@ -420,10 +435,10 @@ class PrivateLinkPredictor(Coverage):
 
         Args:
             edge_label_index (Tensor): int64, ``[2, num_pairs]``.
-            x (Tensor, optional): under ``'node'``, the features, float32 or
-                float64, ``[num_nodes, num_columns]``: scores then read the
-                source's own row, and are for the source alone. Without it,
-                they read released rows, and are for all.
+            x (Tensor, optional): for ``'node'`` alone, the features, float32
+                or float64, ``[num_nodes, num_columns]``. The logit of a pair
+                then also reads its source's row: show it to the source alone.
+                Without it, logits may be shown to all.
 
         Returns:
             Tensor: float64, ``[num_pairs]``.

@@ -1,11 +1,6 @@
-r"""One step of private training: how gradients are clipped, and its cost.
+"""One step of private training: how gradients are clipped, and its cost.
 
-A step draws :math:`m` of :math:`M` disjoint subgraphs without replacement,
-sums their clipped gradients and adds Gaussian noise of the standard deviation
-:math:`\sigma`. Two numbers describe it: the rate :math:`q = m / M` and Opacus'
-noise multiplier :math:`z = \sigma / C`. Neighbouring graphs differ in one row
-of the features, which moves the sum by :math:`2C`. Proofs are in the
-documentation, "Private training".
+Proofs are in the documentation, "Private training".
 """
 
 import math
@@ -63,12 +58,11 @@ def clip_factors(
 
     ``'flat'`` is :math:`\min(1, C / \lVert g_i \rVert)`, and ``'automatic'``
     is AUTO-S of `Bu et al. 2022 <https://arxiv.org/abs/2206.07136>`_, :math:`C
-    / (\lVert g_i \rVert + 0.01)`, where :math:`C` needs no tuning. Where a
-    norm is not finite the factor is 0: leave such a gradient out, as :math:`0
-    \cdot \infty` is not zero.
+    / (\lVert g_i \rVert + 0.01)`. Where a norm is not finite the factor is 0:
+    leave such a gradient out, as :math:`0 \cdot \infty` is not zero.
 
     Args:
-        norms (Tensor): the norms of gradients, ``[num_subgraphs]``.
+        norms (Tensor): the norms of gradients, float, ``[num_subgraphs]``.
         max_grad_norm (float): :math:`C`; infinity to clip nothing.
         clipping (str): :obj:`'flat'` or :obj:`'automatic'`.
     """

@@ -15,24 +15,24 @@ __all__ = ['AdaptiveNorm']
 class AdaptiveNorm:
     r"""A clipping norm that follows a quantile of the gradients' norms.
 
-    `Andrew et al. 2021 <https://arxiv.org/abs/1905.03871>`_: every step also
-    releases the noisy share :math:`\tilde b` of gradients that are at most
-    :math:`C` long, and moves :math:`C \leftarrow C\, e^{-\eta (\tilde b -
-    \gamma)}`. The share is paid from the same account: a step with noise
-    :math:`z_g C` on the gradients and :math:`s` on the count is one of the
-    noise multiplier :math:`z`, with :math:`z^{-2} = z_g^{-2} + (2 s)^{-2}`
-    (:doc:`/theory/private_training`). The account counts :math:`z`, and
-    :math:`z_g > z` is added.
+    Every step also releases the noisy share :math:`\tilde b` of gradients that
+    are at most :math:`C` long, and multiplies :math:`C` by :math:`e^{-\eta
+    (\tilde b - \gamma)}` (`Andrew et al. 2021
+    <https://arxiv.org/abs/1905.03871>`_). The share costs no more than the
+    step may: the account counts the noise multiplier :math:`z` that you chose,
+    and the gradients get the larger :math:`z_g` with :math:`z^{-2} = z_g^{-2}
+    + (2 s)^{-2}` (:doc:`/theory/private_training`), where :math:`s` is the
+    noise on the count of gradients.
 
     Args:
-        initial (float): the first :math:`C`, chosen without looking at
-            private data. (default: :obj:`1.0`)
-        quantile (float): :math:`\gamma` in :math:`(0, 1)`.
-        rate (float): :math:`\eta`, positive. (default: :obj:`0.2`)
-        noise_std (float, optional): :math:`s`; by default a twentieth of the
-            batch size, and :math:`z` at least. It needs to be above
-            :math:`z / 2`. (default: :obj:`None`)
-        bounds (tuple): the least and the greatest norm.
+        initial (float): the first :math:`C`, chosen without looking at private
+            data. (default: :obj:`1.0`)
+        quantile (float): the quantile :math:`\gamma`, in :math:`(0, 1)`.
+        rate (float): the learning rate :math:`\eta`. (default: :obj:`0.2`)
+        noise_std (float, optional): the standard deviation :math:`s`, above
+            :math:`z / 2`; by default a twentieth of the batch size, and
+            :math:`z` at least.
+        bounds (tuple[float, float]): the least and the greatest :math:`C`.
 
     Example:
         >>> norm = AdaptiveNorm(initial=1.0)
@@ -68,11 +68,11 @@ class AdaptiveNorm:
             )
 
     def count_std(self, noise_multiplier: float, batch_size: int) -> float:
-        """Return the standard deviation of the noise on the count.
+        """Return the standard deviation :math:`s` of the noise on the count.
 
         Args:
             noise_multiplier (float): the account's :math:`z`.
-            batch_size (int): :math:`m`.
+            batch_size (int): the units of a step; :math:`s` may depend on it.
         """
         if self.noise_std is None:
             return max(batch_size / 20, noise_multiplier)
@@ -88,11 +88,11 @@ class AdaptiveNorm:
     def gradient_multiplier(
         self, noise_multiplier: Positive, batch_size: int
     ) -> float:
-        """The noise :math:`z_g` on the gradients, in units of :math:`C`.
+        """Return the noise multiplier :math:`z_g` of the gradients.
 
         Args:
             noise_multiplier (float): the account's :math:`z`.
-            batch_size (int): :math:`m`.
+            batch_size (int): the units of a step.
         """
         count = self.count_std(noise_multiplier, batch_size)
         rest = 1 - (noise_multiplier / (2 * count)) ** 2

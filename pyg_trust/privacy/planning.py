@@ -182,12 +182,12 @@ def propose(
     sampling: Annotated[str, OneOf((*LAWS, BEST))] = BEST,
     terms: Count = 1,
 ) -> Proposal:
-    r"""Propose a batch size and noise for a budget, from public numbers.
+    """Propose a batch size and noise for a budget, from public numbers.
 
     The larger the batch size :math:`m`, the less noise is on the mean gradient
     of a step. Of twenty batch sizes, the smallest is chosen whose noise is at
-    most 1.1 times that of :math:`m = M`. Train with the plan's ``sampling``: a
-    plan for Poisson sampling spends more with batches of a fixed size.
+    most 1.1 times that of :math:`m = M`. Pass the plan's ``sampling`` to the
+    loader, as another sampling spends more or less.
 
     Args:
         num_subgraphs (int): :math:`M`, ``loader.num_subgraphs``.
@@ -198,6 +198,9 @@ def propose(
             :obj:`'best'` for the one with less noise. (default: :obj:`'best'`)
         terms (int): the most subgraphs that share one node, such as
             ``EgoLoader.terms``. (default: :obj:`1`)
+
+    Returns:
+        Proposal: has ``batch_size``, ``noise_multiplier`` and ``sampling``.
 
     Example:
         >>> plan = propose(847, epsilon=8.0, delta=1e-4)
@@ -283,16 +286,16 @@ def search_epsilon(
 @claimed(
     'search for settings of private training',
     candidate='the settings of the best run',
-    score='its score',
-    assumptions='the assumptions of the guarantee',
-    checked='how the runs were checked',
-    data='a fingerprint of the public part of the data',
+    score='the score of the best run, a float',
+    assumptions='sentences: what the guarantee assumes and does not cover',
+    checked='sentences: how the runs were checked',
+    data='a hash of the public part of the data',
     weights='SHA-256 of the weights of the best run',
 )
 class SearchReport(ClaimedReport):
-    r"""The result of a private search for settings, and its privacy cost.
+    """The result of a private search for settings, and its privacy cost.
 
-    How many runs there were is not in it: it has to stay secret.
+    How many runs there were stays secret, and is not in it.
     """
 
     def _says(self) -> dict[str, Any]:
@@ -336,23 +339,24 @@ def search(
         )
 
     Args:
-        train (callable): trains a model with given settings, and returns its
-            engine and a score, which depends on the weights and on public data
-            alone. The highest score wins.
+        train (callable): ``train(settings)`` trains a model and returns its
+            engine and a score, a float that depends on the weights and public
+            data alone. The highest score wins.
         candidates (sequence): the settings, chosen without private data.
-        bound (Accountant): the most that one run may spend, with whichever
-            settings (:meth:`Proposal.accountant`).
+        bound (Accountant): an accountant that has counted the most that any
+            run may spend, such as :meth:`Proposal.accountant` returns it.
         delta (float): in :math:`(0, 1)`.
         mean_runs (float): the expected number of runs, at least 1.
-        shape (float): :math:`\eta` of its truncated negative binomial
-            distribution: 1 for the geometric; 0 for the logarithmic one, which
-            spreads wider and costs less.
+        shape (float): the parameter :math:`\eta` of the distribution of the
+            number of runs, a truncated negative binomial one: 1 is the
+            geometric; 0 is the logarithmic, which spreads wider and costs
+            less.
         seed (int, optional): the seed, to repeat an experiment; the result is
-            not private.
+            then not private. By default draws are secret.
 
     Returns:
-        tuple[Module, SearchReport]: a plain copy of the best model, and its
-        guarantee.
+        tuple[Module, SearchReport]: a copy of the best model without wrappers,
+        and its guarantee.
 
     Raises:
         BudgetExceededError: if a run spent more than :obj:`bound`.
@@ -462,20 +466,13 @@ def rdp_select(
 ) -> np.ndarray:
     r"""Bound Rényi DP of the best of a random number of runs.
 
-    With any order :math:`b` (Theorem 2 of the paper)
-
-    .. math::
-        g_A(a) = g(a) + (1 + \eta) \left(1 - \tfrac1b\right) g(b)
-        + \frac{(1 + \eta) \log(1 / \gamma)}{b} + \frac{\log E[K]}{a - 1}.
-
-    :math:`K` has to be secret, and so do all runs but the best. A score has
-    to be a function of what its run releases and of public data.
+    Theorem 2 of Papernot and Steinke 2022. The number of runs has to be
+    secret, and so do all runs but the best.
 
     Args:
-        orders (sequence of float): the orders :math:`a > 1`.
-        rdp (sequence of float): :math:`g(a)` of one run with its score, for
-            whichever settings.
-        mean (float): :math:`E[K]`, in [1, 500].
+        orders (sequence of float): the orders, each above 1.
+        rdp (sequence of float): Rényi DP of one run at these, at most.
+        mean (float): the expected number of runs, in [1, 500].
         shape (float): :math:`\eta`, in [0, 10]. (default: :obj:`1.0`)
     """
     a, g = check_rdp(orders, rdp)

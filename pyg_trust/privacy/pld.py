@@ -1,10 +1,7 @@
-r"""Privacy loss distributions on a grid, and their composition.
+"""Privacy loss distributions on a grid, and their composition.
 
-The masses under :math:`P` of the losses :math:`\ell = \log(\mathrm{d}P /
-\mathrm{d}Q)` give :math:`\delta(\epsilon) = E_P[(1 - e^{\epsilon -
-\ell})_+]`, and those of independent steps are composed by convolution. Other
-libraries have no such pairs of sampling without replacement, and their grids
-are not those that :mod:`pyg_trust.verify` recounts in integers.
+Independent steps are composed by convolution of the masses of their losses.
+Grids are those that :mod:`pyg_trust.verify` recounts in integers.
 """
 
 import math

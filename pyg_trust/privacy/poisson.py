@@ -1,20 +1,7 @@
-r"""Accounts of Poisson sampling, where each unit is drawn independently.
+"""Accounts of Poisson sampling, where each unit is drawn independently.
 
-A record is in up to :math:`k` units (``occurrences``), of which
-:math:`w_i = \binom{k}{i} q^i (1-q)^{k-i}` is the probability that :math:`i`
-are drawn. With :math:`z = \sigma / C`, the noise multiplier of Opacus, and in
-units of :math:`C`, these pairs dominate every step and are attained:
-
-.. math::
-    \text{'replace':}\quad
-    P &= \sum_{i=0}^{k} w_i\, \mathcal{N}(i, z^2), \quad
-    Q = \sum_{i=0}^{k} w_i\, \mathcal{N}(-i, z^2) \\
-    \text{'withdraw', } k = 1:\quad
-    P &= (1-q)\, \mathcal{N}(0, z^2) + q\, \mathcal{N}(1, z^2), \quad
-    Q = \mathcal{N}(0, z^2) \quad \text{and } (Q, P).
-
-The proof is in the documentation, "Private training". Without replacement the
-pair with hypergeometric weights is no bound.
+The pairs of distributions that dominate a step, and the proof, are in the
+documentation, "Private training".
 """
 
 import math
@@ -89,19 +76,20 @@ def poisson_epsilon(
     *,
     occurrences: int = 1,
 ) -> float:
-    r"""Compute :math:`\epsilon` of steps with Poisson sampling.
-
-    An upper bound: losses are rounded up to a grid and composed by FFT.
+    r"""Compute an upper bound of :math:`\epsilon` for Poisson sampling.
 
     Args:
-        history (iterable): of :obj:`(noise_multiplier, sample_rate, steps)`.
-            A release of sensitivity :math:`\Delta` with Gaussian noise of
-            standard deviation :math:`s` is :obj:`(z, 1, 1)`: :math:`z = s /
-            \Delta` if :obj:`form` is 'withdraw', :math:`2 s / \Delta` if it
-            is 'replace' (:math:`2 k s / \Delta` for :math:`k` occurrences).
+        history (iterable): of :obj:`(noise_multiplier, sample_rate, steps)`,
+            with the noise multiplier :math:`\sigma / C`. A Gaussian release of
+            sensitivity :math:`\Delta` and noise of standard deviation
+            :math:`s` is :obj:`(z, 1, 1)` with :math:`z = s / \Delta` if
+            :obj:`form` is 'withdraw', and :math:`z = 2 k s / \Delta` if it is
+            'replace'.
         delta (float): in :math:`[10^{-10}, 1)`.
-        form (str): as in :func:`poisson_profile`. (default: :obj:`'replace'`)
-        occurrences (int): as in :func:`poisson_profile`. (default: :obj:`1`)
+        form (str): how neighbours differ. :obj:`'replace'`: one subgraph is
+            exchanged for another; :obj:`'withdraw'`: one is added or removed.
+        occurrences (int): the most subgraphs :math:`k` that share one record,
+            such as a node; above 1 for 'replace' alone. (default: :obj:`1`)
 
     Example:
         >>> history = [(2.0, 0.05, 100)]  # sigma / C, rate, steps

@@ -1,24 +1,11 @@
-r"""Noisy sums over neighbours: relations and their sensitivities.
+"""Noisy sums over neighbours, and their sensitivities.
 
-A hop releases :math:`S = W M + \mathcal{N}(0, s^2 I)`. Rows of :math:`M` are
-*messages* of norm at most 1, and :math:`W_{wu}` is the weight of the message
-of :math:`u` in the row of :math:`w`, for an edge from ``edge_index[0] = u`` to
-``edge_index[1] = w``. What reads :math:`S` and not the graph is
-post-processing. Public are ids, whether edges are directed, which nodes train,
-and all arguments. Neighbouring graphs differ in
-
-- ``'edge'``: one edge. An undirected one is two entries, hence
-  :math:`\sqrt{2}`.
-- ``'node'``: one record: features, label and own list :math:`L_v`. Weights of
-  a list have energy :math:`D` (:func:`energy_weights`), whatever its length.
-- ``'node_incident'``: a node with all its edges, at most :math:`D`. The row
-  of the node itself is for that node alone.
-- ``'feature'``: one row of the features and its label; edges are public.
-
-Neighbours by ``'add_remove'`` lack a record, by ``'replace'`` have any
-other. Sums are of integers on the grid of the noise, so that bounds hold to
-the last bit (:mod:`pyg_trust.verify.release`). Proofs are in the
-documentation, "Private aggregation".
+A node receives the sum of *messages* of its neighbours, rows of norm at most
+1, plus Gaussian noise. What neighbouring graphs differ in is described in
+:func:`pyg_trust.privacy.hop_sensitivity`. Sums are of integers on the grid of
+the noise, so that bounds hold to the last bit
+(:mod:`pyg_trust.verify.release`). Proofs are in the documentation, "Private
+aggregation".
 """
 
 import math
@@ -150,10 +137,11 @@ class MessageBlocks:
 
 
 def messages(x: Tensor, *, between: str = 'normalize') -> Tensor:
-    r"""Return rows of norm at most 1 for any input, in float64.
+    """Return rows of norm at most 1 for any input, in float64.
 
-    Rows are brought to norm 1, or clipped to it, less :math:`10^{-6}`. A row
-    with an entry that is not finite counts as zero.
+    :obj:`'normalize'` scales every row to norm 1, :obj:`'clip'` only those
+    that are longer; both stay :math:`10^{-6}` below. A row with an entry that
+    is not finite counts as zero.
 
     Args:
         x (Tensor): float32 or float64, ``[num_nodes, num_columns]``.
@@ -167,14 +155,14 @@ def messages(x: Tensor, *, between: str = 'normalize') -> Tensor:
 
 
 def class_messages(probabilities: Tensor) -> Tensor:
-    r"""Turn probabilities of classes into messages of norm at most 1.
+    r"""Turn class probabilities into messages of norm at most 1.
 
     .. math::
         m = \frac{q - 1/C}{\sqrt{1 - 1/C}}
 
-    No two are more than :math:`\sqrt{2C/(C-1)}` apart
-    (:func:`hop_sensitivity` with :obj:`num_classes`). Send them with
-    ``between='clip'``: brought to norm 1 they would be further apart.
+    for the probabilities :math:`q` of :math:`C` classes. Two messages are at
+    most :math:`\sqrt{2C/(C-1)}` apart, if :func:`private_propagate` sends them
+    with ``between='clip'``, which leaves them as they are.
 
     Args:
         probabilities (Tensor): float64, ``[num_nodes, num_classes]``: rows
@@ -214,9 +202,11 @@ def hop_sensitivity(
     max_degree: Count | None = None,
     num_classes: Count | None = None,
 ) -> float:
-    r"""Return the sensitivity of a hop of messages of norm at most 1.
+    r"""Return how far neighbouring data move one sum over neighbours.
 
-    In Frobenius norm, over the rows that may be published.
+    Messages are rows of norm at most 1, and every node receives the sum of
+    those of its neighbours. The result is the largest change of all sums, in
+    Frobenius norm; with ``'node_incident'``, without the node's own sum.
 
     ================= ================================ ====================
     adjacency         add_remove                       replace
@@ -224,20 +214,22 @@ def hop_sensitivity(
     ``edge``          :math:`\sqrt{2}`, directed: 1    the same
     ``node``          :math:`\sqrt{D}`, by default 1   twice as much
     ``node_incident`` :math:`\sqrt{D}`                 twice as much
-    ``feature``       1, columns scaled                2
+    ``feature``       1, if scaled to column norm 1    2
     ================= ================================ ====================
 
     Args:
-        adjacency (str): what differs between neighbours.
-        directed (bool): whether edges are arcs; ``'edge'`` reads it.
-        neighboring (str): :obj:`'add_remove'` or :obj:`'replace'`.
-        max_degree (int, optional): :math:`D`: of ``'node_incident'``, which
-            needs it, the most edges of a node that is covered in full; of
-            ``'node'`` the :obj:`max_degree` of :func:`energy_weights`.
-        num_classes (int, optional): :math:`C`, if messages are those of
-            :func:`class_messages`, for ``'node'`` and ``'feature'``: a
-            replaced record then moves a hop by
-            :math:`\sqrt{2 D C / (C - 1)}`. (default: :obj:`None`)
+        adjacency (str): what differs: one edge; a node's features and outgoing
+            edges; a node with all its edges; or a node's features.
+        directed (bool): for ``'edge'``, whether edges have one direction.
+        neighboring (str): whether it is compared with none
+            (:obj:`'add_remove'`) or with any other (:obj:`'replace'`).
+        max_degree (int, optional): :math:`D`, the most edges of a node,
+            required for ``'node_incident'``. For ``'node'``, the bound of the
+            sum of squared weights of a node's outgoing messages.
+        num_classes (int, optional): the number :math:`C` of classes, if
+            messages are those of :func:`class_messages`, for ``'node'`` and
+            ``'feature'``: a replaced record then moves a sum by :math:`\sqrt{2
+            D C / (C - 1)}`.
 
     Example:
         >>> hop_sensitivity('node')
@@ -274,21 +266,10 @@ def energy_weights(graph: CSRGraph, max_degree: Count = 1) -> Tensor:
 
 @validated
 def choose_receivers(train: Tensor, share: Rate) -> Tensor:
-    r"""Choose all nodes that don't train, and a share of those that do.
+    """Choose all nodes that don't train, and a share of those that do.
 
-    .. math::
-        R = \{v : v \text{ does not train, or } h(v) < \text{share}\}
-
-    with a fixed hash :math:`h` of ids into :math:`[0, 1)`. Whether :math:`v`
-    is in it depends on its id and on whether :math:`v` trains, which are
-    public: not on other nodes, their number, or any record.
-
-    Args:
-        train (Tensor): bool, ``[num_nodes]``: which nodes train.
-        share (float): in :math:`(0, 1]`.
-
-    Returns:
-        Tensor: bool, ``[num_nodes]``, on the CPU.
+    The choice depends on ids and the mask alone, which are public. It is a
+    bool mask, ``[num_nodes]``, on the CPU.
 
     Example:
         >>> choose_receivers(torch.tensor([True, False, True]), 1.0)
@@ -302,18 +283,7 @@ def choose_receivers(train: Tensor, share: Rate) -> Tensor:
 
 @validated
 def received_lists(graph: CSRGraph, receivers: Tensor) -> CSRGraph:
-    r"""Return each node's list :math:`L_v \cap R`, receivers alone.
-
-    Take :func:`~pyg_trust.privacy.propagation.energy_weights` of the result,
-    in :func:`~pyg_trust.privacy.private_propagate`.
-
-    Args:
-        graph (CSRGraph): rows are own lists; unweighted.
-        receivers (Tensor): bool, ``[num_nodes]``: :math:`R`, public.
-
-    Returns:
-        CSRGraph: of arcs, with as many nodes.
-    """
+    """Return the graph without edges to nodes that are no receivers."""
     check_tensor('receivers', receivers, torch.bool, (graph.num_nodes,))
     if graph.is_weighted:
         raise ValueError("'graph' needs to be unweighted")
@@ -341,25 +311,29 @@ def private_propagate(
         S_k = A^\top \mathrm{diag}(c)\, m(S_{k-1}) + \mathcal{N}(0, s_k^2 I),
         \quad S_0 = X,
 
-    with :math:`m` of :func:`messages`, :math:`c = 1` for ``'edge'`` and
-    ``'node_incident'`` and :func:`energy_weights` for ``'node'``. Neighbours
-    move each hop by at most :func:`hop_sensitivity`. Nothing is accounted for
-    here; see :class:`pyg_trust.transforms.PrivateAGP`.
+    where :math:`m` brings rows to norm at most 1 (:func:`messages`), and
+    :math:`c` are weights of senders: 1, or :obj:`weights` for ``'node'``.
+    Neighbouring data move each hop by at most :func:`hop_sensitivity`. The
+    cost is not recorded: :class:`pyg_trust.transforms.PrivateAGP` does that.
 
     Args:
         graph (CSRGraph): unweighted, without duplicates.
         x (Tensor): float32 or float64, ``[num_nodes, num_columns]``.
-        stds (sequence of float): :math:`s_k`, a hop for each.
-        noise (Noise): where noise comes from.
+        stds (sequence of float): the standard deviation :math:`s_k` of each
+            hop.
+        noise (Noise): the source of noise, such as
+            ``pyg_trust.noise.SecureNoise()``.
         adjacency (str): ``'edge'``, ``'node'`` or ``'node_incident'``.
         weights (Tensor, optional): float64, ``[num_nodes]``: :math:`c`, for
-            ``'node'`` alone. (default: :obj:`None`)
-        between (str): as of :func:`messages`. (default: :obj:`'normalize'`)
+            ``'node'`` alone, such as one over the root of the out-degree.
+        between (str): how rows get norm at most 1: :obj:`'normalize'` or
+            :obj:`'clip'`. (default: :obj:`'normalize'`)
         dtype (torch.dtype): the dtype to round noisy sums to; the next hop
             reads rounded ones. (default: ``torch.float64``)
 
     Returns:
-        list[Tensor]: :math:`S_1, S_2, \ldots`, of :obj:`dtype`.
+        list[Tensor]: :math:`S_1, S_2, \ldots`, each ``[num_nodes,
+        num_columns]``, of :obj:`dtype`.
     """
     if graph.is_weighted or graph.has_duplicates:
         raise ValueError(
@@ -497,23 +471,18 @@ def scaled_propagate(
         S = \Pi\, \mathrm{diag}(\|\Pi e_v\|^{-1})\, m(X)
         + \mathcal{N}(0, s^2 I)
 
-    Under ``'feature'`` one row moves it by 2, or 1 if it is removed. The
-    propagation is exact: an estimate of AGP has no bounded sensitivity.
+    Under ``'feature'`` one row moves it by 2, or 1 if it is removed.
 
     Args:
         graph (CSRGraph): public.
         x (Tensor): float32 or float64, ``[num_nodes, num_columns]``.
-        measure (Measure): :math:`(a, b, w)`.
+        measure (Measure): the propagation :math:`\Pi`, computed exactly.
         std (float): :math:`s`.
         noise (Noise): where noise comes from.
-        own (bool): whether a node's row holds its own message; without, the
-            diagonal of :math:`\Pi` is left out. (default: :obj:`True`)
+        own (bool): whether a node's row holds its own message.
         scales (tuple[Tensor, Tensor], optional): the norms of the columns of
-            :math:`\Pi` and its diagonal, if known. (default: :obj:`None`)
-        between (str): as of :func:`messages`. (default: :obj:`'normalize'`)
-
-    Returns:
-        Tensor: float64, ``[num_nodes, num_columns]``.
+            :math:`\Pi` and its diagonal, if known.
+        between (str): how rows get norm at most 1.
     """
     _check_noise(noise)
     operator = _operator(graph, measure)

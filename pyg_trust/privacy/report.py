@@ -60,20 +60,23 @@ def by_user(mechanism: str) -> str:
 @claimed(
     'private training',
     renamed={'checked': 'isolation'},
-    processes='how many trained together',
-    rho='by how much more than the account counts the noise is, for what '
-    'rounding to its grid adds',
-    epsilon_renyi='a bound of epsilon by Rényi DP, which is another '
-    'computation; None if there is none',
-    assumptions='the assumptions of the guarantee, and its limits',
-    checked='how the training was checked',
-    data='a fingerprint of the public part of the data',
-    weights='SHA-256 of the weights that are released; empty if something '
-    'else than private steps changed them',
-    provenance='versions and arguments; no seeds, which are secret',
+    processes='the number of processes that trained together',
+    rho='the share by which the noise is larger than the account counts, to '
+    'pay for rounding',
+    epsilon_renyi='a second bound of epsilon, by Rényi DP, to compare; None '
+    'if there is none',
+    assumptions='sentences: what the guarantee assumes and does not cover',
+    checked='sentences: how the training was checked',
+    data='a hash of the public part of the data',
+    weights='SHA-256 of the released weights; empty if something else than '
+    'private steps changed them',
+    provenance='versions of packages and arguments; no seeds',
 )
 class PrivacyReport(ClaimedReport):
-    r"""The differential privacy of a training, and its assumptions."""
+    """The differential privacy of a training, and its assumptions.
+
+    A *unit* is what is clipped as one: a subgraph, a graph or a person.
+    """
 
     def guarantee(self) -> Guarantee:
         """State the differential privacy of the released weights."""
@@ -352,7 +355,7 @@ def covered(
             f"'request' needs to name {wanted} alone, of which the release "
             f'under {loader.relation!r} is private: fit again without the rest'
         )
-    if request._unit not in ('', loader.owned_by):
+    if {*request._units} - {loader.owned_by}:
         raise ValueError(
             "'request' needs to name persons of the privacy unit that was "
             'trained on (got those of another unit, who may be several)'

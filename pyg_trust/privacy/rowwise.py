@@ -1,14 +1,10 @@
-r"""Forward passes in which a row's bits depend on that row alone.
+"""Forward passes in which a row's bits depend on that row alone.
 
-A product of BLAS rounds the same row otherwise in a batch of another size, and
-functions that are not rounded correctly have one code for whole vectors and
-another for what is left at the end of a tensor. A pre-activation near zero is
-then positive in one batch and not in the other, and a whole clipped gradient
-is added or removed, of somebody who is no neighbour. Where units come and go
-(:class:`~pyg_trust.loader.GraphLoader`, :class:`~pyg_trust.loader.EgoLoader`)
-products go through :func:`pyg_trust.ops.row_linear`, such functions through
-tensors that are filled up to whole vectors, for each thread, forward and
-backward, and functions that are not known here are named.
+BLAS rounds the same row otherwise in a batch of another size, and a
+pre-activation near zero is then positive in one batch alone. Where the number
+of units is private, products go through :func:`pyg_trust.ops.row_linear`, and
+functions that are not rounded correctly through tensors that are filled up to
+whole vectors.
 """
 
 from collections.abc import Callable

@@ -1,14 +1,10 @@
 """One private step, from the batch to the noisy gradient.
 
-    loader gives a batch -> model(...) once -> loss.backward() once
-    -> optimizer.step()
-
-:class:`PrivateStep` refuses any other order, which would leave the analysed
-mechanism. ``backward()`` hands the gradient by the model's outputs to
-:mod:`pyg_trust.privacy.codes`, which finds what each unit gives to each
-parameter, and clips. Only the sum of clipped gradients plus noise ever reaches
-``p.grad``. What is assumed of the model, of the loss and of the columns is in
-the report (:meth:`PrivateStep.notes`).
+A batch, one call of the model, one ``loss.backward()`` and one
+``optimizer.step()``, in this order. ``backward()`` passes the gradient of the
+outputs to :mod:`pyg_trust.privacy.codes`, which finds the gradient of each
+unit, and clips. Only the sum of clipped gradients plus noise ever reaches
+``p.grad``.
 """
 
 import secrets
@@ -588,11 +584,7 @@ class _OnBatch(nn.Module):
 
 @contextmanager
 def fresh_draws(device: torch.device, secret: bool) -> Iterator[None]:
-    """Draw from fresh generators in a block, and put the old ones back.
-
-    So masks of dropout are known to nobody: where the sizes of units are
-    private, a unit shifts the masks of all after it.
-    """
+    """Draw from fresh generators in a block, and put the old ones back."""
     seed = secrets.randbits(62) if secret else int(torch.randint(2**62, ()))
     cuda = [device] if device.type == 'cuda' else []
     with torch.random.fork_rng(cuda):
@@ -638,11 +630,7 @@ def noisy_sums(
     multiplier: float,
     norm: float,
 ) -> list[Tensor]:
-    """Bring sums to the grid of the noise, and add it.
-
-    Returns:
-        list[Tensor]: float64.
-    """
+    """Bring sums to the grid of the noise, in float64, and add it."""
     # All at once: every draw checks the table of the noise.
     (made,) = exact.release(
         [torch.cat([total.cpu().reshape(-1) for total in totals]).numpy()],

@@ -103,11 +103,7 @@ def _check_layers(module: nn.Module) -> None:
 
 
 def check_model(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Check the layers of a model, and that the optimizer trains them all.
-
-    Raises:
-        ValueError: naming a layer or a parameter that can't be trained.
-    """
+    """Raise a ``ValueError`` for layers or parameters that can't train."""
     _check_layers(module)
     named = {p: n for n, p in module.named_parameters() if p.requires_grad}
     own = set(module.parameters())
@@ -138,12 +134,7 @@ def check_model(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 def check_parts(
     module: Any, optimizer: Any, loader: StepLoader | None = None
 ) -> None:
-    """Refuse objects that can't be made private.
-
-    Raises:
-        TypeError: if an object is of a type that can't be used.
-        ValueError: if an object has a setting or a state that can't be used.
-    """
+    """Raise an error for objects that can't be made private."""
     if isinstance(module, nn.parallel.DistributedDataParallel):
         raise TypeError(
             "'module' needs to be the model itself (got a "
@@ -189,11 +180,7 @@ def check_parts(
 
 
 def check_autocast(device: torch.device) -> None:
-    """Refuse to be called under autocast.
-
-    Raises:
-        ValueError: if it is switched on.
-    """
+    """Raise a ``ValueError`` under autocast."""
     known = torch.amp.is_autocast_available(device.type)
     if known and torch.is_autocast_enabled(device.type):
         raise ValueError(
@@ -250,11 +237,7 @@ def _check_rows(loader: StepLoader) -> None:
 
 
 def check_group(group: Group, loader: StepLoader) -> None:
-    """Check that all processes have the same loader.
-
-    Raises:
-        ValueError: if loaders differ, or have too few units for all.
-    """
+    """Raise a ``ValueError`` unless all processes have the same loader."""
     if group.size == 1:
         return
     group.agree(
@@ -300,12 +283,7 @@ def check_grid(name: str, multiplier: float, count: int) -> None:
 def check_arithmetic(
     loader: StepLoader, multiplier: float, count: int
 ) -> None:
-    """Check that sums of so many numbers, and noise, are exact in integers.
-
-    Raises:
-        ValueError: if a batch is too large for that, or torch was set to
-            round more than its types do.
-    """
+    """Raise a ``ValueError`` where sums or noise would not be exact."""
     units = loader.subgraphs_per_batch
     if loader.sampling == POISSON:
         # More units than batches will have; a larger batch is refused.

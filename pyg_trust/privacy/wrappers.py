@@ -384,7 +384,7 @@ class PrivateTraining(NamedTuple):
         return f'{type(self).__name__}({names})'
 
     def loss(self, batch: Any) -> Tensor:
-        """Compute the loss of a batch by the ``criterion`` of make_private.
+        """Compute the loss of a batch, by the ``criterion`` of make_private.
 
         Each subgraph's term is computed by itself, from its rows alone.
 
@@ -397,12 +397,12 @@ class PrivateTraining(NamedTuple):
                 training.optimizer.step()
 
         Args:
-            batch (Data or HeteroData): the batch that the loader gave last.
+            batch (Data or HeteroData): the batch that the loader yielded last.
 
         Returns:
             Tensor: the mean or the sum of the terms, to call ``backward()``.
 
         Raises:
-            ValueError: if ``criterion`` was not given.
+            ValueError: if ``make_private`` got no ``criterion``.
         """
         return self.model._step.loss(self.model, batch)

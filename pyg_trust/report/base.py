@@ -41,11 +41,15 @@ __all__ = [
 
 
 def provenance(**arguments: Any) -> dict[str, Any]:
-    """Return the versions in use and the arguments of a procedure.
+    """Return the versions in use and the arguments of a run.
 
     Args:
         **arguments (Any): the seed and all other arguments that are needed to
             repeat the run.
+
+    Returns:
+        dict[str, Any]: the versions ``'pyg_trust'``, ``'torch'``,
+        ``'torch_geometric'`` and ``'python'``, and the ``'arguments'``.
     """
     return {
         'pyg_trust': pyg_trust.__version__,
@@ -70,7 +74,10 @@ _ELSEWHERE = (
 
 @dataclass(frozen=True)
 class Report:
-    """Base of all reports: prints as a table, converts to a dictionary."""
+    """Base class of all reports.
+
+    A report prints as a table, and converts to a dictionary or to JSON.
+    """
 
     #: The first line of a report whose randomness is of an explicit seed.
     _weakness: ClassVar[str] = SEEDED
@@ -92,10 +99,10 @@ class Report:
         return f'{type(self).__name__}({", ".join([*parts, "..."])})'
 
     def numbers(self) -> dict[str, Any]:
-        """Return all numbers and settings, by the field's name.
+        """Return the report's numbers and settings, by the name of the field.
 
-        Without tensors, other reports, assumptions, hashes of data or weights,
-        and versions, which :class:`Guarantee` has.
+        Left out are tensors, nested reports, assumptions, SHA-256 digests and
+        versions; :meth:`guarantee` has these.
         """
         return {
             name: plain(value)
@@ -108,7 +115,7 @@ class Report:
         return [field.name for field in dataclasses.fields(self)]
 
     def guarantee(self) -> 'Guarantee':
-        """State the guarantee of this report, in the form of all reports.
+        """Return the guarantee of this report, with its assumptions.
 
         Raises:
             TypeError: if this kind of report guarantees nothing by itself.
@@ -117,7 +124,7 @@ class Report:
         raise TypeError(f'a {kind} guarantees nothing by itself')
 
     def chart(self) -> Chart:
-        """Return what :meth:`plot` draws: by default, the spent budgets."""
+        """Return the chart that :meth:`plot` draws: by default of budgets."""
         try:
             promise = self.guarantee()
         except TypeError:
@@ -143,7 +150,7 @@ class Report:
         )
 
     def plot(self, ax: Any = None) -> Any:
-        """Draw the report, with its finding as the title.
+        """Draw the report's chart, with its main result as the title.
 
         Args:
             ax (matplotlib.axes.Axes, optional): the axes to draw on; by
@@ -151,18 +158,15 @@ class Report:
 
         Returns:
             matplotlib.axes.Axes: the axes with the drawing.
-
-        Raises:
-            ImportError: without matplotlib.
         """
         return draw(self.chart(), ax)
 
     def to_dict(self) -> dict[str, Any]:
-        """Convert all fields to a dictionary, tensors to nested lists."""
+        """Convert all fields to a dictionary, and tensors to nested lists."""
         return {name: plain(getattr(self, name)) for name in self._names()}
 
     def to_json(self) -> str:
-        """Convert to JSON, with infinity and NaN as strings."""
+        """Convert all fields to JSON, with infinity and NaN as strings."""
         return json.dumps(finite(self.to_dict()), indent=2, allow_nan=False)
 
     def _repr_html_(self) -> str:
@@ -182,10 +186,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Guarantee(Report):
-    """Guarantee of a procedure, with all that it depends on.
-
-    Numbers stand in fields, where a program finds them; the sentences are made
-    from these.
+    """Guarantee of a procedure, with its assumptions and its numbers.
 
     Args:
         procedure (str): the procedure that was run.
@@ -194,18 +195,21 @@ class Guarantee(Report):
         assumptions (tuple[str, ...]): the assumptions of the guarantee.
         not_covered (tuple[str, ...]): properties that a reader could expect,
             but that are not promised.
-        spent (dict[str, float]): the amount spent of each budget.
-        budget (dict[str, float]): the total of each budget.
-        data (str): a fingerprint of the data that the guarantee is about.
-        origin (dict[str, Any]): versions and arguments, as :func:`provenance`.
-        kind (str): the kind of the guarantee, one of :data:`KINDS`.
+        spent (dict[str, float]): the amount spent of each budget, by its name,
+            such as ``'epsilon'``.
+        budget (dict[str, float]): the size of each budget, by the same names.
+        data (str): SHA-256 of the data that the guarantee is about.
+        origin (dict[str, Any]): versions and arguments of the run, as from
+            :func:`provenance`.
+        kind (str): ``'privacy'``, ``'removal'``, ``'robustness'``,
+            ``'accuracy'``, ``'measurement'`` or ``'other'``.
         values (dict[str, Any]): all numbers and settings of the guarantee, by
             the field's name: ``epsilon``, ``delta``, ``mu``, ``sigma``,
             ``relation``, ``accountant``, counts, bounds.
         history (dict[str, list[float]]): the amounts spent over time, a list
             for each name in :obj:`spent`.
         checked (tuple[str, ...]): the checks of the guarantee in this run.
-        model (str): a fingerprint of the weights that the guarantee is about.
+        model (str): SHA-256 of the weights that the guarantee is about.
     """
 
     procedure: str
@@ -242,12 +246,12 @@ class Guarantee(Report):
             )
 
     def guarantee(self) -> 'Guarantee':
-        """Return self."""
+        """Return this guarantee itself, as every report has this method."""
         return self
 
     @property
     def remaining(self) -> dict[str, float]:
-        """The amount left of each budget."""
+        """The budgets minus the spent amounts, by name."""
         return {
             name: self.budget[name] - spent
             for name, spent in self.spent.items()
@@ -272,10 +276,6 @@ def stated(
         not_covered (sequence of str): the exclusions of this run, to which
             those of the claim are added. (default: :obj:`()`)
         **rest (Any): further fields of :class:`Guarantee`.
-
-    Raises:
-        ValueError: if a field of the claim is missing, is of another type, or
-            contradicts other fields.
     """
     values = finite(plain(values))
     always = claim(procedure, values).words()

@@ -41,11 +41,12 @@ class TrustReport(Report):
     """All guarantees of an application, as one page and one file.
 
     Args:
-        guarantees (tuple[Guarantee, ...]): as :meth:`of` collects them.
-        created (str): the time of creation, ISO 8601 with the time zone.
-            (default: now)
+        guarantees (tuple[Guarantee, ...]): the guarantees; :meth:`of` collects
+            them from reports.
+        created (str): the time of creation, ISO 8601; by default now.
         schema_version (int): the version of the JSON layout.
-        about (dict[str, str]): texts of the author, as :meth:`of` takes them.
+        about (dict[str, str]): texts for the head of the page, such as
+            ``'title'`` and ``'owner'``. (default: none)
 
     Example:
         >>> report = TrustReport.of(
@@ -96,10 +97,6 @@ class TrustReport(Report):
                 ``owner`` (who answers for it), ``data_set``, ``people`` (who
                 is in the data, and how many) and ``utility`` (what the model
                 is good for, such as its accuracy).
-
-        Raises:
-            TypeError: if a value is no report, or one without a guarantee.
-            ValueError: if there are none.
         """
         if len(reports) == 1 and isinstance(reports[0], list | tuple):
             reports = tuple(reports[0])
@@ -121,9 +118,6 @@ class TrustReport(Report):
             path (str or Path): the path of the file. Its ending sets the
                 format: ``.json`` for programs, ``.html`` for people (one page
                 that needs no network), ``.md`` for a model card.
-
-        Raises:
-            ValueError: on another ending.
         """
         check_instance('path', path, str, Path)
         made = {
@@ -140,9 +134,6 @@ class TrustReport(Report):
 
         Args:
             path (str or Path): the path of the file.
-
-        Raises:
-            ValueError: if the file is no trust report, or was damaged.
         """
         check_instance('path', path, str, Path)
         fields = read(path)
@@ -153,17 +144,17 @@ class TrustReport(Report):
         return cls(made, **fields)
 
     def to_json(self) -> str:
-        """Convert to the JSON that :meth:`save` writes, with its digest."""
+        """Return the JSON text that :meth:`save` writes, with its SHA-256."""
         fields = finite(self.to_dict())
         fields['digest'] = digest(fields)
         return json.dumps(fields, indent=2, allow_nan=False)
 
     def to_html(self) -> str:
-        """Make a self-contained HTML page for people, with figures."""
+        """Return a self-contained HTML page for people, with figures."""
         return pages.trust(self)
 
     def to_markdown(self) -> str:
-        """Make a section for a model card, in Markdown."""
+        """Return a section for a model card, in Markdown."""
         return pages.trust(self, 'trust.md')
 
     def _repr_html_(self) -> str:
@@ -172,11 +163,7 @@ class TrustReport(Report):
         return f'<iframe srcdoc="{page}" width="100%" height="600"></iframe>'
 
     def chart(self) -> Chart:
-        """Chart the spent share of each budget.
-
-        Raises:
-            ValueError: if nothing has a finite budget.
-        """
+        """Return a chart of the spent share of each budget."""
         bars = {
             f'{number}. {each.procedure}: {name}': spent / each.budget[name]
             for number, each in enumerate(self.guarantees, 1)

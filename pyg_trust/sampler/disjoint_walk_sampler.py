@@ -26,12 +26,13 @@ __all__ = ['DisjointWalkSampler']
 
 
 class DisjointWalkSampler(RootSampler):
-    r"""Samples node-disjoint subgraphs by random walks (DRW and DRW-R).
+    """Samples node-disjoint subgraphs by random walks (DRW and DRW-R).
 
-    See :func:`pyg_trust.sampler.disjoint_walks` for their law. A *partition*
-    is one set of :math:`M` subgraphs; partition :math:`k` is drawn from the
-    stream of :obj:`(seed, k)`. Only the structure of :obj:`data` is read. For
-    inductive training pass ``data.subgraph(train_mask)``.
+    Each root opens a subgraph, if no other has taken it in, and walks from it
+    take in free nodes (:func:`pyg_trust.sampler.disjoint_walks`). A
+    *partition* is one such set of :math:`M` subgraphs. Partition :math:`k` is
+    drawn from the seed and :math:`k`. Only the edges of :obj:`data` are read.
+    For inductive training pass ``data.subgraph(train_mask)``.
 
     Args:
         data (Data): the graph, with an ``edge_index`` without duplicates, on
@@ -40,9 +41,9 @@ class DisjointWalkSampler(RootSampler):
         restarts (int): :math:`R`, the walks from every root.
         roots (Tensor, optional): the nodes to start from, as indices or as a
             mask; by default, all nodes. (default: :obj:`None`)
-        along (bool): whether messages travel along the edges or against
-            them. (default: :obj:`True`)
-        seed (int, optional): the seed. (default: :obj:`None`)
+        along (bool): whether messages travel along the edges or against them.
+            (default: :obj:`True`)
+        seed (int, optional): the seed; random by default.
 
     Example:
         >>> path = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
@@ -77,7 +78,11 @@ class DisjointWalkSampler(RootSampler):
 
     @validated
     def partition(self, number: Natural = 0) -> DisjointWalks:
-        """Draw the partition of a number; the last one is kept."""
+        """Draw the partition :math:`k` = ``number``; the last one is kept.
+
+        Subgraph ``i`` of the result has the nodes ``node[ptr[i]:ptr[i + 1]]``,
+        the root first.
+        """
         if self._last is None or self._last[0] != number:
             self._last = number, self._walk(self.roots, number)
         return self._last[1]
@@ -100,17 +105,16 @@ class DisjointWalkSampler(RootSampler):
         *,
         contiguous: bool = False,
     ) -> SamplerOutput:
-        """Return the edges inside each of some subgraphs, as one batch.
-
-        Roots come first, in order, then the other nodes, subgraph by subgraph;
-        or each subgraph as a whole. There is no edge between two subgraphs.
+        """Return some disjoint subgraphs, with the edges inside, as one batch.
 
         Args:
-            walks (DisjointWalks): disjoint subgraphs.
-            input_id (Tensor, optional): int64, ``[num_subgraphs]``: what
-                their roots are called outside. (default: :obj:`None`)
-            contiguous (bool): whether the nodes of a subgraph follow its root,
-                and edges are sorted by where they end. (default: :obj:`False`)
+            walks (DisjointWalks): the subgraphs, such as
+                ``partition().select(index)``.
+            input_id (Tensor, optional): int64, ``[num_subgraphs]``: the
+                positions of their roots among a loader's input nodes.
+            contiguous (bool): the order of nodes: false puts all roots first,
+                then the others, subgraph by subgraph; true puts each subgraph
+                as a whole, its root first, with edges sorted by target.
         """
         check_range(
             'walks.node', walks.node, self.graph.num_nodes, 'the nodes'
@@ -132,10 +136,11 @@ class DisjointWalkSampler(RootSampler):
 
     @validated
     def sample_from_nodes(self, inputs: NodeSamplerInput) -> SamplerOutput:
-        """Return disjoint subgraphs that have these distinct roots.
+        """Return disjoint subgraphs with given roots, as one batch.
 
-        They are those of the first partition, if it has all of these roots,
-        or else are drawn from these roots alone.
+        ``inputs.node`` are the roots, each once. Subgraphs are those of
+        partition 0, if it has all of these roots; else they are drawn from
+        these roots alone.
         """
         # Loaders hand over indices on the CPU.
         node = inputs.node.to(self.graph.device)

@@ -19,20 +19,20 @@ __all__ = ['EgoSampler']
 
 
 class EgoSampler(RootSampler):
-    r"""Sampler of ego graphs: each root with copies of its neighbourhood.
+    """Sampler of ego graphs: each root with copies of its neighbourhood.
 
-    The nodes from which messages reach the root in :obj:`num_hops` layers,
-    and all edges between them; two roots share no node. Time and memory are
-    linear in the result.
+    An ego graph has the nodes from which messages reach the root in
+    :obj:`num_hops` layers, and all edges between them. Ego graphs of a batch
+    share no node: each has copies. Time and memory are linear in the result.
 
     Args:
         data (Data): the graph, with an ``edge_index`` without duplicates, on
             the CPU.
         num_hops (int): the number of layers, at least 0.
-        roots (Tensor, optional): the nodes that may be roots, as indices or
-            as a mask; by default, all nodes. (default: :obj:`None`)
-        along (bool): whether messages travel along the edges or against
-            them. (default: :obj:`True`)
+        roots (Tensor, optional): the nodes that may be roots, as indices or as
+            a mask; by default, all nodes. (default: :obj:`None`)
+        along (bool): whether messages travel along the edges or against them.
+            (default: :obj:`True`)
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class EgoSampler(RootSampler):
 
     @property
     def max_receivers(self) -> int:
-        """Largest out-degree, self-loops left out."""
+        """The most other nodes to which one node sends messages."""
         rowptr, col = self.graph.receivers(self.along)
         receiver = torch.arange(self.graph.num_nodes)
         receiver = receiver.repeat_interleave(rowptr.diff())
@@ -64,7 +64,7 @@ class EgoSampler(RootSampler):
         return int(sender.bincount().max()) if sender.numel() else 0
 
     def sample_roots(self, index: Tensor) -> SamplerOutput:
-        """Return the ego graphs of ``roots[index]``, as one batch."""
+        """Return the ego graphs of ``roots[index]`` (int64) as a batch."""
         check_tensor('index', index, torch.int64, ('num_roots',))
         check_range('index', index, self.roots.numel(), 'the roots')
         count, n = index.numel(), self.graph.num_nodes
@@ -86,7 +86,7 @@ class EgoSampler(RootSampler):
 
     @validated
     def sample_from_nodes(self, inputs: NodeSamplerInput) -> SamplerOutput:
-        """Return the ego graphs of some of the roots."""
+        """Return the ego graphs of the roots ``inputs.node``."""
         node, n = inputs.node, self.graph.num_nodes
         check_tensor('inputs.node', node, torch.int64, ('num_roots',))
         check_range('inputs.node', node, n, 'the nodes')

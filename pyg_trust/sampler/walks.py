@@ -75,21 +75,19 @@ def disjoint_walks(
     along: bool = True,
     seed: int | None = None,
 ) -> DisjointWalks:
-    r"""Cover the roots with node-disjoint subgraphs (DRW and DRW-R).
+    """Cover the roots with node-disjoint subgraphs (DRW and DRW-R).
 
-    Algorithms 2 (:obj:`restarts=1`) and 3 of `"Training Differentially
-    Private Graph Neural Networks with Random Walk Sampling"
+    Algorithms 2 (:obj:`restarts=1`) and 3 of `"Training Differentially Private
+    Graph Neural Networks with Random Walk Sampling"
     <https://arxiv.org/abs/2301.00738>`_ (Ayle et al. 2023). While there are
-    roots in no subgraph, one is drawn uniformly and opens a subgraph;
-    :math:`R` walks of :math:`L` steps go from it to neighbours that are in no
-    subgraph, uniformly, and take them in.
+    roots in no subgraph, one is drawn uniformly and opens a subgraph. From it
+    go :math:`R` walks of :math:`L` steps, each to a random neighbour that is
+    in no subgraph, which the walk takes in.
 
     Every node is in at most one subgraph and every root in exactly one; a
-    subgraph has at most :math:`1 + RL` nodes; and nothing else than
-    :obj:`graph`, :obj:`roots` and the seed is read. Time is :math:`O(n + m)`
-    for any :math:`R` and :math:`L`. On CUDA many roots walk at the same time:
-    :math:`M` differs by at most 1.5 %, as measured, and a seed gives other
-    subgraphs than on the CPU.
+    subgraph has at most :math:`1 + RL` nodes. Time is :math:`O(n + m)` for
+    :math:`n` nodes and :math:`m` edges. A seed gives other subgraphs on CUDA
+    than on the CPU.
 
     Args:
         graph (CSRGraph): the graph, without parallel edges.
@@ -98,9 +96,13 @@ def disjoint_walks(
         roots (Tensor, optional): int64, ``[num_roots]``: the nodes to start
             from, in any order, or bool, ``[num_nodes]``; by default, all
             nodes. Walks may pass all nodes. (default: :obj:`None`)
-        along (bool): whether messages travel along the edges, as PyG's do,
-            or against them. (default: :obj:`True`)
-        seed (int, optional): the seed. (default: :obj:`None`)
+        along (bool): whether messages travel along the edges, as PyG's do, or
+            against them. (default: :obj:`True`)
+        seed (int, optional): the seed; random by default.
+
+    Returns:
+        DisjointWalks: int64 ``ptr`` and ``node``. Subgraph ``i`` has the nodes
+        ``node[ptr[i]:ptr[i + 1]]``, the root first.
 
     Example:
         >>> path = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
@@ -186,15 +188,7 @@ def root_index(
 def check_walks(
     walks: DisjointWalks, num_nodes: int, size: int, roots: Tensor
 ) -> None:
-    """Refuse subgraphs that share nodes, are too large or miss a root.
-
-    Args:
-        walks (DisjointWalks): the subgraphs.
-        num_nodes (int): the number of nodes of the graph.
-        size (int): the most nodes of a subgraph, as of :func:`max_size`.
-        roots (Tensor): int64: each has to be in a subgraph, and the first
-            node of each subgraph is one of them.
-    """
+    """Refuse subgraphs that share nodes, are too large or miss a root."""
     ptr, node = walks
     sizes = ptr.diff()
     allowed = torch.zeros(num_nodes, dtype=torch.bool, device=node.device)

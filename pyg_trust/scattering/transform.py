@@ -88,42 +88,43 @@ def scattering_transform(
 ) -> Tensor:
     r"""Compute the scattering coefficients of every graph of a batch.
 
-    A column of features that is zero on a graph is zero along all of its
-    paths: only the *active* columns of each graph are computed. Graphs are
-    taken in blocks of alike ones, by one of two ways: ``dense`` (the filters
-    as matrices, powers by squaring, all paths of a layer in one product;
-    memory :math:`O(J g^2)`) or ``sparse`` (all paths of a layer share each
-    power of the walk; memory :math:`O(J^{L-1} g)` for as many active columns
-    at a time as fit into 32 MB, at least one). ``auto`` takes for each graph
-    the one that costs less. The spectral banks are always dense.
+    They are :math:`\phi_{p, f, q} = u^\top (U_p)_{:, f}^{\,q}` with
+    :math:`U_{()} = X` and :math:`U_{(p, j)} = | H_j U_p |`, for all paths
+    :math:`p` of fewer than :math:`L` of the :math:`J` filters :math:`H_j`,
+    columns :math:`f` of :obj:`x` and :math:`q = 1, \dots, Q`. A column that is
+    zero on a graph is skipped there. The method ``dense`` uses the filters as
+    matrices, in memory :math:`O(J g^2)` for a graph of :math:`g` nodes;
+    ``sparse`` uses powers of the walk, in memory :math:`O(J^{L-1} g)`.
 
     Args:
-        graph (CSRGraph): the disjoint union of the graphs, without
-            self-loops; weights, if any, non-negative; undirected unless the
-            bank is geometric, where row :math:`u` averages over the nodes
-            that the edges of :math:`u` lead to.
+        graph (CSRGraph): the disjoint union of the graphs, without self-loops;
+            weights, if any, non-negative; undirected unless the bank is
+            geometric, where row :math:`u` averages over the nodes that the
+            edges of :math:`u` lead to.
         x (Tensor): the features, float32 or float64, ``[num_nodes,
             num_features]``, dense or sparse CSR.
         ptr (Tensor, optional): int64, ``[num_graphs + 1]``: where the nodes of
-            each graph start; by default one graph. (default: :obj:`None`)
+            each graph start; by default one graph.
         J (int): the number of filters, at least 1 (3 for spectral banks).
         Q (int): the number of moments, at least 1.
         L (int): the number of layers, the root included, at least 1.
-        wavelet (str): one of :mod:`pyg_trust.scattering.wavelets`. (default:
-            :obj:`'geometric'`)
-        low_pass (str): the weights :math:`u`: :obj:`'mean'` for :math:`1/g`
-            or :obj:`'degree'` for :math:`d / \lVert d \rVert_1` (of a graph
-            without edges: :math:`1/g`). (default: :obj:`'mean'`)
+        wavelet (str): ``'geometric'``, ``'geometric_column'``,
+            ``'diffusion'``, or a spectral bank, ``'itersine'`` or
+            ``'monic_cubic'``. (default: :obj:`'geometric'`)
+        low_pass (str): the weights :math:`u`: :obj:`'mean'` for :math:`1/g` or
+            :obj:`'degree'` for degrees over their sum.
+            (default: :obj:`'mean'`)
         linear (bool): whether to leave out the absolute value.
             (default: :obj:`False`)
         sparse (bool): whether to return a sparse CSR matrix.
             (default: :obj:`False`)
-        method (str): :obj:`'auto'`, :obj:`'dense'` or :obj:`'sparse'`.
-            (default: :obj:`'auto'`)
+        method (str): :obj:`'dense'`, :obj:`'sparse'`, or :obj:`'auto'` for the
+            cheaper one of each graph. (default: :obj:`'auto'`)
 
     Returns:
         Tensor: ``[num_graphs, T * num_features * Q]``, of the dtype of
-        :obj:`x`.
+        :obj:`x`, by path, feature and moment, for :math:`T = \sum_{l < L} J^l`
+        paths.
 
     Raises:
         ValueError: on an argument out of range, features that are not finite,

@@ -49,11 +49,8 @@ def itersine(eigenvalue: Tensor, J: Annotated[int, Int(3)]) -> Tensor:
         \quad s = \frac{J - 1}{2} \cdot \frac{\lambda}{2},
         \quad j = 1, \dots, J.
 
-    :math:`s` runs over :math:`[0, (J-1)/2]`, where every point lies in two
-    neighbouring windows (three where one of them is zero), whose arguments
-    are :math:`\frac{\pi}{2} \cos^2` and :math:`\frac{\pi}{2} \sin^2`, so
-    that :math:`\sum_j h_j^2 = 1`. Without the rescaling, as printed in the
-    paper, this holds on :math:`[0, 2]` only for :math:`J = 5`.
+    So :math:`\sum_j h_j^2 = 1` on :math:`[0, 2]`; without the rescaling this
+    holds only for :math:`J = 5`.
 
     Args:
         eigenvalue (Tensor): eigenvalues of the normalized Laplacian.
@@ -80,15 +77,11 @@ def monic_cubic(eigenvalue: Tensor, J: Annotated[int, Int(3)]) -> Tensor:
         \\ 2 / \lambda & \lambda > 2 \end{cases}
 
     at the scales :math:`t_1, \dots, t_{J-1}`, spaced logarithmically from
-    :math:`2 / \lambda_\mathrm{max}` to :math:`2 K / \lambda_\mathrm{max}`
-    with :math:`K = 20` and :math:`\lambda_\mathrm{max} = 2`, and the low-pass
+    :math:`2 / \lambda_\mathrm{max}` to :math:`2 K / \lambda_\mathrm{max}` with
+    :math:`K = 20` and :math:`\lambda_\mathrm{max} = 2`, and the low-pass
     :math:`\max_\lambda h(\lambda) \cdot \exp(-(\lambda / (0.6\,
     \lambda_\mathrm{max} / K))^4)` (`Hammond et al. 2011
-    <https://arxiv.org/abs/0912.3848>`_).
-
-    The cubic is the one that meets :math:`\lambda` and :math:`2 / \lambda`
-    with equal slopes. The paper prints the cubic of :math:`\lambda^2` and
-    :math:`4 / \lambda^2` between them, which leaves kinks.
+    <https://arxiv.org/abs/0912.3848>`_; the printed cubic leaves kinks).
 
     Args:
         eigenvalue (Tensor): eigenvalues of the normalized Laplacian.
@@ -121,13 +114,13 @@ def monic_cubic(eigenvalue: Tensor, J: Annotated[int, Int(3)]) -> Tensor:
 def lazy_walk(adj: Tensor, wavelet: str) -> Tensor:
     r"""Return the lazy walk :math:`P = \frac12 (I + D^{-a} A D^{-b})`.
 
-    :math:`(a, b)` is :math:`(1, 0)` for ``geometric``, :math:`(0, 1)` for
-    ``geometric_column`` and :math:`(\frac12, \frac12)` for the others here.
-    A node of degree zero has :math:`P_{ii} = \frac12`.
+    :math:`(a, b)` is :math:`(1, 0)` for ``'geometric'``, :math:`(0, 1)` for
+    ``'geometric_column'`` and :math:`(\frac12, \frac12)` for other banks. A
+    node of degree zero has :math:`P_{ii} = \frac12`.
 
     Args:
         adj (Tensor): dense, ``[..., num_nodes, num_nodes]``, non-negative.
-        wavelet (str): the bank.
+        wavelet (str): the name of the bank.
     """
     a, b = find_bank(wavelet).exponents
     check_tensor('adj', adj, None, adj.shape, finite=True)
@@ -145,15 +138,17 @@ def lazy_walk(adj: Tensor, wavelet: str) -> Tensor:
 
 
 def wavelet_bank(adj: Tensor, wavelet: str, J: int) -> Tensor:
-    r"""Compute the filters of graphs as dense matrices.
+    """Compute the filters of graphs as dense matrices.
 
     Memory: :math:`J + 2` matrices of the size of :obj:`adj`.
 
     Args:
-        adj (Tensor): dense, ``[..., num_nodes, num_nodes]``, non-negative;
-            symmetric unless the bank is geometric.
-        wavelet (str): ``'geometric'``, ``'geometric_column'``,
-            ``'diffusion'``, ``'itersine'`` or ``'monic_cubic'``.
+        adj (Tensor): weighted adjacency matrices, ``[..., num_nodes,
+            num_nodes]``, dense and non-negative; symmetric unless the bank is
+            geometric.
+        wavelet (str): ``'geometric'`` (differences of powers of the lazy walk
+            by rows), ``'geometric_column'`` (by columns), ``'diffusion'`` (of
+            the symmetric one), ``'itersine'`` or ``'monic_cubic'`` (spectral).
         J (int): the number of filters.
 
     Returns:
@@ -182,7 +177,7 @@ class Wavelet(NamedTuple):
     Args:
         exponents (tuple[float, float]): those of the degrees in the walk.
         kernel (callable, optional): ``kernel(eigenvalue, J)``: ``[..., J]``;
-            by default powers of the walk. (default: :obj:`None`)
+            by default powers of the walk.
         least (int): the least number of filters. (default: :obj:`1`)
     """
 

@@ -197,16 +197,17 @@ class ReleaseReport(ClaimedReport):
 
 @claimed('private aggregation', provenance='versions and arguments; no seeds')
 class AggregationReport(ReleaseReport):
-    r"""Privacy guarantee of noisy sums, with its assumptions.
+    r"""Privacy guarantee of noisy sums over neighbours, with its assumptions.
 
-    All :math:`\mu` are of Gaussian differential privacy; a part that was not
-    used has 0. ``mu`` is of the sums alone if steps of private training are on
-    the account as well.
+    Each :math:`\mu` is that of Gaussian differential privacy (sensitivity
+    divided by the standard deviation), and 0 for a part that was not used. If
+    steps of private training are on the same account, ``mu`` does not include
+    them.
     """
 
     @property
     def unit(self) -> str:
-        """What is protected, such as an edge or a node, as a sentence."""
+        """A phrase that names what is protected, such as an edge."""
         return unit_of_sums(
             self.relation, self.form, self.directed, self.max_degree
         )

@@ -19,6 +19,7 @@ from pyg_trust._checks import (
     check_integer,
     validated,
 )
+from pyg_trust._moved import renamed
 from pyg_trust.agp.checks import (
     How,
     check_finite_signal,
@@ -101,43 +102,49 @@ def _is_file(out: str | Path | None) -> TypeGuard[str | Path]:
 class AGP(MeasureTransform):
     r"""Propagate node features by Approximate Graph Propagation (AGP).
 
-    Computes :math:`Z = \sum_{i=0}^{L} w_i (D^{-a} A D^{-b})^i X`, where the
-    measure sets :math:`w`, :math:`a` and :math:`b`: exactly, or for
-    :obj:`eps` above 0 as an unbiased estimate of bounded variance (`Wang et
-    al. 2021 <https://arxiv.org/abs/2106.03058>`_). The edges stay as they are
-    (functional name: :obj:`agp`).
+    Computes :math:`Z = \sum_{i=0}^{K} w_i (D^{-a} A D^{-b})^i X` with the
+    adjacency matrix :math:`A` and the degree matrix :math:`D`. The measure
+    sets the weights :math:`w` and the exponents :math:`a` and :math:`b`. The
+    result is exact with ``eps=0``, else an unbiased estimate of bounded
+    variance (`Wang et al. 2021 <https://arxiv.org/abs/2106.03058>`_). The
+    edges stay as they are (functional name: :obj:`agp`).
 
     Args:
         measure (str or Measure): :obj:`'appnp'`, :obj:`'sgc'` or
             :obj:`'heat'`, which are meant for features; :obj:`'ppr'`,
             :obj:`'pagerank'`, :obj:`'single_target'`, :obj:`'hkpr'`,
             :obj:`'katz'`, :obj:`'transition'`; or a measure of your own.
-        alpha (float, optional): the teleport probability.
-        t (float, optional): the time of :obj:`'heat'` and :obj:`'hkpr'`.
-        beta (float, optional): the attenuation of :obj:`'katz'`.
-        levels (int, optional): the number of hops; chosen by :obj:`tol` where
-            it is not given, 2 for :obj:`'sgc'`.
-        tol (float, optional): the largest total weight of hops cut off.
+        alpha (float, optional): the teleport probability, which APPNP and the
+            PageRank measures need.
+        t (float, optional): the time, for :obj:`'heat'` and :obj:`'hkpr'`.
+        beta (float, optional): the attenuation, for :obj:`'katz'`.
+        K (int, optional): the number of hops; by default 2 for
+            :obj:`'sgc'`, else as many as :obj:`tol` needs.
+        tol (float, optional): the largest total weight of the hops that are
+            left out, for infinite series; by default 1e-4.
         eps (float): messages below this share of a column's L1 norm are
             sampled; 0 for the exact result. (default: :obj:`0.0`)
-        seed (int, optional): the seed of an estimate.
-        force_push, half: as in :func:`~pyg_trust.agp.propagate`.
-        level_tol (float): the :obj:`tol` of :func:`~pyg_trust.agp.propagate`,
-            which is not that above. (default: :obj:`0.0`)
-        attr (str): the features to read. (default: :obj:`'x'`)
+        seed (int, optional): the seed of an estimate; by default torch's
+            generator draws one in every call.
+        force_push (bool): whether to sample even if the exact result is
+            expected to be cheaper. (default: :obj:`False`)
+        half (bool): whether exact hops are kept in float16, for speed.
+        level_tol (float): the largest relative error that a faster series with
+            fewer hops may have (the ``tol`` of
+            :func:`~pyg_trust.agp.propagate`); 0 for none.
+        attr (str): the attribute with the features. (default: :obj:`'x'`)
         out (str or Path, optional): the attribute to write, by default
-            :obj:`attr`; or a file, :obj:`'z.npy'`, as by
-            :func:`~pyg_trust.agp.propagate_to`.
-        columns (int or str): for a file: the columns in memory at once.
-        memory (int or str, optional): for a file: the most bytes to use.
-        over_ranks (bool): for a file: whether the processes of torchrun share
-            the columns.
-
-    Raises:
-        TypeError, ValueError: as :func:`~pyg_trust.agp.make_measure` and
-            :func:`~pyg_trust.agp.propagate`.
+            :obj:`attr`; or the path of a ``.npy`` file, to which the result is
+            written block by block, and which :obj:`attr` then maps.
+        columns (int or str): for a file, the number of columns in memory at
+            once; :obj:`'auto'` for as many as fit. (default: :obj:`'auto'`)
+        memory (int or str, optional): for a file, the most bytes to use, such
+            as ``'8GB'``; by default nine tenths of what is free.
+        over_ranks (bool): for a file, whether the processes of torchrun share
+            the columns. (default: :obj:`False`)
     """
 
+    @renamed(levels='K')
     def __init__(
         self,
         measure: str | Measure,
@@ -145,7 +152,7 @@ class AGP(MeasureTransform):
         alpha: Rate | None = None,
         t: Positive | None = None,
         beta: Positive | None = None,
-        levels: Natural | None = None,
+        K: Natural | None = None,
         tol: Fraction | None = None,
         eps: NotNegative = 0.0,
         seed: int | None = None,
@@ -165,7 +172,7 @@ class AGP(MeasureTransform):
             alpha=alpha,
             t=t,
             beta=beta,
-            levels=levels,
+            K=K,
             tol=tol,
         )
         if columns != 'auto':
@@ -190,10 +197,11 @@ class AGP(MeasureTransform):
         self.out = attr if out is None else str(out)
 
     def forward(self, data: Data) -> Data:
-        """Return the graph with propagated features.
+        """Write the propagated features to the graph, and return it.
 
-        ``data.propagated`` names the attributes that hold rows of other nodes,
-        which private training refuses.
+        It also adds the attribute's name to ``data.propagated``, a list of the
+        attributes whose rows depend on other nodes. Private training refuses
+        these.
         """
         if self.file is not None:
             return self._to_file(data, self.file)
@@ -229,15 +237,12 @@ class AGP(MeasureTransform):
         return data
 
     def guarantee(self, data: Data) -> Guarantee:
-        """Return the accuracy guarantee of the written features.
+        """Return the guarantee of how accurate the written features are.
+
+        For an estimate it states the largest standard deviation of an entry.
 
         Args:
             data (Data): the graph *before* it was transformed.
-
-        Raises:
-            TypeError, ValueError: on what is refused when it is propagated,
-                or if no bound is known, as
-                :func:`pyg_trust.agp.variance_bound`.
         """
         graph, x = self._inputs(data)
         measure = self.make_measure(graph)
@@ -258,7 +263,7 @@ class AGP(MeasureTransform):
             'measure': measure.name,
             'a': measure.a,
             'b': measure.b,
-            'levels': measure.levels,
+            'levels': measure.K,
             'eps': self.eps,
             'seed': self.seed,
         }

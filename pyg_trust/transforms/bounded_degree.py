@@ -17,26 +17,23 @@ __all__ = ['BoundedDegree']
 @validated
 @functional_transform('bounded_degree')
 class BoundedDegree(BaseTransform):
-    r"""Cap the out-degree: keep at most :math:`K` random receivers per node.
+    """Keep at most :math:`K` random outgoing edges of each node.
 
-    The first step of `"Node-Level Differentially Private Graph Neural
-    Networks" <https://arxiv.org/abs/2111.15521>`_ (Daigavane et al. 2021;
-    functional name: :obj:`bounded_degree`). In private training a node's row
-    may reach few others only, so the edges that *leave* a node are thinned
-    out: of each node's, :math:`K` are kept uniformly at random, or all if
-    there are fewer. Bounding the edges that *enter* would leave a hub in
-    everybody's neighbourhood. The choice depends on the structure and the seed
-    alone; an undirected graph becomes directed.
+    In private training a node's features may reach only few other nodes. So
+    the edges that *leave* a node are limited, not those that enter it
+    (`Daigavane et al. 2021 <https://arxiv.org/abs/2111.15521>`_; functional
+    name: :obj:`bounded_degree`). An undirected graph becomes directed.
     Self-loops are kept and do not count.
 
-    All edge attributes follow their edges; labelled pairs, as
-    :class:`~torch_geometric.transforms.RandomLinkSplit` writes, stay.
+    Edge attributes follow their edges. The labelled pairs of
+    :class:`~torch_geometric.transforms.RandomLinkSplit` stay as they are.
 
     Args:
         K (int): the largest number of receivers per node.
         along (bool): whether messages travel along the edges, as PyG's do,
             or against them. (default: :obj:`True`)
-        seed (int, optional): the seed. (default: :obj:`None`)
+        seed (int, optional): the seed of the choice; by default torch's
+            generator draws one in every call. (default: :obj:`None`)
     """
 
     def __init__(
@@ -47,7 +44,7 @@ class BoundedDegree(BaseTransform):
         self.seed = None if seed is None else rng.resolve(seed)
 
     def forward(self, data: Data) -> Data:
-        """Return the graph with fewer edges."""
+        """Return the graph without the edges that were not kept."""
         check_instance('data', data, Data)
         data = with_edge_index(data)
         if data.edge_index is None:

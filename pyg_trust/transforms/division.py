@@ -42,42 +42,38 @@ _NODES, _EDGES, _ENTRIES, _OWNERS = 0, 1, 2, 3
 
 @functional_transform('division')
 class Division(BaseTransform):
-    r"""Draws one of the views that :class:`~pyg_trust.certificates.Divided`
-    votes over (functional name: :obj:`division`).
+    """Return a random view of a graph, which shows a part of its elements
+    (functional name: :obj:`division`).
 
-    Every element belongs to one of :math:`T` groups by a keyed hash of its ids
-    (``data.n_id`` of its nodes, else their positions), never of what an
-    attacker could change for others: degrees, features, the number of nodes.
+    The views are those that :class:`~pyg_trust.certificates.Divided` votes
+    over; train its model on them, with a new view each epoch. Every element
+    (an edge, a node, ...) belongs to one of :math:`T` groups, by a keyed hash
+    of its node ids alone (``data.n_id``, else positions). So an attacker can't
+    move other elements to another group.
 
     ===============  =======================================================
     ``'edges'``      view :math:`i` has the undirected edges of group
                      :math:`i` (both directions together)
-    ``'nodes'``      the edges that leave nodes of group :math:`i`: these are
-                     the only senders, in any number of layers
+    ``'nodes'``      the edges that leave nodes of group :math:`i`, which are
+                     then the only senders of messages in all layers
     ``'subgraphs'``  the subgraph that group :math:`i` induces
-    ``'features'``   the rows of ``x`` of group :math:`i`, zeros elsewhere
-    ``'entries'``    the entries of ``x`` of group :math:`i`, by id of the
-                     node and column, zeros elsewhere
-    ``'grid'``       edges of group :math:`i` and rows of group :math:`j`
-    ``'owners'``     public rows, and the rows and edges that persons of group
-                     :math:`i` own, each by itself
+    ``'features'``   all edges; the rows of ``x`` of group :math:`i`, zeros
+                     elsewhere
+    ``'entries'``    all edges; the entries of ``x`` of group :math:`i`, zeros
+                     elsewhere
+    ``'grid'``       edges of group :math:`i` and rows of ``x`` of group
+                     :math:`j`, in view :math:`i T + j`
+    ``'owners'``     public rows, and the rows and edges that have a single
+                     owner, a person of group :math:`i`
     ===============  =======================================================
 
-    Rows of several persons are in no view of ``'owners'``: who makes itself a
-    co-owner of a row takes it out of the view of others. So a person reaches
-    one view, whatever it does to all its rows and edges.
-
-    A model trained on ``Division(T, by)`` of its data, a view each epoch,
-    has seen what it will vote on.
-
     Args:
-        num_groups (int): :math:`T`; for the grid, on each side.
+        num_groups (int): the number :math:`T` of groups; for ``'grid'`` that
+            of edges and that of rows, so that there are :math:`T^2` views.
         by (str): the elements to divide, one of the table.
-            (default: :obj:`'nodes'`)
         seed (int, optional): the seed of the hash; by default from the
             operating system. (default: :obj:`None`)
-        unit (PrivacyUnit, optional): says who owns what, for ``'owners'``.
-
+        unit (PrivacyUnit, optional): who owns what; for ``'owners'`` alone.
     """  # noqa: D205
 
     def __init__(
@@ -102,11 +98,11 @@ class Division(BaseTransform):
 
     @property
     def num_views(self) -> int:
-        """Number of views."""
+        """The number of views: :math:`T`, or :math:`T^2` for ``'grid'``."""
         return self.num_groups ** (2 if self.by == 'grid' else 1)
 
     def forward(self, data: Data | HeteroData) -> Any:
-        """Return a random view, drawn by torch's generator."""
+        """Return a random view as a new graph, drawn by torch's generator."""
         self.check(data)
         return self.part(data, int(torch.randint(self.num_views, ())))
 
@@ -116,14 +112,14 @@ class Division(BaseTransform):
         Args:
             data (Data or HeteroData): the graph; for ``'owners'`` that of the
                 :obj:`unit`.
-            number (int): the number of the view.
+            number (int): which view, from 0 to :obj:`num_views` - 1.
         """
         self.check(data)
         check_integer('number', number, 0, self.num_views - 1)
         return self.part(data, number)
 
     def check(self, data: Data | HeteroData) -> None:
-        """Refuse a graph that cannot be divided."""
+        """Raise an error if the graph can't be divided."""
         if self.unit is None:
             check_named(data)
         else:
@@ -131,13 +127,16 @@ class Division(BaseTransform):
             self.unit.check(data)
 
     def owner_groups(self) -> Tensor:
-        """Return the group of every person: int64, by the unit's ids."""
+        """Return the group of every person, for ``'owners'``: int64.
+
+        The order is that of the :obj:`n_id` of the unit.
+        """
         assert self.unit is not None
         key = rng.derive(self.seed, _OWNERS)
         return rng.derive_each(key, self.unit.n_id) % self.num_groups
 
     def part(self, data: Data | HeteroData, number: int) -> Any:
-        """Return view :obj:`number` of a graph, without checking the graph."""
+        """Return one view, like :meth:`view`, without any check."""
         if self.unit is not None:
             kept = (self.owner_groups() == number).nonzero().view(-1)
             view = self.unit._inside(data, kept, joint=False)
@@ -176,7 +175,10 @@ class Division(BaseTransform):
         return group.to(ids.device)
 
     def edge_groups(self, data: Data) -> Tensor:
-        """Return the group of every edge and its reverse: ``[num_edges]``."""
+        """Return the group of every edge: int64, ``[num_edges]``.
+
+        An edge and its reverse are in the same group.
+        """
         check_named(data)
         ends = ids_of(data)[data.edge_index].cpu()
         key = rng.derive(self.seed, _EDGES)

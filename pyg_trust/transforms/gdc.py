@@ -26,6 +26,7 @@ from pyg_trust._checks import (
 )
 from pyg_trust._checks.graphs import check_edges
 from pyg_trust._describe import described
+from pyg_trust._moved import renamed
 from pyg_trust.agp.measures import Measure, hkpr, ppr
 from pyg_trust.agp.queries import METHODS, query
 from pyg_trust.graph import CSRGraph
@@ -55,51 +56,48 @@ class GDC(MeasureTransform):
     <https://arxiv.org/abs/1911.05485>`_) lets any message-passing model run on
 
     .. math::
-        \mathbf{S} = \sum_{i=0}^{L} w_i \left( D^{-a} A D^{-b} \right)^i
+        \mathbf{S} = \sum_{i=0}^{K} w_i \left( D^{-a} A D^{-b} \right)^i
 
-    instead of the graph (functional name: :obj:`agp_gdc`). Each row is one
-    query (:func:`pyg_trust.agp.query`), so that nothing dense is built. Node
-    :math:`s` receives from the nodes :math:`u` that are largest in its row:
-    :obj:`edge_index` holds :math:`u \to s`, :obj:`edge_weight` the normalised
-    value. Other attributes of the old edges are refused.
+    instead of the graph (functional name: :obj:`agp_gdc`). Rows are computed
+    one by one, so that no dense matrix is built. If :math:`u` is among the
+    largest entries of row :math:`s`, ``edge_index`` gets the edge :math:`u \to
+    s`, and ``edge_weight`` the normalised entry. A graph with other edge
+    attributes is refused.
 
     With the arguments of PyG's :class:`~torch_geometric.transforms.GDC`, or
-    with none, this is that transform, which reads and writes
-    :obj:`edge_attr`: :obj:`exact=True` is PyG's dense computation itself;
-    :obj:`exact=False` prunes queries, at half of PyG's threshold :obj:`eps`.
+    with none, this is PyG's transform, which reads and writes ``edge_attr``.
+    With ``exact=True`` PyG computes it. With ``exact=False`` this package
+    does, with half of PyG's threshold ``eps``.
 
     Args:
-        measure (str or Measure): as in :class:`AGP`. (default:
-            :obj:`'appnp'`)
-        *args (optional): PyG's arguments by position, if the first is its
-            :obj:`self_loop_weight`.
-        alpha (float, optional): as in :class:`AGP`. (default: :obj:`None`)
-        t (float, optional): as in :class:`AGP`. (default: :obj:`None`)
-        beta (float, optional): as in :class:`AGP`. (default: :obj:`None`)
-        levels (int, optional): as in :class:`AGP`. (default: :obj:`None`)
-        tol (float, optional): as in :class:`AGP`. (default: :obj:`None`)
-        top_k (int, optional): the number of largest entries to keep of each
-            query. (default: :obj:`None`)
-        threshold (float): the value at or below which entries are dropped.
-            (default: :obj:`0.0`)
-        normalization (str, optional): :obj:`'in'` makes the weights that
-            enter a node sum to one, :obj:`'sym'` divides by the square roots
-            of the sums at both ends, :obj:`None` leaves the diffusion values.
-            (default: :obj:`'in'`)
-        eps (float): the threshold below which diffusion is sampled or pruned.
-            (default: :obj:`1e-4`)
-        method (str): :obj:`'sample'` or :obj:`'prune'`, as in
-            :func:`pyg_trust.agp.query`. (default: :obj:`'sample'`)
-        seed (int, optional): as in :class:`AGP`. (default: :obj:`None`)
-        **kwargs (optional): PyG's arguments, which can't be combined with the
-            others.
-
-    Raises:
-        TypeError, ValueError: as :class:`AGP`, and if :obj:`top_k` and
-            :obj:`threshold` both leave the result dense, or PyG's arguments go
-            with others.
+        measure (str or Measure): :obj:`'appnp'`, :obj:`'heat'`, another name
+            that :class:`AGP` takes, or a measure. (default: :obj:`'appnp'`)
+        *args (optional): PyG's arguments by position. The first is then its
+            ``self_loop_weight``, not a measure.
+        alpha (float, optional): the teleport probability, which APPNP and the
+            PageRank measures need. (default: :obj:`None`)
+        t (float, optional): the time, for :obj:`'heat'` and :obj:`'hkpr'`.
+        beta (float, optional): the attenuation, for :obj:`'katz'`.
+        K (int, optional): the number of hops; by default 2 for
+            :obj:`'sgc'`, else as many as :obj:`tol` needs.
+        tol (float, optional): the largest total weight of the hops that are
+            left out; by default 1e-4.
+        top_k (int, optional): how many of the largest entries of each row are
+            kept; by default all. (default: :obj:`None`)
+        threshold (float): entries of at most this value are dropped.
+        normalization (str, optional): :obj:`'in'` makes the weights that enter
+            a node sum to one, :obj:`'sym'` divides by the square roots of the
+            sums at both ends, :obj:`None` leaves the diffusion values.
+        eps (float): the size below which messages are sampled or left out; 0
+            for the exact matrix. (default: :obj:`1e-4`)
+        method (str): :obj:`'sample'` small messages without bias, or
+            :obj:`'prune'` them. (default: :obj:`'sample'`)
+        seed (int, optional): the seed of sampling; by default torch's
+            generator draws one in every call. (default: :obj:`None`)
+        **kwargs (optional): PyG's arguments, without any of the others.
     """
 
+    @renamed(levels='K')
     def __init__(
         self,
         measure: str | Measure | float | None = 'appnp',
@@ -107,7 +105,7 @@ class GDC(MeasureTransform):
         alpha: float | None = None,
         t: float | None = None,
         beta: float | None = None,
-        levels: int | None = None,
+        K: int | None = None,
         tol: float | None = None,
         top_k: int | None = None,
         threshold: float = 0.0,
@@ -118,7 +116,8 @@ class GDC(MeasureTransform):
         **kwargs: Any,
     ) -> None:
         values = locals()
-        default = {'measure': 'appnp', **(GDC.__init__.__kwdefaults__ or {})}
+        init: Any = inspect.unwrap(GDC.__init__)
+        default = {'measure': 'appnp', **init.__kwdefaults__}
         own = [n for n, value in default.items() if values[n] is not value]
         if args or not isinstance(measure, str | Measure):
             # The positions of PyG's arguments.
@@ -159,7 +158,7 @@ class GDC(MeasureTransform):
             alpha=alpha,
             t=t,
             beta=beta,
-            levels=levels,
+            K=K,
             tol=tol,
         )
         self.top_k = top_k
@@ -193,7 +192,12 @@ class GDC(MeasureTransform):
         return data
 
     def make_measure(self, graph: CSRGraph) -> Measure:
-        """Make the measure for :obj:`graph`, from PyG's arguments if given."""
+        """Return the measure that is computed.
+
+        Args:
+            graph (CSRGraph): the graph, whose spectral radius :obj:`'katz'`
+                needs.
+        """
         if self._pyg is not None:
             check_instance('graph', graph, CSRGraph)
             return _measure_of(self._pyg.diffusion_kwargs)

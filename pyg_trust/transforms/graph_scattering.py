@@ -21,17 +21,17 @@ __all__ = ['GFT', 'GraphEmbedding', 'GraphScattering']
 
 @validated
 class GraphEmbedding(BaseTransform):
-    r"""Base of transforms that write one vector per graph.
+    """Base of transforms that write one vector per graph.
 
-    The features of a graph are ``data.x``, or the one-hot degree of its nodes
-    if :obj:`max_degree` is given. Nothing is taken from any other graph (no
-    scaler, no largest degree), so that a graph's vector reveals nothing about
-    the others. That is what lets a removal touch one graph alone.
+    The features of a graph are ``data.x``, or the one-hot degrees of its nodes
+    if :obj:`max_degree` is given. A graph's vector depends on no other graph,
+    so that a removal of one graph does not change the vectors of others.
 
     Args:
-        max_degree (int, optional): use one-hot degrees of the width
-            :obj:`max_degree + 1` as features, degrees beyond it counted as
-            :obj:`max_degree`. Choose it without looking at the data.
+        max_degree (int, optional): use one-hot degrees as features, of the
+            width ``max_degree + 1``; larger degrees count as
+            :obj:`max_degree`. Choose it without looking at the data. By
+            default ``data.x`` is used. (default: :obj:`None`)
         clip (bool): whether to clip features to :math:`[-1, 1]`; otherwise
             features outside are an error. (default: :obj:`False`)
         attr (str): the attribute to write. (default: :obj:`'z'`)
@@ -48,7 +48,10 @@ class GraphEmbedding(BaseTransform):
         self.attr = attr
 
     def forward(self, data: Data) -> Data:
-        """Write ``[num_graphs, num_coefficients]`` to :obj:`attr`."""
+        """Write the vectors, ``[num_graphs, num_coefficients]``, to the graph.
+
+        They become the attribute :obj:`attr` of the graph or batch.
+        """
         data[self.attr] = self.embed(data)
         return data
 
@@ -68,11 +71,6 @@ class GraphEmbedding(BaseTransform):
 
         Returns:
             Tensor: ``[num_graphs, num_coefficients]``.
-
-        Raises:
-            TypeError: if :obj:`data` holds no homogeneous graphs.
-            ValueError: on missing features, features outside
-                :math:`[-1, 1]`, or graphs that the embedding refuses.
         """
         _check_dtype(dtype)
         if not isinstance(data, Data | HeteroData):
@@ -100,12 +98,14 @@ class GraphEmbedding(BaseTransform):
         graph: CSRGraph | None = None,
         dtype: torch.dtype | None = None,
     ) -> Tensor:
-        """Return the features to embed, dense or sparse CSR.
+        """Return the embedded features: ``[num_nodes, num_features]``.
 
         Args:
             data (Data): the graph or batch.
-            graph (CSRGraph, optional): the graph as a :class:`CSRGraph`.
-            dtype (torch.dtype, optional): as in :meth:`embed`.
+            graph (CSRGraph, optional): the same graph, if it was converted
+                before.
+            dtype (torch.dtype, optional): the dtype of the result; by default
+                that of ``data.x``. One-hot degrees are a sparse CSR matrix.
         """
         _check_dtype(dtype)
         if self.max_degree is not None:
@@ -147,27 +147,32 @@ class GraphEmbedding(BaseTransform):
 
 @functional_transform('graph_scattering')
 class GraphScattering(GraphEmbedding):
-    r"""Graph scattering (functional name: :obj:`graph_scattering`).
+    r"""Embed graphs by moments of their filtered features.
 
-    Applies :func:`~pyg_trust.scattering.scattering_transform`, whose module
-    gives the formulas, to a :class:`~torch_geometric.data.Data` or
-    :class:`~torch_geometric.data.Batch` and writes ``[num_graphs, T *
-    num_features * Q]``, for the :math:`T = \sum_{l < L} J^l` paths of filters,
-    to ``data.z``, in the order (path, feature, moment).
+    A bank of :math:`J` wavelet filters is applied to the features, and again
+    to the absolute values of the results, in :math:`L - 1` layers. Each of the
+    :math:`T = \sum_{l < L} J^l` sequences of filters (paths) gives the means
+    over nodes of the powers 1 to :math:`Q` (moments) of each feature. So
+    ``[num_graphs, T * num_features * Q]`` is written to ``data.z``, in the
+    order (path, feature, moment). See
+    :func:`~pyg_trust.scattering.scattering_transform` (functional name:
+    :obj:`graph_scattering`).
 
     Args:
-        J (int): the number of filters of the bank.
-        Q (int): the number of moments.
-        L (int): the number of layers, the root included.
+        J (int): the number of filters. (default: :obj:`5`)
+        Q (int): the number of moments. (default: :obj:`4`)
+        L (int): the number of layers, where the features themselves count as
+            the first one. (default: :obj:`3`)
         wavelet (str): :obj:`'geometric'` (row walk), :obj:`'geometric_column'`
             (the walk of the papers), :obj:`'diffusion'`, :obj:`'itersine'` or
             :obj:`'monic_cubic'`. (default: :obj:`'geometric'`)
-        low_pass (str): :obj:`'mean'` or :obj:`'degree'`.
-            (default: :obj:`'mean'`)
+        low_pass (str): :obj:`'mean'` for means over nodes, or :obj:`'degree'`
+            to weight nodes by their degrees. (default: :obj:`'mean'`)
         linear (bool): whether to leave out the absolute value (linear-GST).
-        max_degree (int, optional): the largest of one-hot degrees, which are
-            then the features; by default ``data.x``.
-        clip (bool): whether to clip features to :math:`[-1, 1]`.
+        max_degree (int, optional): use one-hot degrees up to this one as
+            features; by default ``data.x``. (default: :obj:`None`)
+        clip (bool): whether to clip features to :math:`[-1, 1]`; otherwise
+            features outside are an error. (default: :obj:`False`)
         attr (str): the attribute to write. (default: :obj:`'z'`)
 
     Example:
@@ -224,11 +229,13 @@ class GraphScattering(GraphEmbedding):
 
 @functional_transform('graph_fourier')
 class GFT(GraphEmbedding):
-    r"""Graph Fourier embedding (functional name: :obj:`graph_fourier`).
+    r"""Embed undirected graphs by Fourier coefficients of their features.
 
-    The baseline of `Pan et al. <https://arxiv.org/abs/2211.10627>`_. With the
-    eigenvectors :math:`V` of the normalized Laplacian of a graph of :math:`g`
-    nodes and :math:`\hat{X} = V^\top X` it writes
+    The baseline of `Pan et al. <https://arxiv.org/abs/2211.10627>`_
+    (functional name: :obj:`graph_fourier`). For a graph of :math:`g` nodes,
+    let :math:`V` be the eigenvectors and :math:`\lambda` the eigenvalues of
+    the normalized Laplacian, and :math:`\hat{X} = V^\top X`. The vector has
+    the entries
 
     .. math::
         z_f = \frac1g \sum_k \hat{X}_{kf}
@@ -236,19 +243,19 @@ class GFT(GraphEmbedding):
         z_{b, f} = \frac1g \sum_{k : \lambda_k \in \text{band } b}
         \hat{X}_{kf}^2,
 
-    the second if :obj:`num_bands` is given. The first depends on the signs of
-    the eigenvectors, each of which sums to at least zero here, and on their
+    of which the second is for :obj:`num_bands`. The first depends on the signs
+    of the eigenvectors (chosen so that each sums to at least 0), and on their
     basis where an eigenvalue is repeated. The second depends on neither.
 
     Args:
-        num_bands (int, optional): the number of equal parts of :math:`[0, 2]`
-            whose energy is written. (default: :obj:`None`)
-        max_degree (int, optional): see :class:`GraphEmbedding`.
-        clip (bool): see :class:`GraphEmbedding`. (default: :obj:`False`)
+        num_bands (int, optional): into how many equal bands the range
+            :math:`[0, 2]` of eigenvalues is cut; by default the first formula
+            is used. (default: :obj:`None`)
+        max_degree (int, optional): use one-hot degrees up to this one as
+            features; by default ``data.x``. (default: :obj:`None`)
+        clip (bool): whether to clip features to :math:`[-1, 1]`; otherwise
+            features outside are an error. (default: :obj:`False`)
         attr (str): the attribute to write. (default: :obj:`'z'`)
-
-    Raises:
-        ValueError: if a graph is directed.
     """
 
     def __init__(

@@ -27,13 +27,12 @@ _MESSAGES = 2**20
 class MetapathFeatures(BaseTransform):
     """Append averages along metapaths to the features of a node type.
 
-    One step of a metapath gives each row the mean of its neighbours along an
-    edge type; a path is several steps, as from users by items to categories.
-    These features hold the rows of others, so they are marked as propagated,
-    which private training refuses. With a
-    :class:`~pyg_trust.unit.PrivacyUnit`, a path that visits rows of the same
-    person and public rows alone gives features that are the person's own:
-    they are not marked, and are protected with the person (functional name:
+    A metapath is a list of edge types, such as from users to items and from
+    these to categories. Each step replaces a row by the mean of its neighbours
+    along one edge type. Private training refuses the new features, because
+    they depend on the rows of others. But with a
+    :class:`~pyg_trust.unit.PrivacyUnit` it accepts the features of a path that
+    visits only public rows and rows of the same person (functional name:
     :obj:`metapath_features`).
 
     .. code-block:: python
@@ -46,14 +45,10 @@ class MetapathFeatures(BaseTransform):
             list of edge types that begins at :obj:`node_type`.
         node_type (str): the node type that gets the features.
         out (str): the attribute to write to. (default: :obj:`'x'`)
-        unit (PrivacyUnit, optional): which rows belong to which person;
-            without it all features are marked. (default: :obj:`None`)
-        concat (bool): whether the original features come first.
-            (default: :obj:`True`)
-
-    Raises:
-        ValueError: if there is no path, if an edge type or features are
-            missing, or if the graph is not that of the unit.
+        unit (PrivacyUnit, optional): which rows belong to which person; by
+            default private training refuses all the features.
+        concat (bool): whether the original features are kept, as the first
+            columns. (default: :obj:`True`)
     """
 
     def __init__(
@@ -80,7 +75,7 @@ class MetapathFeatures(BaseTransform):
 
     @validated
     def forward(self, data: HeteroData) -> HeteroData:
-        """Return the graph with the features, otherwise unchanged.
+        """Write the new features to the graph, and return it.
 
         Args:
             data (HeteroData): the graph, with features of all node types on

@@ -64,61 +64,58 @@ _LOCK = threading.RLock()
 @validated
 @functional_transform('private_agp')
 class PrivateAGP(Releasing, BaseTransform):
-    r"""Release noisy sums over neighbours, with privacy of edges or nodes.
+    r"""Replace features by noisy sums over neighbours, with privacy.
 
     .. math::
         S_k = W\, m(S_{k-1}) + \mathcal{N}(0, s^2 I), \quad S_0 = X
 
-    for :math:`k = 1, \ldots, K` (functional name: :obj:`private_agp`), with
-    messages :math:`m` of norm 1 (:func:`~pyg_trust.privacy.messages`) and
-    weights that bound what one edge or node can move
-    (:func:`~pyg_trust.privacy.hop_sensitivity`). Training on the released
-    rows, and any number of predictions that read no edges, cost nothing more;
-    the same graph and features get the same rows again.
-
-    Take ``'edge'`` where links are the secret and features are known;
-    ``'node'`` where a person's own record is (features, label, the list of
-    those it names), at any degree; ``'node_incident'`` where a node with all
-    its edges must leave no trace, up to a degree; ``'feature'`` where edges
-    are public.
+    for :math:`k = 1, \ldots, K` (functional name: :obj:`private_agp`). Here
+    :math:`m` scales each row to norm 1, and :math:`W` is the adjacency matrix,
+    weighted so that one edge or node can change a sum only by a known amount
+    (:func:`~pyg_trust.privacy.hop_sensitivity`), which sets the noise
+    :math:`s`. Training on the sums costs no more privacy, nor do predictions
+    that read no edges. The same graph and features get the same sums again.
 
     Args:
-        K (int): the number of hops; 1 for ``'feature'``. (default: :obj:`1`)
-        adjacency (str): what is protected, as above. (default: :obj:`'edge'`)
+        K (int): the number of sums; 1 for ``'feature'``. (default: :obj:`1`)
+        adjacency (str): what is protected. :obj:`'edge'`: one edge; features
+            are taken as known. :obj:`'node'`: a node's features, label and own
+            list of neighbours, at any degree. :obj:`'node_incident'`: a node
+            with all its edges, up to :obj:`max_degree`. :obj:`'feature'`: a
+            node's features and label; edges are public.
         epsilon (float, optional): the budget of all releases. One release
             spends all of it, unless :obj:`mu` is given. (default: :obj:`None`)
         delta (float, optional): the :math:`\delta` of the budget: a public
             power of ten, below one over ten times the number of edges for
             ``'edge'``, of nodes otherwise. (default: :obj:`None`)
-        mu (float, optional): the :math:`\mu` of one release.
-            (default: :obj:`None`)
-        engine (PrivacyEngine, optional): private training whose account the
-            release goes on, for ``'feature'`` by ``'replace'``; with
-            :obj:`mu`. (default: :obj:`None`)
+        mu (float, optional): the :math:`\mu` of one release, in Gaussian
+            differential privacy; by default computed from :obj:`epsilon`.
+        engine (PrivacyEngine, optional): an engine of private training that
+            also accounts for the release; needs ``'feature'``, ``'replace'``
+            and :obj:`mu`. (default: :obj:`None`)
         neighboring (str, optional): ``'replace'`` (a record against any other)
             or ``'add_remove'`` (against an empty one); by default
             ``'add_remove'`` for ``'node_incident'``, else ``'replace'``.
-        directed (bool): whether edges are arcs, which has to be public.
-            (default: :obj:`False`)
-        max_degree (int, optional): the largest degree :math:`D`; required for
+        directed (bool): whether edges are directed, which has to be public.
+        max_degree (int, optional): the largest degree; required for
             ``'node_incident'``, optional for ``'node'`` (1 by default).
-        measure (Measure, optional): the linear propagation for ``'feature'``;
-            by default :math:`(P + P^2) / 2` with :math:`P = D^{-1/2} A
-            D^{-1/2}` and without a node's own message. (default: :obj:`None`)
-        cat (bool, optional): whether the output begins with the raw rows, by
-            default for ``'edge'`` alone. (default: :obj:`None`)
-        attr (str): the attribute to sum. (default: :obj:`'x'`)
-        insecure_seed (int, optional): the seed of the noise, to repeat an
-            experiment; the output is then not private. (default: :obj:`None`)
-        ledger (str or Path, optional): the path of a file for the account.
-            (default: :obj:`None`)
-        ledger_head (str, optional): as in
-            :class:`~pyg_trust.privacy.PrivacyEngine`. (default: :obj:`None`)
+        measure (Measure, optional): the propagation for ``'feature'``; by
+            default :math:`(P + P^2) / 2`, :math:`P = D^{-1/2} A D^{-1/2}`,
+            without a node's own message. (default: :obj:`None`)
+        cat (bool, optional): whether the raw features are the first columns of
+            the output; by default only for ``'edge'``. (default: :obj:`None`)
+        attr (str): the attribute with the features. (default: :obj:`'x'`)
+        insecure_seed (int, optional): a seed of the noise, to repeat an
+            experiment without privacy; by default the noise is secret.
+        ledger (str or Path, optional): the path of a file that records every
+            release; by default none is written. (default: :obj:`None`)
+        ledger_head (str, optional): the ``ledger_head`` of an earlier report,
+            from which the ledger has to continue. (default: :obj:`None`)
 
     Raises:
-        TypeError, ValueError: on a wrong argument; when called, on data whose
-            release can't be accounted for. Nothing is spent then.
-        BudgetExceededError: when called, if the budget does not allow it.
+        ValueError: on data that can't be released with privacy. Nothing is
+            spent then.
+        BudgetExceededError: when called, if too little budget is left.
 
     Example:
         >>> edges = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
@@ -220,20 +217,26 @@ class PrivateAGP(Releasing, BaseTransform):
 
     @property
     def noise_stds(self) -> tuple[float, ...]:
-        """Standard deviation of the noise of each hop.
+        """Standard deviation of the noise of each sum: :math:`K` numbers.
 
-        Under ``'feature'`` a release makes it larger by what rounding adds to
-        the sensitivity, a millionth or so.
+        With ``'feature'``, a release raises it by about a millionth, to cover
+        rounding.
         """
         each = self.mu / math.sqrt(self.K)
         std = self.relation.sensitivity / each
         return (widened(std, self._rho) if self._rho else std,) * self.K
 
     def released(self, data: Data) -> list[Tensor]:
-        r"""Return the noisy sums :math:`S_1, \ldots, S_K`, float64.
+        r"""Return the noisy sums :math:`S_1, \ldots, S_K`.
 
-        They are computed now, or kept from the first call, rounded to the
-        dtype of the features.
+        The first call with a graph computes them. Later calls return the same.
+
+        Args:
+            data (Data): the graph, with its original features.
+
+        Returns:
+            list[Tensor]: float64, ``[num_nodes, num_columns]`` each, rounded
+            to the dtype of the features.
         """
         return [
             row.to(torch.float64, copy=True) for row in self._rows(data, 3)
@@ -317,9 +320,11 @@ class PrivateAGP(Releasing, BaseTransform):
         self._through_engine.append(mu)
 
     def forward(self, data: Data) -> Data:
-        """Return the graph with released rows.
+        """Write the noisy sums to the graph, and return it.
 
-        ``data.propagated`` names the attribute that holds them.
+        Their columns stand side by side in the attribute :obj:`attr`, after
+        the raw features if :obj:`cat` is true. ``data.propagated`` lists this
+        attribute.
         """
         rows = self._rows(data, 4)
         x = data[self.attr]
@@ -340,8 +345,8 @@ class PrivateAGP(Releasing, BaseTransform):
         r"""Return the privacy guarantee so far, with every assumption.
 
         Args:
-            delta (float, optional): :math:`\delta`; by default that of the
-                budget. (default: :obj:`None`)
+            delta (float, optional): the :math:`\delta` for which epsilon is
+                stated; by default that of the budget. (default: :obj:`None`)
         """
         if not self._num_nodes:
             raise RuntimeError('transform data first: nothing was released')

@@ -17,6 +17,7 @@ from pyg_trust._checks import (
     validated,
 )
 from pyg_trust._checks.graphs import plain_index
+from pyg_trust._moved import renamed
 from pyg_trust.agp.measures import Measure, make_measure
 from pyg_trust.files.commit import (
     EditedInPlace,
@@ -53,37 +54,36 @@ _NONE = torch.empty(0, dtype=torch.int64)
 class PropagatedFeatures(EditedInPlace):
     r"""Propagated features :math:`z = \sum_i w_i P^i x` of a changing graph.
 
-    Edges, nodes and features are added, changed and removed, thousands of
-    them a second. After any sequence of edits the features have the bits of a
-    computation from scratch, as all sums are integers on the grid
-    :math:`2^{-f}`. An edit that fails or is interrupted changes nothing. Ids
-    of removed nodes are not used again. On the CPU.
+    It is updated when edges, nodes and features are added, changed or removed.
+    After any edits :math:`z` has the same bits as if it were computed from
+    scratch, because all sums are of integer multiples of :math:`2^{-f}`. An
+    edit that fails or is interrupted changes nothing. Ids of removed nodes are
+    not used again. It runs on the CPU.
 
     Args:
         graph (CSRGraph or Data): the graph, unweighted, without duplicate
-            edges. The ids of nodes are ``graph.n_id``, else positions.
-        x (Tensor, optional): float32 or float64, ``[num_nodes,
-            num_columns]``; ``graph.x`` where it is not given.
-        measure (str or Measure): a measure of fixed weights (not Katz) and
-            :math:`a + b \ge 1`. (default: :obj:`'sgc'`)
-        alpha (float, optional): as the named measure takes it; or that of the
-            series.
-        t (float, optional): as the named measure takes it.
-        levels (int, optional): the number of hops of the named measure.
-        theta (float, optional): if given, the infinite series
-            :math:`\alpha (I - (1 - \alpha) P)^{-1} x` is held instead, up to
-            :attr:`error_bound`, by pushing residues above :math:`\theta
-            \sqrt{d_v}`. It depends on what was there before.
+            edges. The ids of its nodes are ``graph.n_id``, else positions.
+        x (Tensor, optional): the features: float32 or float64, ``[num_nodes,
+            num_columns]``; by default ``graph.x``.
+        measure (str or Measure): the propagation: a name such as
+            :obj:`'appnp'`, or a measure with :math:`a + b \ge 1` (not Katz).
+        alpha (float, optional): the teleport probability of the named measure,
+            or of :obj:`theta`.
+        t (float, optional): the time of :obj:`'heat'` and :obj:`'hkpr'`.
+        K (int, optional): the number of hops; by default that of the
+            named measure.
+        theta (float, optional): if given, :math:`z = \alpha (I - (1 - \alpha)
+            P)^{-1} x` is approximated instead: residues up to :math:`\theta
+            \sqrt{d_v}` at a node of degree :math:`d_v` are left out, with an
+            error of at most :attr:`error_bound`. It then depends on earlier
+            states of the graph.
         bound (float): the largest magnitude that an entry of :obj:`x` may
             ever have. (default: :obj:`16.0`)
-        bits (int): :math:`f`, from 1 to 51; a node may have fewer than
-            :math:`2^{62 - f} /` :obj:`bound` neighbours. (default: :obj:`40`)
-        directed (bool, optional): whether edges that are added have one
-            direction; by default whether those of the graph have.
-
-    Raises:
-        TypeError, ValueError: on another graph, measure or shape, an entry
-            beyond :obj:`bound`, or a node of too many neighbours.
+        bits (int): :math:`f`, from 1 to 51. More bits are more exact, but a
+            node may have fewer neighbours: less than :math:`2^{62 - f} /`
+            :obj:`bound`. (default: :obj:`40`)
+        directed (bool, optional): whether an added edge has one direction; by
+            default if the edges of the graph have one.
 
     Example:
         >>> path = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
@@ -92,6 +92,7 @@ class PropagatedFeatures(EditedInPlace):
         2
     """
 
+    @renamed(levels='K')
     def __init__(
         self,
         graph: CSRGraph | Data,
@@ -100,7 +101,7 @@ class PropagatedFeatures(EditedInPlace):
         *,
         alpha: Fraction | None = None,
         t: float | None = None,
-        levels: int | None = None,
+        K: int | None = None,
         theta: Positive | None = None,
         bound: Positive = BOUND,
         bits: Annotated[int, Int(1, 51)] = BITS,
@@ -115,12 +116,10 @@ class PropagatedFeatures(EditedInPlace):
         if x is None:
             raise ValueError("'x' needs to be given beside a CSRGraph")
         if isinstance(measure, str):
-            levels = 2 if (measure, levels) == ('sgc', None) else levels
+            K = 2 if (measure, K) == ('sgc', None) else K
             own = alpha if theta is None else None
             alpha = None if theta is None else alpha
-            measure = make_measure(
-                measure, None, alpha=own, t=t, levels=levels
-            )
+            measure = make_measure(measure, None, alpha=own, t=t, K=K)
         if graph.is_weighted or graph.has_duplicates:
             raise ValueError(
                 "'graph' needs to be unweighted and without duplicate edges"
@@ -207,7 +206,7 @@ class PropagatedFeatures(EditedInPlace):
     @property
     @synchronized
     def graph(self) -> CSRGraph:
-        """The present graph; removed nodes have no edges."""
+        """The present graph; nodes that were removed have no edges in it."""
         self._settle()
         live = self._live
         return CSRGraph.from_edge_index(live.edge_index(), live.num_nodes)
@@ -215,13 +214,13 @@ class PropagatedFeatures(EditedInPlace):
     @property
     @synchronized
     def nodes(self) -> Tensor:
-        """Rows of the present nodes: int64, ascending."""
+        """The row numbers of the present nodes: int64, ascending."""
         self._settle()
         return self._live.alive.nonzero().view(-1)
 
     @property
     def n_id(self) -> Tensor:
-        """The ids of the present nodes: int64, in the order of their rows."""
+        """The ids of the present nodes: int64, by ascending row number."""
         return self._ids.of(self.nodes)
 
     @property
@@ -234,24 +233,20 @@ class PropagatedFeatures(EditedInPlace):
     @property
     @synchronized
     def error_bound(self) -> float:
-        """Bound of the error of all rows, in the Frobenius norm.
-
-        Against the measure in real arithmetic. For finite levels it covers
-        the grid and all rounding, that of the result to its dtype too.
-        """
+        """Bound of the error of all features, in the Frobenius norm."""
         self._settle()
         return self._live.error_bound
 
     @editing
     def rows(self, nodes: Nodes | None = None) -> Tensor:
-        """Return a copy of present features: ``[k, num_columns]``.
+        """Return a copy of propagated features: ``[k, num_columns]``.
 
         Args:
-            nodes (list[int] or Tensor, optional): ids or a mask; by default
-                all nodes that ever were, with zeros for removed ones.
+            nodes (list[int] or Tensor, optional): the ids of k nodes, or a
+                bool mask; by default all rows, with zeros for removed nodes.
 
         Raises:
-            NotThere: on a node that was removed, or never was.
+            NotThere: if a node was removed or never added.
         """
         self._settle()
         exact = self._live is self._graph and self._ids.n_id is None
@@ -268,14 +263,12 @@ class PropagatedFeatures(EditedInPlace):
         """Add edges.
 
         Args:
-            edge_index (Tensor): int64, ``[2, k]``; of an undirected graph,
-                either direction means both.
+            edge_index (Tensor): the ids of their ends: int64, ``[2, k]``. In
+                an undirected graph, each pair stands for both directions.
 
         Returns:
-            int: how many nodes get another degree, neighbour or feature.
-
-        Raises:
-            ValueError: if an end is not there, or an edge is there already.
+            int: the number of nodes whose degree, neighbours or features
+            changed.
         """
         return self._play(Step(edges=self._edges(edge_index)))
 
@@ -283,10 +276,16 @@ class PropagatedFeatures(EditedInPlace):
     def remove_edges(self, edge_index: Tensor) -> int:
         """Remove edges.
 
-        Takes the argument of :meth:`insert_edges` and returns the same.
+        Args:
+            edge_index (Tensor): the ids of their ends: int64, ``[2, k]``. In
+                an undirected graph, each pair stands for both directions.
+
+        Returns:
+            int: the number of nodes whose degree, neighbours or features
+            changed.
 
         Raises:
-            NotThere: if an edge is not there.
+            NotThere: if an edge does not exist.
         """
         return self._play(Step(cut=self._edges(edge_index)))
 
@@ -295,13 +294,14 @@ class PropagatedFeatures(EditedInPlace):
         """Remove nodes, with their edges and features.
 
         Args:
-            nodes (list[int] or Tensor): ids or a mask.
+            nodes (list[int] or Tensor): the ids of nodes, or a bool mask.
 
         Returns:
-            int: as :meth:`insert_edges`.
+            int: the number of nodes whose degree, neighbours or features
+            changed.
 
         Raises:
-            NotThere: if a node is not there.
+            NotThere: if a node does not exist.
         """
         return self._play(Step(gone=self._there('nodes', nodes).unique()))
 
@@ -311,15 +311,12 @@ class PropagatedFeatures(EditedInPlace):
 
         Args:
             x (Tensor): the features of the new nodes, ``[k, num_columns]``.
-            edge_index (Tensor): as in :meth:`insert_edges`; the new nodes
-                have the ids after the largest one (:attr:`num_nodes` and so
-                on, where ids are positions).
+            edge_index (Tensor): the ids of the ends of added edges: int64,
+                ``[2, m]``. The new nodes get the ids after the largest one so
+                far (from :attr:`num_nodes` on, if ids are positions).
 
         Returns:
             Tensor: int64, ``[k]``: the ids of the new nodes.
-
-        Raises:
-            ValueError: as :meth:`insert_edges`.
         """
         dtype, columns = self._live.x.dtype, self._live.num_columns
         check_tensor('x', x, dtype, ('k', columns), finite=True)
@@ -333,11 +330,11 @@ class PropagatedFeatures(EditedInPlace):
         """Replace the features of nodes.
 
         Args:
-            nodes (list[int] or Tensor): distinct ids.
+            nodes (list[int] or Tensor): the ids of k distinct nodes.
             x (Tensor): the new features of these nodes, ``[k, num_columns]``.
 
         Returns:
-            int: how many nodes get another feature.
+            int: the number of nodes whose propagated features changed.
         """
         nodes = self._there('nodes', nodes)
         if nodes.unique().numel() != nodes.numel():
@@ -348,19 +345,15 @@ class PropagatedFeatures(EditedInPlace):
 
     @editing
     def update(self, update: Update | RemovalRequest | Sequence[Any]) -> int:
-        """Apply updates in their order, as one: all or none.
+        """Apply removals, additions and changes as one edit: all or none.
 
         Args:
-            update (Update, RemovalRequest or list): the removals, additions
-                and changes; a list is one edit.
+            update (Update, RemovalRequest or list): the edit, or a list of
+                edits, which are applied in this order.
 
         Returns:
-            int: as :meth:`insert_edges`, of all updates together.
-
-        Raises:
-            TypeError: on anything else.
-            ValueError: if something is not there, or is there already, or
-                does not fit; or on removals of labels, which it has none of.
+            int: the number of nodes whose degree, neighbours or features
+            changed.
         """
         updates = Update.of(update)
         self._settle()
@@ -389,12 +382,10 @@ class PropagatedFeatures(EditedInPlace):
     def _step(self, update: Update) -> Step:
         live, part = self._live, Part()
         if update.remove is not None:
-            if self._ids.n_id is None:
-                update.remove._check_positions()
             part = self._ids.part(update.part)
         nodes, new, names = update.nodes, None, live.num_nodes
-        trained = 0 if nodes is None else nodes.num_train
-        if part.labels or update.labels is not None or trained:
+        labelled = nodes is not None and nodes.is_labelled
+        if part.labels or update.labels is not None or labelled:
             raise ValueError(
                 "'update' needs nodes, edges and features (got labels, of "
                 'which there are none here)'

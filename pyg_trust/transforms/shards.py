@@ -25,14 +25,14 @@ _INPUTS = ('num_nodes', 'n_id', 'edge_index', 'x', 'y', 'embedding')
 @validated
 @functional_transform('shards')
 class Shards(BaseTransform):
-    r"""Writes the shard of every training node (functional name: `shards`).
+    """Divide the training nodes into shards (functional name: `shards`).
 
-    ``data.shard`` is int64, ``[num_nodes]``: the shard, in :math:`0, \ldots,
-    S-1`, of the nodes of ``data.train_mask``, and -1 elsewhere. Only training
-    nodes, the edges between them and their labels are looked at.
+    It writes ``data.shard``, int64, ``[num_nodes]``: a shard from 0 to
+    ``num_shards - 1`` for the nodes of ``data.train_mask``, else -1. Only
+    training nodes, the edges between them and their labels are read.
 
     =============== ======================================== ================
-    method          what it has seen                         balanced
+    method          data that it reads                       equal sizes
     =============== ======================================== ================
     ``'hash'``      the id of the node alone                 no
     ``'random'``    the number of training nodes             yes
@@ -42,26 +42,22 @@ class Shards(BaseTransform):
     ``'learned'``   edges, features, labels of all of them   yes
     =============== ======================================== ================
 
-    To remove a node exactly, the partition included, takes :obj:`'hash'`; the
-    others, and those that are added to :obj:`pyg_trust.registries.PARTITIONS`,
-    make unlearning exact given a partition that has seen the node.
+    Only with :obj:`'hash'` can a node be removed without a trace. With other
+    methods the models forget a removed node, but the shards of other nodes may
+    still depend on it.
 
     Args:
         num_shards (int): the number of shards.
         method (str): the partition's method, one of the table.
-            (default: :obj:`'hash'`)
-        seed (int, optional): the seed, the key of :obj:`'hash'`. Without one,
-            it is drawn once, when the transform is made: the same transform
-            gives a node the same hash every time. (default: :obj:`None`)
-        embedding (str, optional): the attribute that :obj:`'bekm'` clusters;
-            by default the logits of a GCN that is trained for it.
-            (default: :obj:`None`)
+        seed (int, optional): the seed of the method, or the key of
+            :obj:`'hash'`; by default it is drawn once, when the transform is
+            made. (default: :obj:`None`)
+        embedding (str, optional): the attribute with the node embeddings that
+            :obj:`'bekm'` clusters; by default the logits of a GCN that it
+            trains. (default: :obj:`None`)
         **kwargs (optional): further arguments of the method's function, such
             as :obj:`slack` of :func:`~pyg_trust.unlearning.blpa` or
             :obj:`sem_weight` of :func:`~pyg_trust.nn.learned_partition`.
-
-    Raises:
-        ImportError: without ``pymetis``, by :obj:`'metis'`.
     """
 
     def __init__(
@@ -93,7 +89,7 @@ class Shards(BaseTransform):
 
     @property
     def seen(self) -> str:
-        """Data that a node's shard depends on, besides the seed."""
+        """A phrase that names the data which a node's shard depends on."""
         sees = PARTITIONS.fact(self.method, 'sees')
         if PARTITIONS.is_own(self.method):
             return f'{sees} (so {PARTITIONS.note(self.method)})'
@@ -101,7 +97,7 @@ class Shards(BaseTransform):
 
     @property
     def sees_features(self) -> bool:
-        """Whether the partition reads features."""
+        """Whether the method reads node features or embeddings."""
         return bool({'x', 'embedding'} & set(_arguments(self.method)[0]))
 
     @property
@@ -110,7 +106,7 @@ class Shards(BaseTransform):
         return self.method == 'hash'
 
     def forward(self, data: Data) -> Data:
-        """Return the graph with ``data.shard``: the shard of each node."""
+        """Write the shard of each node to ``data.shard``; return the graph."""
         if not isinstance(data, Data):
             raise TypeError(
                 f"'data' needs to be a Data object (got {type(data).__name__})"

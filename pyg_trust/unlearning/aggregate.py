@@ -57,9 +57,7 @@ _SHAPE = ('num_shards', 'num_nodes', 'channels')
 
 
 def mean_probability(outputs: Tensor) -> Tensor:
-    r"""Average the sub-models' probabilities, as in SISA.
-
-    (The mean in GraphEraser's code is that of log-probabilities.)
+    """Average the sub-models' probabilities, as in SISA.
 
     Args:
         outputs (Tensor): logits, ``[num_shards, num_nodes, num_classes]``.
@@ -72,16 +70,17 @@ def mean_probability(outputs: Tensor) -> Tensor:
 
 
 def majority_vote(outputs: Tensor) -> Tensor:
-    r"""Return the shares of the sub-models' votes, ties broken by the mean.
+    r"""Return the shares of the sub-models' votes, for each node and class.
+
+    A sub-model votes for the class of its largest logit, the first of equal
+    ones; it abstains where all logits are equal. With the number of votes
+    :math:`v_c` of a class, the number :math:`S` of voting sub-models and the
+    mean probability :math:`\bar{p}_c` of all sub-models, the share is
 
     .. math::
-        p_{uc} = \frac{1}{S_u + 1/2} \left( \left| \{ i : \arg\max e^i_u =
-        c \} \right| + \tfrac12 \bar{p}_{uc} \right)
+        p_c = \frac{v_c + \bar{p}_c / 2}{S + 1/2} .
 
-    over the :math:`S_u` sub-models that vote, with their mean probability
-    :math:`\bar{p}`: the argmax is a class with the most votes; among those
-    the one with the largest mean, and then the first. A sub-model votes for
-    the first of its largest logits, and abstains where all are equal.
+    So the mean breaks ties of votes.
 
     Args:
         outputs (Tensor): logits, ``[num_shards, num_nodes, num_classes]``.
@@ -100,12 +99,7 @@ def majority_vote(outputs: Tensor) -> Tensor:
 
 
 def weighted_log_probability(outputs: Tensor, weight: Tensor) -> Tensor:
-    r"""Compute GraphEraser's fusion, the logits :math:`\sum_i a_i \log p^i_u`.
-
-    The public code applies a softmax to it before the cross entropy, whose own
-    softmax then flattens it: its loss cannot fall below :math:`\log(e + C - 1)
-    - 1`, and its gradient nearly vanishes.
-    """
+    r"""Compute GraphEraser's fusion :math:`\sum_i a_i \log p^i_u`."""
     return torch.einsum('s,snc->nc', weight, outputs.log_softmax(-1))
 
 
@@ -136,9 +130,7 @@ def attention(
 def fuse(values: Tensor, score: Tensor, mask: Tensor | None = None) -> Tensor:
     """Sum the sub-models' values under the softmax of their scores.
 
-    Weights sum to one under any mask with a :obj:`True` in each row. (The
-    paper divides by the number of shards, or multiplies by its share that is
-    left, which puts the two views on different scales.)
+    Weights sum to one under any mask with a :obj:`True` in each row.
     """
     if mask is not None:
         score = score.masked_fill(~mask, -torch.inf)
@@ -159,8 +151,7 @@ def info_nce(
         \tilde{e}_u) / t} + e^{\phi(\bar{e}_u, \bar{e}_v) / t} +
         e^{\phi(\bar{e}_u, \tilde{e}_v) / t}}
 
-    with the cosine :math:`\phi` and another node :math:`v`. Zhang et al. 2024
-    print the fraction of equation 10 upside down.
+    with the cosine :math:`\phi` and another node :math:`v`.
     """
     others = part, other_whole, other_part
     pairs = [F.cosine_similarity(whole, other) for other in others]
@@ -177,8 +168,7 @@ def reconstruction_loss(
         \bar{e}_{v^+}) + 1, 0 \}
 
     with a neighbour :math:`v^+` in another shard and a node :math:`v^-`
-    without an edge to :math:`u`. Zhang et al. 2024 print equation 11 with the
-    two exchanged.
+    without an edge to :math:`u`.
     """
     gap = F.cosine_similarity(embedding, stranger)
     return (gap - F.cosine_similarity(embedding, neighbor) + 1).relu()
@@ -198,19 +188,17 @@ class _Examples:
 
 
 class ShardAggregator(torch.nn.Module):
-    r"""Base of all aggregators, without parameters.
+    """Base of modules that combine the outputs of all sub-models.
 
-    It makes probabilities of classes, ``[num_nodes, num_classes]``, of the
-    logits of all sub-models, ``[num_shards, num_nodes, num_classes]``.
+    An aggregator takes logits, ``[num_shards, num_nodes, num_classes]``, and
+    returns probabilities of classes, ``[num_nodes, num_classes]``. It learns
+    the sizes from :meth:`fit` or from the state that it loads.
 
     .. code-block:: python
 
         aggregator = make_aggregator('attentive')
         aggregator.fit(outputs, y, index, seed=0)
         probability = aggregator(outputs)
-
-    An aggregator takes the sizes that it needs from what it is fitted to, or
-    from the state that it loads.
     """
 
     def fit(
@@ -223,24 +211,27 @@ class ShardAggregator(torch.nn.Module):
         *,
         seed: int | None = None,
     ) -> 'ShardAggregator':
-        r"""Train from scratch; the same seed gives the same aggregator.
+        """Train from scratch; the same seed gives the same aggregator.
 
         Args:
-            outputs (Tensor): the sub-models' outputs, ``[num_shards,
-                num_nodes, channels]``: logits.
+            outputs (Tensor): the logits of the sub-models, ``[num_shards,
+                num_nodes, num_classes]``.
             y (Tensor): the classes, int64, ``[num_nodes]``; only those of
                 :obj:`index` are read.
-            index (Tensor): the nodes to learn from, int64: training nodes.
+            index (Tensor): the training nodes to learn from, int64.
             edge_index (Tensor, optional): the present graph, int64, ``[2,
-                num_edges]``, for reconstruction. (default: :obj:`None`)
-            shard (Tensor, optional): the shard of each node, -1 for nodes
-                outside of training, for reconstruction. (default: :obj:`None`)
-            seed (int, optional): the seed. (default: :obj:`None`)
+                num_edges]``; needed for the reconstruction loss of
+                :class:`AttentiveAggregator`.
+            shard (Tensor, optional): the shard of each node, int64,
+                ``[num_nodes]``, -1 for nodes not trained on; needed for the
+                same loss.
+            seed (int, optional): the seed; by default torch's generator draws
+                one.
 
         Raises:
             TypeError, ValueError: if a tensor has the wrong dtype or shape, an
-                output is not finite, a node of :obj:`index` is unknown,
-                repeated or has no label, or something is not there.
+                output is not finite, or a node of :obj:`index` is unknown,
+                repeated or has no label.
         """
         examples = _checked(outputs, y, index, edge_index, shard)
         # On a copy, so that an interruption changes nothing.
@@ -254,50 +245,53 @@ class ShardAggregator(torch.nn.Module):
         pass
 
     def forward(self, outputs: Tensor) -> Tensor:
-        """Return probabilities of classes: ``[num_nodes, num_classes]``."""
+        """Return probabilities of classes: ``[num_nodes, num_classes]``.
+
+        ``outputs`` has the logits, ``[num_shards, num_nodes, num_classes]``.
+        """
         raise NotImplementedError
 
 
 @AGGREGATORS.builtin('mean')
 class MeanAggregator(ShardAggregator):
-    """Mean of probabilities, as in SISA.
-
-    See :func:`pyg_trust.unlearning.aggregate.mean_probability`.
-    """
+    """Mean of the sub-models' probabilities, as in SISA."""
 
     def forward(self, outputs: Tensor) -> Tensor:
-        """Return probabilities of classes: ``[num_nodes, num_classes]``."""
+        """Return probabilities of classes: ``[num_nodes, num_classes]``.
+
+        ``outputs`` has the logits, ``[num_shards, num_nodes, num_classes]``.
+        """
         return mean_probability(outputs)
 
 
 @AGGREGATORS.builtin('majority')
 class MajorityAggregator(ShardAggregator):
-    """Majority of votes, as in SISA.
-
-    See :func:`pyg_trust.unlearning.majority_vote`, for ties too.
-    """
+    """Shares of the sub-models' votes, as in SISA; their mean breaks ties."""
 
     def forward(self, outputs: Tensor) -> Tensor:
-        """Return the shares of the votes: ``[num_nodes, num_classes]``."""
+        """Return the shares of the votes: ``[num_nodes, num_classes]``.
+
+        ``outputs`` has the logits, ``[num_shards, num_nodes, num_classes]``.
+        """
         return majority_vote(outputs)
 
 
 @AGGREGATORS.builtin('lbaggr')
 @validated
 class LBAggregator(ShardAggregator):
-    r"""Learned weights of GraphEraser, one per sub-model.
+    r"""Weighted mean of log-probabilities, with one learned weight per model.
 
-    Minimises
+    For logits :math:`e^i_u` of sub-model :math:`i` and node :math:`u`,
+    minimises
 
     .. math::
         \frac{1}{|U|} \sum_{u \in U} \mathrm{CE}\Big( \sum_i a_i \log
         \mathrm{softmax}(e^i_u), y_u \Big) + \lVert a \rVert_2, \quad a \ge
         0, \; \sum_i a_i = 1
 
-    (`"Graph Unlearning" <https://arxiv.org/abs/2103.14991>`_, Chen et al.
-    2022) by Adam, with :math:`a` projected onto these constraints after every
-    step, and keeps the best epoch. The public code applies a second softmax,
-    which lets its gradient nearly vanish.
+    over the weights :math:`a` by Adam, and keeps the best epoch (GraphEraser,
+    `"Graph Unlearning" <https://arxiv.org/abs/2103.14991>`_, Chen et al.
+    2022).
 
     Args:
         epochs (int): the number of epochs. (default: :obj:`50`)
@@ -346,7 +340,10 @@ class LBAggregator(ShardAggregator):
         self.weight = kept
 
     def forward(self, outputs: Tensor) -> Tensor:
-        """Return probabilities of classes: ``[num_nodes, num_classes]``."""
+        """Return probabilities of classes: ``[num_nodes, num_classes]``.
+
+        ``outputs`` has the logits, ``[num_shards, num_nodes, num_classes]``.
+        """
         if self.weight is None:
             raise ValueError('the aggregator needs to be fitted first')
         shape = (self.weight.numel(), 'num_nodes', 'num_classes')
@@ -364,28 +361,26 @@ class LBAggregator(ShardAggregator):
 
 @validated
 class AttentiveAggregator(ShardAggregator):
-    r"""Attentive fusion of the sub-models, with contrastive losses on request.
+    r"""Attentive fusion of the sub-models, with optional contrastive losses.
 
-    With :math:`h^i_u = W_i e^i_u + b_i` and the weights :math:`a_{ui} =
-    \mathrm{softmax}_i(w^\top \mathrm{ReLU}(h^i_u))`, the fused embedding
-    (Zhang et al. 2024) is :math:`\bar{e}_u = \sum_i a_{ui} h^i_u`, followed by
-    a linear head. (Their equation 8 sums the outputs :math:`e^i_u`
-    themselves.) The loss is
+    Every sub-model :math:`i` has a linear map of its logits for node :math:`u`
+    to a hidden vector :math:`h^i_u`. Attention weights :math:`a_{ui} =
+    \mathrm{softmax}_i(w^\top \mathrm{ReLU}(h^i_u))` fuse them,
+    :math:`\bar{e}_u = \sum_i a_{ui} h^i_u`, and a linear head makes logits
+    (Zhang et al. 2024). The loss is
 
     .. math::
         L = \mathrm{CE} + \lambda_c L_{\text{contra}} + \lambda_r
-        L_{\text{recon}}
+        L_{\text{recon}} .
 
-    with the signs that the paper's text asks for: its equations 10 and 11 are
-    printed upside down. :math:`L_{\text{contra}}` brings together a node's
-    embeddings by all sub-models and by a random half of them, apart from those
-    of another node; :math:`L_{\text{recon}}` brings together neighbours in
-    different shards, apart from nodes that are no neighbours.
+    :math:`L_{\text{contra}}` brings together a node's embeddings by all
+    sub-models and by a random half of them; :math:`L_{\text{recon}}` brings
+    together neighbours in different shards.
 
     Args:
         contra_weight (float): :math:`\lambda_c`. (default: :obj:`0`)
         recon_weight (float): :math:`\lambda_r`; if it is positive, ``fit``
-            needs the graph and the shards. (default: :obj:`0`)
+            needs ``edge_index`` and ``shard``. (default: :obj:`0`)
         temperature (float): the temperature of :math:`L_{\text{contra}}`.
             (default: :obj:`0.5`)
         hidden_channels (int): the width of :math:`h`. (default: :obj:`64`)
@@ -497,11 +492,20 @@ class AttentiveAggregator(ShardAggregator):
         ).mean()
 
     def fused(self, outputs: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return the fused embeddings: ``[num_nodes, channels]``."""
+        """Return the fused embeddings: ``[num_nodes, hidden_channels]``.
+
+        Args:
+            outputs (Tensor): logits, ``[num_shards, num_nodes, num_classes]``.
+            mask (Tensor, optional): bool, ``[num_nodes, num_shards]``: the
+                sub-models to fuse for each node; by default all.
+        """
         return fuse(*self._parts(outputs), mask)
 
     def forward(self, outputs: Tensor) -> Tensor:
-        """Return probabilities of classes: ``[num_nodes, num_classes]``."""
+        """Return probabilities of classes: ``[num_nodes, num_classes]``.
+
+        ``outputs`` has the logits, ``[num_shards, num_nodes, num_classes]``.
+        """
         return self.head(self.fused(outputs)).softmax(-1)
 
     def _load_from_state_dict(
@@ -563,7 +567,7 @@ def _contrastive(**kwargs: Any) -> ShardAggregator:
 def make_aggregator(
     name: str | ShardAggregator, **kwargs: Any
 ) -> ShardAggregator:
-    """Make the aggregator of a name.
+    """Make an aggregator by name.
 
     ================== ====================================================
     name               aggregator
@@ -575,12 +579,11 @@ def make_aggregator(
     ``'contrastive'``  ``'attentive'`` with both losses at weight 1e-4
     ================== ====================================================
 
-    Others by :obj:`pyg_trust.registries.AGGREGATORS`.
+    Register others in :obj:`pyg_trust.registries.AGGREGATORS`.
 
     Args:
-        name (str or ShardAggregator): a name, or the aggregator itself, which
-            then takes no arguments.
-        **kwargs (Any): further arguments of the class.
+        name (str or ShardAggregator): a name, or an aggregator to return.
+        **kwargs (Any): arguments of the class, with a name.
 
     Raises:
         TypeError: on an argument that the class does not take.

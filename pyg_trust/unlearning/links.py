@@ -233,50 +233,51 @@ def _choosers(count: int, partners: int, seed: int) -> tuple[Tensor, Tensor]:
 class LinkClassifier(NodeClassifier):
     r"""Link predictor that forgets nodes and edges, with a certificate.
 
-    .. code-block:: python
+    A logistic head is trained on pairs of nodes. Each edge is a positive pair.
+    Each node has some negative pairs, with nodes that a hash chooses. A pair's
+    features are the elementwise product of its nodes' propagated features.
+    Each *release* adds fresh noise to the weights, which are then
+    :math:`(\varepsilon, \delta)`-indistinguishable from weights trained on the
+    remaining data alone (:mod:`pyg_trust.unlearning.certified`).
 
-        split = RandomLinkSplit(
-            is_undirected=True, add_negative_train_samples=False
-        )
-        train, val, test = split(data)
-        model = LinkClassifier('sgc', K=2).fit(train)
-        logits = model.decision_function(test.edge_label_index)
-        report = model.remove(nodes=[12], edges=[(3, 7)])
-        assert model.verify().ok
-
-    Requests, updates, releases, files and the desk are those of
-    :class:`NodeClassifier`, with pairs for training nodes, and so is **the
-    guarantee** (:mod:`pyg_trust.unlearning.certified`).
-    :meth:`~.NodeClassifier.verify` checks it by a second solve; the
-    kernel proves nothing about pairs.
-
-    Every edge is a message and a positive example. Every node has some
-    negative pairs, with nodes that a hash chooses, edges or not: they do not
-    move if something else leaves. Keep scores of pairs secret, too: they read
-    the present features of both ends, without noise.
-
-    Runs on the CPU, in float64, with :math:`P (d + 1)` numbers in memory for
-    :math:`P` pairs. Divide features by their size, and reduce wide ones by a
-    public encoder: an SVD of these features would remember what leaves.
+    Keep scores of pairs secret: they depend on the present features of both
+    nodes, without noise. Runs on the CPU, in float64, with :math:`P (d + 1)`
+    numbers in memory for :math:`P` pairs and :math:`d` features. Reduce wide
+    features by a public encoder: an SVD of these features would remember
+    removed items.
 
     Args:
-        measure (str or Measure): as of :class:`NodeClassifier`, as are
-            :obj:`alpha`, :obj:`t`, :obj:`K`, :obj:`bound`,
-            :obj:`release_std`, :obj:`epsilon`, :obj:`delta`, :obj:`encoder`,
-            :obj:`start_is_public`, :obj:`tol`, :obj:`max_pending` and
-            :obj:`seed`. (default: :obj:`'sgc'`)
+        measure (str or Measure): the propagation, :obj:`'sgc'`,
+            :obj:`'appnp'`, :obj:`'heat'`, :obj:`'ppr'` or another of
+            :mod:`pyg_trust.agp.measures`, but not :obj:`'katz'`.
+            (default: :obj:`'sgc'`)
+        alpha, t, K (optional): of the measure: the teleport probability, the
+            diffusion time and the number of hops.
+        bound (float): the largest magnitude that a feature may ever have.
+            (default: :obj:`16.0`)
+        scale (float): advanced: the factor of the products, about one over the
+            square of a feature row's norm. Choose it without looking at the
+            data. (default: :obj:`30.0`)
         partners (int): the number of negative pairs of each node.
             (default: :obj:`4`)
-        weight_decay (float): :math:`\lambda`, for each pair.
-            (default: :obj:`1e-4`)
-        scale (float): advanced: the factor :math:`c` of products: about one
-            over the square of the size of a row, not chosen by looking at the
-            data. (default: :obj:`30.0`)
         pair_seed (int): advanced: the public seed of negative pairs.
             (default: :obj:`0`)
-
-    Raises:
-        TypeError, ValueError: if an argument is out of range.
+        weight_decay (float): the L2 penalty on the weights, for each pair.
+            (default: :obj:`1e-4`)
+        release_std (float): the standard deviation of the noise on each
+            released weight. (default: :obj:`1e-4`)
+        epsilon, delta (float): the guarantee of one release.
+            (default: :obj:`1.0`, :obj:`1e-4`)
+        encoder (callable, optional): maps the features of each node before the
+            propagation, such as a network.
+        start_is_public (bool): your statement, needed with an :obj:`encoder`,
+            that it never saw the data. (default: :obj:`False`)
+        tol (float): advanced: the gradient's norm at which exact solves end.
+            (default: :obj:`1e-8`)
+        max_pending (int): advanced: the most nodes and edges that may be added
+            before a release. (default: :obj:`1_000`)
+        seed (int, optional): the seed of the noise, which is then repeatable
+            and not private; by default the operating system's randomness.
 
     Example:
         >>> ring = torch.arange(12)
@@ -347,24 +348,22 @@ class LinkClassifier(NodeClassifier):
     def fit(  # type: ignore[override]
         self, data: Data, *, num_names: int | None = None
     ) -> 'LinkClassifier':
-        """Propagate, train and release.
+        """Propagate the features, train on pairs, and release weights.
 
-        Nodes are named by ``data.n_id`` in requests and updates if it is
-        there, else by their positions. A second call starts over, with a new
-        ledger, as of :class:`NodeClassifier`.
+        Later calls name nodes by ``data.n_id`` if the graph has it, else by
+        their positions. A second fit begins a new ledger.
 
         Args:
-            data (Data): the graph, with ``x`` and an undirected
+            data (Data): the graph, unweighted and undirected, with ``x`` and
                 ``edge_index``, such as the training data of
                 ``RandomLinkSplit``.
-            num_names (int, optional): the most nodes that there may ever be,
-                removed ones included; by default those of :obj:`data`, and
-                none can be added. (default: :obj:`None`)
+            num_names (int, optional): the largest number of nodes that may
+                ever be added, those of :obj:`data` and removed ones included;
+                by default no node can be added.
 
         Raises:
-            TypeError, ValueError: on a graph that is weighted, directed, has
-                duplicate edges or no edge; features that are missing or not
-                finite; labels of pairs that are no edges; or fewer rows than
+            TypeError, ValueError: if the graph or its features can't be used,
+                it has no edge, or :obj:`num_names` is below its number of
                 nodes.
         """
         graph = CSRGraph.from_data(data).to('cpu')
@@ -395,17 +394,18 @@ class LinkClassifier(NodeClassifier):
 
     @synchronized
     def decision_function(self, edge_label_index: Tensor) -> Tensor:  # type: ignore[override]
-        """Compute the logits of pairs: ``[num_pairs]``.
-
-        Larger for likelier links, and NaN for pairs with a removed node.
+        """Compute the logits of pairs; the larger, the likelier the link.
 
         Args:
             edge_label_index (Tensor): int64, ``[2, num_pairs]``: rows of
-                nodes, as of PyG's ``edge_label_index``, in the order of the
-                data at the fit; nodes added later follow in their order.
+                nodes, as in PyG. Rows are positions in the data of the fit;
+                nodes that were added later follow in their order.
+
+        Returns:
+            Tensor: float64, ``[num_pairs]``; NaN if a node was removed.
 
         Raises:
-            ValueError: on a row that never was.
+            ValueError: if a row was never in the graph.
         """
         model = self._fitted
         pairs = plain_index('edge_label_index', edge_label_index).cpu()
@@ -418,17 +418,15 @@ class LinkClassifier(NodeClassifier):
         return found
 
     def score(self, edge_label_index: Tensor, edge_label: Tensor) -> float:  # type: ignore[override]
-        """Return the share of pairs that are predicted as their label.
-
-        Pairs with a removed node are left out; :meth:`decision_function` gives
-        logits for rankings.
+        """Return the accuracy on pairs without removed nodes.
 
         Args:
-            edge_label_index (Tensor): as in :meth:`decision_function`.
+            edge_label_index (Tensor): int64, ``[2, num_pairs]``: rows of
+                nodes, positions in the data of the fit.
             edge_label (Tensor): ``[num_pairs]``: 1 for links, else 0.
 
         Raises:
-            ValueError: if no pair has both nodes.
+            ValueError: if every pair has a removed node.
         """
         found = self.predict(edge_label_index)
         dtypes = torch.int64, torch.float32, torch.float64
@@ -442,24 +440,32 @@ class LinkClassifier(NodeClassifier):
         return float(right.double().mean())
 
     def predict_on(self, data: Data) -> Tensor:
-        """Raise an error: pairs of another graph need a model of it."""
+        """Raise an error: fit another model to predict for another graph."""
         raise TypeError(
             "'predict_on' is for classifiers of nodes: fit a LinkClassifier "
             'to the other graph'
         )
 
     def predict(self, edge_label_index: Tensor) -> Tensor:  # type: ignore[override]
-        """Predict whether pairs are linked: int64, 0 or 1; -1 if removed.
+        """Predict links: int64, ``[num_pairs]``, 0 or 1; -1 if removed.
 
-        Takes the argument of :meth:`decision_function`.
+        Args:
+            edge_label_index (Tensor): int64, ``[2, num_pairs]``: rows of
+                nodes, positions in the data of the fit.
         """
         return self._labels(self.decision_function(edge_label_index))
 
     def predict_proba(self, edge_label_index: Tensor) -> Tensor:  # type: ignore[override]
-        """Predict the probabilities of no link and of a link: ``[k, 2]``.
+        """Predict the probabilities of no link and of a link.
 
         They assume the same balance of edges and negative pairs as in the fit.
-        Pairs with a removed node have NaN.
+
+        Args:
+            edge_label_index (Tensor): int64, ``[2, num_pairs]``: rows of
+                nodes, positions in the data of the fit.
+
+        Returns:
+            Tensor: float64, ``[num_pairs, 2]``; NaN if a node was removed.
         """
         return probabilities(self.decision_function(edge_label_index))
 

@@ -44,6 +44,7 @@ from pyg_trust.removal import (
     Part,
     RemovalRequest,
     requested,
+    skipping,
 )
 from pyg_trust.unlearning.certified import probabilities
 from pyg_trust.unlearning.heads import HEAD
@@ -82,72 +83,64 @@ class NodeClassifier(NodeReleases, EditedInPlace):
 
     .. code-block:: python
 
-        model = NodeClassifier('sgc', K=2).fit(data)
-        report = model.remove(nodes=[12], edges=[(3, 7)])
         model.update(Update(nodes=NewNodes(x, y), edges=edges))
-        model.predict(nodes)
-        assert model.verify().ok
+        report = model.remove(nodes=[12], edges=[(3, 7)])
 
-    :mod:`pyg_trust.unlearning.certified` has **the guarantee**, and every
-    report has it in short. Predictions use the present graph, the present
-    features of every node, and the released weights. Keep :meth:`state_dict`,
-    the ledger and the reports secret; what depends on removed data beyond the
-    bound is in memory alone, until :meth:`flush`, and in no file or pickle.
-
-    Updates are local: they pay for edges, features and labels, and for nodes
-    at ``K=2``, as more hops reach a large part of a graph with hubs. Runs on
-    the CPU, in float64, with :math:`K N d` numbers, the rows of the training
-    nodes and the Hessians in memory.
+    A linear head is trained on propagated features. Each *release* replaces
+    the weights that predictions use, and adds fresh noise. The released
+    weights are :math:`(\varepsilon, \delta)`-indistinguishable from weights
+    trained on the remaining data alone
+    (:mod:`pyg_trust.unlearning.certified`). Predictions use the present graph
+    and features, without noise. Keep :meth:`state_dict`, the ledger and the
+    reports secret. Runs on the CPU, in float64, with :math:`K N d` numbers in
+    memory for :math:`N` nodes and :math:`d` features.
 
     Args:
-        measure (str or Measure): the propagation, with fixed weights and
-            :math:`a + b \ge 1`: :obj:`'sgc'`, :obj:`'appnp'`, :obj:`'heat'`,
-            :obj:`'ppr'`, ... (:mod:`.measures`), not :obj:`'katz'`.
+        measure (str or Measure): the propagation, :obj:`'sgc'`,
+            :obj:`'appnp'`, :obj:`'heat'`, :obj:`'ppr'` or another of
+            :mod:`pyg_trust.agp.measures`, but not :obj:`'katz'`.
             (default: :obj:`'sgc'`)
-        alpha, t (float, optional): as the measure takes them.
-        K (int, optional): the number of hops of the measure, if it has one.
-        bound (float): the largest magnitude that a feature may ever have; of
-            ``features='exact'``. It is declared and not measured, so that no
-            refusal reveals other rows. (default: :obj:`16.0`)
-        weight_decay (float): :math:`\lambda > 0` of the regularisation
-            :math:`\frac{\lambda n}{2} \lVert W \rVert^2`, with the present
-            :math:`n`. (default: :obj:`1e-3`)
-        release_std (float): the standard deviation of a release's noise;
-            public, and not chosen by looking at the data.
+        alpha (float, optional): the teleport probability, needed for
+            :obj:`'appnp'` and :obj:`'ppr'`.
+        t (float, optional): the diffusion time, needed for :obj:`'heat'`.
+        K (int, optional): the number of hops; by default 2 for :obj:`'sgc'`,
+            else until the weights of the hops sum to 0.9999.
+        bound (float): the largest magnitude that a feature may ever have, with
+            ``features='exact'``; declared, not measured.
+            (default: :obj:`16.0`)
+        weight_decay (float): :math:`\lambda > 0` of the penalty
+            :math:`\frac{\lambda n}{2} \lVert W \rVert^2`, for :math:`n`
+            training nodes. (default: :obj:`1e-3`)
+        release_std (float): the standard deviation of the noise on each
+            released weight. Choose it without looking at the data.
             (default: :obj:`1e-4`)
-        epsilon, delta (float): of a release.
+        epsilon, delta (float): the guarantee of one release.
             (default: :obj:`1.0`, :obj:`1e-4`)
-        features (str): advanced: :obj:`'exact'`, or :obj:`'push'` for the
-            infinite series of :obj:`'appnp'`, :obj:`'ppr'` or
-            :obj:`'single_target'`: features to a threshold, which steer the
-            steps, while the certificate and the predictions come from exact
-            solves of few columns. (default: :obj:`'exact'`)
-        theta (float, optional): advanced: the threshold of pushes.
-        encoder (callable, optional): maps features row by row before the
-            propagation, such as a network; or a factory, a callable without an
-            argument, that draws one anew.
-        start_is_public (bool): your statement that the encoder never saw the
-            data; needed if one is passed, and repeated in reports.
-            (default: :obj:`False`)
-        tol (float): advanced: the residual of exact solves.
+        features (str): advanced: :obj:`'exact'`, or :obj:`'push'` for
+            approximate features of infinite series, which are faster; releases
+            and predictions stay exact. (default: :obj:`'exact'`)
+        theta (float, optional): advanced: the threshold of ``'push'``; by
+            default 1e-6.
+        encoder (callable, optional): maps the features of each node before the
+            propagation, such as a network; or a function without an argument
+            that makes one.
+        start_is_public (bool): your statement, needed with an :obj:`encoder`,
+            that it never saw the data. (default: :obj:`False`)
+        tol (float): advanced: the gradient's norm at which exact solves end.
             (default: :obj:`1e-8`)
-        max_pending (int): advanced: the most nodes and edges that may be
-            added before a release. (default: :obj:`1_000`)
-        directed (bool, optional): advanced: whether edges that are added go in
-            one direction alone; by default whether an edge of the graph does.
-        seed (int, optional): the seed of the noise. It makes the noise
-            repeatable, and the release not private.
-
-    Raises:
-        TypeError, ValueError: if an argument is out of range.
+        max_pending (int): advanced: the most nodes and edges that may be added
+            before a release. (default: :obj:`1_000`)
+        directed (bool, optional): advanced: whether added edges go in one
+            direction only; by default as the edges of the fitted graph.
+        seed (int, optional): the seed of the noise, which is then repeatable
+            and not private; by default the operating system's randomness.
 
     Example:
         >>> ring = torch.arange(12)
         >>> edge_index = torch.stack([ring, (ring + 1) % 12])
         >>> edge_index = torch.cat([edge_index, edge_index.flip(0)], dim=1)
-        >>> data = Data(
-        ...     x=torch.eye(12), edge_index=edge_index, y=(ring >= 6).long()
-        ... )
+        >>> y = (ring >= 6).long()
+        >>> data = Data(x=torch.eye(12), edge_index=edge_index, y=y)
         >>> model = NodeClassifier(K=2, weight_decay=0.1, seed=0)
         >>> model = model.fit(data, torch.arange(10))
         >>> report = model.remove(nodes=[3], edges=[(7, 8)])
@@ -229,26 +222,23 @@ class NodeClassifier(NodeReleases, EditedInPlace):
     ) -> 'NodeClassifier':
         """Propagate the features, train, and release weights with noise.
 
-        The ids of nodes are ``data.n_id`` if the graph has it, else their
-        positions. A second call starts over, with a new ledger. Its data may
-        contain removed items again, so it can't be saved over an earlier
-        state.
+        Later calls name nodes by ``data.n_id`` if the graph has it, else by
+        their positions. A second fit begins a new ledger. It can't be saved
+        over an earlier state, as it may contain removed items again.
 
         Args:
-            data (Data): the graph, with ``x``, ``edge_index``, ``y`` and
-                ``train_mask``.
+            data (Data): the graph, unweighted, with ``x``, ``edge_index``,
+                ``y`` and ``train_mask``; undirected if the measure needs it.
             train_nodes (list[int] or Tensor, optional): the training nodes, as
-                positions in :obj:`data` or a mask, in place of ``train_mask``.
+                positions in :obj:`data` or a bool mask; by default
+                ``data.train_mask``.
             classes (list[int], optional): the labels that exist or may come
-                later; by default those of the training nodes, none of which
-                may lose its last one.
+                later. By default those of the training nodes; a removal that
+                leaves one of them without a training node is then refused.
 
         Raises:
-            TypeError, ValueError: on a graph that is weighted or has
-                duplicate edges, or is directed where the measure needs an
-                undirected one; features that are missing or not finite;
-                labels that are missing or negative; masks that are empty, of
-                another size, or overlap; or fewer than two classes.
+            TypeError, ValueError: if the graph, its features, labels or masks
+                can't be used, or there are fewer than two classes.
         """
         graph, directed = self._graph_of(data)
         found, y = read_classes(data, train_nodes, classes)
@@ -287,18 +277,20 @@ class NodeClassifier(NodeReleases, EditedInPlace):
 
     @synchronized
     def decision_function(self, nodes: Nodes | None = None) -> Tensor:
-        """Compute the margins of nodes: ``[k]`` or ``[k, C]``.
-
-        A model of two classes that has one output gives one margin for each
-        node, any other one for each class. Removed nodes have NaN.
+        """Compute the margins of nodes, before the sigmoid.
 
         Args:
-            nodes (list[int] or Tensor, optional): the ids of nodes, or a mask
-                of all nodes that ever were; by default all of them, in the
-                order of the fit and then as they came.
+            nodes (list[int] or Tensor, optional): the ids of ``k`` nodes, or a
+                bool mask of all nodes that were ever in the graph; by default
+                all of them, those of the fit first, then others as they were
+                added.
+
+        Returns:
+            Tensor: float64, ``[k]`` for two classes, positive for the larger
+            label; ``[k, num_classes]`` for more. NaN for removed nodes.
 
         Raises:
-            NotThere: on a node that never was.
+            NotThere: if a node was never in the graph.
         """
         model, rows = self._fitted, self._rows(nodes)
         alive = model.data.graph.alive[rows]
@@ -310,16 +302,20 @@ class NodeClassifier(NodeReleases, EditedInPlace):
     def predict(self, nodes: Nodes | None = None) -> Tensor:
         """Predict the labels of nodes: int64, ``[k]``; -1 if removed.
 
-        Takes the argument of :meth:`decision_function`.
+        Args:
+            nodes (list[int] or Tensor, optional): ``k`` ids, or a bool mask of
+                all nodes that were ever in the graph; by default all of these.
         """
         return self._labels(self.decision_function(nodes))
 
     def predict_proba(self, nodes: Nodes | None = None) -> Tensor:
-        """Predict the probabilities of the classes: ``[k, num_classes]``.
+        """Predict class probabilities: ``[k, num_classes]``; NaN if removed.
 
-        Of more than two classes, sigmoids of the outputs are scaled to sum to
-        one; NaN for removed nodes. Takes the argument of
-        :meth:`decision_function`.
+        For more than two classes, sigmoids are scaled to sum to one.
+
+        Args:
+            nodes (list[int] or Tensor, optional): ``k`` ids, or a bool mask of
+                all nodes that were ever in the graph; by default all of these.
         """
         return probabilities(self.decision_function(nodes))
 
@@ -350,16 +346,16 @@ class NodeClassifier(NodeReleases, EditedInPlace):
 
     @synchronized
     def score(self, nodes: Nodes, y: Tensor) -> float:
-        """Return the share of present nodes classified as their label.
+        """Return the accuracy on nodes; removed nodes are left out.
 
         Args:
-            nodes (list[int] or Tensor): as in :meth:`decision_function`;
-                removed ones are left out.
+            nodes (list[int] or Tensor): the ids of nodes, or a bool mask of
+                all nodes that were ever in the graph.
             y (Tensor): int64, ``[num_nodes]``: the labels of all nodes that
-                ever were, in the order of :meth:`predict`.
+                were ever in the graph, in the order of ``predict()``.
 
         Raises:
-            ValueError: if none of the nodes is there.
+            ValueError: if all of the nodes were removed.
         """
         graph, rows = self._fitted.data.graph, self._rows(nodes)
         y = as_ids('y', y)
@@ -387,19 +383,19 @@ class NodeClassifier(NodeReleases, EditedInPlace):
     @property
     @synchronized
     def graph(self) -> CSRGraph:
-        """The present graph; removed nodes have no edges."""
+        """A copy of the present graph; removed nodes have no edges."""
         graph = self._fitted.data.graph
         return CSRGraph.from_edge_index(graph.edge_index(), graph.num_nodes)
 
     @property
     @synchronized
     def nodes(self) -> Tensor:
-        """The positions of present nodes in :meth:`predict`: int64."""
+        """The rows of the present nodes in ``predict()``: int64, ascending."""
         return self._fitted.data.graph.alive.nonzero().view(-1)
 
     @property
     def n_id(self) -> Tensor:
-        """The ids of the present nodes: int64, in the order of their rows."""
+        """The ids of the present nodes: int64, in the order of ``nodes``."""
         return self._fitted.data.ids.of(self.nodes)
 
     @editing
@@ -413,28 +409,27 @@ class NodeClassifier(NodeReleases, EditedInPlace):
         """Apply removals, additions and changes together, all or none.
 
         Predictions use the present graph and features at once. Removals and
-        changes end with a release, since the weights know what went; so do
-        additions beyond ``max_pending`` or with a reference. Other additions
-        wait for the next release: each one spends budget of all who were
-        removed.
-
-        A release follows with the weights until the residual is a hundredth
-        of the budget, and adds fresh noise. The guarantee is that of a fit
-        of the present data.
+        changes end with a release: Newton steps until the gradient's norm is
+        within a hundredth of the budget, and fresh noise. Additions wait for
+        the next release, as each one spends budget, unless there are more than
+        ``max_pending`` or a :obj:`reference` is given.
 
         Args:
             update (Update, RemovalRequest or list): the removals, additions
                 and changes; a list makes at most one release.
             release (bool): whether to make a release for additions alone, too.
                 (default: :obj:`False`)
-            reference (str): the id of the batch of requests, 32 hexadecimal
-                digits, for the ledger. (default: :obj:`''`)
+            reference (str): ids of the requests for the ledger, 32 hexadecimal
+                digits each. (default: :obj:`''`)
+
+        Returns:
+            ForgetReport or AdditionReport: the report of the release; for
+            additions that wait, how many these are.
 
         Raises:
-            TypeError: on anything else.
-            ValueError: if something is not there, or there already, or does
-                not fit; or if a class would be left without a training node.
-            BudgetExceededError: if neither steps nor retraining meet it.
+            ValueError: if an item to remove is missing, an item to add exists,
+                or a class would be left without a training node.
+            BudgetExceededError: if even retraining needs more than the budget.
         """
         check_instance('release', release, bool)
         return self._updated(update, release, reference)
@@ -462,24 +457,26 @@ class NodeClassifier(NodeReleases, EditedInPlace):
         Args:
             request (RemovalRequest or list, optional): a request, or a list of
                 requests, which makes one release; or ids of nodes.
-            nodes (list[int] or Tensor, optional): the ids of nodes that go
+            nodes (list[int] or Tensor, optional): the ids of nodes to remove,
                 with all their edges.
-            edges (list[tuple] or Tensor, optional): edges, as pairs of ids.
-            features (list[int] or Tensor, optional): nodes that lose their
-                features.
-            labels (list[int] or Tensor, optional): nodes that leave the
-                training.
-            persons (list[int], optional): refused: pass a request with a unit.
-            missing (str): :obj:`'raise'`, or :obj:`'skip'` to remove what is
-                there and list the rest in ``skipped`` of the report.
+            edges (list[tuple] or Tensor, optional): edges to remove, in both
+                directions, as pairs of ids or ``[2, num_edges]``.
+            features (list[int] or Tensor, optional): the ids of nodes whose
+                features are removed.
+            labels (list[int] or Tensor, optional): the ids of nodes that are
+                no longer trained on.
+            persons (list[int], optional): refused: pass a request for these.
+            missing (str): :obj:`'raise'`, or :obj:`'skip'` to leave out items
+                that are not there and list them in ``skipped`` of the report.
                 (default: :obj:`'raise'`)
-            reference (str): as in :meth:`update`. (default: :obj:`''`)
+            reference (str): ids of the requests for the ledger, 32 hexadecimal
+                digits each. (default: :obj:`''`)
 
         Raises:
-            NotThere: if something is not there, or with ``missing='skip'`` if
-                nothing is.
-            TypeError: on another request.
-            ValueError, BudgetExceededError: as :meth:`update`.
+            NotThere: if an item is not there, or with ``missing='skip'`` if no
+                item is.
+            ValueError: if a class would be left without a training node.
+            BudgetExceededError: if even retraining needs more than the budget.
         """
         asked = requested(
             request,
@@ -489,13 +486,20 @@ class NodeClassifier(NodeReleases, EditedInPlace):
             labels=labels,
             persons=persons,
         )
-        return self._skipping(
+        return skipping(
             asked, missing, lambda each: self._updated(each, True, reference)
         )
 
     @editing
     def release(self, *, reference: str = '') -> ForgetReport:
-        """Make a release that includes all pending additions."""
+        """Make a release that includes all pending additions.
+
+        Args:
+            reference (str): an id for the ledger, 32 hexadecimal digits.
+
+        Raises:
+            ValueError: if no addition is pending.
+        """
         if not self._fitted.data.num_pending:
             raise ValueError("'release' needs pending additions (got none)")
         return self._updated(Update(), True, reference)
@@ -511,7 +515,8 @@ class NodeClassifier(NodeReleases, EditedInPlace):
             alone = all(edit.only_adds for edit in edits)
             waits = data.num_pending <= self.max_pending
             if alone and waits and not (release or reference):
-                new = model._replace(lineage=model.lineage.next())
+                new = model._replace(ledger=model.ledger.copy())
+                new.ledger.mark()
                 rows = torch.cat([_NONE, *data.pending.named]).unique()
                 count = data.num_pending
                 report: Any = AdditionReport(count, rows.numel())
@@ -527,12 +532,17 @@ class NodeClassifier(NodeReleases, EditedInPlace):
 
     @editing
     def plan(
-        self, request: Update | RemovalRequest | Sequence[Any]
+        self,
+        request: Update | RemovalRequest | Sequence[Any] | None = None,
+        **items: Any,
     ) -> ForgetPlan:
-        """Estimate the work of an update with a release; change nothing.
+        """Estimate the work of an update and its release; change nothing.
 
-        This computes the features after the update, but does not train.
+        Takes an update, or what to remove as in :meth:`remove`. This computes
+        the features after the update, but does not train.
         """
+        if items or request is None:
+            request = requested(request, **items)
         model = self._fitted
         data = model.data
         edits = edits_of(data, request, self._encoded)
@@ -554,10 +564,10 @@ class NodeClassifier(NodeReleases, EditedInPlace):
 
     @editing
     def flush(self) -> 'NodeClassifier':
-        """Recompute everything from the remaining data, except the release.
+        """Recompute graph, features and weights from the remaining data.
 
-        Graph, features, weights and the factor of the Hessian are made anew,
-        as by a :meth:`load`. It costs a fit.
+        This clears what memory still holds of removed items. The released
+        weights stay. It costs as much as a fit, and returns the model itself.
         """
         model = self._fitted
         # Weights do not know the additions since the last release.
@@ -578,9 +588,10 @@ class NodeClassifier(NodeReleases, EditedInPlace):
     def verify(self) -> VerifyReport:
         """Check the classifier against the remaining data.
 
-        Computes the features from scratch, measures the residual on them,
-        solves exactly and compares; tests the size of the released noise; and
-        checks that the data are those that the ledger records.
+        Computes the features from scratch, measures the gradient's norm on
+        them, and compares the weights with exactly retrained ones. It also
+        tests the size of the released noise, and that the data match the
+        ledger's digest.
         """
         now = self._fitted
         # Nodes added since the last release are not in its weights.
@@ -608,7 +619,7 @@ class NodeClassifier(NodeReleases, EditedInPlace):
         leftovers: tuple[str, ...] = ()
         if bool(now.data.levels.x[now.data.featureless].any()):
             leftovers = ('features of what was removed',)
-        if model.seals.differing(data.blocks()) or not model.is_sealed:
+        if not (model.seals.fits(data.blocks()) and model.is_sealed):
             leftovers += ('the state is not that of the ledger',)
         return VerifyReport(
             ok=error <= most
@@ -633,16 +644,15 @@ class NodeClassifier(NodeReleases, EditedInPlace):
 
             python -m pyg_trust check trust.json --data proof.npz
 
-        An ``.npz`` of the data that remain, their salts, the released weights
-        and those before the noise. It is as secret as :meth:`state_dict` and
-        the noise together: hand it to an auditor, and delete it.
+        The ``.npz`` file holds the remaining data, their salts, and the
+        weights before and after the noise. It is secret: give it to an auditor
+        only, and delete it.
 
         Args:
             path (str or Path): the path of the file, which is replaced.
 
         Raises:
-            ValueError: with ``features='push'``, of which the kernel proves
-                nothing.
+            ValueError: with ``features='push'``, which can't be proved.
         """
         model = self._fitted
         arrays = model._replace(data=model.data.fitted()).evidence()

@@ -95,7 +95,7 @@ def training_graph(
 
 @validated
 def shard_sizes(shard: Tensor, num_shards: Count) -> Tensor:
-    """Count the nodes of each shard; negative entries are in none."""
+    """Count the nodes of each shard, without nodes of negative shards."""
     check_tensor('shard', shard, torch.int64, ('num_nodes',))
     sizes = shard[shard >= 0].bincount(minlength=num_shards)
     if sizes.numel() > num_shards:
@@ -116,9 +116,6 @@ def shard_limits(
         \min\{ \lfloor N/S \rfloor, \lceil (1 - \text{slack}) N/S \rceil \},
         \quad
         \max\{ \lceil N/S \rceil, \lfloor (1 + \text{slack}) N/S \rfloor \}
-
-    GraphEraser's :math:`\lceil N/S + \delta (N - N/S) \rceil` has a
-    :obj:`slack` of :math:`\delta (S - 1)`: 0.095 for 20 shards.
 
     Args:
         num_nodes (int): the number of training nodes :math:`N`.
@@ -146,16 +143,15 @@ def check_shards(num_nodes: int, num_shards: int) -> None:
 def check_partition(
     shard: Tensor, num_shards: int, num_nodes: int | None = None
 ) -> Tensor:
-    """Refuse a node without a shard, or a shard without a node.
+    """Raise an error if a node has no shard, or a shard no node.
 
     Args:
-        shard (Tensor): int64, ``[num_nodes]``: the partition.
+        shard (Tensor): int64, ``[num_nodes]``: the shard of each node.
         num_shards (int): the number of shards.
         num_nodes (int, optional): the number of training nodes, if known.
-            (default: :obj:`None`)
 
     Returns:
-        Tensor: the sizes of the shards.
+        Tensor: the number of nodes of each shard, int64, ``[num_shards]``.
     """
     size: int | str = 'num_nodes'
     if num_nodes is not None:
@@ -219,15 +215,16 @@ def partition_from_lists(shards: Sequence[Tensor], index: Tensor) -> Tensor:
 def random_partition(
     num_nodes: int, num_shards: int, *, seed: int | None = None
 ) -> Tensor:
-    r"""Split nodes into equal shards at random, as in SISA.
+    """Split nodes into equal shards at random, as in SISA.
 
     (`"Machine Unlearning" <https://arxiv.org/abs/1912.03817>`_, Bourtoule et
-    al. 2021.) Sizes differ by at most one.
+    al. 2021.) Sizes differ by at most one. Returns the shard of each node,
+    int64, ``[num_nodes]``.
 
     Args:
         num_nodes (int): the number of training nodes.
         num_shards (int): the number of shards.
-        seed (int, optional): the seed. (default: :obj:`None`)
+        seed (int, optional): the seed; by default torch's generator draws one.
     """
     check_shards(num_nodes, num_shards)
     generator = rng.generator(seed)
@@ -248,13 +245,10 @@ def hash_partition(
 ) -> Tensor:
     r"""Assign a shard to each node by a keyed hash of its id alone.
 
-    .. math::
-        s_u = h(\text{seed}, u) \bmod S
-
     Adding or removing a node changes no other node's shard. Sizes vary by
-    about :math:`\sqrt{N/S}`. (:math:`h` is :func:`pyg_trust.rng.derive`,
-    equidistributed, but not secret: use another one where users choose their
-    own ids in order to meet in a shard.)
+    about :math:`\sqrt{N/S}` for :math:`N` nodes in :math:`S` shards. The hash
+    is equidistributed, but not secret: use another one where users choose
+    their own ids. Returns the shard of each node, int64, ``[num_nodes]``.
 
     Args:
         n_id (Tensor): int64, ``[num_nodes]``: ids of the training nodes, which
@@ -283,18 +277,18 @@ def hash_partition(
 
 
 def round_partition(score: Tensor, *, slack: float = 0.1) -> Tensor:
-    r"""Round scores greedily to balanced shards, none of them empty.
+    """Round scores greedily to balanced shards, none of them empty.
 
     From the largest score to the smallest, a node is put into the first shard
-    that has space for it, up to the largest size of :func:`shard_limits`. Then
-    every shard below the smallest size takes the nodes that lose least by
-    moving. Memory: :math:`O(N S)`.
+    that has space for it. Then shards that are too small take the nodes that
+    lose least by moving.
 
     Args:
         score (Tensor): ``[num_nodes, num_shards]``, finite: the larger the
             better. Of equal scores the earlier node comes first, and of one
             node's the earlier shard.
-        slack (float): as in :func:`shard_limits`. (default: :obj:`0.1`)
+        slack (float): how far sizes may differ from their mean, relative to
+            it. (default: :obj:`0.1`)
     """
     shape = ('num_nodes', 'num_shards')
     check_tensor('score', score, None, shape, finite=True)
@@ -340,20 +334,21 @@ def _rank(group: Tensor, cost: Tensor, num_groups: int) -> Tensor:
 def metis_partition(
     edge_index: Tensor, num_nodes: int, num_shards: int, *, slack: float = 0.1
 ) -> Tensor:
-    r"""Partition with few edges between shards, by METIS.
+    """Partition nodes by METIS, with few edges between shards.
 
     (`"A Fast and High Quality Multilevel Scheme for Partitioning Irregular
     Graphs" <https://doi.org/10.1137/S1064827595287997>`_, Karypis and Kumar
-    1998.) Nodes of parts that are empty or too large move to where they have
-    most neighbours (:func:`round_partition`). Shards without edges between
-    them have few classes each, and their sub-models vote badly.
+    1998.) Nodes of parts that are empty or too large move to the shard of most
+    of their neighbours. Such shards have few classes each, and their models
+    vote badly. Returns the shard of each node, int64, ``[num_nodes]``.
 
     Args:
         edge_index (Tensor): int64, ``[2, num_edges]``: the training graph;
             directions, loops and repetitions do not matter.
         num_nodes (int): the number of training nodes.
         num_shards (int): the number of shards.
-        slack (float): as in :func:`shard_limits`. (default: :obj:`0.1`)
+        slack (float): how far sizes may differ from their mean, relative to
+            it. (default: :obj:`0.1`)
 
     Raises:
         ImportError: without ``pymetis``.
@@ -394,22 +389,24 @@ def blpa(
     max_rounds: Natural = 100,
     seed: int | None = None,
 ) -> Tensor:
-    r"""Balanced label propagation, GraphEraser's BLPA.
+    """Partition nodes by balanced label propagation, GraphEraser's BLPA.
 
     (`"Graph Unlearning" <https://arxiv.org/abs/2103.14991>`_, Chen et al.
     2022.) Starts from :func:`random_partition`. In each round nodes move to
-    the shard of most of their neighbours, those with the most first, where
-    there is space, or else wait until somebody leaves. It ends when nobody
-    moves. Unlike in the public code a node without neighbours stays where it
-    is, and no shard falls below the smallest size of :func:`shard_limits`.
+    the shard of most of their neighbours, those with the most first, if there
+    is space. It ends when no node moves. Nodes without neighbours stay.
+    Returns the shard of each node, int64, ``[num_nodes]``.
 
     Args:
-        edge_index (Tensor): as in :func:`metis_partition`.
+        edge_index (Tensor): int64, ``[2, num_edges]``: the training graph;
+            directions, loops and repetitions do not matter.
         num_nodes (int): the number of training nodes.
         num_shards (int): the number of shards.
-        slack (float): as in :func:`shard_limits`. (default: :obj:`0.095`)
+        slack (float): how far sizes may differ from their mean, relative to
+            it. (default: :obj:`0.095`)
         max_rounds (int): the most rounds. (default: :obj:`100`)
-        seed (int, optional): the seed. (default: :obj:`None`)
+        seed (int, optional): the seed of the random partition; by default
+            torch's generator draws one.
     """
     limits = shard_limits(num_nodes, num_shards, slack)
     edge_index = _simple(edge_index, num_nodes)
@@ -477,22 +474,23 @@ def bekm(
     max_rounds: Count = 20,
     seed: int | None = None,
 ) -> Tensor:
-    r"""Balanced :math:`k`-means of embeddings, GraphEraser's BEKM.
+    """Partition nodes by balanced :math:`k`-means, GraphEraser's BEKM.
 
     (`"Graph Unlearning" <https://arxiv.org/abs/2103.14991>`_, Chen et al.
-    2022.) Nodes are put into shards by their distances to the centroids
-    (:func:`round_partition`), which then become means, until no node moves.
-    GraphEraser's embeddings are the logits of a GNN trained on the whole
-    training graph (:func:`pyg_trust.nn.partition_embedding`); they cluster by
-    class, and so do the shards.
+    2022.) Nodes are put into shards by their distances to centroids, which
+    then become the means of their shards, until no node moves. GraphEraser's
+    embeddings are the logits of a GNN trained on the whole training graph
+    (:func:`pyg_trust.nn.partition_embedding`). Returns the shard of each node,
+    int64, ``[num_nodes]``.
 
     Args:
         embedding (Tensor): ``[num_nodes, channels]``, finite.
         num_shards (int): the number of shards.
-        slack (float): as in :func:`shard_limits`. (default: :obj:`0.095`)
+        slack (float): how far sizes may differ from their mean, relative to
+            it. (default: :obj:`0.095`)
         max_rounds (int): the most rounds. (default: :obj:`20`)
-        seed (int, optional): the seed: of the nodes that the centroids start
-            from. (default: :obj:`None`)
+        seed (int, optional): the seed of the first centroids, which are nodes;
+            by default torch's generator draws one.
     """
     shape = ('num_nodes', 'channels')
     check_tensor('embedding', embedding, None, shape, finite=True)
@@ -542,8 +540,7 @@ def partition_losses(
         \quad
         L_{\text{sem}} = - \frac1S \sum_i H(q_i)
 
-    (equations 5, 6, 7). The paper minimises *plus* the entropy, which drives
-    every shard to a single class; its text asks for a high entropy.
+    The paper prints the last with a plus, against its own text.
 
     Args:
         assign (Tensor): :math:`P`, ``[num_nodes, num_shards]``, rows summing

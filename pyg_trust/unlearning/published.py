@@ -68,20 +68,20 @@ ACCOUNTS = ('residual', 'bound', 'paper')
 def removal_budget(
     epsilon: Rate, delta: Fraction, noise_std: NotNegative
 ) -> float:
-    r"""Return the largest residual that Theorem 3 of Guo et al. allows.
-
-    For objective perturbation by a noise vector :math:`b`. The theorem does
-    not hold in general (:doc:`/theory/certified_removal`).
+    r"""Return the largest gradient norm that Theorem 3 of Guo et al. allows.
 
     .. math::
         \sigma \varepsilon / \sqrt{2 \log(1.5 / \delta)}
 
+    The theorem is for training with a random linear term :math:`b^\top w` in
+    the objective. It does not hold in general
+    (:doc:`/theory/certified_removal`).
+
     Args:
-        epsilon (float): in :math:`(0, 1]`: the proof is that of the classical
-            Gaussian mechanism, which does not hold beyond.
-        delta (float): in :math:`(0, 1)`.
-        noise_std (float): the standard deviation :math:`\sigma` of
-            :math:`b`, at least 0.
+        epsilon (float): :math:`\varepsilon`, in :math:`(0, 1]`.
+        delta (float): :math:`\delta`, in :math:`(0, 1)`.
+        noise_std (float): the standard deviation :math:`\sigma` of each entry
+            of :math:`b`, at least 0.
     """
     return noise_std * epsilon / math.sqrt(2 * math.log(1.5 / delta))
 
@@ -91,14 +91,12 @@ def tight_bound(Z: Tensor, P: Tensor, K: Tensor | None = None) -> float:
 
     .. math::
         \frac{\gamma_2}{2} \lVert Z' \rVert_2 \lVert (Z'P) \circ (Z'P)
-        \rVert_F,
-
-    proven in the text of this module.
+        \rVert_F
 
     Args:
         Z (Tensor): the remaining embeddings :math:`Z'`, ``[n, d]``.
         P (Tensor): the step, ``[d, C]``.
-        K (Tensor, optional): ``rows.gram(Z)``, if known.
+        K (Tensor, optional): :math:`Z Z^\top`, if known.
     """
     _check_step(Z, P, K)
     spread = float((Z @ P).square().norm())
@@ -113,13 +111,10 @@ def paper_bound(Z: Tensor, P: Tensor, K: Tensor | None = None) -> float:
         \lVert Z'p_c \rVert \right)^2},
         \quad F \ge \max_i \lVert z'_i \rVert .
 
-    The paper takes :math:`F = \sqrt{L}`, which moments beyond the first and
-    banks that are not tight exceed; the largest row norm is always valid.
-
     Args:
-        Z (Tensor): as in :func:`tight_bound`.
-        P (Tensor): as in :func:`tight_bound`.
-        K (Tensor, optional): as in :func:`tight_bound`.
+        Z (Tensor): the remaining embeddings :math:`Z'`, ``[n, d]``.
+        P (Tensor): the step, ``[d, C]``.
+        K (Tensor, optional): :math:`Z Z^\top`, if known.
     """
     _check_step(Z, P, K)
     per_class = P.norm(dim=0) * (Z @ P).norm(dim=0)
@@ -148,26 +143,26 @@ class _State(NamedTuple):
 class PublishedScatteringClassifier(GraphPredictor):
     """Graph classifier by objective perturbation; *its certificate may fail*.
 
-    Kept for comparison with the published method; the module explains why
-    the theorem of its certificate does not hold in general.
+    Kept for comparison with the published method;
+    :doc:`/theory/certified_removal` explains why its theorem does not hold in
+    general.
 
     Args:
-        transform (GraphEmbedding): as in
-            :class:`~pyg_trust.unlearning.ScatteringClassifier`.
+        transform (GraphEmbedding): embeds the graphs.
         weight_decay (float): the regularisation. (default: :obj:`1e-3`)
-        noise_std (float): the standard deviation of :math:`b`. With 0 there
-            is no certificate, and removals are refused. (default: :obj:`0.1`)
+        noise_std (float): the standard deviation of :math:`b`, the random
+            linear term of the objective. With 0 removals are refused.
+            (default: :obj:`0.1`)
         epsilon (float): at most 1. (default: :obj:`1.0`)
         delta (float): in :math:`(0, 1)`. (default: :obj:`1e-4`)
         accounting (str): :obj:`'residual'` measures the residual;
             :obj:`'bound'` adds up :func:`tight_bound`; :obj:`'paper'` adds up
-            Theorem 4.7 with a valid :math:`F`, and reports both.
-            (default: :obj:`'residual'`)
+            :func:`paper_bound`. (default: :obj:`'residual'`)
         on_exceed (str): where the budget does not allow a step,
             :obj:`'refine'` solves exactly with the stored :math:`b`,
             :obj:`'retrain'` draws a fresh one. (default: :obj:`'refine'`)
         num_classes (int, optional): by default those of the training graphs,
-            each of which has to keep one. (default: :obj:`None`)
+            each of which has to keep one.
         seed (int, optional): the seed of :math:`b`.
     """
 

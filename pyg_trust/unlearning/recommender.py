@@ -24,13 +24,12 @@ from pyg_trust._checks import (
 from pyg_trust._moved import renamed
 from pyg_trust.files.commit import (
     EditedInPlace,
-    Lineage,
     editing,
     synchronized,
 )
 from pyg_trust.files.seals import Seals, sealed
 from pyg_trust.ledger import RemovalLedger
-from pyg_trust.removal import RemovalRequest, requested
+from pyg_trust.removal import RemovalRequest, requested, skipping
 from pyg_trust.report import provenance
 from pyg_trust.unlearning.recommender_data import (
     Change,
@@ -86,7 +85,6 @@ class _Held(NamedTuple):
     inverse: Inverse | None
     seals: Seals
     ledger: RemovalLedger
-    lineage: Lineage
     ids: Ids
 
     @property
@@ -105,11 +103,11 @@ class _Held(NamedTuple):
     ) -> '_Held':
         # The next state, with a line of its ledger.
         self.ledger.record(action, 0.0, named, self.content, reference)
-        return self._replace(lineage=self.lineage.next())
+        return self
 
 
 class Recommender(Saved, EditedInPlace):
-    r"""Recommender that forgets users, items and interactions exactly.
+    """Recommender that forgets users, items and interactions exactly.
 
     .. code-block:: python
 
@@ -118,32 +116,31 @@ class Recommender(Saved, EditedInPlace):
         model.remove(users=[7], interactions=[(3, 9)])
         assert model.verify().ok
 
-    ``'paths'`` scores an item by the number of paths from the user over an
-    own item and another user to it, with weights; there is nothing to train.
+    The method ``'paths'`` counts paths from a user to one of the user's items,
+    to another user and to an item of that user. An item's score is the
+    weighted number of these paths. Nothing is trained. The method
     ``'closed_form'`` is EASE, a ridge regression of every item on all others,
     which is better on dense catalogues of some thousands of items.
 
-    Recommendations read the lists of all users, and are not differentially
-    private. Keep :meth:`state_dict` and the ledger secret. Memory holds empty
-    counts of removed pairs until :meth:`flush`.
-
-    A removal takes the square of the length of the lists that it shortens. In
-    closed form the first answer after it takes a fit.
+    Recommendations depend on the lists of all users, and are not
+    differentially private. Keep :meth:`state_dict` and the ledger secret. The
+    cost of a removal grows with the square of the length of the shortened
+    lists. After it the first call in closed form costs a fit.
 
     Args:
         method (str): :obj:`'paths'` or :obj:`'closed_form'`.
             (default: :obj:`'paths'`)
-        exponents (tuple[float, float, float]): of ``'paths'``, in :math:`[0,
-            2]`: how much popular items of the user, active other users and
-            popular recommended items count less. Choose them without the data
-            that may leave. (default: :obj:`(0.6, 0.6, 0.3)`)
-        cached (bool): whether ``'paths'`` holds its counts, 12 bytes for each
-            pair of items with a common user; without, it counts at each call,
-            to the same bits. (default: :obj:`True`)
-        weight_decay (float): :math:`\lambda > 0` of ``'closed_form'``.
+        exponents (tuple[float, float, float]): of ``'paths'``, each in
+            :math:`[0, 2]`: a path is divided by the degrees of the user's
+            item, the other user and the recommended item to these powers.
+            (default: :obj:`(0.6, 0.6, 0.3)`)
+        cached (bool): whether ``'paths'`` keeps its counts, 12 bytes for each
+            pair of items with a common user; otherwise each call counts them
+            again, with equal results. (default: :obj:`True`)
+        weight_decay (float): the L2 penalty of ``'closed_form'``.
             (default: :obj:`500.0`)
-        max_items (int): the most items of ``'closed_form'``, which takes
-            24 bytes for each pair of them. (default: :obj:`20_000`)
+        max_items (int): the most items of ``'closed_form'``, which takes 24
+            bytes for each pair of them. (default: :obj:`20_000`)
 
     Raises:
         TypeError, ValueError: if an argument is out of range, or belongs to
@@ -199,23 +196,23 @@ class Recommender(Saved, EditedInPlace):
         *,
         edge_type: EdgeType | None = None,
     ) -> 'Recommender':
-        """Count paths, or factorise; a second call starts over.
+        """Fit the recommender to interactions; a second call starts over.
 
         The second call begins a new ledger, too.
 
         Args:
             interactions (Tensor or HeteroData): int64, ``[2,
-                num_interactions]``, users above and items below; or a
+                num_interactions]``, users in row 0 and items in row 1; or a
                 bipartite graph.
-            num_users (int, optional): the number of users; read from a graph.
-            num_items (int, optional): the number of items; read from a graph.
-            edge_type (tuple, optional): the type of a graph's interactions,
-                if it has several, as ``('user', 'likes', 'item')``.
+            num_users (int, optional): the number of users; not with a graph.
+            num_items (int, optional): the number of items; not with a graph.
+            edge_type (tuple, optional): the edge type of the interactions, as
+                ``('user', 'likes', 'item')``, if a graph has several.
 
         Raises:
             TypeError, ValueError: if interactions are listed twice, have
-                ratings other than 1 or name what is not there; or if there
-                are more items than ``max_items`` in closed form.
+                ratings other than 1 or unknown users or items; or if there are
+                more items than ``max_items`` in closed form.
         """
         edges, num_users, num_items, ids = read_interactions(
             interactions, num_users, num_items, edge_type
@@ -224,9 +221,7 @@ class Recommender(Saved, EditedInPlace):
         users = torch.ones(num_users, dtype=torch.bool)
         items = torch.ones(num_items, dtype=torch.bool)
         ledger, seals = RemovalLedger(0.0), Seals(_texts(lists, users))
-        held = self._counted(
-            lists, users, items, seals, ledger, Lineage(), ids
-        )
+        held = self._counted(lists, users, items, seals, ledger, ids)
         if self.method == 'closed_form':
             inverse = factored(lists, num_items, self.weight_decay)
             held = held._replace(inverse=inverse)
@@ -235,19 +230,21 @@ class Recommender(Saved, EditedInPlace):
 
     @synchronized
     def recommend(self, users: Names, k: int = 10) -> Tensor:
-        """Return the best new items of users: int64, ``[num_users, k]``.
-
-        By descending score, equal scores by ascending position, without a
-        user's own items and those whose score is not positive by more than its
-        error. Empty places, and those of removed users, hold ``num_items``
-        (one more than the largest id, if items have an ``n_id``).
+        """Return the best items that users do not have yet.
 
         Args:
-            users (list[int] or Tensor): the ids of the users, or a mask.
-            k (int): the number of items. (default: :obj:`10`)
+            users (list[int] or Tensor): the ids of users, or a bool mask.
+            k (int): the number of items for each user. (default: :obj:`10`)
+
+        Returns:
+            Tensor: the ids of items, int64, ``[num_users, k]``, from the
+            highest score to the lowest; of equal scores the earlier item
+            first. Places without an item of positive score, and all places of
+            removed users, have ``num_items`` (or the largest ``n_id`` of items
+            plus 1).
 
         Raises:
-            NotThere: if a user never was there.
+            NotThere: if a user was never there.
         """
         held = self._factored(self._fitted)
         of, ids = held.ids.users, held.ids.items
@@ -274,16 +271,20 @@ class Recommender(Saved, EditedInPlace):
 
     @synchronized
     def counts(self, items: Names) -> Tensor:
-        """Return the exact counts of items: float64, ``[num, num_items]``.
+        """Return the exact counts that scores are made of, by pair of items.
 
-        Of paths by their weights; in closed form of the users of two items.
-        Columns are items by position; rows of removed items are NaN.
+        For ``'paths'``, the weighted number of users of both items; for
+        ``'closed_form'``, the number of these users.
 
         Args:
-            items (list[int] or Tensor): the ids of the items, or a mask.
+            items (list[int] or Tensor): the ids of items, or a bool mask.
+
+        Returns:
+            Tensor: float64, ``[len(items), num_items]``; columns are positions
+            of items; NaN for removed items.
 
         Raises:
-            NotThere: if an item never was there.
+            NotThere: if an item was never there.
         """
         held = self._fitted
         every, there = rows_there('items', items, held.ids.items, held.items)
@@ -300,13 +301,13 @@ class Recommender(Saved, EditedInPlace):
     @property
     @synchronized
     def edge_index(self) -> Tensor:
-        """A copy of the remaining interactions, sorted by user and item."""
+        """A copy of the remaining interactions: int64, ``[2, num]``."""
         return self._fitted.lists.pairs()
 
     @property
     @synchronized
     def data(self) -> HeteroData:
-        """A copy of the present graph, as ``fit`` takes it."""
+        """A copy of the present graph, in the form that ``fit`` takes."""
         held, made = self._fitted, HeteroData()
         for name, ids in (('user', held.ids.users), ('item', held.ids.items)):
             if ids.n_id is not None:
@@ -319,7 +320,10 @@ class Recommender(Saved, EditedInPlace):
     @property
     @synchronized
     def n_id(self) -> Tensor:
-        """Positions of present users, then items after all users: int64."""
+        """The positions of the present users, then of items: int64.
+
+        Item ``i`` has the position ``num_users + i``.
+        """
         held = self._fitted
         return torch.cat([held.users, held.items]).nonzero().view(-1)
 
@@ -334,8 +338,7 @@ class Recommender(Saved, EditedInPlace):
     ) -> ForgetPlan:
         """Estimate the work of a removal; change nothing.
 
-        Raises:
-            TypeError, ValueError: as :meth:`remove`.
+        Takes the arguments of :meth:`remove` that name what to remove.
         """
         held = self._fitted
         asked = self._asked(held, request, users, items, interactions)
@@ -362,39 +365,40 @@ class Recommender(Saved, EditedInPlace):
     ) -> ForgetReport:
         """Forget users, items and interactions.
 
-        If anything fails or interrupts it, everything is as before. A user
-        without interactions remains, and so does an item. The ids are the
-        ``n_id`` of their types, if the graph had it, else the positions.
+        If this fails or is interrupted, nothing has changed. Users and items
+        without interactions remain. Ids are the ``n_id`` of their node types,
+        if the graph had it, else positions.
 
         Args:
-            request (RemovalRequest or list, optional): a request for nodes and
-                edges of the whole graph, where item ``i`` has the id
-                ``num_users + i`` as in ``HeteroData.to_homogeneous()`` (if
-                users have an ``n_id``, ``n_id.max() + 1 + i``); or the ids of
-                users.
-            users (list[int] or Tensor, optional): users, who go with all their
-                interactions.
-            items (list[int] or Tensor, optional): items, with all their
-                interactions.
-            interactions (list[tuple[int, int]] or Tensor, optional): pairs of
-                user and item, or a tensor ``[2, num]``.
-            persons (list[int], optional): refused: pass a request with a unit.
-            missing (str): :obj:`'raise'`, or :obj:`'skip'` to remove what is
-                there and list the rest in ``skipped`` of the report.
+            request (RemovalRequest or list, optional): the ids of users; or a
+                request for nodes and edges, with users and items in one
+                numbering: item ``i`` has the id ``num_users + i``, or
+                ``n_id.max() + 1 + i`` if users have an ``n_id``.
+            users (list[int] or Tensor, optional): the ids of users to remove,
+                with all their interactions.
+            items (list[int] or Tensor, optional): the ids of items to remove,
+                with all their interactions.
+            interactions (list[tuple[int, int]] or Tensor, optional):
+                interactions to remove, as pairs of user and item or ``[2,
+                num]``.
+            persons (list[int], optional): refused: pass a request that has the
+                persons and their privacy unit.
+            missing (str): :obj:`'raise'`, or :obj:`'skip'` to leave out items
+                that are not there and list them in ``skipped`` of the report.
                 (default: :obj:`'raise'`)
-            reference (str): the id of the batch of requests, 32 hexadecimal
-                digits, for the ledger. (default: :obj:`''`)
+            reference (str): ids of the requests for the ledger, 32 hexadecimal
+                digits each. (default: :obj:`''`)
 
         Raises:
-            NotThere: if something is not there, or with ``missing='skip'`` if
-                nothing is.
-            TypeError, ValueError: if nothing is named, or if the reference is
-                malformed or used before.
+            NotThere: if an item is not there, or with ``missing='skip'`` if no
+                item is.
+            TypeError, ValueError: if nothing is requested, or the reference is
+                malformed or was used before.
         """
         held = self._fitted
         named = users, items, interactions
         asked = self._asked(held, request, *named, persons)
-        return self._skipping(
+        return skipping(
             asked, missing, lambda each: self._removed(each, reference)
         )
 
@@ -470,7 +474,7 @@ class Recommender(Saved, EditedInPlace):
 
     @editing
     def flush(self) -> 'Recommender':
-        """Drop the empty counts of pairs that no user has any more."""
+        """Free the memory of counts that are zero since a removal."""
         held = self._fitted
         if held.counts is not None:
             counts = held.counts.copy()
@@ -480,7 +484,7 @@ class Recommender(Saved, EditedInPlace):
 
     @synchronized
     def verify(self) -> VerifyReport:
-        """Fit the remaining interactions anew, and compare bit by bit."""
+        """Fit the remaining interactions anew, and compare all bits."""
         held = self._fitted
         size, entries = len(held.items), 0
         lists = lists_of(held.lists.pairs(), len(held.users), size)
@@ -504,9 +508,8 @@ class Recommender(Saved, EditedInPlace):
                 np.array_equal(again, held.inverse.base),
                 again.size,
             )
-        is_sealed = held.is_sealed and not held.seals.differing(
-            _texts(lists, held.users)
-        )
+        texts = _texts(lists, held.users)
+        is_sealed = held.is_sealed and held.seals.fits(texts)
         return VerifyReport(
             ok=equal and is_sealed,
             counts_equal=equal,
@@ -549,9 +552,7 @@ class Recommender(Saved, EditedInPlace):
             'salts': model.seals.state_dict(),
         }
 
-    def _rebuilt(
-        self, state: dict[str, Any], ledger: RemovalLedger, lineage: Lineage
-    ) -> _Held:
+    def _rebuilt(self, state: dict[str, Any], ledger: RemovalLedger) -> _Held:
         users, items = state['users'], state['items']
         for each in (users, items):
             check_tensor('state', each, torch.bool, ('num',))
@@ -561,7 +562,7 @@ class Recommender(Saved, EditedInPlace):
         seals = Seals.of(state['salts'], _texts(lists, users))
         ids = Ids.of_tensors(state.get('n_id', [None, None]), len(users))
         return self._counted(
-            lists, users.clone(), items.clone(), seals, ledger, lineage, ids
+            lists, users.clone(), items.clone(), seals, ledger, ids
         )
 
     def _counted(

@@ -76,37 +76,46 @@ class Facts(Report):
 
 
 class ForgetReport(Facts):
-    """The result of a removal, what it guarantees, and its cost.
+    """Report of a removal: the removed items, the guarantee and the cost.
 
-    Keep reports as private as the data: residuals are functions of what was
-    removed, and no part of the release. Its fields are those of the claim that
-    a checker reads (:mod:`pyg_trust.verify.claims_removal`), and
+    Keep reports as private as the data: residuals depend on the removed items.
+    The fields depend on the model:
 
-    * of all models ``procedure``; ``request``, the ids of what was removed;
-      ``skipped``, those that were not there, with ``missing='skip'``;
-      ``data``, a salted digest of what remains, and ``ledger_head``;
-      ``weights``, SHA-256 of the weights; ``origin``, versions and settings;
-      ``verification``, the findings that :meth:`verified` adds;
-    * of certified classifiers ``action``: ``'hold'`` (the weights already fit
-      what remains), ``'step'`` (one step), ``'refine'`` (more steps) or
-      ``'retrain'`` (solved from zero, on features made anew; the bound is then
-      0, and the release is compared with a fit by the same program);
-      ``iterations``, the Newton steps; ``assumptions``;
-    * of nodes and links ``rows_touched`` and ``train_rows_touched``, the
-      feature rows that may have changed; ``gradient_change``, the residual
-      before the first step; ``secure``, whether the noise came from the
-      operating system; ``pending``, the additions that wait, which are none;
-    * of graphs ``graphs_embedded``, the number of graphs that were embedded
-      again; ``empty_classes``; ``accounting``;
-    * of shards ``nodes`` and ``node_epochs`` of those that were trained again,
-      ``seconds`` by part, ``fraction`` of a full fit, ``by_hash``, ``empty``;
-    * of recommenders ``entries_changed``, the counts that changed, and
+    * all models: ``procedure``, the kind of removal; ``request``, the ids of
+      the removed items, and ``skipped``, the requested ids that were not there
+      (``missing='skip'``); ``data``, a salted digest of the remaining data;
+      ``weights``, SHA-256 of the weights; ``ledger_head``, a hash of all lines
+      of the ledger; ``origin``, versions and settings; ``verification``, the
+      :class:`VerifyReport` that :meth:`verified` adds;
+    * certified classifiers: ``epsilon`` and ``delta`` of this release;
+      ``epsilon_transcript`` of all releases since the fit; ``residual``, the
+      gradient's norm before the noise; ``bound``, an upper bound of it, at
+      most the ``budget`` (of graphs both are divided by the noise);
+      ``iterations``, the number of Newton steps; ``action``: ``'hold'`` (the
+      weights already fit the remaining data), ``'step'`` (one Newton step),
+      ``'refine'`` (more steps) or ``'retrain'`` (solved from zero);
+    * nodes and links: ``rows_touched`` and ``train_rows_touched``, the numbers
+      of feature rows, and of training rows, that may have changed;
+      ``gradient_change``, the residual before the first step; ``secure``,
+      whether the noise came from the operating system;
+    * graphs: ``graphs_embedded``, the number of graphs that were embedded
+      again; ``empty_classes``, the classes without a training graph;
+    * shards: ``shards``, the numbers of the retrained ones; ``nodes``, their
+      number of training nodes; ``node_epochs``, nodes times epochs;
+      ``seconds`` by part of the work; ``fraction``, the estimated share of a
+      full fit; ``by_hash``, the number of training nodes that were added
+      later; ``empty``, the shards without a training node;
+    * recommenders: ``entries_changed``, the number of changed counts;
       ``recounted``, whether all were counted again.
     """
 
     @classmethod
     def of(cls, procedure: str, **values: Any) -> 'ForgetReport':
-        """Make a report; fields not given are computed from the others."""
+        """Make a report; called by the models.
+
+        ``procedure`` is the kind of removal, ``values`` are the other fields.
+        Fields of the guarantee that are left out are computed.
+        """
         kind = PROMISES[procedure]
         names = [name for name in kind.declared if name not in vars(Claim)]
         known: dict[str, Any] = dict.fromkeys(names)
@@ -157,15 +166,15 @@ class ForgetReport(Facts):
         )
 
     def verified(self, found: 'VerifyReport') -> 'ForgetReport':
-        """Return the report with the findings of a verification added.
+        """Return a copy of the report that has the findings of ``verify()``.
 
         Args:
-            found (VerifyReport): the result of ``verify()``, called after this
-                removal and before the next.
+            found (VerifyReport): the findings, made after this removal and
+                before the next.
 
         Raises:
-            TypeError: if the verification is of another kind.
-            ValueError: if the verification is of other weights.
+            TypeError: if :obj:`found` is no :class:`VerifyReport`.
+            ValueError: if it verified other weights.
         """
         check_instance('found', found, VerifyReport)
         if found.weights != self.weights:
@@ -176,7 +185,7 @@ class ForgetReport(Facts):
         return self.replace(verification=found)
 
     def chart(self) -> Chart:
-        """Draw the time of shards, by part; else what is spent."""
+        """Draw the seconds of shards, by part; else the spent budget."""
         if 'seconds' not in vars(self):
             return super().chart()
         return Chart(
@@ -188,31 +197,35 @@ class ForgetReport(Facts):
 
 
 class VerifyReport(Facts):
-    """The findings of ``verify()``: the model, against what remains alone.
+    """Findings of ``verify()``: the model, compared with the remaining data.
 
-    * of all models ``ok``, whether all checks passed; ``leftovers``, the
-      places that still hold, or could hold, removed items; ``weights``, the
-      digest of the weights that were verified;
-    * of certified classifiers ``residual``, before the noise, measured again
-      on features that were made anew, the ``bound`` that the ledger records,
+    * all models: ``ok``, whether all checks passed; ``leftovers``, the places
+      that still hold, or could hold, removed items; ``weights``, SHA-256 of
+      the verified weights;
+    * certified classifiers: ``residual``, the gradient's norm before the
+      noise, on features made from scratch; ``bound``, its bound in the ledger,
       and ``bound_holds``; ``distance_to_retrain``, the Frobenius norm of the
-      difference to the weights of exact retraining, and the largest
-      ``distance_bound`` that the residual allows; ``noise_p_value``, of a
-      two-sided chi-squared test that the noise on the released weights has the
-      standard deviation :obj:`release_std` (less than 1e-9 fails);
-      ``agreement``, the share of items that both weights classify alike;
-      ``proved``, whether :mod:`pyg_trust.verify.removal` proves the ledger's
-      line of this release from the remaining data alone, and its
-      ``proved_residual`` and ``proved_shift``, infinite without a proof;
-    * of nodes and links ``feature_error``, the largest difference of the
-      features from those made from scratch (0, to the bit, for exact ones),
-      its bound ``feature_error_bound``, and ``frozen_factor``, whether the
-      factored Hessian is older than the last removal;
-    * of graphs ``embedding_error``, ``sealed``, ``seeded``;
-    * of shards ``shards``, those that were trained from scratch, ``differing``
-      among them, and whether ``keys_match``, ``outputs_equal`` and
-      ``aggregator_equal``;
-    * of recommenders ``counts_equal``, ``num_entries`` and ``sealed``.
+      difference to exactly retrained weights, and its bound
+      ``distance_bound``; ``noise_p_value``, of a two-sided chi-squared test
+      that the released noise has the standard deviation ``release_std`` (below
+      1e-9 fails); ``agreement``, the share of items that released and
+      retrained weights classify alike; ``proved``, whether
+      :mod:`pyg_trust.verify.removal` proves the amount in the ledger from the
+      remaining data; ``proved_residual``, the residual that is proved, and
+      ``proved_shift``, that over the noise, infinite without a proof;
+    * nodes and links: ``feature_error``, the largest difference to features
+      made from scratch, and its bound ``feature_error_bound``;
+      ``frozen_factor``, whether the factored Hessian is older than the last
+      removal;
+    * graphs: ``embedding_error``, the largest difference to embeddings made
+      again; ``sealed``, whether the graphs match the digest in the ledger;
+      ``seeded``, whether the noise came from a seed;
+    * shards: ``shards``, the numbers of those trained from scratch, and
+      ``differing``, those that came out different; whether the data's digests
+      (``keys_match``), the logits (``outputs_equal``) and the aggregator
+      (``aggregator_equal``) are equal;
+    * recommenders: ``counts_equal``; ``num_entries``, the number of compared
+      counts; ``sealed``, whether the data match the digest in the ledger.
     """
 
     def summary(self) -> str:
@@ -239,7 +252,7 @@ class VerifyReport(Facts):
         )
 
     def chart(self) -> Chart:
-        """Draw measured values as shares of their bounds, or equal shards."""
+        """Draw values over their bounds; of shards, how many differ."""
         if 'distance_bound' in vars(self):
             return verified(
                 self.ok,
@@ -255,19 +268,24 @@ class VerifyReport(Facts):
 
 
 class ForgetPlan(Facts):
-    """A dry run of a removal: what it would touch, and what it would cost.
+    """Estimate of a removal, made by ``plan()`` without changing the model.
 
-    * of nodes and links ``action`` (``'hold'`` or ``'refine'``),
-      ``rows_touched``, ``train_rows_touched``, ``num_train`` and
-      ``gradient_change``, as in :class:`ForgetReport`;
-    * of shards the ``request``, the ``shards`` that would be trained again
-      with their first ``stages``, their ``nodes`` and ``node_epochs`` of
-      ``full_node_epochs``, the estimated ``seconds`` of each part, empty if
-      nothing was trained since a load, the ``fraction`` of a fit, and
-      ``aggregator_nodes``;
-    * of recommenders the ``request``, ``touched_users``, ``touched_entries``,
-      an upper bound of the counts that would change, ``num_entries`` that are
-      stored, and ``recount``, whether everything would be counted again.
+    * nodes and links: ``action``, ``'hold'`` if the weights already fit the
+      remaining data, else ``'refine'``; ``rows_touched`` and
+      ``train_rows_touched``, the numbers of feature rows, and of training
+      rows, that may change; ``num_train``, the number of training rows that
+      remain; ``gradient_change``, the gradient's norm at the present weights;
+    * shards: ``request``, the ids by kind; ``shards``, the numbers of those to
+      train again; ``stages``, the first stage to train again, by shard;
+      ``nodes``, their number of training nodes; ``node_epochs``, nodes times
+      epochs, and ``full_node_epochs`` of a fit; ``seconds``, estimated by
+      part, empty before the first training since a load; ``fraction``, the
+      share of a fit; ``aggregator_nodes``, the number of nodes that the
+      aggregator learns from;
+    * recommenders: ``request``, the ids by kind; ``touched_users``, the number
+      of users whose lists change; ``touched_entries``, the most counts that
+      may change, of ``num_entries`` stored ones; ``recount``, whether all
+      would be counted again.
     """
 
 
@@ -289,12 +307,14 @@ class AdditionReport(Report):
 
 
 class ShardReport(Facts):
-    """The present state of a sharded unlearner.
+    """Report of the present state of a sharded unlearner.
 
-    ``num_nodes`` of the present graph, ``num_train`` of them, ``shard_sizes``
-    in training nodes and their ``imbalance`` (the largest over the mean), the
-    ``partition``, the number of ``removals`` so far, ``seconds`` of the last
-    training, by part, and further fields as in :class:`ForgetReport`.
+    Fields: ``num_nodes`` of the present graph, and ``num_train``, its training
+    nodes; ``shard_sizes``, the training nodes of each shard; ``imbalance``,
+    the largest size over the mean; ``partition``, how the shards were made;
+    ``removals``, the number of removals so far; ``seconds`` of the last
+    training, by part; ``by_hash``, the number of training nodes that were
+    added later; ``empty``, the shards without a training node.
     """
 
     def chart(self) -> Chart:

@@ -2,7 +2,6 @@
 
 import contextlib
 import inspect
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,9 +18,8 @@ from pyg_trust._checks.states import (
 )
 from pyg_trust._describe import described
 from pyg_trust.files import commit
-from pyg_trust.files.commit import Lineage, ObjectLock, editing, synchronized
+from pyg_trust.files.commit import ObjectLock, editing, synchronized
 from pyg_trust.ledger import RemovalLedger
-from pyg_trust.removal import RemovalRequest, skipping
 
 __all__ = ['FORMAT', 'Saved']
 
@@ -32,7 +30,7 @@ S = TypeVar('S', bound='Saved')
 class Saved:
     """Base of models that keep, save and load their state.
 
-    A subclass keeps its state in ``_model``, with ``ledger``, ``lineage`` and
+    A subclass keeps its state in ``_model``, with ``ledger`` and
     ``is_sealed`` (whether the ledger's last line records it). It is replaced
     as a whole, at the end of an operation that may fail. ``_config`` lists the
     settings that a saved one has to agree with, ``_packed`` writes it and
@@ -69,14 +67,7 @@ class Saved:
         return described(self, **shown)
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """Return the arguments of the constructor, as scikit-learn does.
-
-        ``type(model)(**model.get_params())`` is a model that is not fitted,
-        with the same arguments.
-
-        Args:
-            deep (bool): has no effect. (default: :obj:`True`)
-        """
+        """Return the arguments of the constructor, as scikit-learn does."""
         return dict(self._params)
 
     @property
@@ -86,11 +77,6 @@ class Saved:
             return RemovalLedger(self.budget)
         return self._model.ledger.copy()
 
-    @property
-    def lineage(self) -> Lineage:
-        """All states up to the present one."""
-        return Lineage() if self._model is None else self._model.lineage
-
     @synchronized
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of the complete state; keep it secret."""
@@ -99,16 +85,13 @@ class Saved:
             'format': FORMAT,
             'class': kind_of(self),
             'config': self._config(),
-            'lineage': model.lineage.to_list(),
             'ledger': model.ledger.state_dict(),
             **self._packed(model),
         }
 
     @editing
     def load_state_dict(self: S, state: dict[str, Any]) -> S:
-        """Load a saved state; recompute the parts that it does not hold.
-
-        Returns the model itself.
+        """Load a saved state; recompute the other parts; return the model.
 
         Args:
             state (dict): the :meth:`state_dict` of an object with the same
@@ -125,10 +108,8 @@ class Saved:
     def save(self, path: str | Path) -> None:
         """Write the state to a file atomically.
 
-        A removal is done once it is saved: after an interrupt the file holds
-        the state before or after it, and an object that read the file earlier
-        can't write the old state back. A file system, a backup or a snapshot
-        may keep the old content of a file that was replaced.
+        After an interrupt the file holds the state before or after a removal.
+        Backups and snapshots may keep the content of a file that was replaced.
 
         Args:
             path (str or Path): the path of the file, which is replaced.
@@ -173,13 +154,9 @@ class Saved:
 
     def _unpacked(self, state: dict[str, Any]) -> Any:
         check_settings('config', state['config'], self._config())
-        # Two branches may have equal ledgers: each has made releases of its
-        # own, and neither counts those of the other.
-        present = None if self._model is None else self._model.lineage
-        lineage = Lineage.of(state, present)
         ledger = self.ledger
         ledger.load_state_dict(state['ledger'])
-        model = self._rebuilt(state, ledger, lineage)
+        model = self._rebuilt(state, ledger)
         if not model.is_sealed:
             raise ValueError(
                 'the data or weights of the state do not match its ledger: '
@@ -187,25 +164,13 @@ class Saved:
             )
         return model
 
-    def _skipping(
-        self,
-        asked: RemovalRequest,
-        missing: str,
-        remove: Callable[[RemovalRequest], Any],
-    ) -> Any:
-        # Remove a request, or what of it is there; return the report.
-        report, skipped = skipping(asked, missing, remove)
-        return report.replace(skipped=skipped)
-
     def _config(self) -> dict[str, Any]:
         raise NotImplementedError
 
     def _packed(self, model: Any) -> dict[str, Any]:
         raise NotImplementedError
 
-    def _rebuilt(
-        self, state: dict[str, Any], ledger: RemovalLedger, lineage: Lineage
-    ) -> Any:
+    def _rebuilt(self, state: dict[str, Any], ledger: RemovalLedger) -> Any:
         raise NotImplementedError
 
     def _settle(self) -> None:

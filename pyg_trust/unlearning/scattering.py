@@ -25,11 +25,17 @@ from pyg_trust._checks import (
 )
 from pyg_trust._checks.starts import is_factory, start_of, tensors_of
 from pyg_trust._moved import renamed, retired
-from pyg_trust.files.commit import Lineage, editing, synchronized
+from pyg_trust.files.commit import editing, synchronized
 from pyg_trust.files.seals import Seals, content, sealed
 from pyg_trust.ledger import RemovalLedger, coarse
 from pyg_trust.noise import LEAST_P_VALUE
-from pyg_trust.removal import Edges, Nodes, RemovalRequest, requested
+from pyg_trust.removal import (
+    Edges,
+    Nodes,
+    RemovalRequest,
+    requested,
+    skipping,
+)
 from pyg_trust.report import fingerprint_model, provenance
 from pyg_trust.transforms import GraphEmbedding
 from pyg_trust.unlearning.certified import (
@@ -74,7 +80,6 @@ class Model(NamedTuple):
     W: Tensor
     weight: Tensor
     releases: int
-    lineage: Lineage
     ledger: RemovalLedger
 
     @property
@@ -122,52 +127,39 @@ class Solved(NamedTuple):
 class ScatteringClassifier(GraphPredictor, CertifiedClassifier):
     r"""Graph classifier that forgets on request, with a certificate.
 
-    .. code-block:: python
+    Logistic regression in float64 on embeddings of graphs, one weight vector
+    for two classes and one versus the rest for more, as in `"Unlearning Graph
+    Classifiers with Limited Data Resources"
+    <https://arxiv.org/abs/2211.03216>`_ (Pan et al. 2023), but with noise on
+    the released weights.
 
-        model = ScatteringClassifier(GraphScattering(J=5, Q=4, L=3))
-        model.fit(train_graphs)
-        report = model.remove(graphs=[7], nodes={3: [0, 5]})
-        assert model.verify().ok
-
-    Minimises :math:`\sum_i [\log(1 + e^{-y_i w^\top z_i}) + \frac{\lambda}{2}
-    \lVert w \rVert^2]` in float64, one classifier for two classes and one
-    versus the rest for more, as in `"Unlearning Graph Classifiers with Limited
-    Data Resources" <https://arxiv.org/abs/2211.03216>`_ (Pan et al. 2023),
-    with noise on the released weights in place of that paper's
-    (:mod:`~pyg_trust.unlearning.published` says why).
-
-    **The guarantee** is in :mod:`pyg_trust.unlearning.certified`.
-    :attr:`weight` and all predictions are of the present release. Labels of
-    graphs that lost a part stay, and so do the ids of what was removed, in the
-    ledger. With a few hundred training graphs retraining is as cheap.
+    A *release* replaces the weights that predictions use, and adds fresh
+    noise. **The guarantee** is in :mod:`pyg_trust.unlearning.certified`. A
+    graph that lost a part keeps its label. The ledger keeps the ids of removed
+    items. With a few hundred training graphs retraining is as cheap.
 
     Args:
         transform (GraphEmbedding): embeds the graphs; a
             :class:`~pyg_trust.transforms.GraphScattering`, linear or not.
-        weight_decay (float): :math:`\lambda > 0`. (default: :obj:`1e-3`)
-        release_std (float): the standard deviation :math:`s` of the noise on
-            the released weights; public, and not chosen by looking at the
-            data. It should be small against the weights, and large against
-            :obj:`tol` over :math:`\lambda n`. (default: :obj:`1e-4`)
-        epsilon, delta (float): of a release.
+        weight_decay (float): :math:`\lambda > 0` of the penalty
+            :math:`\frac{\lambda n}{2} \lVert W \rVert^2`, for :math:`n`
+            graphs. (default: :obj:`1e-3`)
+        release_std (float): the standard deviation of the noise on each
+            released weight: small against the weights, and large against
+            :math:`\text{tol} / (\lambda n)`. Choose it without looking at the
+            data. (default: :obj:`1e-4`)
+        epsilon, delta (float): the guarantee of one release.
             (default: :obj:`1.0`, :obj:`1e-4`)
-        num_classes (int, optional): labels are in ``[0, num_classes)``, and a
-            class may run empty, which reports say. By default classes are the
-            labels of the training graphs, and a request that would empty one
-            is refused.
-        tol (float): advanced: the residual of exact solves. Where so few
-            graphs remain that it is too large for the budget, a release is
-            solved as a fit is, to what the budget allows.
-            (default: :obj:`1e-10`)
-        seed (int, optional): the seed of the noise. It makes the noise
-            repeatable, and the result neither private nor certified; every
-            report says so first.
-        start_is_public (bool): your statement that a transform of your own
-            with weights never saw the data; needed unless a factory draws it
-            anew, as ``transform=lambda: Mine(...)``. (default: :obj:`False`)
-
-    Raises:
-        TypeError, ValueError: if an argument is out of range.
+        num_classes (int, optional): the labels are in ``[0, num_classes)``,
+            and a class may become empty. By default the labels of the training
+            graphs; a request that would empty a class is refused.
+        tol (float): advanced: the gradient's norm at which solves end, or what
+            the budget allows if that is less. (default: :obj:`1e-10`)
+        seed (int, optional): the seed of the noise, which is then repeatable
+            and not private; by default the operating system's randomness.
+        start_is_public (bool): your statement that a transform with weights
+            never saw the data; not needed if you pass a function that makes
+            one, as ``transform=lambda: Mine(...)``. (default: :obj:`False`)
 
     Example:
         >>> from pyg_trust.transforms import GraphScattering
@@ -227,13 +219,13 @@ class ScatteringClassifier(GraphPredictor, CertifiedClassifier):
 
     @editing
     def fit(self, graphs: Sequence[Data]) -> 'ScatteringClassifier':
-        """Embed graphs, fit weights and release them with noise.
+        """Embed graphs, train weights and release them with noise.
 
-        The ids of graphs are their positions, those of nodes the ``n_id`` of
-        their graph if it has one, else their positions. Keeps copies of what
-        it needs of the graphs (edges, features, label). A second call starts
-        over, with fresh noise and a new ledger. Its state can't be saved over
-        an earlier one, whose removed items it may have again.
+        Later calls name graphs by their positions, and nodes by the ``n_id``
+        of their graph, if it has one, else by their positions. The model keeps
+        copies of edges, features and labels. A second fit begins a new ledger.
+        It can't be saved over an earlier state, as it may contain removed
+        items again.
 
         Args:
             graphs (list[Data]): the training graphs, each with a label ``y``.
@@ -241,14 +233,13 @@ class ScatteringClassifier(GraphPredictor, CertifiedClassifier):
         Raises:
             TypeError, ValueError: on graphs that can't be embedded, labels
                 that are missing or no integers, or fewer than two classes; or
-                if :obj:`release_std` is too small for :obj:`tol`.
+                if ``release_std`` is too small for ``tol``.
         """
         train = self._keeper.keep(check_graphs(graphs))
-        releases, lineage = self._begins()
+        releases, ledger = self._begins()
         self._check_grid(train.Y.size(1))
         zero = train.Y.new_zeros((train.Z.size(1), train.Y.size(1)))
-        ledger = RemovalLedger(self.budget)
-        given = self._seed, train, zero, zero, releases, lineage, ledger
+        given = self._seed, train, zero, zero, releases, ledger
         made = self._solved(Model(*given), None)
         if made.spent > self.budget:
             least = self.release_std * made.spent / self.budget
@@ -270,27 +261,26 @@ class ScatteringClassifier(GraphPredictor, CertifiedClassifier):
         *,
         reference: str = '',
     ) -> ForgetReport:
-        r"""Apply removals, additions and changes, and release new weights.
+        """Apply removals, additions and changes, and release new weights.
 
-        Embeds the touched graphs again and solves by Newton's method from the
-        old weights. If anything fails or interrupts it, classifier and ledger
-        are as before. The guarantee is that of a fit of the present graphs.
+        Embeds the touched graphs again, and solves by Newton's method from the
+        old weights. If this fails or is interrupted, nothing has changed. The
+        guarantee is that of a fit of the present graphs.
 
-        Every call makes one release, which spends budget of all who were
-        removed: collect additions in a list. New graphs and nodes get the
-        next ids, which are never used again.
+        Every call makes one release, which spends budget: collect additions in
+        a list. New graphs and nodes get the next ids, which are never used
+        again.
 
         Args:
             update (Update, RemovalRequest or list): the removals, additions
                 and changes, in order; ``graph`` of an update is the id of the
-                graph of its nodes, edges and features.
-            reference (str): the id of the batch of requests, 32 hexadecimal
-                digits, for the ledger. (default: :obj:`''`)
+                graph that its nodes, edges and features belong to.
+            reference (str): ids of the requests for the ledger, 32 hexadecimal
+                digits each. (default: :obj:`''`)
 
         Raises:
-            TypeError: on anything else.
-            ValueError: if something is not there, or there already, or does
-                not fit; or if a graph or class would be left empty.
+            ValueError: if an item to remove is missing, an item to add exists,
+                or a graph or class would be left empty.
         """
         return self._updated(Update.of(update), reference)
 
@@ -307,7 +297,7 @@ class ScatteringClassifier(GraphPredictor, CertifiedClassifier):
         missing: str = 'raise',
         reference: str = '',
     ) -> ForgetReport:
-        r"""Remove the requested items and release new weights.
+        """Remove the requested items and release new weights.
 
         .. code-block:: python
 
@@ -316,23 +306,23 @@ class ScatteringClassifier(GraphPredictor, CertifiedClassifier):
         Args:
             request (RemovalRequest or list, optional): a request, or a list of
                 requests, which makes one release; or the ids of graphs.
-            graphs (list[int] or Tensor, optional): whole graphs.
-            nodes (dict, optional): by graph, the ids of nodes.
-            edges (dict, optional): by graph, edges as pairs of ids.
-            features (dict, optional): by graph, the ids of nodes that lose
-                their features.
-            persons (list[int], optional): refused, as a person is a row of a
+            graphs (list[int] or Tensor, optional): the ids of whole graphs.
+            nodes (dict, optional): by graph id, the ids of nodes.
+            edges (dict, optional): by graph id, edges as pairs of node ids.
+            features (dict, optional): by graph id, the ids of nodes whose
+                features are removed.
+            persons (list[int], optional): refused, as persons are rows of a
                 table, and these are graphs.
-            missing (str): :obj:`'raise'`, or :obj:`'skip'` to remove what is
-                there and list the rest in ``skipped`` of the report.
+            missing (str): :obj:`'raise'`, or :obj:`'skip'` to leave out items
+                that are not there and list them in ``skipped`` of the report.
                 (default: :obj:`'raise'`)
-            reference (str): as in :meth:`update`. (default: :obj:`''`)
+            reference (str): ids of the requests for the ledger, 32 hexadecimal
+                digits each. (default: :obj:`''`)
 
         Raises:
-            NotThere: if something is not there, or with ``missing='skip'`` if
-                nothing is.
-            TypeError: on another request.
-            ValueError: as :meth:`update`.
+            NotThere: if an item is not there, or with ``missing='skip'`` if no
+                item is.
+            ValueError: if a graph or class would be left empty.
         """
         asked = requested(
             request,
@@ -344,7 +334,7 @@ class ScatteringClassifier(GraphPredictor, CertifiedClassifier):
             persons=persons,
         )
 
-        return self._skipping(
+        return skipping(
             asked,
             missing,
             lambda each: self._updated(Update.of(each), reference),
@@ -357,7 +347,7 @@ class ScatteringClassifier(GraphPredictor, CertifiedClassifier):
         old.ledger.check_reference(reference)
         if not updates:
             raise ValueError("'update' needs to hold an update (got none)")
-        if any(u.remove is not None and u.remove._unit for u in updates):
+        if any(u.remove is not None and u.remove._units for u in updates):
             raise ValueError(
                 "'persons' are rows of a table, and this is a model of "
                 'graphs: name the graphs or nodes that a person has, as '
@@ -404,17 +394,17 @@ class ScatteringClassifier(GraphPredictor, CertifiedClassifier):
             ),
         )
         # Model and account at once, and last of all.
-        self._model = model._replace(lineage=old.lineage.next())
+        self._model = model
         return report
 
     @synchronized
     def verify(self) -> VerifyReport:
         """Check the classifier against the remaining data.
 
-        Embeds every remaining graph again, measures the residual, solves
-        exactly and compares; tests whether the released weights are that far
-        from the solution as their noise should make them; and checks that the
-        graphs are those that the ledger records.
+        Embeds the remaining graphs again, measures the gradient's norm, and
+        compares the weights with exactly retrained ones. It also tests the
+        size of the released noise, and that the graphs match the ledger's
+        digest.
         """
         model, train = self._fitted, self._fitted.train
         fresh = self._keeper.embed(list(train.graphs.values()))
@@ -437,7 +427,7 @@ class ScatteringClassifier(GraphPredictor, CertifiedClassifier):
         # Embedding again rounds differently: allow for the rounding of both.
         holds = measured <= bound + 2 * (upper - measured)
         prints = {i: content(data) for i, data in train.graphs.items()}
-        sealed = model.is_sealed and not train.seals.differing(prints)
+        sealed = model.is_sealed and train.seals.fits(prints)
         scale = max(1.0, 1.0 if train.K is None else float(train.K.max()))
         return VerifyReport(
             ok=error <= 1e-11 * scale
@@ -493,9 +483,7 @@ class ScatteringClassifier(GraphPredictor, CertifiedClassifier):
             'draws': model.releases,
         }
 
-    def _rebuilt(
-        self, state: dict[str, Any], ledger: RemovalLedger, lineage: Lineage
-    ) -> Model:
+    def _rebuilt(self, state: dict[str, Any], ledger: RemovalLedger) -> Model:
         graphs = {
             i: Data.from_dict(dict(data)).clone()
             for i, data in state['graphs'].items()
@@ -514,7 +502,7 @@ class ScatteringClassifier(GraphPredictor, CertifiedClassifier):
         shape = (train.Z.size(1), train.Y.size(1))
         check_tensor('W of the state', W, torch.float64, shape, finite=True)
         count = check_integer('draws', state['draws'], 0)
-        given = seed, train, W.clone(), W.clone(), count, lineage, ledger
+        given = seed, train, W.clone(), W.clone(), count, ledger
         model = Model(*given)
         if not model.is_sealed:
             return model

@@ -37,19 +37,20 @@ def _profile_above(epsilon: float, m: float) -> float:
 
 @validated
 def gaussian_budget(epsilon: Positive, delta: Fraction) -> float:
-    r"""Return the largest certified sensitivity-to-noise ratio of a release.
+    r"""Return the largest sensitivity-to-noise ratio of a release.
 
-    The largest :math:`m` with
+    It is the largest :math:`m` at which the Gaussian mechanism is (epsilon,
+    delta)-private,
 
     .. math::
         \Phi(\tfrac{m}{2} - \tfrac{\varepsilon}{m}) - e^\varepsilon\,
-        \Phi(-\tfrac{m}{2} - \tfrac{\varepsilon}{m}) \le \delta,
+        \Phi(-\tfrac{m}{2} - \tfrac{\varepsilon}{m}) \le \delta
 
-    the exact profile of the Gaussian mechanism (`Balle and Wang 2018
-    <https://arxiv.org/abs/1805.06530>`_, Theorem 8), from below; at most 20.
+    (`Balle and Wang 2018 <https://arxiv.org/abs/1805.06530>`_, Theorem 8),
+    rounded down; at most 20.
 
     Args:
-        epsilon (float): positive.
+        epsilon (float): positive, in nats.
         delta (float): in :math:`(0, 1)`.
 
     Example:
@@ -78,10 +79,10 @@ def _last(holds: Callable[[float], bool], yes: float, no: float) -> float:
 
 @validated
 def shift_epsilon(m: NotNegative, delta: Fraction) -> float:
-    r"""Bound from above the :math:`\varepsilon` of noise under a shift.
+    r"""Bound the epsilon of Gaussian noise from above, at a given delta.
 
-    The smallest :math:`\varepsilon \ge 0` at which the profile of
-    :func:`gaussian_budget` is at most :math:`\delta`.
+    It is the smallest :math:`\varepsilon \ge 0` at which noise that is shifted
+    by :math:`m` is (epsilon, delta)-indistinguishable.
 
     Args:
         m (float): the norm of the shift over the standard deviation of the
@@ -118,10 +119,8 @@ def grid_shift(count: Natural, size: NotNegative, std: Positive) -> float:
     r"""Bound the shift over the noise that the grid of a release adds.
 
     A release is :math:`g (k + N)` with :math:`g = 2^{-32} s`, :math:`k =
-    \operatorname{rint}(W / g)` and the exact noise :math:`N` of
-    :mod:`pyg_trust.verify.noise`: that of :math:`W` moved by at most
-    :math:`\sqrt{p}\, g / 2 + 2 u \lVert W \rVert_F`
-    (:mod:`pyg_trust.verify.release`).
+    \operatorname{rint}(W / g)` and exact noise :math:`N`: that of :math:`W`
+    moved by at most :math:`\sqrt{p}\, g / 2 + 2 u \lVert W \rVert_F`.
     """
     moved = math.sqrt(count) * 2**-33 + 2**-52 * size / std
     return moved * (1 + 2**-40)

@@ -35,10 +35,10 @@ _FORMAT = 1
 
 
 class ShardStore:
-    """The folder in which a sharded unlearner keeps its checkpoints.
+    """Folder in which a sharded unlearner saves its state.
 
-    A manifest names the files of the current state; files of earlier states
-    are left over, and deleted.
+    A manifest lists the files of the current state. Files of earlier states
+    are leftovers, which are deleted.
 
     Args:
         folder (str or Path): the folder, created by the first :meth:`write`.
@@ -52,8 +52,11 @@ class ShardStore:
     def manifest(self) -> dict[str, Any] | None:
         """Read the manifest, or return :obj:`None` if there is none.
 
+        Its entry ``'files'`` has the file and SHA-256 of each part by name;
+        the others are the plain values of the state.
+
         Raises:
-            DamagedFileError: if the manifest is none of ours.
+            DamagedFileError: if the file is not a manifest of this format.
         """
         if not self._path.exists():
             return None
@@ -76,7 +79,7 @@ class ShardStore:
         )
 
     def holds(self, plain: dict[str, Any]) -> bool:
-        """Return whether the manifest has the values of a state."""
+        """Return whether the manifest has all entries of ``plain``."""
         found = self.manifest()
         return found is not None and all(
             found.get(key) == value for key, value in plain.items()
@@ -91,16 +94,15 @@ class ShardStore:
     ) -> dict[str, Any]:
         """Make a new state current, and delete the files of the previous one.
 
-        An interruption before the switch of the manifest leaves the old
-        state in force, and one after it the new state. Files that were left
-        are deleted by the next :meth:`write` or :meth:`purge`.
+        If this is interrupted, either the old state or the new one is current.
+        Leftover files are deleted by the next :meth:`write` or :meth:`purge`.
 
         Args:
-            parts (dict): the content of each file, by name: tensors and
-                plain values, as :func:`pyg_trust.files.save` takes them.
-            plain (dict): the content of the manifest, as JSON; if it has a
-                ``'lineage'``, the state has to continue the current one.
-            goes_on (bool): whether a current state is required.
+            parts (dict): the content of each file, by name: nested lists and
+                dicts of tensors and plain values.
+            plain (dict): further entries of the manifest, as JSON. If there is
+                a ``'ledger'``, the state has to continue the current one.
+            goes_on (bool): whether a folder without a state is an error.
                 (default: :obj:`False`)
 
         Returns:
@@ -120,7 +122,7 @@ class ShardStore:
                     'back items that are removed now. Nothing was written. '
                     'Put it back, or save() first'
                 )
-            if found is not None and 'lineage' in {*found, *plain}:
+            if found is not None and 'ledger' in {*found, *plain}:
                 commit.check_continues(self._path, found, plain)
             there = (found or {}).get('files', {})
             entries: dict[str, dict[str, str]] = {}
@@ -144,17 +146,17 @@ class ShardStore:
         return manifest
 
     def read(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Read the parts and the manifest of the current state.
+        """Return the parts of the current state, by name, and the manifest.
 
         Raises:
             ValueError: if the folder holds no state.
-            DamagedFileError: if a file is missing or changed.
+            DamagedFileError: if a file is missing or was changed.
         """
         if self.manifest() is None:
             raise ValueError(
                 f"'folder' needs to hold a {MANIFEST} (got {self.folder})"
             )
-        with commit.exclusive(self._path, reading=True):
+        with commit.exclusive(self._path):
             manifest, parts = self.manifest() or {}, {}
             for name, entry in manifest['files'].items():
                 path = self.folder / entry['file']
@@ -172,7 +174,7 @@ class ShardStore:
         )
 
     def strangers(self) -> list[Path]:
-        """List files that do not belong to the current state."""
+        """List the files that do not belong to the current state."""
         entries = (self.manifest() or {}).get('files', {}).values()
         named = {MANIFEST, *(entry['file'] for entry in entries)}
         there = self.folder.iterdir() if self.folder.is_dir() else ()
@@ -183,7 +185,7 @@ class ShardStore:
         )
 
     def purge(self) -> list[Path]:
-        """Delete files that belong to no current state, and return them.
+        """Delete files that do not belong to the current state; list them.
 
         If there are none, the folder need not be writable.
         """

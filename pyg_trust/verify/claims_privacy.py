@@ -1,13 +1,9 @@
 r"""Claims of privacy: what private training and noisy sums state.
 
-**Noisy sums.** A sum of sensitivity :math:`\Delta` with noise of standard
-deviation :math:`s` has :math:`\mu = \Delta / s`, and several together have
-the root of the sum of their squares. Rounding makes :math:`s` larger by a
-factor of :math:`1 + \rho`, which is paid for beside :math:`\mu`.
-
-**Private steps.** Neighbouring data move the sum of clipped gradients by
-``sensitivity``; its noise is ``noise_multiplier`` clipping norms, and ``lam``
-is the noise over the sensitivity.
+A sum of sensitivity :math:`\Delta` with noise of standard deviation :math:`s`
+has :math:`\mu = \Delta / s`; several together have the root of the sum of
+their squares. Of a private step, the noise is ``noise_multiplier`` clipping
+norms, and ``lam`` is the noise over the sensitivity.
 """
 
 import math
@@ -128,7 +124,9 @@ class Private(Claim):
     target_epsilon = given(
         'the budget of epsilon, in nats', maybe(AMOUNT), None
     )
-    seeded = given('whether anything secret comes from a seed', FLAG)
+    seeded = given(
+        'whether noise comes from a seed, so that nothing is private', FLAG
+    )
     ledger_head = given(
         'SHA-256 of the ledger, if there is one', maybe(TEXT), None
     )
@@ -141,7 +139,7 @@ class Private(Claim):
         }
 
 
-_STEPS = 'noise multiplier, rate and number of steps, of each kind of step'
+_STEPS = 'triples of noise multiplier, sampling rate and number of steps'
 _ACCOUNT = several(row(POSITIVE, SHARE, NATURAL))
 
 
@@ -161,7 +159,10 @@ class PrivateTraining(Private):
     """Claim of private training."""
 
     procedure = 'private training'
-    history = given('epsilon over time, in nats', several(AMOUNT, 1))
+    history = given(
+        'epsilon at up to nine times from no step to all, in nats',
+        several(AMOUNT, 1),
+    )
     epsilon = derived(
         'epsilon of everything that was released, in nats',
         lambda c: c.history[-1],
@@ -171,31 +172,33 @@ class PrivateTraining(Private):
         'number of steps', lambda c: sum(n for *_, n in c.account), COUNT
     )
     sample_rates = derived(
-        'share of the units, number of steps with it',
+        'pairs of a sampling rate and the number of steps with it',
         _rates,
         several(row(SHARE, NATURAL)),
     )
-    relation = given('which data are neighbours', TEXT)
-    unit = given('what is clipped as one', TEXT)
-    sampling = given('how units are drawn', TEXT)
-    mechanism = given('the accountant', TEXT)
+    relation = given(
+        "how neighbouring data differ, such as 'replace-one-graph'", TEXT
+    )
+    unit = given('what has one clipped gradient, such as whole graphs', TEXT)
+    sampling = given('how the units of a step are drawn', TEXT)
+    mechanism = given('name of the accountant', TEXT)
     batch_size = given('number of units of a step', NATURAL)
     units_per_row = given('number of units that a row is in, at most', NATURAL)
     max_grad_norm = given('the clipping norm', POSITIVE)
-    clipping = given('flat, automatic or adaptive', TEXT)
+    clipping = given('flat, automatic or adaptive clipping', TEXT)
     noise_multiplier = given(
         'standard deviation of the noise over the clipping norm'
     )
-    pure_epsilon = given('epsilon of releases that need no delta, in nats')
+    pure_epsilon = given('epsilon of releases with delta 0, in nats')
     sensitivity = derived(
-        'how far neighbours move the sum of gradients',
+        'how far neighbours move the sum of clipped gradients, at most',
         lambda c: _moves(c) * c.max_grad_norm,
     )
     lam = derived(
-        'noise over sensitivity', lambda c: c.noise_multiplier / _moves(c)
+        'noise_std over sensitivity', lambda c: c.noise_multiplier / _moves(c)
     )
     noise_std = derived(
-        'standard deviation of the noise; null where the norm adapts',
+        'standard deviation of the noise; None where the norm adapts',
         lambda c: (
             None
             if c.clipping == 'adaptive'
@@ -204,19 +207,24 @@ class PrivateTraining(Private):
         maybe(AMOUNT),
     )
     checked = given(
-        'units that were run alone: always, sampled (k of n) or not', TEXT, ''
+        'in how many steps a unit was run alone, to compare it with the '
+        'batch: always, sampled (k of n steps), or not',
+        TEXT,
+        '',
     )
     arithmetic = given(
-        'what is exact integers: all, the sums, or nothing',
+        'what is computed exactly, in integers: all (exact), the sums of '
+        'gradients (sums) or nothing (float)',
         one_of('exact', 'sums', 'float', ''),
         '',
     )
     grid_exponent = given(
-        'power of two of the grid of the noise', one_of(-SHIFT)
+        'noise is a multiple of 2 to this power times its standard deviation',
+        one_of(-SHIFT),
     )
-    persons = given('the declared owners of rows', OBJECT, {})
+    persons = given('summary of the PrivacyUnit, if any', OBJECT, {})
     together = given(
-        'number of persons, epsilon of so many together',
+        'pairs of a number of persons and the epsilon of all of them',
         several(row({'type': 'integer', 'minimum': 2}, AMOUNT)),
         [],
     )
@@ -308,15 +316,18 @@ class Search(Private):
 
     procedure = 'search for settings of private training'
     mean_runs = given('expected number of runs', POSITIVE)
-    shape = given('of the law of the number of runs', {'type': 'number'})
-    mechanism = given('the accountant of a run', TEXT)
-    relation = given('which data are neighbours', TEXT)
-    account = given(f'{_STEPS}, of a run', _ACCOUNT)
-    pure_epsilon = given(
-        'epsilon of releases that need no delta, of a run, in nats'
+    shape = given(
+        'shape parameter of the distribution of the number of runs',
+        {'type': 'number'},
     )
-    batch_size = given('units of a step', maybe(NATURAL), None)
-    units_per_row = given('count, of units that have a row', NATURAL, 1)
+    mechanism = given('name of the accountant of a run', TEXT)
+    relation = given(
+        "how neighbouring data differ, such as 'replace-one-graph'", TEXT
+    )
+    account = given(f'{_STEPS}, the most of a run', _ACCOUNT)
+    pure_epsilon = given('epsilon of releases with delta 0, of a run, in nats')
+    batch_size = given('number of units of a step', maybe(NATURAL), None)
+    units_per_row = given('most units that hold one row', NATURAL, 1)
 
     def _says(self) -> Words:
         return Words(
@@ -354,18 +365,24 @@ def unit_of_sums(
 
 
 class _Released(Private):
-    relation = given('which data are neighbours', TEXT)
-    directed = given('whether edges are arcs', FLAG)
+    relation = given('what is protected, such as an edge', TEXT)
+    directed = given('whether edges have one direction', FLAG)
     form = given(
-        "what a record is compared with: 'withdraw' is an empty one", _FORMS
+        "what a record is compared with: none ('withdraw'), any other "
+        "('replace'), or for edges either",
+        _FORMS,
     )
-    releases = given('number of releases in the account', NATURAL)
-    num_nodes = given('count, public', COUNT)
+    releases = given('number of noisy releases in the account', NATURAL)
+    num_nodes = given('number of nodes, which is public', COUNT)
     arithmetic = given('sums and noise are exact integers', one_of('exact'))
     grid_exponent = given(
-        'power of two of the grid of the noise', one_of(-SHIFT)
+        'noise is a multiple of 2 to this power times its standard deviation',
+        one_of(-SHIFT),
     )
-    table = given('SHA-256 of the table that draws noise', one_of(DIGEST))
+    table = given(
+        'SHA-256 of the table of normal values that draws noise',
+        one_of(DIGEST),
+    )
 
     def _once(self) -> tuple[str, str]:
         return (
@@ -392,12 +409,12 @@ class PrivateSums(_Released):
 
     procedure = 'private aggregation'
     relation = given('which data are neighbours', one_of(*_RECORDS))
-    max_degree = given('the most edges of a node', maybe(NATURAL))
+    max_degree = given('largest degree of a node', maybe(NATURAL))
     num_classes = given(
-        'number of classes that messages name', maybe(NATURAL), None
+        'number of classes, if labels are summed', maybe(NATURAL), None
     )
     sensitivity = derived(
-        'distance of the sums of two neighbouring data sets, at most',
+        'largest distance of the sums of two neighbouring data sets',
         lambda c: sensitivity(
             *(c.relation, c.directed, c.form, c.max_degree, c.num_classes)
         ),
@@ -410,7 +427,7 @@ class PrivateSums(_Released):
         lambda c: len(c.noise_stds),
         COUNT,
     )
-    rho = given('share by which the noise is larger, for rounding')
+    rho = given('relative increase of the noise, for rounding')
     mu_encoder = given('mu (sensitivity over noise) of the encoder')
     mu_aggregation = given('mu of the sums')
     mu_head = given('mu of the head')
@@ -423,16 +440,16 @@ class PrivateSums(_Released):
         'epsilon for one record against any other, in nats', maybe(AMOUNT)
     )
     degree_curve = given(
-        'pairs of a degree and the epsilon of a node of it',
+        'pairs of a degree and the epsilon of nodes of this degree',
         several(row(NATURAL, AMOUNT), 0, 20),
     )
     receivers = given('number of nodes whose rows hold sums', COUNT)
     rows = derived(
-        'which rows may be published',
+        "rows that may be published: 'all', or 'others' than a node's own",
         lambda c: 'others' if c.relation == 'node_incident' else 'all',
         TEXT,
     )
-    raw_columns = given('whether the first columns are raw rows', FLAG)
+    raw_columns = given('whether the first columns are the raw features', FLAG)
     predictions = given('whether weights and predictions are released', FLAG)
 
     def _wrong(self) -> Iterator[str]:
@@ -523,11 +540,11 @@ class PrivateLinks(_Released):
     """Claim of private link prediction."""
 
     procedure = 'private link prediction'
-    relation = given('which data are neighbours', one_of('edge', 'node'))
-    steps = given('number of noisy gradients of the scorer', NATURAL)
+    relation = given('what is protected', one_of('edge', 'node'))
+    steps = given('number of noisy gradient steps of the model', NATURAL)
     row_std = given('standard deviation of the noise of sums', POSITIVE)
     count_std = given(
-        'standard deviation of the noise of the number of edges',
+        "standard deviation of the noise of the number of edges, for 'edge'",
         maybe(POSITIVE),
     )
     noise_multiplier = given(
@@ -536,7 +553,7 @@ class PrivateLinks(_Released):
     )
     mu_others = given('mu (sensitivity over noise) of other releases')
     mu_parts = derived(
-        'mu of rows, number of edges, scorer and other releases',
+        'mu of sums, number of edges, model and other releases',
         lambda c: [*_of_pairs(c), c.mu_others],
         several(AMOUNT),
     )

@@ -294,26 +294,35 @@ class CoveredRemoval(_Removal):
     """Claim of a removal that the noise of a release covers."""
 
     procedure = 'removal covered by privacy'
-    relation = given('which data are neighbours', one_of(*RELATIONS))
-    units = given('count, of what was removed since the release', NATURAL)
-    shift = given('how far the removals move the sums')
-    mu_units = given('sensitivity over noise, of a unit')
-    mu_shift = given('sensitivity over noise, of a shift of 1')
-    mu = derived('sensitivity over noise, of all of it', _mu, POSITIVE)
+    relation = given('what the model protects', one_of(*RELATIONS))
+    units = given('number of items removed since the release', NATURAL)
+    shift = given('L2 norm by which all removals move the sums')
+    mu_units = given('mu (sensitivity over noise) of training, for one item')
+    mu_shift = given('mu of the sums, for a shift of 1')
+    mu = derived(
+        'mu of all removals: hypot(units * mu_units, shift * mu_shift)',
+        _mu,
+        POSITIVE,
+    )
     budget = given('the largest mu that is allowed', POSITIVE)
-    epsilon = given('nats')
-    delta = given('a probability', DELTA)
-    target_epsilon = given('epsilon that may be spent, in nats')
-    seeded = given('whether anything secret comes from a seed', one_of(False))
+    epsilon = given('epsilon of forgetting all removed items, in nats')
+    delta = given('the probability that goes with epsilon', DELTA)
+    target_epsilon = given('the largest epsilon that is allowed, in nats')
+    seeded = given('whether noise comes from a seed', one_of(False))
     history = given(
-        'mu after each of the newest lines of the ledger, from 0 on',
+        'mu of all removals after each line of the ledger, the newest lines; '
+        'it begins with 0',
         several(AMOUNT, 2),
     )
-    before = given('the seal of the lists before the removal', TEXT, '')
-    form = given('how neighbours differ: withdraw, replace or either', TEXT)
-    directed = given('whether edges are arcs', FLAG)
+    before = given('salted hash of the edges before the removal', TEXT, '')
+    form = given(
+        'what a record is compared with: none (withdraw), any other '
+        '(replace), or for edges either',
+        TEXT,
+    )
+    directed = given('whether edges have one direction', FLAG)
     max_degree = given(
-        'the most edges of a node that are used', maybe(NATURAL), None
+        'the most edges of a node that are protected', maybe(NATURAL), None
     )
 
     def _wrong(self) -> Iterator[str]:

@@ -1,20 +1,12 @@
-r"""Declarations of claims: every field once, and all else follows from it.
+"""Declarations of claims: every field once, and all else follows from it.
 
-A *claim* is what a procedure states about one run: numbers with their units,
-settings and a sentence. Its class declares each field once, as *given* (the
-run states it) or as *derived* (a function of other fields), with a JSON type
-and what it means. From the declaration follow
-
-* the constructor: it takes the given fields by name, refuses missing ones and
-  those of another type, and computes the derived fields;
-* the JSON schema of a report;
-* the check: a report that states another value for a derived field, or fields
-  that contradict a rule of the claim, is refused.
-
-Fields are data (numbers, texts, lists and dictionaries), never the ``repr`` of
-an object. People read sentences, which :meth:`Claim.words` makes of the fields
-alone. Nothing here proves a number: that is what the other files of this
-folder are for. That a given field is true is stated by the report alone.
+A *claim* is what a procedure states about one run. Its class declares each
+field once, with a JSON type and a description: as *given* (the run states it)
+or as *derived* (a function of other fields). The constructor, the JSON schema
+of a report, and the check that refuses another value of a derived field, or
+fields that contradict a rule, follow from it. Fields are data, never the
+``repr`` of an object. People read the sentences of :meth:`Claim.words`.
+Nothing here proves a number: that is what the other files of this folder do.
 """
 
 import math
@@ -200,8 +192,7 @@ class Claim:
         values (dict): the fields by name, as plain data. Values of derived
             fields are ignored: they are computed.
 
-    Raises:
-        ValueError: if a given field is missing or of another type.
+
     """
 
     #: The claims by the name of their procedure.

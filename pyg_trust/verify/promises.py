@@ -135,7 +135,10 @@ def read(path: str | Path) -> dict[str, Any]:
 
 
 def schema() -> Form:
-    """Return the JSON schema of a report, with the fields of every claim."""
+    """Return the JSON schema of a trust report, as a dictionary.
+
+    It includes the fields of each kind of guarantee.
+    """
     of_claims = [
         {
             'if': {'properties': {'procedure': {'const': name}}},

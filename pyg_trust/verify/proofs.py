@@ -1,22 +1,11 @@
-r"""Exact certificates, proved from what a witness holds.
+"""Exact certificates, proved from what a witness holds.
 
-**Robust.** A computed score of class c is off by at most :math:`e_c`
-(:func:`.pagerank.slack`). A target u keeps its class y if for every other
-class c the score of the signal :math:`H_c - H_y` at u is below :math:`-(e_c +
-e_y + t)` in all admissible graphs, with the tolerance t: by
-:func:`.pagerank.bound` from the vector of the pair of classes, or under a
-global budget by :func:`.pagerank.bound_within` from the column of u and c. A
-column's price of row i is used if :func:`.pagerank.reach` proves its bound of
-:math:`\pi_u(i)`, and is zero else. An undirected edge is one flip if its
-price is shared by both directions, and two if it is not.
-
-**Broken.** One graph of the attacker, made by flips that are looked up, has
-one score: :func:`.pagerank.bound` without budgets, from a vector that plain
-float steps find. u is broken if the score of :math:`H_y - H_c` is below
-:math:`-(e_c + e_y + t)` there for one c: no rounding hides that.
-
-Whatever vectors, prices, shares and flips are, a status that is returned is
-true. They decide only how much is proved.
+A target keeps its class y if for every other class c the score of the signal
+:math:`H_c - H_y` is below all rounding in all admissible graphs
+(:func:`.pagerank.bound`, and :func:`.pagerank.bound_within` under a global
+budget). It is broken if one graph, made by flips that are looked up, has a
+score of :math:`H_y - H_c` below all rounding. Whatever numbers the witness
+holds, a status that is returned is true: they decide only how much is proved.
 """
 
 import hashlib

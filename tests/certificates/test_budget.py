@@ -12,6 +12,7 @@ from exhaustive import (
     worst_margins,
 )
 
+from pyg_trust.certificates import search
 from pyg_trust.certificates.budget import (
     dual_bound,
     linear_program,
@@ -20,6 +21,7 @@ from pyg_trust.certificates.budget import (
 from pyg_trust.certificates.policy import policy_value
 from pyg_trust.certificates.search import attacks, try_each
 from pyg_trust.certificates.threat import Perturbations, Policy
+from pyg_trust.graph import CSRGraph
 
 ALPHA = 0.15
 NODES = torch.arange(5)
@@ -234,3 +236,33 @@ def test_attacks_on_a_real_graph_stay_above_the_bound(shared):
     # They do something: half of the possible gain in the median.
     share = (reached - clean) / (found.bound - clean)
     assert float(share.median()) > 0.5
+
+
+@pytest.mark.parametrize('all_pairs', [True, False])
+def test_attacks_with_few_pairs_add_edges_to_the_best_nodes(
+    all_pairs, monkeypatch
+):
+    # On a ring without removals the best flip is known: an edge from the
+    # target to the node of the largest value, here by dense algebra.
+    ring, eye = torch.arange(40), torch.eye(40).double()
+    edges = torch.stack([ring.repeat(2), torch.cat([ring + 1, ring - 1]) % 40])
+    graph = CSRGraph.convert(edges, 40)
+    reward = torch.randn(3, 40, generator=torch.Generator().manual_seed(0))
+    reward, targets = reward.double(), torch.tensor([7, 8, 9])
+    step = (eye.roll(1, 1) + eye.roll(-1, 1)) / 2
+    value = torch.linalg.solve(eye - (1 - ALPHA) * step, reward.t()).t()
+    near = (targets[:, None] + torch.tensor([-1, 0, 1])) % 40
+    best = value.scatter(1, near, -9).argmax(1)
+    none, one = torch.zeros(80, dtype=torch.bool), torch.ones(40).long()
+    pairs = None if all_pairs else (step + eye == 0).nonzero().t()
+    made = Perturbations(graph, none, one, pairs, all_pairs=all_pairs)
+    monkeypatch.setattr(search, '_MANY', 1)
+    flips = attacks(made, reward, targets, 1, ALPHA)
+    expected = torch.stack([targets, best])
+    assert torch.equal(torch.cat(flips, 1), expected)
+    tried = []
+    monkeypatch.setattr(
+        search, 'candidates', lambda moves, _: tried.append(moves) or flips[0]
+    )
+    attacks(made, reward, targets, 1, ALPHA)
+    assert tried[0].pairs.size(1) < 7 * 40

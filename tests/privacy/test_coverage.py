@@ -200,7 +200,7 @@ def test_edges_cost_by_the_rows_that_they_share():
 def test_of_links_every_edge_is_a_message_an_example_and_a_count():
     data = ring()
     made = PrivateLinkPredictor(epsilon=0.2, delta=1e-3, steps=2).fit(data)
-    one = made.plan(RemovalRequest(edges=[(0, 1)]), data)
+    one = made.plan(edges=[(0, 1)], data=data)
     with pytest.raises(ValueError, match='a plan guarantees nothing'):
         one.guarantee()
     assert one.mu == pytest.approx(made.limit)
@@ -314,7 +314,6 @@ def test_a_file_whose_units_were_changed_is_refused(tmp_path):
         ('seal', ['00' * 32, '00' * 32]),
         ('seal', ['x', 'y']),
         ('removals', {}),
-        ('lineage', []),
     ):
         fresh = PrivateNodeClassifier(
             'node', 0.2, 1e-3, num_classes=3, steps=2, epochs=2
@@ -332,7 +331,7 @@ def test_what_can_be_published_confirms_no_guess_and_names_nobody():
     made = model(data=data)
     made.remove(nodes(3), data)
     names = set(made.state_dict())
-    assert not names & {'seal', 'removals', 'held', 'lineage'}
+    assert not names & {'seal', 'removals', 'held'}
 
 
 def test_an_interrupt_leaves_everything_as_it_was(monkeypatch):

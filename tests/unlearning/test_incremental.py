@@ -24,10 +24,10 @@ def geometric(alpha, levels):
 
 MEASURES = {
     'sgc2': sgc(2),
-    'appnp': appnp(0.2, levels=6),
+    'appnp': appnp(0.2, K=6),
     'gbp': Measure(0.3, 0.7, geometric(0.15, 4), True, True),
-    'ppr': ppr(0.2, levels=6),
-    'reverse': single_target(0.2, levels=6),
+    'ppr': ppr(0.2, K=6),
+    'reverse': single_target(0.2, K=6),
 }
 
 
@@ -185,13 +185,13 @@ def test_an_edit_is_undone_to_the_bit(data):
         edges |= {edge[::-1] for edge in edges}
     edge_index = torch.tensor(sorted(edges), dtype=torch.int64).view(-1, 2)
     graph = CSRGraph.from_edge_index(edge_index.t(), n)
-    measure = data.draw(st.sampled_from([sgc(2), ppr(0.2, levels=3)]))
+    measure = data.draw(st.sampled_from([sgc(2), ppr(0.2, K=3)]))
     reads = data.draw(st.sampled_from([0.1, 0.5, math.inf]))
     live = Sums(graph, torch.rand(n, 2), measure, reads=reads)
     for _ in range(3):
         undo = []
         before = live.edge_index(), live.alive.clone(), live.x.clone()
-        levels = [level_of(live, k) for k in range(measure.levels - 1)]
+        levels = [level_of(live, k) for k in range(measure.K - 1)]
         for _ in range(data.draw(st.integers(1, 3))):
             alive = live.alive.nonzero().view(-1).tolist()
             held = live.edge_index().t().tolist()

@@ -399,7 +399,7 @@ def test_nodes_have_the_ids_of_the_data(tmp_path):
         assert report.request['nodes'] == [n_id[3]]
         assert report.request['features'] == [n_id[8]]
         with pytest.raises(NotThere) as refused:
-            model.plan(RemovalRequest(nodes=[n_id[3], n_id[8], 600]))
+            model.plan(nodes=[n_id[3], n_id[8], 600])
         missing = RemovalRequest(nodes=[n_id[3], 600])
         assert refused.value.missing == missing
         new = NewNodes(torch.ones(1, data.x.size(1)), torch.tensor([0]))

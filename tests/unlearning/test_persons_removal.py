@@ -1,20 +1,15 @@
 """Persons of several rows who are forgotten: equal to never having been."""
 
-import copy
-
 import pytest
 import shops
 import torch
 from shops import BY, CLICK, HAS, declared
 from torch_geometric.data import HeteroData
 
-from pyg_trust.agp.measures import sgc
-from pyg_trust.graph import CSRGraph
 from pyg_trust.privacy import PrivateNodeClassifier
 from pyg_trust.removal import RemovalRequest
-from pyg_trust.transforms import MetapathFeatures, PropagatedFeatures
+from pyg_trust.transforms import MetapathFeatures
 from pyg_trust.unlearning import NodeClassifier, ShardedUnlearner
-from pyg_trust.update import Update
 
 N = 40
 
@@ -102,26 +97,10 @@ def test_persons_of_other_names_are_found_by_n_id_or_refused() -> None:
     after = named.predict()
     assert (after < 0).nonzero().view(-1).tolist() == [4]
     assert len(after) == len(before)
-    # Without names, person 4 would be somebody else.
-    del rows.n_id
-    model = NodeClassifier('sgc', K=0, seed=0).fit(rows)
-    other = RemovalRequest(nodes=[1])
-    for given in (
-        *(asked, [asked], [other, asked], asked | other, copy.copy(asked)),
-        Update(remove=asked),
-    ):
-        for call in (model.plan, model.update):
-            with pytest.raises(ValueError, match="'persons' need 'n_id'"):
-                call(given)
-    with pytest.raises(ValueError, match="'persons' need 'n_id'"):
-        model.remove([other, asked])
-    assert model.remove(RemovalRequest(nodes=[4])).request['nodes'] == [4]
-    live = PropagatedFeatures(CSRGraph.from_data(rows), rows.x, sgc(2))
-    with pytest.raises(ValueError, match="'persons' need 'n_id'"):
-        live.update([other, asked])
     private = PrivateNodeClassifier('node', 1.0, 1e-3, steps=1, num_classes=3)
     private.fit(rows)
-    with pytest.raises(ValueError, match="'persons' need 'n_id'"):
+    # It names nodes by position.
+    with pytest.raises(ValueError, match=r"'persons' need 'data\.n_id'"):
         private.plan(asked, rows)
 
 

@@ -109,7 +109,7 @@ def test_a_folder_holds_the_present_state(tmp_path):
     assert loaded.verify().ok
     manifest = json.loads((tmp_path / 'manifest.json').read_text())
     # Ids and ledger tell who was removed; nothing else is there.
-    assert {*manifest} == {'format', 'files', 'lineage', 'ledger'}
+    assert {*manifest} == {'format', 'files', 'ledger'}
     named = [entry['file'] for entry in manifest['files'].values()]
     assert sum(name.startswith('shard-') for name in named) == SHARDS
     here = {path.name for path in tmp_path.iterdir()}

@@ -231,7 +231,7 @@ def test_a_plan_changes_nothing_and_is_what_happens():
     assert plan.full_node_epochs == 3 * (TRAIN - 3)
     assert plan.seconds.keys() == report.seconds.keys()
     # All shards are all, and none costs the least.
-    everyone = unlearner.plan(RemovalRequest(nodes=range(4, 20)))
+    everyone = unlearner.plan(nodes=range(4, 20))
     assert everyone.shards == tuple(range(SHARDS))
     assert everyone.fraction == 1
     least = unlearner.plan(RemovalRequest(nodes=[TESTED]))

@@ -18,10 +18,9 @@ from pyg_trust._checks.graphs import (
 )
 from pyg_trust.graph import sparse_rows
 from pyg_trust.graph.ragged import pointer, ranges
-from pyg_trust.removal import NodeIds
+from pyg_trust.removal import NodeIds, rows_of
 from pyg_trust.transforms.shards import training_nodes
 from pyg_trust.unlearning.partition import check_shards
-from pyg_trust.update import rows_of
 
 MASKS = ('train_mask', 'val_mask', 'test_mask')
 # Features with a smaller share of nonzeros are kept as rows of nonzeros.

@@ -32,7 +32,7 @@ from pyg_trust.files.commit import (
     synchronized,
 )
 from pyg_trust.ledger import RemovalLedger
-from pyg_trust.removal import RemovalRequest, requested, skipping
+from pyg_trust.removal import RemovalRequest, requested, rows_of, skipping
 from pyg_trust.transforms.shards import Shards
 from pyg_trust.unit import PrivacyUnit
 from pyg_trust.unlearning.aggregate import (
@@ -68,7 +68,7 @@ from pyg_trust.unlearning.shards.state import (
 )
 from pyg_trust.unlearning.shards.updating import Persons, applied
 from pyg_trust.unlearning.store import ShardStore
-from pyg_trust.update import Update, rows_of
+from pyg_trust.update import Update
 
 __all__ = ['ShardedUnlearner']
 
@@ -76,7 +76,7 @@ _Self = TypeVar('_Self', bound='ShardedUnlearner')
 
 
 class ShardedUnlearner(Stateful):
-    r"""Node classifier that removes data exactly, by retraining shards.
+    """Node classifier that removes data exactly, by retraining shards.
 
     As `SISA <https://arxiv.org/abs/1912.03817>`_, `GraphEraser
     <https://arxiv.org/abs/2103.14991>`_ and `GraphRevoker
@@ -86,8 +86,8 @@ class ShardedUnlearner(Stateful):
     update, the affected shards and the aggregator are trained again. The
     result *equals*, bit for bit, a fit on the present data with the same seed
     and partition. With ``partition='hash'`` the shard of a node depends on its
-    id alone; others were computed from data removed later (:meth:`repartition`
-    renews them).
+    id alone. Other partitions also depend on data that may be removed later
+    (:meth:`repartition` renews them).
 
     Args:
         model_factory (Callable): makes a new PyG model of node logits, which
@@ -96,9 +96,9 @@ class ShardedUnlearner(Stateful):
         partition (str, Shards, Tensor or list): a method of
             :class:`~pyg_trust.transforms.Shards`; the shard of each training
             node; or the ids of nodes by shard. (default: :obj:`'hash'`)
-        aggregator (str or ShardAggregator): as
-            :func:`~pyg_trust.nn.make_aggregator` takes; it learns from 1,000
-            training nodes at most. (default: :obj:`'attentive'`)
+        aggregator (str or ShardAggregator): :obj:`'mean'`, :obj:`'majority'`,
+            :obj:`'lbaggr'`, :obj:`'attentive'`, :obj:`'contrastive'` or an
+            object. (default: :obj:`'attentive'`)
         num_classes (int, optional): needed if a class may lose all of its
             training nodes, or come later. (default: the largest label plus 1)
         epochs (int, optional): full-batch epochs of a shard. (default: 100)
@@ -185,13 +185,13 @@ class ShardedUnlearner(Stateful):
         )
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """Return the arguments of this unlearner, by name."""
+        """Return the arguments of the constructor, by name."""
         given = {'partition': self._given, 'unit': self._unit}
         return {**self._params, **given}
 
     @property
     def classes_(self) -> Tensor:
-        """The classes of the columns of probabilities, int64."""
+        """The classes of the columns of ``predict_proba``: int64."""
         return torch.arange(self._fitted.num_classes)
 
     # Training and prediction ################################################
@@ -201,15 +201,16 @@ class ShardedUnlearner(Stateful):
         """Divide the training nodes into shards; train a model on each.
 
         Keeps copies of ``x``, ``edge_index``, ``edge_weight``, ``y``, the
-        masks and ``n_id``. A second call starts over, with a new ledger, and
-        is not written over a :obj:`folder` that holds a state.
+        masks and ``n_id``. A second call begins a new ledger. Where the
+        :obj:`folder` holds a state, the first fit, and one after a removal,
+        are refused.
 
         Args:
-            data (Data or HeteroData): the graph, with a ``train_mask``; labels
-                of other nodes are ignored, except for the number of classes.
-                Nodes are named by ``n_id`` if it is there, else by position.
-                With a :obj:`unit`, its ``HeteroData``, with labels and mask of
-                the table of persons.
+            data (Data or HeteroData): the graph, with a ``train_mask``. Labels
+                of other nodes only count for the number of classes. Later
+                calls name nodes by ``n_id`` if the graph has it, else by
+                position. With a :obj:`unit`, its ``HeteroData``, with labels
+                and mask of the table of persons.
 
         Raises:
             TypeError, ValueError: if the data, the partition or the models do
@@ -262,7 +263,7 @@ class ShardedUnlearner(Stateful):
             rows=kept.n_id.clone(),
             num_classes=count_classes(kept, self.num_classes),
             aggregator=builder.aggregator,
-            ledger=RemovalLedger(0.0),
+            ledger=RemovalLedger.after(before and before.ledger, 0.0),
         )
         self._commit(builder.fresh(empty, given, 'fit'), anew=anew)
         return self
@@ -273,11 +274,10 @@ class ShardedUnlearner(Stateful):
         """Predict the classes of nodes: int64, ``[num_nodes]``.
 
         Args:
-            data (Data, optional): another graph; by default the present one,
-                a row for each node that :meth:`fit` saw and for each that came
-                since, -1 for those that were removed. (default: :obj:`None`)
+            data (Data, optional): another graph; by default the present one.
             nodes (list[int] or Tensor, optional): ids of nodes of the present
-                graph, or a mask of the rows. (default: :obj:`None`)
+                graph, or a bool mask of all its rows. By default all rows: the
+                nodes of :meth:`fit`, then later ones; -1 for removed nodes.
         """
         probability = self.predict_proba(data, nodes=nodes)
         there = ~probability.isnan().any(1)
@@ -287,9 +287,10 @@ class ShardedUnlearner(Stateful):
     def predict_proba(
         self, data: Data | None = None, *, nodes: Any = None
     ) -> Tensor:
-        """Predict the probabilities of classes: ``[num_nodes, num_classes]``.
+        """Predict class probabilities: ``[num_nodes, num_classes]``.
 
-        Takes the arguments of :meth:`predict`; NaN for removed nodes.
+        Takes the arguments of :meth:`predict`: another graph, or ids or a mask
+        of nodes of the present one. Removed nodes have NaN.
         """
         state = self._fitted
         if data is not None and nodes is not None:
@@ -316,15 +317,15 @@ class ShardedUnlearner(Stateful):
         return probability[place].masked_fill(gone[:, None], torch.nan)
 
     def score(self, nodes: Any = None, y: Any = None) -> float:
-        """Return the share of nodes whose predicted class is right.
+        """Return the accuracy on nodes.
 
         Args:
             nodes (list[int] or Tensor, optional): ids of nodes of the present
-                graph, or a mask over the rows of :meth:`predict`; by default
-                those of the ``test_mask``. (default: :obj:`None`)
-            y (list[int] or Tensor, optional): their classes, or for a mask
-                those of all its rows; by default the labels in the graph that
-                was fitted. (default: :obj:`None`)
+                graph, or a bool mask of the rows of :meth:`predict`; by
+                default the ``test_mask``.
+            y (list[int] or Tensor, optional): the classes of these nodes, or
+                with a mask those of all rows; by default the labels in the
+                data.
         """
         data = self._fitted.data
         if nodes is None and data.get('test_mask') is None:
@@ -371,21 +372,21 @@ class ShardedUnlearner(Stateful):
 
     @property
     def n_id(self) -> Tensor:
-        """The ids of the nodes of the present graph, in order."""
+        """The ids of the nodes in ``data``: int64, ``[num_nodes]``."""
         return self._fitted.data.n_id.clone()
 
     @property
     def outputs(self) -> Tensor:
-        """The logits, ``[num_shards, num_nodes, num_classes]``, a copy."""
+        """Copy of all logits: ``[num_shards, num_nodes, num_classes]``."""
         return self._fitted.outputs.clone()
 
     @property
     def ledger(self) -> RemovalLedger:
-        """A copy of the removal ledger; nothing is ever spent."""
+        """A copy of the ledger of removals; exact removal spends no budget."""
         return self._fitted.ledger.copy()
 
     def shard_state(self, shard: int) -> dict[str, Tensor]:
-        """Copy the ``state_dict`` of the model of a shard, by its number."""
+        """Return a copy of the ``state_dict`` of a shard's model."""
         check_integer('shard', shard, 0, self.num_shards - 1)
         weights = self._fitted.checkpoints[shard].weights
         return {name: value.clone() for name, value in weights.items()}
@@ -395,14 +396,19 @@ class ShardedUnlearner(Stateful):
     @synchronized
     def plan(
         self,
-        update: Update | RemovalRequest | Sequence[Any],
+        update: Update | RemovalRequest | Sequence[Any] | None = None,
         *,
         shard: Mapping[int, int] | str | None = None,
+        **items: Any,
     ) -> ForgetPlan:
         """Estimate the shards and the cost of an update; change nothing.
 
-        Takes the arguments of :meth:`update`.
+        Takes the arguments of :meth:`update`: the removals, additions and
+        changes, and the shards of new training nodes; or what to remove, as in
+        :meth:`remove`.
         """
+        if items or update is None:
+            update = requested(update, **items)
         state, builder = self._fitted, self._builder
         after, first, request = applied(
             builder, state, update, shard, self.num_classes
@@ -433,26 +439,25 @@ class ShardedUnlearner(Stateful):
         """Remove the requested items; retrain their shards.
 
         Args:
-            request (RemovalRequest or list, optional): the items to forget, by
-                the ids that ``fit`` saw, or the ids of nodes; or by the
-                following. (default: :obj:`None`)
-            nodes (list[int] or Tensor, optional): nodes, with their features
-                and edges. (default: :obj:`None`)
-            edges (list or Tensor, optional): edges, in both directions, as
-                ``[2, num_edges]`` or a list of pairs. (default: :obj:`None`)
-            features (list[int] or Tensor, optional): nodes whose features are
-                removed. (default: :obj:`None`)
-            labels (list[int] or Tensor, optional): nodes whose labels are
-                removed. (default: :obj:`None`)
-            persons (list[int] or Tensor, optional): persons of the
-                :obj:`unit` of this unlearner. (default: :obj:`None`)
-            missing (str): what to do with items that are not there:
-                :obj:`'raise'` an error, or :obj:`'skip'` them and list them
-                in ``skipped`` of the report. (default: :obj:`'raise'`)
-            reference (str): the id of the batch of requests, 32 hexadecimal
-                digits, for the ledger. (default: :obj:`''`)
-            on_report (Callable, optional): stores the report, before the
-                folder has the removal. If it raises, everything is as before.
+            request (RemovalRequest or list, optional): the items to remove, or
+                the ids of nodes. Without it, use the arguments below.
+            nodes (list[int] or Tensor, optional): the ids of nodes to remove,
+                with their features and edges.
+            edges (list or Tensor, optional): edges to remove, in both
+                directions, as ``[2, num_edges]`` or a list of pairs of ids.
+            features (list[int] or Tensor, optional): the ids of nodes whose
+                features are removed.
+            labels (list[int] or Tensor, optional): the ids of nodes whose
+                labels are removed.
+            persons (list[int] or Tensor, optional): the ids of persons, of the
+                :obj:`unit` of this unlearner.
+            missing (str): :obj:`'raise'`, or :obj:`'skip'` to leave out items
+                that are not there and list them in ``skipped`` of the report.
+                (default: :obj:`'raise'`)
+            reference (str): ids of the requests for the ledger, 32 hexadecimal
+                digits each. (default: :obj:`''`)
+            on_report (Callable, optional): is called with the report before
+                the new state is saved. If it raises, nothing has changed.
         """
         if persons is not None and self._by_person and request is None:
             unit = self._fitted.data.persons.unit
@@ -477,8 +482,7 @@ class ShardedUnlearner(Stateful):
         def apply(left: RemovalRequest) -> ForgetReport:
             return self._apply(left, None, reference, on_report)
 
-        report, skipped = skipping(request, missing, apply)
-        return report.replace(skipped=skipped)
+        return skipping(request, missing, apply)
 
     @editing
     def update(
@@ -488,23 +492,26 @@ class ShardedUnlearner(Stateful):
         shard: Mapping[int, int] | str | None = None,
         reference: str = '',
     ) -> ForgetReport:
-        """Apply updates in order as one, all or none; retrain their shards.
+        """Apply updates in order, all or none, and retrain their shards.
 
-        A new training node is put into the shard that a keyed hash of its id
-        gives; where the partition is another, the report counts these nodes.
+        A keyed hash of its id chooses the shard of a new training node. If the
+        partition is by another method, the report counts these nodes.
 
         Args:
             update (Update, RemovalRequest or list): the removals, additions
-                and changes, by ids in graph 0. Labels are those of training.
+                and changes of graph 0, by ids. New labels are those of
+                training.
             shard (dict or str, optional): the shard of every new training
-                node, by id, or :obj:`'hash'`; for a partition that was given
-                as tensors. (default: :obj:`None`)
-            reference (str): as in :meth:`remove`. (default: :obj:`''`)
+                node, by id, or :obj:`'hash'`; needed if the partition was
+                given as tensors.
+            reference (str): ids of the requests for the ledger, 32 hexadecimal
+                digits each. (default: :obj:`''`)
 
         Raises:
-            ValueError: if something is not there, is there already, or was
-                there before; if no training node would be left, or none of a
-                class without :obj:`num_classes`, or one of a new class.
+            ValueError: if an item to remove is missing, or an item to add
+                exists or was removed before; if no training node would be
+                left; or, without :obj:`num_classes`, if a class would appear
+                or be left empty.
         """
         if self._builder.over_ranks:
             self._agree(
@@ -556,8 +563,9 @@ class ShardedUnlearner(Stateful):
         The result equals a fit on the remaining data.
 
         Args:
-            partition (optional): as in the class; by default the same method.
-                Needed where the partition was given as tensors.
+            partition (str, Shards, Tensor or list, optional): a method, the
+                shard of each training node, or ids by shard; by default the
+                present method again. Needed if that was given as tensors.
         """
         self._agree('repartition', partition=states.plain_partition(partition))
         state = self._fitted
@@ -579,14 +587,14 @@ class ShardedUnlearner(Stateful):
 
     @synchronized
     def verify(self, shards: Iterable[int] | None = None) -> VerifyReport:
-        """Retrain shards and aggregator from scratch, and compare.
+        """Retrain shards and aggregator from scratch, and compare all bits.
 
-        Also looks for what should be gone: items that the ledger lists as
-        removed, and files that are not those of the present state.
+        Also looks for removed items in the data and the checkpoints, and for
+        files that do not belong to the present state.
 
         Args:
-            shards (list[int], optional): the shards to retrain; by default
-                all. (default: :obj:`None`)
+            shards (list[int], optional): the numbers of the shards to retrain;
+                by default all.
         """
         state = self._fitted
         shards = range(self.num_shards) if shards is None else shards
@@ -602,17 +610,16 @@ class ShardedUnlearner(Stateful):
 
     @torch.no_grad()
     def certify(self, nodes: Any = None) -> PoisonCertificate:
-        r"""Certify the classes that poisoned training data can't change.
+        """Certify predictions against poisoned training nodes.
 
-        Training nodes inserted, deleted or changed at will leave a target's
-        class as it is, if their shards are no more than its radius. Changes of
-        the graph at inference are not covered. The partition has to be
-        :obj:`'hash'`, the aggregator :obj:`'mean'` or :obj:`'majority'`, and
-        :obj:`num_classes` given.
+        Each target gets a radius: its class stays, whatever happens to the
+        training nodes of that many shards. The graph at inference is assumed
+        to be clean. The partition has to be :obj:`'hash'`, the aggregator
+        :obj:`'mean'` or :obj:`'majority'`, and :obj:`num_classes` given.
 
         Args:
             nodes (list[int] or Tensor, optional): the ids of the targets; by
-                default all nodes. (default: :obj:`None`)
+                default all nodes.
         """
         self._check_untyped('certify against poisoning')
         state = self._fitted

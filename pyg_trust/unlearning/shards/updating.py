@@ -27,6 +27,7 @@ from pyg_trust.removal import (
     RemovalRequest,
     Removed,
     remove_from_data,
+    rows_of,
 )
 from pyg_trust.unit import PrivacyUnit
 from pyg_trust.unlearning.shards.building import SLICE, Builder
@@ -39,7 +40,7 @@ from pyg_trust.unlearning.shards.graph import (
     touched_slices,
 )
 from pyg_trust.unlearning.shards.state import State
-from pyg_trust.update import NewNodes, Update, rows_of, with_edges
+from pyg_trust.update import NewNodes, Update, with_edges
 
 # Attributes that a graph may lack, false by default.
 _MARKS = ('x_removed', 'by_hash')
@@ -204,12 +205,7 @@ def _removed(now: Data, part: Part) -> Data:
             raise NotThere(RemovalRequest(labels=now.n_id[missing]))
         now = copy.copy(now)
         _set_labels(now, rows, torch.full_like(rows, -1))
-    rest = Part(
-        nodes=part.nodes,
-        features=part.features,
-        edges=part.edges,
-        directed_edges=part.directed_edges,
-    )
+    rest = part._replace(labels=())
     if rest == Part():
         return copy.copy(now)
     now = remove_from_data(now, rest)
@@ -462,10 +458,9 @@ def removed_persons(updates: Iterable[Update], unit: PrivacyUnit) -> list[int]:
     ids: list[int] = []
     for each in updates:
         asked = each.remove
-        if asked is not None and asked._unit not in ('', unit.digest):
-            units = asked._units
-            known = len(units) == asked._unit.count('+') + 1
-            if not known or not all(map(unit._agrees, units)):
+        units = {} if asked is None else asked._units
+        for digest, other in units.items():
+            if digest != unit.digest and not (other and unit._agrees(other)):
                 raise ValueError(
                     "'request' needs to name persons of the unlearner's "
                     "'unit', or of one that is declared alike for what "
