@@ -38,7 +38,6 @@ def without_chance(state):
     operating system: of two runs of the same seed all the rest is equal.
     """
     state = copy.deepcopy(state)
-    del state['lineage']
     del state['salts']
     for line in state['ledger']['entries']:
         del line['data'], line['link']
@@ -57,7 +56,7 @@ def level_of(state, level):
     """The sums of a level, with what is added where they are read."""
     n, measure = state.num_nodes, state.measure
     made = state._state[9][level, :n].clone()
-    if measure.levels != 2:
+    if measure.K != 2:
         return made
     # The degrees by C's pow, as the sums have them.
     degree = [float(d) for d in state.degree.tolist()]

@@ -61,7 +61,8 @@ class CollectiveCertificate(Proved, SpeaksOf, Report):
         bound (float): an upper bound of how many predictions the attacker can
             change at once.
         edges (tuple[int, int]): the most added and deleted edges.
-        features (tuple[int, int]): the most added and deleted ones of ``x``.
+        features (tuple[int, int]): the most entries of ``x`` that turn to 1,
+            and to 0.
         local_budget (int, optional): the most additions, and the most
             deletions, in one row of the features; None: no such limit.
         attackers (int, optional): the most nodes whose features change; None:
@@ -115,7 +116,7 @@ class CollectiveCertificate(Proved, SpeaksOf, Report):
         return self.guaranteed / self.num_targets
 
     def chart(self) -> Chart:
-        """Chart how many predictions stay, one by one and all together."""
+        """Return a chart of how many predictions stay, alone and at once."""
         return Chart(
             f'{self.guaranteed} of {self.num_targets} predictions stay at '
             f'once; {self.one_by_one} by certificates of their own',
@@ -129,7 +130,7 @@ class CollectiveCertificate(Proved, SpeaksOf, Report):
         )
 
     def guarantee(self) -> Guarantee:
-        """Return the guarantee: how many predictions stay, and how surely."""
+        """Return the guarantee of how many predictions stay at once."""
         return stated(
             'collective certificate by smoothing',
             self._fields(),

@@ -515,7 +515,8 @@ class NodeClassifier(NodeReleases, EditedInPlace):
             alone = all(edit.only_adds for edit in edits)
             waits = data.num_pending <= self.max_pending
             if alone and waits and not (release or reference):
-                new = model._replace(lineage=model.lineage.next())
+                new = model._replace(ledger=model.ledger.copy())
+                new.ledger.mark()
                 rows = torch.cat([_NONE, *data.pending.named]).unique()
                 count = data.num_pending
                 report: Any = AdditionReport(count, rows.numel())
@@ -618,7 +619,7 @@ class NodeClassifier(NodeReleases, EditedInPlace):
         leftovers: tuple[str, ...] = ()
         if bool(now.data.levels.x[now.data.featureless].any()):
             leftovers = ('features of what was removed',)
-        if model.seals.differing(data.blocks()) or not model.is_sealed:
+        if not (model.seals.fits(data.blocks()) and model.is_sealed):
             leftovers += ('the state is not that of the ledger',)
         return VerifyReport(
             ok=error <= most

@@ -25,7 +25,7 @@ from pyg_trust._checks import (
 )
 from pyg_trust._checks.starts import is_factory, start_of, tensors_of
 from pyg_trust._moved import renamed, retired
-from pyg_trust.files.commit import Lineage, editing, synchronized
+from pyg_trust.files.commit import editing, synchronized
 from pyg_trust.files.seals import Seals, content, sealed
 from pyg_trust.ledger import RemovalLedger, coarse
 from pyg_trust.noise import LEAST_P_VALUE
@@ -80,7 +80,6 @@ class Model(NamedTuple):
     W: Tensor
     weight: Tensor
     releases: int
-    lineage: Lineage
     ledger: RemovalLedger
 
     @property
@@ -237,11 +236,10 @@ class ScatteringClassifier(GraphPredictor, CertifiedClassifier):
                 if ``release_std`` is too small for ``tol``.
         """
         train = self._keeper.keep(check_graphs(graphs))
-        releases, lineage = self._begins()
+        releases, ledger = self._begins()
         self._check_grid(train.Y.size(1))
         zero = train.Y.new_zeros((train.Z.size(1), train.Y.size(1)))
-        ledger = RemovalLedger(self.budget)
-        given = self._seed, train, zero, zero, releases, lineage, ledger
+        given = self._seed, train, zero, zero, releases, ledger
         made = self._solved(Model(*given), None)
         if made.spent > self.budget:
             least = self.release_std * made.spent / self.budget
@@ -396,7 +394,7 @@ class ScatteringClassifier(GraphPredictor, CertifiedClassifier):
             ),
         )
         # Model and account at once, and last of all.
-        self._model = model._replace(lineage=old.lineage.next())
+        self._model = model
         return report
 
     @synchronized
@@ -429,7 +427,7 @@ class ScatteringClassifier(GraphPredictor, CertifiedClassifier):
         # Embedding again rounds differently: allow for the rounding of both.
         holds = measured <= bound + 2 * (upper - measured)
         prints = {i: content(data) for i, data in train.graphs.items()}
-        sealed = model.is_sealed and not train.seals.differing(prints)
+        sealed = model.is_sealed and train.seals.fits(prints)
         scale = max(1.0, 1.0 if train.K is None else float(train.K.max()))
         return VerifyReport(
             ok=error <= 1e-11 * scale
@@ -485,9 +483,7 @@ class ScatteringClassifier(GraphPredictor, CertifiedClassifier):
             'draws': model.releases,
         }
 
-    def _rebuilt(
-        self, state: dict[str, Any], ledger: RemovalLedger, lineage: Lineage
-    ) -> Model:
+    def _rebuilt(self, state: dict[str, Any], ledger: RemovalLedger) -> Model:
         graphs = {
             i: Data.from_dict(dict(data)).clone()
             for i, data in state['graphs'].items()
@@ -506,7 +502,7 @@ class ScatteringClassifier(GraphPredictor, CertifiedClassifier):
         shape = (train.Z.size(1), train.Y.size(1))
         check_tensor('W of the state', W, torch.float64, shape, finite=True)
         count = check_integer('draws', state['draws'], 0)
-        given = seed, train, W.clone(), W.clone(), count, lineage, ledger
+        given = seed, train, W.clone(), W.clone(), count, ledger
         model = Model(*given)
         if not model.is_sealed:
             return model

@@ -101,7 +101,7 @@ class ShardStore:
             parts (dict): the content of each file, by name: nested lists and
                 dicts of tensors and plain values.
             plain (dict): further entries of the manifest, as JSON. If there is
-                a ``'lineage'``, the state has to continue the current one.
+                a ``'ledger'``, the state has to continue the current one.
             goes_on (bool): whether a folder without a state is an error.
                 (default: :obj:`False`)
 
@@ -122,7 +122,7 @@ class ShardStore:
                     'back items that are removed now. Nothing was written. '
                     'Put it back, or save() first'
                 )
-            if found is not None and 'lineage' in {*found, *plain}:
+            if found is not None and 'ledger' in {*found, *plain}:
                 commit.check_continues(self._path, found, plain)
             there = (found or {}).get('files', {})
             entries: dict[str, dict[str, str]] = {}

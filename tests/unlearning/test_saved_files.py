@@ -30,7 +30,7 @@ from pyg_trust.unlearning import NodeClassifier, ScatteringClassifier
 from pyg_trust.unlearning.shifts import grid_shift, largest_weights
 
 # What may differ: what was drawn, and the account.
-DRAWN = {'ledger', 'lineage', 'releases', 'draws'}
+DRAWN = {'ledger', 'releases', 'draws'}
 SALTED = {'seals', 'salts'}
 
 
@@ -44,7 +44,7 @@ def contents(path, released):
             if key != 'plain'
         )
     state = files.load(path)
-    assert state.keys() >= {released, 'ledger', 'lineage'}
+    assert state.keys() >= {released, 'ledger'}
     held = {}
     for name, value in state.items():
         if name in SALTED:

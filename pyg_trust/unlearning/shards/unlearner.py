@@ -263,7 +263,7 @@ class ShardedUnlearner(Stateful):
             rows=kept.n_id.clone(),
             num_classes=count_classes(kept, self.num_classes),
             aggregator=builder.aggregator,
-            ledger=RemovalLedger(0.0),
+            ledger=RemovalLedger.after(before and before.ledger, 0.0),
         )
         self._commit(builder.fresh(empty, given, 'fit'), anew=anew)
         return self
