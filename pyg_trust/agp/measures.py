@@ -4,7 +4,7 @@ r"""The proximity measures of AGP's unified equation, as data.
 al. 2021) writes every measure as
 
 .. math::
-    z = \sum_{i=0}^{L} w_i \left( D^{-a} A D^{-b} \right)^i x
+    z = \sum_{i=0}^{K} w_i \left( D^{-a} A D^{-b} \right)^i x
 
 and each function here returns the :math:`(a, b, w)` of one of them:
 

@@ -102,7 +102,7 @@ def _is_file(out: str | Path | None) -> TypeGuard[str | Path]:
 class AGP(MeasureTransform):
     r"""Propagate node features by Approximate Graph Propagation (AGP).
 
-    Computes :math:`Z = \sum_{i=0}^{L} w_i (D^{-a} A D^{-b})^i X` with the
+    Computes :math:`Z = \sum_{i=0}^{K} w_i (D^{-a} A D^{-b})^i X` with the
     adjacency matrix :math:`A` and the degree matrix :math:`D`. The measure
     sets the weights :math:`w` and the exponents :math:`a` and :math:`b`. The
     result is exact with ``eps=0``, else an unbiased estimate of bounded

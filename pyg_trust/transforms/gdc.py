@@ -56,7 +56,7 @@ class GDC(MeasureTransform):
     <https://arxiv.org/abs/1911.05485>`_) lets any message-passing model run on
 
     .. math::
-        \mathbf{S} = \sum_{i=0}^{L} w_i \left( D^{-a} A D^{-b} \right)^i
+        \mathbf{S} = \sum_{i=0}^{K} w_i \left( D^{-a} A D^{-b} \right)^i
 
     instead of the graph (functional name: :obj:`agp_gdc`). Rows are computed
     one by one, so that no dense matrix is built. If :math:`u` is among the
@@ -90,12 +90,11 @@ class GDC(MeasureTransform):
             sums at both ends, :obj:`None` leaves the diffusion values.
         eps (float): the size below which messages are sampled or left out; 0
             for the exact matrix. (default: :obj:`1e-4`)
-        method (str): :obj:`'sample'` (small messages are sampled, without
-            bias) or :obj:`'prune'` (they are left out).
+        method (str): :obj:`'sample'` small messages without bias, or
+            :obj:`'prune'` them. (default: :obj:`'sample'`)
         seed (int, optional): the seed of sampling; by default torch's
             generator draws one in every call. (default: :obj:`None`)
-        **kwargs (optional): PyG's arguments, which can't be combined with the
-            others.
+        **kwargs (optional): PyG's arguments, without any of the others.
     """
 
     @renamed(levels='K')
