@@ -308,7 +308,7 @@ class PrivacyUnit:
 
     @validated
     def has_one_row_each(self, node_type: str) -> bool:
-        """Return whether no two rows of a type have an owner in common."""
+        """Return whether each person owns at most one row of a type."""
         of = self._of.get(node_type)
         return of is not None and int(of.sum(0).max(initial=0)) <= 1
 

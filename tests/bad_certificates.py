@@ -5,18 +5,8 @@ import math
 from typing import Any
 
 import torch
-from bad_functional import COUNT, NOT_NEGATIVE
-from bad_inputs import (
-    FLAG,
-    SEED,
-    bad,
-    choice,
-    either,
-    integer,
-    number,
-    undirected,
-    values,
-)
+from bad_ground import COUNT
+from bad_inputs import FLAG, bad, choice, integer, undirected, values
 from bad_table import entry
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import GCNConv
@@ -25,29 +15,12 @@ from pyg_trust import certificates
 
 N = 6
 NOISE = values(
-    0.5,
-    'half',
-    (0.1,),
-    (0.1, 0.2, 0.3),
-    (-0.1, 0.2),
-    (0.5, 0.5),
-    (0.7, 0.6),
-    ('a', 0.1),
-    (float('nan'), 0.1),
-    (True, 0.1),
-    None,
+    *(None, 0.5, 'half', (0.1,), (0.1, 0.2, 0.3), (-0.1, 0.2), (0.5, 0.5)),
+    *((0.7, 0.6), ('a', 0.1), (math.nan, 0.1), (True, 0.1)),
 )
 RADIUS = values(
-    3,
-    'one',
-    (1,),
-    (1, 2, 3),
-    (-1, 0),
-    (0, -1),
-    (0.5, 0),
-    ('a', 0),
-    (True, 0),
-    None,
+    *(None, 3, 'one', (1,), (1, 2, 3), (-1, 0), (0, -1), (0.5, 0)),
+    *(('a', 0), (True, 0)),
 )
 
 
@@ -66,14 +39,7 @@ def bits() -> dict[str, Any]:
     }
 
 
-entry(
-    'ops.flip_bits',
-    bits,
-    bad(num_cols=3),
-    bad(num_samples=2**30),
-    rowptr=values([0], 'a', None, torch.zeros(3)),
-    col=values([0], 'a', None, torch.zeros(3), torch.tensor([1, 0])),
-)
+entry('ops.flip_bits', bits, bad(num_cols=3), bad(num_samples=2**30))
 
 # Transforms ##################################################################
 
@@ -92,15 +58,9 @@ def bad_graphs(*more: Any) -> Any:
     far = undirected(N).clone()
     far[0, 0] = N
     return values(
-        None,
-        3,
-        'graph',
-        undirected(N),
-        HeteroData(),
-        data(edge_index=None),
-        data(edge_index=far),
-        data(edge_index=undirected(N).double()),
-        *more,
+        *(None, 3, 'graph', undirected(N), HeteroData()),
+        *(data(edge_index=None), data(edge_index=far)),
+        *(data(edge_index=undirected(N).double()), *more),
     )
 
 
@@ -118,7 +78,6 @@ for name in ('transforms.FlipBits', 'certificates.BitFlips'):
         edges=NOISE,
         features=NOISE,
         directed=FLAG,
-        **({'seed': SEED} if 'Flip' in name and 'tr' in name else {}),
     )
 entry(
     'transforms.Division',
@@ -126,7 +85,6 @@ entry(
     bad('unit', by='owners'),
     num_groups=COUNT,
     by=choice(),
-    unit=values(3, 'a'),
 )
 
 # Smoothing ###################################################################
@@ -151,32 +109,6 @@ class Cached(torch.nn.Module):
         self.conv = GCNConv(4, 3, cached=True)
 
 
-BUDGETS = {'edges': RADIUS, 'features': RADIUS}
-SMOOTHED: dict[str, Any] = {
-    'num_samples': either(integer(1), values(2)),
-    'num_selection': integer(1),
-    'confidence': number(0, 1),
-    'per': choice(),
-    'classes': choice(),
-    'nodes': values(
-        3,
-        'all',
-        ['a'],
-        torch.tensor([0.5]),
-        torch.tensor([N]),
-        torch.tensor([-1]),
-        torch.tensor([0, 0]),
-        torch.ones(3).bool(),
-        torch.tensor([]).long(),
-    ),
-    'transform': values(3, 'x', [1]),
-    'forward': values(3, 'x', [1]),
-    'batch_size': integer(1, none=True),
-    'sparse_x': FLAG,
-    'sparse_adj': FLAG,
-    'over_ranks': FLAG,
-    'tol': NOT_NEGATIVE,
-}
 entry(
     'certificates.certify_smoothed',
     lambda: {'model': model(), 'data': data(), 'threat': noise(), **FEW},
@@ -186,17 +118,14 @@ entry(
     bad(data=[None]),
     names={'data': "'(data|x|edge_index|graph)'"},
     data=NOISY,
-    **SMOOTHED,
+    num_samples=values(2),
+    nodes=values(
+        *(3, 'all', ['a'], torch.ones(3).bool(), torch.tensor([]).long()),
+        *map(torch.tensor, ([0.5], [N], [-1], [0, 0])),
+    ),
 )
-LABELS = values(
-    3,
-    'x',
-    None,
-    [0],
-    torch.zeros(N),
-    torch.zeros(2).long(),
-    torch.zeros(N, 1).long(),
-)
+WRONG = (3, 'x', [0], torch.zeros(N), torch.zeros(2).long())
+LABELS = values(*WRONG, None, torch.zeros(N, 1).long())
 entry(
     'certificates.SmoothedClassifier',
     lambda: {'model': model(), 'noise': noise()},
@@ -225,9 +154,9 @@ entry(
     },
     bad(r'\battackers', features=(0, 0), attackers=1),
     bad("'model' and 'data'", data=HALF),
-    data=values(None, 3, 'graph', undirected(N), HeteroData()),
-    labels=values(3, 'x', [0], torch.zeros(N), torch.zeros(2).long()),
-    **BUDGETS,
+    labels=values(*WRONG),
+    edges=RADIUS,
+    features=RADIUS,
 )
 
 # Ranks #######################################################################
@@ -253,7 +182,6 @@ entry(
     bad(threat=one_flip(global_budget=None)),
     users=values(None, 3, 'x', ['a'], torch.zeros(2), torch.tensor([N])),
     items=values(3, 'x', ['a'], torch.zeros(2), torch.tensor([N])),
-    tol=values('a', None, [1], -1.0, math.nan),
 )
 
 # Votes #######################################################################
@@ -292,6 +220,3 @@ for name in ('certified', 'certified_ratio', 'certified_accuracy'):
         rows=integer(0),
         **({'labels': LABELS} if 'accuracy' in name else {}),
     )
-
-
-# Shards ######################################################################

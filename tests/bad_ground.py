@@ -1,4 +1,4 @@
-"""Bad inputs of ops, graphs, ledgers and what else stands below."""
+"""Bad inputs of the mathematics, ops, graphs, ledgers and what is below."""
 
 import tempfile
 from pathlib import Path
@@ -6,43 +6,229 @@ from typing import Any
 
 import numpy as np
 import torch
-from bad_functional import (
-    NOT_NEGATIVE,
-    N,
-    directed,
-    rand,
-)
 from bad_inputs import (
-    FLAG,
     bad,
     choice,
     csr,
-    damaged,
     edge_indices,
     either,
-    instance,
+    ids,
     integer,
+    number,
     tensor,
     undirected,
     values,
 )
-from bad_table import FOLDER, NAMED, entry
+from bad_table import FOLDER, entry
 from torch_geometric.data import Data
 
-from pyg_trust import (
-    files,
-)
+from pyg_trust import agp as F
+from pyg_trust import files
+from pyg_trust.agp.halo import HaloGraph
 from pyg_trust.certificates import ThreatModel
-from pyg_trust.files.commit import Lineage
-from pyg_trust.ledger import (
-    RemovalLedger,
-)
+from pyg_trust.graph import CSRGraph
+from pyg_trust.ledger import RemovalLedger
 from pyg_trust.removal import Part
+
+G = torch.Generator().manual_seed(0)
+N = 6
+UNIT = number(0, 1)
+SHARE = number(0, 1, closed='high')
+POSITIVE = number(0)
+NOT_NEGATIVE = number(0, closed='low')
+COUNT = integer(1)
+DTYPES = values(3, None, 'float32', float, torch.int64, torch.float16)
+
+
+def rand(*shape: int) -> torch.Tensor:
+    return torch.rand(shape, generator=G, dtype=torch.float64)
+
+
+SHARD = torch.tensor([0, 1, 2, 0, 1, 2])
+# What goes through a training step is not searched for NaN.
+LOGITS = tensor(dtypes=(torch.int64, torch.bool, torch.complex64))
+
+
+def directed() -> CSRGraph:
+    return CSRGraph.from_edge_index(undirected()[:, :7], N)
+
+
+def weighted() -> CSRGraph:
+    return CSRGraph.from_edge_index(
+        undirected(), N, torch.arange(14).double() + 1
+    )
+
+
+# Clusters and queries
+
+entry(
+    'agp.sweep_cut',
+    lambda: {
+        'graph': csr(),
+        'nodes': torch.arange(3),
+        'score': torch.tensor([3.0, 2.0, 1.0]),
+    },
+    bad(graph=directed()),
+    bad(graph=weighted()),
+    bad(nodes=torch.tensor([0, 1, 1])),
+    bad(score=torch.tensor([0, 1, torch.nan])),
+    nodes=tensor(low=0, high=N - 1),
+    score=tensor(finite=False),
+)
+
+# Differential privacy
+
+HISTORY = either(
+    values(3, None, 'history', [3], [(1.0, 0.5)], [(1.0, 0.5, 2, 1)]),
+    values([('x', 0.5, 2)], [(2.0, 1.5, 2)], [(2.0, 0.5, -1)]),
+    values([(2.0, 0.5, 1.5)], [(-1.0, 0.5, 2)], [(2.0, 0.0, 2)]),
+)
+entry(
+    'privacy.group_wor_epsilon',
+    lambda: {
+        'history': [(2.0, 0.1, 3)],
+        'delta': 1e-5,
+        'num_roots': 20,
+        'occurrences': 3,
+    },
+    bad('q', num_roots=21),
+    bad(occurrences=21),
+    names={'history': "'(history|noise_multiplier|q|steps)'"},
+    history=HISTORY,
+)
+entry(
+    'privacy.rdp_group_wor',
+    lambda: {
+        'orders': [2.0, 3.0],
+        'q': 0.1,
+        'noise_multiplier': 2.0,
+        'num_roots': 20,
+        'occurrences': 3,
+    },
+    bad('q', num_roots=21),
+    orders=values(*(3, None, 'orders', [], [1.0], [[2.0]], [np.nan], ['a'])),
+    q=SHARE,
+    noise_multiplier=POSITIVE,
+    num_roots=COUNT,
+    occurrences=COUNT,
+)
+# Measures
+
+entry(
+    'agp.make_measure',
+    lambda: {'measure': 'katz', 'graph': csr(), 'beta': 0.1},
+    bad(beta=None),
+    bad(t=2.0),
+    bad(beta=2.0),
+    bad('beta', measure=F.ppr(0.2)),
+)
+
+
+# Partitions
+
+entry(
+    'unlearning.hash_partition',
+    lambda: {'n_id': torch.arange(N), 'num_shards': 2, 'seed': 0},
+    bad(n_id=torch.zeros(N).long()),
+)
+
+# Propagation
+
+FEATURES = tensor(dtypes=(torch.int64, torch.bool, torch.float16))
+BAD_X = (
+    *(3, None, torch.ones(N), torch.ones(3, 2), torch.ones(N, 2).long()),
+    torch.full((N, 2), torch.nan),
+)
+PROPAGATE = (bad(graph=weighted()), bad(graph=directed(), measure=F.sgc(2)))
+
+
+def propagation() -> dict[str, Any]:
+    return {'graph': csr(), 'x': rand(N, 2), 'measure': F.ppr(0.2), 'eps': 0.1}
+
+
+entry(
+    'agp.plan_memory',
+    lambda: {'num_nodes': N, 'num_edges': 14, 'num_columns': 3},
+    bad(memory=10),
+    bad('columns', memory=10, columns=2),
+    itemsize=values(0, 2, 4.0, 'four', None),
+)
+entry(
+    'agp.propagate_halo',
+    lambda: {
+        'graph': HaloGraph(csr().rowptr, csr().col, 0, N),
+        'x': rand(N, 2),
+        'measure': F.ppr(0.2),
+    },
+    bad(graph=HaloGraph(csr().rowptr, csr().col, 0, N + 1)),
+    x=values(*BAD_X),
+)
+entry(
+    'agp.propagate_to',
+    lambda: {
+        'out': f'{FOLDER}/z.npy',
+        'graph': csr(),
+        'x': rand(N, 2),
+        'measure': F.ppr(0.2),
+    },
+    bad(out=f'{FOLDER}/z.txt'),
+    bad(tol=0.1, graph=directed()),
+    bad(half=True, x=rand(N, 2).double()),
+    x=values(*BAD_X, torch.ones(N, 2).to_sparse_coo()),
+)
+entry(
+    'agp.propagate',
+    lambda: {**propagation(), 'rows': torch.tensor([0, 2])},
+    *PROPAGATE,
+    bad(half=True),
+    bad(tol=0.1),
+    bad(tol=0.1, eps=0.0, measure=F.Measure(0, 0, (1.0,))),
+    bad(tol=0.1, eps=0.0, graph=directed()),
+    x=FEATURES,
+    tol=NOT_NEGATIVE,
+    rows=either(ids(), values(3, 'all', torch.ones(N + 1).bool())),
+)
+entry(
+    'agp.chebyshev',
+    lambda: {'measure': F.ppr(0.2), 'tol': 0.1},
+    bad('tol', measure=F.Measure(0, 0, (1.0,))),
+)
+entry(
+    'agp.query',
+    lambda: {
+        'graph': csr(),
+        'signals': torch.tensor([0, 2]),
+        'measure': F.ppr(0.2),
+        'eps': 0.1,
+    },
+    *PROPAGATE,
+    signals=tensor(rows=False, low=0, high=N - 1),
+    dtype=DTYPES,
+)
+entry('agp.variance_bound', propagation, *PROPAGATE, x=FEATURES)
+
+# Scattering
+
+entry(
+    'scattering.scattering_transform',
+    lambda: {
+        'graph': csr(),
+        'x': rand(N, 2),
+        'ptr': torch.tensor([0, N]),
+        'J': 3,
+        'Q': 2,
+        'L': 2,
+    },
+    bad(x=rand(N, 0)),
+    x=FEATURES,
+    ptr=either(
+        tensor(none=True),
+        values(*map(torch.tensor, ([0, 0, N], [0, N - 1], [0]))),
+    ),
+)
 
 # The kernels' arguments: types and shapes are checked, entries are not. Who
 # calls them by hand answers for indices.
-RAW = tensor(finite=False)
-WIDE = tensor(columns=True, finite=False)
 
 
 def push_arguments() -> dict[str, Any]:
@@ -55,17 +241,6 @@ def push_arguments() -> dict[str, Any]:
         'keep': torch.tensor([0.2, 1.0], dtype=torch.float64),
         'seed': 1,
     }
-
-
-PUSH = {
-    'graph': instance(),
-    'send': RAW,
-    'ratio': tensor(finite=False),
-    'keep': RAW,
-    'seed': integer(0),
-    'first': integer(0),
-}
-PUSH_NAMES = {'ratio': "'(ratio|keep)'"}
 
 
 def receivers() -> tuple[torch.Tensor, torch.Tensor]:
@@ -93,12 +268,7 @@ entry(
     ),
     bad('scale', half=False),
     bad(in_place=True),
-    names={'rowptr': "'(rowptr|x|recv)'"},
-    rowptr=RAW,
-    col=tensor(rows=False, finite=False),
-    x=RAW,
-    weights=tensor(rows=False, empty=True, finite=False),
-    scale=tensor(finite=False, none=True),
+    names={'rowptr': "'(rowptr|x|recv)'", 'x': "'(x|scale)'"},
     rows=tensor(rows=False, low=0, high=N - 1, none=True),
 )
 entry(
@@ -122,12 +292,8 @@ entry(
     },
     bad('rowptr', receivers=(receivers()[0][:-1], receivers()[1])),
     bad('col', receivers=(receivers()[0], receivers()[1][:-1])),
-    names=PUSH_NAMES,
+    names={'ratio': "'(ratio|keep)'", 'x': "'(x|eps)'"},
     receivers=values(3, None, 'r', (1,), [torch.tensor([0])]),
-    x=RAW,
-    eps=RAW,
-    pull_above=values('a', None, np.nan, -1.0, [1]),
-    **PUSH,
 )
 
 
@@ -165,15 +331,6 @@ entry(
         for field in ('rowptr', 'col', 'removable', 'budget', 'add_ptr')
     ),
     names={'reward': "'(reward|start|bonus)'"},
-    reward=WIDE,
-    start=WIDE,
-    goal=RAW,
-    bonus=tensor(columns=True, none=True, finite=False),
-    visit_cost=tensor(columns=True, none=True, finite=False),
-    step_cost=tensor(columns=True, none=True, finite=False),
-    root=tensor(columns=True, none=True, finite=False),
-    removal_cost=tensor(columns=True, none=True, finite=False),
-    addition_cost=tensor(none=True, finite=False),
 )
 
 entry(
@@ -212,7 +369,6 @@ entry(
     bad(edge_index=undirected()[:, [0] * 14]),
     bad(num_nodes=None),
     edge_index=edge_indices(N),
-    perm=FLAG,
 )
 
 
@@ -236,7 +392,6 @@ entry(
     },
     bad('edge_weight', graph=csr()),
     bad('num_nodes', graph=csr(), edge_weight=None, num_nodes=9),
-    transposed=FLAG,
 )
 
 
@@ -284,18 +439,6 @@ entry(
     names={'state': "state|'fit'"},
     state=values(3, None, 'state', {}, *STATE),
 )
-CONTENTS = values(3, 'a', [1], {0: 1}, {'a': 'b'}, {-1: 'a'})
-
-
-entry(
-    'seals.Seals.of',
-    lambda: {
-        'state': {'salt': torch.zeros(32, dtype=torch.uint8)},
-        'contents': {0: 'a', 1: 'b'},
-    },
-    state=damaged,
-    contents=CONTENTS,
-)
 
 
 def temporary(name: str = 'file') -> Path:
@@ -306,39 +449,6 @@ def saved() -> Path:
     path = temporary()
     files.save(path, {'a': 1})
     return path
-
-
-NAME = '0' * 32
-LINEAGE = values(3, None, 'a', [NAME], ('a',), (3,))
-
-
-def saved_state(*more: str) -> dict[str, Any]:
-    return {'lineage': [NAME, *more], 'ledger': {'entries': []}}
-
-
-NO_STATES = values(3, None, 'a', {}, {'lineage': 3}, {'lineage': ['a']})
-STATE_NAMES = "'(state|runs|found|new)'"
-NAMED['runs'] = LINEAGE
-entry(
-    'commit.Lineage.of',
-    lambda: {'state': saved_state(), 'present': None},
-    bad('turned back', present=Lineage(('1' * 32,))),
-    names={'state': STATE_NAMES},
-    state=NO_STATES,
-    present=instance(none=True),
-)
-entry(
-    'commit.check_continues',
-    lambda: {
-        'place': temporary(),
-        'found': saved_state(),
-        'new': saved_state('1' * 32),
-    },
-    bad('another fit', found={'lineage': ['2' * 32]}),
-    names={'found': STATE_NAMES, 'new': STATE_NAMES},
-    found=values(3, 'a', {}, {'lineage': 3}, {'lineage': ['a']}),
-    new=NO_STATES,
-)
 
 
 ITEMS = values(
@@ -367,16 +477,8 @@ entry(
     nodes=PER_GRAPH,
     features=PER_GRAPH,
     edges=values(
-        3,
-        None,
-        'a',
-        [1],
-        [(1,)],
-        [(1, 2, 3)],
-        [(1, -2)],
-        [(1, 0.5)],
-        torch.tensor([1, 2]),
-        torch.tensor([[0.5], [1.0]]),
+        *(3, None, 'a', [1], [(1,)], [(1, 2, 3)], [(1, -2)], [(1, 0.5)]),
+        *(torch.tensor([1, 2]), torch.tensor([[0.5], [1.0]])),
         {'a': [(1, 2)]},
     ),
 )
@@ -389,17 +491,17 @@ entry(
     bad(part=Part(whole=True)),
     bad(part=Part(labels=(0,))),
     bad('edge 0', part=Part(directed_edges=((0, 3),))),
-    part=instance(),
 )
 
 entry(
     'report.Guarantee',
     lambda: {'procedure': 'a', 'promise': 'b', 'assumptions': ()},
     bad(spent={'a': 1.0}),
-    procedure=values('', 3, None),
-    promise=values('', 3, None),
-    assumptions=values(3, None, 'one', [3]),
-    not_covered=values(3, None, 'one', [3]),
+    procedure=values('', 3),
+    promise=values('', 3),
+    **dict.fromkeys(
+        ('assumptions', 'not_covered', 'checked'), values(3, None, 'one', [3])
+    ),
     spent=values(3, None, {'a': 'b'}),
     budget=values(3, None, {'a': 'b'}),
     data=values(3, None),
@@ -407,8 +509,6 @@ entry(
     kind=choice(),
     values=values(3, None),
     history=values(3, None, {'a': [1.0]}),
-    checked=values(3, None, 'one', [3]),
-    model=values(3, None),
 )
 
 

@@ -16,6 +16,8 @@ import re
 import traceback
 import types
 from collections.abc import Callable, Iterable, Iterator
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,7 +36,6 @@ from pyg_trust._checks import (
     OneOf,
     constraints,
 )
-from pyg_trust._moved import _MOVED
 from pyg_trust.graph import CSRGraph
 
 PACKAGE = str(Path(pyg_trust.__file__).parent) + os.sep
@@ -45,76 +46,37 @@ Kind = Callable[[Any], Iterable[Bad]]
 # What is public ##############################################################
 
 
-# Rooms that list no exports: their modules are public by themselves.
-ROOMS = ('pyg_trust.files', 'pyg_trust.graph')
-# What is tried as well: exported by no package, and public in its module.
-FURTHER = {
-    'audit.statistics': ('holm', 'permutation_test'),
-    'agp.measures': ('Chebyshev',),
-    'agp.halo': ('HaloGraph',),
-    'agp.out_of_core': ('MemoryPlan',),
-    'privacy.poisson': ('poisson_profile', 'rdp_poisson'),
-    'privacy.propagation': (
-        'choose_receivers',
-        'energy_weights',
-        'received_lists',
-        'scaled_propagate',
-    ),
-    'unlearning.shifts': ('shift_epsilon',),
-    'certificates.smoothing': (
-        'FlipRegions',
-        'joint_regions',
-    ),
-    'certificates.voting': (
-        'CertifiedVotes',
-        'CollectiveVotes',
-        'survives_votes',
-    ),
-    'privacy.planning': (
-        'Proposal',
-        'draw_runs',
-        'rdp_select',
-        'search_epsilon',
-    ),
-    'unlearning.reports': ('AdditionReport',),
-}
-
-
-def public_modules() -> Iterator[str]:
-    """The packages, the modules beside them, and those of some rooms."""
+def all_modules() -> Iterator[types.ModuleType]:
+    """The package's own modules, which are in Python."""
     for info in pkgutil.walk_packages(pyg_trust.__path__, 'pyg_trust.'):
-        home, _, short = info.name.rpartition('.')
-        if home in ('pyg_trust', *ROOMS) and not short.startswith('_'):
-            yield info.name
+        if info.name.rpartition('.')[2] not in ('_C', '__main__'):
+            yield importlib.import_module(info.name)
 
 
 def public_names() -> Iterator[tuple[str, Any]]:
     """The exports of every package, and all of the modules beside them."""
-    for place in public_modules():
-        short = place.rpartition('.')[2]
-        module = importlib.import_module(place)
-        names = getattr(module, '__all__', None)
-        if names is None:
-            names = [
-                name
-                for name, value in vars(module).items()
-                if not name.startswith('_')
-                and getattr(value, '__module__', '') == place
-            ]
-        for name in names:
-            yield f'{short}.{name}', getattr(module, name)
-        # Those of modules that were exported in the last release.
-        for name, home in _MOVED.get(short, {}).items():
-            home, _, new = home.partition(':')
-            if short == 'functional' and '.' in home:
-                place = importlib.import_module(f'pyg_trust.{home}')
-                short = home.partition('.')[0]
-                yield f'{short}.{new or name}', getattr(place, new or name)
-                short = 'functional'
-    for place, names in FURTHER.items():
-        module = importlib.import_module(f'pyg_trust.{place}')
-        for name in names:
-            yield f'{place.partition(".")[0]}.{name}', getattr(module, name)
+    for module in all_modules():
+        home, _, short = module.__name__.rpartition('.')
+        if home != 'pyg_trust' or short.startswith('_'):
+            continue
+        for name in getattr(module, '__all__', vars(module)):
+            value = getattr(module, name)
+            ours = getattr(value, '__module__', '') == module.__name__
+            if hasattr(module, '__all__') or (ours and name[0] != '_'):
+                yield f'{short}.{name}', value
+
+
+def all_functions() -> Iterator[tuple[str, Callable[..., Any]]]:
+    """All functions and methods of the package."""
+    for module in all_modules():
+        for name, value in vars(module).items():
+            if getattr(value, '__module__', '') == module.__name__:
+                key = f'{module.__name__}.{name}'
+                held = vars(value) if inspect.isclass(value) else {'': value}
+                for member, found in held.items():
+                    found = getattr(found, '__func__', found)
+                    if inspect.isfunction(found):
+                        yield f'{key}.{member}', found
 
 
 @functools.cache
@@ -180,51 +142,18 @@ def parameters(function: Callable[..., Any]) -> list[str]:
 # Kinds #######################################################################
 
 
-class Limits(NamedTuple):
-    """Which numbers are good."""
-
-    integral: bool
-    low: float | None
-    high: float | None
-    closed: str
-    none: bool
-
-    def allow(self, value: Any) -> bool:
-        """Whether a value is good; for random ones."""
-        if value is None:
-            return self.none
-        kind = int if self.integral else int | float
-        if isinstance(value, bool) or not isinstance(value, kind):
-            return False
-        if self.low is not None and not self.low <= value:
-            return False
-        if self.high is not None and not value <= self.high:
-            return False
-        ends = {'low': self.low, 'high': self.high}
-        return all(
-            value != end or side in self.closed for side, end in ends.items()
-        )
-
-
 def integer(
     low: int | None = None, high: int | None = None, *, none: bool = False
 ) -> Kind:
     """An integer in `[low, high]`."""
 
     def bad(value: Any) -> Iterator[Bad]:
-        yield 'a string', 'three'
-        yield 'a bool', True
-        yield 'a fraction', 1.5
-        yield 'NaN', math.nan
-        yield 'a list', [1]
-        if not none:
-            yield 'None', None
+        yield from of('three', True, 1.5, math.nan, [1], none=none)
         if low is not None:
             yield 'too small', low - 1
         if high is not None:
             yield 'too large', high + 1
 
-    bad.limits = Limits(True, low, high, 'low high', none)
     return bad
 
 
@@ -238,40 +167,22 @@ def number(
     """A number in an interval, open but at the ends named in `closed`."""
 
     def bad(value: Any) -> Iterator[Bad]:
-        yield 'a string', 'half'
-        yield 'a bool', True
-        yield 'a list', [0.5]
-        yield 'a complex number', 0.5j
-        yield 'NaN', math.nan
-        if not none:
-            yield 'None', None
+        wrong = ['half', True, [0.5], 0.5j, math.nan, -math.inf]
         if 'high' not in closed or high < math.inf:
-            yield 'infinity', math.inf
-        yield 'minus infinity', -math.inf
-        if low > -math.inf:
-            yield 'below', low - 0.25
-            if 'low' not in closed:
-                yield 'the lower end', low
-        if high < math.inf:
-            yield 'above', high + 0.25
-            if 'high' not in closed:
-                yield 'the upper end', high
+            wrong.append(math.inf)
+        yield from of(*wrong, none=none)
+        for side, end, beyond in (('low', low, -0.25), ('high', high, 0.25)):
+            if math.isfinite(end):
+                yield f'beyond {side}', end + beyond
+                if side not in closed:
+                    yield f'at {side}', end
 
-    bad.limits = Limits(False, low, high, closed, none)
     return bad
 
 
 def choice(*, none: bool = False) -> Kind:
     """One of some names."""
-
-    def bad(value: Any) -> Iterator[Bad]:
-        yield 'an unknown name', 'no such name'
-        yield 'a number', 3
-        yield 'a list', ['no such name']
-        if not none:
-            yield 'None', None
-
-    return bad
+    return values('no such name', 3, ['no such name'], *nothing(none))
 
 
 def tensor(
@@ -285,7 +196,6 @@ def tensor(
     empty: bool = False,
     dtypes: tuple[torch.dtype, ...] = (),
     numbers: bool = False,
-    batched: bool = False,
 ) -> Kind:
     """A tensor like the one that works.
 
@@ -299,7 +209,6 @@ def tensor(
         empty: whether an empty one is bad.
         dtypes: other bad ones than the usual.
         numbers: whether lists and numpy arrays are good too.
-        batched: whether more dimensions are good.
     """
 
     def bad(value: Tensor | None) -> Iterator[Bad]:
@@ -307,10 +216,7 @@ def tensor(
             return
         if not numbers:
             yield 'a list', value.tolist()
-        yield 'a string', 'tensor'
-        yield 'an object', object()
-        if not none:
-            yield 'None', None
+        yield from of('tensor', object(), none=none)
         kinds = dtypes or (
             (torch.int64, torch.bool, torch.complex64)
             if value.is_floating_point()
@@ -320,8 +226,7 @@ def tensor(
         )
         for dtype in kinds:
             yield f'{dtype}', value.to(dtype)
-        if not batched:
-            yield 'two dimensions more', value[..., None, None]
+        yield 'two dimensions more', value[..., None, None]
         if value.dim() > 0 and value.numel() > 0:
             yield 'no dimension', value.flatten()[0]
         if rows:
@@ -331,72 +236,60 @@ def tensor(
             yield 'a column less', value[..., :-1]
         if empty:
             yield 'no entry', value[..., :0]
-        changed = []
+        entries = []
         if value.is_floating_point() and finite:
-            changed += [('NaN', math.nan), ('infinity', math.inf)]
-        if low is not None:
-            changed.append(('an entry too small', low - 1))
-        if high is not None:
-            changed.append(('an entry too large', high + 1))
-        for label, entry in changed:
+            entries += [math.nan, math.inf]
+        entries += [] if low is None else [low - 1]
+        entries += [] if high is None else [high + 1]
+        for entry in entries:
             made = value.detach().clone()
             made.view(-1)[-1] = entry
-            yield label, made
+            yield f'an entry {entry}', made
 
     return bad
+
+
+def ids(size: int = 6, *, empty: bool = False) -> Kind:
+    """Ids below a size, as a tensor or a list, or None for all."""
+    return tensor(
+        rows=False,
+        low=0,
+        high=size - 1,
+        none=True,
+        empty=empty,
+        dtypes=(torch.float32,),
+        numbers=True,
+    )
 
 
 def instance(*, none: bool = False, maybe: tuple[type, ...] = ()) -> Kind:
     """An object of a class of its own."""
-
-    def bad(value: Any) -> Iterator[Bad]:
-        for label, wrong in (
-            ('a number', 3),
-            ('a string', 'no such thing'),
-            ('an object', object()),
-            ('a dictionary', {'a': 1}),
-            ('a tensor', torch.tensor([0.5])),
-        ):
-            if not isinstance(wrong, maybe):
-                yield label, wrong
-        if not none:
-            yield 'None', None
-
-    return bad
+    wrong = (3, 'no such thing', object(), {'a': 1}, torch.tensor([0.5]))
+    wrong = [value for value in wrong if not isinstance(value, maybe)]
+    return values(*wrong, *nothing(none))
 
 
 def any_graph(*, none: bool = False) -> Kind:
     """What :meth:`CSRGraph.convert` takes."""
-
-    def bad(value: Any) -> Iterator[Bad]:
-        yield 'a number', 3
-        yield 'a string', 'graph'
-        yield 'a list', [[0, 1], [1, 0]]
-        yield 'a heterogeneous graph', HeteroData()
-        yield 'floating point', torch.tensor([[0.0, 1.0], [1.0, 0.0]])
-        yield 'three rows', torch.zeros((3, 2), dtype=torch.int64)
-        yield 'a negative node', torch.tensor([[0, -1], [-1, 0]])
-        yield 'no node', Data(edge_index=torch.zeros(2, 0).long(), num_nodes=0)
-        if not none:
-            yield 'None', None
-
-    return bad
+    wrong = (
+        *(3, 'graph', [[0, 1], [1, 0]], HeteroData()),
+        torch.tensor([[0.0, 1.0], [1.0, 0.0]]),
+        torch.zeros((3, 2), dtype=torch.int64),
+        torch.tensor([[0, -1], [-1, 0]]),
+        Data(edge_index=torch.zeros(2, 0).long(), num_nodes=0),
+    )
+    return values(*wrong, *nothing(none))
 
 
-def data(*, edges: bool = True, empty: bool = False) -> Kind:
-    """A homogeneous graph as PyG's Data, with nodes unless `empty`."""
+def data(*, edges: bool = True) -> Kind:
+    """A homogeneous graph as PyG's Data, with nodes."""
 
     def bad(value: Data) -> Iterator[Bad]:
-        yield 'None', None
-        yield 'a number', 3
+        yield from of(None, 3, value.edge_index, HeteroData())
         yield 'a dictionary', {'x': value.x, 'edge_index': value.edge_index}
-        yield 'an edge_index', value.edge_index
-        yield 'a heterogeneous graph', HeteroData()
         if edges:
             none = value.edge_index[:, :0]
-            nobody = Data(x=value.x[:0], edge_index=none, num_nodes=0)
-            if not empty:
-                yield 'no node', nobody
+            yield 'no node', Data(x=value.x[:0], edge_index=none, num_nodes=0)
             for label, made in edge_indices(value.num_nodes)(value.edge_index):
                 if made is None or isinstance(made, Tensor):
                     other = value.clone()
@@ -407,40 +300,19 @@ def data(*, edges: bool = True, empty: bool = False) -> Kind:
     return bad
 
 
-def edge_indices(
-    num_nodes: int | None = None, *, none: bool = False, entries: bool = True
-) -> Kind:
-    """int64, `[2, num_edges]`, of so many nodes, if entries are looked at."""
+def edge_indices(num_nodes: int, *, none: bool = False) -> Kind:
+    """int64, `[2, num_edges]`, of so many nodes."""
 
     def bad(value: Tensor) -> Iterator[Bad]:
-        yield 'a ragged list', [[0, 1], [1]]
-        yield 'a string', 'edges'
-        if not none:
-            yield 'None', None
+        yield from of([[0, 1], [1]], 'edges', none=none)
         yield 'floating point', value.double()
         yield 'one row', value[:1]
         yield 'three rows', value[[0, 1, 1]]
         yield 'one dimension', value.view(-1)
-        if not entries:
-            return
-        negative, large = value.clone(), value.clone()
-        negative[0, 0] = -1
-        yield 'a negative node', negative
-        if num_nodes is not None:
-            large[1, 0] = num_nodes
-            yield 'an unknown node', large
-
-    return bad
-
-
-def sequence(*bad_items: Any) -> Kind:
-    """A sequence of some things; `bad_items` replace its last."""
-
-    def bad(value: Any) -> Iterator[Bad]:
-        yield 'a number', 3
-        yield 'None', None
-        for item in bad_items:
-            yield f'with {item!r}', [*value[:-1], item]
+        for node in (-1, num_nodes):
+            other = value.clone()
+            other[0, 0] = node
+            yield f'node {node}', other
 
     return bad
 
@@ -466,6 +338,16 @@ def values(*bad_values: Any) -> Kind:
     return bad
 
 
+def of(*bad_values: Any, none: bool = True) -> Iterator[Bad]:
+    """These with labels, and None unless it is good."""
+    return values(*bad_values, *nothing(none))(None)
+
+
+def nothing(none: bool) -> list[None]:
+    """None, unless it is good."""
+    return [] if none else [None]
+
+
 def anything(why: str) -> Kind:
     """No value is bad, and why."""
     assert why
@@ -473,48 +355,67 @@ def anything(why: str) -> Kind:
 
 
 FLAG = anything('any truth value will do, as everywhere in Python')
-FUNCTION = instance()
 PATH = values(3, 1.5, None, ['a'])
-SEED = either(integer(0, 2**63 - 1, none=True))
+SEED = integer(0, 2**63 - 1, none=True)
+
+
+def constraints_of(function: Callable[..., Any]) -> tuple[dict, bool]:
+    """The constraints in the hints, and whether they are checked first."""
+    function = getattr(function, 'func', function)
+    if inspect.isclass(function):
+        function = function.__init__
+    return constraints(function), getattr(function, 'is_validated', False)
 
 
 def declared(function: Callable[..., Any], name: str) -> Kind | None:
     """The kind of a hint, where the function checks its arguments by them."""
-    function = getattr(function, 'func', function)
-    if inspect.isclass(function):
-        function = function.__init__
-    if not getattr(function, 'is_validated', False):
-        return None
-    found = constraints(function).get(name)
+    found, checked = constraints_of(function)
+    return hinted(found.get(name)) if checked else None
+
+
+def sized(found: dict[str, Any], name: str) -> Kind:
+    """A tensor whose sizes are those of other arguments by their names."""
+    form = found[name]
+    names = [x if isinstance(x, tuple) else (x, 0) for x in form.shape]
+    others = {
+        of[0] if isinstance(of, tuple) else of
+        for key, other in found.items()
+        for of in (getattr(other, 'shape', ()) if key != name else ())
+    }
+    return tensor(
+        rows=names[0][0] in others,
+        columns=len(names) > 1 and names[-1][0] in others,
+        low=0 if form.below else None,
+        finite=getattr(form, 'finite', False),
+        none=form.optional,
+    )
+
+
+def hinted(found: Any) -> Kind | None:
+    """The kind of a constraint."""
     none = found is not None and found.optional
     if isinstance(found, Number):
         kind = number(found.low, found.high, closed=found.closed, none=none)
     elif isinstance(found, Int):
         kind = integer(found.low, found.high, none=none)
-    elif isinstance(found, OneOf):
-        kind = choice(none=none)
     elif isinstance(found, AnyNumber):
-        kind = values('half', True, [0.5], 0.5j, *([] if none else [None]))
+        kind = values('half', True, [0.5], 0.5j, *nothing(none))
+    elif isinstance(found, OneOf):
+        return choice(none=none)
     elif isinstance(found, CanCall):
-        kind = instance(none=none)
+        return instance(none=none)
     elif isinstance(found, Is):
-        kind = (
-            FLAG
-            if bool in found.kinds
-            else instance(none=none, maybe=found.kinds)
-        )
+        if bool in found.kinds:
+            return FLAG
+        return instance(none=none, maybe=found.kinds)
     else:
         return None
-    if not isinstance(found, Number | Int | AnyNumber):
-        return kind
 
     def bad(value: Any) -> Iterator[Bad]:
         yield from kind(value)
-        yield 'a tensor', torch.tensor(1)
-        yield 'a bool of numpy', np.True_
-        yield 'NaN of numpy', np.array(['NaN'])[0]
+        yield from of(torch.tensor(1), np.True_, np.array(['NaN'])[0])
+        yield from of(Fraction(1, 2), Decimal(1), b'1', {'a': 1})
 
-    bad.limits = kind.limits if hasattr(kind, 'limits') else None
     return bad
 
 
@@ -522,10 +423,7 @@ def declared(function: Callable[..., Any], name: str) -> Kind | None:
 
 
 # Attributes that hold what was computed from the others.
-KEPT = {
-    ('CSRGraph', '_cache'),
-    ('DisjointWalkSampler', '_last'),
-}
+KEPT = {('CSRGraph', '_cache'), ('DisjointWalkSampler', '_last')}
 KEPT |= {
     (f'{kind}Loader', name)
     for kind in ('DisjointWalk', 'Unit', 'Graph')

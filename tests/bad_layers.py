@@ -4,17 +4,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from bad_functional import (
-    EPS,
-    LOGITS,
-    NOT_NEGATIVE,
-    N,
-    rand,
-    shard,
-)
-from bad_ground import plain_data
+from bad_ground import LOGITS, NOT_NEGATIVE, SHARD, N, plain_data, rand
 from bad_inputs import (
-    FLAG,
     any_graph,
     bad,
     choice,
@@ -22,6 +13,7 @@ from bad_inputs import (
     data,
     edge_indices,
     either,
+    ids,
     instance,
     integer,
     number,
@@ -33,27 +25,20 @@ from bad_table import entry
 from torch_geometric.data import Data
 
 from pyg_trust import agp as F
-from pyg_trust import (
-    certificates,
-    loader,
-    nn,
-    sampler,
-    transforms,
-)
+from pyg_trust import certificates, loader, nn, sampler, transforms
 from pyg_trust.sampler.walks import DisjointWalks
 
 # Layers ######################################################################
 
+NO_FLOATS = (torch.int64, torch.bool)
 EDGE_GRAPH = {
     'edge_index': "'(graph|edge_index|data)'",
     'graph': "'(graph|edge_index)'",
 }
-WEIGHTED = tuple(
-    bad(edge_weight=weight)
-    for weight in (torch.ones(13), torch.ones(14).long(), [1.0] * 14)
-)
 WEIGHTED = (
-    *WEIGHTED,
+    bad(edge_weight=torch.ones(13)),
+    bad(edge_weight=torch.ones(14).long()),
+    bad(edge_weight=[1.0] * 14),
     bad('edge_weight', edge_index=csr(), edge_weight=torch.ones(14)),
 )
 entry(
@@ -69,12 +54,7 @@ entry(
     ),
     *WEIGHTED,
     names={**EDGE_GRAPH, 'x': "'(x|edge_index)'"},
-    x=tensor(
-        rows=False,
-        columns=True,
-        finite=False,
-        dtypes=(torch.int64, torch.bool),
-    ),
+    x=tensor(rows=False, columns=True, finite=False, dtypes=NO_FLOATS),
     edge_index=any_graph(),
 )
 entry(
@@ -92,10 +72,9 @@ entry(
     ),
     *WEIGHTED,
     names={**EDGE_GRAPH, 'x': "'(x|edge_index)'"},
-    x=tensor(rows=False, finite=False, dtypes=(torch.int64, torch.bool)),
+    x=tensor(rows=False, finite=False, dtypes=NO_FLOATS),
     edge_index=any_graph(),
 )
-STEPS = integer(0, none=True)
 entry(
     'nn.LabelPropagation',
     lambda: {'num_classes': 3},
@@ -105,7 +84,7 @@ entry(
     num_layers=values(-1, 2.5, True, 2),
     num_classes=integer(2, none=True),
     alpha=number(0, 1, none=True),
-    K=STEPS,
+    K=integer(0, none=True),
 )
 
 
@@ -145,19 +124,7 @@ entry(
 
 # Transforms ##################################################################
 
-MEASURE = {
-    'measure': choice(),
-    'alpha': number(0, 1, closed='high', none=True),
-    't': number(0, none=True),
-    'beta': number(0, none=True),
-    'levels': integer(0, none=True),
-    'tol': number(0, 1, none=True),
-    'eps': EPS,
-}
-MEASURE_ROWS = (
-    bad(alpha=None),
-    bad('alpha', measure=F.ppr(0.2)),
-)
+MEASURE_ROWS = (bad(alpha=None), bad('alpha', measure=F.ppr(0.2)))
 entry(
     'transforms.AGP',
     lambda: {'measure': 'appnp', 'alpha': 0.2},
@@ -165,12 +132,12 @@ entry(
     bad(eps=0.1, half=True),
     bad('out', eps=0.1, out='z.npy'),
     bad(over_ranks=True),
-    **MEASURE,
+    measure=choice(),
 )
 
 
 def agp() -> Any:
-    return transforms.AGP('appnp', alpha=0.2, levels=2)
+    return transforms.AGP('appnp', alpha=0.2, K=2)
 
 
 FEATURE_ROWS = (
@@ -198,7 +165,10 @@ entry(
     top_k=integer(1),
     threshold=NOT_NEGATIVE,
     normalization=choice(none=True),
-    **MEASURE,
+    alpha=number(0, 1, closed='high', none=True),
+    t=number(0, none=True),
+    beta=number(0, none=True),
+    tol=number(0, 1, none=True),
 )
 entry(
     'transforms.GDC.forward',
@@ -208,7 +178,6 @@ entry(
     ),
     bad('edge_attr', data=plain_data(edge_attr=torch.ones(14, 1))),
 )
-DTYPES = values(3, 'float32', torch.int64, float, torch.float16)
 
 
 def scattering(**arguments: Any) -> Any:
@@ -219,10 +188,7 @@ def unit_data() -> Data:
     return plain_data(x=torch.linspace(-1, 1, 12).view(N, 2))
 
 
-UNIT_ROWS = (
-    *FEATURE_ROWS,
-    bad('x', data=plain_data()),
-)
+UNIT_ROWS = (*FEATURE_ROWS, bad('x', data=plain_data()))
 entry(
     'transforms.GraphEmbedding.forward',
     lambda: (scattering(), {'data': unit_data()}),
@@ -234,15 +200,13 @@ entry(
     *UNIT_ROWS,
     bad(data=[unit_data(), 3]),
     bad(data=[]),
-    dtype=DTYPES,
-    sparse=FLAG,
+    dtype=values(3, 'float32', torch.int64, float, torch.float16),
 )
 entry(
     'transforms.GraphEmbedding.signal',
     lambda: (scattering(), {'data': unit_data()}),
     *UNIT_ROWS,
     data=data(edges=False),
-    dtype=DTYPES,
 )
 entry(
     'transforms.Shards',
@@ -282,19 +246,6 @@ entry(
     ),
     input_id=values(3, 'a', [1], torch.tensor([0.5]), torch.zeros(99).long()),
 )
-OPTIONS = {
-    'input_nodes': tensor(
-        rows=False,
-        low=0,
-        high=N - 1,
-        none=True,
-        empty=True,
-        dtypes=(torch.float32,),
-        numbers=True,
-    ),
-    'num_steps': integer(1, none=True),
-    'along': FLAG,
-}
 OWN = bad(shuffle=True)
 entry(
     'loader.DisjointWalkLoader',
@@ -306,7 +257,7 @@ entry(
     },
     OWN,
     bad(batch_size=99, seed=0),
-    **OPTIONS,
+    input_nodes=ids(empty=True),
 )
 
 
@@ -325,7 +276,7 @@ entry(
     },
     OWN,
     bad('data', max_degree=2),
-    **OPTIONS,
+    input_nodes=ids(empty=True),
 )
 
 
@@ -346,7 +297,7 @@ entry(
 )
 entry(
     'loader.ShardLoader',
-    lambda: {'data': plain_data(), 'shard': shard(), 'num_shards': 3},
+    lambda: {'data': plain_data(), 'shard': SHARD, 'num_shards': 3},
     bad('shard', num_shards=4),
     bad(shard=None),
     bad(collate_fn=print),
@@ -374,7 +325,7 @@ entry(
     lambda: (certificate(), {'node': BROKEN}),
     bad('has no witness', node=ROBUST),
     names={'node': 'node'},
-    node=integer(0, N - 1),
+    node=integer(high=N - 1),
 )
 entry(
     'certificates.RobustLoss',
@@ -395,19 +346,10 @@ entry(
     bad(pseudo=torch.tensor([-1, -1, 0, 1, -1, -1])),
     logits=LOGITS,
     y=tensor(low=None),
-    nodes=either(
-        values(3, 'a', [N], [0.5], torch.ones(3).bool()),
-        tensor(
-            rows=False,
-            low=0,
-            high=N - 1,
-            none=True,
-            dtypes=(torch.float32,),
-            numbers=True,
-        ),
-    ),
+    nodes=either(values(3, 'a', [N], [0.5], torch.ones(3).bool()), ids()),
     pseudo=tensor(low=-1, high=1, none=True),
 )
+PAIRS = values(*map(torch.tensor, ([[0.5], [1.0]], [0, 1], [[0], [N]])))
 entry(
     'certificates.ThreatModel',
     lambda: {
@@ -424,26 +366,11 @@ entry(
     bad(fixed=torch.tensor([[1, 1], [2, 2]])),
     bad(fixed='mst'),
     bad(fragile=torch.tensor([[0, 0], [1, 1]])),
-    fragile=either(
-        choice(),
-        values(
-            torch.tensor([[0.5], [1.0]]),
-            torch.tensor([0, 1]),
-            torch.tensor([[0], [N]]),
-        ),
-    ),
-    fixed=either(
-        choice(none=True),
-        values(
-            torch.tensor([[0.5], [1.0]]),
-            torch.tensor([0, 1]),
-            torch.tensor([[0], [N]]),
-        ),
-    ),
+    fragile=either(choice(), PAIRS),
+    fixed=either(choice(none=True), PAIRS),
     local_budget=either(
         integer(0, none=True), values(-torch.ones(N).long(), torch.ones(N))
     ),
-    undirected=values(3, 'yes', None, 1.0),
 )
 
 
@@ -476,14 +403,6 @@ entry(
     names={'model': "'(model|logits)'"},
     model=LOGITS,
     data=values(3, 'data', plain_data()),
-    nodes=tensor(
-        numbers=True,
-        rows=False,
-        low=0,
-        high=N - 1,
-        none=True,
-        dtypes=(torch.float32,),
-    ),
+    nodes=ids(),
     reference=tensor(low=0, high=1, none=True),
-    tol=values('a', None, np.nan, -1.0, True, [0.5]),
 )

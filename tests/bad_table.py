@@ -14,13 +14,16 @@ from bad_inputs import (
     Row,
     any_graph,
     choice,
+    constraints_of,
     data,
-    declared,
     edge_indices,
     entry_points,
+    hinted,
     instance,
     integer,
     number,
+    parameters,
+    sized,
     tensor,
     values,
 )
@@ -34,7 +37,6 @@ class Entry(NamedTuple):
     kinds: dict[str, Kind]
     rows: tuple[Row, ...]
     names: dict[str, str]
-    needs: str | None
 
 
 TABLE: dict[str, Entry] = {}
@@ -65,9 +67,9 @@ NAMED: dict[str, Kind] = {
     'seed': SEED,
     'alpha': number(0, 1),
     'delta': number(0, 1),
-    'levels': integer(0, none=True),
+    'K': integer(0, none=True),
     'tol': number(0, 1),
-    'reference': values(3, None, ['a'], 'a', 'G' * 32, 'a' * 33),
+    'reference': values(3, ['a'], 'a', 'G' * 32, 'a' * 33),
 }
 
 
@@ -76,7 +78,6 @@ def entry(
     make: Callable[[], Any],
     *rows: Row,
     names: dict[str, str] | None = None,
-    needs: str | None = None,
     **kinds: Kind,
 ) -> None:
     """Adds an entry.
@@ -86,14 +87,24 @@ def entry(
         make: makes the arguments, by name; of a method, the object too.
         rows: what several arguments together make bad.
         names: by argument, what the error names if not the argument.
-        needs: the package without which it cannot be called.
         kinds: by argument.
     """
     assert key not in TABLE, key
-    TABLE[key] = Entry(make, kinds, rows, names or {}, needs)
+    assert set(kinds) <= set(parameters(entry_points()[key])), key
+    TABLE[key] = Entry(make, kinds, rows, names or {})
 
 
 def kind_of(key: str, name: str) -> Kind | None:
-    """Return the kind that the table, the hint or the name says."""
-    kind = TABLE[key].kinds.get(name, declared(entry_points()[key], name))
-    return NAMED.get(name) if kind is None else kind
+    """The kind that the table, the hint that is checked, or the name says.
+
+    Else that of the hint, which some other check of the package has to know.
+    """
+    found, checked = constraints_of(entry_points()[key])
+    hint = hinted(found.get(name))
+    if hasattr(found.get(name), 'shape'):
+        hint = sized(found, name)
+    kinds = TABLE[key].kinds.get(name), hint if checked else None
+    return next(
+        (kind for kind in (*kinds, NAMED.get(name), hint) if kind is not None),
+        None,
+    )

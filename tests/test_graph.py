@@ -116,38 +116,11 @@ def test_sparse_tensor_without_torch_sparse(monkeypatch):
         make_graph('path').to_sparse_tensor()
 
 
-def test_duplicates():
-    edges = torch.tensor([[0, 1, 0, 0], [1, 0, 1, 2]])
-    weights = torch.tensor([1.0, 2.0, 4.0, 8.0])
-    with pytest.raises(ValueError, match=r'1 edges more than once.*0 -> 1'):
-        CSRGraph.from_edge_index(edges, 3)
-    merged = CSRGraph.from_edge_index(
-        edges, 3, weights, duplicates='merge', perm=True
-    )
-    assert merged.col.tolist() == [1, 2, 0]
-    assert merged.weight.tolist() == [5.0, 8.0, 2.0]
-    assert merged.perm.tolist() == [0, 3, 1]
-    kept = CSRGraph.from_edge_index(
-        edges, 3, weights, duplicates='keep', perm=True
-    )
-    assert kept.col.tolist() == [1, 1, 2, 0]
-    assert kept.weight.tolist() == [1.0, 4.0, 8.0, 2.0]
-    assert kept.perm.tolist() == [0, 2, 3, 1]
-    assert kept.has_duplicates
-    assert not merged.has_duplicates
-    assert kept.degree.tolist() == [3, 1, 0]
-
-
 # Properties ##################################################################
 
 
 def test_undirected():
     assert all(make_graph(name).is_undirected for name in UNDIRECTED)
-    assert make_graph('duplicate').is_undirected
-    assert not make_graph('directed').is_undirected
-    edges = torch.tensor([[0, 1], [1, 0]])
-    one_way = CSRGraph.from_edge_index(edges, 2, torch.tensor([1.0, 2.0]))
-    assert not one_way.is_undirected
     # The same number of edges in and out of every node, yet directed.
     ring = CSRGraph.from_edge_index(torch.tensor([[0, 1, 2], [1, 2, 0]]), 3)
     assert not ring.is_undirected

@@ -100,7 +100,10 @@ def test_rows_are_those_of_a_stable_sort(seed):
     first = torch.ones(len(row), dtype=torch.bool)
     first[1:] = ~same
     for kept in (None, weight):
-        merged = CSRGraph.from_edge_index(pairs, n, kept, duplicates='merge')
+        merged = CSRGraph.from_edge_index(
+            pairs, n, kept, duplicates='merge', perm=True
+        )
+        assert torch.equal(merged.perm, perm[first])
         assert torch.equal(merged.rowptr, starts(row[first], n))
         assert torch.equal(merged.col, col[first])
         assert not merged.has_duplicates
@@ -375,7 +378,7 @@ def held():
 n, m = {n}, {m}
 # Everything is loaded, and has run once.
 small = CSRGraph.from_edge_index(torch.tensor([[0, 1], [1, 0]]), 2)
-propagate(small, torch.rand(2, 16), appnp(0.1, levels=2))
+propagate(small, torch.rand(2, 16), appnp(0.1, K=2))
 {code}
 """
 

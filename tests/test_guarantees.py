@@ -235,13 +235,3 @@ def test_a_ledger_of_removals_that_lies_is_found_out(
     assert any(
         each.status == FAILS and ': ledger: ' in each.text for each in found
     )
-
-
-@pytest.mark.parametrize('name', [NODES, 'ForgetReport, shards'])
-def test_data_that_still_have_what_was_removed_fail(made, name, tmp_path):
-    guarantee, files = made(name)
-    data = files['data'].clone()
-    data['n_id'] = data['n_id'].clone()
-    data['n_id'][0] = 9  # as if it had come back
-    found = checked(tmp_path, guarantee, {'data': data})
-    assert any('node 9 of graph 0 is still' in each.text for each in found)

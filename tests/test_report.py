@@ -1,7 +1,7 @@
 import html.parser
 import json
 import math
-from dataclasses import FrozenInstanceError, dataclass
+from dataclasses import dataclass
 
 import jsonschema
 import pytest
@@ -66,11 +66,6 @@ def test_str_is_a_table():
     assert str(Inner(1 / 3)).split() == ['Inner', 'ratio', '0.3333']
 
 
-def test_reports_are_frozen():
-    with pytest.raises(FrozenInstanceError):
-        make().epsilon = 1.0
-
-
 def promise(**changes):
     fields = {
         'procedure': 'removal',
@@ -112,24 +107,17 @@ def test_trust_report_prints_everything_that_was_promised():
     assert max(map(len, page.splitlines())) <= 79
 
 
-def test_trust_report_is_one_json(tmp_path):
-    report = TrustReport.of(promise(), promise(data=''))
+@pytest.mark.parametrize('budget', [1.0, math.inf])
+def test_trust_report_is_one_json(tmp_path, budget):
+    report = TrustReport.of(
+        promise(budget={'residual': budget}), promise(data='')
+    )
     report.save(tmp_path / 'trust.json')
     read = json.loads((tmp_path / 'trust.json').read_text())
+    jsonschema.validate(read, schema())
     assert read.pop('digest') == digest(read)
-    assert read == report.to_dict()
     assert read['guarantees'][0]['spent'] == {'residual': 0.25}
     assert [file.name for file in tmp_path.iterdir()] == ['trust.json']
-    jsonschema.validate(read, schema())
-    assert TrustReport.load(tmp_path / 'trust.json') == report
-
-
-def test_what_is_unlimited_survives_the_file(tmp_path):
-    report = TrustReport.of(promise(budget={'residual': math.inf}))
-    report.save(tmp_path / 'trust.json')
-    jsonschema.validate(
-        json.loads((tmp_path / 'trust.json').read_text()), schema()
-    )
     assert TrustReport.load(tmp_path / 'trust.json') == report
 
 
@@ -359,21 +347,6 @@ def test_the_plot_shows_the_share_of_each_budget():
     assert over.plot().get_title('left').startswith('Over its budget: 1.')
     with pytest.raises(ValueError, match="'plot' needs a finite budget"):
         TrustReport.of(promise(spent={}, budget={}, history={})).plot()
-
-
-@pytest.mark.parametrize(
-    ('changes', 'match'),
-    [
-        ({'promise': ''}, "'promise' of a guarantee"),
-        ({'procedure': ''}, "'procedure' of a guarantee"),
-        ({'budget': {}}, "'spent' and 'budget' need"),
-        ({'kind': 'magic'}, "'kind' of a guarantee needs to fit"),
-        ({'history': {'time': [1.0]}}, "'history' needs keys of"),
-    ],
-)
-def test_a_guarantee_is_complete(changes, match):
-    with pytest.raises(ValueError, match=match):
-        promise(**changes)
 
 
 def test_trust_report_refuses_what_promises_nothing():

@@ -59,9 +59,3 @@ def test_its_end_is_told(code, status, said):
     done = warm.run('-c', code)
     assert done.returncode == status
     assert said in done.stderr
-
-
-@pytest.mark.skipif(sys.platform != 'linux', reason='a new Python there')
-def test_who_is_late_is_killed():
-    process = warm.Process('-c', 'import time; time.sleep(60)')
-    assert process.wait(timeout=0.1).returncode == -signal.SIGKILL

@@ -47,9 +47,10 @@ def query(
     r"""Propagate from each of many nodes, for example its PageRank.
 
     Each query computes :math:`z = \sum_i w_i (D^{-a} A D^{-b})^i x` for one
-    sparse signal :math:`x`. It reads about :math:`1/\varepsilon` edges, not
-    the whole graph. The same seed gives the same result for any number of
-    threads. Queries run on the CPU; a graph on a GPU is copied there.
+    sparse signal :math:`x`, with the adjacency matrix :math:`A` and the
+    degrees :math:`D`. It reads about :math:`1/\varepsilon` edges, not the
+    whole graph. The same seed gives the same result for any number of threads.
+    Queries run on the CPU; a graph on a GPU is copied there.
 
     With the method :obj:`'sample'`, messages that are small (relative to
     :math:`\varepsilon`) are sampled: the result is unbiased, with the variance

@@ -52,7 +52,7 @@ class MembershipReport(Report):
     provenance: dict[str, Any]
 
     def chart(self) -> Chart:
-        """Draw the attack's success beside chance."""
+        """Draw the AUC with its interval, beside 0.5 for chance."""
         chance = self.low <= 0.5 <= self.high
         return Chart(
             'The attack does no better than chance'

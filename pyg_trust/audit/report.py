@@ -90,7 +90,7 @@ class AuditReport(Report):
 
     @property
     def violated(self) -> bool:
-        """Whether a test was failed."""
+        """Whether at least one test was failed."""
         return bool(self.failed)
 
 
@@ -180,7 +180,7 @@ class PrivacyAudit(AuditReport):
         epsilon_lower (float, optional): the true :math:`\epsilon` at ``delta``
             is at least this.
         epsilon_claimed (float, optional): the claimed :math:`\epsilon`.
-        delta (float, optional): the :math:`\delta` of both.
+        delta (float, optional): the :math:`\delta` of both epsilons.
         delta_lower (float, optional): the true :math:`\delta` at the claimed
             :math:`\epsilon` is at least this.
         mu_lower (float): the true :math:`\mu` of Gaussian differential privacy

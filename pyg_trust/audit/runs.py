@@ -238,7 +238,10 @@ class Runs:
         return data
 
     def kinds(self) -> list[str]:
-        """List what :meth:`changed` can change, such as ``'features'``."""
+        """List the kinds of values that :meth:`changed` can change.
+
+        ``'features'`` and, if nodes are removed, ``'labels'`` and ``'edges'``.
+        """
         return ['features'] + ['labels', 'edges'] * bool(self.removed.numel())
 
     def noisy_runs(self, what: str = 'data') -> list[Run]:

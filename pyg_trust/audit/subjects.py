@@ -270,9 +270,9 @@ class ScatteringSubject(_NoisySubject[ScatteringClassifier]):
         self._end()
 
     def predict_proba(self, data: Data) -> Tensor:
-        """Predict for each node the class probabilities of its graph.
+        """Predict class probabilities, ``[num_nodes, num_classes]``.
 
-        float, ``[num_nodes, num_classes]``.
+        Each node has those of its graph.
         """
         made, graphs = self.classifier, [g for g, _, _ in _graphs(data)]
         _, home = data.batch.unique(return_inverse=True)

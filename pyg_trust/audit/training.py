@@ -98,9 +98,9 @@ def audit_function(
     A bound above the claim disproves it; a bound below proves nothing.
 
     Args:
-        train (callable): maps a graph to what it releases: a model, its
-            ``state_dict``, or a list of these. The graph has more features
-            than :obj:`data`: the model needs ``data.num_features`` inputs.
+        train (callable): ``train(graph)`` returns what it releases: a model,
+            its ``state_dict``, or a list of these. ``graph`` is :obj:`data`
+            with canaries; the model needs ``graph.num_features`` inputs.
         data (Data): a graph with ``x``, ``y`` and, best, ``train_mask``.
         claim (float or callable, optional): the claimed :math:`\epsilon` at
             :obj:`delta`, or a function of :math:`\delta`, compared at many

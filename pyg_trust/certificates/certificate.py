@@ -44,9 +44,10 @@ _CHECKED = (
 class Certificate(Proved, SpeaksOf, Report):
     """Bounds of the worst-case margins of target nodes.
 
-    The worst-case margin of a node is the smallest difference between the
-    score of its reference class and that of any other class, in any graph that
-    the attacker can make. It lies between :obj:`lower` and :obj:`upper`. A
+    :func:`certify_pagerank` makes it. The margin of a node is the score of its
+    reference class, which is to be kept, minus the largest score of another
+    class. The worst-case margin is the smallest one in any graph that the
+    attacker can make. It lies between :obj:`lower` and :obj:`upper`. A
     node is robust if :obj:`lower` is above :obj:`tolerance`. It is broken if
     :obj:`upper` is below -:obj:`tolerance`; :meth:`witness` returns the flips.
     Otherwise it is unknown. Each node is attacked in a graph of its own.
@@ -62,7 +63,7 @@ class Certificate(Proved, SpeaksOf, Report):
         roundoff (float): the largest rounding error of the model's margins.
         fingerprint, model_digest (str): SHA-256 of the input and the model.
         targets (Tensor): the certified nodes: int64, ``[num_targets]``.
-        reference (Tensor): the class to keep, int64, ``[num_targets]``.
+        reference (Tensor): the reference class, int64, ``[num_targets]``.
         predicted (Tensor): the class in the clean graph, of the same shape.
         status (Tensor): :obj:`ROBUST` (1), :obj:`UNKNOWN` (0) or
             :obj:`BROKEN` (-1), int8, of the same shape.
@@ -227,7 +228,7 @@ class Certificate(Proved, SpeaksOf, Report):
         )
 
     def guarantee(self) -> Guarantee:
-        """Return the guarantee: robust nodes keep their class, and when."""
+        """Return the guarantee that robust nodes keep their class."""
         return stated(
             'robustness certificate',
             self._fields(),
@@ -239,7 +240,7 @@ class Certificate(Proved, SpeaksOf, Report):
         )
 
     def chart(self) -> Chart:
-        """Chart each node's proven margin, and that under the best attack."""
+        """Return a chart of the :obj:`lower` and :obj:`upper` margins."""
         total = self.targets.numel()
         return Chart(
             f'{self.num_robust} of {total} predictions are proven to stay, '
@@ -261,9 +262,6 @@ class Certificate(Proved, SpeaksOf, Report):
         Args:
             node (int): the index of the node in the graph, a value of
                 :obj:`targets`.
-
-        Raises:
-            ValueError: if the node is no target, or not broken.
         """
         where = (self.targets == node).nonzero()
         if where.numel() == 0:

@@ -154,7 +154,7 @@ class VoteCertificate(SpeaksOf, Report):
         return float((self.certified(changes, rows) & right).double().mean())
 
     def chart(self) -> Chart:
-        """Chart the certified share of targets by number of changes."""
+        """Return a chart of the certified share by number of changes."""
         most = max(int(self.radius.max()), 0) + 1
         shares = [self.certified_ratio(k) for k in range(most + 1)]
         return Chart(
@@ -181,7 +181,7 @@ class VoteCertificate(SpeaksOf, Report):
         return tallies(top, earlier, later, self.votes.size(0) - taken)
 
     def guarantee(self) -> Guarantee:
-        """Return the guarantee: voted classes stay, with certainty."""
+        """Return the guarantee of how many voted classes stay."""
         return stated(
             'certificate by division and voting',
             {
@@ -235,7 +235,7 @@ class Divided(Module):
         seed (int, optional): the key of the hash; None draws one from the
             operating system. (default: :obj:`None`)
         unit (PrivacyUnit, optional): who owns what; for ``'owners'`` alone.
-        target (str, optional): the public node type to classify, likewise.
+        target (str, optional): the node type to classify, for ``'owners'``.
     """
 
     def __init__(

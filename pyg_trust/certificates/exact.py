@@ -70,9 +70,9 @@ def certify_pagerank(
     end in an ``APPNP``. Its number of steps, normalization, self-loops and
     rounding errors are accounted for.
 
-    Without a global budget, a model of infinitely many steps gets an exact
-    status at every node. Otherwise margins are bounded, an attack is searched
-    at nodes that stay open, and if few graphs are possible all are tried.
+    The status of every node is exact for directed flips without a global
+    budget, if the model has infinitely many steps. Otherwise margins are
+    bounded, and attacks are searched at nodes that remain unknown.
 
     Args:
         model (PageRankDiffusion or Tensor): the deployed model; or :math:`H`,

@@ -66,8 +66,7 @@ class RobustLoss(torch.nn.Module):
         kind (str): :obj:`'rce'` or :obj:`'cem'`, the loss of labelled nodes.
         margin (float): :math:`M`, the margin that the hinge losses (the terms
             with a maximum) ask for. (default: :obj:`1.0`)
-        pseudo_weight (float): :math:`w`, the weight of the nodes without a
-            label. (default: :obj:`1.0`)
+        pseudo_weight (float): :math:`w`, the weight of unlabelled nodes.
         tol (float): the relative error of the margins. (default: :obj:`1e-6`)
     """
 
@@ -100,18 +99,18 @@ class RobustLoss(torch.nn.Module):
         nodes: Tensor | None = None,
         pseudo: Tensor | None = None,
     ) -> Tensor:
-        r"""Return the loss over labelled and, if given, pseudo-labelled nodes.
+        r"""Return the loss, a scalar, of labelled and pseudo-labelled nodes.
 
         Args:
-            logits (Tensor): :math:`H`, before diffusion, ``[num_nodes,
-                num_classes]``.
-            y (Tensor): int64, ``[num_nodes]``: the classes; only those of
+            logits (Tensor): the logits :math:`H` before propagation,
+                ``[num_nodes, num_classes]``.
+            y (Tensor): the classes: int64, ``[num_nodes]``; only those of
                 labelled nodes are read.
-            nodes (Tensor, optional): the labelled nodes, indices or a mask.
-                By default all. (default: :obj:`None`)
-            pseudo (Tensor, optional): :math:`\hat y`, int64,
-                ``[num_nodes]``: the class that each unlabelled node is to
-                keep, or -1 to leave it out. (default: :obj:`None`)
+            nodes (Tensor, optional): the labelled nodes, int64 indices or a
+                bool mask; by default all. (default: :obj:`None`)
+            pseudo (Tensor, optional): the class :math:`\hat y` that each
+                unlabelled node is to keep, -1 for none: int64,
+                ``[num_nodes]``; by default none. (default: :obj:`None`)
         """
         check_logits(logits, self.threat.graph)
         num_nodes, num_classes = logits.shape

@@ -39,9 +39,10 @@ _SHOWN = (1, 2, 3, 5)
 class PoisonCertificate(Report):
     """Predictions certified against poisoning of training nodes.
 
-    Each shard of the training nodes trains a model, and the models vote. A
-    node's shard depends on its id alone. So if an attacker changes :math:`k`
-    training nodes, at most :math:`k` models change (`Levine and Feizi 2021
+    ``ShardedUnlearner.certify()`` makes it. One model is trained on each shard
+    of the training nodes, and the models vote. A node's shard depends on its
+    id alone. So if an attacker changes :math:`k` training nodes, at most
+    :math:`k` models change (`Levine and Feizi 2021
     <https://arxiv.org/abs/2006.14768>`_). The graph that all models see at
     inference is assumed to be clean.
 
@@ -52,12 +53,13 @@ class PoisonCertificate(Report):
             class, -1 for none: int64, ``[num_targets]``.
         votes (Tensor): the classes that the models vote for: int64,
             ``[num_shards, num_targets]``.
-        num_classes (int): the number of votes that are told apart; the last
-            one is the vote of shards without training nodes.
+        num_classes (int): the number of classes of votes, the last one for
+            shards without training nodes.
         aggregator (str): ``'mean'`` of probabilities, or ``'majority'``.
         n_id (Tensor): the ids of all nodes: int64, ``[num_nodes]``.
         group (Tensor): the shard of each of them: int64, ``[num_nodes]``.
         data, weights (str): SHA-256 of models and data, and of the weights.
+        provenance (dict): versions and settings.
         checked (tuple[str, ...]): the checks in this run.
         assumptions (tuple[str, ...]): further assumptions of this run.
         inference (str): always ``'clean'``.
@@ -86,7 +88,10 @@ class PoisonCertificate(Report):
         return self.radius >= check_integer('nodes', nodes, 0)
 
     def certified_ratio(self, nodes: int) -> float:
-        """Return the share that keeps its class if ``nodes`` are poisoned."""
+        """Return the share of targets that keep their class.
+
+        ``nodes`` is the number of poisoned training nodes.
+        """
         return float(self.certified(nodes).double().mean())
 
     def certified_accuracy(self, labels: Tensor, nodes: int) -> float:
@@ -143,7 +148,7 @@ class PoisonCertificate(Report):
         return collective_votes(voted, self.num_classes, shards)
 
     def chart(self) -> Chart:
-        """Chart the certified share of targets against the poisoned nodes."""
+        """Return a chart of the certified share by poisoned nodes."""
         most = max(int(self.radius.max()), 0) + 1
         shares = [self.certified_ratio(k) for k in range(most + 1)]
         return Chart(
@@ -168,7 +173,7 @@ class PoisonCertificate(Report):
         return tallies(top, other, torch.full_like(top, -1), rest)
 
     def guarantee(self) -> Guarantee:
-        """Return the guarantee: which attacks the voted classes survive."""
+        """Return the guarantee of which poisonings the classes survive."""
         return stated(
             'certificate against poisoning, by shards',
             {

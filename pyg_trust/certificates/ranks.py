@@ -135,7 +135,7 @@ class RankCertificate(Proved, Report):
         }
 
     def chart(self) -> Chart:
-        """Chart the worst rank at each place of the top k, and their mean."""
+        """Return a chart of the worst rank at each place of the top k."""
         places = range(1, self.k + 1)
         worst = self.worst_rank.double()
         return Chart(
@@ -153,7 +153,7 @@ class RankCertificate(Proved, Report):
         )
 
     def guarantee(self) -> Guarantee:
-        """Return the guarantee: which recommendations stay, and when."""
+        """Return the guarantee of which recommendations stay."""
         return stated(
             'certificate of ranks',
             self._fields(),

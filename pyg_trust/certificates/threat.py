@@ -42,8 +42,8 @@ class ThreatModel:
     directions of an edge flip together, and count as one flip.
 
     Args:
-        graph (Any): the clean graph, in any form that :meth:`CSRGraph.convert`
-            takes: unweighted and without duplicate edges.
+        graph (Any): the clean graph: a ``Data``, an ``edge_index``, a sparse
+            matrix or a ``CSRGraph``, unweighted and without duplicate edges.
         fragile (str or Tensor): :obj:`'removals'` (all edges that are not
             fixed), :obj:`'additions'` (all ordered pairs of distinct nodes
             without an edge), :obj:`'both'`, or a set of edges (which may be
@@ -64,11 +64,6 @@ class ThreatModel:
         undirected (bool): whether both directions of an edge flip together.
         num_nodes (int, optional): the number of nodes, for an ``edge_index``,
             which does not store it. (default: :obj:`None`)
-
-    Raises:
-        ValueError: if an edge is fragile and fixed, listed twice or out of
-            range, a fixed edge is not in the graph, a budget is negative, or
-            an undirected attacker is given a directed graph.
     """
 
     def __init__(

@@ -266,7 +266,7 @@ class SmoothedCertificate(SpeaksOf, Report):
         return tallies(top, runner_up, rest, *cells)
 
     def guarantee(self) -> Guarantee:
-        """Return the guarantee: which classes stay, with which confidence."""
+        """Return the guarantee of which classes stay, and its confidence."""
         counts: dict[str, int] = {}
         answers: dict[str, int] = {}
         for kind in self.noise.noisy:
@@ -304,7 +304,7 @@ class SmoothedCertificate(SpeaksOf, Report):
             yield kind, 'deletions', lambda r, kind=kind: {kind: (0, r)}
 
     def chart(self) -> Chart:
-        """Chart the certified share of targets by number of changes."""
+        """Return a chart of the certified share by number of changes."""
         radii, lines = range(_SHOWN[-1] + 1), {}
         for kind, side, budget in self._sides():
             shares = [self.certified_ratio(**budget(r)) for r in radii]
@@ -348,10 +348,10 @@ def certified_after(
     edges: tuple[int, int] = (0, 0),
     features: tuple[int, int] = (0, 0),
 ) -> Tensor:
-    """Return a mask of targets whose smoothed class stays after changes.
+    """Return which nodes keep their class, if the graph has changed since.
 
-    The bits that were added and removed since the certificate are added to the
-    budget. The confidence stays, as no copy is drawn.
+    The changes since the certificate are added to those of the attacker. No
+    copy is drawn, so that the confidence is that of the certificate.
 
     Args:
         certificate (SmoothedCertificate): the certificate of nodes.
@@ -359,13 +359,13 @@ def certified_after(
         before (Data): the graph of the certificate.
         now (Data): the present graph, with the same nodes; only edges and
             features that have noise may differ.
-        edges (tuple[int, int]): as in :meth:`~SmoothedCertificate.certified`,
-            around the present graph. (default: :obj:`(0, 0)`)
-        features (tuple[int, int]): likewise. (default: :obj:`(0, 0)`)
+        edges (tuple[int, int]): how many edges an attacker adds to the present
+            graph and deletes from it, at most. (default: :obj:`(0, 0)`)
+        features (tuple[int, int]): how many entries of the present ``x`` it
+            turns to 1 and to 0, at most. (default: :obj:`(0, 0)`)
 
-    Raises:
-        ValueError: on another model or graph, or if something differs that
-            has no noise, as self-loops.
+    Returns:
+        Tensor: bool, one per target of the certificate.
     """
     # Refuses other radii, which are added to below.
     certificate.certified(edges=edges, features=features)

@@ -93,15 +93,15 @@ def certified_votes(
 
     Args:
         votes (Tensor): the class that each view votes for: int64,
-            ``[num_views, num]``.
+            ``[num_views, num_nodes]``.
         num_classes (int): the number of classes.
         ties (str): which class wins a tie: :obj:`'any'` (the attacker may
             decide) or :obj:`'first'` (that of the smallest index).
 
     Returns:
-        CertifiedVotes: ``predicted``, int64, ``[num]``; ``radius``, which is
-        :math:`M`, -1 for a tie, int64, ``[num]``; and ``counts`` of votes,
-        int64, ``[num, num_classes]``.
+        CertifiedVotes: ``predicted``, int64, ``[num_nodes]``; ``radius``,
+        which is :math:`M`, -1 for a tie, of the same shape; and the ``counts``
+        of votes, int64, ``[num_nodes, num_classes]``.
 
     Example:
         >>> votes = torch.tensor([[1], [1], [1], [1], [0]])
@@ -138,15 +138,15 @@ def certified_mean(
 
     Args:
         probability (Tensor): the probabilities of each view for each node:
-            float, ``[num_views, num, num_classes]``.
+            float, ``[num_views, num_nodes, num_classes]``.
         tolerance (float): how far rounding may move the sum on the left; it
             has to be larger than this. (default: :obj:`1e-9`)
 
     Returns:
-        CertifiedVotes: ``predicted``, int64, ``[num]``; ``radius``, the most
-        corrupted views that each class survives, -1 for a tie, int64,
-        ``[num]``; and ``counts``, int64, ``[num, num_classes]``: how many
-        views have their largest probability there.
+        CertifiedVotes: ``predicted``, int64, ``[num_nodes]``; ``radius``, the
+        most corrupted views that each class survives, -1 for a tie, of the
+        same shape; and ``counts``, int64, ``[num_nodes, num_classes]``: how
+        many views have their largest probability there.
     """
     shape = ('num_views', 'num', 'num_classes')
     check_tensor('probability', probability, None, shape, finite=True)
@@ -264,7 +264,7 @@ def collective_votes(
 
     Args:
         votes (Tensor): the class that each view votes for: int64,
-            ``[num_views, num]``.
+            ``[num_views, num_nodes]``.
         num_classes (int): the number of classes.
         corrupted (int): the number of corrupted views.
 

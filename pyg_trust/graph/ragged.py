@@ -30,7 +30,7 @@ def sparse_rows(
 ) -> Tensor:
     """Make a sparse CSR or CSC tensor, without torch's beta warning.
 
-    The arguments are those of :func:`torch.sparse_compressed_tensor`: where
+    The arguments are those of ``torch.sparse_compressed_tensor``: where
     each row (of CSC: each column) starts, the index of each entry's column (of
     CSC: row), the entries, the shape and the layout. They are not checked.
     """
@@ -52,11 +52,16 @@ def quiet_sparse() -> Iterator[None]:
 
 
 def pick_rows(rowptr: Tensor, nodes: Tensor) -> tuple[Tensor, Tensor]:
-    """Find the entries of some rows of a compressed matrix.
+    """Find where the entries of some rows of a compressed matrix are.
 
-    Returns two int64 tensors: the ``k`` rows ``nodes`` start at ``ptr``, ``[k
-    + 1]``, in the second one, which lists the positions of their entries in
-    the matrix. In it, row :math:`v` starts at ``rowptr[v]``.
+    Args:
+        rowptr (Tensor): int64, ``[num_rows + 1]``: where each row starts.
+        nodes (Tensor): int64, ``[k]``: the numbers of the rows to find.
+
+    Returns:
+        tuple[Tensor, Tensor]: ``ptr``, int64, ``[k + 1]``, and ``where``,
+        int64: the entries of row ``nodes[i]`` are at the positions
+        ``where[ptr[i]:ptr[i + 1]]``.
     """
     count = rowptr[nodes + 1] - rowptr[nodes]
     return pointer(count), ranges(rowptr[nodes], count)

@@ -39,7 +39,8 @@ class DisjointWalkLoader(StepLoader):
     that share no node (`Ayle et al. 2023
     <https://arxiv.org/abs/2301.00738>`_). Every step draws :math:`m` of them,
     uniformly without replacement, or each independently with
-    ``sampling='poisson'``, at the public rate :math:`q = m / M`.
+    ``sampling='poisson'``, at the public rate :math:`q = m / M`. The features
+    of one node are protected.
 
     A batch is a :class:`~torch_geometric.data.Data` with the edges inside each
     subgraph and none between two. Its :math:`m` roots come first
@@ -48,15 +49,14 @@ class DisjointWalkLoader(StepLoader):
     :obj:`input_nodes`. A transform has to keep these as they are.
 
     With a :class:`~pyg_trust.unit.PrivacyUnit` a batch holds rows of the table
-    of persons, and all that these own in any table is protected. Other tables
-    reach the model by :class:`~pyg_trust.transforms.MetapathFeatures`.
+    of persons, and all that a person owns in any table is protected. Other
+    tables reach the model by :class:`~pyg_trust.transforms.MetapathFeatures`.
 
     Args:
         data (Data or HeteroData): the graph, without duplicate edges, on the
             CPU or, without workers, on CUDA; typed if there is a :obj:`unit`.
         batch_size (int): :math:`m`, which is constant, or the expected number.
-        walk_length (int): :math:`L`, the steps of a walk; 0 with a
-            :obj:`unit`.
+        walk_length (int): :math:`L`, the steps of a walk; 0 with persons.
         restarts (int): :math:`R`, the walks from every root.
         input_nodes (Tensor, optional): the roots, as indices or as a mask; by
             default all nodes.
@@ -161,10 +161,10 @@ class DisjointWalkLoader(StepLoader):
         }
 
     def public(self) -> tuple[Any, ...]:
-        """Return public data: edges, roots, node count, feature shape.
+        """Return the public data, whose hash is in reports and ledgers.
 
-        The last is a string. With a ``unit`` its declaration, a string,
-        follows.
+        It has the edges, the roots, the number of nodes and, as strings, the
+        features' shape and dtype and the declaration of the ``unit``, if any.
         """
         declared = () if self._declared is None else (repr(self._declared),)
         return (*super().public(), *declared)
@@ -176,7 +176,7 @@ class DisjointWalkLoader(StepLoader):
         return of_persons(self._declared)
 
     def layout(self) -> str:
-        """Return a hash by which processes compare their subgraphs."""
+        """Return a hash, to check that processes agree on the subgraphs."""
         sampler = self.node_sampler
         return fingerprint(*sampler.partition(), sampler.seed)
 

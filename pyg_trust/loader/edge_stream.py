@@ -30,7 +30,7 @@ _TIMES = torch.int64, torch.float32, torch.float64
 
 @validated
 class EdgeStream:
-    r"""Stream of updates, one for each batch of events.
+    """Turns batches of timed events into updates of a graph's edges.
 
     .. code-block:: python
 
@@ -38,20 +38,20 @@ class EdgeStream:
         for update in EdgeStream(events, window=86_400):
             features.update(update)
 
-    The first event of a pair of nodes adds their edge. Without a
-    :obj:`window` the edge stays. With one it goes when its last event is as
-    old as the window, at the time of the last event of the batch. An event
-    whose ``removed`` is true, a bool attribute of the batch, removes the edge.
+    The first event of a pair of nodes adds their edge. Without a :obj:`window`
+    the edge stays. With one it is removed when its last event is as old as the
+    window, at the time of the last event of the batch. An event whose
+    ``removed`` is true, a bool attribute of the batch, removes the edge.
 
-    Edges that went with a removed node are left out of the updates: call
-    :meth:`forget` when you remove nodes. Iterating a second time goes on where
-    the first iteration ended.
+    When you remove nodes from the graph, call :meth:`forget`: the stream then
+    sends no update of their edges. Iterating a second time goes on where the
+    first iteration ended.
 
     Args:
         loader (TemporalData or iterable): batches of events, with ``src``,
             ``dst`` and ``t``; as ``TemporalDataLoader`` has them.
-        window (float, optional): for how long after its last event an edge
-            is there, in units of ``t``. (default: :obj:`None`)
+        window (float, optional): for how long after its last event an edge is
+            there, in units of ``t``. (default: :obj:`None`, forever)
         directed (bool): whether an event is an edge in one direction alone.
             (default: :obj:`False`)
         start (Tensor, optional): edges that are there already and stay until
@@ -59,9 +59,9 @@ class EdgeStream:
         on_removed (str): the treatment of events of nodes that were passed to
             :meth:`forget`: :obj:`'raise'`, or :obj:`'skip'`, which counts them
             in ``num_skipped``. (default: :obj:`'raise'`)
-        ignore_msg (bool): whether messages of events are left out; else they
-            are refused, as edges have no features here.
-            (default: :obj:`False`)
+        ignore_msg (bool): whether to ignore messages of events, as edges have
+            no features here. If false, they are an error. (default:
+            :obj:`False`)
     """
 
     def __init__(

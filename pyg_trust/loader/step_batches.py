@@ -339,7 +339,7 @@ class StepLoader(NodeLoader):
         return made
 
     def flat(self, batch: Any) -> Any:
-        """Return a batch as one homogeneous graph, as a ``Data`` is."""
+        """Return a batch as one ``Data``; here that is the batch itself."""
         return batch
 
     # What a report says ####################################################
@@ -360,7 +360,7 @@ class StepLoader(NodeLoader):
         return fingerprint(*self.public())
 
     def layout(self) -> str:
-        """Return a hash by which processes compare their units."""
+        """Return a hash, to check that processes agree on the units."""
         return ''
 
     def assumptions(self) -> tuple[str, ...]:

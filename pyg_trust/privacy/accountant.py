@@ -347,14 +347,14 @@ class PLDAccountant(Accountant):
 
     Neighbouring data differ in one row of the features, which is replaced.
     Every step draws the same number of disjoint subgraphs anew, so that the
-    sum of gradients moves by at most :math:`2C`. Shuffled epochs and Poisson
-    sampling are not covered. Opacus' accountants are for adding or removing a
-    row under Poisson sampling; their :math:`\epsilon` would be too small by a
-    factor of two or more. Computed by privacy loss distributions.
+    sum of gradients moves by at most two clipping norms. Shuffled epochs and
+    Poisson sampling are not covered. Opacus' accountants are for adding or
+    removing a row under Poisson sampling; their :math:`\epsilon` would be too
+    small by a factor of two or more. Computed by privacy loss distributions.
     """
 
     def epsilon_of(self, history: History, delta: float) -> float:
-        """Compute epsilon by :func:`pyg_trust.privacy.wor_epsilon`."""
+        """Bound epsilon of (noise multiplier, rate, steps) triples."""
         return wor_epsilon(history, delta)
 
     def _rdp_of_step(self, a: np.ndarray, z: float, q: float) -> np.ndarray:
@@ -374,7 +374,7 @@ class RDPAccountant(PLDAccountant):
     """
 
     def epsilon_of(self, history: History, delta: float) -> float:
-        """Compute epsilon by :func:`pyg_trust.privacy.wor_epsilon`."""
+        """Bound epsilon of (noise multiplier, rate, steps) triples."""
         return wor_epsilon(history, delta, 'rdp_wor')
 
 
@@ -384,8 +384,8 @@ class PoissonAccountant(Accountant):
     """Accountant of Poisson sampling: each unit is drawn independently.
 
     A unit is what is clipped as one, such as a subgraph or a graph. One unit
-    moves the sum of gradients by :math:`C` for ``'add_remove'``, and by
-    :math:`2C` for ``'replace'``. Computed by privacy loss distributions.
+    moves the sum of gradients by the clipping norm for ``'add_remove'``, and
+    by twice as much for ``'replace'``. Computed by privacy loss distributions.
 
     Args:
         neighboring (str): :obj:`'replace'`: a unit is exchanged for any other;
@@ -412,7 +412,7 @@ class PoissonAccountant(Accountant):
         self.form = 'replace' if neighboring == 'replace' else 'withdraw'
 
     def epsilon_of(self, history: History, delta: float) -> float:
-        """Compute epsilon by :func:`pyg_trust.privacy.poisson_epsilon`."""
+        """Bound epsilon of (noise multiplier, rate, steps) triples."""
         return poisson_epsilon(history, delta, self.form)
 
     def _rdp_of_step(self, a: np.ndarray, z: float, q: float) -> np.ndarray:
@@ -453,7 +453,7 @@ class GroupAccountant(Accountant):
         check_share(sample_rate, self.num_roots, 'sample_rate')
 
     def epsilon_of(self, history: History, delta: float) -> float:
-        """Compute epsilon by :func:`pyg_trust.privacy.group_wor_epsilon`."""
+        """Bound epsilon of (noise multiplier, rate, steps) triples."""
         known = self.num_roots, self.occurrences
         return group_wor_epsilon(history, delta, *known)
 
@@ -478,7 +478,7 @@ class GroupPoissonAccountant(GroupAccountant):
         """Take any rate."""
 
     def epsilon_of(self, history: History, delta: float) -> float:
-        """Compute epsilon by :func:`pyg_trust.privacy.poisson_epsilon`."""
+        """Bound epsilon of (noise multiplier, rate, steps) triples."""
         return poisson_epsilon(history, delta, occurrences=self.occurrences)
 
     def _rdp_of_step(self, a: np.ndarray, z: float, q: float) -> np.ndarray:
@@ -523,7 +523,7 @@ class FDPAccountant(Accountant):
 
     @validated
     def epsilon_of(self, history: History, delta: Fraction) -> float:
-        """Compute epsilon by the Rényi bound of the paper."""
+        """Bound epsilon of (noise multiplier, rate, steps) triples."""
         if not history:
             return 0.0
         a = np.asarray(ORDERS)

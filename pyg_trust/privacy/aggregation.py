@@ -93,8 +93,7 @@ class PrivateNodeClassifier(Coverage):
     An *encoder* classifies each node by its own features. Sums of its class
     probabilities over neighbours are released once, with noise. A *head*
     predicts from both. Predictions read no edge and cost nothing
-    (:doc:`/theory/private_aggregation`). Public are ids, masks, the number of
-    classes and all arguments.
+    (:doc:`/theory/private_aggregation`). Ids, masks and arguments are public.
 
     Args:
         adjacency (str): what is protected: an ``'edge'``; the features, label
@@ -102,8 +101,8 @@ class PrivateNodeClassifier(Coverage):
             (``'node_incident'``); or features and label alone (``'feature'``).
         epsilon, delta (float): the budget.
         K (int): the number of hops, each a noisy sum; 1 for ``'feature'``.
-        shares (sequence of float, optional): the shares of the budget
-            :math:`\mu^2` of encoder, sums and head; not for ``'edge'``.
+        shares (sequence of float, optional): shares of the budget's mu squared
+            of encoder, sums, head, by default .4, .5, .1; not for ``'edge'``.
         encoder (torch.nn.Module, optional): maps rows to logits, or returns
             such a module. By default a linear model, for ``'edge'`` an MLP.
         head (torch.nn.Module, optional): maps ``(K + 1) * num_classes``
@@ -121,13 +120,13 @@ class PrivateNodeClassifier(Coverage):
         steps, lr: the gradient steps with noise, and their learning rate.
         epochs (int): the epochs of training without noise, for ``'edge'``.
         insecure_seed (int, optional): a seed; nothing is private then.
-        ledger_head (str, optional): as in the last report of the ledger.
+        ledger_head (str, optional): ``ledger_head`` of an earlier report.
         forget_epsilon (float): up to which :math:`\epsilon` the noise may
             cover removals, so that nothing is fitted again.
-        max_units (float): the most records that a removed node may count as,
-            by the edges that others have to it.
-        start_is_public (bool): your statement that :obj:`encoder` and
-            :obj:`head` were not trained on what is protected.
+        max_units (float): a removed node counts as several records if many
+            others have edges to it: the most that are covered.
+        start_is_public (bool): you state that :obj:`encoder` and :obj:`head`
+            were not trained on protected data.
     """
 
     _entries = ('encoder', 'head', 'released', 'smoothed', 'rho')

@@ -14,7 +14,7 @@ from pyg_trust import files
 from pyg_trust._checks import check_instance, validated
 from pyg_trust._checks.fingerprints import fingerprint
 from pyg_trust.files import commit
-from pyg_trust.files.commit import Lineage, editing, synchronized
+from pyg_trust.files.commit import editing, synchronized
 from pyg_trust.graph import CSRGraph
 from pyg_trust.ledger import BudgetExceededError, RemovalLedger
 from pyg_trust.privacy.fitted import Fitted, Seal
@@ -92,7 +92,6 @@ class Coverage(Fitted):
     def _set_coverage(self, forget_epsilon: float, max_units: float) -> None:
         self.forget_epsilon, self.max_units = forget_epsilon, max_units
         self._lines: RemovalLedger | None = None
-        self._lineage = Lineage()
         self._edges_seal: Seal | None = None
         self._held: tuple[int, float] = 0, 0.0
 
@@ -102,11 +101,6 @@ class Coverage(Fitted):
         if self._lines is None:
             raise RuntimeError('fit data first: there is nothing to forget')
         return self._lines
-
-    @property
-    def lineage(self) -> Lineage:
-        """The states of the model, from the first to the present one."""
-        return self._lineage
 
     def _mu_of(self) -> tuple[float, float]:
         # The mu of a unit in what was trained, and of a shift of 1 in sums.
@@ -138,7 +132,6 @@ class Coverage(Fitted):
             most = gaussian_mu_for(self.forget_epsilon, self.delta)
             self._lines, action = RemovalLedger(most), 'fit'
         self._lines.record(action, 0.0, data=self._edges_seal.digest)
-        self._lineage = self._lineage.next()
 
     def _check_blank(self, task: Any) -> None:
         # Removed items may not be in the next release.
@@ -164,16 +157,22 @@ class Coverage(Fitted):
 
     @synchronized
     @validated
-    def plan(self, request: RemovalRequest, data: Data) -> CoverageReport:
+    def plan(
+        self, request: Any = None, data: Any = None, **items: Any
+    ) -> CoverageReport:
         """Report what ``remove()`` would do, without doing it.
 
         Args:
-            request (RemovalRequest): as in ``remove()``.
+            request (RemovalRequest or list, optional): as in ``remove()``.
             data (Data): as in ``remove()``.
+            **items (list or Tensor): ``nodes``, ``edges``, ``features`` or
+                ``labels``, as in ``remove()``.
 
         Raises:
             TypeError, ValueError, BudgetExceededError: as ``remove()``.
         """
+        request = requested(request, **items)
+        check_instance('data', data, Data)
         return self._reported_of(request, self._change(request, data))
 
     @editing
@@ -236,7 +235,6 @@ class Coverage(Fitted):
             salts = [each.salt for each in (self._edges_seal, seal) if each]
             self._lines, self._edges_seal = lines, seal
             self._held, self._task_seal = held, None
-            self._lineage = self._lineage.next()
             deleted = self._erase(change.nodes, change.graph)
             report = self._reported_of(request, change, deleted)
             if proof is not None:
@@ -278,7 +276,6 @@ class Coverage(Fitted):
         if seal is None:
             raise RuntimeError('fit data first: a state_dict() has no ledger')
         more = {
-            'lineage': self._lineage.to_list(),
             'removals': self.removals.state_dict(),
             'seal': [seal.salt.hex(), seal.digest],
             'held': list(self._held),
@@ -308,13 +305,9 @@ class Coverage(Fitted):
                     'none: load() what save() wrote'
                 )
             return {'_lines': None, '_edges_seal': None, '_held': (0, 0.0)}
-        present = self._lineage if self._lines is not None else None
-        if self._lines is not None and not self._lines.has_removals:
-            present = None
-        lineage = Lineage.of(state, present)
         lines = RemovalLedger(gaussian_mu_for(self.forget_epsilon, self.delta))
-        if present is not None:
-            lines = self.removals.copy()
+        if self._lines is not None and self._lines.has_removals:
+            lines = self._lines.copy()
         lines.load_state_dict(state['removals'])
         for name in ('seal', 'held'):
             if not isinstance(state[name], list) or len(state[name]) != 2:
@@ -325,7 +318,6 @@ class Coverage(Fitted):
             raise ValueError("'state' needs the 'seal' of its last removal")
         return {
             '_lines': lines,
-            '_lineage': lineage,
             '_edges_seal': Seal(bytes.fromhex(salt), str(digest)),
             '_held': (int(units), float(shift)),
         }

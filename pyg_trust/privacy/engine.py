@@ -29,14 +29,12 @@ from pyg_trust._moved import renamed, retired
 from pyg_trust.ledger import BudgetExceededError
 from pyg_trust.loader import StepLoader
 from pyg_trust.privacy.accountant import RELATION
-from pyg_trust.privacy.alone import ISOLATIONS
 from pyg_trust.privacy.bounds import check_norm
 from pyg_trust.privacy.calls import Forward
 from pyg_trust.privacy.exact import clip
 from pyg_trust.privacy.group import Group
 from pyg_trust.privacy.mechanisms import CLIPPINGS, check_multiplier
 from pyg_trust.privacy.norms import AdaptiveNorm
-from pyg_trust.privacy.probing import try_parts
 from pyg_trust.privacy.report import (
     NOISELESS,
     PrivacyReport,
@@ -52,6 +50,7 @@ from pyg_trust.privacy.training import (
     noisy_sums,
 )
 from pyg_trust.privacy.validation import (
+    ISOLATIONS,
     Criterion,
     IsLoader,
     Loader,
@@ -61,6 +60,7 @@ from pyg_trust.privacy.validation import (
     check_model,
     check_parts,
     check_totals,
+    try_parts,
 )
 from pyg_trust.privacy.wrappers import (
     PrivateLoader,
@@ -130,12 +130,11 @@ class PrivacyEngine(Checkpoints):
                 optimizer.step()
         print(engine.report().explain())
 
-    A step clips the gradient of each drawn subgraph to :math:`C`, and hands
-    the optimizer their sum with Gaussian noise of the standard deviation
-    :math:`z C`, over :math:`m` (:doc:`/theory/private_training`). What is
-    protected (a row, a graph, a person) depends on the loader. The loss has to
-    be a mean or a sum of one term per subgraph. Its values are not protected:
-    do not publish them. :meth:`report` lists every assumption.
+    A step clips the gradient of each drawn subgraph to the norm :math:`C`, and
+    adds Gaussian noise to their sum (:doc:`/theory/private_training`). The
+    loader decides what is protected: a row, a graph or a person. The loss has
+    to be a mean or a sum of one term per subgraph. Its values are not
+    protected: do not publish them. :meth:`report` lists every assumption.
 
     Args:
         accountant (str, optional): an entry of
@@ -143,11 +142,13 @@ class PrivacyEngine(Checkpoints):
             Opacus' :obj:`'prv'` or :obj:`'rdp'`; by default the tightest.
         insecure_seed (int, optional): the seed of noise and batches, to repeat
             an experiment; the result is not private, and the report says so.
-        ledger (str or Path, optional): a file for the durable account. What it
-            says was spent is spent.
+        ledger (str or Path, optional): a file that records every step before
+            it is taken. Steps that it already holds count as spent.
         ledger_head (str, optional): the ``ledger_head`` of an earlier report,
             from which the ledger has to continue.
-        noise (str): an entry of :obj:`pyg_trust.registries.NOISES`.
+        noise (str): the source of random bits, an entry of
+            :obj:`pyg_trust.registries.NOISES`; by default the operating
+            system.
     """
 
     advice = ': copy the model (its copy is plain), or take state_dict()'
@@ -194,14 +195,16 @@ class PrivacyEngine(Checkpoints):
         Args:
             module (torch.nn.Module): the model.
             optimizer (torch.optim.Optimizer, optional): its optimizer.
-            data_loader (StepLoader, optional): as in :meth:`make_private`.
-            strict (bool): whether to raise the error that is found, instead
-                of returning it. (default: :obj:`True`)
-            forward (callable, optional): as in :meth:`make_private`.
-            criterion (callable, optional): as in :meth:`make_private`.
+            data_loader (StepLoader, optional): the loader of subgraphs.
+            strict (bool): whether to raise the error that is found, instead of
+                returning it. (default: :obj:`True`)
+            forward (callable, optional): ``forward(model, batch)`` calls the
+                model as your loop does.
+            criterion (callable, optional): ``criterion(output, target)``, a
+                mean of one term per row.
 
         Returns:
-            list[Exception]: what is found, which is empty if nothing is.
+            list[Exception]: the error that was found; empty if there is none.
 
         Raises:
             TypeError, ValueError: if the model can't be trained privately and

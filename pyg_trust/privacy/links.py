@@ -170,16 +170,16 @@ class PrivateLinkPredictor(Coverage):
     Args:
         adjacency (str): what is protected, ``'edge'`` or ``'node'``.
         epsilon (float): the budget.
-        delta (float): the :math:`\delta` of the budget: a public power of ten,
-            at most one over ten times the number of edges.
+        delta (float): the :math:`\delta` of the budget. Choose a public power
+            of ten of at most :math:`1 / (10 m)`, for :math:`m` edges.
         ledger (str or Path, optional): a file that keeps what is spent.
         neighboring (str, optional): for ``'node'``, what a record is compared
             with: any other (``'replace'``, the default) or none
             (``'add_remove'``).
         directed (bool): whether edges are directed.
-        shares (sequence of float, optional): the shares of the budget
-            :math:`\mu^2` of sums, noisy number of edges (``'edge'`` alone) and
-            model.
+        shares (sequence of float, optional): the shares of the budget's
+            :math:`\mu^2` that sums, number of edges and model cost; (.69, .01,
+            .3) by default. For ``'node'`` of sums and model, (.95, .05).
         dim (int): for ``'edge'``, the columns to which features are reduced.
         message_dim (int, optional): how many columns are summed; 8 by default,
             16 for ``'node'``, and at most :obj:`dim`.
@@ -191,7 +191,7 @@ class PrivateLinkPredictor(Coverage):
         leave_out (bool): whether the features of a training edge leave out the
             message along this edge.
         insecure_seed (int, optional): a seed; nothing is private then.
-        ledger_head (str, optional): as in the last report of the ledger.
+        ledger_head (str, optional): ``ledger_head`` of an earlier report.
         forget_epsilon (float): for ``'edge'``, the largest :math:`\epsilon` at
             which noise may cover removed edges, so that nothing is fitted
             again.

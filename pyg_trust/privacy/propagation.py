@@ -214,7 +214,7 @@ def hop_sensitivity(
     ``edge``          :math:`\sqrt{2}`, directed: 1    the same
     ``node``          :math:`\sqrt{D}`, by default 1   twice as much
     ``node_incident`` :math:`\sqrt{D}`                 twice as much
-    ``feature``       1, columns scaled                2
+    ``feature``       1, if scaled to column norm 1    2
     ================= ================================ ====================
 
     Args:

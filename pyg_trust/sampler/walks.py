@@ -101,8 +101,8 @@ def disjoint_walks(
         seed (int, optional): the seed; random by default.
 
     Returns:
-        DisjointWalks: subgraph ``i`` has the nodes ``node[ptr[i]:ptr[i +
-        1]]``, the root first; both are int64.
+        DisjointWalks: int64 ``ptr`` and ``node``. Subgraph ``i`` has the nodes
+        ``node[ptr[i]:ptr[i + 1]]``, the root first.
 
     Example:
         >>> path = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])

@@ -114,13 +114,13 @@ def monic_cubic(eigenvalue: Tensor, J: Annotated[int, Int(3)]) -> Tensor:
 def lazy_walk(adj: Tensor, wavelet: str) -> Tensor:
     r"""Return the lazy walk :math:`P = \frac12 (I + D^{-a} A D^{-b})`.
 
-    :math:`(a, b)` is :math:`(1, 0)` for ``geometric``, :math:`(0, 1)` for
-    ``geometric_column`` and :math:`(\frac12, \frac12)` for the others here.
-    A node of degree zero has :math:`P_{ii} = \frac12`.
+    :math:`(a, b)` is :math:`(1, 0)` for ``'geometric'``, :math:`(0, 1)` for
+    ``'geometric_column'`` and :math:`(\frac12, \frac12)` for other banks. A
+    node of degree zero has :math:`P_{ii} = \frac12`.
 
     Args:
         adj (Tensor): dense, ``[..., num_nodes, num_nodes]``, non-negative.
-        wavelet (str): the bank.
+        wavelet (str): the name of the bank.
     """
     a, b = find_bank(wavelet).exponents
     check_tensor('adj', adj, None, adj.shape, finite=True)

@@ -401,23 +401,23 @@ def minimize(
         \frac{\lambda}{2} \lVert w \rVert^2 \right] + b^\top w, \quad y_i
         \in \{-1, 1\},
 
-    one column :math:`w` of :math:`W` per class. The residual is
-    :math:`\lVert \nabla L_b \rVert_F`. A step is halved until it shortens the
-    gradient, which converges from any start.
+    one column :math:`w` of :math:`W` per class. The residual is :math:`\lVert
+    \nabla L_b \rVert_F`. A step is halved until it shortens the gradient,
+    which converges from any start.
 
     Args:
-        Z (Tensor): float64, ``[n, d]``, dense or sparse CSR.
-        Y (Tensor): -1 or 1, ``[n, C]``.
+        Z (Tensor): the features, float64, ``[n, d]``, dense or sparse CSR.
+        Y (Tensor): the targets, -1 or 1, ``[n, C]`` for ``C`` classes.
         B (Tensor): the linear term, ``[d, C]``.
         lam (float): :math:`\lambda > 0`.
         W (Tensor, optional): where to start; by default zero.
         K (Tensor, optional): :math:`Z Z^\top`, if known.
-        tol (float): the residual to reach; or the bound of rounding errors,
-            if that is larger. (default: :obj:`1e-10`)
+        tol (float): the residual to reach; or the bound of rounding errors, if
+            that is larger. (default: :obj:`1e-10`)
         max_iter (int): the most Newton steps. (default: :obj:`100`)
 
     Raises:
-        RuntimeError: if neither is reached.
+        RuntimeError: if the residual is still larger after all steps.
     """
     check_rows(Z, K)
     n, d = Z.shape

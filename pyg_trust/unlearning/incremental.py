@@ -163,7 +163,7 @@ class SeriesState:
     def play(
         self, steps: Sequence[Step], undo: Undo | None = None
     ) -> tuple[Tensor, int]:
-        """Edit graph and features, as :meth:`.Sums.play`."""
+        """Apply edits of graph and features in order: all, or none."""
         self.mend()
         first, self._undo = self.num_nodes, [] if undo is None else undo
         self.pushed, before = _NONE, len(self._undo)

@@ -224,7 +224,7 @@ class NodeClassifier(NodeReleases, EditedInPlace):
 
         Later calls name nodes by ``data.n_id`` if the graph has it, else by
         their positions. A second fit begins a new ledger. It can't be saved
-        over an earlier state, as it may contain removed items again.
+        over a state with removals, as it may contain removed items again.
 
         Args:
             data (Data): the graph, unweighted, with ``x``, ``edge_index``,
@@ -515,7 +515,8 @@ class NodeClassifier(NodeReleases, EditedInPlace):
             alone = all(edit.only_adds for edit in edits)
             waits = data.num_pending <= self.max_pending
             if alone and waits and not (release or reference):
-                new = model._replace(lineage=model.lineage.next())
+                new = model._replace(ledger=model.ledger.copy())
+                new.ledger.mark()
                 rows = torch.cat([_NONE, *data.pending.named]).unique()
                 count = data.num_pending
                 report: Any = AdditionReport(count, rows.numel())
@@ -531,12 +532,17 @@ class NodeClassifier(NodeReleases, EditedInPlace):
 
     @editing
     def plan(
-        self, request: Update | RemovalRequest | Sequence[Any]
+        self,
+        request: Update | RemovalRequest | Sequence[Any] | None = None,
+        **items: Any,
     ) -> ForgetPlan:
         """Estimate the work of an update and its release; change nothing.
 
-        This computes the features after the update, but does not train.
+        Takes an update, or what to remove as in :meth:`remove`. This computes
+        the features after the update, but does not train.
         """
+        if items or request is None:
+            request = requested(request, **items)
         model = self._fitted
         data = model.data
         edits = edits_of(data, request, self._encoded)
@@ -613,7 +619,7 @@ class NodeClassifier(NodeReleases, EditedInPlace):
         leftovers: tuple[str, ...] = ()
         if bool(now.data.levels.x[now.data.featureless].any()):
             leftovers = ('features of what was removed',)
-        if model.seals.differing(data.blocks()) or not model.is_sealed:
+        if not (model.seals.fits(data.blocks()) and model.is_sealed):
             leftovers += ('the state is not that of the ledger',)
         return VerifyReport(
             ok=error <= most

@@ -104,9 +104,9 @@ class Settings(NamedTuple):
 class Edit(NamedTuple):
     """An update of a node classifier: removals, then additions, then changes.
 
-    All in rows, with encoded features and positions of classes, -1 for nodes
-    that are not trained on. ``features`` and ``labels`` are nodes and what
-    they get. ``update`` is what the user passed.
+    Nodes are rows, features are encoded, and labels are positions of classes,
+    -1 for nodes that are not trained on. ``features`` and ``labels`` are pairs
+    of nodes and new values. ``update`` is the user's argument.
     """
 
     part: Part

@@ -95,7 +95,7 @@ def training_graph(
 
 @validated
 def shard_sizes(shard: Tensor, num_shards: Count) -> Tensor:
-    """Count the nodes of each shard; negative entries are in none."""
+    """Count the nodes of each shard, without nodes of negative shards."""
     check_tensor('shard', shard, torch.int64, ('num_nodes',))
     sizes = shard[shard >= 0].bincount(minlength=num_shards)
     if sizes.numel() > num_shards:
@@ -143,15 +143,15 @@ def check_shards(num_nodes: int, num_shards: int) -> None:
 def check_partition(
     shard: Tensor, num_shards: int, num_nodes: int | None = None
 ) -> Tensor:
-    """Refuse a node without a shard, or a shard without a node.
+    """Raise an error if a node has no shard, or a shard no node.
 
     Args:
-        shard (Tensor): int64, ``[num_nodes]``: the partition.
+        shard (Tensor): int64, ``[num_nodes]``: the shard of each node.
         num_shards (int): the number of shards.
         num_nodes (int, optional): the number of training nodes, if known.
 
     Returns:
-        Tensor: the sizes of the shards.
+        Tensor: the number of nodes of each shard, int64, ``[num_shards]``.
     """
     size: int | str = 'num_nodes'
     if num_nodes is not None:

@@ -143,20 +143,21 @@ class _State(NamedTuple):
 class PublishedScatteringClassifier(GraphPredictor):
     """Graph classifier by objective perturbation; *its certificate may fail*.
 
-    Kept for comparison with the published method; the module explains why the
-    theorem of its certificate does not hold in general.
+    Kept for comparison with the published method;
+    :doc:`/theory/certified_removal` explains why its theorem does not hold in
+    general.
 
     Args:
         transform (GraphEmbedding): embeds the graphs.
         weight_decay (float): the regularisation. (default: :obj:`1e-3`)
-        noise_std (float): the standard deviation of :math:`b`. With 0 there is
-            no certificate, and removals are refused. (default: :obj:`0.1`)
+        noise_std (float): the standard deviation of :math:`b`, the random
+            linear term of the objective. With 0 removals are refused.
+            (default: :obj:`0.1`)
         epsilon (float): at most 1. (default: :obj:`1.0`)
         delta (float): in :math:`(0, 1)`. (default: :obj:`1e-4`)
         accounting (str): :obj:`'residual'` measures the residual;
             :obj:`'bound'` adds up :func:`tight_bound`; :obj:`'paper'` adds up
-            Theorem 4.7 with a valid :math:`F`, and reports both.
-            (default: :obj:`'residual'`)
+            :func:`paper_bound`. (default: :obj:`'residual'`)
         on_exceed (str): where the budget does not allow a step,
             :obj:`'refine'` solves exactly with the stored :math:`b`,
             :obj:`'retrain'` draws a fresh one. (default: :obj:`'refine'`)

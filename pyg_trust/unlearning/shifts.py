@@ -79,10 +79,10 @@ def _last(holds: Callable[[float], bool], yes: float, no: float) -> float:
 
 @validated
 def shift_epsilon(m: NotNegative, delta: Fraction) -> float:
-    r"""Bound from above the :math:`\varepsilon` of noise under a shift.
+    r"""Bound the epsilon of Gaussian noise from above, at a given delta.
 
-    The smallest :math:`\varepsilon \ge 0` at which the profile of
-    :func:`gaussian_budget` is at most :math:`\delta`.
+    It is the smallest :math:`\varepsilon \ge 0` at which noise that is shifted
+    by :math:`m` is (epsilon, delta)-indistinguishable.
 
     Args:
         m (float): the norm of the shift over the standard deviation of the

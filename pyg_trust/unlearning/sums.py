@@ -76,12 +76,12 @@ class Step(NamedTuple):
 
 
 class Sums:
-    r"""Graph, features and sums.
+    """Unweighted graph, features and the sums of what nodes receive.
 
-    Of an unweighted graph without duplicates, on the CPU. ``bound`` is of all
-    features that will ever come, ``bits`` of the grid. ``reads``, rows read
-    for each event, changes no bit: by default :func:`reads_of` chooses it.
-    ``gone`` are rows of removed nodes.
+    On the CPU, without duplicate edges. ``bound`` is the largest magnitude of
+    a feature, now or later, and ``bits`` the precision of the grid. ``reads``
+    is the number of rows read for each event, by default that of
+    :func:`reads_of`; it changes no result. ``gone`` are rows of removed nodes.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Sums:
         back = rows
         if not self.undirected:
             back = _pooled(*transposed(*listed, False)[:2])
-        kept = max(measure.levels - 1, 0)
+        kept = max(measure.K - 1, 0)
         self._reads = reads
         how = (measure.a, measure.b, 2.0**bits)
         self._weights = torch.tensor(measure.weights, dtype=torch.float64)
@@ -195,7 +195,7 @@ class Sums:
         # sum is at most the value.
         if self.measure.b == 1 and names < room / 2:
             return math.inf
-        return room ** (1 / max(self.measure.levels, 1))
+        return room ** (1 / max(self.measure.K, 1))
 
     @property
     def error_bound(self) -> float:
@@ -313,7 +313,7 @@ class Sums:
     def play(
         self, steps: Sequence[Step], undo: Undo | None = None
     ) -> tuple[Tensor, int]:
-        """Play edits in their order, as one: all of it or nothing."""
+        """Apply edits in their order: all of them, or none."""
         first, edits, broken = self._state[_CLOCK].tolist()
         if broken:
             self._build()
@@ -382,7 +382,7 @@ class Sums:
         return changed, first
 
     def mend(self) -> None:
-        """Compute the sums anew if an edit broke off among them."""
+        """Compute the sums anew if an edit was interrupted."""
         if self._state[_CLOCK].tolist()[_BROKEN]:
             self._build()
 
@@ -408,7 +408,7 @@ class Sums:
         _LIVE_BUILD(self._state)
 
     def _wanted(self) -> float:
-        if self.measure.levels != 2:
+        if self.measure.K != 2:
             return math.inf
         if self._reads is not None:
             return self._reads

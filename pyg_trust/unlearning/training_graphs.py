@@ -300,10 +300,11 @@ class GraphPredictor:
     _fitted: Any
 
     def decision_function(self, graphs: Data | Sequence[Data]) -> Tensor:
-        """Compute the margins of graphs: ``[num_graphs]``, or one per class.
+        """Compute the margins of graphs: ``[num_graphs]`` for two classes.
 
         Args:
-            graphs (Data, Batch or list[Data]): the graphs.
+            graphs (Data, Batch or list[Data]): the graphs. For more classes,
+                the result has a column for each.
         """
         model = self._fitted
         like = next(iter(model.train.graphs.values()))
@@ -312,9 +313,9 @@ class GraphPredictor:
         return margin.view(-1) if margin.size(1) == 1 else margin
 
     def predict(self, graphs: Data | Sequence[Data]) -> Tensor:
-        """Return the labels of graphs: int64, ``[num_graphs]``.
+        """Predict the labels of graphs: int64, ``[num_graphs]``.
 
-        Takes the arguments of :meth:`decision_function`.
+        ``graphs`` is a ``Data``, a ``Batch`` or a list of ``Data``.
         """
         found = best(self.decision_function(graphs))
         return torch.tensor(self._fitted.train.classes)[found]
@@ -322,15 +323,15 @@ class GraphPredictor:
     def predict_proba(self, graphs: Data | Sequence[Data]) -> Tensor:
         """Predict class probabilities: ``[num_graphs, num_classes]``.
 
-        The logistic function of the margins, for more than two classes scaled
-        to sum to one. Takes the arguments of :meth:`decision_function`.
+        For more than two classes, sigmoids of the margins are scaled to sum to
+        one. Takes the arguments of :meth:`decision_function`, graphs.
         """
         return probabilities(self.decision_function(graphs))
 
     def score(self, graphs: Sequence[Data]) -> float:
-        """Return the share of graphs that are classified as their ``y``.
+        """Return the accuracy on graphs with labels ``y``.
 
-        Takes the arguments of :meth:`decision_function`.
+        ``graphs`` is a list of ``Data``.
         """
         y = graph_labels(graphs)
         found = self.predict(graphs)

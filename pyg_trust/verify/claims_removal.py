@@ -296,7 +296,7 @@ class CoveredRemoval(_Removal):
     procedure = 'removal covered by privacy'
     relation = given('what the model protects', one_of(*RELATIONS))
     units = given('number of items removed since the release', NATURAL)
-    shift = given('how far all removals move the noisy sums, in norm')
+    shift = given('L2 norm by which all removals move the sums')
     mu_units = given('mu (sensitivity over noise) of training, for one item')
     mu_shift = given('mu of the sums, for a shift of 1')
     mu = derived(

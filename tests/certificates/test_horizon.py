@@ -109,10 +109,6 @@ def test_rows_may_be_emptied(normalization, seed):
     adj = torch.rand((5, 5), generator=generator) < 0.3
     adj.fill_diagonal_(False)
     logits = torch.randn((5, 2), generator=generator, dtype=torch.float64)
-    from exhaustive import csr
-
-    from pyg_trust.certificates.threat import Perturbations
-
     graph = csr(adj)
     budget = torch.full((5,), 2)
     off = ~torch.eye(5, dtype=torch.bool)
@@ -144,8 +140,6 @@ def test_prices_of_edges_enter_the_step_as_documented(kind, seed):
     made, fragile, budget = random_perturbations(adj, seed, kind)
     if made.all_pairs:
         made.all_pairs = False
-        from pyg_trust.certificates.threat import Perturbations
-
         made = Perturbations(
             made.graph, made.removable, budget, (fragile & ~adj).nonzero().t()
         )

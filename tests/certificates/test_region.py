@@ -129,15 +129,6 @@ def test_an_edge_may_be_added_to_a_node_far_beyond_the_border(far, size):
     assert float(bound[0]) >= float(most) - 1e-12
 
 
-def test_the_whole_graph_is_a_region_like_any_other():
-    adj, logits, _, _, made = problem(0, 'removals')
-    region = Region(made, torch.arange(6))
-    assert region.border.numel() == 0
-    assert torch.equal(region.perturbations.graph.col, made.graph.col)
-    assert torch.equal(region.perturbations.removable, made.removable)
-    assert logits.size(0) == adj.size(0)
-
-
 def test_the_nearest_nodes_are_those_of_pagerank():
     adj, _ = random_problem(1, 30)
     reach = pagerank(adj, ALPHA)

@@ -115,8 +115,6 @@ def test_bad_input_is_refused():
         layer.diffuse(torch.ones(2, 1), torch.tensor([[0], [1]]))
     with pytest.raises(ValueError, match='num_nodes'):
         layer.diffuse(torch.ones(2, 1), csr(torch.ones(3, 3) > 0))
-    with pytest.raises(ValueError, match="'num_classes'"):
-        LabelPropagation(num_classes=1)
     edge_index, _ = add_self_loops(torch.tensor([[0], [1]]))
     assert CSRGraph.from_edge_index(edge_index, 2).has_self_loops
 
@@ -143,16 +141,6 @@ def test_layers_of_a_sparse_tensor_are_those_of_pyg():
 def test_the_two_kinds_say_which_they_are():
     assert str(LabelPropagation(2, 0.5)) == str(pyg.LabelPropagation(2, 0.5))
     assert 'K=None' in str(LabelPropagation(num_classes=3))
-    for wrong in (
-        {},
-        {'num_layers': 3},
-        {'num_layers': 3, 'num_classes': 3, 'alpha': 0.5},
-        {'num_layers': 3, 'alpha': 0.5, 'K': 2},
-        {'num_layers': 3, 'alpha': 1.5},
-        {'num_layers': -1, 'alpha': 0.5},
-    ):
-        with pytest.raises(ValueError, match=r"'(num_layers|alpha|K)'"):
-            LabelPropagation(**wrong)
     with pytest.raises(ValueError, match="'num_classes'"):
         LabelPropagation(2, 0.5).logits(Y)
     with pytest.raises(ValueError, match="'post_step'"):

@@ -248,18 +248,9 @@ def test_pairs_where_there_are_none():
 
 def test_make_aggregator():
     made = make_aggregator('contrastive', epochs=3, recon_weight=0.5)
-    assert (made.epochs, made.recon_weight, made.contra_weight) == (
-        3,
-        0.5,
-        1e-4,
-    )
+    assert (made.epochs, made.recon_weight) == (3, 0.5)
+    assert made.contra_weight == 1e-4
     assert make_aggregator(made) is made
-    with pytest.raises(TypeError, match="'epochs'"):
-        make_aggregator(made, epochs=2)
-    with pytest.raises(ValueError, match=r"'name'.*'median'"):
-        make_aggregator('median')
-    with pytest.raises(TypeError):
-        make_aggregator('mean', epochs=2)
 
 
 def test_state_of_another_aggregator_is_refused():

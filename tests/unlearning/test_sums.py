@@ -181,7 +181,7 @@ def test_sums_of_the_oracle(name, reads, shared):
         (Measure(1, 0, (0.0, 0.5, 0.5)), False),
         (Measure(1, 0, (0.1, 0.5, 0.5, 0.25)), True),
         (Measure(0.5, 0.5, (0.1, 0.2, 0.3, 0.4), self_loops=True), False),
-        (single_target(0.3, levels=2), True),
+        (single_target(0.3, K=2), True),
         (Measure(0, 1, (0.3, 0.2, 0.4, 0.1)), False),
         (Measure(1, 1, (1.0,)), False),
     ],

@@ -511,7 +511,7 @@ def verified(
         for shard, made in fresh.items()
         if not _equal(made, state.checkpoints[shard])
     )
-    keys = not state.seals.differing(builder.contents(state, parts)) and all(
+    keys = state.seals.fits(builder.contents(state, parts)) and all(
         torch.equal(made.n_id, parts[shard][-1].n_id)
         for shard, made in enumerate(state.checkpoints)
     )

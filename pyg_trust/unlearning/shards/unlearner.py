@@ -201,8 +201,9 @@ class ShardedUnlearner(Stateful):
         """Divide the training nodes into shards; train a model on each.
 
         Keeps copies of ``x``, ``edge_index``, ``edge_weight``, ``y``, the
-        masks and ``n_id``. A second call begins a new ledger. If items were
-        removed, it is refused where the :obj:`folder` holds a state.
+        masks and ``n_id``. A second call begins a new ledger. Where the
+        :obj:`folder` holds a state, the first fit, and one after a removal,
+        are refused.
 
         Args:
             data (Data or HeteroData): the graph, with a ``train_mask``. Labels
@@ -262,7 +263,7 @@ class ShardedUnlearner(Stateful):
             rows=kept.n_id.clone(),
             num_classes=count_classes(kept, self.num_classes),
             aggregator=builder.aggregator,
-            ledger=RemovalLedger(0.0),
+            ledger=RemovalLedger.after(before and before.ledger, 0.0),
         )
         self._commit(builder.fresh(empty, given, 'fit'), anew=anew)
         return self
@@ -371,7 +372,7 @@ class ShardedUnlearner(Stateful):
 
     @property
     def n_id(self) -> Tensor:
-        """The ids of the nodes in :attr:`data`: int64, ``[num_nodes]``."""
+        """The ids of the nodes in ``data``: int64, ``[num_nodes]``."""
         return self._fitted.data.n_id.clone()
 
     @property
@@ -395,15 +396,19 @@ class ShardedUnlearner(Stateful):
     @synchronized
     def plan(
         self,
-        update: Update | RemovalRequest | Sequence[Any],
+        update: Update | RemovalRequest | Sequence[Any] | None = None,
         *,
         shard: Mapping[int, int] | str | None = None,
+        **items: Any,
     ) -> ForgetPlan:
         """Estimate the shards and the cost of an update; change nothing.
 
         Takes the arguments of :meth:`update`: the removals, additions and
-        changes, and the shards of new training nodes.
+        changes, and the shards of new training nodes; or what to remove, as in
+        :meth:`remove`.
         """
+        if items or update is None:
+            update = requested(update, **items)
         state, builder = self._fitted, self._builder
         after, first, request = applied(
             builder, state, update, shard, self.num_classes
