@@ -405,15 +405,6 @@ class Removed:
         """Return the items of a kind that a graph has lost."""
         return self.parts.get(graph, {}).get(kind, frozenset())
 
-    def request(self) -> RemovalRequest | None:
-        """Return all items as one request; :obj:`None` without any."""
-        return RemovalRequest.of_items(
-            (graph, kind, item)
-            for graph, items in self.parts.items()
-            for kind, each in items.items()
-            for item in each
-        )
-
 
 def _listed(part: Mapping[str, Any], kind: str) -> set[Any]:
     if kind == 'directed_edges':
