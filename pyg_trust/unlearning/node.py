@@ -40,8 +40,6 @@ from pyg_trust.removal import (
     Edges,
     NodeIds,
     Nodes,
-    NotThere,
-    Part,
     RemovalRequest,
     requested,
     skipping,
@@ -679,17 +677,13 @@ class NodeClassifier(NodeReleases, EditedInPlace):
         self._editing = None
 
     def _play(self, data: NodeState, edit: Edit) -> Edit:
-        # An update may leave out what is not there.
-        try:
-            data.play(edit)
-        except NotThere as error:
-            update = edit.update and edit.update.without(error.missing)
-            if not update:
-                raise
-            part = Part() if update.remove is None else update.part
-            edit = edit._replace(part=data.ids.part(part), update=update)
-            data.play(edit)
-        return edit
+        def play(update: Update) -> Edit:
+            left = edit._replace(part=data.ids.part(update.part))
+            data.play(left)
+            return left._replace(update=update)
+
+        assert edit.update is not None
+        return edit.update.played(play)
 
     def _rows(self, nodes: Nodes | None) -> Tensor:
         # The rows of nodes that are, or were, there.
