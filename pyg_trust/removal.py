@@ -18,7 +18,6 @@ from torch_geometric.data import Data
 
 from pyg_trust._checks import (
     as_ids,
-    check_choice,
     check_instance,
     check_range,
     check_tensor,
@@ -341,30 +340,6 @@ def requested(
         f'a list or tensor of ids (got {type(request).__name__}): '
         f'remove({first}=[3]) or remove(RemovalRequest({kind}=[3]))'
     )
-
-
-def skipping(
-    request: RemovalRequest,
-    missing: str,
-    remove: Callable[[RemovalRequest], Any],
-) -> Any:
-    """Remove what is there; return the report, with what was skipped."""
-    check_choice('missing', missing, MISSING)
-    left, skipped = request, list[Item]()
-    while True:
-        try:
-            report = remove(left)
-        except NotThere as error:
-            if missing == 'raise':
-                raise
-            rest = left.without(error.missing)
-            if rest is None or rest == left:
-                raise NotThere(request) from None
-            skipped += error.missing.items()
-            left = rest
-            continue
-        gone = RemovalRequest.of_items(skipped)
-        return report.replace(skipped={} if gone is None else gone.to_dict())
 
 
 class Removed:

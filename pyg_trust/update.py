@@ -294,6 +294,26 @@ class Update:
                     )
 
 
+def skipping(
+    request: RemovalRequest,
+    missing: str,
+    remove: Callable[[RemovalRequest], Any],
+) -> Any:
+    """Remove what is there; return the report, with what was skipped."""
+    left = request
+
+    def play(update: Update) -> Any:
+        nonlocal left
+        if update.remove is None:
+            raise NotThere(request)
+        left = update.remove
+        return remove(left)
+
+    report = Update(remove=request, missing=missing).played(play)
+    gone = request.without(left)
+    return report.replace(skipped={} if gone is None else gone.to_dict())
+
+
 def directs(u: int, v: int) -> ValueError:
     """Make the error for an edge that would make a graph directed."""
     return ValueError(

@@ -42,7 +42,6 @@ from pyg_trust.removal import (
     Nodes,
     RemovalRequest,
     requested,
-    skipping,
 )
 from pyg_trust.unlearning.certified import probabilities
 from pyg_trust.unlearning.heads import HEAD
@@ -63,7 +62,7 @@ from pyg_trust.unlearning.reports import (
     VerifyReport,
 )
 from pyg_trust.unlearning.sums import BOUND, check_directed, check_measure
-from pyg_trust.update import Update
+from pyg_trust.update import Update, skipping
 
 __all__ = ['NodeClassifier']
 
