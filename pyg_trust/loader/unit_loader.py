@@ -276,10 +276,10 @@ class UnitLoader(DrawnUnits):
         }
 
     def public(self) -> tuple[Any, ...]:
-        """Return public data: types and sizes, and the unit's declaration.
+        """Return public data, two strings: the schema, and the declaration.
 
-        Both are strings. With ``'contents'`` the pairs of persons who share
-        rows follow, int64 ``[2, k]``.
+        With ``'contents'`` a third element follows: int64 ``[2, k]``, the
+        pairs of persons who share rows.
         """
         schema, count = self.schema, None
         if self._rate is None:
