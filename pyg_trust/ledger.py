@@ -291,10 +291,10 @@ class RemovalLedger:
     def after(
         cls, before: 'RemovalLedger | None', budget: float
     ) -> 'RemovalLedger':
-        """Return the ledger of a new fit of an object.
+        """Return an empty ledger for a new fit of a model.
 
-        It continues one that has removed nothing, over whose states those of
-        the new fit may be saved.
+        If the ledger :obj:`before` has no removals, its saved states may be
+        replaced by those of the new fit. Otherwise this is refused.
         """
         made = cls(budget)
         if before is not None and not before.has_removals:
@@ -304,7 +304,7 @@ class RemovalLedger:
         return made
 
     def mark(self) -> None:
-        """Name a state that changed without a line, as others do not."""
+        """Give the state a random name, after a change without a line."""
         self._marks += (secrets.token_hex(16),)
 
     @property
@@ -637,14 +637,10 @@ class PrivacyLedger:
                 'open'
             )
 
-    def __copy__(self) -> Any:
+    def _refused(self, *_: Any) -> Any:
         raise TypeError("a ledger can't be copied: two would spend one budget")
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return self.__copy__()
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return self.__copy__()
+    __copy__ = __deepcopy__ = __reduce_ex__ = _refused
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}({str(self.path)!r}, steps={self.steps})'

@@ -363,9 +363,9 @@ def push(
     r"""Estimate :math:`\sum_i w_i (R B S)^i x` by randomized pushes (AGP).
 
     In each hop a node keeps a share of its value and sends the rest to its
-    neighbours. Large messages are sent as they are. Small ones go to a few
-    random neighbours, which get more, so that the expectation is the same. A
-    hop where this would cost more than an exact product is computed exactly.
+    neighbours. Large messages are sent as they are. Small ones are replaced by
+    larger messages to a few random neighbours, with the same expectation. A
+    hop for which this would cost too much is computed exactly.
 
     Args:
         graph (PushGraph): the edges along which nodes send, sorted for
@@ -386,8 +386,9 @@ def push(
         first (int): the number of the first block of columns. Columns of a
             block (:func:`block_size`) share what is sampled, and block
             :math:`k` draws from ``(seed, first + k)``. (default: :obj:`0`)
-        pull_above (float): a hop is sampled if this is expected to cost less
-            than this share of an exact hop. (default: infinity)
+        pull_above (float): a hop from many nodes is computed exactly if
+            sampling is expected to cost more than this many exact hops.
+            (default: infinity)
 
     Returns:
         tuple[Tensor, Tensor]: the sum, ``[num_nodes, num_columns]``, and how

@@ -194,7 +194,7 @@ class Update:
 
     @property
     def part(self) -> Part:
-        """The part of ``remove`` that concerns graph 0, the only one."""
+        """The items to remove from graph 0; those of others are an error."""
         if self.remove is None:
             return Part()
         if self.remove.graphs != [0] or self.remove.parts[0].whole:

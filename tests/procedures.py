@@ -271,7 +271,7 @@ PROCEDURES['ShardedUnlearner.fit'] = Procedure(
     shows=3,
 )
 PROCEDURES['ShardedUnlearner.remove'] = Procedure(
-    lambda folder: unlearner().fit(cycle(40)),
+    lambda folder: unlearner(folder / 'state').fit(cycle(40)),
     lambda model: untimed(model.remove(NAMED)),
     sharded,
     is_exact,

@@ -64,9 +64,6 @@ def test_request_of_every_kind():
         '7': {'whole': True},
         '9': {'edges': [[0, 2], [1, 3]]},
     }
-    assert request.whole_graphs().to_dict() == {
-        str(i): {'whole': True} for i in (3, 4, 7, 9)
-    }
 
 
 def test_without_a_graph_it_is_graph_0():
@@ -208,7 +205,7 @@ def test_requests_are_read_back():
     }
     # A label goes with its node.
     assert RemovalRequest(nodes=[1], labels=[1]).parts[0] == Part(nodes=(1,))
-    with pytest.raises(ValueError, match='labels of nodes'):
+    with pytest.raises(ValueError, match='labels of'):
         remove_from_data(diamond(), RemovalRequest(labels=[1]).parts[0])
 
 

@@ -63,18 +63,17 @@ class CollectiveCertificate(Proved, SpeaksOf, Report):
         edges (tuple[int, int]): the most added and deleted edges.
         features (tuple[int, int]): the most entries of ``x`` that turn to 1,
             and to 0.
-        local_budget (int, optional): the most additions, and the most
-            deletions, in one row of the features; None: no such limit.
-        attackers (int, optional): the most nodes whose features change; None:
-            no such limit.
+        local_budget, attackers, degrees: the arguments of
+            :func:`certify_collective`.
         hops (int): the number of message passing layers.
-        degrees (str): whether a message is weighted by the degree of its
-            ``'source'`` (maybe also its target) or its ``'target'`` alone.
         confidence (float): the probability that all bounds hold at once.
+        fingerprint, model_digest, weights, data (str): SHA-256 of model and
+            data, of the model, of its weights alone, and of the data.
+        provenance (dict): versions and settings.
         checked (tuple[str, ...]): the checks of the model in this run.
-        named (tuple[str, ...]): assumptions, that certain values which the
-            noise does not flip stay as they are.
-        seeded (bool): whether its copies came from an explicit seed: then
+        named (tuple[str, ...]): the values that the noise does not flip, and
+            that are assumed to stay under an attack.
+        seeded (bool): whether the copies came from an explicit seed: then
             nothing is certified.
         witness_digest (str): SHA-256 of :obj:`proof`, or why there is none.
         proof (Witness, optional): the data from which :meth:`verify` proves

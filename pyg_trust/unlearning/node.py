@@ -224,7 +224,7 @@ class NodeClassifier(NodeReleases, EditedInPlace):
 
         Later calls name nodes by ``data.n_id`` if the graph has it, else by
         their positions. A second fit begins a new ledger. It can't be saved
-        over an earlier state, as it may contain removed items again.
+        over a state with removals, as it may contain removed items again.
 
         Args:
             data (Data): the graph, unweighted, with ``x``, ``edge_index``,

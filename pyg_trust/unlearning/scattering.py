@@ -127,20 +127,20 @@ class Solved(NamedTuple):
 class ScatteringClassifier(GraphPredictor, CertifiedClassifier):
     r"""Graph classifier that forgets on request, with a certificate.
 
-    Logistic regression in float64 on embeddings of graphs, one weight vector
-    for two classes and one versus the rest for more, as in `"Unlearning Graph
+    A logistic regression (one versus the rest for more than two classes) is
+    trained in float64 on embeddings of graphs, as in `"Unlearning Graph
     Classifiers with Limited Data Resources"
     <https://arxiv.org/abs/2211.03216>`_ (Pan et al. 2023), but with noise on
     the released weights.
 
     A *release* replaces the weights that predictions use, and adds fresh
     noise. **The guarantee** is in :mod:`pyg_trust.unlearning.certified`. A
-    graph that lost a part keeps its label. The ledger keeps the ids of removed
-    items. With a few hundred training graphs retraining is as cheap.
+    graph that lost a part keeps its label. The ledger lists the ids of removed
+    items. With a few hundred graphs, a removal costs as much as training anew.
 
     Args:
-        transform (GraphEmbedding): embeds the graphs; a
-            :class:`~pyg_trust.transforms.GraphScattering`, linear or not.
+        transform (GraphEmbedding): embeds the graphs, such as a
+            :class:`~pyg_trust.transforms.GraphScattering`.
         weight_decay (float): :math:`\lambda > 0` of the penalty
             :math:`\frac{\lambda n}{2} \lVert W \rVert^2`, for :math:`n`
             graphs. (default: :obj:`1e-3`)
@@ -153,8 +153,8 @@ class ScatteringClassifier(GraphPredictor, CertifiedClassifier):
         num_classes (int, optional): the labels are in ``[0, num_classes)``,
             and a class may become empty. By default the labels of the training
             graphs; a request that would empty a class is refused.
-        tol (float): advanced: the gradient's norm at which solves end, or what
-            the budget allows if that is less. (default: :obj:`1e-10`)
+        tol (float): advanced: training ends when the gradient's norm is at
+            most this, or less if the budget needs it. (default: :obj:`1e-10`)
         seed (int, optional): the seed of the noise, which is then repeatable
             and not private; by default the operating system's randomness.
         start_is_public (bool): your statement that a transform with weights
@@ -224,7 +224,7 @@ class ScatteringClassifier(GraphPredictor, CertifiedClassifier):
         Later calls name graphs by their positions, and nodes by the ``n_id``
         of their graph, if it has one, else by their positions. The model keeps
         copies of edges, features and labels. A second fit begins a new ledger.
-        It can't be saved over an earlier state, as it may contain removed
+        It can't be saved over a state with removals, as it may contain removed
         items again.
 
         Args:
