@@ -269,7 +269,7 @@ class RemovalRequest:
                     yield graph, kind, item
 
     def without(self, other: 'RemovalRequest') -> 'RemovalRequest | None':
-        """Return the items that another request lacks; None without any."""
+        """Return this request less the items of another; None if all go."""
         gone = {*other.items()}
         return self.of_items(each for each in self.items() if each not in gone)
 

@@ -313,6 +313,8 @@ def test_nothing_is_called_from_inside_of_a_change():
         with pytest.raises(RuntimeError, match='nothing was done'):
             outer(inner)
     assert box.change() == box.read() == 0
+    with pytest.raises(TypeError, match=r'not on its class.*model\.read\('):
+        Box.read('state.pt')
     # Nothing is made as a tensor of inference, and no gradient is asked for.
     with torch.inference_mode():
         assert not box.change(torch.is_inference_mode_enabled)

@@ -46,10 +46,11 @@ Model = TypeVar('Model', bound='Coverage')
     provenance='versions of packages and arguments',
 )
 class CoverageReport(ClaimedReport):
-    """Removals that the noise of a private model covers, at an epsilon.
+    """Report of removals for which a private model's noise suffices.
 
-    The weights stay as they are. All removed items together are protected at
-    this epsilon, as a private model hides each of its items.
+    The weights stay, and are (epsilon, delta)-indistinguishable from those of
+    the same release without the removed items. "The sums" are of messages that
+    nodes receive, released with noise; ``form`` is the neighbouring relation.
     """
 
     def guarantee(self) -> Guarantee:

@@ -155,7 +155,7 @@ class PrivateItemCounts(Fitted):
     def noise_std(self) -> float:
         r"""Standard deviation of the noise on the diagonal of the table.
 
-        On other entries it is :math:`1 / \sqrt 2` of it.
+        On other entries it is smaller by a factor of :math:`\sqrt 2`.
         """
         return self.relation.sensitivity / self.mus[0]
 

@@ -114,10 +114,10 @@ class NodeClassifier(NodeReleases, EditedInPlace):
         epsilon, delta (float): the guarantee of one release.
             (default: :obj:`1.0`, :obj:`1e-4`)
         features (str): advanced: :obj:`'exact'`, or :obj:`'push'` for
-            approximate features of infinite series, which are faster; releases
-            and predictions stay exact. (default: :obj:`'exact'`)
-        theta (float, optional): advanced: the threshold of ``'push'``; by
-            default 1e-6.
+            approximate features of infinite series, which are faster. Only the
+            Hessian uses them; gradients and predictions are exact.
+        theta (float, optional): advanced: the threshold of residues for
+            ``'push'``; by default 1e-6.
         encoder (callable, optional): maps the features of each node before the
             propagation, such as a network; or a function without an argument
             that makes one.
