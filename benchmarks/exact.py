@@ -184,7 +184,7 @@ def dense(args: argparse.Namespace, name: str) -> None:
         'float32': {'facebook': 1.6, 'generated': 2.2}[kind],
         'half': {'facebook': 3.0, 'pl200k': 3.2, 'pl1m': 3.2}.get(name, 3.5),
     }
-    measure = F.appnp(0.1, levels=levels)
+    measure = F.appnp(0.1, K=levels)
     peer = Peer(graph, measure)
     for columns in args.columns:
         x = features(blocks, columns)
@@ -215,16 +215,16 @@ def fewer(args: argparse.Namespace, name: str) -> None:
     x = features(blocks, 64)
     small = name == 'facebook'
     for measure, tol, half, wanted, most in (
-        (F.heat(5.0, levels=18), 1e-6, False, 2.4 if small else 3.4, 3e-6),
-        (F.heat(5.0, levels=18), 2e-4, True, 5.7 if small else 7.0, 5e-4),
-        (F.appnp(0.1, levels=40), 4e-4, False, 5.0, 6e-4),
-        (F.appnp(0.1, levels=40), 4e-3, True, 0.0, 4e-3),
+        (F.heat(5.0, K=18), 1e-6, False, 2.4 if small else 3.4, 3e-6),
+        (F.heat(5.0, K=18), 2e-4, True, 5.7 if small else 7.0, 5e-4),
+        (F.appnp(0.1, K=40), 4e-4, False, 5.0, 6e-4),
+        (F.appnp(0.1, K=40), 4e-3, True, 0.0, 4e-3),
     ):
         peer = Peer(graph, measure)
         cut = F.chebyshev(measure, tol)
         ours = partial(F.propagate, graph, x, measure, half=half)
-        tail = sum(measure.weights[cut.levels :])
-        equal = (*measure.weights[: cut.levels], tail)
+        tail = sum(measure.weights[cut.K :])
+        equal = (*measure.weights[: cut.K], tail)
         methods: dict[str, Callable[[], Tensor]] = {
             'torch': partial(peer.run, x, measure.weights),
             'all levels': ours,
@@ -233,7 +233,7 @@ def fewer(args: argparse.Namespace, name: str) -> None:
         }
         exact = F.propagate(graph, x.double(), measure)
         label = (
-            f'{name} {measure.name} {measure.levels}->{cut.levels} '
+            f'{name} {measure.name} {measure.K}->{cut.K} '
             f'{"half" if half else "f32"}'
         )
         target = {'fewer levels': wanted} if wanted else {}
@@ -321,7 +321,7 @@ def sparse(args: argparse.Namespace, name: str) -> None:
 def threads(args: argparse.Namespace, name: str) -> None:
     """Two threads against one, ours, torch's and the machine's."""
     graph, blocks, _ = load(name, args.data, args.degree)
-    measure = F.appnp(0.1, levels=10)
+    measure = F.appnp(0.1, K=10)
     x = features(blocks, 64)
     peer = Peer(graph, measure)
     generator = torch.Generator().manual_seed(0)

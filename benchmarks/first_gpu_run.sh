@@ -55,8 +55,8 @@ edges = torch.cat([edges, edges.flip(0)], 1)
 graph = CSRGraph.from_edge_index(edges, n, duplicates="merge").to("cuda")
 x = torch.rand(n, 64, device="cuda")
 for _ in range(TIMES):
-    F.propagate(graph, x, F.appnp(0.1, levels=4), eps=1e-3, seed=1)
-    F.propagate(graph, x, F.appnp(0.1, levels=4))
+    F.propagate(graph, x, F.appnp(0.1, K=4), eps=1e-3, seed=1)
+    F.propagate(graph, x, F.appnp(0.1, K=4))
 torch.cuda.synchronize()
 '
 small='

@@ -48,7 +48,7 @@ GRAPHS = ('Cora', 'CiteSeer', 'facebook', 'lastfm', 'twitch_de', 'github')
 EPSILON, DELTA, LAM = 1.0, 1e-4, 1e-4
 MEASURES: dict[str, Measure] = {
     'sgc': sgc(2),
-    'appnp': appnp(0.2, levels=4),
+    'appnp': appnp(0.2, K=4),
     'gbp': Measure(0.3, 0.7, (0.3, 0.3, 0.4), True, True, name='gbp'),
 }
 
@@ -385,7 +385,7 @@ def push(args: argparse.Namespace) -> None:
     # The residual at exact features: two solves of as many columns as outputs.
     edges = held.graph.edge_index()
     graph = CSRGraph.from_edge_index(edges, held.graph.num_nodes)
-    measure = appnp(alpha, levels=91)
+    measure = appnp(alpha, K=91)
     y = data.y[data.train_mask]
     Y = targets(y, 4)
     train = data.train_mask.nonzero().view(-1)

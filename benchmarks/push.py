@@ -226,7 +226,7 @@ def wide(args: argparse.Namespace) -> None:
     for kind, size in pairs(args):
         graph, blocks = make_graph(kind, SIZES[size], args.device)
         sort = 'class' if kind == 'sbm' else 'gauss'
-        for measure in (F.appnp(0.1, levels=10), F.sgc(4)):
+        for measure in (F.appnp(0.1, K=10), F.sgc(4)):
             matrix = operator(graph, measure)
             for feature in (sort, 'bow'):
                 x = features(feature, blocks, args.columns)
@@ -254,7 +254,7 @@ def wide_rows(
     }
     if measure.name == 'appnp':
         # The tail of the series on an earlier level: the cheap approximation.
-        cut = F.appnp(0.1, levels=4)
+        cut = F.appnp(0.1, K=4)
         methods['exact, 4 levels'] = partial(F.propagate, graph, x, cut)
     for eps in (1e-7, 1e-6, 1e-5, 1e-4):
         methods[f'auto {eps:g}'] = partial(ours, eps=eps, seed=0)
@@ -317,7 +317,7 @@ def floor(graph: CSRGraph, measure: Measure, columns: int) -> float:
     # A level reads the entries, their rows, three numbers a node, and writes
     # a row; where it is kept, it reads and writes a row of the result.
     level = entries * (4 + row) + n * (8 + 8 + row)
-    total = 3 * n * row + measure.levels * level + 2 * kept * n * row
+    total = 3 * n * row + measure.K * level + 2 * kept * n * row
     return total / bandwidth(graph.device)
 
 
@@ -327,7 +327,7 @@ def threads(args: argparse.Namespace) -> None:
     for kind, size in pairs(args):
         graph, blocks = make_graph(kind, SIZES[size])
         x = features('class', blocks, args.columns)
-        measure = F.appnp(0.1, levels=10)
+        measure = F.appnp(0.1, K=10)
         matrix = operator(graph, measure)
         runs: dict[str, Callable[[], Any]] = {
             'exact': partial(F.propagate, graph, x, measure),
@@ -371,7 +371,7 @@ def memory(args: argparse.Namespace) -> None:
     for kind, size in pairs(args):
         graph, blocks = make_graph(kind, SIZES[size])
         x = features('class', blocks, args.columns)
-        measure = F.ppr(0.1, levels=10)
+        measure = F.ppr(0.1, K=10)
         mega = 2**-20
         column = x.numel() * 4 * mega / args.columns
         for name, kwargs in (
@@ -439,7 +439,7 @@ def compile_algorithm2() -> Callable[..., tuple[Tensor, Tensor]]:
             *map(at, (layout.group_ptr, layout.group_end)),
             at(graph.degree_power(-measure.b, torch.float32)),
             *map(at, (ratio, keep)),
-            ctypes.c_int64(measure.levels),
+            ctypes.c_int64(measure.K),
             ctypes.c_int64(int(node)),
             ctypes.c_float(eps),
             ctypes.c_uint64(0),

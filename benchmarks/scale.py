@@ -108,7 +108,7 @@ def warm(folder: Path, over_ranks: bool = False) -> None:
         folder / 'warm.npy',
         CSRGraph.from_edge_index(torch.tensor([[0, 1], [1, 0]]), 2),
         torch.rand(2, 2, generator=torch.Generator().manual_seed(0)),
-        appnp(0.1, levels=2),
+        appnp(0.1, K=2),
         over_ranks=over_ranks,
     )
 
@@ -122,7 +122,7 @@ def levels(args: argparse.Namespace) -> dict[str, float]:
         args.folder / f'z-{args.half}.npy',
         graph,
         args.folder / 'x.npy',
-        appnp(0.1, levels=args.levels),
+        appnp(0.1, K=args.levels),
         half=args.half,
         # Rows of levels of as many cache lines.
         columns=args.together * (2 if args.half else 1),
@@ -150,7 +150,7 @@ def one_rank(args: argparse.Namespace, ranks: bool = True) -> dict[str, float]:
         args.folder / 'z-ranks.npy',
         graph,
         args.folder / 'x.npy',
-        appnp(0.1, levels=args.levels),
+        appnp(0.1, K=args.levels),
         columns=args.together,
         memory=plan.total,  # some of it is held until it is needed
         over_ranks=ranks,

@@ -52,8 +52,8 @@ def measures(name: str, levels: int | None = None) -> Measure:
     if name == 'SGC':
         return sgc(4 if levels is None else levels)
     if name == 'APPNP':
-        return appnp(0.1, levels=10 if levels is None else levels)
-    return heat(4.0, levels=levels)
+        return appnp(0.1, K=10 if levels is None else levels)
+    return heat(4.0, K=levels)
 
 
 def sparse_matrix(graph: CSRGraph, measure: Measure) -> Tensor:
@@ -130,7 +130,7 @@ def ways(
     ours = partial(propagate, graph, x)
     matrix = sparse_matrix(graph, measure)
     epsilons = (1e-4, 1e-5, 1e-6, 1e-7)
-    levels = [k for k in (1, 2, 3, 4, 6, 8) if k < measure.levels]
+    levels = [k for k in (1, 2, 3, 4, 6, 8) if k < measure.K]
     return {
         'sampled': [
             (
@@ -145,7 +145,7 @@ def ways(
         ],
         'levels': [
             *((str(k), partial(ours, measures(name, k))) for k in levels),
-            (str(measure.levels), partial(ours, measure)),
+            (str(measure.K), partial(ours, measure)),
         ],
         'float16': [('-', partial(ours, measure, half=True))],
         'sparse': [('-', partial(sparse_products, matrix, x, measure))],

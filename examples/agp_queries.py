@@ -240,7 +240,7 @@ def main() -> None:
     )
 
     series = katz(args.beta / graph.spectral_radius, graph, tol=1e-4)
-    levels = sorted({min(level, series.levels) for level in levels})
+    levels = sorted({min(level, series.K) for level in levels})
     found = measure_all(graph, series, nodes, epsilons, levels, cuts=False)
     show('katz', found)
     draw(

@@ -117,7 +117,7 @@ def pushed(model: NodeClassifier, threshold: float) -> tuple[Objective, float]:
     graph, y = model.graph, model._model.data.levels.x
     limit = threshold * (graph.degree + 1.0).sqrt().unsqueeze(1)
     left = torch.zeros(y.size(1), dtype=y.dtype)
-    for _ in range(model.measure.levels):
+    for _ in range(model.measure.K):
         sent = torch.where(y.abs() > limit, y, 0.0)
         left += (y - sent).sum(0)
         y = propagate(graph, sent, sgc(1))

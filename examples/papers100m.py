@@ -162,7 +162,7 @@ def main() -> None:
         args.folder / 'z.npy',
         graph,
         features,
-        appnp(args.alpha, levels=args.levels),
+        appnp(args.alpha, K=args.levels),
         half=args.half,
         memory=args.memory,
         over_ranks=over_ranks,

@@ -5,8 +5,9 @@ import json
 import math
 import os
 import re
+import secrets
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,8 @@ class RemovalLedger:
     def __init__(self, budget: float) -> None:
         self.budget = check_non_negative('budget', budget)
         self._past, self._count = _Past(), 0
+        # Random names of the states since the last line.
+        self._marks: tuple[str, ...] = ()
 
     @property
     def num_lines(self) -> int:
@@ -169,7 +172,8 @@ class RemovalLedger:
         The ledger of an older copy of the model lacks the newest hashes.
         """
         check_instance('head', head, str)
-        return self._past.heads.get(head, self._count) < self._count
+        known = self._past.heads.get(head, self._count) < self._count
+        return known or head in self._marks
 
     def refers_to(self, reference: str) -> bool:
         """Return whether lines have all the 32-digit ids in ``reference``."""
@@ -204,6 +208,7 @@ class RemovalLedger:
         """Return an independent ledger with the same lines."""
         made = RemovalLedger(self.budget)
         made._past, made._count = self._past, self._count
+        made._marks = self._marks
         return made
 
     def __deepcopy__(self, memo: dict[int, Any]) -> 'RemovalLedger':
@@ -212,7 +217,12 @@ class RemovalLedger:
     def _own(self) -> None:
         # Copies share their lines until one of them goes another way.
         if self._count != len(self._past.lines):
-            self._past = _Past(self.entries)
+            made = _Past()
+            for line, marks in zip(
+                self.entries, self._past.marks, strict=False
+            ):
+                made.add(line, marks)
+            self._past = made
 
     def record(
         self,
@@ -273,14 +283,42 @@ class RemovalLedger:
         entry = LedgerEntry(**body, link=chain.link(self.head, *body.values()))
         with self._past.lock.turn:
             self._own()
-            self._past.add(entry)
-            self._count += 1
+            self._past.add(entry, self._marks)
+            self._count, self._marks = self._count + 1, ()
         return entry
+
+    @classmethod
+    def after(
+        cls, before: 'RemovalLedger | None', budget: float
+    ) -> 'RemovalLedger':
+        """Return an empty ledger for a new fit of a model.
+
+        If the ledger :obj:`before` has no removals, its saved states may be
+        replaced by those of the new fit. Otherwise this is refused.
+        """
+        made = cls(budget)
+        if before is not None and not before.has_removals:
+            lines = before._past.heads.items()
+            known = [name for name, at in lines if at < before._count]
+            made._marks = (*known, *before._marks)
+        return made
+
+    def mark(self) -> None:
+        """Give the state a random name, after a change without a line."""
+        self._marks += (secrets.token_hex(16),)
+
+    @property
+    def tip(self) -> str:
+        """The name of the present state: the last mark, or :attr:`head`."""
+        return self._marks[-1] if self._marks else self.head
 
     def state_dict(self) -> dict[str, Any]:
         """Return a dict of the ``'budget'`` and all lines, ``'entries'``."""
         lines = [entry.to_dict() for entry in self.entries]
-        return {'budget': self.budget, 'entries': lines}
+        made: dict[str, Any] = {'budget': self.budget, 'entries': lines}
+        marks = [*self._past.marks[: self._count], self._marks]
+        named = [[at, mark] for at, each in enumerate(marks) for mark in each]
+        return {**made, 'marks': named} if named else made
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the result of :meth:`state_dict`, if it continues this ledger.
@@ -301,6 +339,12 @@ class RemovalLedger:
                 f'(got {type(lines).__name__})'
             )
         made, fields = RemovalLedger(self.budget), {*chain.REMOVAL, 'link'}
+        marks: dict[int, list[str]] = {}
+        for at, mark in state.get('marks', ()):
+            check_integer('marks', at, 0, len(lines))
+            check_instance('marks', mark, str)
+            marks.setdefault(at, []).append(mark)
+        made._marks = (*marks.get(0, ()),)
         for number, line in enumerate(lines):
             names = {*line, 'reference'} if isinstance(line, dict) else {}
             if names != fields:
@@ -311,13 +355,14 @@ class RemovalLedger:
             parts = {k: v for k, v in line.items() if k != 'link'}
             if made.record(**parts).link != line['link']:
                 raise ValueError(f'line {number} of the state was changed')
+            made._marks = (*marks.get(number + 1, ()),)
         # A link fixes all lines before it.
-        if self._count and not made.has(self.head):
+        if self._count and not made.has(self.tip):
             raise ValueError(
-                'the state does not continue the present lines: a ledger '
-                "can't be turned back"
+                'the state does not continue the present one: removals can '
+                'not be turned back; a new object can load it'
             )
-        self._past, self._count = made._past, made._count
+        vars(self).update(vars(made))
 
     def __repr__(self) -> str:
         return (
@@ -328,20 +373,22 @@ class RemovalLedger:
 
 class _Past:
     # Lines that ledgers share, and where each is found.
-    def __init__(self, lines: Iterable[LedgerEntry] = ()) -> None:
+    def __init__(self) -> None:
         self.lines: list[LedgerEntry] = []
+        # The names of states before each line; of lines and names, the line
+        # from which on they are known.
+        self.marks: list[tuple[str, ...]] = []
         self.heads: dict[str, int] = {}
         self.batches: dict[str, int] = {}
         self.together: list[float] = []
         self.first_request = math.inf
         self.removed, self.lock = Removed(), ObjectLock()
-        for line in lines:
-            self.add(line)
 
-    def add(self, line: LedgerEntry) -> None:
+    def add(self, line: LedgerEntry, marks: tuple[str, ...]) -> None:
         number = len(self.lines)
         self.removed.add(line.request)
-        self.heads[line.link] = number
+        self.heads |= dict.fromkeys((*marks, line.link), number)
+        self.marks.append(marks)
         self.batches |= dict.fromkeys(references(line.reference), number)
         if line.request:
             self.first_request = min(self.first_request, number)
@@ -590,14 +637,10 @@ class PrivacyLedger:
                 'open'
             )
 
-    def __copy__(self) -> Any:
+    def _refused(self, *_: Any) -> Any:
         raise TypeError("a ledger can't be copied: two would spend one budget")
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return self.__copy__()
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return self.__copy__()
+    __copy__ = __deepcopy__ = __reduce_ex__ = _refused
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}({str(self.path)!r}, steps={self.steps})'

@@ -3,14 +3,11 @@
 """C++ ops, each behind a function that checks its arguments.
 
 ``csrc/ops.cpp`` describes the arguments and results of each op under the same
-name; device, dtype and shape of every tensor are checked here, by the hints.
-That indices are in range is the guarantee of
-:class:`~pyg_trust.graph.CSRGraph`. Ops whose tensors the package makes itself
-(``live_*``, ``clip_*``) are called as they are, in ``torch.ops.pyg_trust``.
-
-All tensors of a call are on one device, the CPU or a CUDA GPU, and so is the
-result; only :obj:`weights`, :obj:`ratio` and :obj:`keep` are always on the
-CPU. Nothing is moved to another device.
+name. Device, dtype and shape of every tensor are checked here, by the hints;
+that indices are in range is the guarantee of
+:class:`~pyg_trust.graph.CSRGraph`. All tensors of a call are on one device,
+the CPU or a CUDA GPU, and so is the result; only :obj:`weights`, :obj:`ratio`
+and :obj:`keep` are always on the CPU.
 """
 
 import contextlib
@@ -220,9 +217,8 @@ def propagate(
     r"""Compute :math:`\sum_i w_i (R B S)^i x`, exactly.
 
     :math:`B` is an unweighted adjacency matrix, :math:`R` and :math:`S` are
-    diagonal. A column has the same bits beside any other columns, for any
-    number of threads and any instruction set. CUDA runs torch's sparse
-    products instead, and is equal up to rounding.
+    diagonal. A column has the same bits beside any other columns and for any
+    number of threads. On CUDA it is equal up to rounding.
 
     Args:
         rowptr (Tensor): int64, ``[num_nodes + 1]``: where rows of :math:`B`
@@ -340,9 +336,8 @@ def instruction_set() -> str:
 def kept_pages() -> Iterator[None]:
     """Reuse working memory between the calls in a ``with`` block.
 
-    It saves about a fifth of the time of a propagation from disk to disk, in
-    which the system would clear new memory. It keeps at most as much as one
-    call needs. On the CPU alone; all threads of the process share it.
+    It saves about a fifth of the time of a propagation from disk to disk. It
+    keeps at most as much as one call needs. On the CPU alone.
     """
     _ops.keep_pages(True)
     try:
@@ -368,15 +363,16 @@ def push(
     r"""Estimate :math:`\sum_i w_i (R B S)^i x` by randomized pushes (AGP).
 
     In each hop a node keeps a share of its value and sends the rest to its
-    neighbours. Large messages are sent as they are. Small ones go to a few
-    random neighbours, which get more, so that the expectation is the same. A
-    hop where this would cost more than an exact product is computed exactly.
+    neighbours. Large messages are sent as they are. Small ones are replaced by
+    larger messages to a few random neighbours, with the same expectation. A
+    hop for which this would cost too much is computed exactly.
 
     Args:
         graph (PushGraph): the edges along which nodes send, sorted for
             sampling (:meth:`.CSRGraph.push_graph`).
-        receivers (tuple[Tensor, Tensor]): ``rowptr`` and ``col`` of
-            :math:`B`, for exact levels.
+        receivers (tuple[Tensor, Tensor]): ``rowptr`` and ``col`` of the
+            adjacency matrix :math:`B`, whose rows list the nodes that each
+            node receives from, for exact hops.
         recv (Tensor): the diagonal of :math:`R`, ``[num_nodes]``.
         send (Tensor): the diagonal of :math:`S`, ``[num_nodes]``.
         x (Tensor): the signals, ``[num_nodes, num_columns]``.
@@ -390,8 +386,9 @@ def push(
         first (int): the number of the first block of columns. Columns of a
             block (:func:`block_size`) share what is sampled, and block
             :math:`k` draws from ``(seed, first + k)``. (default: :obj:`0`)
-        pull_above (float): a hop is sampled if this is expected to cost less
-            than this share of an exact hop. (default: infinity)
+        pull_above (float): a hop from many nodes is computed exactly if
+            sampling is expected to cost more than this many exact hops.
+            (default: infinity)
 
     Returns:
         tuple[Tensor, Tensor]: the sum, ``[num_nodes, num_columns]``, and how
@@ -625,10 +622,10 @@ def policy_iteration(
     ]
     | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    r"""Find the graph that maximizes PageRank-weighted rewards.
+    r"""Find the graphs that maximize PageRank-weighted rewards.
 
-    For each row of the arguments by itself, it computes :math:`V = T V`, where
-    for node :math:`i`
+    For each policy, a row of the arguments, it finds a graph of the threat and
+    its values :math:`V` with :math:`V = T V`, where for node :math:`i`
 
     .. math::
         (T V)_i = r_i + \max_{S, k} \left[ \frac{a \sum_{j \in S} V_j +
@@ -638,12 +635,12 @@ def policy_iteration(
     with :math:`r` = ``reward``, :math:`a` = ``follow``, :math:`\rho` =
     ``bonus``, :math:`\mu` = ``visit_cost``, :math:`\sigma` = ``root``,
     :math:`\nu_i` = ``step_cost`` and :math:`\nu_{ij}` = ``removal_cost`` of an
-    edge or ``addition_cost`` of another pair (None: 0). :math:`S` is the set
-    of out-neighbours after :math:`k` flips, at most the budget of ``threat``,
-    of the clean set :math:`S_i`; an empty set counts as one edge that leads
-    nowhere. It begins with ``start`` and ends after ``max_iter`` iterations,
-    or when the largest entry of :math:`T V - V` is at most ``goal`` or
-    ``rounding`` times that of :math:`V`.
+    edge or ``addition_cost`` of another pair (None: 0). :math:`S` is the clean
+    set :math:`S_i` of out-neighbours after :math:`k` flips, at most the budget
+    of ``threat``; an empty set counts as one edge that leads nowhere. Iterates
+    begin with :math:`V` = ``start`` and end after ``max_iter``, or when no
+    :math:`|(T V - V)_i|` is above both the ``goal`` of the policy and
+    ``rounding`` times the largest :math:`|V_i|`.
 
     Returns:
         tuple: :math:`V` and :math:`T V - V`, float64, ``[num_policies,
@@ -783,10 +780,9 @@ def push_rows(
     given, their residues are first computed anew.
 
     Returns:
-        tuple: for undoing, the nodes whose residues changed (int64) and their
+        tuple: to undo it, the nodes whose residues changed (int64) and their
         old residues, the nodes whose ``z`` changed (int64) and their old
-        ``z``;
-        and the number of pushes.
+        rows of ``z``; and the number of pushes.
     """
     return _ops.push_rows.default(
         *(*rows, seeds, recv, send, theta, follow, z, residue, x),

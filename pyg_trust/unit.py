@@ -264,7 +264,7 @@ class PrivacyUnit:
         """Return an edge type of the graph as a tuple of three strings.
 
         Raises:
-            ValueError: if there is none; it names the argument ``name``.
+            ValueError: if there is none; the message begins with ``name``.
         """
         return known(edge_type, self._edges, name)
 

@@ -137,7 +137,7 @@ entry(
 
 
 def agp() -> Any:
-    return transforms.AGP('appnp', alpha=0.2, levels=2)
+    return transforms.AGP('appnp', alpha=0.2, K=2)
 
 
 FEATURE_ROWS = (

@@ -67,7 +67,7 @@ NAMED: dict[str, Kind] = {
     'seed': SEED,
     'alpha': number(0, 1),
     'delta': number(0, 1),
-    'levels': integer(0, none=True),
+    'K': integer(0, none=True),
     'tol': number(0, 1),
     'reference': values(3, ['a'], 'a', 'G' * 32, 'a' * 33),
 }

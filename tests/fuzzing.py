@@ -69,13 +69,13 @@ def propagation(source, graph):
     measure = source.choice(
         [
             F.transition(levels),
-            F.hkpr(2.0, levels=levels),
-            F.single_target(0.2, levels=levels),
+            F.hkpr(2.0, K=levels),
+            F.single_target(0.2, K=levels),
             F.Measure(0.0, 1.0, (0.5,) * (levels + 1)),
         ]
     )
     if graph.is_undirected and source.random() < 0.5:
-        measure = F.appnp(0.15, levels=levels)
+        measure = F.appnp(0.15, K=levels)
     dtype = source.choice([torch.float32, torch.float64])
     columns = source.choice([0, 1, 3, 8, 16, 33])
     x = torch.randn(n, columns, dtype=dtype)

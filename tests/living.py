@@ -102,16 +102,23 @@ class World:
             pass
         return RemovalRequest(**gone)
 
+    def name(self):
+        """The next name."""
+        self.names += 1
+        return self.names - 1
+
+    def newcomers(self, x, y, ids):
+        """New nodes, whose names follow the last one."""
+        return NewNodes(x, torch.tensor(y))
+
     def come(self, cut, one_way):
         """New nodes with their classes, and new edges, not those cut."""
         below = self.random.randrange
         new = self.drawn(min(below(3), self.most - self.names))
         y = [below(4) - 1 if self.y else -1 for _ in new]
-        for row, c in zip(new, y, strict=True):
-            self.x[self.names] = row
-            if c >= 0:
-                self.y[self.names] = c
-            self.names += 1
+        ids = [self.name() for _ in new]
+        self.x |= dict(zip(ids, new, strict=True))
+        self.y |= {v: c for v, c in zip(ids, y, strict=True) if c >= 0}
         came = []
         for _ in range(below(4)):
             u, v = self.one(self.x), self.one(self.x)
@@ -120,7 +127,7 @@ class World:
             if not both & taken and (u != v or self.loops):
                 came.append((u, v))
                 self.edges |= {(u, v)} if one_way else both
-        nodes = NewNodes(new, torch.tensor(y)) if len(new) else None
+        nodes = self.newcomers(new, y, ids) if ids else None
         return {'nodes': nodes, 'edges': pairs(*came)}
 
     def change(self, gone):
@@ -170,10 +177,10 @@ class World:
         return made
 
 
-def world_of(data, seed):
+def world_of(data, seed, **kind):
     """The world of a node classifier."""
     train = data.train_mask.nonzero().view(-1).tolist()
-    return World(data, seed, y={v: int(data.y[v]) for v in train})
+    return World(data, seed, y={v: int(data.y[v]) for v in train}, **kind)
 
 
 def lived(count, seed=0, **kwargs):
@@ -194,6 +201,12 @@ def assert_present(model, world, **kwargs):
         model.release()
     held = model._model.data
     fresh = make(world.data(), **kwargs)._model.data
+    # Predictions are of the present graph, and of who is there.
+    margin = model.decision_function()
+    assert torch.equal(margin[names], fresh.levels.rows() @ model.weight)
+    there = torch.isin(torch.arange(len(margin)), torch.tensor(names))
+    assert torch.equal(margin.isnan().any(1), ~there)
+    assert torch.equal(model.predict() == -1, ~there)
     assert torch.equal(
         held.levels.rows(torch.tensor(names)), fresh.levels.rows()
     )

@@ -271,7 +271,7 @@ PROCEDURES['ShardedUnlearner.fit'] = Procedure(
     shows=3,
 )
 PROCEDURES['ShardedUnlearner.remove'] = Procedure(
-    lambda folder: unlearner().fit(cycle(40)),
+    lambda folder: unlearner(folder / 'state').fit(cycle(40)),
     lambda model: untimed(model.remove(NAMED)),
     sharded,
     is_exact,
@@ -517,7 +517,6 @@ def seen(model):
     held = model._model
     return {
         **without_chance(model.state_dict()),
-        'lineage': held.lineage.generation,
         'counts': None
         if held.counts is None
         else torch.from_numpy(held.counts.data.copy()),
@@ -577,8 +576,7 @@ def nodes_classified(model):
         'rows': data.levels.rows(),
         'entries': data.levels.entries(),
         'gradient': model._model.gradient.value,
-        # The random name of a fit, and what is hashed with random salts.
-        'lineage': model._model.lineage.generation,
+        # What is hashed with random salts.
         'seals': data.blocks(),
         'waits': bool(model.state_dict().get('waits')),
         'ledger': [

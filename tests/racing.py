@@ -21,8 +21,8 @@ from torch_geometric.nn import GCNConv
 from pyg_trust import files
 from pyg_trust.account import ReleaseAccount
 from pyg_trust.files import commit
-from pyg_trust.files.commit import Lineage, StaleStateError
-from pyg_trust.ledger import BudgetExceededError
+from pyg_trust.files.commit import StaleStateError
+from pyg_trust.ledger import BudgetExceededError, RemovalLedger
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.transforms import GraphScattering, release_checks
 from pyg_trust.unlearning import ScatteringClassifier, ShardedUnlearner
@@ -73,18 +73,19 @@ class Plain:
 
     def start(self, size):
         self.size = size
-        ledger = {'entries': []}
-        lineage = Lineage().next().to_list()
-        state = {'lineage': lineage, 'ledger': ledger, 'there': [*range(size)]}
+        ledger = RemovalLedger(0.0)
+        ledger.record('fit', 0.0)
+        state = {'ledger': ledger.state_dict(), 'there': [*range(size)]}
         commit.save(self.file, state)
 
     def take(self, name, together=False):
         while True:
             state = files.load(self.file)
             state['there'].remove(name)
-            state['lineage'] = Lineage.of(state).next().to_list()
-            line = {'action': 'retrain', 'request': {'name': name}}
-            state['ledger']['entries'].append(line)
+            ledger = RemovalLedger(0.0)
+            ledger.load_state_dict(state['ledger'])
+            ledger.record('retrain', 0.0, {'nodes': [name]})
+            state['ledger'] = ledger.state_dict()
             try:
                 return commit.save(self.file, state)
             except StaleStateError:
@@ -92,10 +93,8 @@ class Plain:
 
     def left(self):
         found = files.load(self.file)
-        assert len(found['ledger']['entries']) == self.size - len(
-            found['there']
-        )
-        assert Lineage.of(found).generation == self.size - len(found['there'])
+        lines = found['ledger']['entries']
+        assert len(lines) == 1 + self.size - len(found['there'])
         return set(found['there'])
 
     def check(self):

@@ -88,7 +88,7 @@ def declared(data: HeteroData, **changes: Any) -> PrivacyUnit:
         'joint': {'chat': OF},
         'public': ('item', 'category'),
         'public_edges': (IN,),
-        'edge_owner': {CLICK: data[CLICK].by},
+        'edge_owner': {e: data[e].by for e in data.edge_types if e == CLICK},
         'same': torch.empty((2, 0), dtype=torch.int64),
     }
     return PrivacyUnit(data, **{**given, **changes})

@@ -38,8 +38,8 @@ def without_chance(state):
     operating system: of two runs of the same seed all the rest is equal.
     """
     state = copy.deepcopy(state)
-    del state['lineage']
     del state['salts']
+    state['ledger'].pop('marks', None)
     for line in state['ledger']['entries']:
         del line['data'], line['link']
     return state
@@ -57,7 +57,7 @@ def level_of(state, level):
     """The sums of a level, with what is added where they are read."""
     n, measure = state.num_nodes, state.measure
     made = state._state[9][level, :n].clone()
-    if measure.levels != 2:
+    if measure.K != 2:
         return made
     # The degrees by C's pow, as the sums have them.
     degree = [float(d) for d in state.degree.tolist()]

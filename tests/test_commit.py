@@ -2,6 +2,7 @@ import copy
 import os
 import pickle
 import random
+import secrets
 import signal
 import sys
 import threading
@@ -14,113 +15,83 @@ from filelock import FileLock, Timeout
 from pyg_trust import files
 from pyg_trust.files import commit
 from pyg_trust.files.commit import (
-    Lineage,
     ObjectLock,
     StaleStateError,
     synchronized,
 )
+from pyg_trust.ledger import RemovalLedger
 
 
-def state_of(lineage, *requests):
-    lines = [{'action': 'retrain', 'request': r} for r in requests]
-    return {
-        'lineage': lineage.to_list(),
-        'ledger': {'entries': lines},
-        'x': torch.arange(3),
-    }
-
-
-def test_a_lineage_tells_changes_apart():
-    first = Lineage().next()
-    one, two = first.next(), first.next()
-    assert (first.generation, one.generation) == (0, 1)
-    assert one.continues(first)
-    assert one.continues(one)
-    assert not one.continues(two)
-    assert not first.continues(one)
-    assert first.continues(Lineage())
-    assert Lineage.of({'lineage': one.to_list()}).runs == one.runs
-    # What version 0.1 wrote: a token for each state.
-    old = Lineage.of({'lineage': ['a' * 32, 'b' * 32]})
-    assert old.generation == 1
-    assert old.next().continues(Lineage(['a' * 32]))
-    token = 'c' * 32
-    for bad in (
-        *({}, {'lineage': []}, {'lineage': 'a'}, {'lineage': ['a']}),
-        *({'lineage': [[token, n]]} for n in (0, -1, True, 1.5, '1')),
-        *({'lineage': [each]} for each in ([token], [token, 1, 1], 3)),
-    ):
-        with pytest.raises(ValueError, match=r'lineage|runs'):
-            Lineage.of(bad)
-
-
-def in_fork(lineage):
-    # The next state, as another process makes it.
-    end, start = os.pipe()
-    if (child := os.fork()) == 0:
-        os.write(start, pickle.dumps(lineage.next()))
-        os._exit(0)
-    os.close(start)
-    with open(end, 'rb') as pipe:
-        made = pickle.loads(pipe.read())
-    assert os.waitpid(child, 0)[1] == 0
+def fitted():
+    made = RemovalLedger(0.0)
+    made.record('fit', 0.0, data=secrets.token_hex(8))
     return made
 
 
-def test_whoever_else_goes_on_begins_a_run_of_its_own():
-    mine = Lineage().next()
-    for _ in range(5):
-        mine = mine.next()
-    # Many changes of one object are one run.
-    assert (len(mine.runs), mine.generation) == (1, 5)
-    others = [
-        pickle.loads(pickle.dumps(mine)).next(),
-        Lineage.of({'lineage': mine.to_list()}).next(),
-        mine.next(),
-        copy.deepcopy(mine).next(),
-        copy.copy(mine).next(),
-        mine.next(),
-    ]
-    families = [(mine, others)]
-    if hasattr(os, 'fork'):
-        mine = Lineage.of({'lineage': mine.to_list()}).next()
-        families.append((mine, [in_fork(mine), mine.next(), in_fork(mine)]))
-    for mine, others in families:
-        for number, one in enumerate(others):
-            assert one.continues(mine)
-            for two in others[number + 1 :]:
-                assert not one.continues(two)
-                assert not two.next().continues(one)
+def without(ledger, *nodes):
+    """The ledger of a copy that went on."""
+    made = ledger.copy()
+    for node in nodes:
+        line = {'0': {'nodes': [node]}}, secrets.token_hex(8)
+        made.record('retrain', 0.0, *line)
+    return made
 
 
-@pytest.mark.parametrize('seed', range(20))
-def test_a_lineage_continues_its_ancestors_alone(seed):
-    # A tree of states, by objects that read, copy and go on at random.
+def state_of(ledger):
+    return {'ledger': ledger.state_dict(), 'x': torch.arange(3)}
+
+
+def loaded(state):
+    made = RemovalLedger(0.0)
+    made.load_state_dict(state['ledger'])
+    return made
+
+
+@pytest.mark.parametrize('seed', range(8))
+def test_a_state_continues_its_ancestors_alone(seed, tmp_path):
+    # A tree of states, by objects that read, copy, remove, add what waits,
+    # and fit again.
     source = random.Random(seed)
-    states, parents = [Lineage().next()], [None]
+    states, parents, gone = [fitted()], [None], [False]
     for _ in range(40):
         at = source.randrange(len(states))
-        origin = states[at]
+        made, kind = states[at].copy(), source.choice('rrmmf')
         if source.random() < 0.5:
-            origin = Lineage.of({'lineage': origin.to_list()})
-        states.append(origin.next())
+            made = loaded(state_of(made))
+        lost = gone[at]
+        if kind == 'r':
+            made, lost = without(made, 1), True
+        elif kind == 'm':
+            made.mark()
+        else:
+            made = RemovalLedger.after(made, 0.0)
+            made.record('fit', 0.0, data=secrets.token_hex(8))
+            at, lost = None if lost else at, False
+        states.append(made)
         parents.append(at)
-    for number, one in enumerate(states):
+        gone.append(lost)
+    saved = [state_of(made) for made in states]
+    for number, (one, new) in enumerate(zip(states, saved, strict=True)):
         ancestors, at = set(), number
         while at is not None:
             ancestors.add(at)
             at = parents[at]
-        assert len(ancestors) == one.generation + 1
-        for other, two in enumerate(states):
-            assert one.continues(two) == (other in ancestors)
+        again = loaded(new)
+        for other, (two, there) in enumerate(zip(states, saved, strict=True)):
+            known = other in ancestors
+            assert one.has(two.tip) == again.has(two.tip) == known
+            try:
+                commit.check_continues(tmp_path / 'a', there, new)
+                assert known
+            except (StaleStateError, ValueError):
+                assert not known
 
 
 def test_a_stale_state_is_not_written(tmp_path):
     path = tmp_path / 'state.pt'
-    first = Lineage().next()
+    first = fitted()
     commit.save(path, state_of(first))
-    one = state_of(first.next(), {'0': {'nodes': [1]}})
-    two = state_of(first.next(), {'0': {'nodes': [2]}})
+    one, two = state_of(without(first, 1)), state_of(without(first, 2))
     commit.save(path, one)
     commit.save(path, one)
     content = path.read_bytes()
@@ -134,14 +105,14 @@ def test_a_stale_state_is_not_written(tmp_path):
     with pytest.raises(StaleStateError, match='nodes'):
         commit.save(path, state_of(first))
     with pytest.raises(ValueError, match='another fit'):
-        commit.save(path, state_of(Lineage().next()))
+        commit.save(path, state_of(fitted()))
     assert path.read_bytes() == content
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_other_files_are_not_written_over(tmp_path):
     path = tmp_path / 'state.pt'
-    state = state_of(Lineage().next())
+    state = state_of(fitted())
     for content in (b'thesis', b''):
         path.write_bytes(content)
         with pytest.raises(ValueError, match='of another kind'):
@@ -160,7 +131,7 @@ def test_the_lock_is_one_for_all_and_leaves_no_file(tmp_path):
         nonlocal inside, most
         gate.wait()
         for _ in range(100):
-            with commit.exclusive(place):
+            with files.exclusive(place):
                 inside += 1
                 most = max(most, inside)
                 inside -= 1
@@ -180,14 +151,14 @@ def test_a_lock_on_a_file_that_is_gone_is_none(tmp_path):
     held = []
 
     def work():
-        with commit.exclusive(place):
+        with files.exclusive(place):
             # Nobody can take the file that is there now.
             other = FileLock(path)
             with pytest.raises(Timeout):
                 other.acquire(timeout=0.05)
             held.append(path.exists())
 
-    with commit.exclusive(place):
+    with files.exclusive(place):
         waiting = threading.Thread(target=work)
         waiting.start()
         waiting.join(0.1)
@@ -200,16 +171,17 @@ CHILD = """
 import os, signal, sys
 from pyg_trust import files
 from pyg_trust.files import commit
-from pyg_trust.files.commit import Lineage
+from pyg_trust.ledger import RemovalLedger
 
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 
 path, when = sys.argv[1:]
 state = files.load(path)
-lineage = Lineage.of(state).next()
-state['lineage'] = lineage.to_list()
-state['ledger']['entries'].append({'action': 'retrain', 'request': {}})
+ledger = RemovalLedger(0.0)
+ledger.load_state_dict(state['ledger'])
+ledger.record('retrain', 0.0, {'nodes': [1]})
+state['ledger'] = ledger.state_dict()
 replace = os.replace
 if when == 'locked':
     commit.check_continues = die
@@ -225,16 +197,13 @@ commit.save(path, state)
 @pytest.mark.parametrize('when', ['locked', 'written', 'replaced'])
 def test_killed_inside_of_the_commit(when, tmp_path):
     path = tmp_path / 'state.pt'
-    commit.save(path, state_of(Lineage().next()))
+    commit.save(path, state_of(fitted()))
     done = warm.run('-c', CHILD, path, when)
     assert done.returncode == -signal.SIGKILL, done.stderr
     # The file is the old one or the new one, and the lock is free.
-    found = files.load(path)
-    generation = Lineage.of(found).generation
-    assert generation == len(found['ledger']['entries'])
-    assert generation == (when == 'replaced')
-    after = state_of(Lineage.of(found).next(), *[{}] * (generation + 1))
-    commit.save(path, after)
+    found = loaded(files.load(path))
+    assert found.has_removals == (when == 'replaced')
+    commit.save(path, state_of(without(found, 2)))
     # What the killed one left is gone.
     assert list(tmp_path.iterdir()) == [path]
 
@@ -310,22 +279,15 @@ def test_threads_take_turns_with_an_object():
 
 
 def test_what_somebody_else_recorded_is_named_and_counted(tmp_path):
-    first = Lineage().next()
-    mine, other = state_of(first.next(), 'both'), first.next()
+    both = without(fitted(), 9)
+    mine = state_of(without(both, 8))
     for count, more in ((3, False), (4, True)):
-        found = state_of(other, 'both', *range(count))
-        with pytest.raises(StaleStateError, match='retrain 2') as error:
+        found = state_of(without(both, *range(count)))
+        with pytest.raises(StaleStateError, match=r'\[2\]') as error:
             commit.check_continues(tmp_path / 'a', found, mine)
         assert (' more' in str(error.value)) is more
-        assert 'both' not in str(error.value)
-        assert 'retrain 3' not in str(error.value)
-    for bad in (
-        lambda: commit.check_continues(tmp_path / 'a', 3, mine),
-        lambda: Lineage('ab'),
-        lambda: Lineage.of(mine, 3),
-    ):
-        with pytest.raises(TypeError, match=r"'(found|runs|present)'"):
-            bad()
+        assert '[9]' not in str(error.value)
+        assert '[3]' not in str(error.value)
 
 
 def test_nothing_is_called_from_inside_of_a_change():
@@ -351,15 +313,10 @@ def test_nothing_is_called_from_inside_of_a_change():
         with pytest.raises(RuntimeError, match='nothing was done'):
             outer(inner)
     assert box.change() == box.read() == 0
+    with pytest.raises(TypeError, match=r'not on its class.*model\.read\('):
+        Box.read('state.pt')
     # Nothing is made as a tensor of inference, and no gradient is asked for.
     with torch.inference_mode():
         assert not box.change(torch.is_inference_mode_enabled)
     with torch.no_grad():
         assert not box.change(torch.is_grad_enabled)
-
-
-def test_states_by_name_as_of_0_1():
-    first = Lineage().next()
-    later = first.next().next()
-    assert later.names == first.names * 3
-    assert Lineage(later.names).generation == later.generation == 2

@@ -17,7 +17,7 @@ CHECKS = {
         from pyg_trust.transforms import AGP
         adj = torch.tensor([[0, 1, 1], [1, 0, 0], [1, 0, 0.0]])
         data = Data(x=torch.eye(3), edge_index=adj.nonzero().t())
-        z = AGP('two_ends', alpha=0.25, levels=3)(data).x
+        z = AGP('two_ends', alpha=0.25, K=3)(data).x
         walk = adj / adj.sum(0)
         dense = 0.25 * torch.eye(3) + 0.75 * torch.linalg.matrix_power(walk, 3)
         torch.testing.assert_close(z, dense)

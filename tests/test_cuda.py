@@ -66,7 +66,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-11}
 @pytest.mark.parametrize('columns', [1, 5, 64, 200])
 @pytest.mark.parametrize('name', ['random', 'directed', 'big'])
 def test_propagate_some_rows_and_sparse_features(name, columns, half):
-    measure = F.appnp(0.3, levels=3)
+    measure = F.appnp(0.3, K=3)
     graph = graph_of(name)
     n = graph.num_nodes
     generator = torch.Generator().manual_seed(1)
@@ -86,7 +86,7 @@ def test_propagate_some_rows_and_sparse_features(name, columns, half):
 
 
 def test_dense_propagation_can_be_captured():
-    args = to_gpu(arguments('big', F.appnp(0.3, levels=3), DTYPES[0], 20, 0.1))
+    args = to_gpu(arguments('big', F.appnp(0.3, K=3), DTYPES[0], 20, 0.1))
     wanted, _ = ops.push(**args, seed=3)
     torch.cuda.synchronize()
     captured = torch.cuda.CUDAGraph()
@@ -150,7 +150,7 @@ def test_empty_inputs():
 
 def test_another_stream_and_many_runs():
     # Memory that is handed out again too early would show.
-    args = arguments('big', F.appnp(0.3, levels=4), torch.float32, 40, 0.01)
+    args = arguments('big', F.appnp(0.3, K=4), torch.float32, 40, 0.01)
     args = to_gpu(args)
     wanted, _ = ops.push(**args, seed=3)
     torch.cuda.synchronize()

@@ -180,9 +180,9 @@ def arguments(name, measure, dtype=torch.float64, columns=3, density=1.0):
 # mass of 10 * 0.7, which a neighbour of degree 7 divides to 1 +- rounding:
 # sent as it is, or sampled.
 MEASURES = {
-    'ppr': F.ppr(0.2937, levels=3),
-    'appnp': F.appnp(0.2937, levels=3),
-    'target': F.single_target(0.2937, levels=3),
+    'ppr': F.ppr(0.2937, K=3),
+    'appnp': F.appnp(0.2937, K=3),
+    'target': F.single_target(0.2937, K=3),
     'katz': F.Measure(0.0, 0.0, (1.0, 0.1, 0.01)),
     'odd': F.Measure(0.2, 0.9, (1, 0, 2)),
 }
@@ -229,7 +229,7 @@ def test_push_samples_what_the_cpu_samples(host, name, measure, eps, columns):
 @pytest.mark.parametrize('name', ['random', 'big'])
 @pytest.mark.parametrize('columns', [1, 4, 21])
 def test_push_is_repeatable_in_float32(host, name, columns):
-    args = arguments(name, F.appnp(0.2, levels=5), torch.float32, columns)
+    args = arguments(name, F.appnp(0.2, K=5), torch.float32, columns)
     args['eps'] = torch.full((columns,), 0.05)
     one, _ = host.push(UP, **args, seed=3)
     for order in (DOWN, SHUFFLED, THREADS):
@@ -355,7 +355,7 @@ def test_masses_are_rounded_as_on_the_cpu(host, residues, dtype):
 
 @pytest.mark.parametrize('power', [-200, 0, 200])
 def test_fixed_point_has_the_range_of_its_numbers(host, power):
-    args = arguments('random', F.appnp(0.3, levels=3))
+    args = arguments('random', F.appnp(0.3, K=3))
     scale = 2.0**power
     args['x'] = args['x'] * scale
     args['eps'] = torch.full((3,), 0.05 * scale, dtype=torch.float64)

@@ -111,7 +111,7 @@ def with_gradient(measure, eps):
 
 
 def bounds(edges, x, y):
-    graph, measure = CSRGraph.from_edge_index(edges, N), F.ppr(0.2, levels=5)
+    graph, measure = CSRGraph.from_edge_index(edges, N), F.ppr(0.2, K=5)
     return (
         F.variance_bound(graph, x, measure, 1e-3),
         prune_bound(graph, measure, 1e-3),
@@ -165,7 +165,7 @@ SCATTERED = {'J': 3, 'Q': 2, 'L': 2}
 CASES = {
     **{
         f'{measure.name}, eps={eps}': (with_gradient(measure, eps), (), 0)
-        for measure in (F.appnp(0.1, levels=4), F.sgc(2), F.hkpr(1.0))
+        for measure in (F.appnp(0.1, K=4), F.sgc(2), F.hkpr(1.0))
         for eps in (0.0, 1e-2)
     },
     'bounds': (bounds, (), 0),
@@ -190,7 +190,7 @@ CASES = {
         (),
         0,
     ),
-    'AGP': (transformed(AGP('appnp', alpha=0.1, levels=3, eps=0.0)), (), 0),
+    'AGP': (transformed(AGP('appnp', alpha=0.1, K=3, eps=0.0)), (), 0),
     # Queries run on the CPU.
     'GDC': (
         transformed(GDC('ppr', alpha=0.2, eps=1e-2, seed=1, top_k=3)),

@@ -121,7 +121,7 @@ def test_events_are_no_graph_and_the_message_says_what_is():
     for take in (
         NodeClassifier().fit,
         lambda given: DisjointWalkLoader(given, 2, 1),
-        AGP('sgc', levels=2),
+        AGP('sgc', K=2),
         GDC(),
         BoundedDegree(2),
     ):
@@ -269,7 +269,7 @@ def test_gdc_by_position_of_isolated_nodes_and_large_k():
 @pytest.mark.parametrize(
     'made',
     [
-        AGP('sgc', levels=2),
+        AGP('sgc', K=2),
         GDC(),
         GDC(1.0),
         BoundedDegree(3),
@@ -576,7 +576,7 @@ def test_a_data_set_or_a_graph_of_networkx_in_place_of_a_graph(tmp_path):
         (One(), r'dataset\[0\]'),
         (networkx.path_graph(3), 'from_networkx'),
     ):
-        for fit in (NodeClassifier().fit, AGP('sgc', levels=2)):
+        for fit in (NodeClassifier().fit, AGP('sgc', K=2)):
             with pytest.raises(TypeError, match=call):
                 fit(given)
     assert NodeClassifier().fit(One()[0]).nodes.numel() == N
@@ -594,21 +594,21 @@ def test_processed_files_of_other_arguments_are_noticed(tmp_path):
         processed_file_names = ('data.pt',)
 
         def __init__(self, levels):
-            super().__init__(tmp_path, pre_transform=AGP('sgc', levels=levels))
+            super().__init__(tmp_path, pre_transform=AGP('sgc', K=levels))
             self.load(self.processed_paths[0])
 
         def process(self):
             self.save([self.pre_transform(data())], self.processed_paths[0])
 
     made = Made(2)[0]
-    assert torch.equal(made.x, AGP('sgc', levels=2)(data()).x)
+    assert torch.equal(made.x, AGP('sgc', K=2)(data()).x)
     with pytest.warns(UserWarning, match='pre_transform'):
         Made(3)
 
 
 def test_splits_of_links_in_batches_of_graphs():
     split = T.RandomLinkSplit(is_undirected=True)
-    parts = [AGP('sgc', levels=2)(split(data())[0]) for _ in range(3)]
+    parts = [AGP('sgc', K=2)(split(data())[0]) for _ in range(3)]
     (batch,) = DataLoader(parts, batch_size=3)
     for part, back in zip(parts, batch.to_data_list(), strict=True):
         assert torch.equal(part.edge_label_index, back.edge_label_index)
@@ -641,7 +641,7 @@ def test_weights_in_a_column_and_features_in_coo():
         lists(Y, PAIRS, mask, column),
         pyg.LabelPropagation(2, 0.5)(Y, PAIRS, mask, column),
     )
-    given, transform = data(), AGP('sgc', levels=2)
+    given, transform = data(), AGP('sgc', K=2)
     wanted = transform(given).x
     given.x = X.to_sparse()
     torch.testing.assert_close(transform(given).x.to_dense(), wanted)

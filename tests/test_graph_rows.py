@@ -378,7 +378,7 @@ def held():
 n, m = {n}, {m}
 # Everything is loaded, and has run once.
 small = CSRGraph.from_edge_index(torch.tensor([[0, 1], [1, 0]]), 2)
-propagate(small, torch.rand(2, 16), appnp(0.1, levels=2))
+propagate(small, torch.rand(2, 16), appnp(0.1, K=2))
 {code}
 """
 

@@ -13,7 +13,7 @@ from pyg_trust.agp.measures import appnp
 from pyg_trust.agp.propagation import propagate
 from pyg_trust.graph import CSRGraph
 
-MEASURE = appnp(0.1, levels=4)
+MEASURE = appnp(0.1, K=4)
 
 
 @pytest.fixture(scope='module')
@@ -68,7 +68,7 @@ def resident():
 n = 400_000
 graph = CSRGraph.from_edge_index(torch.tensor([[0, 1], [1, 0]]), n)
 x = torch.rand(n, 16)
-measure = appnp(0.1, levels=4)
+measure = appnp(0.1, K=4)
 narrow = x[:, :8].contiguous()
 for _ in range(2):
     propagate(graph, x, measure)

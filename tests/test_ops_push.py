@@ -75,13 +75,13 @@ def without_pull(args):
 @pytest.mark.parametrize(
     ('name', 'measure'),
     [
-        ('random', F.ppr(0.3, levels=3)),
-        ('random', F.appnp(0.3, levels=3)),
-        ('random', F.single_target(0.3, levels=3)),
+        ('random', F.ppr(0.3, K=3)),
+        ('random', F.appnp(0.3, K=3)),
+        ('random', F.single_target(0.3, K=3)),
         ('star', F.sgc(3)),
-        ('directed', F.single_target(0.3, levels=3)),
+        ('directed', F.single_target(0.3, K=3)),
         ('directed', F.Measure(0.5, 0.5, (1, 1, 1))),
-        ('directed', F.hkpr(1.0, levels=3)),
+        ('directed', F.hkpr(1.0, K=3)),
         ('duplicate', F.Measure(0.2, 0.9, (1, 0, 2))),
     ],
 )
@@ -113,7 +113,7 @@ def test_pulled_levels_are_exact(name, columns, dtype):
 
 
 def test_levels_are_pulled_where_pushes_are_many():
-    args = arguments('random', F.ppr(0.3, levels=3))
+    args = arguments('random', F.ppr(0.3, K=3))
     counts = []
     for eps in (1e-9, 1e-1, 1e9):
         quantum = torch.full((3,), eps, dtype=torch.float64)
@@ -127,7 +127,7 @@ def test_levels_are_pulled_where_pushes_are_many():
 @pytest.mark.parametrize('columns', [1, 3, 8, 20])
 def test_levels_that_are_pushed_after_a_pulled_one_start_from_nothing(columns):
     # The buffer that a push adds to holds what the pulled level has read.
-    args = arguments('random', F.ppr(0.6, levels=4), columns=columns)
+    args = arguments('random', F.ppr(0.6, K=4), columns=columns)
     args['x'] = args['x'].abs()
     seen = set()
     for eps in (0.01, 0.03, 0.1):
@@ -153,7 +153,7 @@ def test_levels_that_are_pushed_after_a_pulled_one_start_from_nothing(columns):
 def test_float32_samples_the_same_edges():
     # The same stream and nearly the same probabilities: the same points, but
     # for those that fall within rounding of a border.
-    measure = F.appnp(0.3, levels=3)
+    measure = F.appnp(0.3, K=3)
     one = arguments('random', measure)
     two = arguments('random', measure, torch.float32)
     close = 0
@@ -171,7 +171,7 @@ def test_float32_samples_the_same_edges():
 
 
 def sparse_arguments(name='random'):
-    args = without_pull(arguments(name, F.appnp(0.3, levels=3)))
+    args = without_pull(arguments(name, F.appnp(0.3, K=3)))
     del args['x']
     return {
         **args,
@@ -244,7 +244,7 @@ def test_residues_stay_where_they_are_below_the_threshold(prune):
 
 @pytest.mark.parametrize('seed', [11 + 2**32, 2**62 + 5, 2**63 - 1])
 def test_every_bit_of_a_seed_counts(seed):
-    args = arguments('random', F.appnp(0.3, levels=3))
+    args = arguments('random', F.appnp(0.3, K=3))
     eps = torch.full((3,), 0.2, dtype=torch.float64)
     got, _ = ops.push(**args, eps=eps, seed=seed)
     wanted = push_reference(**without_pull(args), eps=eps, seed=seed)
@@ -259,7 +259,7 @@ def test_every_bit_of_a_seed_counts(seed):
 
 
 def opcheck_cases():
-    args = arguments('random', F.appnp(0.3, levels=3))
+    args = arguments('random', F.appnp(0.3, K=3))
     graph = args['graph']
     eps = torch.full((3,), 0.05, dtype=torch.float64)
     layout = (
@@ -304,7 +304,7 @@ def test_opcheck(name, tensors, numbers):
 
 
 def test_ops_compile():
-    args = arguments('random', F.appnp(0.3, levels=3))
+    args = arguments('random', F.appnp(0.3, K=3))
     eps = torch.full((3,), 0.05, dtype=torch.float64)
 
     @torch.compile(backend='aot_eager', fullgraph=True)

@@ -89,9 +89,7 @@ def test_shards_have_the_bits_of_one_process(size, tmp_path):
             assert_equal(bits(other), wanted)
         # Salts and names are those of all.
         state = made.state_dict()
-        (tmp_path / f'root-{rank}').write_text(
-            f'{state["ledger"]} {state["lineage"]}'
-        )
+        (tmp_path / f'root-{rank}').write_text(str(state['ledger']))
 
     together(size, tmp_path, work)
     assert len({p.read_text() for p in tmp_path.glob('root-*')}) == 1
@@ -134,14 +132,14 @@ def test_ranks_that_disagree_are_refused(tmp_path):
         with pytest.raises(ValueError, match="'data'"):
             made.fit(data(rank))
         made.fit(data())
-        before = made.state_dict()['lineage']
+        before = made.state_dict()['ledger']
         with pytest.raises(ValueError, match="'request'"):
             made.remove(RemovalRequest(nodes=[3 + rank]))
         with pytest.raises(ValueError, match="'call'"):
             made.repartition() if rank else made.remove(
                 RemovalRequest(nodes=[3])
             )
-        assert made.state_dict()['lineage'] == before
+        assert made.state_dict()['ledger'] == before
         # From the operating system, but one.
         drawn = unlearner(seed=None, over_ranks=True).fit(data())
         (tmp_path / f'seed-{rank}').write_text(str(drawn.state_dict()['seed']))

@@ -155,11 +155,6 @@ class SpeaksOf:
                 any. (default: :obj:`None`)
             forward (callable, optional): the ``forward`` that was passed, if
                 any. (default: :obj:`None`)
-
-        Raises:
-            TypeError: on a wrong type.
-            ValueError: if logits were certified, and no model; or if there
-                are hooks on all modules of the process.
         """
         check_instance('model', model, Module)
         for name, call in (('transform', transform), ('forward', forward)):

@@ -229,7 +229,7 @@ def known_norms(measure: Measure, undirected: bool) -> list[float] | None:
     keeps_sums = measure.b == 1 if measure.along else measure.a == 1
     bounded = undirected and measure.a + measure.b >= 1
     if measure.shrink <= 1 and (bounded or keeps_sums):
-        return [1.0] * (measure.levels + 1)
+        return [1.0] * (measure.K + 1)
     return None
 
 

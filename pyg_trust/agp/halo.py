@@ -127,7 +127,7 @@ def _check(graph: HaloGraph, x: Tensor, measure: Measure) -> None:
     def norms() -> list[float]:
         # No process has the whole graph, from which the growth of powers
         # follows. At its own radius, the powers of a Katz measure do not grow.
-        levels = measure.levels + 1
+        levels = measure.K + 1
         radius = measure.spectral_radius or math.inf
         if measure.shrink * radius <= 1 + 1e-9:
             return [1.0] * levels

@@ -4,14 +4,14 @@ r"""The proximity measures of AGP's unified equation, as data.
 al. 2021) writes every measure as
 
 .. math::
-    z = \sum_{i=0}^{L} w_i \left( D^{-a} A D^{-b} \right)^i x
+    z = \sum_{i=0}^{K} w_i \left( D^{-a} A D^{-b} \right)^i x
 
 and each function here returns the :math:`(a, b, w)` of one of them:
 
 ======================= ===== ===== ============================== ===========
 function                a     b     :math:`w_i`                    signal
 ======================= ===== ===== ============================== ===========
-:func:`transition`      0     1     1 at :math:`i = L`, else 0     :math:`e_s`
+:func:`transition`      0     1     1 at :math:`i = K`, else 0     :math:`e_s`
 :func:`pagerank`        0     1     :math:`\alpha(1-\alpha)^i`     :math:`1/n`
 :func:`ppr`             0     1     :math:`\alpha(1-\alpha)^i`     teleport
 :func:`single_target`   1     0     :math:`\alpha(1-\alpha)^i`     :math:`e_t`
@@ -28,11 +28,9 @@ missing self-loops and need an undirected graph. On a directed graph
 for the transposed adjacency matrix), and :func:`single_target` goes against
 them. A node of degree zero has :math:`d^{-a} = 0`: mass that reaches it stays.
 
-A series that does not end by itself is cut at the smallest :math:`L` whose
-tail :math:`\sum_{k>L} w_k` is at most :obj:`tol`. For the probability series
-the tail goes to :math:`w_L`, so that the weights sum to one and
-:func:`appnp` is exactly the :math:`K`-step iteration of APPNP; the change is
-then at most :math:`2\,` :obj:`tol` in the L1 norm of a distribution.
+A series that does not end by itself is cut at the smallest :math:`K` whose
+tail :math:`\sum_{k>K} w_k` is at most :obj:`tol`. Of the probability series,
+:math:`w_K` gets the tail, so that :func:`appnp` is exactly that of APPNP.
 """
 
 import inspect
@@ -57,6 +55,7 @@ from pyg_trust._checks import (
     check_rate,
     validated,
 )
+from pyg_trust._moved import renamed
 from pyg_trust.graph import CSRGraph
 from pyg_trust.registries import Registry
 
@@ -98,7 +97,7 @@ class Measure:
     Args:
         a (float): the exponent :math:`a` of the receiving node's degree.
         b (float): the exponent :math:`b` of the sending node's degree.
-        weights (tuple[float, ...]): :math:`w_0, \ldots, w_L`, non-negative.
+        weights (tuple[float, ...]): :math:`w_0, \ldots, w_K`, non-negative.
         self_loops (bool): whether missing self-loops are added first.
         undirected (bool): whether the graph has to be undirected.
         along (bool): whether messages travel along the edges (True) or
@@ -149,8 +148,8 @@ class Measure:
         return self.__dict__['_key']
 
     @property
-    def levels(self) -> int:
-        """The number of hops :math:`L`: one less than there are weights."""
+    def K(self) -> int:
+        """The number of hops :math:`K`: one less than there are weights."""
         return len(self.weights) - 1
 
     def adjoint(self) -> 'Measure':
@@ -164,26 +163,28 @@ class Measure:
     def __repr__(self) -> str:
         return (
             f'{type(self).__name__}({self.name}, a={self.a:g}, b={self.b:g}, '
-            f'levels={self.levels})'
+            f'K={self.K})'
         )
 
 
 @MEASURES.builtin('transition')
-def transition(levels: int) -> Measure:
-    """Return the :class:`Measure` of a random walk of :math:`L` steps.
+@renamed(levels='K')
+def transition(K: int) -> Measure:
+    """Return the :class:`Measure` of a random walk of :math:`K` steps.
 
     For a start distribution :math:`x`, :math:`z` is the distribution of the
     walk's end.
 
     Args:
-        levels (int): the number of steps :math:`L`.
+        K (int): the number of steps.
     """
-    return Measure(0, 1, _last(levels), name='transition')
+    return Measure(0, 1, _last(K), name='transition')
 
 
 @MEASURES.builtin('pagerank')
+@renamed(levels='K')
 def pagerank(
-    alpha: float, *, levels: int | None = None, tol: float = TOL
+    alpha: float, *, K: int | None = None, tol: float = TOL
 ) -> Measure:
     """Return the :class:`Measure` of PageRank, for the signal :math:`x = 1/n`.
 
@@ -192,34 +193,34 @@ def pagerank(
 
     Args:
         alpha (float): the teleport probability, in :math:`(0, 1]`.
-        levels (int, optional): the number of hops :math:`L`; by default as
-            many as :obj:`tol` needs. (default: :obj:`None`)
+        K (int, optional): the number of hops; by default as many as
+            :obj:`tol` needs. (default: :obj:`None`)
         tol (float): the largest total weight of the hops that are left out.
     """
-    weights = _geometric(alpha, levels, tol)
+    weights = _geometric(alpha, K, tol)
     return Measure(0, 1, weights, name='pagerank')
 
 
 @MEASURES.builtin('ppr')
-def ppr(
-    alpha: float, *, levels: int | None = None, tol: float = TOL
-) -> Measure:
+@renamed(levels='K')
+def ppr(alpha: float, *, K: int | None = None, tol: float = TOL) -> Measure:
     """Return the :class:`Measure` of personalized PageRank.
 
     The signal :math:`x` is the teleport distribution.
 
     Args:
         alpha (float): the teleport probability, in :math:`(0, 1]`.
-        levels (int, optional): the number of hops :math:`L`; by default as
-            many as :obj:`tol` needs. (default: :obj:`None`)
+        K (int, optional): the number of hops; by default as many as
+            :obj:`tol` needs. (default: :obj:`None`)
         tol (float): the largest total weight of the hops that are left out.
     """
-    return replace(pagerank(alpha, levels=levels, tol=tol), name='ppr')
+    return replace(pagerank(alpha, K=K, tol=tol), name='ppr')
 
 
 @MEASURES.builtin('single_target')
+@renamed(levels='K')
 def single_target(
-    alpha: float, *, levels: int | None = None, tol: float = TOL
+    alpha: float, *, K: int | None = None, tol: float = TOL
 ) -> Measure:
     """Return the :class:`Measure` of the PageRank that nodes give to one.
 
@@ -228,34 +229,36 @@ def single_target(
 
     Args:
         alpha (float): the teleport probability, in :math:`(0, 1]`.
-        levels (int, optional): the number of hops :math:`L`; by default as
-            many as :obj:`tol` needs. (default: :obj:`None`)
+        K (int, optional): the number of hops; by default as many as
+            :obj:`tol` needs. (default: :obj:`None`)
         tol (float): the largest total weight of the hops that are left out.
     """
-    weights = _geometric(alpha, levels, tol)
+    weights = _geometric(alpha, K, tol)
     return Measure(1, 0, weights, along=False, name='single_target')
 
 
 @MEASURES.builtin('hkpr')
-def hkpr(t: float, *, levels: int | None = None, tol: float = TOL) -> Measure:
+@renamed(levels='K')
+def hkpr(t: float, *, K: int | None = None, tol: float = TOL) -> Measure:
     """Return the :class:`Measure` of heat kernel PageRank.
 
     Args:
         t (float): the mean number of steps of a walk, positive.
-        levels (int, optional): the number of hops :math:`L`; by default as
-            many as :obj:`tol` needs. (default: :obj:`None`)
+        K (int, optional): the number of hops; by default as many as
+            :obj:`tol` needs. (default: :obj:`None`)
         tol (float): the largest total weight of the hops that are left out.
     """
-    return Measure(0, 1, _poisson(t, levels, tol), name='hkpr')
+    return Measure(0, 1, _poisson(t, K, tol), name='hkpr')
 
 
 @MEASURES.builtin('katz')
+@renamed(levels='K')
 @validated
 def katz(
     beta: float,
     graph: CSRGraph,
     *,
-    levels: Natural | None = None,
+    K: Natural | None = None,
     tol: Fraction = TOL,
 ) -> Measure:
     r"""Return the :class:`Measure` of Katz: :math:`z = (I - \beta A)^{-1} x`.
@@ -266,8 +269,8 @@ def katz(
     Args:
         beta (float): the attenuation, in :math:`(0, 1/\lambda)`.
         graph (CSRGraph): the graph that will be propagated on.
-        levels (int, optional): the number of hops :math:`L`; by default as
-            many as :obj:`tol` needs. (default: :obj:`None`)
+        K (int, optional): the number of hops; by default as many as
+            :obj:`tol` needs. (default: :obj:`None`)
         tol (float): the largest L1 norm of the hops that are left out,
             relative to that of :math:`x`. (default: :obj:`1e-4`)
 
@@ -284,17 +287,15 @@ def katz(
             f'(0, {limit:.6g}) for this graph (got {beta}): beyond it the '
             'Katz series diverges'
         )
-    if levels is None:
-        levels = _katz_levels(beta, graph, tol)
+    if K is None:
+        K = _katz_levels(beta, graph, tol)
     shrink = 1 / radius if radius > 0 else 1.0
-    weights = tuple(
-        (beta / shrink) ** i for i in range(_check_levels(levels) + 1)
-    )
+    weights = tuple((beta / shrink) ** i for i in range(_check_levels(K) + 1))
     if weights[-1] < sys.float_info.min and not graph.is_undirected:
         raise ValueError(
-            f"'beta' ({beta:g}) and 'levels' ({levels}) give weights that "
+            f"'beta' ({beta:g}) and 'K' ({K}) give weights that "
             'underflow float64, which could cut the series short: choose '
-            "fewer 'levels' or a larger 'tol'"
+            "a smaller 'K' or a larger 'tol'"
         )
     return Measure(
         0, 0, weights, spectral_radius=radius, shrink=shrink, name='katz'
@@ -302,7 +303,8 @@ def katz(
 
 
 @MEASURES.builtin('sgc')
-def sgc(levels: int = 2, *, self_loops: bool = True) -> Measure:
+@renamed(levels='K')
+def sgc(K: int = 2, *, self_loops: bool = True) -> Measure:
     r"""Return the :class:`Measure` of SGC's propagation (Wu et al. 2019).
 
     .. math::
@@ -310,17 +312,18 @@ def sgc(levels: int = 2, *, self_loops: bool = True) -> Measure:
         \tilde{A} = A + I
 
     Args:
-        levels (int): the number of hops :math:`K`. (default: :obj:`2`)
+        K (int): the number of hops. (default: :obj:`2`)
         self_loops (bool): whether missing self-loops are added.
     """
-    return Measure(0.5, 0.5, _last(levels), self_loops, True, name='sgc')
+    return Measure(0.5, 0.5, _last(K), self_loops, True, name='sgc')
 
 
 @MEASURES.builtin('appnp')
+@renamed(levels='K')
 def appnp(
     alpha: float,
     *,
-    levels: int | None = None,
+    K: int | None = None,
     tol: float = TOL,
     self_loops: bool = True,
 ) -> Measure:
@@ -328,20 +331,21 @@ def appnp(
 
     Args:
         alpha (float): the teleport probability, in :math:`(0, 1]`.
-        levels (int, optional): the number of steps, the ``K`` of APPNP; by
+        K (int, optional): the number of steps; by
             default as many as :obj:`tol` needs. (default: :obj:`None`)
         tol (float): the largest total weight of the steps that are left out.
         self_loops (bool): whether missing self-loops are added.
     """
-    weights = _geometric(alpha, levels, tol)
+    weights = _geometric(alpha, K, tol)
     return Measure(0.5, 0.5, weights, self_loops, True, name='appnp')
 
 
 @MEASURES.builtin('heat')
+@renamed(levels='K')
 def heat(
     t: float,
     *,
-    levels: int | None = None,
+    K: int | None = None,
     tol: float = TOL,
     self_loops: bool = True,
 ) -> Measure:
@@ -349,12 +353,12 @@ def heat(
 
     Args:
         t (float): the diffusion time, positive.
-        levels (int, optional): the number of hops :math:`L`; by default as
-            many as :obj:`tol` needs. (default: :obj:`None`)
+        K (int, optional): the number of hops; by default as many as
+            :obj:`tol` needs. (default: :obj:`None`)
         tol (float): the largest total weight of the hops that are left out.
         self_loops (bool): whether missing self-loops are added.
     """
-    weights = _poisson(t, levels, tol)
+    weights = _poisson(t, K, tol)
     return Measure(0.5, 0.5, weights, self_loops, True, name='heat')
 
 
@@ -421,7 +425,7 @@ def needs_graph(measure: Any) -> bool:
 
 
 def _check_levels(levels: int) -> int:
-    return check_integer('levels', levels, 0, MAX_LEVELS, numpy=True)
+    return check_integer('K', levels, 0, MAX_LEVELS, numpy=True)
 
 
 def _check_needed(name: str, value: float, needed: float, tol: float) -> None:
@@ -431,7 +435,7 @@ def _check_needed(name: str, value: float, needed: float, tol: float) -> None:
             f"'{name}' = {value:g} needs about {needed:.3g} levels for tol = "
             f'{tol:g}, more than {MAX_LEVELS:g}: choose '
             + ('a larger' if name == 'alpha' else 'a smaller')
-            + f" '{name}' or a larger 'tol', or give 'levels'"
+            + f" '{name}' or a larger 'tol', or give 'K'"
         )
 
 
@@ -532,8 +536,8 @@ class Chebyshev(NamedTuple):
     bound: float
 
     @property
-    def levels(self) -> int:
-        """The number of levels :math:`k`."""
+    def K(self) -> int:
+        """The number of hops :math:`k`."""
         return len(self.coefficients) - 1
 
 
@@ -558,7 +562,7 @@ def chebyshev(measure: Measure, tol: NotNegative) -> Chebyshev:
     Example:
         >>> from pyg_trust.agp import heat
         >>> measure = heat(5.0, tol=1e-6)
-        >>> measure.levels, chebyshev(measure, 1e-3).levels
+        >>> measure.K, chebyshev(measure, 1e-3).K
         (19, 8)
     """
     if abs(measure.a + measure.b - 1) > 1e-12 or measure.shrink > 1:

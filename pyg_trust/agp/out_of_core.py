@@ -36,7 +36,7 @@ from pyg_trust.agp.propagation import (
     exact_checked,
     operator_of,
 )
-from pyg_trust.files.commit import exclusive
+from pyg_trust.files import exclusive
 from pyg_trust.graph import CSRGraph
 from pyg_trust.graph import _columns as on_disk
 from pyg_trust.graph._storage import available_memory, checksum, parse_memory
@@ -119,9 +119,6 @@ def plan_memory(
     Returns:
         MemoryPlan: ``columns`` at a time, the number of ``blocks`` of columns,
         the ``total`` bytes, and their parts.
-
-    Raises:
-        ValueError: if not even one column fits.
 
     Example:
         >>> plan = plan_memory(111_000_000, 3_230_000_000, 128, memory='32GB')
@@ -211,9 +208,8 @@ def propagate_to(
     r"""Write :math:`z = \sum_i w_i (D^{-a} A D^{-b})^i x` to a file.
 
     The result has the same bits as that of :func:`.propagate`, but only a
-    block of columns is in memory at a time. The edges of a mapped graph
-    (:meth:`.CSRGraph.load`) that does not fit into memory are read from the
-    disk in every hop.
+    block of columns is in memory at a time. If a mapped graph
+    (:meth:`.CSRGraph.load`) does not fit, its edges are read in every hop.
 
     :obj:`out` is a ``.npy`` file in Fortran order (columns one after the
     other), of the dtype of :obj:`x`; float16 is computed in float32. It

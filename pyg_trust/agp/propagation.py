@@ -64,9 +64,9 @@ def propagate(
     signals, if errors of several percent are acceptable. The result does not
     depend on the number of threads, and is differentiable in :obj:`x`.
 
-    The exact result also runs under :func:`torch.compile` and
-    :func:`torch.export.export`, on a graph that was propagated on before, but
-    NaN and overflow are not checked then.
+    It also runs under :func:`torch.compile` and :func:`torch.export.export`
+    with ``eps=0``, on a graph that was propagated on before, without checks
+    of NaN and overflow.
 
     Args:
         graph (CSRGraph): the graph, unweighted.
@@ -270,7 +270,7 @@ def _make_operator(
     weights, three_term = measure.weights, False
     if tol > 0:
         fewer = chebyshev(measure, tol)
-        if fewer.levels < measure.levels:
+        if fewer.K < measure.K:
             weights, three_term = fewer.coefficients, True
     if measure.shrink != 1:
         check_shrink(measure, dtype)
@@ -294,7 +294,7 @@ def _powers(
     if known is not None:
         return known
     rows = graph.receivers(measure.along)
-    return power_norms(*rows, ends, measure.levels, loops)
+    return power_norms(*rows, ends, measure.K, loops)
 
 
 def check_half_levels(

@@ -209,10 +209,11 @@ class Runs:
         return power - self.random, found - self.random
 
     def changed(self, what: str) -> Data:
-        """Return a copy of the data with other values in removed items.
+        """Return a copy of the data where removed items have other values.
 
         Args:
-            what (str): one of :meth:`kinds`; or ``'data'`` for no change.
+            what (str): the values: ``'features'``, ``'labels'`` or ``'edges'``
+                (they lead to other nodes); or ``'data'`` for no change.
         """
         data = self.data.clone()
         generator = rng.generator(rng.derive(self.seed, _CHANGE))

@@ -262,9 +262,6 @@ class Certificate(Proved, SpeaksOf, Report):
         Args:
             node (int): the index of the node in the graph, a value of
                 :obj:`targets`.
-
-        Raises:
-            ValueError: if the node is no target, or not broken.
         """
         where = (self.targets == node).nonzero()
         if where.numel() == 0:

@@ -66,8 +66,7 @@ class RobustLoss(torch.nn.Module):
         kind (str): :obj:`'rce'` or :obj:`'cem'`, the loss of labelled nodes.
         margin (float): :math:`M`, the margin that the hinge losses (the terms
             with a maximum) ask for. (default: :obj:`1.0`)
-        pseudo_weight (float): :math:`w`, the weight of the nodes without a
-            label. (default: :obj:`1.0`)
+        pseudo_weight (float): :math:`w`, the weight of unlabelled nodes.
         tol (float): the relative error of the margins. (default: :obj:`1e-6`)
     """
 

@@ -64,11 +64,6 @@ class ThreatModel:
         undirected (bool): whether both directions of an edge flip together.
         num_nodes (int, optional): the number of nodes, for an ``edge_index``,
             which does not store it. (default: :obj:`None`)
-
-    Raises:
-        ValueError: if an edge is fragile and fixed, listed twice or out of
-            range, a fixed edge is not in the graph, a budget is negative, or
-            an undirected attacker is given a directed graph.
     """
 
     def __init__(

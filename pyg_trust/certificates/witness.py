@@ -90,9 +90,6 @@ class Witness:
 
         Args:
             path (str): the path of the file.
-
-        Raises:
-            ValueError: if the file is damaged or holds no witness.
         """
         try:
             return cls(proofs.load(Path(path)))
@@ -138,9 +135,6 @@ class Proved:
             str: ``'holds'``; ``'FAILS'`` if the witness is that of another
             certificate; ``'not proved'`` if there is none, or it proves less
             than the certificate states.
-
-        Raises:
-            ValueError: if the witness is damaged.
         """
         witness = self.proof if witness is None else witness
         if witness is None:

@@ -37,9 +37,6 @@ def main(
     Returns:
         int: 0 if everything holds; 1 if something fails; 2 if a file can't be
         read; 3 if something is not proved or was not checked.
-
-    Raises:
-        SystemExit: with the status 2, if the command is used wrongly.
     """
     parser = argparse.ArgumentParser(prog=f'python -m {_PACKAGE}')
     version = importlib.import_module(_PACKAGE).__version__

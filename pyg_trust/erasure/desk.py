@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 from torch_geometric.data import Data
 
+from pyg_trust import files
 from pyg_trust._checks import OneOf, validated
 from pyg_trust.erasure import fields, queries
 from pyg_trust.erasure.batches import Batches, reference
@@ -26,7 +27,6 @@ from pyg_trust.erasure.reports import (
     Policy,
 )
 from pyg_trust.erasure.store import Store
-from pyg_trust.files import commit
 from pyg_trust.ledger import RemovalLedger
 from pyg_trust.removal import RemovalRequest, requested
 
@@ -361,7 +361,7 @@ class ErasureDesk(Batches):
             RuntimeError: if a model failed; the work of the others is kept.
         """
         now, failed = self._now(), {}
-        with commit.exclusive(self.path):
+        with files.exclusive(self.path):
             self._finished = []
             with self._store.change():
                 self._sql(queries.EXPIRED, fields.written(now))

@@ -11,7 +11,7 @@ from torch_geometric.data import Data
 
 from pyg_trust._checks import check_instance
 from pyg_trust.files import commit
-from pyg_trust.files.commit import Lineage, StaleStateError
+from pyg_trust.files.commit import StaleStateError
 from pyg_trust.ledger import BudgetExceededError, RemovalLedger
 from pyg_trust.privacy.coverage import Coverage
 from pyg_trust.removal import NotThere, RemovalRequest
@@ -94,10 +94,9 @@ class Place:
             if whole:
                 self.model.load()
             return
-        if (found := commit.peek(self.save)) is not None:
-            there, own = Lineage.of(found), self.model.lineage
-            if there.continues(own) and not own.continues(there):
-                self.model.load(self.save)
+        found = commit.peek(self.save)
+        if found and self.ledger.tip in commit.heads(found)[:-1]:
+            self.model.load(self.save)
 
     def forget(
         self, requests: list[RemovalRequest], reference: str, promised: Store

@@ -44,8 +44,8 @@ class DeskPlan(Report):
 
     Args:
         models (tuple[dict, ...]): a dict for each model, with its name
-            ``model``; the number of waiting ``requests``; the ``share`` of its
-            nodes or edges in them; the expected ``seconds``, :obj:`None` if
+            ``model``; the number of waiting ``requests``; the ``share`` of the
+            model's nodes or edges in them; the expected ``seconds``, None if
             unknown; the earliest ``due`` date; the time when the batch
             ``starts``; whether it ``starts_now`` and ``needs_confirmation``;
             and the ``mode``: ``'now'``, ``'batch'`` (wait for more requests),
@@ -76,12 +76,11 @@ class DeskStatus(Report):
         halted (tuple[tuple[str, str], ...]): pairs of a request's id and
             ``'held'`` or ``'paused'``.
         unconfirmed (tuple[tuple[str, str], ...]): pairs of a request's id and
-            a model that waits for ``run(confirm=True)``, as its next batch is
-            a larger share of it than ``max_share``.
+            a model that waits for ``run(confirm=True)``, as its next batch
+            would remove more than the share ``max_share`` of the model.
         next_due (str, optional): the earliest due date of an open request;
             :obj:`None` without one.
-        pending (int): the number of requests that no model has begun; a
-            recipient may have.
+        pending (int): the number of open requests that no model has begun.
         in_progress (int): the number of open requests that a model has begun.
         completed (int): the number of completed requests.
         cancelled (int): the number of cancelled or refused requests.

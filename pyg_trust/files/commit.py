@@ -2,8 +2,8 @@ r"""Guarded commits: a saved state is replaced only by its successor.
 
 A removal that was saved must not come back. A state is written over another
 one (:func:`save`, :class:`~pyg_trust.unlearning.store.ShardStore`) under the
-lock of the place (:func:`exclusive`), if it *continues* the one that is there
-(:func:`check_continues`, by the :class:`Lineage` of both), in one step
+lock of the place (:func:`pyg_trust.files.exclusive`), if its ledger continues
+that of the one that is there (:func:`check_continues`), in one step
 (:func:`pyg_trust.files.write`). Otherwise somebody else was here since it was
 read, and :class:`StaleStateError` says what they did and what to do.
 
@@ -16,14 +16,11 @@ brings back the items that were removed in between: note ``RemovalLedger.head``
 elsewhere, and ask a loaded ledger whether it has it (``RemovalLedger.has``).
 """
 
-import contextlib
 import copy
 import functools
 import os
-import re
-import secrets
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -34,12 +31,11 @@ from pyg_trust._checks import check_instance
 
 __all__ = [
     'EditedInPlace',
-    'Lineage',
     'ObjectLock',
     'StaleStateError',
     'check_continues',
     'editing',
-    'exclusive',
+    'heads',
     'peek',
     'save',
     'synchronized',
@@ -57,118 +53,34 @@ class StaleStateError(RuntimeError):
     """
 
 
-class Lineage:
-    """All states from the first to the present one, in runs of changes.
+def heads(state: dict[str, Any]) -> list[str]:
+    """Return the digests of all states up to a saved one, from the fit on.
 
-    A run has a token, 128 random bits, and the number of its states. Only the
-    object that began it extends it: a second change of one state, and the
-    first one after a state was read from a file or in another process, begin a
-    run of their own. So two objects that go on from one state differ.
-
-    Args:
-        runs (list): the token and the number of states of each run, the
-            oldest first; a token alone, as version 0.1 wrote it, is one state.
-
-    Example:
-        >>> first = Lineage().next()
-        >>> one, two = first.next(), first.next()
-        >>> one.generation, one.continues(first), one.continues(two)
-        (1, True, False)
+    Those of the lines of its ledger, and of the changes in between that are
+    in no line (``RemovalLedger.mark``). All are random, so that no two changes
+    of one state have the same.
     """
+    found: list[str] = []
+    marks: dict[int, list[str]] = {}
+    try:
+        ledger = _ledger(state)
+        for at, mark in ledger.get('marks', ()):
+            marks.setdefault(at, []).append(mark)
+        for at, line in enumerate(ledger['entries']):
+            found += [*marks.get(at, ()), line['link']]
+        found += marks.get(len(ledger['entries']), ())
+        if not found or {*map(type, found)} != {str}:
+            raise ValueError
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise ValueError(
+            "'state' needs to have a 'ledger': it is no state of this version"
+        ) from None
+    return found
 
-    def __init__(self, runs: Iterable[Any] = ()) -> None:
-        check_instance('runs', runs, list, tuple)
-        pairs = [(r, 1) if isinstance(r, str) else tuple(r) for r in runs]
-        for pair in pairs:
-            if (
-                [*map(type, pair)] != [str, int]
-                or not re.fullmatch('[0-9a-f]{32}', pair[0])
-                or pair[1] < 1
-            ):
-                raise ValueError(
-                    "'runs' needs to hold 32 hexadecimal digits and a number "
-                    f'of states each (got {pair!r})'
-                )
-        #: The token and the number of states of each run.
-        self.runs: tuple[tuple[str, int], ...] = tuple(pairs)
-        # The process that may extend the last run; who takes it has it.
-        self._turn: list[int] = []
 
-    @classmethod
-    def of(cls, state: Any, present: 'Lineage | None' = None) -> 'Lineage':
-        """Read the lineage of a saved state, under ``'lineage'``.
-
-        Args:
-            state (dict): the state.
-            present (Lineage, optional): the lineage of the object that the
-                state is to be loaded into, which it has to continue.
-        """
-        check_instance('state', state, dict)
-        if present is not None:
-            check_instance('present', present, Lineage)
-        runs = state.get('lineage')
-        try:
-            found = cls(runs or ())
-        except TypeError:
-            found = cls()
-        if not found.runs:
-            raise ValueError(
-                "'state' needs to have a 'lineage': it is no state of this "
-                f'version (got {runs!r})'
-            )
-        if present is not None and not found.continues(present):
-            raise ValueError(
-                'the state does not continue the present one: removals can '
-                'not be turned back; a new object can load it'
-            )
-        return found
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """A token for each state, as version 0.1 wrote them."""
-        return tuple(token for token, count in self.runs for _ in range(count))
-
-    @property
-    def generation(self) -> int:
-        """The number of changes since the first state."""
-        return sum(count for _, count in self.runs) - 1
-
-    def next(self) -> 'Lineage':
-        """Return the lineage after one more change."""
-        runs, me = self.runs, os.getpid()
-        # Not checked again: the cost of a change does not grow with restarts.
-        made = object.__new__(Lineage)
-        made.runs, made._turn = (*runs, (secrets.token_hex(16), 1)), [me]
-        with contextlib.suppress(IndexError):
-            if self._turn.pop() == me:
-                token, count = runs[-1]
-                made.runs = (*runs[:-1], (token, count + 1))
-        return made
-
-    def continues(self, other: 'Lineage') -> bool:
-        """Return whether another lineage equals this one or its beginning."""
-        *before, last = other.runs or [None]
-        at = len(before)
-        if last is None:
-            return True
-        if len(self.runs) <= at or self.runs[:at] != tuple(before):
-            return False
-        token, count = self.runs[at]
-        return token == last[0] and count >= last[1]
-
-    def to_list(self) -> list[list[Any]]:
-        """Return the runs as plain lists, for a saved state."""
-        return [[*run] for run in self.runs]
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> 'Lineage':
-        # Of two copies one alone may extend the run.
-        return self
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Lineage, (self.runs,)
-
-    def __repr__(self) -> str:
-        return f'{type(self).__name__}(generation={self.generation})'
+def _ledger(state: dict[str, Any]) -> Any:
+    # A private model's 'ledger' holds its releases.
+    return state.get('removals') or state['ledger']
 
 
 def check_continues(
@@ -176,28 +88,26 @@ def check_continues(
 ) -> None:
     """Refuse to overwrite a state with one that does not continue it.
 
-    Call it while the :func:`exclusive` lock of the place is held.
+    Call it while :func:`pyg_trust.files.exclusive` holds the place.
 
     Args:
         place (str or Path): the path of a file, or of a manifest.
-        found (dict, optional): the saved state there, with its ``'lineage'``
-            and ``'ledger'``.
-        new (dict): the state to write, with the same entries.
+        found (dict, optional): the saved state there, with its ``'ledger'``.
+        new (dict): the state to write, with the same entry.
     """
-    ours = Lineage.of(new)
+    check_instance('place', place, str, Path)
     if found is None:
         return
-    check_instance('found', found, dict)
-    there = Lineage.of(found)
     if os.path.exists(place) and (count := os.stat(place).st_nlink) > 1:
         raise ValueError(
             f'{place} has {count} names (hard links), of which the others '
             'would keep the old content, with all that was removed: delete '
             'them first'
         )
-    if ours.continues(there):
+    ours, there = heads(new), heads(found)
+    if there[-1] in ours:
         return
-    if there.runs[0][0] != ours.runs[0][0]:
+    if there[0] != ours[0]:
         raise ValueError(
             f'{place} holds the state of another fit, whose removals this '
             'one would undo: load it, write to another place, or delete it '
@@ -214,31 +124,25 @@ def check_continues(
 
 def _beyond(state: dict[str, Any], other: dict[str, Any]) -> str:
     # Describe the lines that a state's ledger has and another's lacks.
-    def lines(state: dict[str, Any]) -> list[dict[str, Any]]:
-        # A private model's 'ledger' holds its releases.
-        ledger = state.get('removals', state.get('ledger'))
-        found = ledger.get('entries') if isinstance(ledger, dict) else None
-        return found if isinstance(found, list) else []
-
-    mine, known, more = lines(state), lines(other), []
-    for number, line in enumerate(mine):
-        if known[number : number + 1] == [line]:
-            continue
-        action, request = line.get('action'), line.get('request') or ''
-        done = 'a removal of' if action == 'measured' else action
-        more.append(f'{done} {request}'.strip())
+    mine, known = _ledger(state)['entries'], _ledger(other)['entries']
+    more = [
+        f'{"a removal of" if line["action"] == "measured" else line["action"]}'
+        f' {line["request"] or ""}'.strip()
+        for number, line in enumerate(mine)
+        if known[number : number + 1] != [line]
+    ]
     if len(more) > 3:
         more = [*more[:3], f'and {len(more) - 3} more']
     return ', '.join(more) or 'nothing'
 
 
 def save(path: str | Path, state: dict[str, Any]) -> None:
-    """Write a state with its ``'lineage'`` and ``'ledger'`` to a file.
+    """Write a state with its ``'ledger'`` to a file.
 
     The file, if there is one, has to hold a state that it continues.
     """
     path = Path(path)
-    with exclusive(path):
+    with files.exclusive(path):
         check_continues(path, peek(path), state)
         files.save(path, state)
 
@@ -249,7 +153,7 @@ def peek(path: str | Path) -> dict[str, Any] | None:
         return None
     try:
         found: dict[str, Any] = files.peek(path)
-        Lineage.of(found)
+        heads(found)
     except Exception as error:
         raise ValueError(
             f'{path} is a file of another kind, which is not written over: '
@@ -257,20 +161,6 @@ def peek(path: str | Path) -> dict[str, Any] | None:
             f'({type(error).__name__})'
         ) from None
     return found
-
-
-@contextlib.contextmanager
-def exclusive(place: str | Path) -> Iterator[None]:
-    """Hold the lock of a file or folder for a block; not reentrant.
-
-    Waits for its holder. The lock is on a file beside the place, which need
-    not exist; where nothing can be written, a place is read without it.
-    """
-    # Resolve links, so that each file has one lock.
-    place = Path(place).resolve()
-    files.check_folder(place)
-    with files.locked(place.with_name(f'.{place.name}.lock')):
-        yield
 
 
 # Objects #####################################################################

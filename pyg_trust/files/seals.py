@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_trust import report
-from pyg_trust._checks import check_instance, check_integer, check_tensor
+from pyg_trust._checks import check_instance, check_tensor
 
 __all__ = ['Seals', 'content', 'sealed']
 
@@ -70,8 +70,8 @@ class Seals:
 
     Example:
         >>> seals = Seals({0: 'a', 1: 'b'})
-        >>> seals.differing({0: 'a', 1: 'c'})
-        (1,)
+        >>> seals.fits({0: 'a', 1: 'c'})
+        False
         >>> seals.replaced({1: 'c'}).root == seals.root
         False
     """
@@ -80,6 +80,7 @@ class Seals:
         # Hashes of items by name, by block; and of whole blocks.
         self._items: dict[int, dict[int, bytes]] = {}
         self._blocks: dict[int, bytes] = {}
+        self._old: dict[str, Tensor] = {}
         self._take(contents or {}, (), secrets.token_bytes(32))
 
     @property
@@ -96,33 +97,19 @@ class Seals:
             changed (dict): the contents of new and of changed items, by name.
             gone (list[int]): the names of removed items. (default: :obj:`()`)
         """
-        made = object.__new__(Seals)
+        made = Seals()
         made._items, made._blocks = dict(self._items), dict(self._blocks)
         made._take(changed, gone, secrets.token_bytes(32))
         return made
 
-    def differing(self, contents: Mapping[int, str]) -> tuple[int, ...]:
-        """List the names whose content differs from the sealed one, ascending.
-
-        Args:
-            contents (dict): the contents of all items, by name; a name missing
-                on one side differs.
-        """
-        mine, others = self._flat(), Seals(contents)._flat()
-        return tuple(
-            sorted(
-                name
-                for name in {*mine, *others}
-                if mine.get(name) != others.get(name)
-            )
-        )
+    def fits(self, contents: Mapping[int, str]) -> bool:
+        """Return whether these are the contents of all items, by name."""
+        return self._items == Seals(contents)._items
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the salt, uint8 ``[32]``; keep it secret."""
-        if self._salt is None:
-            return dict(self._old)
         salt = torch.frombuffer(bytearray(self._salt), dtype=torch.uint8)
-        return {'salt': salt}
+        return dict(self._old) or {'salt': salt}
 
     @classmethod
     def of(
@@ -139,56 +126,32 @@ class Seals:
         if 'salts' in state:
             from pyg_trust.files.old import root_01
 
-            made._root = root_01(state, contents)
-            made._salt, made._old = None, dict(state)
+            made._root, made._old = root_01(state, contents), dict(state)
             return made
         salt: Any = state.get('salt')
         check_tensor('state', salt, torch.uint8, (32,))
         made._take({}, (), salt.numpy().tobytes())
         return made
 
-    def _flat(self) -> dict[int, bytes]:
-        items = self._items.values()
-        return {name: each for block in items for name, each in block.items()}
-
     def _take(
         self, contents: Mapping[int, str], gone: Iterable[int], salt: bytes
     ) -> None:
-        if not isinstance(contents, Mapping):
-            raise TypeError(
-                "'contents' needs to be a dictionary "
-                f'(got {type(contents).__name__})'
-            )
-        touched: dict[int, dict[int, bytes]] = {}
-
-        def block(name: int) -> dict[int, bytes]:
-            at = name // _BLOCK
-            if at not in touched:
-                touched[at] = dict(self._items.get(at, {}))
-            return touched[at]
-
+        changed: dict[int, dict[int, bytes | None]] = {}
         for name in gone:
-            if block(name).pop(name, None) is None:
-                raise ValueError(
-                    f"'gone' needs to name items that are there (got {name})"
-                )
+            changed.setdefault(name // _BLOCK, {})[name] = None
         for name, text in contents.items():
-            check_integer('contents', name, 0)
-            check_instance('contents', text, str)
-            block(name)[name] = hashlib.sha256(text.encode()).digest()
-        for at, items in touched.items():
-            self._items.pop(at, None)
+            made = hashlib.sha256(text.encode()).digest()
+            changed.setdefault(name // _BLOCK, {})[name] = made
+        for at, new in changed.items():
+            items = sorted({**self._items.pop(at, {}), **new}.items())
+            held = {name: each for name, each in items if each is not None}
             self._blocks.pop(at, None)
-            if items:
-                parts = (b'%d ' % name + items[name] for name in sorted(items))
-                self._items[at] = items
+            if held:
+                parts = (b'%d ' % name + each for name, each in held.items())
+                self._items[at] = held
                 self._blocks[at] = hashlib.sha256(b''.join(parts)).digest()
         whole = hashlib.sha256()
         for at in sorted(self._blocks):
             whole.update(b'%d ' % at + self._blocks[at])
-        self._salt: bytes | None = salt
-        self._old: dict[str, Tensor] = {}
+        self._salt = salt
         self._root = hmac.digest(salt, whole.digest(), 'sha256').hex()
-
-    def __repr__(self) -> str:
-        return f'{type(self).__name__}(items={len(self._flat())})'

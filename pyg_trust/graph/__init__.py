@@ -227,12 +227,8 @@ class CSRGraph:
             undirected (bool): whether every edge stands for both directions.
 
         Raises:
-            TypeError: if the source has another type, or holds no integers.
-            FileNotFoundError: if a file is not there.
-            ImportError: if a ``.parquet`` file is read without pyarrow.
             ValueError: on an index out of range, duplicate edges, too little
-                memory, a source that changes, or a file that is damaged
-                (:class:`~pyg_trust.files.DamagedFileError`).
+                memory, a source that changes, or a damaged file.
         """
         n = graphs.check_num_nodes(num_nodes)
         rowptr, col, repeats = _sources.rows_from_edges(
@@ -561,10 +557,9 @@ class CSRGraph:
 
     @property
     def spectral_radius(self) -> float:
-        r"""Largest magnitude of an eigenvalue of the adjacency matrix.
+        """Largest magnitude of an eigenvalue of the adjacency matrix.
 
-        Computed in float64: densely up to 500 nodes, else by ARPACK to about
-        machine precision.
+        Computed in float64 to about machine precision.
         """
         return self._cached(
             'spectral_radius',
@@ -815,10 +810,10 @@ class LastGraph:
         """Keep a converted graph, until another one is kept.
 
         Args:
-            made (CSRGraph): the result of :meth:`convert` for the next two.
+            made (CSRGraph): the graph as :meth:`convert` returned it.
             graph (Any): the object that was converted; only a dense tensor,
                 such as an ``edge_index``, is kept.
-            num_nodes (int): the number of nodes.
+            num_nodes (int): the number of nodes that was passed to it.
         """
         if (
             isinstance(graph, Tensor)

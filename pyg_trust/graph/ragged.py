@@ -52,11 +52,16 @@ def quiet_sparse() -> Iterator[None]:
 
 
 def pick_rows(rowptr: Tensor, nodes: Tensor) -> tuple[Tensor, Tensor]:
-    """Find the entries of some rows of a compressed matrix.
+    """Find where the entries of some rows of a compressed matrix are.
 
-    Returns two int64 tensors: the ``k`` rows ``nodes`` start at ``ptr``, ``[k
-    + 1]``, in the second one, which lists the positions of their entries in
-    the matrix. In it, row :math:`v` starts at ``rowptr[v]``.
+    Args:
+        rowptr (Tensor): int64, ``[num_rows + 1]``: where each row starts.
+        nodes (Tensor): int64, ``[k]``: the numbers of the rows to find.
+
+    Returns:
+        tuple[Tensor, Tensor]: ``ptr``, int64, ``[k + 1]``, and ``where``,
+        int64: the entries of row ``nodes[i]`` are at the positions
+        ``where[ptr[i]:ptr[i + 1]]``.
     """
     count = rowptr[nodes + 1] - rowptr[nodes]
     return pointer(count), ranges(rowptr[nodes], count)

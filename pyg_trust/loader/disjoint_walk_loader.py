@@ -161,10 +161,10 @@ class DisjointWalkLoader(StepLoader):
         }
 
     def public(self) -> tuple[Any, ...]:
-        """Return public data: edges, roots, node count, feature shape.
+        """Return the public data, whose hash is in reports and ledgers.
 
-        The last is a string. With a ``unit`` its declaration, a string,
-        follows.
+        It has the edges, the roots, the number of nodes and, as strings, the
+        features' shape and dtype and the declaration of the ``unit``, if any.
         """
         declared = () if self._declared is None else (repr(self._declared),)
         return (*super().public(), *declared)
@@ -176,7 +176,7 @@ class DisjointWalkLoader(StepLoader):
         return of_persons(self._declared)
 
     def layout(self) -> str:
-        """Return a hash of subgraphs, to be equal in all processes."""
+        """Return a hash, to check that processes agree on the subgraphs."""
         sampler = self.node_sampler
         return fingerprint(*sampler.partition(), sampler.seed)
 

@@ -116,7 +116,7 @@ class GraphLoader(DrawnUnits):
         return len(self._first) - 1
 
     def layout(self) -> str:
-        """Return a hash of graph sizes, to be equal in all processes."""
+        """Return a hash, to check that processes agree on graph sizes."""
         return fingerprint(self._first)
 
     def public(self) -> tuple[Any, ...]:

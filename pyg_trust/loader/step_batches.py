@@ -360,7 +360,7 @@ class StepLoader(NodeLoader):
         return fingerprint(*self.public())
 
     def layout(self) -> str:
-        """Return a hash of the units, to be equal in all processes."""
+        """Return a hash, to check that processes agree on the units."""
         return ''
 
     def assumptions(self) -> tuple[str, ...]:

@@ -399,7 +399,7 @@ class APPNP(_Propagation, pyg.APPNP):
         return self.alpha, self.K, self._loops
 
     def _make(self, *asked: Any) -> Measure:
-        return appnp(asked[0], levels=asked[1], self_loops=asked[2])
+        return appnp(asked[0], K=asked[1], self_loops=asked[2])
 
     def reset_parameters(self) -> None:
         """Clear the caches; there are no parameters."""

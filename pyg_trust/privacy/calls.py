@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map, tree_map_with_path
 from torch_geometric.data import Data, HeteroData
 
 from pyg_trust.loader.schema import FlatBatch, Schema
@@ -148,31 +149,29 @@ class Call:
         names = {place: key for key, (place, _) in marks.items() if place}
         sizes = {'#units': units.count, '#nodes': len(units.owner)}
 
-        def template(value: Any, name: str = '') -> Any:
+        def named(path: Any, value: Any) -> Any:
             if value is batch:
                 _check_same(batch, marks)
                 return _Key(None)
-            if isinstance(value, tuple | list):
-                return tuple(template(item) for item in value)
-            if isinstance(value, dict):
-                return {k: template(item) for k, item in value.items()}
             key = names.get(id(value), _MISSING)
             if key is not _MISSING and _get(batch, key) is value:
                 if _version(value) != marks[key][1]:
                     _refuse(f"its '{key}' was changed in place")
                 return _Key(key)
             if isinstance(value, int | float | str | bool | None):
-                of = _COUNTS.get(name)
+                of = _COUNTS.get(getattr(path[0], 'key', ''))
                 return _Key(of) if of and sizes[of] == value else value
             got = type(value).__name__
             if isinstance(value, Tensor):
                 got = f'Tensor of shape {list(value.shape)}'
             return _refuse(f'got a {got}')
 
-        known = [*inspect.signature(model.forward).parameters]
-        known += [''] * len(args)
-        self.args = tuple(map(template, args, known))
-        self.kwargs = {k: template(v, k) for k, v in kwargs.items()}
+        known = [*inspect.signature(model.forward).parameters][: len(args)]
+        known += [*range(len(known), len(args))]
+        given = dict(zip(known, args, strict=True)) | kwargs
+        given = tree_map_with_path(named, given)
+        self.args = tuple(given.pop(name) for name in known)
+        self.kwargs = given
 
     @property
     def key(self) -> str:
@@ -183,7 +182,8 @@ class Call:
         """Return a batch as the model sees it."""
         return batch if self.schema is None else self.schema.typed(batch)
 
-    def _arguments(self, shown: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def __call__(self, shown: Any, model: nn.Module | None = None) -> Any:
+        """Call the model, or a copy of it, on a batch as the model sees it."""
         sizes = {}
         if isinstance(shown, Data):
             sizes = {
@@ -192,10 +192,6 @@ class Call:
             }
 
         def fill(value: Any) -> Any:
-            if isinstance(value, tuple):
-                return tuple(map(fill, value))
-            if isinstance(value, dict):
-                return {k: fill(item) for k, item in value.items()}
             if not isinstance(value, _Key):
                 return value
             name = value.name
@@ -203,11 +199,7 @@ class Call:
                 return shown
             return sizes[name] if name in sizes else _get(shown, name)
 
-        return fill(self.args), fill(self.kwargs)
-
-    def __call__(self, shown: Any, model: nn.Module | None = None) -> Any:
-        """Call the model, or a copy of it, on a batch as the model sees it."""
-        args, kwargs = self._arguments(shown)
+        args, kwargs = tree_map(fill, (self.args, self.kwargs))
         run = self.model if model is None else model
         return self._rows(run(*args, **kwargs), shown)
 
@@ -234,16 +226,11 @@ class Call:
         if len(units.rows) != units.count:
             found.append(units.rows)
         if self.schema is not None:
-            of = [shown[t].batch for t in self.schema.node_types]
-            whose = dict(zip(self.schema.node_types, of, strict=True))
-            return (
-                found
-                + of
-                + [
-                    whose[e[0]][shown[e].edge_index[0]]
-                    for e in self.schema.edge_types
-                ]
-            )
+            whose = {t: shown[t].batch for t in self.schema.node_types}
+            found += whose.values()
+            for e in self.schema.edge_types:
+                found.append(whose[e[0]][shown[e].edge_index[0]])
+            return found
         edges = shown.get('edge_index')
         if isinstance(edges, Tensor) and edges.layout == torch.strided:
             found.append(units.owner[edges[0]])
@@ -262,20 +249,21 @@ def _get(batch: Any, key: Any) -> Any:
 
 def marks_of(batch: Any) -> dict[Any, tuple[int, int]]:
     """Return the identity and version of what a model may read of a batch."""
+    held: dict[Any, Any] = batch.to_dict()
     if isinstance(batch, HeteroData):
-        stores = {**batch._node_store_dict, **batch._edge_store_dict}
-        return {
-            (of, name): (id(value), value._version)
-            for of, store in stores.items()
+        held = {
+            (of, name): value
+            for of, store in (*batch.node_items(), *batch.edge_items())
             for name, value in store.items()
             if isinstance(value, Tensor)
             and name in ('x', 'edge_index', 'batch')
         }
-    found = {}
-    for name, value in batch.to_dict().items():
+
+    def mark(value: Any) -> tuple[int, int]:
         is_data = hasattr(value, 'shape') or hasattr(value, 'sizes')
-        found[name] = (id(value) if is_data else 0, _version(value))
-    return found
+        return id(value) if is_data else 0, _version(value)
+
+    return {key: mark(value) for key, value in held.items()}
 
 
 def _check_same(batch: Any, marks: dict[Any, tuple[int, int]]) -> None:
@@ -313,24 +301,17 @@ def find_call(
         ValueError: if the attributes can't be found.
     """
     shown = batch if schema is None else schema.typed(batch)
-    calls: list[Call] = []
-    marks = marks_of(shown)
-
-    class Spy:
-        def __call__(self, *args: Any, **kwargs: Any) -> Any:
-            given = model, schema, shown, marks, units, args, kwargs
-            calls.append(Call(*given))
-            with torch.no_grad():
-                return model(*args, **kwargs)
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(model, name)
-
+    given = model, schema, shown, marks_of(shown), units
     if forward is None:
-        args = arguments_of(model, shown, by_unit)
-        return Call(model, schema, shown, marks, units, args, {})
-    with torch.random.fork_rng():
-        forward(Spy(), shown)  # type: ignore[arg-type]
+        return Call(*given, arguments_of(model, shown, by_unit), {})
+    calls: list[Call] = []
+
+    def note(_: Any, args: Any, kwargs: Any) -> None:
+        calls.append(Call(*given, args, kwargs))
+
+    noted = model.register_forward_pre_hook(note, with_kwargs=True)
+    with noted, torch.random.fork_rng(), torch.no_grad():
+        forward(model, shown)
     if len(calls) != 1:
         raise ValueError(
             f"'forward' needs to call the model once (got {len(calls)} calls)"
@@ -363,16 +344,14 @@ def arguments_of(
     parameters = inspect.signature(model.forward).parameters.values()
     for place, p in enumerate(parameters):
         pools = by_unit and place == 2 and p.name == 'batch'
-        if p.default is not p.empty and not pools:
-            break
-        if p.kind not in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD):
+        positional = p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        if not positional or (p.default is not p.empty and not pools):
             break
         if place == 0 and p.name in ('data', 'batch'):
             found.append(batch)
-        elif has(p.name):
-            found.append(attribute(p.name))
-        elif place < 2:
-            found.append(attribute(('x', 'edge_index')[place]))
+        elif has(p.name) or place < 2:
+            name = p.name if has(p.name) else ('x', 'edge_index')[place]
+            found.append(attribute(name))
         else:
             unknown.append(p.name)
     if unknown:

@@ -513,7 +513,7 @@ def _linear(uses: list[_Use], made: list[Any]) -> Tensor:
 
 def opened(found: Any) -> tuple[Book, Sizes]:
     """Return the rows of parameters, with norms; infinite if not finite."""
-    book = Book(found.made, found.made.num_units, found.inverse)
+    book = Book(found, found.num_units, found.inverse)
     sizes = book.sizes()
     for each in (sizes.norms, sizes.n):
         each.masked_fill_(found.broken, torch.inf)

@@ -14,7 +14,7 @@ from pyg_trust import files
 from pyg_trust._checks import check_instance, validated
 from pyg_trust._checks.fingerprints import fingerprint
 from pyg_trust.files import commit
-from pyg_trust.files.commit import Lineage, editing, synchronized
+from pyg_trust.files.commit import editing, synchronized
 from pyg_trust.graph import CSRGraph
 from pyg_trust.ledger import BudgetExceededError, RemovalLedger
 from pyg_trust.privacy.fitted import Fitted, Seal
@@ -46,10 +46,11 @@ Model = TypeVar('Model', bound='Coverage')
     provenance='versions of packages and arguments',
 )
 class CoverageReport(ClaimedReport):
-    """Removals that the noise of a private model covers, at an epsilon.
+    """Report of removals for which a private model's noise suffices.
 
-    The weights stay as they are. All removed items together are protected at
-    this epsilon, as a private model hides each of its items.
+    The weights stay, and are (epsilon, delta)-indistinguishable from those of
+    the same release without the removed items. "The sums" are of messages that
+    nodes receive, released with noise; ``form`` is the neighbouring relation.
     """
 
     def guarantee(self) -> Guarantee:
@@ -92,7 +93,6 @@ class Coverage(Fitted):
     def _set_coverage(self, forget_epsilon: float, max_units: float) -> None:
         self.forget_epsilon, self.max_units = forget_epsilon, max_units
         self._lines: RemovalLedger | None = None
-        self._lineage = Lineage()
         self._edges_seal: Seal | None = None
         self._held: tuple[int, float] = 0, 0.0
 
@@ -102,11 +102,6 @@ class Coverage(Fitted):
         if self._lines is None:
             raise RuntimeError('fit data first: there is nothing to forget')
         return self._lines
-
-    @property
-    def lineage(self) -> Lineage:
-        """The states of the model, from the first to the present one."""
-        return self._lineage
 
     def _mu_of(self) -> tuple[float, float]:
         # The mu of a unit in what was trained, and of a shift of 1 in sums.
@@ -138,7 +133,6 @@ class Coverage(Fitted):
             most = gaussian_mu_for(self.forget_epsilon, self.delta)
             self._lines, action = RemovalLedger(most), 'fit'
         self._lines.record(action, 0.0, data=self._edges_seal.digest)
-        self._lineage = self._lineage.next()
 
     def _check_blank(self, task: Any) -> None:
         # Removed items may not be in the next release.
@@ -242,7 +236,6 @@ class Coverage(Fitted):
             salts = [each.salt for each in (self._edges_seal, seal) if each]
             self._lines, self._edges_seal = lines, seal
             self._held, self._task_seal = held, None
-            self._lineage = self._lineage.next()
             deleted = self._erase(change.nodes, change.graph)
             report = self._reported_of(request, change, deleted)
             if proof is not None:
@@ -284,7 +277,6 @@ class Coverage(Fitted):
         if seal is None:
             raise RuntimeError('fit data first: a state_dict() has no ledger')
         more = {
-            'lineage': self._lineage.to_list(),
             'removals': self.removals.state_dict(),
             'seal': [seal.salt.hex(), seal.digest],
             'held': list(self._held),
@@ -314,13 +306,9 @@ class Coverage(Fitted):
                     'none: load() what save() wrote'
                 )
             return {'_lines': None, '_edges_seal': None, '_held': (0, 0.0)}
-        present = self._lineage if self._lines is not None else None
-        if self._lines is not None and not self._lines.has_removals:
-            present = None
-        lineage = Lineage.of(state, present)
         lines = RemovalLedger(gaussian_mu_for(self.forget_epsilon, self.delta))
-        if present is not None:
-            lines = self.removals.copy()
+        if self._lines is not None and self._lines.has_removals:
+            lines = self._lines.copy()
         lines.load_state_dict(state['removals'])
         for name in ('seal', 'held'):
             if not isinstance(state[name], list) or len(state[name]) != 2:
@@ -331,7 +319,6 @@ class Coverage(Fitted):
             raise ValueError("'state' needs the 'seal' of its last removal")
         return {
             '_lines': lines,
-            '_lineage': lineage,
             '_edges_seal': Seal(bytes.fromhex(salt), str(digest)),
             '_held': (int(units), float(shift)),
         }

@@ -29,14 +29,12 @@ from pyg_trust._moved import renamed, retired
 from pyg_trust.ledger import BudgetExceededError
 from pyg_trust.loader import StepLoader
 from pyg_trust.privacy.accountant import RELATION
-from pyg_trust.privacy.alone import ISOLATIONS
 from pyg_trust.privacy.bounds import check_norm
 from pyg_trust.privacy.calls import Forward
 from pyg_trust.privacy.exact import clip
 from pyg_trust.privacy.group import Group
 from pyg_trust.privacy.mechanisms import CLIPPINGS, check_multiplier
 from pyg_trust.privacy.norms import AdaptiveNorm
-from pyg_trust.privacy.probing import try_parts
 from pyg_trust.privacy.report import (
     NOISELESS,
     PrivacyReport,
@@ -52,6 +50,7 @@ from pyg_trust.privacy.training import (
     noisy_sums,
 )
 from pyg_trust.privacy.validation import (
+    ISOLATIONS,
     Criterion,
     IsLoader,
     Loader,
@@ -61,6 +60,7 @@ from pyg_trust.privacy.validation import (
     check_model,
     check_parts,
     check_totals,
+    try_parts,
 )
 from pyg_trust.privacy.wrappers import (
     PrivateLoader,

@@ -101,8 +101,8 @@ class PrivateItemCounts(Fitted):
 
     Args:
         epsilon (float): the budget.
-        delta (float): the :math:`\delta` of the budget: a public power of ten,
-            at most one over ten times the number of users.
+        delta (float): the :math:`\delta` of the budget. Choose a public power
+            of ten of at most :math:`1 / (10 m)`, for :math:`m` users.
         ledger (str or Path, optional): a file that keeps what is spent.
         neighboring (str): :obj:`'add_remove'` compares a user's list with an
             empty one, :obj:`'replace'` with any other list.
@@ -155,7 +155,7 @@ class PrivateItemCounts(Fitted):
     def noise_std(self) -> float:
         r"""Standard deviation of the noise on the diagonal of the table.
 
-        On other entries it is :math:`1 / \sqrt 2` of it.
+        On other entries it is smaller by a factor of :math:`\sqrt 2`.
         """
         return self.relation.sensitivity / self.mus[0]
 

@@ -170,8 +170,8 @@ class PrivateLinkPredictor(Coverage):
     Args:
         adjacency (str): what is protected, ``'edge'`` or ``'node'``.
         epsilon (float): the budget.
-        delta (float): the :math:`\delta` of the budget: a public power of ten,
-            at most one over ten times the number of edges.
+        delta (float): the :math:`\delta` of the budget. Choose a public power
+            of ten of at most :math:`1 / (10 m)`, for :math:`m` edges.
         ledger (str or Path, optional): a file that keeps what is spent.
         neighboring (str, optional): for ``'node'``, what a record is compared
             with: any other (``'replace'``, the default) or none

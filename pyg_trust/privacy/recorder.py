@@ -8,13 +8,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
 from torch.overrides import TorchFunctionMode
-from torch_geometric.nn import MessagePassing
 
 from pyg_trust.privacy import rowwise
 from pyg_trust.privacy.clipping import (
     LINEAR,
-    ROWS,
     TABLE,
     WHOLE,
     Base,
@@ -22,9 +24,9 @@ from pyg_trust.privacy.clipping import (
     region,
     same_part,
 )
-from pyg_trust.privacy.rules import ADDS, OPEN, Unseen, opens, tensors
+from pyg_trust.privacy.rules import ADDS, Unseen, opened, tensors
 
-__all__ = ['Gathered', 'Recorder', 'constants_of', 'followed']
+__all__ = ['Gathered', 'Recorder']
 
 
 class Use(NamedTuple):
@@ -37,7 +39,6 @@ class Use(NamedTuple):
     pick: int | None
     edge: GradientEdge
     where: str
-    versions: list[tuple[Tensor, int]]
 
 
 class Known(NamedTuple):
@@ -50,16 +51,6 @@ class Known(NamedTuple):
     tensor: Tensor
     base: Tensor
     leaves: tuple[Tensor, ...]
-
-
-# Half of the calls of a model: they return no tensor.
-_GETS = ['shape', 'layout', 'dtype', 'ndim', 'device', 'requires_grad']
-_PLAIN = frozenset(
-    (
-        *(Tensor.dim, Tensor.size, Tensor.numel),
-        *(getattr(Tensor, name).__get__ for name in _GETS),
-    )
-)
 
 
 def _is_place(name: str) -> bool:
@@ -96,12 +87,33 @@ class Recorder(TorchFunctionMode):
         #: Tensors made of parameters, in the order they were made in.
         self.derived: list[Known] = []
         self.uses: list[Use] = []
-        #: The indices along which messages went.
-        self.edges: list[Tensor] = []
+        #: The nodes that rows were taken from, as of messages, by the first
+        #: number in memory and how many they are.
+        self.taken: dict[tuple[int, int], Tensor] = {}
         #: The names of the modules that are running.
         self.stack = ['']
         #: Functions that may round a row otherwise in another batch.
         self.foreign: set[str] = set()
+
+    @contextmanager
+    def of(self, module: nn.Module) -> Iterator[None]:
+        """Record a block, with the names of the modules that run."""
+        names = {layer: name for name, layer in module.named_modules()}
+
+        def enter(layer: nn.Module, _: Any) -> None:
+            if layer in names:
+                self.stack.append(names[layer] or type(layer).__name__)
+
+        def leave(layer: nn.Module, *_: Any) -> None:
+            if layer in names:
+                self.stack.pop()
+
+        with (
+            register_module_forward_pre_hook(enter),
+            register_module_forward_hook(leave, always_call=True),
+            self,
+        ):
+            yield
 
     def trained(self, t: Tensor) -> bool:
         """Return whether a tensor is made of trained parameters alone."""
@@ -111,27 +123,36 @@ class Recorder(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs, known = kwargs or {}, self.known
-        if func in _PLAIN:
+        name = rowwise.name_of(func)
+        if name is None:
             return func(*args, **kwargs)
         given = list(tensors(args, kwargs))
-        if not any(id(t) in known for t in given):
-            out = self._compute(func, args, kwargs)
+        noted = any(id(t) in known for t in given)
+        if noted or self.exact:
+            parts = opened(func, args)
+            if parts is not None:
+                with self:
+                    return parts(*args, **kwargs)
+        if not noted:
+            out = self._compute(func, name, args, kwargs)
+            if name == 'index_select' and given[-1].dim() == 1:
+                index = given[-1]
+                self.taken[index.data_ptr(), len(index)] = index
             made = not given and isinstance(out, Tensor)
             # Made of nothing: a constant, unless it has rows.
             if made and self.sizes.isdisjoint(out.shape):
                 known[id(out)] = Known(out, out, ())
             return out
-        if opens(func, args):
-            with self:
-                return OPEN[func](*args, **kwargs)
-        name = getattr(func, '__name__', str(func))
-        place, kept = _is_place(name), args
-        if place and isinstance(args[0], Tensor):
+        kept = args
+        if _is_place(name) and isinstance(args[0], Tensor):
             first = args[0].detach()
             kept = (first if name in ADDS else first.clone(), *args[1:])
-        out = self._compute(func, args, kwargs)
-        if place and given and self._written(given):
-            return out
+            # What is written into is a constant no more.
+            before = known.get(id(args[0]))
+            private = any(id(t) not in known for t in given)
+            if private and before is not None and not before.leaves:
+                del known[id(args[0])]
+        out = self._compute(func, name, args, kwargs)
         trained = [t for t in given if self.trained(t)]
         if out is not None:
             self._note(func, name, kept, kwargs, out, given, trained)
@@ -141,22 +162,6 @@ class Recorder(TorchFunctionMode):
                 'tensor (x[...] = weight): use torch.where or torch.cat'
             )
         return out
-
-    def _written(self, given: list[Tensor]) -> bool:
-        # Whether a constant was written to: it is what was written into it.
-        first, *rest = given
-        found = self.known.get(id(first))
-        if found is None or found.leaves:
-            return False
-        trained = [t for t in rest if self.trained(t)]
-        if any(id(t) not in self.known for t in rest):
-            del self.known[id(first)]
-            return not trained
-        if trained:
-            found = self._derived(first, trained)._replace(base=first)
-            self.known[id(first)] = found
-            self.derived.append(found)
-        return True
 
     def _note(
         self,
@@ -195,21 +200,10 @@ class Recorder(TorchFunctionMode):
                 f"'{self.stack[-1]}': {name} has several results that depend "
                 'on a parameter'
             )
-        ((pick, result),) = live
-        versions = []
-        if name not in ADDS:
-            written = given[:1] if _is_place(name) else []
-            versions = [
-                (t, t._version)
-                for t in tensors(args, kwargs)
-                if id(t) not in known and not any(t is w for w in written)
-            ]
-        self.uses.append(
-            Use(
-                *(func, name, args, kwargs, pick if many else None),
-                *(get_gradient_edge(result), self.stack[-1], versions),
-            )
-        )
+        ((pick, t),) = live
+        place = pick if many else None
+        edge, where = get_gradient_edge(t), self.stack[-1]
+        self.uses.append(Use(func, name, args, kwargs, place, edge, where))
 
     def _derived(self, t: Tensor, trained: list[Tensor]) -> Known:
         of = [self.known[id(q)] for q in trained]
@@ -221,9 +215,8 @@ class Recorder(TorchFunctionMode):
         )
         return Known(t, base if same else t, leaves)
 
-    def _compute(self, func: Any, args: Any, kwargs: Any) -> Any:
-        name = rowwise.name_of(func) if self.exact else None
-        if name is None or (not kwargs and rowwise.is_plain(name)):
+    def _compute(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        if not self.exact:
             return func(*args, **kwargs)
         out, local = rowwise.call(func, name, args, kwargs)
         if not local:
@@ -239,11 +232,16 @@ class Gathered:
 
     Args:
         recorder (Recorder): the record of the forward pass.
-        num_units (int): how many units there are.
+        inverse (Tensor): float64, ``[num_units]``, what undoes the scale of
+            each unit: rows are of gradients times these scales.
+        broken (Tensor): bool, units that are not finite.
     """
 
-    def __init__(self, recorder: Recorder, num_units: int) -> None:
-        self.recorder, self.num_units = recorder, num_units
+    def __init__(
+        self, recorder: Recorder, inverse: Tensor, broken: Tensor
+    ) -> None:
+        self.recorder, self.inverse, self.broken = recorder, inverse, broken
+        self.num_units = len(inverse)
         self.params = list(recorder.params.values())
         self.names = {id(p): n for n, p in recorder.params.items()}
         # By the base, the clusters of uses of the same part of it.
@@ -251,10 +249,6 @@ class Gathered:
         self._bases: dict[int, Tensor] = {}
         # By owners and the number of rows, the rows of somebody and theirs.
         self._owned: dict[tuple[int, int], Any] = {}
-
-    def is_known(self, t: Tensor) -> bool:
-        """Return whether a tensor is made of parameters and constants."""
-        return id(t) in self.recorder.known
 
     def params_of(self, base: Tensor) -> list[Tensor]:
         """Return the parameters that a tensor is made of."""
@@ -269,28 +263,6 @@ class Gathered:
             Base(self._bases[i], [*map(replace, clusters.values())])
             for i, clusters in self._parts.items()
         ]
-
-    def linear(
-        self,
-        w: Tensor,
-        u: Tensor,
-        grads: Tensor,
-        inputs: Tensor,
-        transposed: bool = False,
-        at: int | None = None,
-    ) -> None:
-        """Record a linear map: its weight, inputs and output gradients."""
-        part = w.detach() if at is None else w.detach()[at]
-        part = part.t() if transposed else part
-        self._add(LINEAR, w, part, u, grads, inputs)
-
-    def rows(self, w: Tensor, u: Tensor, grads: Tensor) -> None:
-        """Add rows of copies of a parameter, ``[num_rows, w.numel()]``."""
-        self._add(ROWS, w, w.detach(), u, grads)
-
-    def table(self, w: Tensor, u: Tensor, index: Tensor, rows: Tensor) -> None:
-        """Add rows of a table that were looked up."""
-        self._add(TABLE, w, w.detach(), u, rows, index)
 
     def whole(self, w: Tensor, u: Tensor, grads: Tensor) -> None:
         """Add gradients of a parameter, ``[num_rows, *w.shape]``."""
@@ -309,15 +281,19 @@ class Gathered:
             clusters[key] = Cluster(kind, part)
         return clusters[key]
 
-    def _add(
+    def add(
         self,
         kind: str,
         w: Tensor,
-        part: Tensor,
         u: Tensor,
         grads: Tensor,
         inputs: Tensor | None = None,
+        part: Tensor | None = None,
     ) -> None:
+        """Add rows of gradients of a parameter, as a :class:`Cluster` has.
+
+        ``part`` is the view of it that is used, itself by default.
+        """
         key = id(u), len(grads)
         if key not in self._owned:
             # The same object each time, so that it is sorted once.
@@ -332,97 +308,60 @@ class Gathered:
         if kind == TABLE and not len(owner):
             # An edge type may have no edge, and its table no row.
             return
-        cluster = self._cluster(kind, w, part)
+        cluster = self._cluster(kind, w, w.detach() if part is None else part)
         for to, values in ((cluster.grads, grads), (cluster.inputs, inputs)):
             if values is not None:
                 to.append(values if keep is None else values[keep])
         cluster.owners.append(owner)
 
-    def probed(self, base: Base, z: Any, code: Tensor) -> tuple[float, float]:
-        """Return the sum of codes times products with z, and its size."""
-        total, size = 0.0, 0.0
-        for cluster in base.clusters:
-            for value, owner in _products(cluster, z, base.base):
-                by = code if owner is None else code[owner]
-                each = (value.double() * by).nan_to_num(0.0, 0.0, 0.0)
-                total += float(each.sum())
-                size += float(each.abs().sum())
-        return total, size
+    def total(
+        self, code: Tensor
+    ) -> tuple[dict[int, Tensor], dict[int, float]]:
+        """Sum gradients times a number by unit, by the ids of parameters.
+
+        Returns the sums, and how large what was added up was.
+        """
+        made = {id(p): torch.zeros_like(p) for p in self.params}
+        sizes = dict.fromkeys(made, 0.0)
+        for base in self.bases():
+            t, size = base.base, 0.0
+            room = t.new_zeros(t.numel())
+            for cluster in base.clusters:
+                part = same_part(room, t, cluster.weight)
+                value, most = _summed(cluster, code.to(t))
+                part += value.view(part.shape)
+                size += most
+            whole, of = same_part(room, t, t), self.params_of(t)
+            grads: Any = [whole]
+            if id(t) not in made:
+                grads = torch.autograd.grad(
+                    t, of, whole, retain_graph=True, materialize_grads=True
+                )
+                size /= float(whole.norm()) or 1.0
+            for p, g in zip(of, grads, strict=True):
+                made[id(p)] += g
+                sizes[id(p)] += size * (1 if g is whole else float(g.norm()))
+        return made, sizes
 
 
-def _products(
-    cluster: Cluster, z: Any, base: Tensor
-) -> Iterator[tuple[Tensor, Tensor | None]]:
-    # Products of gradients with numbers like the base, or with the outer
-    # product of two vectors, and the unit of each.
-    weight, kind = cluster.weight, cluster.kind
-    if kind == LINEAR and isinstance(z, tuple):
-        for part, pair in ((weight, z), (weight.t(), z[::-1])):
-            if (part.shape, part.stride()) == (base.shape, base.stride()):
-                (grad,), (inner,) = cluster.grads, cluster.inputs
-                value = (grad @ pair[0]) * (inner @ pair[1])
-                yield value, cluster.owners[0]
-                return
-    dense = torch.outer(*z) if isinstance(z, tuple) else z
-    room = torch.empty_strided(
-        base.shape, base.stride(), dtype=dense.dtype, device=dense.device
-    )
-    part = same_part(room.copy_(dense), base, weight)
-    if kind == WHOLE:
-        yield cluster.grads[0] @ part.reshape(-1), None
-        return
-    for i, (grad, owner) in enumerate(
-        zip(cluster.grads, cluster.owners, strict=True)
-    ):
-        if kind == LINEAR:
-            yield ((grad @ part) * cluster.inputs[i]).sum(1), owner
-        elif kind == ROWS:
-            yield grad @ part.reshape(-1), owner
+def _summed(cluster: Cluster, code: Tensor) -> tuple[Tensor, float]:
+    # The sum of a cluster's gradients times a number by unit; its size.
+    weight, grads = cluster.weight, cluster.grads
+    if cluster.kind == WHOLE:
+        return code @ grads[0], float(grads[0].norm()) * len(code) ** 0.5
+    total, size = weight.new_zeros(weight.shape).reshape(-1), 0.0
+    for i, (grad, owner) in enumerate(zip(grads, cluster.owners, strict=True)):
+        each = code[owner]
+        if cluster.kind == TABLE:
+            rows, inner = total.view(len(weight), -1), cluster.inputs[i]
+            rows.index_add_(0, inner, grad * each.unsqueeze(1))
+            most = len(grad) ** 0.5
+        elif cluster.kind == LINEAR:
+            inner = cluster.inputs[i]
+            total += ((grad * each.unsqueeze(1)).t() @ inner).reshape(-1)
+            most = float(inner.norm())
         else:
-            rows = part.reshape(len(part), -1)[cluster.inputs[i]]
-            yield (grad * rows).sum(1), owner
-
-
-def constants_of(module: nn.Module) -> Iterator[Tensor]:
-    """Yield frozen parameters, buffers and tensors that layers keep."""
-    for layer in module.modules():
-        for held in (layer._parameters, layer._buffers, vars(layer)):
-            for value in held.values():
-                if isinstance(value, Tensor) and not value.requires_grad:
-                    yield value
-
-
-@contextmanager
-def followed(module: nn.Module, recorder: Recorder) -> Iterator[None]:
-    """Note the names of modules that run, and the edges of messages."""
-    handles: list[Any] = []
-
-    def note(layer: Any, args: Any) -> None:
-        e = args[0]
-        strided = isinstance(e, Tensor) and e.layout == torch.strided
-        if strided and e.dim() == 2 and e.size(0) == 2 and e.numel():
-            recorder.edges.append(e)
-
-    def leave(*_: Any) -> None:
-        recorder.stack.pop()
-
-    try:
-        for name, layer in module.named_modules():
-            shown = name or type(layer).__name__
-
-            def enter(layer: Any, args: Any, shown: str = shown) -> None:
-                recorder.stack.append(shown)
-
-            handles.append(layer.register_forward_pre_hook(enter))
-            handles.append(
-                layer.register_forward_hook(leave, always_call=True)
-            )
-            if isinstance(layer, MessagePassing):
-                handles += [
-                    layer.register_propagate_forward_pre_hook(note),
-                    layer.register_edge_update_forward_pre_hook(note),
-                ]
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+            total += each @ grad
+            most = len(grad) ** 0.5
+        size += float(grad.norm()) * most
+    return total, size

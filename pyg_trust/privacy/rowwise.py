@@ -7,7 +7,6 @@ functions that are not rounded correctly through tensors that are filled up to
 whole vectors.
 """
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -17,20 +16,16 @@ from torch import Tensor
 from pyg_trust import ops
 from pyg_trust.privacy.rules import tensors
 
-__all__ = ['call', 'is_plain', 'name_of']
-
-Args = tuple[Any, ...]
-Kwargs = dict[str, Any]
-# Functions that return sizes, and no tensor.
-_SHAPES: frozenset[Any] = frozenset([Tensor.dim, Tensor.size, Tensor.numel])
+__all__ = ['call', 'name_of']
 
 
 def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# Rounded correctly, or no arithmetic at all: the same in every place.
-_CORRECT = _names(
+# Rounded correctly, or no arithmetic at all; sums over a row's own numbers, or
+# in the order of a unit's own edges: the same in every place.
+_PLAIN = _names(
     """
     abs add sub mul div true_divide subtract multiply divide neg negative
     __add__ __sub__ __mul__ __truediv__ __radd__ __rsub__ __rmul__ __rdiv__
@@ -48,12 +43,7 @@ _CORRECT = _names(
     take_along_dim index_put index_copy index_fill scatter diagonal
     zeros_like ones_like full_like empty_like new_zeros new_ones new_full
     new_empty new_tensor rand_like randn_like requires_grad_ as_tensor tensor
-    sort topk argsort unique item tolist diff embedding
-    """
-)
-# Sums over a row's own numbers, or in the order of a unit's own edges.
-_ORDERED = _names(
-    """
+    sort topk argsort unique item tolist diff embedding data real
     sum mean prod norm vector_norm linalg_vector_norm normalize log_softmax
     logsumexp layer_norm cumsum scatter_add scatter_reduce index_add
     index_reduce segment_reduce
@@ -68,105 +58,79 @@ _PADDED = _names(
     hardswish hardsigmoid softsign tanhshrink softshrink hardshrink atan2
     """
 )
-_PRODUCTS = _names('linear matmul mm bmm __matmul__ addmm')
-# Functions that are computed row by row here, and all that are known to give
-# a row the same bits in every batch.
-_SPECIAL = _PADDED | _PRODUCTS | {'softmax'}
-_KNOWN = _CORRECT | _ORDERED | _SPECIAL
 _VECTORS = 64
 # torch gives a thread at least so many elements.
 _GRAIN = 2**15
+# What is read of a tensor without making another one.
+_READS = _names('shape layout dtype ndim device requires_grad')
+_SIZES: frozenset[Any] = frozenset([Tensor.dim, Tensor.size, Tensor.numel])
 
 
 @cache
 def name_of(func: Any) -> str | None:
-    """Return a function's name; None if it only reads the shape."""
-    name: str = getattr(func, '__name__', '')
-    of = getattr(getattr(func, '__self__', None), '__name__', '')
-    if name == '__get__':
-        return of if of in ('T', 'mT') else None
-    if name == '__set__':
-        return 'set_' if of == 'data' else None
-    return None if func in _SHAPES else name
+    """Return a function's name; None if it reads what a tensor is."""
+    name: str = getattr(func, '__name__', str(func))
+    if name in ('__get__', '__set__'):
+        of = getattr(getattr(func, '__self__', None), '__name__', '')
+        if name == '__set__':
+            return 'set_' if of == 'data' else None
+        return None if of in _READS else of
+    return None if func in _SIZES else name
 
 
-@cache
-def _kind(name: str) -> tuple[str, bool]:
-    # The name of a function, and whether it writes into its first argument.
+def call(func: Any, name: str, args: Any, kwargs: Any) -> tuple[Any, bool]:
+    """Call a function so that each row's bits depend on the row alone.
+
+    Returns:
+        tuple[Any, bool]: what it returned, and whether they do.
+    """
     inplace = name.endswith('_') and not name.endswith('__')
-    return name[:-1] if inplace else name, inplace
-
-
-@cache
-def is_plain(name: str) -> bool:
-    """Return whether a function, called as it is, works row by row."""
-    base, _ = _kind(name)
-    return base in _KNOWN and base not in _SPECIAL
-
-
-def call(
-    func: Callable[..., Any], name: str, args: Args, kwargs: Kwargs
-) -> tuple[Any, bool]:
-    """Call a function so that each row's bits depend on the row alone."""
-    base, inplace = _kind(name)
-    known = base in _KNOWN
-    if kwargs and base in ('add', 'sub'):
-        known &= kwargs.get('alpha', 1) in (1, -1)
-    floats = any(t.is_floating_point() for t in tensors(args, kwargs))
-    if not floats or (known and base not in _SPECIAL):
+    base = name[:-1] if inplace else name
+    if base in _PLAIN and kwargs.get('alpha', 1) in (1, -1):
         return func(*args, **kwargs), True
-    if base in _PRODUCTS and not inplace:
-        found = _product(base, args, kwargs)
+    if base in _PADDED:
+        return _padded(func, inplace, args, kwargs), True
+    if base in _BY_ROWS and not inplace:
+        found = _BY_ROWS[base](*args, **kwargs)
         if found is not None:
             return found, True
-    elif base in _PADDED:
-        return _padded(func, inplace, args, kwargs), True
-    elif base == 'softmax':
-        return _softmax(*args, **kwargs), True
     out = func(*args, **kwargs)
-    return out, not any(t.is_floating_point() for t in tensors((out,), {}))
+    return out, not (_real(args, kwargs) and _real((out,), {}))
 
 
-def _product(name: str, args: Args, kwargs: Kwargs) -> Tensor | None:
-    # Rows have to be on the left: rows on the right would be summed over. The
-    # right side is the same for all rows.
-    if name == 'linear':
-        x, weight, *rest = (*args, *kwargs.values())
-        if kwargs.keys() - {'bias', 'weight'} or not _is_plain(x):
-            return None
-        return _linear(x, weight, *rest)
-    more: Any = None
-    if name == 'addmm' and args:
-        more, *args = args  # type: ignore[assignment]
-    if kwargs or len(args) != 2 or args[0].dtype != args[1].dtype:
+def _real(args: Any, kwargs: Any) -> bool:
+    return any(t.is_floating_point() for t in tensors(args, kwargs))
+
+
+def _linear(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None
+) -> Tensor | None:
+    # `F.linear` of rows, [*, K], and a weight [num_columns, K] or [K], which
+    # is the same for all rows.
+    if not (_is_plain(input) and _is_plain(weight)) or input.dim() < 2:
         return None
-    x, weight = args
-    if not _is_plain(x) or not _is_plain(weight):
+    if input.dtype != weight.dtype or weight.dim() > 2:
         return None
-    if x.dim() >= 2 and weight.dim() in (1, 2):
-        out = _linear(x, weight.t() if weight.dim() == 2 else weight)
-    elif weight.dim() == 3 and x.dim() in (2, 3):
-        parts = x if x.dim() == 3 else x.unsqueeze(0)
-        count = max(len(parts), len(weight))
-        parts = parts.expand(count, *parts.shape[1:])
-        each = weight.expand(count, *weight.shape[1:])
-        made = [_linear(p, w.t()) for p, w in zip(parts, each, strict=True)]
-        out = torch.stack(made)
-    else:
-        return None
-    return out if more is None else more + out
-
-
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    # `F.linear` of rows, [*, K], and a weight [num_columns, K] or [K].
     wide = weight if weight.dim() == 2 else weight.unsqueeze(0)
     fits = bias is not None and bias.shape == weight.shape[:-1]
-    rows = x if x.dim() == 2 else x.reshape(-1, x.size(-1))
+    rows = input if input.dim() == 2 else input.reshape(-1, input.size(-1))
     out = ops.row_linear(rows, wide, bias if fits else None)
-    if x.dim() != 2:
-        out = out.view(*x.shape[:-1], wide.size(0))
+    if input.dim() != 2:
+        out = out.view(*input.shape[:-1], wide.size(0))
     out = out if weight.dim() == 2 else out.squeeze(-1)
     return out if fits or bias is None else out + bias
+
+
+def _matmul(input: Tensor, other: Tensor) -> Tensor | None:
+    # Rows have to be on the left: rows on the right would be summed over.
+    if other.dim() != 3 or input.dim() not in (2, 3):
+        return _linear(input, other.t() if other.dim() == 2 else other)
+    parts = input if input.dim() == 3 else input.unsqueeze(0)
+    count = max(len(parts), len(other))
+    parts, other = (v.expand(count, -1, -1) for v in (parts, other))
+    each = zip(parts, other.mT, strict=True)
+    made = [v for v in (_linear(*pair) for pair in each) if v is not None]
+    return torch.stack(made) if made else None
 
 
 def _is_plain(tensor: Tensor) -> bool:
@@ -177,9 +141,7 @@ def _is_plain(tensor: Tensor) -> bool:
     )
 
 
-def _padded(
-    func: Callable[..., Any], inplace: bool, args: Args, kwargs: Kwargs
-) -> Tensor:
+def _padded(func: Any, inplace: bool, args: Any, kwargs: Any) -> Tensor:
     # Pad to whole vectors in each of the threads that share the elements.
     given = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
     shape = torch.broadcast_shapes(*(t.shape for t in given))
@@ -215,3 +177,10 @@ def _softmax(
     shifted = x - x.detach().amax(dim, keepdim=True)
     power = _padded(torch.exp, False, (shifted,), {})
     return power / power.sum(dim, keepdim=True)
+
+
+_BY_ROWS: dict[str, Any] = {
+    'linear': _linear,
+    'softmax': _softmax,
+    **dict.fromkeys(('matmul', 'mm', 'bmm', '__matmul__'), _matmul),
+}

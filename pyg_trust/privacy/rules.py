@@ -1,8 +1,8 @@
 """Gradients that the rows of one recorded call give to its parameters.
 
 Functions that use parameters several times at once (recurrent layers,
-attention) are computed as the functions that they are made of. Linear maps,
-sums, products, norms and tables have a rule; every other function gets the
+attention, norms) are computed as the functions that they are made of. Linear
+maps, sums, products and tables have a rule; every other function gets the
 gradient of each row by ``torch.vmap``, or else of each unit by itself.
 """
 
@@ -16,13 +16,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from pyg_trust.privacy.clipping import LINEAR, ROWS, TABLE
+
 __all__ = [
     'ADDS',
-    'OPEN',
     'Mixing',
     'Unseen',
     'apply_rule',
-    'opens',
+    'opened',
     'tensors',
 ]
 
@@ -52,7 +53,7 @@ def tensors(args: Any, kwargs: Any) -> Iterator[Tensor]:
 # Functions of several uses #################################################
 
 
-def _opened(f: Any) -> Any:
+def _in_python(f: Any) -> Any:
     # A Python function of torch whose body is recorded as well.
     def no(*args: Any) -> bool:
         return False
@@ -125,16 +126,50 @@ def _recurrent(
     return x, torch.stack(ends)
 
 
-def _addmm(
-    b: Any, x: Any, w: Any, *, beta: float = 1, alpha: float = 1
+def _affine(x: Any, weight: Any, bias: Any) -> Any:
+    x = x if weight is None else x * weight
+    return x if bias is None else x + bias
+
+
+def _layer_norm(
+    input: Any,
+    normalized_shape: Any,
+    weight: Any = None,
+    bias: Any = None,
+    eps: float = 1e-5,
 ) -> Any:
-    made = x @ w if alpha == 1 else (x @ w) * alpha
-    return (b if beta == 1 else b * beta) + made
+    made = torch.layer_norm(input, normalized_shape, None, None, eps)
+    return _affine(made, weight, bias)
 
 
-#: Functions that are computed as those that they are made of.
-OPEN: dict[Any, Callable[..., Any]] = {
-    F.multi_head_attention_forward: _opened(F.multi_head_attention_forward),
+def _batch_norm(
+    input: Any,
+    running_mean: Any,
+    running_var: Any,
+    weight: Any = None,
+    bias: Any = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Any:
+    given = None, None, running_mean, running_var, training, momentum, eps
+    made = torch.batch_norm(input, *given, False)
+    shape = -1, *[1] * (input.dim() - 2)
+    return _affine(
+        made, *(v if v is None else v.view(shape) for v in (weight, bias))
+    )
+
+
+def _addmm(
+    input: Any, mat1: Any, mat2: Any, *, beta: float = 1, alpha: float = 1
+) -> Any:
+    return input * beta + (mat1 @ mat2) * alpha
+
+
+_OPEN: dict[Any, Callable[..., Any]] = {
+    F.multi_head_attention_forward: _in_python(F.multi_head_attention_forward),
+    F.layer_norm: _layer_norm,
+    F.batch_norm: _batch_norm,
     torch.gru_cell: _gru_cell,
     torch.lstm_cell: _lstm_cell,
     torch.lstm: lambda x, *a: _recurrent(_lstm_cell, x, *a),
@@ -143,11 +178,11 @@ OPEN: dict[Any, Callable[..., Any]] = {
 }
 
 
-def opens(func: Any, args: Any) -> bool:
-    """Return whether a call is replaced by the calls that it consists of."""
+def opened(func: Any, args: Any) -> Callable[..., Any] | None:
+    """Return what computes a call by the functions that it is made of."""
     # Packed sequences have other arguments.
     packed = func in (torch.lstm, torch.gru) and len(args) != 9
-    return func in OPEN and not packed
+    return None if packed else _OPEN.get(func)
 
 
 # Rules #####################################################################
@@ -185,11 +220,6 @@ class _Call:
 
 def apply_rule(out: Any, use: Any, b: Tensor, u: Tensor, d: int) -> None:
     """Add what the rows of one call give to its parameters."""
-    if any(t._version != version for t, version in use.versions):
-        raise Unseen(
-            f"'{use.where}': an input of {use.name} was changed in place "
-            'after its use: change a copy (x.clone())'
-        )
     call = _Call(out, use, b, u, d)
     for names, rule in _RULES:
         if use.name in names and rule(call):
@@ -203,9 +233,9 @@ def _linear(c: _Call) -> bool:
         return False
     rows = c.flat(c.b)
     if c.has(w):
-        c.out.linear(w, c.u, rows, c.flat(x))
+        c.out.add(LINEAR, w, c.u, rows, c.flat(x))
     if c.has(bias):
-        c.out.rows(bias, c.u, rows)
+        c.out.add(ROWS, bias, c.u, rows)
     return True
 
 
@@ -215,50 +245,50 @@ def _product(c: _Call) -> bool:
     b, d = c.b, c.d
     x, w = c.args[::-1] if c.name == '__rmatmul__' else c.args
     if c.has(w) and not c.has(x):
+        part = w.detach().mT if w.dim() > 1 else w
         if w.dim() == 2 and d < b.dim() - 1:
-            rows = c.flat(b)
-            c.out.linear(w, c.u, rows, c.flat(x), transposed=True)
+            c.out.add(LINEAR, w, c.u, c.flat(b), c.flat(x), part)
             return True
         if w.dim() == 1:
-            made = (x.detach() * b[..., None]).movedim(d, 0)
-            rows = made.reshape(-1, x.shape[-1])
-            c.out.rows(w, c.u, rows)
+            c.out.add(ROWS, w, c.u, c.flat(x.detach() * b[..., None]))
             return True
         batched = w.dim() == 3 and x.dim() in (2, 3) and d == 1
         if batched and w.shape[0] == b.shape[0]:
             inputs = x.detach().expand(len(w), *x.shape[-2:])
             for k in range(len(w)):
-                c.out.linear(w, c.u, b[k], inputs[k], transposed=True, at=k)
+                c.out.add(LINEAR, w, c.u, b[k], inputs[k], part[k])
             return True
     if c.has(x) and not c.has(w) and x.dim() == w.dim() == 2 and d == 1:
-        c.out.linear(x, c.u, b.t(), w.detach().t())
+        c.out.add(LINEAR, x, c.u, b.t(), w.detach().t())
         return True
     return False
 
 
 def _table(c: _Call) -> bool:
-    args, kwargs = c.args, c.kwargs
+    pad = None
     if c.name == 'embedding':
-        i, w = c.arg(0, 'input'), c.arg(1, 'weight')
-        if kwargs.get('scale_grad_by_freq') or c.arg(3, 'max_norm'):
+        i, w, pad = (
+            c.arg(0, 'input'),
+            c.arg(1, 'weight'),
+            c.arg(2, 'padding_idx'),
+        )
+        if c.kwargs.get('scale_grad_by_freq') or c.arg(3, 'max_norm'):
             return False
     elif c.name == 'index_select':
-        i, w = c.arg(2, 'index'), args[0]
+        i, w = c.arg(2, 'index'), c.args[0]
         if c.arg(1, 'dim') != 0:
             return False
     else:
-        w, i = args
-        floats = not isinstance(i, Tensor) or i.is_floating_point()
-        if floats or i.dtype == torch.bool:
+        w, i = c.args
+        if not isinstance(i, Tensor) or i.dtype != torch.int64:
             return False
-    if not c.has(w) or c.d >= i.dim() or c.has(i):
+    if not c.has(w) or c.d >= i.dim():
         return False
     index = i.movedim(c.d, 0).reshape(-1)
     rows = c.b.movedim(c.d, 0).reshape(len(index), -1)
-    pad = c.arg(2, 'padding_idx') if c.name == 'embedding' else None
     if pad is not None:
         rows = rows * (index != pad % len(w)).to(rows).view(-1, 1)
-    c.out.table(w, c.u, index % len(w), rows)
+    c.out.add(TABLE, w, c.u, rows, index % len(w))
     return True
 
 
@@ -274,10 +304,8 @@ def _broadcast(c: _Call) -> bool:
         full = c.b * both[1 if first else 0].detach()
     elif 'sub' in name and first == (name == '__rsub__'):
         full = -c.b
-    lead = c.b.dim() - w.dim()
-    shape = (1,) * lead + tuple(w.shape)
-    own = shape[c.d] == c.n > 1  # a row of the parameter for each row
-    if shape[c.d] != 1 and not (own and c.d == lead):
+    shape = (1,) * (c.b.dim() - w.dim()) + tuple(w.shape)
+    if shape[c.d] != 1:
         return False
     # Rows first, and what is summed over last in memory: elsewhere, the order
     # in which a row's numbers are added depends on how many others there are.
@@ -287,54 +315,7 @@ def _broadcast(c: _Call) -> bool:
     if over:
         full = full.movedim(over, [*range(-len(over), 0)]).contiguous()
         full = full.flatten(-len(over)).sum(-1)
-    rows = full.reshape(c.n, math.prod(full.shape[1:]))
-    if own:
-        c.out.table(w, c.u, torch.arange(c.n, device=rows.device), rows)
-    else:
-        c.out.rows(w, c.u, rows)
-    return True
-
-
-def _cat(c: _Call) -> bool:
-    parts, dim = c.arg(0, 'tensors'), c.arg(1, 'dim', 0)
-    if dim % c.b.dim() != c.d or c.d != 0:
-        return False
-    first = 0
-    for part in parts:
-        last = first + len(part)
-        if c.has(part):
-            index = torch.arange(len(part), device=part.device)
-            width = math.prod(part.shape[1:])
-            rows = c.b[first:last].reshape(len(part), width)
-            c.out.table(part, c.u[first:last], index, rows)
-        first = last
-    return True
-
-
-def _norm(c: _Call) -> bool:
-    x = c.args[0].detach()
-    layer = c.name == 'layer_norm'
-    w, bias = (
-        c.arg(2 if layer else 3, 'weight'),
-        c.arg(3 if layer else 4, 'bias'),
-    )
-    if c.d != 0 or not (layer or (x.dim() == 2 and not c.arg(5, 'training'))):
-        return False
-    width = next(t for t in (w, bias) if t is not None).numel()
-    rows = c.b.reshape(-1, width)
-    if c.has(w):
-        with torch.no_grad():
-            if layer:
-                eps = c.arg(4, 'eps', 1e-5)
-                hat = F.layer_norm(x, c.arg(1, 'normalized_shape'), eps=eps)
-            else:
-                eps = c.arg(7, 'eps', 1e-5)
-                mean, var = c.arg(1, 'running_mean'), c.arg(2, 'running_var')
-                hat = F.batch_norm(x, mean, var, eps=eps)
-        made = (c.b * hat).reshape(-1, width)
-        c.out.rows(w, c.u, made)
-    if c.has(bias):
-        c.out.rows(bias, c.u, rows)
+    c.out.add(ROWS, w, c.u, full.reshape(c.n, math.prod(full.shape[1:])))
     return True
 
 
@@ -343,8 +324,6 @@ _RULES: tuple[tuple[Any, Callable[[_Call], bool]], ...] = (
     (_PRODUCTS, _product),
     (('embedding', 'index_select', '__getitem__'), _table),
     (ADDS | _MULS, _broadcast),
-    (('cat', 'concat', 'concatenate'), _cat),
-    (('layer_norm', 'batch_norm'), _norm),
 )
 
 
@@ -355,14 +334,12 @@ def _generic(c: _Call) -> None:
         c.out.recorder.foreign.add(use.name)
     leaves, spec = tree_flatten((use.args, use.kwargs))
     ws = list({id(t): t for t in leaves if c.has(t)}.values())
-    place = {id(w): k for k, w in enumerate(ws)}
     xs = [t for t in leaves if isinstance(t, Tensor) and not c.has(t)]
-    fixed = [w.detach() for w in ws]
 
     def dim(x: Tensor) -> int | None:
         # Where an input has its rows.
         q = d - (b.dim() - x.dim())
-        if not x.dim() or c.out.is_known(x):
+        if not x.dim() or id(x) in c.out.recorder.known:
             return None
         if q >= 0 and x.shape[q] == c.n:
             return q
@@ -371,13 +348,15 @@ def _generic(c: _Call) -> None:
     at = [dim(x) for x in xs]
 
     def one(grad: Tensor, *inputs: Tensor) -> Any:
+        # The gradients of the weights, of some rows.
         def again(*weights: Tensor) -> Any:
             given = iter(inputs)
+            new = dict(zip(map(id, ws), weights, strict=True))
             values = [
                 t
                 if not isinstance(t, Tensor)
-                else weights[place[id(t)]]
-                if c.has(t)
+                else new[id(t)]
+                if id(t) in new
                 else next(given)
                 for t in leaves
             ]
@@ -385,16 +364,17 @@ def _generic(c: _Call) -> None:
             made = use.func(*args, **kwargs)
             return made if use.pick is None else made[use.pick]
 
-        return torch.func.vjp(again, *fixed)[1](grad)
+        return torch.func.vjp(again, *[w.detach() for w in ws])[1](grad)
 
-    def taken(i: Tensor) -> list[Tensor]:
-        return [
-            x.detach() if q is None else x.detach().index_select(q, i)
-            for x, q in zip(xs, at, strict=True)
-        ]
-
-    def first(t: Tensor, q: int | None) -> Tensor:
-        return t if q is None else t.movedim(q, 0).unsqueeze(q + 1)
+    def taken(i: Tensor, alone: bool) -> list[Tensor]:
+        # The rows of the signal and of all inputs, for vmap if alone.
+        out = []
+        for x, q in zip((b, *xs), (d, *at), strict=True):
+            x = x.detach() if q is None else x.detach().index_select(q, i)
+            if alone and q is not None:
+                x = x.movedim(q, 0).unsqueeze(q + 1)
+            out.append(x)
+        return out
 
     live = (u >= 0).nonzero().view(-1)
     step = max(1, _CHUNK // max(1, sum(w.numel() for w in ws)))
@@ -402,9 +382,7 @@ def _generic(c: _Call) -> None:
     started = False
     try:
         for i in live.split(step):
-            rows = [*map(first, taken(i), at)]
-            pulled = first(b.index_select(d, i), d)
-            found = torch.vmap(one, in_dims=dims)(pulled, *rows)
+            found = torch.vmap(one, in_dims=dims)(*taken(i, True))
             started = True
             for w, g in zip(ws, found, strict=True):
                 c.out.whole(w, u[i], g)
@@ -413,9 +391,8 @@ def _generic(c: _Call) -> None:
         if started:
             raise
     for k in u[live].unique().tolist():
-        i = (u == k).nonzero().view(-1)
         try:
-            found = one(b.index_select(d, i), *taken(i))
+            found = one(*taken((u == k).nonzero().view(-1), False))
         except (RuntimeError, ValueError) as error:
             raise Unseen(
                 f"'{use.where}': {use.name} uses a parameter in a way that "

@@ -19,7 +19,6 @@ from torch_geometric.data import Data
 
 from pyg_trust.files.commit import ObjectLock, editing
 from pyg_trust.loader import DisjointWalkLoader, StepLoader
-from pyg_trust.privacy.alone import DISAGREES, agrees
 from pyg_trust.privacy.calls import (
     Call,
     Forward,
@@ -32,12 +31,14 @@ from pyg_trust.privacy.clipping import clipped_sum
 from pyg_trust.privacy.codes import Attributor
 from pyg_trust.privacy.exact import clip
 from pyg_trust.privacy.exact import step as exact
-from pyg_trust.privacy.probing import try_call
 from pyg_trust.privacy.validation import (
+    DISAGREES,
     Criterion,
+    agrees,
     check_autocast,
     check_output,
     same,
+    try_call,
 )
 
 __all__ = ['ACCUMULATE', 'REDUCTIONS', 'Intercept', 'PrivateStep']

@@ -201,7 +201,8 @@ class Guarantee(Report):
         data (str): SHA-256 of the data that the guarantee is about.
         origin (dict[str, Any]): versions and arguments of the run, as from
             :func:`provenance`.
-        kind (str): the kind of the guarantee, one of :data:`KINDS`.
+        kind (str): ``'privacy'``, ``'removal'``, ``'robustness'``,
+            ``'accuracy'``, ``'measurement'`` or ``'other'``.
         values (dict[str, Any]): all numbers and settings of the guarantee, by
             the field's name: ``epsilon``, ``delta``, ``mu``, ``sigma``,
             ``relation``, ``accountant``, counts, bounds.
@@ -275,10 +276,6 @@ def stated(
         not_covered (sequence of str): the exclusions of this run, to which
             those of the claim are added. (default: :obj:`()`)
         **rest (Any): further fields of :class:`Guarantee`.
-
-    Raises:
-        ValueError: if a field of the claim is missing, is of another type, or
-            contradicts other fields.
     """
     values = finite(plain(values))
     always = claim(procedure, values).words()

@@ -134,9 +134,6 @@ class TrustReport(Report):
 
         Args:
             path (str or Path): the path of the file.
-
-        Raises:
-            ValueError: if the file is no trust report, or was damaged.
         """
         check_instance('path', path, str, Path)
         fields = read(path)
@@ -166,7 +163,7 @@ class TrustReport(Report):
         return f'<iframe srcdoc="{page}" width="100%" height="600"></iframe>'
 
     def chart(self) -> Chart:
-        """Chart the spent share of each budget of each guarantee."""
+        """Return a chart of the spent share of each budget."""
         bars = {
             f'{number}. {each.procedure}: {name}': spent / each.budget[name]
             for number, each in enumerate(self.guarantees, 1)

@@ -19,6 +19,7 @@ from pyg_trust._checks import (
     check_integer,
     validated,
 )
+from pyg_trust._moved import renamed
 from pyg_trust.agp.checks import (
     How,
     check_finite_signal,
@@ -101,7 +102,7 @@ def _is_file(out: str | Path | None) -> TypeGuard[str | Path]:
 class AGP(MeasureTransform):
     r"""Propagate node features by Approximate Graph Propagation (AGP).
 
-    Computes :math:`Z = \sum_{i=0}^{L} w_i (D^{-a} A D^{-b})^i X` with the
+    Computes :math:`Z = \sum_{i=0}^{K} w_i (D^{-a} A D^{-b})^i X` with the
     adjacency matrix :math:`A` and the degree matrix :math:`D`. The measure
     sets the weights :math:`w` and the exponents :math:`a` and :math:`b`. The
     result is exact with ``eps=0``, else an unbiased estimate of bounded
@@ -117,7 +118,7 @@ class AGP(MeasureTransform):
             PageRank measures need.
         t (float, optional): the time, for :obj:`'heat'` and :obj:`'hkpr'`.
         beta (float, optional): the attenuation, for :obj:`'katz'`.
-        levels (int, optional): the number of hops :math:`L`; by default 2 for
+        K (int, optional): the number of hops; by default 2 for
             :obj:`'sgc'`, else as many as :obj:`tol` needs.
         tol (float, optional): the largest total weight of the hops that are
             left out, for infinite series; by default 1e-4.
@@ -143,6 +144,7 @@ class AGP(MeasureTransform):
             the columns. (default: :obj:`False`)
     """
 
+    @renamed(levels='K')
     def __init__(
         self,
         measure: str | Measure,
@@ -150,7 +152,7 @@ class AGP(MeasureTransform):
         alpha: Rate | None = None,
         t: Positive | None = None,
         beta: Positive | None = None,
-        levels: Natural | None = None,
+        K: Natural | None = None,
         tol: Fraction | None = None,
         eps: NotNegative = 0.0,
         seed: int | None = None,
@@ -170,7 +172,7 @@ class AGP(MeasureTransform):
             alpha=alpha,
             t=t,
             beta=beta,
-            levels=levels,
+            K=K,
             tol=tol,
         )
         if columns != 'auto':
@@ -261,7 +263,7 @@ class AGP(MeasureTransform):
             'measure': measure.name,
             'a': measure.a,
             'b': measure.b,
-            'levels': measure.levels,
+            'levels': measure.K,
             'eps': self.eps,
             'seed': self.seed,
         }

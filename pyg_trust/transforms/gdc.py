@@ -26,6 +26,7 @@ from pyg_trust._checks import (
 )
 from pyg_trust._checks.graphs import check_edges
 from pyg_trust._describe import described
+from pyg_trust._moved import renamed
 from pyg_trust.agp.measures import Measure, hkpr, ppr
 from pyg_trust.agp.queries import METHODS, query
 from pyg_trust.graph import CSRGraph
@@ -55,7 +56,7 @@ class GDC(MeasureTransform):
     <https://arxiv.org/abs/1911.05485>`_) lets any message-passing model run on
 
     .. math::
-        \mathbf{S} = \sum_{i=0}^{L} w_i \left( D^{-a} A D^{-b} \right)^i
+        \mathbf{S} = \sum_{i=0}^{K} w_i \left( D^{-a} A D^{-b} \right)^i
 
     instead of the graph (functional name: :obj:`agp_gdc`). Rows are computed
     one by one, so that no dense matrix is built. If :math:`u` is among the
@@ -77,7 +78,7 @@ class GDC(MeasureTransform):
             PageRank measures need. (default: :obj:`None`)
         t (float, optional): the time, for :obj:`'heat'` and :obj:`'hkpr'`.
         beta (float, optional): the attenuation, for :obj:`'katz'`.
-        levels (int, optional): the number of hops :math:`L`; by default 2 for
+        K (int, optional): the number of hops; by default 2 for
             :obj:`'sgc'`, else as many as :obj:`tol` needs.
         tol (float, optional): the largest total weight of the hops that are
             left out; by default 1e-4.
@@ -89,14 +90,14 @@ class GDC(MeasureTransform):
             sums at both ends, :obj:`None` leaves the diffusion values.
         eps (float): the size below which messages are sampled or left out; 0
             for the exact matrix. (default: :obj:`1e-4`)
-        method (str): :obj:`'sample'` (small messages are sampled, without
-            bias) or :obj:`'prune'` (they are left out).
+        method (str): :obj:`'sample'` small messages without bias, or
+            :obj:`'prune'` them. (default: :obj:`'sample'`)
         seed (int, optional): the seed of sampling; by default torch's
             generator draws one in every call. (default: :obj:`None`)
-        **kwargs (optional): PyG's arguments, which can't be combined with the
-            others.
+        **kwargs (optional): PyG's arguments, without any of the others.
     """
 
+    @renamed(levels='K')
     def __init__(
         self,
         measure: str | Measure | float | None = 'appnp',
@@ -104,7 +105,7 @@ class GDC(MeasureTransform):
         alpha: float | None = None,
         t: float | None = None,
         beta: float | None = None,
-        levels: int | None = None,
+        K: int | None = None,
         tol: float | None = None,
         top_k: int | None = None,
         threshold: float = 0.0,
@@ -115,7 +116,8 @@ class GDC(MeasureTransform):
         **kwargs: Any,
     ) -> None:
         values = locals()
-        default = {'measure': 'appnp', **(GDC.__init__.__kwdefaults__ or {})}
+        init: Any = inspect.unwrap(GDC.__init__)
+        default = {'measure': 'appnp', **init.__kwdefaults__}
         own = [n for n, value in default.items() if values[n] is not value]
         if args or not isinstance(measure, str | Measure):
             # The positions of PyG's arguments.
@@ -156,7 +158,7 @@ class GDC(MeasureTransform):
             alpha=alpha,
             t=t,
             beta=beta,
-            levels=levels,
+            K=K,
             tol=tol,
         )
         self.top_k = top_k

@@ -71,11 +71,6 @@ class GraphEmbedding(BaseTransform):
 
         Returns:
             Tensor: ``[num_graphs, num_coefficients]``.
-
-        Raises:
-            TypeError: if :obj:`data` holds no homogeneous graphs.
-            ValueError: on missing features, features outside
-                :math:`[-1, 1]`, or graphs that the embedding refuses.
         """
         _check_dtype(dtype)
         if not isinstance(data, Data | HeteroData):
@@ -234,7 +229,7 @@ class GraphScattering(GraphEmbedding):
 
 @functional_transform('graph_fourier')
 class GFT(GraphEmbedding):
-    r"""Embed graphs by Fourier coefficients of their features.
+    r"""Embed undirected graphs by Fourier coefficients of their features.
 
     The baseline of `Pan et al. <https://arxiv.org/abs/2211.10627>`_
     (functional name: :obj:`graph_fourier`). For a graph of :math:`g` nodes,
@@ -261,9 +256,6 @@ class GFT(GraphEmbedding):
         clip (bool): whether to clip features to :math:`[-1, 1]`; otherwise
             features outside are an error. (default: :obj:`False`)
         attr (str): the attribute to write. (default: :obj:`'z'`)
-
-    Raises:
-        ValueError: if a graph is directed.
     """
 
     def __init__(

@@ -73,8 +73,8 @@ class PrivateAGP(Releasing, BaseTransform):
     :math:`m` scales each row to norm 1, and :math:`W` is the adjacency matrix,
     weighted so that one edge or node can change a sum only by a known amount
     (:func:`~pyg_trust.privacy.hop_sensitivity`), which sets the noise
-    :math:`s`. Training on the sums costs nothing more, nor do predictions that
-    read no edges. The same graph and features get the same sums again.
+    :math:`s`. Training on the sums costs no more privacy, nor do predictions
+    that read no edges. The same graph and features get the same sums again.
 
     Args:
         K (int): the number of sums; 1 for ``'feature'``. (default: :obj:`1`)
@@ -85,38 +85,36 @@ class PrivateAGP(Releasing, BaseTransform):
             node's features and label; edges are public.
         epsilon (float, optional): the budget of all releases. One release
             spends all of it, unless :obj:`mu` is given. (default: :obj:`None`)
-        delta (float, optional): the :math:`\delta` of the budget: a public
-            power of ten, below one over ten times the number of edges for
-            ``'edge'``, of nodes otherwise. (default: :obj:`None`)
+        delta (float, optional): the :math:`\delta` of the budget. Choose a
+            public power of ten below :math:`1 / (10 m)`, for :math:`m` edges
+            with ``'edge'``, else :math:`m` nodes. (default: :obj:`None`)
         mu (float, optional): the :math:`\mu` of one release, in Gaussian
-            differential privacy; by default it is computed from
-            :obj:`epsilon`. (default: :obj:`None`)
-        engine (PrivacyEngine, optional): an engine of private training, which
-            then also accounts for the release. It needs ``'feature'``,
-            ``'replace'`` and :obj:`mu`. (default: :obj:`None`)
+            differential privacy; by default computed from :obj:`epsilon`.
+        engine (PrivacyEngine, optional): an engine of private training that
+            also accounts for the release; needs ``'feature'``, ``'replace'``
+            and :obj:`mu`. (default: :obj:`None`)
         neighboring (str, optional): ``'replace'`` (a record against any other)
             or ``'add_remove'`` (against an empty one); by default
             ``'add_remove'`` for ``'node_incident'``, else ``'replace'``.
         directed (bool): whether edges are directed, which has to be public.
         max_degree (int, optional): the largest degree; required for
             ``'node_incident'``, optional for ``'node'`` (1 by default).
-        measure (Measure, optional): the linear propagation for ``'feature'``;
-            by default :math:`(P + P^2) / 2` with :math:`P = D^{-1/2} A
-            D^{-1/2}` and without a node's own message. (default: :obj:`None`)
+        measure (Measure, optional): the propagation for ``'feature'``; by
+            default :math:`(P + P^2) / 2`, :math:`P = D^{-1/2} A D^{-1/2}`,
+            without a node's own message. (default: :obj:`None`)
         cat (bool, optional): whether the raw features are the first columns of
             the output; by default only for ``'edge'``. (default: :obj:`None`)
         attr (str): the attribute with the features. (default: :obj:`'x'`)
-        insecure_seed (int, optional): the seed of the noise, to repeat an
-            experiment; the output is then not private. By default the noise is
-            secret. (default: :obj:`None`)
+        insecure_seed (int, optional): a seed of the noise, to repeat an
+            experiment without privacy; by default the noise is secret.
         ledger (str or Path, optional): the path of a file that records every
             release; by default none is written. (default: :obj:`None`)
         ledger_head (str, optional): the ``ledger_head`` of an earlier report,
             from which the ledger has to continue. (default: :obj:`None`)
 
     Raises:
-        TypeError, ValueError: on a wrong argument; when called, on data that
-            can't be released with privacy. Nothing is spent then.
+        ValueError: on data that can't be released with privacy. Nothing is
+            spent then.
         BudgetExceededError: when called, if too little budget is left.
 
     Example:

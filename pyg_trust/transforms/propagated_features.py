@@ -17,6 +17,7 @@ from pyg_trust._checks import (
     validated,
 )
 from pyg_trust._checks.graphs import plain_index
+from pyg_trust._moved import renamed
 from pyg_trust.agp.measures import Measure, make_measure
 from pyg_trust.files.commit import (
     EditedInPlace,
@@ -69,7 +70,7 @@ class PropagatedFeatures(EditedInPlace):
         alpha (float, optional): the teleport probability of the named measure,
             or of :obj:`theta`.
         t (float, optional): the time of :obj:`'heat'` and :obj:`'hkpr'`.
-        levels (int, optional): the number of hops; by default that of the
+        K (int, optional): the number of hops; by default that of the
             named measure.
         theta (float, optional): if given, :math:`z = \alpha (I - (1 - \alpha)
             P)^{-1} x` is approximated instead: residues up to :math:`\theta
@@ -91,6 +92,7 @@ class PropagatedFeatures(EditedInPlace):
         2
     """
 
+    @renamed(levels='K')
     def __init__(
         self,
         graph: CSRGraph | Data,
@@ -99,7 +101,7 @@ class PropagatedFeatures(EditedInPlace):
         *,
         alpha: Fraction | None = None,
         t: float | None = None,
-        levels: int | None = None,
+        K: int | None = None,
         theta: Positive | None = None,
         bound: Positive = BOUND,
         bits: Annotated[int, Int(1, 51)] = BITS,
@@ -114,12 +116,10 @@ class PropagatedFeatures(EditedInPlace):
         if x is None:
             raise ValueError("'x' needs to be given beside a CSRGraph")
         if isinstance(measure, str):
-            levels = 2 if (measure, levels) == ('sgc', None) else levels
+            K = 2 if (measure, K) == ('sgc', None) else K
             own = alpha if theta is None else None
             alpha = None if theta is None else alpha
-            measure = make_measure(
-                measure, None, alpha=own, t=t, levels=levels
-            )
+            measure = make_measure(measure, None, alpha=own, t=t, K=K)
         if graph.is_weighted or graph.has_duplicates:
             raise ValueError(
                 "'graph' needs to be unweighted and without duplicate edges"
@@ -368,16 +368,9 @@ class PropagatedFeatures(EditedInPlace):
         return torch.cat([_NONE, *changed]).unique().numel()
 
     def _updated(self, update: Update) -> Tensor:
-        # An update may leave out what is not there.
-        left: Update | None = update
-        while left is not None:
-            try:
-                return self._live.play([self._step(left)], self._undo)[0]
-            except NotThere as error:
-                left = left.without(error.missing)
-                if not left:
-                    raise
-        raise AssertionError
+        return update.played(
+            lambda left: self._live.play([self._step(left)], self._undo)[0]
+        )
 
     def _step(self, update: Update) -> Step:
         live, part = self._live, Part()

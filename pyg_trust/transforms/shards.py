@@ -58,9 +58,6 @@ class Shards(BaseTransform):
         **kwargs (optional): further arguments of the method's function, such
             as :obj:`slack` of :func:`~pyg_trust.unlearning.blpa` or
             :obj:`sem_weight` of :func:`~pyg_trust.nn.learned_partition`.
-
-    Raises:
-        ImportError: without ``pymetis``, by :obj:`'metis'`.
     """
 
     def __init__(

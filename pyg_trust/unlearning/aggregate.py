@@ -266,7 +266,7 @@ class MeanAggregator(ShardAggregator):
 
 @AGGREGATORS.builtin('majority')
 class MajorityAggregator(ShardAggregator):
-    """Shares of the sub-models' votes, as in SISA; their mean breaks ties."""
+    """Vote of the sub-models, as in SISA; mean probabilities break ties."""
 
     def forward(self, outputs: Tensor) -> Tensor:
         """Return the shares of the votes: ``[num_nodes, num_classes]``.

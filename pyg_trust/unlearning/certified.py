@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from pyg_trust import noise, rng
-from pyg_trust.files.commit import Lineage, synchronized
+from pyg_trust.files.commit import synchronized
 from pyg_trust.ledger import RemovalLedger
 from pyg_trust.noise import SecureNoise, SeededNoise
 from pyg_trust.report import fingerprint_model
@@ -150,13 +150,11 @@ class CertifiedClassifier(Saved):
             'tol': self.tol,
         }
 
-    def _begins(self) -> tuple[int, Lineage]:
-        # The releases so far, and the lineage of a fit.
+    def _begins(self) -> tuple[int, RemovalLedger]:
+        # The releases so far, and the ledger of a fit.
         model = self._model
-        if model is None:
-            return 0, Lineage().next()
-        gone = model.ledger.has_removals
-        return model.releases, (Lineage() if gone else model.lineage).next()
+        ledger = RemovalLedger.after(model and model.ledger, self.budget)
+        return 0 if model is None else model.releases, ledger
 
     @property
     def _seed(self) -> int | None:

@@ -40,11 +40,8 @@ from pyg_trust.removal import (
     Edges,
     NodeIds,
     Nodes,
-    NotThere,
-    Part,
     RemovalRequest,
     requested,
-    skipping,
 )
 from pyg_trust.unlearning.certified import probabilities
 from pyg_trust.unlearning.heads import HEAD
@@ -65,7 +62,7 @@ from pyg_trust.unlearning.reports import (
     VerifyReport,
 )
 from pyg_trust.unlearning.sums import BOUND, check_directed, check_measure
-from pyg_trust.update import Update
+from pyg_trust.update import Update, skipping
 
 __all__ = ['NodeClassifier']
 
@@ -117,10 +114,10 @@ class NodeClassifier(NodeReleases, EditedInPlace):
         epsilon, delta (float): the guarantee of one release.
             (default: :obj:`1.0`, :obj:`1e-4`)
         features (str): advanced: :obj:`'exact'`, or :obj:`'push'` for
-            approximate features of infinite series, which are faster; releases
-            and predictions stay exact. (default: :obj:`'exact'`)
-        theta (float, optional): advanced: the threshold of ``'push'``; by
-            default 1e-6.
+            approximate features of infinite series, which are faster. Only the
+            Hessian uses them; gradients and predictions are exact.
+        theta (float, optional): advanced: the threshold of residues for
+            ``'push'``; by default 1e-6.
         encoder (callable, optional): maps the features of each node before the
             propagation, such as a network; or a function without an argument
             that makes one.
@@ -224,7 +221,7 @@ class NodeClassifier(NodeReleases, EditedInPlace):
 
         Later calls name nodes by ``data.n_id`` if the graph has it, else by
         their positions. A second fit begins a new ledger. It can't be saved
-        over an earlier state, as it may contain removed items again.
+        over a state with removals, as it may contain removed items again.
 
         Args:
             data (Data): the graph, unweighted, with ``x``, ``edge_index``,
@@ -515,7 +512,8 @@ class NodeClassifier(NodeReleases, EditedInPlace):
             alone = all(edit.only_adds for edit in edits)
             waits = data.num_pending <= self.max_pending
             if alone and waits and not (release or reference):
-                new = model._replace(lineage=model.lineage.next())
+                new = model._replace(ledger=model.ledger.copy())
+                new.ledger.mark()
                 rows = torch.cat([_NONE, *data.pending.named]).unique()
                 count = data.num_pending
                 report: Any = AdditionReport(count, rows.numel())
@@ -618,7 +616,7 @@ class NodeClassifier(NodeReleases, EditedInPlace):
         leftovers: tuple[str, ...] = ()
         if bool(now.data.levels.x[now.data.featureless].any()):
             leftovers = ('features of what was removed',)
-        if model.seals.differing(data.blocks()) or not model.is_sealed:
+        if not (model.seals.fits(data.blocks()) and model.is_sealed):
             leftovers += ('the state is not that of the ledger',)
         return VerifyReport(
             ok=error <= most
@@ -678,17 +676,13 @@ class NodeClassifier(NodeReleases, EditedInPlace):
         self._editing = None
 
     def _play(self, data: NodeState, edit: Edit) -> Edit:
-        # An update may leave out what is not there.
-        try:
-            data.play(edit)
-        except NotThere as error:
-            update = edit.update and edit.update.without(error.missing)
-            if not update:
-                raise
-            part = Part() if update.remove is None else update.part
-            edit = edit._replace(part=data.ids.part(part), update=update)
-            data.play(edit)
-        return edit
+        def play(update: Update) -> Edit:
+            left = edit._replace(part=data.ids.part(update.part))
+            data.play(left)
+            return left._replace(update=update)
+
+        assert edit.update is not None
+        return edit.update.played(play)
 
     def _rows(self, nodes: Nodes | None) -> Tensor:
         # The rows of nodes that are, or were, there.

@@ -10,7 +10,6 @@ from torch_geometric.data import Data
 
 from pyg_trust._checks import check_instance, check_integer, check_tensor
 from pyg_trust.agp.measures import Measure, make_measure, needs_graph
-from pyg_trust.files.commit import Lineage
 from pyg_trust.files.seals import Seals, sealed
 from pyg_trust.ledger import BudgetExceededError, RemovalLedger, coarse
 from pyg_trust.removal import NodeIds, Nodes, RemovalRequest
@@ -55,7 +54,6 @@ class Model(NamedTuple):
     data: NodeState
     ledger: RemovalLedger
     seals: Seals
-    lineage: Lineage
     W: Tensor
     weight: Tensor
     gradient: Gradient
@@ -192,7 +190,7 @@ class NodeReleases(CertifiedClassifier):
 
     def _begun(self, state: NodeState) -> None:
         # The first release, with a new ledger.
-        releases, lineage = self._begins()
+        releases, ledger = self._begins()
         self._check_grid(state.Y.size(1))
         W, gradient, _, _ = self._solved(state)
         upper = gradient.norm.upper
@@ -200,12 +198,10 @@ class NodeReleases(CertifiedClassifier):
         if spent > self.budget:
             raise self._exceeded(state, upper)
         self._check_shift(state.num_train, W, upper, spent)
-        ledger = RemovalLedger(self.budget)
         model = Model(
             state,
             ledger,
             Seals(state.blocks()),
-            lineage,
             W,
             self._release(W, releases),
             gradient,
@@ -309,7 +305,6 @@ class NodeReleases(CertifiedClassifier):
         new = model._replace(
             ledger=ledger,
             seals=model.seals.replaced(data.blocks(change.named)),
-            lineage=model.lineage.next(),
             W=W,
             weight=self._release(W, model.releases),
             gradient=gradient,
@@ -436,9 +431,7 @@ class NodeReleases(CertifiedClassifier):
             'secure': model.secure,
         }
 
-    def _rebuilt(
-        self, state: dict[str, Any], ledger: RemovalLedger, lineage: Lineage
-    ) -> Model:
+    def _rebuilt(self, state: dict[str, Any], ledger: RemovalLedger) -> Model:
         held, weight = state['data'], state['weight']
         classes = tuple(state['classes'])
         data = self._state.from_dict(self._settings, classes, held)
@@ -453,7 +446,6 @@ class NodeReleases(CertifiedClassifier):
             data,
             ledger,
             seals,
-            lineage,
             W,
             weight.clone(),
             gradient,
@@ -614,7 +606,7 @@ def fixed_measure(
         K = 2
     if K is not None:
         check_integer('K', K, low=0)
-    return make_measure(measure, None, alpha=alpha, t=t, levels=K)
+    return make_measure(measure, None, alpha=alpha, t=t, K=K)
 
 
 def edits_of(data: NodeState, update: Any, encoded: Encoded) -> list[Edit]:

@@ -24,13 +24,12 @@ from pyg_trust._checks import (
 from pyg_trust._moved import renamed
 from pyg_trust.files.commit import (
     EditedInPlace,
-    Lineage,
     editing,
     synchronized,
 )
 from pyg_trust.files.seals import Seals, sealed
 from pyg_trust.ledger import RemovalLedger
-from pyg_trust.removal import RemovalRequest, requested, skipping
+from pyg_trust.removal import RemovalRequest, requested
 from pyg_trust.report import provenance
 from pyg_trust.unlearning.recommender_data import (
     Change,
@@ -60,6 +59,7 @@ from pyg_trust.unlearning.similar import (
     path_scores,
     sure_scores,
 )
+from pyg_trust.update import skipping
 
 __all__ = ['Recommender']
 
@@ -86,7 +86,6 @@ class _Held(NamedTuple):
     inverse: Inverse | None
     seals: Seals
     ledger: RemovalLedger
-    lineage: Lineage
     ids: Ids
 
     @property
@@ -105,7 +104,7 @@ class _Held(NamedTuple):
     ) -> '_Held':
         # The next state, with a line of its ledger.
         self.ledger.record(action, 0.0, named, self.content, reference)
-        return self._replace(lineage=self.lineage.next())
+        return self
 
 
 class Recommender(Saved, EditedInPlace):
@@ -223,9 +222,7 @@ class Recommender(Saved, EditedInPlace):
         users = torch.ones(num_users, dtype=torch.bool)
         items = torch.ones(num_items, dtype=torch.bool)
         ledger, seals = RemovalLedger(0.0), Seals(_texts(lists, users))
-        held = self._counted(
-            lists, users, items, seals, ledger, Lineage(), ids
-        )
+        held = self._counted(lists, users, items, seals, ledger, ids)
         if self.method == 'closed_form':
             inverse = factored(lists, num_items, self.weight_decay)
             held = held._replace(inverse=inverse)
@@ -512,9 +509,8 @@ class Recommender(Saved, EditedInPlace):
                 np.array_equal(again, held.inverse.base),
                 again.size,
             )
-        is_sealed = held.is_sealed and not held.seals.differing(
-            _texts(lists, held.users)
-        )
+        texts = _texts(lists, held.users)
+        is_sealed = held.is_sealed and held.seals.fits(texts)
         return VerifyReport(
             ok=equal and is_sealed,
             counts_equal=equal,
@@ -557,9 +553,7 @@ class Recommender(Saved, EditedInPlace):
             'salts': model.seals.state_dict(),
         }
 
-    def _rebuilt(
-        self, state: dict[str, Any], ledger: RemovalLedger, lineage: Lineage
-    ) -> _Held:
+    def _rebuilt(self, state: dict[str, Any], ledger: RemovalLedger) -> _Held:
         users, items = state['users'], state['items']
         for each in (users, items):
             check_tensor('state', each, torch.bool, ('num',))
@@ -569,7 +563,7 @@ class Recommender(Saved, EditedInPlace):
         seals = Seals.of(state['salts'], _texts(lists, users))
         ids = Ids.of_tensors(state.get('n_id', [None, None]), len(users))
         return self._counted(
-            lists, users.clone(), items.clone(), seals, ledger, lineage, ids
+            lists, users.clone(), items.clone(), seals, ledger, ids
         )
 
     def _counted(

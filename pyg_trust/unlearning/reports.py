@@ -90,7 +90,7 @@ class ForgetReport(Facts):
     * certified classifiers: ``epsilon`` and ``delta`` of this release;
       ``epsilon_transcript`` of all releases since the fit; ``residual``, the
       gradient's norm before the noise; ``bound``, an upper bound of it, at
-      most the ``budget`` (of graphs both are divided by the noise);
+      most the ``budget`` (for graphs both are sensitivity-to-noise ratios);
       ``iterations``, the number of Newton steps; ``action``: ``'hold'`` (the
       weights already fit the remaining data), ``'step'`` (one Newton step),
       ``'refine'`` (more steps) or ``'retrain'`` (solved from zero);
@@ -100,11 +100,11 @@ class ForgetReport(Facts):
       whether the noise came from the operating system;
     * graphs: ``graphs_embedded``, the number of graphs that were embedded
       again; ``empty_classes``, the classes without a training graph;
-    * shards: ``shards``, the numbers of the retrained ones; ``nodes``, their
-      number of training nodes; ``node_epochs``, nodes times epochs;
-      ``seconds`` by part of the work; ``fraction``, the estimated share of a
-      full fit; ``by_hash``, the number of training nodes that were added
-      later; ``empty``, the shards without a training node;
+    * shards: ``shards``, the numbers of the retrained ones; ``nodes``, how
+      many training nodes they have; ``node_epochs``, the sum of these nodes'
+      epochs; ``seconds`` by part of the work; ``fraction``, the estimated cost
+      relative to a full fit; ``by_hash``, how many later nodes a hash assigned
+      (0 if partitioned by hash); ``empty``, the shards without training nodes;
     * recommenders: ``entries_changed``, the number of changed counts;
       ``recounted``, whether all were counted again.
     """
@@ -185,7 +185,7 @@ class ForgetReport(Facts):
         return self.replace(verification=found)
 
     def chart(self) -> Chart:
-        """Draw the seconds of shards, by part; else the spent budget."""
+        """Draw the seconds of each part for shards, else the spent budget."""
         if 'seconds' not in vars(self):
             return super().chart()
         return Chart(
@@ -212,7 +212,7 @@ class VerifyReport(Facts):
       retrained weights classify alike; ``proved``, whether
       :mod:`pyg_trust.verify.removal` proves the amount in the ledger from the
       remaining data; ``proved_residual``, the residual that is proved, and
-      ``proved_shift``, that over the noise, infinite without a proof;
+      ``proved_shift``, the sensitivity-to-noise ratio, else infinity;
     * nodes and links: ``feature_error``, the largest difference to features
       made from scratch, and its bound ``feature_error_bound``;
       ``frozen_factor``, whether the factored Hessian is older than the last
@@ -252,7 +252,7 @@ class VerifyReport(Facts):
         )
 
     def chart(self) -> Chart:
-        """Draw values over their bounds; of shards, how many differ."""
+        """Draw values as shares of their bounds, or how many shards differ."""
         if 'distance_bound' in vars(self):
             return verified(
                 self.ok,
@@ -275,17 +275,17 @@ class ForgetPlan(Facts):
       ``train_rows_touched``, the numbers of feature rows, and of training
       rows, that may change; ``num_train``, the number of training rows that
       remain; ``gradient_change``, the gradient's norm at the present weights;
-    * shards: ``request``, the ids by kind; ``shards``, the numbers of those to
-      train again; ``stages``, the first stage to train again, by shard;
-      ``nodes``, their number of training nodes; ``node_epochs``, nodes times
-      epochs, and ``full_node_epochs`` of a fit; ``seconds``, estimated by
-      part, empty before the first training since a load; ``fraction``, the
-      share of a fit; ``aggregator_nodes``, the number of nodes that the
-      aggregator learns from;
+    * shards: ``request``, the ids by kind; ``shards``, those to train again,
+      by number; ``stages``, the first stage to train again, by shard;
+      ``nodes``, the number of training nodes in them; ``node_epochs``, the sum
+      of these nodes' epochs, and ``full_node_epochs``, that of a full fit;
+      ``seconds``, estimated by part, empty before the first training since a
+      load; ``fraction``, the estimated cost relative to a full fit;
+      ``aggregator_nodes``, how many nodes the aggregator learns from;
     * recommenders: ``request``, the ids by kind; ``touched_users``, the number
       of users whose lists change; ``touched_entries``, the most counts that
-      may change, of ``num_entries`` stored ones; ``recount``, whether all
-      would be counted again.
+      may change; ``num_entries``, the number of stored counts; ``recount``,
+      whether all would be counted again.
     """
 
 
@@ -313,8 +313,8 @@ class ShardReport(Facts):
     nodes; ``shard_sizes``, the training nodes of each shard; ``imbalance``,
     the largest size over the mean; ``partition``, how the shards were made;
     ``removals``, the number of removals so far; ``seconds`` of the last
-    training, by part; ``by_hash``, the number of training nodes that were
-    added later; ``empty``, the shards without a training node.
+    training, by part; ``by_hash``, how many later nodes a hash assigned (0 if
+    the partition is by hash); ``empty``, the shards without a training node.
     """
 
     def chart(self) -> Chart:

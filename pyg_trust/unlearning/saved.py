@@ -18,7 +18,7 @@ from pyg_trust._checks.states import (
 )
 from pyg_trust._describe import described
 from pyg_trust.files import commit
-from pyg_trust.files.commit import Lineage, ObjectLock, editing, synchronized
+from pyg_trust.files.commit import ObjectLock, editing, synchronized
 from pyg_trust.ledger import RemovalLedger
 
 __all__ = ['FORMAT', 'Saved']
@@ -30,7 +30,7 @@ S = TypeVar('S', bound='Saved')
 class Saved:
     """Base of models that keep, save and load their state.
 
-    A subclass keeps its state in ``_model``, with ``ledger``, ``lineage`` and
+    A subclass keeps its state in ``_model``, with ``ledger`` and
     ``is_sealed`` (whether the ledger's last line records it). It is replaced
     as a whole, at the end of an operation that may fail. ``_config`` lists the
     settings that a saved one has to agree with, ``_packed`` writes it and
@@ -77,11 +77,6 @@ class Saved:
             return RemovalLedger(self.budget)
         return self._model.ledger.copy()
 
-    @property
-    def lineage(self) -> Lineage:
-        """The history of the model's states, which saved files continue."""
-        return Lineage() if self._model is None else self._model.lineage
-
     @synchronized
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of the complete state; keep it secret."""
@@ -90,7 +85,6 @@ class Saved:
             'format': FORMAT,
             'class': kind_of(self),
             'config': self._config(),
-            'lineage': model.lineage.to_list(),
             'ledger': model.ledger.state_dict(),
             **self._packed(model),
         }
@@ -160,13 +154,9 @@ class Saved:
 
     def _unpacked(self, state: dict[str, Any]) -> Any:
         check_settings('config', state['config'], self._config())
-        # Two branches may have equal ledgers: each has made releases of its
-        # own, and neither counts those of the other.
-        present = None if self._model is None else self._model.lineage
-        lineage = Lineage.of(state, present)
         ledger = self.ledger
         ledger.load_state_dict(state['ledger'])
-        model = self._rebuilt(state, ledger, lineage)
+        model = self._rebuilt(state, ledger)
         if not model.is_sealed:
             raise ValueError(
                 'the data or weights of the state do not match its ledger: '
@@ -180,9 +170,7 @@ class Saved:
     def _packed(self, model: Any) -> dict[str, Any]:
         raise NotImplementedError
 
-    def _rebuilt(
-        self, state: dict[str, Any], ledger: RemovalLedger, lineage: Lineage
-    ) -> Any:
+    def _rebuilt(self, state: dict[str, Any], ledger: RemovalLedger) -> Any:
         raise NotImplementedError
 
     def _settle(self) -> None:

@@ -25,7 +25,7 @@ from pyg_trust._checks import (
 )
 from pyg_trust._checks.starts import is_factory, start_of, tensors_of
 from pyg_trust._moved import renamed, retired
-from pyg_trust.files.commit import Lineage, editing, synchronized
+from pyg_trust.files.commit import editing, synchronized
 from pyg_trust.files.seals import Seals, content, sealed
 from pyg_trust.ledger import RemovalLedger, coarse
 from pyg_trust.noise import LEAST_P_VALUE
@@ -34,7 +34,6 @@ from pyg_trust.removal import (
     Nodes,
     RemovalRequest,
     requested,
-    skipping,
 )
 from pyg_trust.report import fingerprint_model, provenance
 from pyg_trust.transforms import GraphEmbedding
@@ -58,7 +57,7 @@ from pyg_trust.unlearning.training_graphs import (
     TrainingGraphs,
     check_graphs,
 )
-from pyg_trust.update import Update
+from pyg_trust.update import Update, skipping
 from pyg_trust.verify import removal
 
 __all__ = ['ScatteringClassifier']
@@ -80,7 +79,6 @@ class Model(NamedTuple):
     W: Tensor
     weight: Tensor
     releases: int
-    lineage: Lineage
     ledger: RemovalLedger
 
     @property
@@ -128,20 +126,20 @@ class Solved(NamedTuple):
 class ScatteringClassifier(GraphPredictor, CertifiedClassifier):
     r"""Graph classifier that forgets on request, with a certificate.
 
-    Logistic regression in float64 on embeddings of graphs, one weight vector
-    for two classes and one versus the rest for more, as in `"Unlearning Graph
+    A logistic regression (one versus the rest for more than two classes) is
+    trained in float64 on embeddings of graphs, as in `"Unlearning Graph
     Classifiers with Limited Data Resources"
     <https://arxiv.org/abs/2211.03216>`_ (Pan et al. 2023), but with noise on
     the released weights.
 
     A *release* replaces the weights that predictions use, and adds fresh
     noise. **The guarantee** is in :mod:`pyg_trust.unlearning.certified`. A
-    graph that lost a part keeps its label. The ledger keeps the ids of removed
-    items. With a few hundred training graphs retraining is as cheap.
+    graph that lost a part keeps its label. The ledger lists the ids of removed
+    items. With a few hundred graphs, a removal costs as much as training anew.
 
     Args:
-        transform (GraphEmbedding): embeds the graphs; a
-            :class:`~pyg_trust.transforms.GraphScattering`, linear or not.
+        transform (GraphEmbedding): embeds the graphs, such as a
+            :class:`~pyg_trust.transforms.GraphScattering`.
         weight_decay (float): :math:`\lambda > 0` of the penalty
             :math:`\frac{\lambda n}{2} \lVert W \rVert^2`, for :math:`n`
             graphs. (default: :obj:`1e-3`)
@@ -154,8 +152,8 @@ class ScatteringClassifier(GraphPredictor, CertifiedClassifier):
         num_classes (int, optional): the labels are in ``[0, num_classes)``,
             and a class may become empty. By default the labels of the training
             graphs; a request that would empty a class is refused.
-        tol (float): advanced: the gradient's norm at which solves end, or what
-            the budget allows if that is less. (default: :obj:`1e-10`)
+        tol (float): advanced: training ends when the gradient's norm is at
+            most this, or less if the budget needs it. (default: :obj:`1e-10`)
         seed (int, optional): the seed of the noise, which is then repeatable
             and not private; by default the operating system's randomness.
         start_is_public (bool): your statement that a transform with weights
@@ -225,7 +223,7 @@ class ScatteringClassifier(GraphPredictor, CertifiedClassifier):
         Later calls name graphs by their positions, and nodes by the ``n_id``
         of their graph, if it has one, else by their positions. The model keeps
         copies of edges, features and labels. A second fit begins a new ledger.
-        It can't be saved over an earlier state, as it may contain removed
+        It can't be saved over a state with removals, as it may contain removed
         items again.
 
         Args:
@@ -237,11 +235,10 @@ class ScatteringClassifier(GraphPredictor, CertifiedClassifier):
                 if ``release_std`` is too small for ``tol``.
         """
         train = self._keeper.keep(check_graphs(graphs))
-        releases, lineage = self._begins()
+        releases, ledger = self._begins()
         self._check_grid(train.Y.size(1))
         zero = train.Y.new_zeros((train.Z.size(1), train.Y.size(1)))
-        ledger = RemovalLedger(self.budget)
-        given = self._seed, train, zero, zero, releases, lineage, ledger
+        given = self._seed, train, zero, zero, releases, ledger
         made = self._solved(Model(*given), None)
         if made.spent > self.budget:
             least = self.release_std * made.spent / self.budget
@@ -396,7 +393,7 @@ class ScatteringClassifier(GraphPredictor, CertifiedClassifier):
             ),
         )
         # Model and account at once, and last of all.
-        self._model = model._replace(lineage=old.lineage.next())
+        self._model = model
         return report
 
     @synchronized
@@ -429,7 +426,7 @@ class ScatteringClassifier(GraphPredictor, CertifiedClassifier):
         # Embedding again rounds differently: allow for the rounding of both.
         holds = measured <= bound + 2 * (upper - measured)
         prints = {i: content(data) for i, data in train.graphs.items()}
-        sealed = model.is_sealed and not train.seals.differing(prints)
+        sealed = model.is_sealed and train.seals.fits(prints)
         scale = max(1.0, 1.0 if train.K is None else float(train.K.max()))
         return VerifyReport(
             ok=error <= 1e-11 * scale
@@ -485,9 +482,7 @@ class ScatteringClassifier(GraphPredictor, CertifiedClassifier):
             'draws': model.releases,
         }
 
-    def _rebuilt(
-        self, state: dict[str, Any], ledger: RemovalLedger, lineage: Lineage
-    ) -> Model:
+    def _rebuilt(self, state: dict[str, Any], ledger: RemovalLedger) -> Model:
         graphs = {
             i: Data.from_dict(dict(data)).clone()
             for i, data in state['graphs'].items()
@@ -506,7 +501,7 @@ class ScatteringClassifier(GraphPredictor, CertifiedClassifier):
         shape = (train.Z.size(1), train.Y.size(1))
         check_tensor('W of the state', W, torch.float64, shape, finite=True)
         count = check_integer('draws', state['draws'], 0)
-        given = seed, train, W.clone(), W.clone(), count, lineage, ledger
+        given = seed, train, W.clone(), W.clone(), count, ledger
         model = Model(*given)
         if not model.is_sealed:
             return model

@@ -62,21 +62,20 @@ class ShardStore:
             return None
         try:
             manifest: dict[str, Any] = json.loads(self._path.read_bytes())
-            entries = manifest['files'].values()
-            if manifest['format'] == _FORMAT and all(
+            is_ours = manifest['format'] == _FORMAT and all(
                 _OURS.fullmatch(each['file']) and len(each['sha256']) == 64
-                for each in entries
-            ):
-                return manifest
-            why = 'it has other entries'
+                for each in manifest['files'].values()
+            )
         except (
             *(AttributeError, LookupError, RecursionError),
             *(TypeError, ValueError),
-        ) as error:
-            why = f'{type(error).__name__}: {error}'
-        raise DamagedFileError(
-            f'{self._path} is no manifest of format {_FORMAT}: {why}'
-        )
+        ):
+            is_ours = False
+        if not is_ours:
+            raise DamagedFileError(
+                f'{self._path} is no manifest of format {_FORMAT}'
+            )
+        return manifest
 
     def holds(self, plain: dict[str, Any]) -> bool:
         """Return whether the manifest has all entries of ``plain``."""
@@ -101,7 +100,7 @@ class ShardStore:
             parts (dict): the content of each file, by name: nested lists and
                 dicts of tensors and plain values.
             plain (dict): further entries of the manifest, as JSON. If there is
-                a ``'lineage'``, the state has to continue the current one.
+                a ``'ledger'``, the state has to continue the current one.
             goes_on (bool): whether a folder without a state is an error.
                 (default: :obj:`False`)
 
@@ -113,7 +112,7 @@ class ShardStore:
             check_instance('parts', name, str)
         check_plain('plain', plain)
         self.folder.mkdir(parents=True, exist_ok=True)
-        with commit.exclusive(self._path):
+        with files.exclusive(self._path):
             found = self.manifest()
             if goes_on and found is None:
                 raise commit.StaleStateError(
@@ -122,7 +121,7 @@ class ShardStore:
                     'back items that are removed now. Nothing was written. '
                     'Put it back, or save() first'
                 )
-            if found is not None and 'lineage' in {*found, *plain}:
+            if found is not None and 'ledger' in {*found, *plain}:
                 commit.check_continues(self._path, found, plain)
             there = (found or {}).get('files', {})
             entries: dict[str, dict[str, str]] = {}
@@ -156,7 +155,7 @@ class ShardStore:
             raise ValueError(
                 f"'folder' needs to hold a {MANIFEST} (got {self.folder})"
             )
-        with commit.exclusive(self._path):
+        with files.exclusive(self._path):
             manifest, parts = self.manifest() or {}, {}
             for name, entry in manifest['files'].items():
                 path = self.folder / entry['file']
@@ -191,7 +190,7 @@ class ShardStore:
         """
         if not self.strangers():
             return []
-        with commit.exclusive(self._path):
+        with files.exclusive(self._path):
             return self._delete_strangers()
 
     def _delete_strangers(self) -> list[Path]:

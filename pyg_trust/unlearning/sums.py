@@ -118,7 +118,7 @@ class Sums:
         back = rows
         if not self.undirected:
             back = _pooled(*transposed(*listed, False)[:2])
-        kept = max(measure.levels - 1, 0)
+        kept = max(measure.K - 1, 0)
         self._reads = reads
         how = (measure.a, measure.b, 2.0**bits)
         self._weights = torch.tensor(measure.weights, dtype=torch.float64)
@@ -195,7 +195,7 @@ class Sums:
         # sum is at most the value.
         if self.measure.b == 1 and names < room / 2:
             return math.inf
-        return room ** (1 / max(self.measure.levels, 1))
+        return room ** (1 / max(self.measure.K, 1))
 
     @property
     def error_bound(self) -> float:
@@ -408,7 +408,7 @@ class Sums:
         _LIVE_BUILD(self._state)
 
     def _wanted(self) -> float:
-        if self.measure.levels != 2:
+        if self.measure.K != 2:
             return math.inf
         if self._reads is not None:
             return self._reads

@@ -368,8 +368,8 @@ class _Released(Private):
     relation = given('what is protected, such as an edge', TEXT)
     directed = given('whether edges have one direction', FLAG)
     form = given(
-        "what a record is compared with: none ('withdraw'), any other "
-        "('replace'), or for edges either",
+        "neighbouring data: one record less ('withdraw'), one exchanged "
+        "('replace'), or for edges 'either'",
         _FORMS,
     )
     releases = given('number of noisy releases in the account', NATURAL)

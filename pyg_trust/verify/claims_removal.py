@@ -296,9 +296,11 @@ class CoveredRemoval(_Removal):
     procedure = 'removal covered by privacy'
     relation = given('what the model protects', one_of(*RELATIONS))
     units = given('number of items removed since the release', NATURAL)
-    shift = given('L2 norm by which all removals move the sums')
-    mu_units = given('mu (sensitivity over noise) of training, for one item')
-    mu_shift = given('mu of the sums, for a shift of 1')
+    shift = given('L2 norm of the change of the released sums by all removals')
+    mu_units = given(
+        'sensitivity over noise (mu) of the training, for one item'
+    )
+    mu_shift = given('mu of the released sums, for a change of norm 1')
     mu = derived(
         'mu of all removals: hypot(units * mu_units, shift * mu_shift)',
         _mu,
@@ -316,8 +318,8 @@ class CoveredRemoval(_Removal):
     )
     before = given('salted hash of the edges before the removal', TEXT, '')
     form = given(
-        'what a record is compared with: none (withdraw), any other '
-        '(replace), or for edges either',
+        "neighbouring data: one record less ('withdraw'), one exchanged "
+        "('replace'), or for edges 'either'",
         TEXT,
     )
     directed = given('whether edges have one direction', FLAG)

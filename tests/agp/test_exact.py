@@ -40,13 +40,13 @@ def signal(n, columns, seed=0, zeros=0.0, dtype=np.float32):
 
 def test_half_keeps_three_digits():
     x = torch.rand(40, 21)
-    for measure in (F.appnp(0.1, levels=10), F.sgc(3), F.ppr(0.2)):
+    for measure in (F.appnp(0.1, K=10), F.sgc(3), F.ppr(0.2)):
         z = F.propagate(GRAPH, x, measure, half=True)
         exact = F.propagate(GRAPH, x, measure)
         error = (z - exact).norm() / exact.norm()
         assert 0 < error < 4e-4  # bfloat16 is at 3e-3
         # Rounding to 11 bits at every level: never more than 2^-11 each.
-        assert ((z - exact).abs() <= measure.levels * 2**-11 * exact).all()
+        assert ((z - exact).abs() <= measure.K * 2**-11 * exact).all()
     leaf = x.clone().requires_grad_()
     F.propagate(GRAPH, leaf, F.sgc(2), half=True).sum().backward()
     wanted = F.propagate(GRAPH, torch.ones_like(x), F.sgc(2))
@@ -223,8 +223,8 @@ def weighted_norm(graph, measure, x):
 
 SERIES = [
     F.heat(5.0, tol=1e-12),
-    F.appnp(0.1, levels=40),
-    F.appnp(0.5, levels=3, self_loops=False),
+    F.appnp(0.1, K=40),
+    F.appnp(0.5, K=3, self_loops=False),
     F.ppr(0.2),
     F.single_target(0.3),
     F.sgc(9),
@@ -244,7 +244,7 @@ def test_fewer_levels_keep_their_bound(name, measure):
     for tol in (0.3, 1e-2, 1e-4, 1e-8):
         fewer = F.chebyshev(measure, tol)
         assert fewer.bound <= tol
-        assert fewer.levels <= measure.levels
+        assert fewer.K <= measure.K
         z = F.propagate(graph, x, measure, tol=tol)
         degree = graph.with_self_loops() if measure.self_loops else graph
         side = degree.degree.double().clamp(min=1).pow(measure.a - 0.5)
@@ -292,11 +292,11 @@ def test_directed_graphs_break_the_bound_that_is_refused_there():
 def test_many_levels_of_three_terms_stay_precise(half):
     # As powers, the coefficients of degree 30 would reach 1e10.
     graph = random_graph(300, 1500)
-    measure = F.appnp(0.05, levels=200)
+    measure = F.appnp(0.05, K=200)
     x = signal(300, 8)
     exact = F.propagate(graph, x.double(), measure)
     z = F.propagate(graph, x, measure, tol=1e-6, half=half)
-    assert F.chebyshev(measure, 1e-6).levels > 30
+    assert F.chebyshev(measure, 1e-6).K > 30
     assert (z - exact).norm() < (5e-3 if half else 1e-5) * exact.norm()
 
 
@@ -337,8 +337,8 @@ def test_rows_are_those_of_the_whole_bit_for_bit(name, half, tol, threads):
         torch.tensor([n - 1, 0, 0]),
         order[:40].repeat(40 if n < 9 else 2),
     ]
-    measures = [F.ppr(0.2, levels=3), F.transition(4), F.appnp(0.1, levels=0)]
-    measures += [F.sgc(2), F.appnp(0.1, levels=32), F.heat(2.0, levels=6)]
+    measures = [F.ppr(0.2, K=3), F.transition(4), F.appnp(0.1, K=0)]
+    measures += [F.sgc(2), F.appnp(0.1, K=32), F.heat(2.0, K=6)]
     if n > 10_000:
         some, measures = some[1:4], measures[4:]
     if not graph.is_undirected:
@@ -397,7 +397,7 @@ def test_sparse_signals_have_the_bits_of_dense_ones(columns, kind, zeros):
         graph = make_graph(name)
         x = signal(graph.num_nodes, columns, 3, zeros, dtype)
         for measure in (
-            F.ppr(0.3, levels=3),
+            F.ppr(0.3, K=3),
             F.transition(2),
             F.transition(0),
             Measure(0.3, 0.7, (0.5, 0.5, 0.0)),
@@ -441,7 +441,7 @@ PATHS = {
 @pytest.mark.parametrize('name', ['random', 'directed'])
 def test_gradients_of_every_path(name, path):
     graph = make_graph(name)
-    measure = F.ppr(0.3, levels=6) if name == 'directed' else F.heat(2.0)
+    measure = F.ppr(0.3, K=6) if name == 'directed' else F.heat(2.0)
     kwargs = PATHS[path]
     if name == 'directed' and 'tol' in kwargs:
         pytest.skip('refused')
@@ -536,7 +536,7 @@ def test_no_measure_is_taken_for_another():
 def test_dense_signals_build_no_layout_for_pushes():
     graph = random_graph(3000, 30000)
     x = signal(3000, 16)
-    measure = F.appnp(0.1, levels=10)
+    measure = F.appnp(0.1, K=10)
     z = F.propagate(graph, x, measure, eps=1e-7, seed=0)
     prepared = graph.with_self_loops()
     assert not prepared.has_push_graph()

@@ -91,10 +91,10 @@ def test_long_series_that_end_in_nothing_are_not_refused(half):
     star = CSRGraph.from_edge_index(torch.cat([hub, hub.flip(0)], 1), 200)
     x = signal(200)
     for graph, measure in (
-        (star, heat(2.0, levels=60)),
-        (star, ppr(0.5, levels=200)),
-        (in_star, ppr(0.5, levels=200)),
-        (star, katz(0.03, star, levels=200)),
+        (star, heat(2.0, K=60)),
+        (star, ppr(0.5, K=200)),
+        (in_star, ppr(0.5, K=200)),
+        (star, katz(0.03, star, K=200)),
         (star, transition(1)),
     ):
         exact = dense_operator(graph, measure) @ x.double()
@@ -138,7 +138,7 @@ def test_parts_of_a_graph_refuse_what_the_whole_refuses(measure):
 def test_parts_of_a_graph_take_series_that_end_in_nothing():
     part = HaloGraph(CLIQUE.rowptr, CLIQUE.col, 0, 101)
     x = signal(101)
-    for measure in (heat(2.0, levels=60, self_loops=False), ppr(0.5)):
+    for measure in (heat(2.0, K=60, self_loops=False), ppr(0.5)):
         exact = dense_operator(CLIQUE, measure) @ x.double()
         z = propagate_halo(part, x, measure)
         assert (z - exact).norm() < 1e-5 * exact.norm()
@@ -171,7 +171,7 @@ def test_half_of_fewer_levels_rounds_no_more_than_the_bound(alpha, sign):
 
 
 @pytest.mark.parametrize('sign', [1.0, -1.0])
-@pytest.mark.parametrize('measure', [appnp(0.1, levels=3), transition(1)])
+@pytest.mark.parametrize('measure', [appnp(0.1, K=3), transition(1)])
 @pytest.mark.parametrize('tol', [0.0, 1e-3])
 def test_entries_that_are_there_often_do_not_overflow_half(measure, sign, tol):
     # 20,000 times the same entry: each fits float16, their sum does not.
@@ -190,7 +190,7 @@ def test_entries_that_are_there_often_do_not_overflow_half(measure, sign, tol):
 @pytest.mark.parametrize('loops', [False, True])
 def test_a_view_of_the_other_sign_is_read_with_its_sign(tmp_path, loops):
     base = signal(6, 3)
-    measure = appnp(0.1, levels=3, self_loops=loops)
+    measure = appnp(0.1, K=3, self_loops=loops)
     view = torch._neg_view(base)
     assert view.is_neg()
     z = propagate(GRAPH, view, measure)
@@ -218,7 +218,7 @@ def test_a_sparse_signal_that_torch_did_not_check_reads_no_memory(
         *(torch.tensor(ptr), torch.tensor(index), torch.ones(2), (6, 2)),
         check_invariants=False,
     )
-    measure = appnp(0.1, levels=3)
+    measure = appnp(0.1, K=3)
     with pytest.raises(ValueError, match="'x'"):
         propagate(GRAPH, x, measure, half=half)
     with pytest.raises(ValueError, match="'x'"):

@@ -90,7 +90,7 @@ def test_levels_that_lie_in_the_result_are_not_read_from_it(columns, half):
         for measure, tol in (
             (Measure(0.5, 0.5, (0.3,) * levels + (0.7,)), 0.0),
             (Measure(0.5, 0.5, (0.0,) * levels + (1.0,)), 0.0),
-            (F.heat(3.0, levels=levels + 4), 1e-2),
+            (F.heat(3.0, K=levels + 4), 1e-2),
         ):
             kwargs = {'half': half, 'tol': tol}
             wanted = F.propagate(graph, x, measure, **kwargs)

@@ -12,7 +12,7 @@ from pyg_trust.agp.propagation import PULL_ABOVE, column_norms, push_levels
 from pyg_trust.graph import CSRGraph
 
 N = 6000
-MEASURES = [F.appnp(0.1, levels=6), F.sgc(3), F.ppr(0.2, levels=5)]
+MEASURES = [F.appnp(0.1, K=6), F.sgc(3), F.ppr(0.2, K=5)]
 
 
 @pytest.fixture(scope='module')
@@ -52,7 +52,7 @@ def test_dense_signals_have_the_bits_of_the_exact_sum(graph, measure, dtype):
 
 def test_a_block_does_not_know_what_stands_beside_it(graph, threads):
     # Streams are those of the number of a block, whoever goes before it.
-    measure, eps, seed = F.appnp(0.1, levels=6), 1e-3, 5
+    measure, eps, seed = F.appnp(0.1, K=6), 1e-3, 5
     many, few = block('all'), block('few')
     x = torch.cat([few, many, many, few, few[:, :5]], 1)
     assert found(graph, x, measure, eps) == [False, True, True, False, False]

@@ -111,7 +111,7 @@ def test_appnp_is_that_of_pyg():
     graph = make_graph('random')
     x = torch.rand(40, 3, dtype=torch.float64)
     wanted = APPNP(7, 0.15)(x, graph.to_edge_index()[0])
-    z = F.propagate(graph, x, F.appnp(0.15, levels=7))
+    z = F.propagate(graph, x, F.appnp(0.15, K=7))
     torch.testing.assert_close(z, wanted, rtol=0, atol=1e-12)
 
 
@@ -155,7 +155,7 @@ def poisson(t):
 )
 def test_levels_are_the_fewest_for_the_tolerance(make, weight, tol):
     measure = make(tol)
-    levels = measure.levels
+    levels = measure.K
     exact = [weight(k) for k in range(levels + 500)]
     assert math.fsum(exact[levels + 1 :]) <= tol
     assert math.fsum(exact[levels:]) > tol
@@ -185,8 +185,8 @@ def test_katz_cuts_off_less_than_the_tolerance(name, tol):
     cut = np.abs(wanted - run(graph, measure, np.eye(n))).sum(0).max()
     assert cut <= tol
     # And not much more is kept than needed.
-    if measure.levels > 3:
-        fewer = F.katz(beta, graph, levels=measure.levels // 2)
+    if measure.K > 3:
+        fewer = F.katz(beta, graph, K=measure.K // 2)
         cut = np.abs(wanted - run(graph, fewer, np.eye(n))).sum(0).max()
         assert cut > tol
 
@@ -206,7 +206,7 @@ def test_shrink_is_a_factor_of_the_operator():
 
 def test_katz_weights():
     # Relative to the spectral radius, that of a star: the root of 5.
-    measure = F.katz(0.1, make_graph('star'), levels=3)
+    measure = F.katz(0.1, make_graph('star'), K=3)
     assert measure.shrink == pytest.approx(5**-0.5)
     weights = [w * measure.shrink**i for i, w in enumerate(measure.weights)]
     assert weights == pytest.approx((1, 0.1, 0.01, 0.001))
@@ -228,7 +228,7 @@ def test_adjoint_is_the_transposed_operator():
 def test_every_name_is_made_with_its_arguments():
     graph = make_graph('path')
     arguments = {
-        'transition': {'levels': 2},
+        'transition': {'K': 2},
         'katz': {'beta': 0.1},
         'hkpr': {'t': 2.0},
         'heat': {'t': 2.0},
@@ -238,7 +238,7 @@ def test_every_name_is_made_with_its_arguments():
         given = arguments.get(name, {'alpha': 0.3})
         measure = F.make_measure(name, graph, **given, tol=None)
         assert measure.name == name
-    assert F.make_measure('sgc', graph, levels=3) == F.sgc(3)
+    assert F.make_measure('sgc', graph, K=3) == F.sgc(3)
     assert F.make_measure('katz', graph, beta=0.1) == F.katz(0.1, graph)
     own = Measure(0.2, 0.7, (1, 2))
     assert F.make_measure(own, graph, alpha=None) is own
@@ -264,5 +264,5 @@ def test_katz_refuses_another_graph():
 def test_a_tolerance_below_every_tail_is_met():
     # Further than the weights were computed; it gave no level at all.
     measure = F.hkpr(5.0, tol=1e-300)
-    assert measure.levels > 100
+    assert measure.K > 100
     assert measure.weights[0] == pytest.approx(math.exp(-5))

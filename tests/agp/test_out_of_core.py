@@ -229,7 +229,7 @@ def run(name, columns, half):
     held = status('VmRSS')
     propagate_to(
         f'{folder}/z.npy', graph, f'{folder}/{name}.npy',
-        appnp(0.1, levels=2), columns=columns, half=half,
+        appnp(0.1, K=2), columns=columns, half=half,
     )
     return graph, status('VmHWM') - held
 
@@ -279,7 +279,7 @@ except RuntimeError as error:
     assert 'alloc' in str(error), error
 graph = CSRGraph.load(f'{folder}/large', mmap=True, verify=False)
 propagate_to(
-    f'{folder}/z.npy', graph, f'{folder}/large.npy', appnp(0.1, levels=3),
+    f'{folder}/z.npy', graph, f'{folder}/large.npy', appnp(0.1, K=3),
     memory='8MB',
 )
 print('streamed')
@@ -309,7 +309,7 @@ def test_a_graph_larger_than_memory(tmp_path):
     assert done.stdout.split() == ['streamed']
     made, x = graphs['large']
     z = torch.from_numpy(np.load(tmp_path / 'z.npy'))
-    assert torch.equal(z, propagate(made, x, appnp(0.1, levels=3)))
+    assert torch.equal(z, propagate(made, x, appnp(0.1, K=3)))
 
 
 @pytest.mark.skipif(sys.platform != 'linux', reason='reads /proc')

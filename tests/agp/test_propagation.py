@@ -27,7 +27,7 @@ def measures(graph):
         'hkpr': F.hkpr(2.0, tol=1e-2),
         'katz': F.katz(beta, graph, tol=1e-1),
         'sgc': F.sgc(3),
-        'appnp': F.appnp(0.2, levels=6),
+        'appnp': F.appnp(0.2, K=6),
         'heat': F.heat(2.0, tol=1e-2),
         'between': Measure(0.3, 0.9, (0.5, 0.3, 0.0, 0.2)),
     }
@@ -85,7 +85,7 @@ def test_exact_path_on_tiny_graphs(name):
         F.transition(2),
         Measure(0.3, 0.4, (0.2, 0.3, 0.5)),
         Measure(0.3, 0.4, (0.2, 0.3, 0.5), along=False),
-        F.katz(0.1, graph, levels=5),
+        F.katz(0.1, graph, K=5),
     ):
         z = F.propagate(graph, x, measure)
         wanted = dense_operator(graph, measure) @ x
@@ -169,7 +169,7 @@ def test_estimate_is_unbiased_within_the_variance_bound(
 def test_mixed_levels_are_unbiased_within_the_variance_bound(monkeypatch):
     # Level 0 is exact, the last ones, where little is left, are pushed.
     graph = make_graph('random')
-    measure = F.ppr(0.6, levels=5)
+    measure = F.ppr(0.6, K=5)
     x = signals(40, 'signed')
     eps = 0.02
     _, ratio, keep = push_levels(measure)
@@ -222,10 +222,10 @@ def test_every_level_is_unbiased_within_its_variance_bound(name, kind):
     # eps * i * (Y_i P^i |x|)(v), for an x of L1 norm one.
     graph = make_graph('random')
     measure = {
-        'ppr': F.ppr(0.3, levels=4),
-        'hkpr': F.hkpr(2.0, levels=4),
-        'appnp': F.appnp(0.2, levels=4),
-        'single_target': F.single_target(0.3, levels=4),
+        'ppr': F.ppr(0.3, K=4),
+        'hkpr': F.hkpr(2.0, K=4),
+        'appnp': F.appnp(0.2, K=4),
+        'single_target': F.single_target(0.3, K=4),
     }[name]
     x = signals(40, kind)[:, :2]
     x /= x.abs().sum(0)
@@ -317,9 +317,7 @@ def test_threads_do_not_matter_for_long_columns(threads):
     how = {'eps': 1e-4, 'seed': 1, 'force_push': True}
     for count in (1, 2, 3):
         threads(count)
-        results.append(
-            F.propagate(graph, x.double(), F.ppr(0.2, levels=2), **how)
-        )
+        results.append(F.propagate(graph, x.double(), F.ppr(0.2, K=2), **how))
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
 
@@ -478,7 +476,7 @@ def test_variance_bound_of_katz_counts_its_growth():
     graph = make_graph('random')
     x = signals(40, 'positive')
     beta, radius = 0.5 / graph.spectral_radius, graph.spectral_radius
-    measure = F.katz(beta, graph, levels=4)
+    measure = F.katz(beta, graph, K=4)
     bound = F.variance_bound(graph, x, measure, 1e-3)
     spread = torch.zeros_like(x)
     for level in range(1, 5):
@@ -522,7 +520,7 @@ def test_no_variance_bound_without_a_proof():
 
 def test_randomized_gradient_is_unbiased(always_push):
     graph = make_graph('random')
-    measure = F.ppr(0.3, levels=4)
+    measure = F.ppr(0.3, K=4)
     x = signals(40, 'signed').requires_grad_()
     upstream = torch.randn(40, 4, dtype=torch.float64)
     runs = torch.stack(
@@ -584,7 +582,7 @@ def test_katz_survives_powers_that_overflow(dtype, eps):
     n, levels = 101, 300
     edges = (1 - torch.eye(n)).nonzero().t()
     graph = CSRGraph.from_edge_index(edges, n)
-    measure = F.katz(0.999 / 100, graph, levels=levels)
+    measure = F.katz(0.999 / 100, graph, K=levels)
     x = torch.ones(n, 2, dtype=dtype, requires_grad=True)
     if dtype == torch.float32:
         eps = eps and 1e-30
@@ -605,7 +603,7 @@ def test_katz_near_its_limit_is_the_inverse():
     eye = torch.eye(40, dtype=torch.float64)
     wanted = torch.linalg.inv(eye - beta * adj)
     measure = F.katz(beta, graph, tol=1e-6)
-    assert measure.levels > 10_000
+    assert measure.K > 10_000
     z = F.propagate(graph, eye, measure)
     torch.testing.assert_close(z, wanted, rtol=1e-6, atol=1e-6)
 
@@ -622,7 +620,7 @@ def test_blocks_depend_on_no_other_block(eps, force_push, threads):
     x[:, :16] = torch.randn(n, 16)
     x[:, 40:80] = torch.randn(n, 40)
     x[torch.randint(n, (70,)), torch.arange(80, 150)] = 1
-    measure = F.ppr(0.3, levels=5)
+    measure = F.ppr(0.3, K=5)
 
     def run(x):
         return F.propagate(

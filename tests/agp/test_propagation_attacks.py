@@ -50,7 +50,7 @@ def test_layers_that_are_changed_later_are_those_of_pyg(name, value):
         torch.testing.assert_close(ours(x, EDGES), theirs(x, EDGES))
 
 
-@pytest.mark.parametrize('measure', [transition(1), ppr(0.1, levels=4)])
+@pytest.mark.parametrize('measure', [transition(1), ppr(0.1, K=4)])
 @pytest.mark.parametrize('power', [-30, -33, -38.5])
 def test_what_float16_loses_adds_up_over_a_row(measure, power):
     # A hub sums 2^14 numbers that are next to nothing beside one elsewhere.
@@ -67,10 +67,10 @@ def test_what_float16_loses_adds_up_over_a_row(measure, power):
     half = propagate(graph, x, measure, half=True)
     off = (half - exact).abs()
     # The operator is A D^-1: the largest sum of a row is that of the hub.
-    levels = measure.levels
+    levels = measure.K
     allowed = levels * (2.0**-11 * exact + 2.0**-31 * n) + 1e-6 * exact
     assert bool((off <= allowed).all())
-    if measure.levels == 1:
+    if measure.K == 1:
         assert float(off[0]) > 2.0**-31  # without the factor it is false
 
 
@@ -79,9 +79,9 @@ def test_what_float16_loses_adds_up_over_a_row(measure, power):
 def test_a_tiny_alpha_is_refused_before_memory_runs_out(measure, alpha):
     with pytest.raises(ValueError, match=r"'alpha' = .* needs about .* level"):
         measure(alpha)
-    assert measure(alpha, levels=3).levels == 3
-    with pytest.raises(ValueError, match="'levels'"):
-        measure(alpha, levels=10**12)
+    assert measure(alpha, K=3).K == 3
+    with pytest.raises(ValueError, match="'K'"):
+        measure(alpha, K=10**12)
 
 
 @pytest.mark.parametrize('measure', [heat, hkpr])
@@ -89,9 +89,9 @@ def test_a_tiny_alpha_is_refused_before_memory_runs_out(measure, alpha):
 def test_a_huge_t_is_refused_before_memory_runs_out(measure, t):
     for levels in (None, 3):
         with pytest.raises(ValueError, match=r"'t' = .* needs about .* level"):
-            measure(t, levels=levels)
-    with pytest.raises(ValueError, match="'levels'"):
-        measure(1.0, levels=10**12)
+            measure(t, K=levels)
+    with pytest.raises(ValueError, match="'K'"):
+        measure(1.0, K=10**12)
 
 
 def test_a_beta_at_its_limit_does_not_run_for_ever():
@@ -99,8 +99,8 @@ def test_a_beta_at_its_limit_does_not_run_for_ever():
     beta = (1 - 1e-9) / graph.spectral_radius
     with pytest.raises(ValueError, match=r"'beta' = .* needs about .* level"):
         katz(beta, graph)
-    with pytest.raises(ValueError, match="'levels'"):
-        katz(beta, graph, levels=10**12)
+    with pytest.raises(ValueError, match="'K'"):
+        katz(beta, graph, K=10**12)
     for measure in (transition, sgc):
-        with pytest.raises(ValueError, match="'levels'"):
+        with pytest.raises(ValueError, match="'K'"):
             measure(10**12)

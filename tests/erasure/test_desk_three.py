@@ -78,15 +78,6 @@ def check_gone(desk, folder, number):
         assert [f.status for f in found].count('FAILS') == 1
 
 
-def test_a_person_in_three_models_is_gone_from_all(tmp_path):
-    desk = desk_of(tmp_path, first(tmp_path))
-    number = desk.add(nodes(7)).subject_request_id
-    (report,) = desk.run()
-    modes = {task['name']: task['mode'] for task in report.tasks}
-    assert modes == {'scores': 'now', 'shards': 'now', 'private': 'covered'}
-    check_gone(desk, tmp_path, number)
-
-
 def test_a_person_whom_noise_can_not_cover_is_gone_from_the_others(tmp_path):
     scores, shards, _ = first(tmp_path)
     private = PrivateNodeClassifier(

@@ -47,7 +47,7 @@ def test_every_form_of_the_graph(form, eps, always_push):
     [{'eps': 1e-2, 'seed': 5}, {'half': True}, {'tol': 1e-2, 'half': True}],
 )
 def test_layers_are_the_functional(how, always_push):
-    z = F.propagate(GRAPH, X, F.appnp(0.1, levels=12), **how)
+    z = F.propagate(GRAPH, X, F.appnp(0.1, K=12), **how)
     assert torch.equal(APPNP(12, 0.1, **how)(X, GRAPH), z)
     assert not torch.equal(APPNP(12, 0.1)(X, GRAPH), z)
     conv = SGConv(6, 3, K=9, **how)

@@ -52,35 +52,6 @@ def step(setup, loss=None):
 # Secrets #####################################################################
 
 
-def release(private, seed=None):
-    """The noise of a first step without gradients, over its deviation."""
-
-    class Still(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = nn.Parameter(torch.zeros(16))
-
-        def forward(self, x, edge_index):
-            return x[:, :1] + 0 * self.weight.sum()
-
-    setup = private(net=Still(), engine={'insecure_seed': seed})
-    step(setup, lambda out, batch: out.mean())
-    std = setup.engine.report(1e-3).noise_std / 8
-    return setup.net.weight.grad.double() / std
-
-
-def test_seeds_that_agree_in_32_bits_share_nothing(private):
-    grads, batches = [], []
-    for seed in (5, 5, 5 + 2**32):
-        grads.append(release(private, seed))
-        setup = private(engine={'insecure_seed': seed})
-        batches.append(next(iter(setup.loader)).input_id)
-    assert grads[0].equal(grads[1])
-    assert batches[0].equal(batches[1])
-    assert not (grads[0] == grads[2]).any()
-    assert not batches[0].equal(batches[2])
-
-
 def test_whoever_knows_what_seeded_everything_cannot_subtract(private):
     # The attacker runs the same script on data of its own.
     ends, batches = [], []
@@ -218,41 +189,6 @@ def test_labels_of_the_batch_may_still_be_ignored(private):
     mask = torch.arange(8) > 3
     step(setup, lambda o, b: F.cross_entropy(o, b.y[:8].where(mask, -100)))
     assert setup.engine.steps == 2
-
-
-def test_what_is_written_into_a_batch_after_its_call_changes_nothing(private):
-    def sums(written):
-        # Rows of a subgraph in several others: each would be clipped alone.
-        setup = private(max_grad_norm=1e-2, noise_multiplier=0)
-        for batch in setup.loader:
-            out = setup.model(batch.x, batch.edge_index)
-            if written:
-                batch.batch.copy_(torch.arange(len(batch.batch)) % 8)
-            out.sum().backward()
-            setup.optimizer.step()
-            return torch.cat(
-                [p.grad.flatten() for p in setup.net.parameters()]
-            )
-
-    assert sums(True).equal(sums(False))
-
-
-@pytest.mark.parametrize('most', [None, 4])
-def test_a_transform_does_not_exchange_batches(private, most):
-    # With parts, the same subgraph would come twice in a step: 4 C.
-    kept = []
-
-    def transform(batch):
-        kept.append(batch.clone())
-        return kept[0].clone() if kept[0].x.shape[0] else batch
-
-    setup = private(
-        loader={'transform': transform}, max_physical_batch_size=most
-    )
-    kept.clear()
-    with pytest.raises(ValueError, match='whole, distinct units'):
-        setup.train()
-    assert setup.engine.steps <= 1
 
 
 # Another try #################################################################

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from torch_geometric.data import Data
+from graphs import homes
 
 from pyg_trust.ledger import BudgetExceededError
 from pyg_trust.privacy import PrivateNodeClassifier
@@ -16,17 +16,7 @@ n = 40
 
 
 def graph(directed=False):
-    generator = torch.Generator().manual_seed(0)
-    dense = (torch.rand(n, n, generator=generator) < 0.2).triu(1)
-    dense = dense if directed else dense | dense.t()
-    mask = torch.rand(n, generator=generator)
-    return Data(
-        x=torch.randn(n, 5, generator=generator),
-        y=torch.arange(n) % 3,
-        edge_index=dense.nonzero().t().contiguous(),
-        train_mask=mask < 0.6,
-        val_mask=mask >= 0.8,
-    )
+    return homes(n, directed=directed, columns=5)
 
 
 def test_a_graph_that_is_too_large_costs_nothing(monkeypatch, tmp_path):

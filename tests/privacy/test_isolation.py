@@ -12,8 +12,8 @@ from torch_geometric.nn import GCNConv, global_add_pool
 
 from pyg_trust.loader import DisjointWalkLoader, GraphLoader
 from pyg_trust.privacy import PoissonAccountant, PrivacyEngine
-from pyg_trust.privacy.alone import DISAGREES
 from pyg_trust.privacy.exact import clip
+from pyg_trust.privacy.validation import DISAGREES
 
 C = 1.0
 

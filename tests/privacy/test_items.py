@@ -133,26 +133,6 @@ def test_a_bipartite_graph_is_read():
     assert len(model.account.lines) == 1
 
 
-@pytest.mark.parametrize(
-    ('edges', 'num_items', 'name'),
-    [
-        (torch.tensor([[0, 0], [1, 1]]), 3, 'once'),
-        (torch.tensor([[0], [99]]), 3, "'interactions'"),
-        (torch.tensor([[-1], [0]]), 3, "'interactions'"),
-        (torch.rand(2, 3), 3, "'interactions'"),
-        (torch.tensor([[0], [1]]), 0, "'num_items'"),
-        (torch.tensor([[0], [1]]), None, 'num_items'),
-        (torch.tensor([[0], [1]]), 20_001, "'num_items'"),
-    ],
-)
-def test_bad_tables_are_refused_and_nothing_is_spent(edges, num_items, name):
-    model = PrivateItemCounts(**QUICK)
-    with pytest.raises((TypeError, ValueError), match=name) as caught:
-        model.fit(edges, 3, num_items)
-    assert '99' not in str(caught.value)
-    assert model.account is None
-
-
 def test_a_budget_without_noise_is_refused_and_nothing_is_spent():
     model = PrivateItemCounts(epsilon=1e9, delta=1e-3)
     with pytest.raises(ValueError, match="noise of 'epsilon'"):

@@ -6,9 +6,9 @@ import math
 import numpy as np
 import pytest
 import torch
+from graphs import homes as graph
 from references import Silence
 from sklearn.metrics import roc_auc_score
-from torch_geometric.data import Data
 
 from pyg_trust import noise
 from pyg_trust.check import HOLDS, check_report
@@ -31,16 +31,6 @@ from pyg_trust.transforms import PrivateAGP
 QUICK = {'epsilon': 4.0, 'delta': 1e-4, 'steps': 5}
 STD, C = 2.0**-8, 0.125
 FORMS = {'add_remove': 1, 'replace': 2}
-
-
-def graph(n=60, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    y = torch.arange(n) % 3
-    chance = torch.where(y[:, None] == y[None], 0.3, 0.02)
-    dense = (torch.rand(n, n, generator=generator) < chance).triu(1)
-    x = torch.rand(n, 6, generator=generator)
-    x[torch.arange(n), y] += 1
-    return Data(x=x, edge_index=(dense | dense.t()).nonzero().t().contiguous())
 
 
 def fixed(n, columns=3, seed=0):

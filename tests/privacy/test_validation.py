@@ -13,8 +13,7 @@ from torch_geometric.nn import GCNConv, global_mean_pool
 
 from pyg_trust.loader import DisjointWalkLoader
 from pyg_trust.privacy import PrivacyEngine
-from pyg_trust.privacy.probing import check_criterion
-from pyg_trust.privacy.validation import check_totals
+from pyg_trust.privacy.validation import check_criterion, check_totals
 
 
 class Net(nn.Module):

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from graphs import homes
 from torch import nn
-from torch_geometric.data import Data
 
 from pyg_trust.privacy import PrivateNodeClassifier, aggregation, descent
 from pyg_trust.privacy.descent import linear_sums, unit_rows, whole_rows
@@ -14,20 +14,8 @@ QUICK = {'epsilon': 8.0, 'delta': 1e-4, 'steps': 5, 'num_classes': 3}
 n = 80
 
 
-def graph(directed=False, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    dense = torch.rand(n, n, generator=generator) < 0.15
-    dense = dense.triu(1)
-    dense = dense | dense.t() if not directed else dense
-    x = torch.randn(n, 5, generator=generator)
-    y = torch.arange(n) % 3
-    x[torch.arange(n), y] += 1
-    return Data(
-        x=x,
-        y=y,
-        edge_index=dense.nonzero().t().contiguous(),
-        train_mask=torch.rand(n, generator=generator) < 0.75,
-    )
+def graph(directed=False):
+    return homes(n, directed=directed, columns=5)
 
 
 def silent(data):

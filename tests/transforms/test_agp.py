@@ -18,10 +18,10 @@ def make_data(**kwargs):
 
 
 ARGUMENTS = {
-    'transition': {'levels': 2},
+    'transition': {'K': 2},
     'pagerank': {'alpha': 0.2},
     'ppr': {'alpha': 0.2, 'tol': 1e-3},
-    'single_target': {'alpha': 0.2, 'levels': 4},
+    'single_target': {'alpha': 0.2, 'K': 4},
     'hkpr': {'t': 2.0},
     'katz': {'beta': 0.05},
     'sgc': {},

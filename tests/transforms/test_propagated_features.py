@@ -42,10 +42,10 @@ def check(features, x, measure):
 
 
 @pytest.mark.parametrize('directed', [False, True])
-@pytest.mark.parametrize('measure', [sgc(2), appnp(0.2, levels=3), 'reverse'])
+@pytest.mark.parametrize('measure', [sgc(2), appnp(0.2, K=3), 'reverse'])
 def test_features_follow_a_graph_that_grows_and_shrinks(measure, directed):
     if measure == 'reverse':
-        measure = single_target(0.3, levels=2)
+        measure = single_target(0.3, K=2)
     elif directed:
         measure = Measure(0.5, 0.5, measure.weights)
     graph, x, random = growing(directed=directed)
@@ -92,7 +92,7 @@ def test_a_series_stays_within_its_bound():
     graph, x, _ = growing(60, 200)
     measure = appnp(0.2)
     features = PropagatedFeatures(graph, x, measure, alpha=0.2, theta=1e-3)
-    exact = appnp(0.2, levels=150)
+    exact = appnp(0.2, K=150)
     features.insert_edges(_missing(graph))
     features.insert_nodes(torch.ones(1, 4).double(), torch.tensor([[60], [2]]))
     x = torch.cat([x, torch.ones(1, 4).double()])

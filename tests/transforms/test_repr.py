@@ -36,7 +36,7 @@ OWN = [Measure(0.5, b, w) for b in (0.5, 0.0) for w in ((1, 2), (2, 1))]
 MEASURE = {
     'measure': ['ppr'],
     'alpha': [0.3],
-    'levels': [3],
+    'K': [3],
     'tol': [1e-2],
     'eps': [0.01],
     'seed': [1, 2],
@@ -71,7 +71,7 @@ TABLE = [
     ),
     (AGP, {'measure': OWN[0]}, {'measure': OWN[1:]}),
     (AGP, {'measure': 'heat', 't': 3.0}, {'t': [4.0]}),
-    (AGP, {'measure': 'katz', 'beta': 0.1, 'levels': 3}, {'beta': [0.2]}),
+    (AGP, {'measure': 'katz', 'beta': 0.1, 'K': 3}, {'beta': [0.2]}),
     (
         GDC,
         {'alpha': 0.2, 'top_k': 3},

@@ -95,26 +95,6 @@ def test_steps_of_a_sequence_are_those_of_dense_algebra(shared, name):
         assert distance <= norm.upper / objective.mu
 
 
-def test_a_step_with_the_change_alone_accumulates(shared):
-    # The papers' step corrects what the request changed and carries along
-    # what earlier steps left; the step with the full gradient corrects both.
-    made = objectives(oracle := load(shared, 'sequence'))
-    last = next(made)
-    change = full = oracle['ovr/W_fit']
-    factor = last.factor(change)
-    for objective in made:
-        gap = objective.gradient(change).value - last.gradient(change).value
-        change = change - factor.solve(gap)
-        full = full - factor.solve(objective.gradient(full).value)
-        last = objective
-    left = objective.gradient(change).norm.measured
-    assert left > 3 * objective.gradient(full).norm.measured
-    # Requests that change nothing: one has to live with what is left.
-    for _ in range(20):
-        full = full - factor.solve(objective.gradient(full).value)
-    assert objective.gradient(full).norm.upper < 1e-6 < left
-
-
 def drawn(seed, n=60, d=5, classes=4, lam=0.05, B=False):
     random = torch.Generator().manual_seed(seed)
     Z = torch.randn((n, d), generator=random, dtype=torch.float64)

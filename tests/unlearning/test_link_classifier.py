@@ -177,17 +177,6 @@ def test_two_ways_to_a_graph_end_with_one_file(tmp_path):
         LinkClassifier(K=2, weight_decay=LAM).load(path)
 
 
-def test_negative_pairs_do_not_move():
-    model = fitted()
-    before = {*model._model.data.names.tolist()}
-    model.remove(RemovalRequest(nodes=[3]))
-    data = model._model.data
-    after = {*data.names.tolist()} - {-1}
-    assert after < before
-    lost = data._ends(torch.tensor(sorted(before - after)))
-    assert (lost == 3).any(0).all()
-
-
 ENDS = PairState._ends
 
 

@@ -1,7 +1,6 @@
 """Certified unlearning of node classifiers: what it promises, attacked."""
 
 import gc
-import itertools
 import math
 import pickle
 
@@ -130,44 +129,6 @@ def test_a_sequence_is_that_of_dense_algebra(shared):
         assert report.num_train == int(oracle['num_train'][k])
 
 
-def test_directed_graphs_forget_one_direction_or_both():
-    data = blocks()
-    forward = data.edge_index[:, data.edge_index[0] < data.edge_index[1]]
-    data.edge_index = torch.cat([forward, forward[:, :9].flip(0)], dim=1)
-    model = make(data, 'ppr', alpha=0.3, K=3)
-    u, v = forward[:, 0].tolist()
-    model.remove(RemovalRequest(edges=[(v, u)], directed=True))
-    edges = model.graph.to_edge_index()[0].t().tolist()
-    assert [u, v] in edges
-    assert [v, u] not in edges
-    assert model.verify().ok
-    u, v = forward[:, 1].tolist()
-    model.remove(RemovalRequest(edges=[(v, u)]))
-    edges = model.graph.to_edge_index()[0].t().tolist()
-    assert [u, v] not in edges
-    assert [v, u] not in edges
-    assert model.verify().ok
-    with pytest.raises(ValueError, match='directed'):
-        make(data)
-    undirected = make(blocks())
-    edge = blocks().edge_index[:, 0].tolist()
-    with pytest.raises(ValueError, match='undirected'):
-        undirected.remove(RemovalRequest(edges=[edge], directed=True))
-
-
-def test_self_loops_of_the_input_are_edges():
-    data = blocks()
-    loops = torch.tensor([[3, 5], [3, 5]])
-    data.edge_index = torch.cat([data.edge_index, loops], dim=1)
-    for measure, kwargs in (('sgc', {}), ('ppr', {'alpha': 0.2, 'K': 2})):
-        model = make(data, measure, **kwargs)
-        model.remove(RemovalRequest(edges=[(3, 3)]))
-        model.remove(RemovalRequest(nodes=[5]))
-        assert model.verify().ok
-        with pytest.raises(ValueError, match='edge 3 -> 3 is not there'):
-            model.remove(RemovalRequest(edges=[(3, 3)]))
-
-
 @pytest.mark.parametrize(
     'kwargs', [{}, {'alpha': 0.2, 'features': 'push', 'theta': 1e-2}], ids=str
 )
@@ -184,87 +145,7 @@ def test_every_feature_may_go(kwargs):
     assert float(model._model.W.norm()) <= distance
 
 
-def test_predictions_know_nothing_of_a_removed_node_two_hops_away():
-    # 0 - 1 - 2 - 3 ...: 3 sees 1 at two levels.
-    data = blocks(n=60)
-    path = torch.stack([torch.arange(59), torch.arange(1, 60)])
-    data.edge_index = torch.cat([path, path.flip(0)], dim=1)
-    data.x[30] *= 1000
-    model = make(data, bound=1e5)
-    before = model.decision_function(torch.tensor([32]))
-    model.predict()  # whatever is cached, is cached now
-    model.remove(RemovalRequest(nodes=[30]))
-    after = model.decision_function(torch.tensor([32]))
-    ids = model.nodes
-    graph = model.graph.to_edge_index()[0]
-    place = torch.full((60,), -1)
-    place[ids] = torch.arange(59)
-    fresh = propagate(
-        CSRGraph.from_edge_index(place[graph], 59), data.x[ids], model.measure
-    )
-    wanted = fresh @ model.weight
-    torch.testing.assert_close(after, wanted[place[[32]]])
-    margin = model.decision_function()
-    torch.testing.assert_close(margin[ids], wanted)
-    assert margin[30].isnan().all()
-    assert len(margin) == 60
-    assert model.predict()[30] == -1
-    assert float((before - after).abs().max()) > 1
-
-
 # Planted faults ##############################################################
-
-
-def keeps_the_degrees(monkeypatch):
-    # Neighbours do not send what they send now.
-    edit = Sums._edit
-
-    def forgetful(self, arcs, loops, lives, names, nodes, *rest):
-        before = self._state[9][0].clone()
-        edit(self, arcs, loops, lives, names, nodes, *rest)
-        self._state[9][0] = before
-
-    monkeypatch.setattr(Sums, '_edit', forgetful)
-
-
-def keeps_the_self_loop(monkeypatch):
-    play = Sums.play
-
-    def forgetful(self, steps, undo=None):
-        done = play(self, steps, undo)
-        start, length, _ = self._state[0]
-        # Of the node, in the row of a neighbour that was.
-        length[steps[0].gone] += 1
-        self._state[1][start[steps[0].gone]] = steps[0].gone.int()
-        return done
-
-    monkeypatch.setattr(Sums, 'play', forgetful)
-
-
-def keeps_the_label(monkeypatch):
-    monkeypatch.setattr(NodeState, '_drop', lambda self, rows: None)
-
-
-def keeps_lambda_n(monkeypatch):
-    monkeypatch.setattr(
-        NodeState,
-        'mu',
-        property(lambda self: self.settings.lam * self.names.numel()),
-    )
-
-
-def keeps_the_rows_of_neighbours(monkeypatch):
-    monkeypatch.setattr(Sums, 'touched', lambda self, changed, _: changed)
-
-
-def keeps_the_features(monkeypatch):
-    edit = Sums._edit
-
-    def forgetful(self, *args):
-        *rest, nodes, _, edits = args
-        edit(self, *rest, nodes, self.x[nodes].clone(), edits)
-
-    monkeypatch.setattr(Sums, '_edit', forgetful)
 
 
 def takes_no_step(monkeypatch):
@@ -275,33 +156,6 @@ def takes_no_step(monkeypatch):
         return H.Refined(W, gradient(problem, W), problem.factor(W), 1)
 
     monkeypatch.setattr(node_releases, 'refine', done)
-
-
-@pytest.mark.parametrize(
-    'plant',
-    [
-        keeps_the_degrees,
-        keeps_the_self_loop,
-        keeps_the_label,
-        keeps_lambda_n,
-        keeps_the_rows_of_neighbours,
-        keeps_the_features,
-    ],
-)
-def test_a_planted_fault_is_found(plant, monkeypatch):
-    data = blocks()
-    model = make(data, release_std=1.0 if plant is takes_no_step else 1e-4)
-    target = int(data.train_mask.nonzero()[1])
-    plant(monkeypatch)
-    if plant is keeps_the_label:
-        # A row that is gone has no features to train on.
-        with pytest.raises(ValueError, match='nodes that are there'):
-            model.remove(RemovalRequest(nodes=[target]))
-        return
-    model.remove(RemovalRequest(nodes=[target]))
-    # The auditor is honest.
-    monkeypatch.undo()
-    assert not model.verify().ok
 
 
 def test_a_solver_that_does_nothing_is_not_believed(monkeypatch):
@@ -368,56 +222,6 @@ def test_releases_are_as_hard_to_tell_apart_as_promised(monkeypatch):
     assert fair <= delta + error
     # Half the noise is caught.
     assert advantage(0.5 * std) > delta + error
-
-
-def test_noise_is_fresh_for_every_release_and_the_same_until_then():
-    model = make(seed=None, release_std=1e-3)
-    first = model.weight
-    assert torch.equal(first, model.weight)
-    W = model._model.W
-    assert 1e-4 < float((first - W).norm()) < 1e-1
-    model.remove(RemovalRequest(features=[int(model.nodes[-1])]))
-    second = model.weight
-    assert not torch.equal(first, second)
-    drawn = (first - W).flatten(), (second - model._model.W).flatten()
-    assert float((drawn[0] - drawn[1]).norm()) > 1e-4
-    again = make(seed=None, release_std=1e-3)
-    assert not torch.equal(first, again.weight)
-    torch.testing.assert_close(again._model.W, W)
-    # No default generator decides what is drawn.
-    torch.manual_seed(0)
-    one = make(seed=None).weight
-    torch.manual_seed(0)
-    assert not torch.equal(one, make(seed=None).weight)
-
-
-def test_a_seed_gives_every_release_noise_of_its_own():
-    # The difference of two releases with the same noise is that of the
-    # weights.
-    model = make(seed=7, release_std=1e-3)
-    drawn = []
-    for name in (3, 5, 8, 11):
-        drawn.append((model.weight - model._model.W) / model.release_std)
-        model.remove(RemovalRequest(nodes=[name]))
-    for one, two in itertools.combinations(drawn, 2):
-        assert float((one - two).abs().min()) > 1e-6
-
-
-def test_a_seed_repeats_the_release_and_the_report_says_so(threads):
-    request = RemovalRequest(nodes=[3], features=[5])
-    found = []
-    for count in (1, 4):
-        threads(count)
-        model = make(seed=7)
-        report = model.remove(request)
-        found.append(model.weight)
-        assert report.guarantee().promise.startswith(noise.SEEDED)
-    torch.testing.assert_close(*found, rtol=0, atol=1e-9)
-    assert not torch.allclose(found[0], make(seed=8).weight, atol=1e-6)
-    report = make(seed=None).remove(request)
-    assert report.secure
-    assert noise.SEEDED not in report.guarantee().promise
-    assert TrustReport.of(report).guarantees[0].not_covered
 
 
 def test_a_transcript_composes_and_says_more_than_a_release():
@@ -526,7 +330,6 @@ def test_an_interrupted_way_back_is_gone_on_with(monkeypatch):
 
 
 REFUSED = [
-    ({'nodes': [90]}, 'node 90 is not there'),
     ({'nodes': [7]}, 'node 7 is not there'),
     ({'features': [7]}, 'node 7 is not there'),
     ({'features': [8]}, 'feature row of node 8 is not there'),
@@ -535,10 +338,6 @@ REFUSED = [
     ({'edges': [(4, 4)]}, 'edge 4 -> 4 is not there'),
     ({'labels': [88]}, 'training label of node 88 is not there'),
     ({'labels': 'again'}, 'training label of node [0-9]+ is not there'),
-    ({'labels': 'class'}, 'class 1 without a training node'),
-    ({'labels': 'all'}, 'no training node'),
-    ({'nodes': {1: [3]}}, 'graph 0, the only one'),
-    ({'graphs': [0]}, 'graph 0, the only one'),
 ]
 
 
@@ -550,16 +349,7 @@ def test_what_is_not_there_is_refused_and_nothing_changes(named, message):
     label = int(train[train != 7][0])
     model = make(data)
     model.remove(RemovalRequest(nodes=[7], features=[8], labels=[label]))
-    train = train[(train != 7) & (train != label)]
-    chosen = {
-        'again': [label],
-        'class': train[data.y[train] == 1],
-        'all': train,
-    }
-    named = {
-        key: chosen[value] if isinstance(value, str) else value
-        for key, value in named.items()
-    }
+    named = {k: [label] if v == 'again' else v for k, v in named.items()}
     before = seen(model)
     for call in (model.plan, model.remove):
         with pytest.raises(ValueError, match=message):
@@ -830,77 +620,6 @@ def test_states_of_before_there_were_sums_are_read():
         NodeClassifier(weight_decay=0.02, seed=0).load_state_dict(state)
     with pytest.raises(ValueError, match="'feature_bound' = 64"):
         other.load_state_dict(model.state_dict())
-
-
-def test_older_changed_and_foreign_states_are_refused():
-    data = blocks()
-    model = make(data)
-    older = model.state_dict()
-    model.remove(RemovalRequest(nodes=[3]))
-    good = model.state_dict()
-    before = seen(model)
-
-    def refused(message, state, other=model):
-        with pytest.raises(ValueError, match=message):
-            other.load_state_dict(state)
-
-    refused('turned back', older)
-    refused('other arguments', good, make(data, weight_decay=0.5))
-    data_of = {**good['data']}
-    x = data_of['x'].clone()
-    x[5] += 1
-    refused('do not match its ledger', {**good, 'data': {**data_of, 'x': x}})
-    refused('finite', {**good, 'weight': good['weight'] / 0})
-    refused('state_dict', {**good, 'data': {}})
-    refused('its ledger', {**good, 'weight': model._model.W.clone()})
-    # The removed node put back.
-    back = {
-        **data_of,
-        'alive': older['data']['alive'],
-        'x': older['data']['x'],
-    }
-    refused('ledger', {**good, 'data': back})
-    assert same(seen(model), before)
-
-
-def test_the_users_data_are_not_changed_and_not_looked_at_again():
-    data = blocks()
-    copies = {key: value.clone() for key, value in data.to_dict().items()}
-    model = make(data)
-    before = model.decision_function()
-    data.x.zero_()
-    data.edge_index.zero_()
-    data.y.zero_()
-    assert torch.equal(model.decision_function(), before)
-    model.remove(RemovalRequest(nodes=[3]))
-    assert model.verify().ok
-    data = blocks()
-    make(data).remove(RemovalRequest(nodes=[3]))
-    for key, value in copies.items():
-        assert torch.equal(data[key], value)
-
-
-@pytest.mark.parametrize('name', ['x', 'y', 'out', 'alive', 'featureless'])
-def test_digests_notice_every_change_in_their_block_alone(name):
-    model = make(blocks(n=150))
-    state = model._model.data
-    before = state.blocks()
-    if name == 'x':
-        state.levels.x[127, 5] += 1e-12
-    elif name == 'y':
-        node = int(state.names[(state.names // 64 == 1).nonzero()[-1]])
-        state.y[state.place[node]] += 1
-    elif name == 'out':
-        # Of the last node of the middle block that has a neighbour.
-        node = int(state.graph.degree[:128].nonzero()[-1])
-        start, length, col = state.graph.leaving
-        col[start[node] + length[node] - 1] += 1
-    elif name == 'alive':
-        state.graph.alive[64] = False
-    else:
-        state.featureless[127] = True
-    after = state.blocks()
-    assert {k for k in before if before[k] != after[k]} == {1}
 
 
 def test_the_size_of_the_rows_is_followed_from_above_and_back():

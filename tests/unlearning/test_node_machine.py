@@ -35,6 +35,8 @@ WAYS = {
         'features': 'push',
         'theta': 1e-3,
     },
+    'one way': {'measure': 'ppr', 'alpha': 0.3, 'K': 3},
+    'loops': {},
 }
 
 
@@ -42,9 +44,18 @@ class Living(RuleBasedStateMachine):
     @initialize(way=st.sampled_from(sorted(WAYS)), seed=st.integers(0, 99))
     def begin(self, way, seed):
         self.how = WAYS[way]
-        data = blocks(seed=seed % 3)
+        data, kind = blocks(seed=seed % 3), {}
+        if way == 'one way':
+            row, col = data.edge_index
+            keep = (row < col) | (row % 3 == 0)
+            data.edge_index = data.edge_index[:, keep]
+            kind['directed'] = True
+        if way in ('one way', 'loops'):
+            both = torch.tensor([[3, 5, 70], [3, 5, 70]])
+            data.edge_index = torch.cat([data.edge_index, both], 1)
+            kind['loops'] = True
         self.model = make(data, **self.how)
-        self.world = world_of(data, seed)
+        self.world = world_of(data, seed, **kind)
         self.releases = 1
 
     def reported(self, report):

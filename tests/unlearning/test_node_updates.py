@@ -1,6 +1,5 @@
 """Node classifiers that live: what comes, changes and goes."""
 
-import copy
 import io
 import json
 import pickle
@@ -10,7 +9,6 @@ import torch
 from graphs import blocks
 from living import LAM, STD, assert_present, lived, make, pairs, rows, seen
 from states import same
-from torch_geometric.data import Data
 
 from pyg_trust.check import check_report
 from pyg_trust.removal import NotThere, Part, RemovalRequest
@@ -45,93 +43,96 @@ def test_no_residual_is_beyond_its_bound_in_a_thousand_updates():
 # Planted faults ##############################################################
 
 
-def keeps_lambda_n(patch):
-    mu = NodeState.mu.fget
-    known = {}
-    patch.setattr(
-        NodeState,
-        'mu',
-        property(lambda self: known.setdefault(id(self), mu(self))),
-    )
+def old_degrees(edit):
+    # Neighbours do not send what they send now.
+    def planted(self, *args):
+        before = self._state[9][0].clone()
+        edit(self, *args)
+        self._state[9][0] = before
+
+    return planted
 
 
-def touches_the_ends_alone(patch):
-    patch.setattr(Sums, 'touched', lambda self, changed, _: changed)
+def old_features(edit):
+    def planted(self, *args):
+        *rest, nodes, _, edits = args
+        edit(self, *rest, nodes, self.x[nodes].clone(), edits)
+
+    return planted
 
 
-def appends_nothing(patch):
-    patch.setattr(
-        NodeState,
-        '_append',
-        lambda self, nodes: None,
-    )
+def an_arc_of_who_left(play):
+    def planted(self, steps, undo=None):
+        done, gone = play(self, steps, undo), steps[0].gone
+        start, length, _ = self._state[0]
+        length[gone] += 1
+        self._state[1][start[gone]] = gone.int()
+        return done
+
+    return planted
 
 
-def keeps_the_old_targets(patch):
+def old_targets(relabel):
     # The gradient loses the new label, not the old one.
-    label = NodeState._relabel
-
-    def late(self, rows, y):
-        label(self, rows, y)
+    def planted(self, rows, y):
+        relabel(self, rows, y)
         self.Y[rows] = self.Y[rows].flip(1)
 
-    patch.setattr(NodeState, '_relabel', late)
+    return planted
 
 
-def forgets_what_waits(patch):
-    play = NodeState.play
-
-    def forgetful(self, edit):
+def what_waited_is_forgotten(play):
+    def planted(self, edit):
         play(self, edit)
         last = self.pending.named[-1:]
         self.pending = self.pending._replace(named=last)
 
-    patch.setattr(NodeState, 'play', forgetful)
+    return planted
 
 
-@pytest.mark.parametrize(
-    'plant',
-    [
-        keeps_lambda_n,
-        touches_the_ends_alone,
-        keeps_the_old_targets,
-        forgets_what_waits,
-    ],
-)
+def old_lambda_n(mu):
+    return property(lambda self: self.settings.lam * len(self.names))
+
+
+FAULTS = [
+    (Sums, '_edit', old_degrees),
+    (Sums, '_edit', old_features),
+    (Sums, 'play', an_arc_of_who_left),
+    # Rows of neighbours stay as they were.
+    (Sums, 'touched', lambda _: lambda self, changed, _: changed),
+    (NodeState, 'mu', old_lambda_n),
+    (NodeState, '_relabel', old_targets),
+    (NodeState, 'play', what_waited_is_forgotten),
+    # Labels of who left stay; who came is not trained on.
+    (NodeState, '_drop', lambda _: lambda self, rows: None),
+    (NodeState, '_append', lambda _: lambda self, keys: None),
+]
+
+
+@pytest.mark.parametrize(('owner', 'name', 'plant'), FAULTS)
 @pytest.mark.filterwarnings('ignore')
-def test_a_planted_fault_is_found(plant, monkeypatch):
+def test_a_planted_fault_is_found(owner, name, plant, monkeypatch):
     model, data = make(), blocks()
     train = data.train_mask.nonzero().view(-1)
-    plant(monkeypatch)
     n = data.num_nodes
+    monkeypatch.setattr(owner, name, plant(getattr(owner, name)))
+    refused = False
     try:
-        model.update(
-            [
-                Update(
-                    nodes=NewNodes(rows(9), torch.arange(9) % 2),
-                    edges=pairs(*((n + k, int(train[k])) for k in range(9))),
-                ),
-                Update(edges=pairs((n, n + 1), (n + 2, n + 3))),
-            ]
-        )
-        y = 1 - data.y[train[:1]]
-        model.update(Update(labels=(train[:1], y)))
-    except RuntimeError:
-        return
+        if owner is Sums or name in ('mu', '_drop'):
+            model.remove(RemovalRequest(nodes=[int(train[1])]))
+        else:
+            some = train[2:11].tolist()
+            new = NewNodes(rows(9), torch.arange(9) % 2)
+            ends = pairs(*((n + k, v) for k, v in enumerate(some)))
+            later = pairs((n, n + 1), (n + 2, n + 3))
+            model.update([Update(nodes=new, edges=ends), Update(edges=later)])
+            y = 1 - data.y[train[:1]]
+            model.update(Update(labels=(train[:1], y)))
+    except (IndexError, RuntimeError, ValueError):
+        refused = True
     monkeypatch.undo()
-    assert not model.verify().ok
-
-
-def test_a_new_node_that_is_not_trained_on_is_found(monkeypatch):
-    model = make()
-    appends_nothing(monkeypatch)
-    with pytest.raises((IndexError, RuntimeError)):
-        model.update(
-            Update(nodes=NewNodes(rows(1), torch.tensor([1]))), release=True
-        )
-    monkeypatch.undo()
-    assert model.verify().ok
-    assert model.graph.num_nodes == 90
+    # The auditor is honest.
+    assert refused or not model.verify().ok
 
 
 # Releases ####################################################################
@@ -194,21 +195,6 @@ def test_a_release_is_asked_for_forced_or_refused():
     assert model.release(reference=reference).request == {}
     assert model.ledger.entries[-1].reference == reference
     assert model.ledger.has_removals is False
-
-
-def test_predictions_use_what_came_at_once():
-    data = blocks()
-    model = make(data)
-    n = data.num_nodes
-    model.update(Update(nodes=3 * rows(1), edges=pairs((n, 5))))
-    edges = torch.cat([data.edge_index, pairs((n, 5), (5, n))], 1)
-    x = torch.cat([data.x.double(), 3 * rows(1)])
-    y = torch.cat([data.y, data.y[:1]])
-    mask = torch.cat([data.train_mask, torch.tensor([False])])
-    fresh = make(Data(x=x, edge_index=edges, y=y, train_mask=mask))
-    wanted = fresh._model.data.levels.rows() @ model.weight
-    assert torch.equal(model.decision_function(), wanted)
-    assert model.score(torch.arange(n + 1), y) > 0.5
 
 
 def test_a_batch_nets_what_comes_and_goes_again():
@@ -343,71 +329,40 @@ def test_files_tell_the_present_data_and_not_the_way_there():
 # Refusals ####################################################################
 
 N = 90
-NODE = torch.tensor([3])
+NODE, GONE, ONE = (torch.tensor([v]) for v in (3, 50, 1))
 LATER = (~blocks().train_mask).nonzero().view(-1)[-1:]
-BAD = {
-    'a label of no class': (
-        Update(nodes=NewNodes(rows(1), torch.tensor([7]))),
+BAD = [
+    (
         "'nodes' needs labels of 'classes'",
+        {'nodes': NewNodes(rows(1), 7 * ONE)},
     ),
-    'a change to no class': (
-        Update(labels=(NODE, torch.tensor([5]))),
-        "'labels' needs labels of 'classes'",
-    ),
-    'another width': (Update(nodes=rows(1, d=5)), "'nodes' needs"),
-    'another width of a change': (
-        Update(features=(NODE, rows(1, d=5))),
-        "'features' needs",
-    ),
-    'beyond the bound': (Update(nodes=17 + 0 * rows(1)), "'bound'"),
-    'a change beyond the bound': (
-        Update(features=(NODE, 17 + 0 * rows(1))),
-        "'bound'",
-    ),
-    'a name that was used': (
-        Update(nodes=NewNodes(rows(1), n_id=torch.tensor([7]))),
-        "'n_id'",
-    ),
-    'an edge that is there': (
-        Update(edges=blocks().edge_index[:, :1]),
-        'there already',
-    ),
-    'an edge of nobody': (
-        Update(edges=pairs((3, N))),
-        f'node {N} is not there',
-    ),
-    'an edge of somebody who went': (Update(edges=pairs((3, 50))), '50'),
-    'features of somebody who went': (
-        Update(features=(torch.tensor([50]), rows(1))),
-        'node 50 is not there',
-    ),
-    'a label of somebody who went': (
-        Update(labels=(torch.tensor([50]), torch.tensor([1]))),
-        'node 50 is not there',
-    ),
-    'a label of nobody': (
-        Update(labels=(torch.tensor([N]), torch.tensor([1]))),
-        f'node {N} is not there',
-    ),
-    'a label that is not there': (
-        Update(labels=(LATER, torch.tensor([-1]))),
-        'label of node .* is not there',
-    ),
-    'one direction': (Update(edges=pairs((3, 4)), directed=True), 'directed'),
-    'a whole graph': (Update(graphs=[blocks()]), "'graphs'"),
-    'another graph': (Update(graph=1, nodes=rows(1)), "'graph'"),
-}
+    ("'labels' needs labels of", {'labels': (NODE, 5 * ONE)}),
+    ("'nodes' needs", {'nodes': rows(1, d=5)}),
+    ("'features' needs", {'features': (NODE, rows(1, d=5))}),
+    ("'bound'", {'nodes': 17 + 0 * rows(1)}),
+    ("'bound'", {'features': (NODE, 17 + 0 * rows(1))}),
+    ("'n_id'", {'nodes': NewNodes(rows(1), n_id=7 * ONE)}),
+    ('there already', {'edges': blocks().edge_index[:, :1]}),
+    (f'node {N} is not there', {'edges': pairs((3, N))}),
+    ('50', {'edges': pairs((3, 50))}),
+    ('node 50 is not there', {'features': (GONE, rows(1))}),
+    ('node 50 is not there', {'labels': (GONE, ONE)}),
+    (f'node {N} is not there', {'labels': (N * ONE, ONE)}),
+    ('label of node .* is not there', {'labels': (LATER, -ONE)}),
+    ('directed', {'edges': pairs((3, 4)), 'directed': True}),
+    ("'graphs'", {'graphs': [blocks()]}),
+    ("'graph'", {'graph': 1, 'nodes': rows(1)}),
+]
 
 
-@pytest.mark.parametrize('name', BAD)
-def test_what_does_not_fit_is_refused_and_nothing_is_changed(name):
+@pytest.mark.parametrize(('message', 'bad'), BAD)
+def test_what_does_not_fit_is_refused_and_nothing_is_changed(message, bad):
     model = make()
     model.remove(RemovalRequest(nodes=[50]))
     model.update(Update(nodes=rows(1)[:0]))
     before = seen(model)
-    update, message = BAD[name]
     good = Update(edges=pairs((0, 89)), features=(NODE, rows(1)))
-    for given in (update, [good, update]):
+    for given in (Update(**bad), [good, Update(**bad)]):
         with pytest.raises(ValueError, match=message):
             model.update(given)
         assert same(seen(model), before)
@@ -525,30 +480,3 @@ def test_a_check_proves_releases_of_updates(change, tmp_path):
     assert 'at most' in proved[0]
     asked = [each.text for each in found if 'replaced' in each.text]
     assert len(asked) == (change == 'features')
-
-
-@pytest.mark.parametrize('change', ['x', 'y', 'edges', 'gone', 'other'])
-def test_additions_that_wait_are_sealed_in_files(change):
-    def waiting(seed):
-        model = make()
-        n = model._model.data.graph.num_nodes
-        edges = pairs((n, 0), (n + 1, 2))
-        nodes = NewNodes(rows(2, seed), torch.tensor([1, -1]))
-        model.update(Update(nodes=nodes, edges=edges))
-        return model
-
-    model = waiting(1)
-    state = model.state_dict()
-    again = NodeClassifier(weight_decay=LAM, seed=0, release_std=STD)
-    again.load_state_dict(copy.deepcopy(state))
-    assert again.pending == 4
-    held = state['data']
-    if change == 'gone':
-        del held['came']
-    elif change == 'other':
-        held['came'] = waiting(2).state_dict()['data']['came']
-    else:
-        held['came'][change] = held['came'][change].flip(0)
-    again = NodeClassifier(weight_decay=LAM, seed=0, release_std=STD)
-    with pytest.raises(ValueError, match='pending additions'):
-        again.load_state_dict(state)

@@ -1,50 +1,28 @@
 """Persons of several rows who are forgotten: equal to never having been."""
 
 import pytest
+import shops
 import torch
+from shops import BY, CLICK, HAS, declared
 from torch_geometric.data import HeteroData
 
 from pyg_trust.privacy import PrivateNodeClassifier
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.transforms import MetapathFeatures
-from pyg_trust.unit import PrivacyUnit
 from pyg_trust.unlearning import NodeClassifier, ShardedUnlearner
 
-BY, HAS = ('order', 'by', 'user'), ('order', 'has', 'item')
-IN = ('user', 'in', 'chat')
 N = 40
 
 
 def shop() -> HeteroData:
-    generator = torch.Generator().manual_seed(3)
-    data = HeteroData()
-    data['user'].x = torch.rand(N, 3, generator=generator)
-    data['user'].y = torch.arange(N) % 2
+    data = shops.shop(n=N)
     data['user'].train_mask = torch.arange(N) % 3 > 0
-    data['order'].x = torch.rand(90, 2, generator=generator)
-    data['item'].x = torch.rand(8, 3, generator=generator)
-    data['chat'].x = torch.rand(20, 2, generator=generator)
-    each = torch.arange(90)
-    owner = torch.randint(N, (90,), generator=generator)
-    data[BY].edge_index = torch.stack([each, owner])
-    data[HAS].edge_index = torch.stack([each, each * 5 % 8])
-    members = torch.stack([torch.arange(N), torch.arange(N) // 2])
-    data[IN].edge_index = members
+    del data[CLICK]
     return data
 
 
-def declared(data: HeteroData, owner: torch.Tensor) -> PrivacyUnit:
-    return PrivacyUnit(
-        data,
-        'user',
-        owned={'order': owner},
-        joint={'chat': data[IN].edge_index.flip(0)},
-        public=('item',),
-    )
-
-
 def table(data: HeteroData):
-    unit = declared(data, data[BY].edge_index[1])
+    unit = declared(data)
     paths = [[BY], [BY, HAS]]
     return unit, unit.table(MetapathFeatures(paths, 'user', unit=unit)(data))
 
@@ -53,10 +31,10 @@ def table(data: HeteroData):
 def test_shards_equal_a_twin_that_never_knew_them(persons) -> None:
     def fresh() -> ShardedUnlearner:
         return ShardedUnlearner(
-            lambda: Row(8),
+            lambda: Row(9),
             4,
             aggregator='mean',
-            num_classes=2,
+            num_classes=3,
             epochs=5,
             seed=1,
         )
@@ -91,7 +69,7 @@ class Row(torch.nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.layer = torch.nn.Linear(width, 2)
+        self.layer = torch.nn.Linear(width, 3)
 
     def forward(self, x, edge_index):
         return self.layer(x)
@@ -119,7 +97,7 @@ def test_persons_of_other_names_are_found_by_n_id_or_refused() -> None:
     after = named.predict()
     assert (after < 0).nonzero().view(-1).tolist() == [4]
     assert len(after) == len(before)
-    private = PrivateNodeClassifier('node', 1.0, 1e-3, steps=1, num_classes=2)
+    private = PrivateNodeClassifier('node', 1.0, 1e-3, steps=1, num_classes=3)
     private.fit(rows)
     # It names nodes by position.
     with pytest.raises(ValueError, match=r"'persons' need 'data\.n_id'"):
@@ -139,13 +117,6 @@ def test_a_request_of_persons_is_of_their_rows() -> None:
         RemovalRequest(persons=[N], unit=unit)
     with pytest.raises(TypeError, match='unit'):
         RemovalRequest(persons=[3], unit='user')
-    twice = PrivacyUnit(
-        data,
-        'user',
-        owned={'order': BY},
-        joint={'chat': IN},
-        public=('item',),
-        same=torch.tensor([[0], [1]]),
-    )
+    twice = declared(data, same=torch.tensor([[0], [1]]))
     with pytest.raises(ValueError, match='one row each'):
         RemovalRequest(persons=[3], unit=twice)

@@ -11,7 +11,6 @@ from procedures import liked
 from states import same, without_chance
 from torch_geometric.data import HeteroData
 
-from pyg_trust.erasure import ErasureDesk
 from pyg_trust.files import load
 from pyg_trust.removal import NotThere, RemovalRequest
 from pyg_trust.unit import PrivacyUnit
@@ -308,22 +307,6 @@ def test_a_request_for_nodes_and_edges_is_the_same():
             one.plan(bad)
 
 
-def test_a_desk_removes_by_nodes_of_the_whole_graph(tmp_path):
-    model = Recommender().fit(liked(), 30, 20)
-    model.save(tmp_path / 'model.pt')
-    desk = ErasureDesk(tmp_path / 'desk.db')
-    desk.register('likes', model, save=tmp_path / 'model.pt')
-    desk.add(RemovalRequest(nodes=[4]), immediately=True)
-    desk.add(RemovalRequest(nodes=[33]), immediately=True)
-    assert len(desk.run(confirm=True)) == 2
-    desk.close()
-    late = Recommender()
-    late.load(tmp_path / 'model.pt')
-    assert late.n_id.tolist() == [i for i in range(50) if i not in (4, 33)]
-    assert late.ledger.entries[-1].reference
-    assert late.verify().ok
-
-
 def test_users_and_items_may_end_with_nothing():
     model = Recommender().fit(torch.tensor([[0, 1], [1, 1]]), 3, 2)
     model.remove(interactions=[(0, 1)])
@@ -588,17 +571,3 @@ def test_a_pickle_has_no_empty_counts(monkeypatch):
     assert not made.verify().leftovers
     assert made.verify().ok
     assert torch.equal(made.recommend([20]), model.recommend([20]))
-
-
-@pytest.mark.parametrize('part', ['interactions', 'users', 'items', 'salts'])
-def test_a_state_that_was_changed_is_refused(part):
-    model = Recommender().fit(liked(), 30, 20)
-    state = model.state_dict()
-    if part == 'interactions':
-        state[part] = state[part][:, 1:]
-    elif part == 'salts':
-        state[part]['salt'][0] += 1
-    else:
-        state[part][-1] = False
-    with pytest.raises(ValueError, match='state'):
-        Recommender().load_state_dict(state)

@@ -5,8 +5,6 @@ import copy
 import json
 import os
 import pickle
-import sys
-import threading
 
 import pytest
 import torch
@@ -15,7 +13,6 @@ from sharded import (
     CLASSES,
     NODES,
     SHARDS,
-    TESTED,
     TRAIN,
     Wrapped,
     make,
@@ -26,16 +23,12 @@ from sharded import (
 from states import same, without_chance
 from torch_geometric.nn import GCN, GIN, GraphSAGE, SGConv
 
-from pyg_trust import files
 from pyg_trust.files.commit import StaleStateError
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.unlearning import store
 from pyg_trust.unlearning.shards import (
     building,
-    graph,
-    models,
     unlearner,
-    updating,
 )
 from pyg_trust.unlearning.shards import state as states_of
 
@@ -64,18 +57,6 @@ def removed(nodes, **kwargs):
 # States and files ###########################################################
 
 
-def test_a_state_goes_on_where_it_was():
-    one = make().fit(make_data())
-    one.remove(nodes=[0])
-    other = make(seed=77)
-    other.load_state_dict(copy.deepcopy(one.state_dict()))
-    for node in (1, 2):
-        assert same(snapshot(one), snapshot(other))
-        for each in (one, other):
-            each.remove(nodes=[node])
-    assert other.verify().ok
-
-
 def test_a_state_of_an_earlier_version_is_trained_again(tmp_path):
     done = make().fit(make_data())
     done.remove(nodes=[3, 9])
@@ -100,58 +81,6 @@ def test_a_state_of_an_earlier_version_is_trained_again(tmp_path):
     given = make(partition=torch.arange(TRAIN) % SHARDS)
     with pytest.raises(ValueError, match='fit a new unlearner'):
         given.load_state_dict(old)
-
-
-def test_a_state_of_something_else_is_refused():
-    one = make().fit(make_data())
-    state = copy.deepcopy(one.state_dict())
-    wide = lambda: GCN(CHANNELS, 17, 2, CLASSES)  # noqa: E731
-    for other, message in (
-        (make(epochs=4), 'other arguments'),
-        (make(partition='random'), 'partition'),
-        (make(wide), 'model_factory'),
-    ):
-        with pytest.raises(ValueError, match=message):
-            other.load_state_dict(state)
-    for node in (0, TESTED):
-        changed = copy.deepcopy(state)
-        changed['data']['x'][node, 0] += 1
-        with pytest.raises(ValueError, match='do not match its ledger'):
-            make().load_state_dict(changed)
-    # The ledger can't be turned back.
-    one.remove(nodes=[0])
-    before = snapshot(one)
-    with pytest.raises(ValueError, match='turned back'):
-        one.load_state_dict(state)
-    assert same(before, snapshot(one))
-
-
-def test_all_that_a_state_has_is_sealed():
-    one = make(epochs=1).fit(make_data())
-    good = one.state_dict()
-    first = good['checkpoints'][1]
-    bias = {name: value + 1 for name, value in first['weights'].items()}
-    learnt = {k: v + 1e-3 for k, v in good['aggregator'].items()}
-    for change in (
-        {'seeded': False},
-        {'fresh': False},
-        {'num_classes': CLASSES - 1},
-        {'aggregator': learnt},
-        {
-            'checkpoints': {
-                **good['checkpoints'],
-                1: {**first, 'weights': bias},
-            }
-        },
-    ):
-        with pytest.raises(ValueError, match='ledger'):
-            make(epochs=1).load_state_dict({**good, **change})
-    # And in memory.
-    held = one._state
-    one._state = held._replace(seeded=False)
-    assert not one.verify([]).ok
-    one._state = held
-    assert one.verify([]).ok
 
 
 def test_nobody_reaches_what_is_in_force():
@@ -180,7 +109,7 @@ def test_a_folder_holds_the_present_state(tmp_path):
     assert loaded.verify().ok
     manifest = json.loads((tmp_path / 'manifest.json').read_text())
     # Ids and ledger tell who was removed; nothing else is there.
-    assert {*manifest} == {'format', 'files', 'lineage', 'ledger'}
+    assert {*manifest} == {'format', 'files', 'ledger'}
     named = [entry['file'] for entry in manifest['files'].values()]
     assert sum(name.startswith('shard-') for name in named) == SHARDS
     here = {path.name for path in tmp_path.iterdir()}
@@ -381,71 +310,6 @@ def test_a_state_does_not_tell_what_was_trained_last(tmp_path):
 
 # Failures ###################################################################
 
-MODULES = (
-    *(building, unlearner, states_of, graph, store, models, files),
-    updating,
-)
-
-
-class Interrupt:
-    """Raises at the n-th line that runs in the unlearner's own modules."""
-
-    def __init__(self, at, error):
-        self.at, self.error, self.lines = at, error, 0
-        self.files = {module.__file__ for module in MODULES}
-
-    def __call__(self, frame, event, arg):
-        if frame.f_code.co_filename not in self.files:
-            return None
-        if event == 'line':
-            self.lines += 1
-            if self.lines == self.at:
-                sys.settrace(None)
-                raise self.error
-        return self
-
-
-def interrupted(call, at, error):
-    before, tracer = sys.gettrace(), Interrupt(at, error)
-    sys.settrace(tracer)
-    try:
-        call()
-    finally:
-        sys.settrace(before)
-    return tracer.lines
-
-
-@pytest.mark.parametrize('error', [RuntimeError, KeyboardInterrupt])
-def test_the_old_state_or_the_new_one(tmp_path, error):
-    gone = [0, 1, TESTED]
-    new = removed(gone, **FAST)
-    one = make(folder=tmp_path / 'a', **FAST).fit(make_data())
-    old = snapshot(one)
-    other = make(folder=tmp_path / 'b', **FAST).fit(make_data())
-    lines = interrupted(lambda: other.remove(nodes=gone), 0, error)
-    seen, is_new = set(), False
-    # Spread over the removal, and all of its last lines.
-    for at in (*range(1, lines - 20, lines // 30), *range(lines - 20, lines)):
-        finished = False
-        with contextlib.suppress(error):
-            interrupted(lambda: one.remove(nodes=gone), at, error)
-            finished = True
-        state = snapshot(one)
-        is_new = same(state, new)
-        assert is_new or same(state, old)
-        assert is_new or not finished
-        seen.add(is_new)
-        # The disk says the same.
-        assert same(snapshot(reloaded(tmp_path / 'a', **FAST)), state)
-        if is_new:
-            break
-    assert False in seen
-    if not is_new:
-        one.remove(nodes=gone)
-    assert same(snapshot(one), new)
-    one.load()
-    assert one.verify().ok
-
 
 @pytest.mark.parametrize('error', [OSError, KeyboardInterrupt])
 @pytest.mark.parametrize('call', ['replace', 'fsync', 'open'])
@@ -548,30 +412,6 @@ def test_who_comes_second_is_told(tmp_path):
     with pytest.raises(RuntimeError, match=r'nodes.: \[4\]'):
         one.remove(nodes=[7])
     assert not {3, 4} & {*make(**FAST).load(tmp_path).n_id.tolist()}
-
-
-def test_threads_lose_no_removal():
-    one = make(num_classes=CLASSES, **FAST).fit(make_data())
-    gate, failed = threading.Barrier(2), []
-
-    def work(nodes):
-        gate.wait()
-        try:
-            for node in nodes:
-                one.remove(nodes=[node])
-        except Exception as error:
-            failed.append(error)
-
-    threads = [
-        threading.Thread(target=work, args=(range(i, 12, 2),)) for i in (0, 1)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failed
-    assert one.n_id.tolist() == list(range(12, NODES))
-    assert one.verify().ok
 
 
 class Autocast(torch.nn.Module):

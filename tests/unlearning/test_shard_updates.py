@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from living import World, pairs
 from sharded import (
     CHANNELS,
     CLASSES,
@@ -28,127 +29,53 @@ from pyg_trust.update import NewNodes, Update
 SLICED = [(0.4, 1), (0.7, 1), (1, 1)]
 
 
-def draw(high, random):
-    return int(torch.randint(high, (), generator=random))
-
-
-def pairs(*edges):
-    return torch.tensor(edges).long().view(-1, 2).t()
-
-
-class World:
-    """A graph as dictionaries by name, and the updates that it plays."""
+class Shuffled(World):
+    """Names from below and above, and rows and edges in any order."""
 
     def __init__(self, data, seed):
-        self.random = torch.Generator().manual_seed(seed)
+        y = dict(enumerate(data.y.tolist()))
+        trained = data.train_mask.nonzero().view(-1).tolist()
+        super().__init__(data, seed, y={v: y[v] for v in trained})
         self.x = dict(enumerate(data.x))
-        train = data.train_mask.tolist()
-        self.y = dict(enumerate(data.y.tolist()))
-        self.trained = {v for v, on in enumerate(train) if on}
-        self.edges = {*map(tuple, data.edge_index.t().tolist())}
-        self.used, self.empty = {*self.x}, set()
+        self.known = {v: c for v, c in y.items() if v not in self.y}
+        self.used = {*self.x}
 
-    def below(self, high):
-        return draw(high, self.random)
+    def drawn(self, count):
+        return super().drawn(count).float()
 
-    def rows(self, count):
-        return torch.rand(count, CHANNELS, generator=self.random)
+    def name(self):
+        while (v := self.random.randrange(800)) in self.used:
+            pass
+        self.used.add(v)
+        return v
 
-    def some(self, items, most):
-        items = sorted(items)
-        count = min(self.below(most + 1), len(items))
-        order = torch.randperm(len(items), generator=self.random)
-        return [items[i] for i in order[:count].tolist()]
+    def newcomers(self, x, y, ids):
+        return NewNodes(x, torch.tensor(y), n_id=torch.tensor(ids))
 
-    def add(self, u, v):
-        self.edges |= {(u, v), (v, u)}
-
-    def update(self):
-        """A mixed update, which is played on the dictionaries."""
-        gone = self.some(self.x, 1)
-        cut = [
-            e for e in self.some(self.edges, 2) if e[0] < e[1] and not
-            {*e} & {*gone}
-        ]  # fmt: skip
-        empty = [
-            v
-            for v in self.some(self.x, 1)
-            if v not in gone and v not in self.empty
-        ]
-        unlabelled = [v for v in self.some(self.trained, 1) if v not in gone]
-        for v in gone:
-            del self.x[v], self.y[v]
-        self.trained -= {*gone, *unlabelled}
-        self.edges = {
-            e for e in self.edges
-            if not {*e} & {*gone} and e not in cut and e[::-1] not in cut
-        }  # fmt: skip
-        for v in empty:
-            self.x[v] = torch.zeros(CHANNELS)
-            self.empty.add(v)
-        for v in unlabelled:
-            self.y[v] = -1
-        remove = None
-        if gone or cut or empty or unlabelled:
-            remove = RemovalRequest(
-                nodes=gone, edges=cut, features=empty, labels=unlabelled
-            )
-        nodes = None
-        if self.below(2):
-            # Below and above the names that are there.
-            names = {self.below(500), self.below(500) + 300}
-            names = sorted(names - self.used)
-            y = torch.randint(
-                -1, CLASSES, (len(names),), generator=self.random
-            )
-            x = self.rows(len(names))
-            nodes = NewNodes(x, y, n_id=torch.tensor(names).long())
-            self.used |= {*names}
-            self.x |= dict(zip(names, x, strict=True))
-            self.y |= dict(zip(names, y.tolist(), strict=True))
-            self.trained |= {v for v in names if self.y[v] >= 0}
-        came = []
-        for u, v in zip(
-            self.some(self.x, 3), self.some(self.x, 3), strict=False
-        ):
-            if u < v and (u, v) not in self.edges and (u, v) not in cut:
-                came.append((u, v))
-                self.add(u, v)
-        changed = [v for v in self.some(self.x, 2) if v not in empty]
-        x = self.rows(len(changed))
-        self.empty -= {*changed}
-        self.x |= dict(zip(changed, x, strict=True))
-        labelled = [v for v in self.some(self.x, 2) if v not in unlabelled]
-        y = torch.randint(CLASSES, (len(labelled),), generator=self.random)
-        self.y |= dict(zip(labelled, y.tolist(), strict=True))
-        self.trained |= {*labelled}
-        return Update(
-            nodes=nodes,
-            edges=pairs(*came),
-            features=(torch.tensor(changed).long(), x),
-            labels=(torch.tensor(labelled).long(), y),
-            remove=remove,
-        )
+    def change(self, gone):
+        found = super().change(gone)
+        other = [v for v in self.x if v not in self.y]
+        if 'labels' not in found and self.random.randrange(2):
+            v = self.one(other)
+            self.y[v] = self.random.randrange(CLASSES)
+            self.known.pop(v, None)
+            found['labels'] = torch.tensor([v]), torch.tensor([self.y[v]])
+        return found
 
     def data(self):
-        """The graph, with shuffled rows and edges."""
-        names = sorted(self.x)
-        order = torch.randperm(len(names), generator=self.random).tolist()
-        names = [names[i] for i in order]
-        place = {v: i for i, v in enumerate(names)}
-        edges = sorted(self.edges)
-        order = torch.randperm(len(edges), generator=self.random).tolist()
-        edges = [edges[i] for i in order]
+        made, names = super().data(), torch.tensor(sorted(self.x))
+        y = [self.y.get(v, self.known.get(v, -1)) for v in names.tolist()]
+        draw = torch.Generator().manual_seed(self.random.randrange(999))
+        order = torch.randperm(len(names), generator=draw)
+        edges = order.argsort()[made.edge_index]
+        mixed = torch.randperm(edges.size(1), generator=draw)
         return Data(
-            x=torch.stack([self.x[v] for v in names]),
-            y=torch.tensor([self.y[v] for v in names]),
-            edge_index=pairs(*[(place[u], place[v]) for u, v in edges]),
-            train_mask=torch.tensor([v in self.trained for v in names]),
-            test_mask=torch.tensor(
-                [v >= 48 and v < NODES for v in names]
-            ),
-            n_id=torch.tensor(names),
-        )  # fmt: skip
+            x=made.x[order],
+            y=torch.tensor(y)[order],
+            edge_index=edges[:, mixed],
+            train_mask=made.train_mask[order],
+            n_id=names[order],
+        )
 
 
 def fresh(unlearner):
@@ -187,12 +114,12 @@ def test_mixed_updates_end_where_a_fresh_fit_of_shuffled_rows_does(
 ):
     # Any sequence of updates, removals, plans, saves and loads.
     settings = {'num_classes': CLASSES, **HOW[how]}
-    world = World(make_data(), seed=len(how))
+    world = Shuffled(make_data(), seed=len(how))
     unlearner = make(**settings).fit(make_data())
     rounds = {'plain': 50, 'sliced': 20}.get(how, 10)
     trained = []
     for step in range(rounds):
-        updates = [world.update() for _ in range(1 + step % 3)]
+        updates = [world.draw() for _ in range(1 + step % 3)]
         plan = unlearner.plan(updates)
         before = weights(unlearner)
         report = unlearner.update(updates)
@@ -224,7 +151,7 @@ def test_mixed_updates_end_where_a_fresh_fit_of_shuffled_rows_does(
 
 
 def test_rows_and_edges_may_come_in_any_order():
-    world = World(make_data(), seed=0)
+    world = Shuffled(make_data(), seed=0)
     for partition in ('hash', 'random', 'blpa'):
         settings = {'partition': partition, **HOW['sums of neighbours']}
         one, two = (make(**settings).fit(world.data()) for _ in range(2))
@@ -330,12 +257,12 @@ def sampled(unlearner):
 
 def test_the_aggregators_sample_is_that_of_a_fresh_fit(monkeypatch):
     monkeypatch.setattr(building, 'AGGREGATOR_NODES', 10)
-    world = World(make_data(), seed=3)
+    world = Shuffled(make_data(), seed=3)
     unlearner = make(num_classes=CLASSES)
     unlearner.fit(make_data())
     before = sampled(unlearner)
     for _ in range(10):
-        unlearner.update(world.update())
+        unlearner.update(world.draw())
     again = make(num_classes=CLASSES).fit(world.data())
     assert sampled(unlearner).numel() == 10
     assert torch.equal(sampled(unlearner), sampled(again))
@@ -344,37 +271,23 @@ def test_the_aggregators_sample_is_that_of_a_fresh_fit(monkeypatch):
 
 ROW = torch.rand(1, CHANNELS)
 OLD = torch.tensor([5])
-WRONG = {
-    'nothing': ([], "'update'"),
-    'an edge that is there': ('there', 'is there already'),
-    'an edge twice': (Update(edges=pairs((0, 90), (90, 0))), '90 is not'),
-    'a name of a node that is there': (
-        Update(nodes=NewNodes(ROW, n_id=OLD)),
-        "'n_id'",
-    ),
-    'a name that was removed': (
-        Update(nodes=NewNodes(ROW, n_id=OLD + 2)),
-        "'n_id'",
-    ),
-    'a name that went in the same list': (
-        [
-            Update(nodes=NewNodes(ROW, n_id=OLD + 200)),
-            RemovalRequest(nodes=[205]),
-            Update(nodes=NewNodes(ROW, n_id=OLD + 200)),
-        ],
-        "'n_id'",
-    ),
-    'other columns': (Update(nodes=ROW[:, 1:]), "'nodes'"),
-    'another type': (Update(features=(OLD, ROW.double())), "'features'"),
-    'features of none': (Update(features=(OLD + 100, ROW)), '105 is not'),
-    'a label to come': (Update(labels=(OLD, OLD)), "'labels'"),
-    'labels that were not trained on': (
-        RemovalRequest(labels=[65]),
-        'label of node 65',
-    ),
-    'another graph': (Update(graph=1), "'graph'"),
-    'graphs': (Update(graphs=[make_data()]), "'graphs'"),
-}
+LATER = Update(nodes=NewNodes(ROW, n_id=OLD + 200))
+WRONG = [
+    ("'update'", []),
+    ('is there already', 'there'),
+    ('90 is not', Update(edges=pairs((0, 90), (90, 0)))),
+    # Names of who is there, who was removed, and who went in the same list.
+    ("'n_id'", Update(nodes=NewNodes(ROW, n_id=OLD))),
+    ("'n_id'", Update(nodes=NewNodes(ROW, n_id=OLD + 2))),
+    ("'n_id'", [LATER, RemovalRequest(nodes=[205]), LATER]),
+    ("'nodes'", Update(nodes=ROW[:, 1:])),
+    ("'features'", Update(features=(OLD, ROW.double()))),
+    ('105 is not', Update(features=(OLD + 100, ROW))),
+    ("'labels'", Update(labels=(OLD, OLD))),
+    ('label of node 65', RemovalRequest(labels=[65])),
+    ("'graph'", Update(graph=1)),
+    ("'graphs'", Update(graphs=[make_data()])),
+]
 
 
 @pytest.fixture(scope='module')
@@ -384,9 +297,8 @@ def forgetful():
     return unlearner
 
 
-@pytest.mark.parametrize('what', WRONG)
-def test_updates_that_do_not_fit_change_nothing(forgetful, what):
-    update, message = WRONG[what]
+@pytest.mark.parametrize(('message', 'update'), WRONG)
+def test_updates_that_do_not_fit_change_nothing(forgetful, message, update):
     if update == 'there':
         held = forgetful.data
         update = Update(edges=held.n_id[held.edge_index[:, :1]])

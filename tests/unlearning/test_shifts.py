@@ -67,26 +67,6 @@ def test_releases_compose_as_one_shift():
         assert delta == pytest.approx(exact, abs=2e-3)
 
 
-def attack(shift, std, count, seed):
-    """The advantage of the best test between a release and its reference."""
-    generator = np.random.default_rng(seed)
-    released = generator.normal(shift, std, count)
-    reference = generator.normal(0.0, std, count)
-    return (released > shift / 2).mean() - (reference > shift / 2).mean()
-
-
-def test_the_best_test_gains_no_more_than_the_profile_allows():
-    epsilon, delta, count = 0.5, 1e-3, 200_000
-    shift = 1e-3
-    std = shift / gaussian_budget(epsilon, delta)
-    # Total variation is delta at epsilon 0.
-    allowed = integrated(1e-12, shift / std)
-    error = 5 / math.sqrt(2 * count)
-    assert attack(shift, std, count, 0) <= allowed + error
-    # Half the noise is caught.
-    assert attack(shift, std / 2, count, 0) > allowed + error
-
-
 def newton_release(b, kept, removed, lam):
     """The exact minimiser with the point, and one Newton step without it."""
 

@@ -180,29 +180,6 @@ def test_weights_of_a_stage_that_are_others_are_found():
 # States and trainers ########################################################
 
 
-def test_stages_are_saved_and_loaded(tmp_path):
-    data = make_data()
-    one = sliced(folder=tmp_path / 'one').fit(data)
-    node = later(one, 2)
-    two = sliced(folder=tmp_path / 'one').load()
-    assert same(learnt(one), learnt(two))
-    two.remove(RemovalRequest(nodes=[node]))
-    assert same(learnt(fresh(data, [node])), learnt(two))
-    state = two.state_dict()
-    three = sliced()
-    three.load_state_dict(state)
-    assert three.verify().ok
-    made = state['checkpoints']
-    made[0]['stages'], made[1]['stages'] = (
-        made[1]['stages'],
-        made[0]['stages'],
-    )
-    with pytest.raises(ValueError, match='do not match its ledger'):
-        sliced().load_state_dict(state)
-    with pytest.raises(ValueError, match='other arguments'):
-        make(epochs=6, num_classes=CLASSES).load_state_dict(two.state_dict())
-
-
 def test_epochs_are_those_of_all_slices():
     with pytest.raises(ValueError, match="'epochs' needs to be the sum"):
         sliced(epochs=7)

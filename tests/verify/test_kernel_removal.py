@@ -230,7 +230,7 @@ def test_the_fast_residual_is_that_of_the_kernel():
     edge_index = edge_index[:, edge_index[0] != edge_index[1]]
     graph = CSRGraph.from_edge_index(edge_index, n)
     x = torch.randn(n, 5, dtype=torch.float64)
-    measure = make_measure('appnp', None, alpha=0.2, levels=6)
+    measure = make_measure('appnp', None, alpha=0.2, K=6)
     Z = Sums(graph, x, measure).rows()
     y = torch.randint(outputs, (n,))
     Y = targets(y, outputs)

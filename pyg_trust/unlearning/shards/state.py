@@ -19,7 +19,6 @@ from pyg_trust._checks.states import (
 )
 from pyg_trust.distributed import check_same
 from pyg_trust.files.commit import (
-    Lineage,
     ObjectLock,
     editing,
     synchronized,
@@ -45,7 +44,7 @@ _OLD_SETTINGS = ('num_shards', 'epochs', 'lr', 'weight_decay', 'optimizer')
 AGGREGATOR_NODES = 1000
 Self = TypeVar('Self', bound='Stateful')
 # Fields by which folders are compared without reading tensors.
-_IN_MANIFEST = ('lineage', 'ledger')
+_IN_MANIFEST = ('ledger',)
 
 
 class Forgotten(NamedTuple):
@@ -96,7 +95,6 @@ class State(NamedTuple):
     # and epoch. In no file: they show what was trained again, and when.
     seconds: dict[str, float] = {}  # noqa: RUF012
     pace: float = 0.0
-    lineage: Lineage = Lineage()
 
     @property
     def sealed(self) -> str:
@@ -269,7 +267,7 @@ class Stateful:
     def _agree(self, call: str, **given: Any) -> None:
         # All processes do the same to the same state.
         if self._builder.over_ranks:
-            before = None if self._state is None else self._state.lineage.runs
+            before = None if self._state is None else self._state.ledger.tip
             check_same({'call': call, **given, 'state': before})
 
     def _reported(self) -> ShardReport:
@@ -452,7 +450,6 @@ class Stateful:
             'partition': plain_partition(given),
             'num_classes': state.num_classes,
             'fresh': state.fresh,
-            'lineage': state.lineage.to_list(),
             'salts': state.seals.state_dict(),
             'data': data,
             'rows': state.rows,
@@ -496,6 +493,8 @@ class Stateful:
                 size = shape[0], shape[1]
                 data.x = sparse_rows(ptr, index, value, size)
             ledger = RemovalLedger(0.0)
+            if present is not None:
+                ledger = present.ledger.copy()
             ledger.load_state_dict(plain['ledger'])
             if old:
                 return self._trained_anew(plain, given[0], data, ledger)
@@ -519,7 +518,6 @@ class Stateful:
                     for _, made in sorted(plain['checkpoints'].items())
                 ),
                 fresh=plain['fresh'],
-                lineage=Lineage.of(plain, present and present.lineage),
             )
             parts = builder.parts(state, range(self.num_shards))
             contents = builder.contents(state, parts)
@@ -555,7 +553,6 @@ class Stateful:
                 f'{described(given)}, which came from no method: fit a new '
                 "unlearner to the graph in its entry 'data'"
             )
-        before = self._state
         empty = State(
             seed=check_integer('seed', plain['seed'], 0),
             seeded=plain['seeded'],
@@ -566,9 +563,7 @@ class Stateful:
             aggregator=self._builder.aggregator,
             ledger=ledger,
         )
-        lineage = Lineage.of(plain, before and before.lineage)
-        made: State = self._builder.fresh(empty, given, 'retrain')
-        return made._replace(lineage=lineage.next())
+        return self._builder.fresh(empty, given, 'retrain')
 
     def _store(self, folder: str | Path | None) -> ShardStore:
         folder = self.folder if folder is None else folder
@@ -585,13 +580,8 @@ class Stateful:
         # disk by the switch of the manifest, in memory by one assignment.
         present, first = self._state, self._builder.from_first
         if not loaded:
-            before = Lineage()
-            if present is not None and not anew:
-                before = present.lineage
-            lineage, seconds, pace = first(
-                lambda: (before.next(), state.seconds, state.pace)
-            )
-            state = state._replace(lineage=lineage, seconds=seconds, pace=pace)
+            seconds, pace = first(lambda: (state.seconds, state.pace))
+            state = state._replace(seconds=seconds, pace=pace)
         if self.folder is None:
             self._take(state)
             return
