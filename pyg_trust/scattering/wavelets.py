@@ -146,10 +146,12 @@ def wavelet_bank(adj: Tensor, wavelet: str, J: int) -> Tensor:
         adj (Tensor): weighted adjacency matrices, ``[..., num_nodes,
             num_nodes]``, dense and non-negative; symmetric unless the bank is
             geometric.
-        wavelet (str): ``'geometric'`` (differences of powers of the lazy walk
-            by rows), ``'geometric_column'`` (by columns), ``'diffusion'`` (of
-            the symmetric one), ``'itersine'`` or ``'monic_cubic'`` (spectral).
-        J (int): the number of filters.
+        wavelet (str): differences of powers of :math:`(I + M) / 2`, with
+            :math:`M = D^{-1} A` (``'geometric'``), :math:`A D^{-1}`
+            (``'geometric_column'``) or :math:`D^{-1/2} A D^{-1/2}`
+            (``'diffusion'``); or functions of :math:`I - D^{-1/2} A D^{-1/2}`,
+            ``'itersine'`` or ``'monic_cubic'``.
+        J (int): the number of filters, at least 1; 3 for the last two.
 
     Returns:
         Tensor: ``[..., J, num_nodes, num_nodes]``.
