@@ -117,8 +117,7 @@ class RemovalRequest:
             model that was fitted to the result of :meth:`PrivacyUnit.table
             <pyg_trust.unit.PrivacyUnit.table>`, where each person has one row.
             (default: :obj:`()`)
-        unit (PrivacyUnit, optional): the privacy unit of :obj:`persons`;
-            needed with them.
+        unit (PrivacyUnit, optional): the unit of :obj:`persons`, if given.
 
     Raises:
         TypeError: on an id that is no integer.

@@ -48,9 +48,8 @@ class DeskPlan(Report):
             model's nodes or edges in them; the expected ``seconds``, None if
             unknown; the earliest ``due`` date; the time when the batch
             ``starts``; whether it ``starts_now`` and ``needs_confirmation``;
-            and the ``mode``: ``'now'``, ``'batch'`` (wait for more requests),
-            ``'covered'`` (the noise in a private model suffices) or
-            ``'nothing waits'``.
+            and the ``mode``: ``'now'``, ``'batch'`` (later), ``'covered'`` (a
+            private model's noise suffices) or ``'nothing waits'``.
     """
 
     models: tuple[dict[str, Any], ...]

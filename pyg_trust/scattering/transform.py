@@ -94,13 +94,13 @@ def scattering_transform(
     filters :math:`H_j`, columns :math:`f` of :obj:`x` and :math:`q = 1, \dots,
     Q`. Columns that are zero on a graph are skipped. On a graph of :math:`g`
     nodes the method ``dense`` takes memory :math:`O(J g^2)` for the filters as
-    matrices; ``sparse`` takes :math:`O(J^{L-1} g)`, by products with vectors.
+    matrices; ``sparse`` takes :math:`O(J^{L-1} g)`, by sparse products.
 
     Args:
         graph (CSRGraph): the disjoint union of the graphs, without self-loops;
             weights, if any, non-negative; undirected unless :obj:`wavelet` is
-            a geometric one, by which a node averages over the nodes that its
-            edges lead to.
+            a geometric one, by which a node reads the nodes that its edges
+            lead to.
         x (Tensor): the features, float32 or float64, ``[num_nodes,
             num_features]``, dense or sparse CSR.
         ptr (Tensor, optional): int64, ``[num_graphs + 1]``: where the nodes of

@@ -146,12 +146,12 @@ def wavelet_bank(adj: Tensor, wavelet: str, J: int) -> Tensor:
         adj (Tensor): weighted adjacency matrices, ``[..., num_nodes,
             num_nodes]``, dense and non-negative; symmetric unless the bank is
             geometric.
-        wavelet (str): differences of powers of :math:`(I + M) / 2`, with
-            :math:`M = D^{-1} A` (``'geometric'``), :math:`A D^{-1}`
-            (``'geometric_column'``) or :math:`D^{-1/2} A D^{-1/2}`
-            (``'diffusion'``); or functions of :math:`I - D^{-1/2} A D^{-1/2}`,
-            ``'itersine'`` or ``'monic_cubic'``.
-        J (int): the number of filters, at least 1; 3 for the last two.
+        wavelet (str): differences of powers of :math:`(I + M) / 2`, where
+            :math:`M` is :math:`D^{-1} A` for ``'geometric'``, :math:`A D^{-1}`
+            for ``'geometric_column'``, :math:`N = D^{-1/2} A D^{-1/2}` for
+            ``'diffusion'``; or ``'itersine'``, ``'monic_cubic'`` of the
+            Laplacian :math:`I - N`, which need at least 3 filters.
+        J (int): the number of filters.
 
     Returns:
         Tensor: ``[..., J, num_nodes, num_nodes]``.

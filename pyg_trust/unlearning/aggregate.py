@@ -75,12 +75,10 @@ def majority_vote(outputs: Tensor) -> Tensor:
     A sub-model votes for the class of its largest logit, the first of equal
     ones; it abstains where all logits are equal. With the number of votes
     :math:`v_c` of a class, the number :math:`S` of voting sub-models and the
-    mean probability :math:`\bar{p}_c` of all sub-models, the share is
+    mean probability :math:`\bar{p}_c` of all, which breaks ties, the share is
 
     .. math::
         p_c = \frac{v_c + \bar{p}_c / 2}{S + 1/2} .
-
-    So the mean breaks ties of votes.
 
     Args:
         outputs (Tensor): logits, ``[num_shards, num_nodes, num_classes]``.
@@ -254,7 +252,7 @@ class ShardAggregator(torch.nn.Module):
 
 @AGGREGATORS.builtin('mean')
 class MeanAggregator(ShardAggregator):
-    """Mean of the sub-models' probabilities, as in SISA."""
+    """Average the sub-models' probabilities, as in SISA."""
 
     def forward(self, outputs: Tensor) -> Tensor:
         """Return probabilities of classes: ``[num_nodes, num_classes]``.
@@ -266,7 +264,7 @@ class MeanAggregator(ShardAggregator):
 
 @AGGREGATORS.builtin('majority')
 class MajorityAggregator(ShardAggregator):
-    """Vote of the sub-models, as in SISA; mean probabilities break ties."""
+    """Let sub-models vote, as in SISA; mean probabilities break ties."""
 
     def forward(self, outputs: Tensor) -> Tensor:
         """Return the shares of the votes: ``[num_nodes, num_classes]``.
