@@ -85,7 +85,7 @@ class LedgerEntry(Report):
 
 
 class RemovalLedger:
-    """Append-only list of the items a model removed, and of the budget.
+    """Record what a model removed and how much budget that spent.
 
     Each line has the ids of the removed items, a digest of the remaining data,
     and the amount that is spent since the last fit: for certified classifiers
@@ -163,7 +163,7 @@ class RemovalLedger:
 
     @property
     def head(self) -> str:
-        """The hash of the newest line, over all lines; '' without lines."""
+        """The hash of all lines, which the newest has; '' without lines."""
         return '' if self.last is None else self.last.link
 
     def has(self, head: str) -> bool:
@@ -418,7 +418,7 @@ def coarse(amount: float, bits: int = 1) -> float:
 
 
 class PrivacyLedger:
-    """Durable account of private training: an append-only file.
+    """Record the privacy cost of training in an append-only file.
 
     A line is written to the disk *before* the noisy gradient of a step is
     made: a crash can waste a step of the budget, but never hide one. The first
@@ -516,7 +516,7 @@ class PrivacyLedger:
 
     @property
     def history(self) -> list[tuple[float, float, int]]:
-        """Tuples of noise multiplier, sample rate and number of such steps."""
+        """The steps: tuples of noise multiplier, sample rate and number."""
         merged: list[tuple[float, float, int]] = []
         for line in self._account.lines:
             same = merged and merged[-1][:2] == line
@@ -538,11 +538,11 @@ class PrivacyLedger:
 
     @editing
     def record_pure(self, epsilon: float) -> None:
-        """Record a release of pure differential privacy, besides the steps.
+        """Record a release with a delta of 0, besides the steps.
 
         Args:
-            epsilon (float): the epsilon of the release, in nats, with a delta
-                of 0; ``pure_epsilon`` is the sum.
+            epsilon (float): the epsilon of the release, in nats;
+                ``pure_epsilon`` is the sum over releases.
         """
         epsilon = check_positive('epsilon', epsilon)
         self._append(lambda: {'epsilon': epsilon})

@@ -455,7 +455,7 @@ class LabelPropagation(PageRankDiffusion):
 
 @validated
 class CorrectAndSmooth(pyg.CorrectAndSmooth):
-    """Corrects predictions by their errors on training nodes, and smooths.
+    """Correct predictions by the errors on training nodes, then smooth them.
 
     `"Combining Label Propagation And Simple Models Out-performs Graph Neural
     Networks" <https://arxiv.org/abs/2010.13993>`_ (Huang et al. 2021), a

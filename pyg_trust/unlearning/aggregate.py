@@ -70,12 +70,12 @@ def mean_probability(outputs: Tensor) -> Tensor:
 
 
 def majority_vote(outputs: Tensor) -> Tensor:
-    r"""Return the shares of the sub-models' votes, for each node and class.
+    r"""Return each class's share of votes; mean probabilities break ties.
 
     A sub-model votes for the class of its largest logit, the first of equal
     ones; it abstains where all logits are equal. With the number of votes
     :math:`v_c` of a class, the number :math:`S` of voting sub-models and the
-    mean probability :math:`\bar{p}_c` of all, which breaks ties, the share is
+    mean probability :math:`\bar{p}_c` of all sub-models, the share is
 
     .. math::
         p_c = \frac{v_c + \bar{p}_c / 2}{S + 1/2} .
@@ -279,8 +279,8 @@ class MajorityAggregator(ShardAggregator):
 class LBAggregator(ShardAggregator):
     r"""Weighted mean of log-probabilities, with one learned weight per model.
 
-    For logits :math:`e^i_u` of sub-model :math:`i` and node :math:`u`,
-    minimises
+    For the logits :math:`e^i_u` of sub-model :math:`i` and the class
+    :math:`y_u` of node :math:`u` in the training nodes :math:`U`, minimises
 
     .. math::
         \frac{1}{|U|} \sum_{u \in U} \mathrm{CE}\Big( \sum_i a_i \log

@@ -447,7 +447,7 @@ class LinkClassifier(NodeClassifier):
         )
 
     def predict(self, edge_label_index: Tensor) -> Tensor:  # type: ignore[override]
-        """Predict links: int64, ``[num_pairs]``, 0 or 1; -1 if removed.
+        """Predict links: int64, ``[num_pairs]``: 0, 1, or -1 if removed.
 
         Args:
             edge_label_index (Tensor): int64, ``[2, num_pairs]``: the nodes of
@@ -458,7 +458,7 @@ class LinkClassifier(NodeClassifier):
     def predict_proba(self, edge_label_index: Tensor) -> Tensor:  # type: ignore[override]
         """Predict the probabilities of no link and of a link.
 
-        They assume the same balance of edges and negative pairs as in the fit.
+        They assume that links are as frequent as among the pairs of the fit.
 
         Args:
             edge_label_index (Tensor): int64, ``[2, num_pairs]``: the nodes of

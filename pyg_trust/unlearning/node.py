@@ -371,7 +371,7 @@ class NodeClassifier(NodeReleases, EditedInPlace):
     @property
     @synchronized
     def num_train(self) -> int:
-        """The number of training nodes behind the released weights."""
+        """The number of nodes that the released weights were trained on."""
         return self._fitted.data.num_train
 
     @property

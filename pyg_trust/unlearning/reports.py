@@ -316,8 +316,8 @@ class ShardReport(Facts):
     nodes; ``shard_sizes``, the training nodes of each shard; ``imbalance``,
     the largest size over the mean; ``partition``, how the shards were made;
     ``removals``, the number of removals so far; ``seconds`` of the last
-    training, by part; ``by_hash``, how many later nodes a hash assigned (0 if
-    the partition is by hash); ``empty``, the shards without a training node.
+    training, by part; ``by_hash``, how many nodes added after the fit a hash
+    assigned (0 if all are by hash); ``empty``, shards without training nodes.
     """
 
     def chart(self) -> Chart:

@@ -105,8 +105,8 @@ class ShardedUnlearner(Stateful):
         lr (float): the learning rate. (default: :obj:`0.01`)
         weight_decay (float): the weight decay. (default: :obj:`5e-4`)
         optimizer (str): 'adam', 'adamw' or 'sgd'. (default: :obj:`'adam'`)
-        train (Callable, optional): trains a model in your way, as
-            ``train(model, data, generator)``, on the subgraph of a shard.
+        train (Callable, optional): trains a model on the subgraph of a shard,
+            in place of the built-in loop: ``train(model, data, generator)``.
         slices (list, optional): stages of a shard's training, as pairs (share
             of its nodes used so far, epochs); after a removal, training starts
             from the last stage that had not used the removed nodes.
@@ -359,7 +359,7 @@ class ShardedUnlearner(Stateful):
 
     @property
     def data(self) -> Data | HeteroData:
-        """A copy of the present graph, with ``n_id`` and ``shard``."""
+        """A copy of the present graph, with nodes' ``n_id`` and ``shard``."""
         kept = self._fitted.data
         if self._by_person:
             typed = kept.persons.graph.clone()
