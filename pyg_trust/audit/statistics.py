@@ -241,7 +241,7 @@ def empirical_epsilon(
     r"""Bound :math:`\epsilon` from below by scores of two neighbours.
 
     A test guesses from a score on which of two neighbouring data sets a run
-    was. With Clopper-Pearson bounds of its true and false positive rates,
+    was. Bars mark bounds (Clopper-Pearson) of true and false positive rates:
 
     .. math::
         \epsilon \ge \log \frac{\underline{\mathrm{TPR}} - \delta}
@@ -254,9 +254,9 @@ def empirical_epsilon(
         without (Tensor or ndarray): ``[num_trials]``, at least four: a score
             of each independent run on one of the neighbours.
         with_ (Tensor or ndarray): the same of runs on the other neighbour.
-        delta (float): in :math:`(0, 1)`.
+        delta (float): the :math:`\delta` that goes with :math:`\epsilon`.
         claim (float, optional): the claimed :math:`\epsilon`, if any.
-        confidence (float): of the bound, in (0, 1). (default: :obj:`0.99`)
+        confidence (float): how surely the bound holds. (default: :obj:`0.99`)
         seed (int, optional): the seed of the split. (default: :obj:`0`)
     """
 
@@ -292,11 +292,11 @@ def empirical_mu(
     claim: Positive | None = None,
     seed: int | None = 0,
 ) -> PrivacyAudit:
-    r"""Bound :math:`\mu` from below by scores of two neighbours.
+    r"""Bound :math:`\mu` of Gaussian privacy from below by two sets of scores.
 
     A test guesses from a score on which of two neighbouring data sets a run
-    was: a high one for :obj:`positive`. With Clopper-Pearson bounds of its
-    false positive and false negative rates,
+    was: a high one for :obj:`positive`. Bars mark upper Clopper-Pearson bounds
+    of the rates of false positives and false negatives:
 
     .. math::
         \mu \ge -\Phi^{-1}(\overline{\mathrm{FPR}})
@@ -309,7 +309,7 @@ def empirical_mu(
         negative (Tensor or ndarray): ``[num_trials]``, at least four: a score
             of each independent run on one of the neighbours.
         positive (Tensor or ndarray): the same of the other, higher scores.
-        confidence (float): of the bound, in (0, 1). (default: :obj:`0.95`)
+        confidence (float): how surely the bound holds. (default: :obj:`0.95`)
         claim (float, optional): the claimed :math:`\mu`, if any.
         seed (int, optional): the seed of the split. (default: :obj:`0`)
     """
