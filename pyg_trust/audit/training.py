@@ -119,9 +119,6 @@ def audit_function(
             :obj:`'runs'`, one canary of each run, which is valid for any
             function and needs hundreds of :obj:`runs`.
         seed (int, optional): the seed of draws and splits; random by default.
-
-    Returns:
-        PrivacyAudit: the bounds, beside the claim.
     """
     _check_graph(data)
     by_run = independent == 'runs'
@@ -350,7 +347,7 @@ def audit_training(
         steps (int): the steps of training. (default: :obj:`1`)
         delta (float): the :math:`\delta` at which to compare; a larger one
             takes fewer trials to see a fault. (default: :obj:`0.05`)
-        confidence (float): how surely the bound holds. (default: :obj:`0.99`)
+        confidence (float): the bound's confidence level, in (0, 1).
         seed (int, optional): the seed of draws and loader; random by default.
 
     Returns:

@@ -221,8 +221,8 @@ def hop_sensitivity(
         adjacency (str): what differs: one edge; a node's features and outgoing
             edges; a node with all its edges; or a node's features.
         directed (bool): for ``'edge'``, whether edges have one direction.
-        neighboring (str): whether it is compared with none
-            (:obj:`'add_remove'`) or with any other (:obj:`'replace'`).
+        neighboring (str): whether this is removed (:obj:`'add_remove'`) or
+            exchanged for any other (:obj:`'replace'`).
         max_degree (int, optional): :math:`D`, the most edges of a node,
             required for ``'node_incident'``. For ``'node'``, the bound of the
             sum of squared weights of a node's outgoing messages.
