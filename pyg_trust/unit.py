@@ -282,8 +282,8 @@ class PrivacyUnit:
             path (sequence): the edge types of the metapath, from the rows that
                 receive to those that send.
             node_type (str): the type of the rows that receive.
-            symmetric (bool): whether messages are scaled by the degree of the
-                sender, too; if it is public, it counts edges of other persons.
+            symmetric (bool): whether messages are scaled by the sender's
+                degree, too, which for a public row counts everybody's edges.
         """
         own = True
         for e, receiver, sender, ends in path_steps(

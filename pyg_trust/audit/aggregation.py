@@ -51,7 +51,7 @@ def audit_aggregation(
       nodes; the bit is whether its features and edges are there or, for
       ``'replace'``, the sign of its features. Edges have one direction: audit
       a release with ``directed=True``.
-    - ``'feature'``: a pair with an edge; the bit is as above, without edges.
+    - ``'feature'``: a pair with an edge; the bit is of features alone.
 
     Args:
         release (callable): maps a ``Data`` to a list of the released sums, one

@@ -91,7 +91,7 @@ def membership_inference(
             num_classes]``.
         y (Tensor): the true classes, int64, ``[num_nodes]``.
         members (Tensor): nodes that were trained on, int64 ids or a mask.
-        others (Tensor): nodes that were not, int64 ids or a mask.
+        others (Tensor): nodes outside of training, int64 ids or a mask.
         unit (PrivacyUnit, optional): the owners of rows, if nodes are rows of
             persons; nobody may then have rows in both groups.
         node_type (str, optional): the type of these rows, with a :obj:`unit`.

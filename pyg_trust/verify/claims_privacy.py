@@ -160,7 +160,7 @@ class PrivateTraining(Private):
 
     procedure = 'private training'
     history = given(
-        'epsilon after up to nine numbers of steps, none to all, in nats',
+        'epsilon (nats) at up to nine times, before the first step to now',
         several(AMOUNT, 1),
     )
     epsilon = derived(
@@ -183,7 +183,7 @@ class PrivateTraining(Private):
     sampling = given('how the units of a step are drawn', TEXT)
     mechanism = given('name of the accountant', TEXT)
     batch_size = given('number of units of a step', NATURAL)
-    units_per_row = given('number of units that a row is in, at most', NATURAL)
+    units_per_row = given('largest number of units with one row', NATURAL)
     max_grad_norm = given('the clipping norm', POSITIVE)
     clipping = given('flat, automatic or adaptive clipping', TEXT)
     noise_multiplier = given(
@@ -224,7 +224,7 @@ class PrivateTraining(Private):
     )
     persons = given('summary of the PrivacyUnit, if any', OBJECT, {})
     together = given(
-        'pairs of a number of persons, and epsilon for that many at once',
+        'pairs: a number k, and the epsilon for any k persons together',
         several(row({'type': 'integer', 'minimum': 2}, AMOUNT)),
         [],
     )
