@@ -141,7 +141,7 @@ class ReleaseAccount(NoCopies):
         return None if self._ledger is None else self._ledger.head
 
     def check(self, mu: float) -> None:
-        """Raise ``BudgetExceededError`` if ``mu`` more exceed the limit."""
+        """Raise ``BudgetExceededError`` if ``mu`` is more than ``left``."""
         mu = check_positive('mu', mu)
         if os.getpid() != self._owner:
             raise RuntimeError(
@@ -273,7 +273,7 @@ class PaidNoise:
         self._mus = [check_positive('mus', mu) for mu in mus]
 
     def pay(self) -> SecureNoise | SeededNoise:
-        """Pay for the next planned release; return the source of its draws."""
+        """Pay for the next planned release; return the source of its noise."""
         if not self._mus:
             raise RuntimeError('all draws that were planned are spent')
         self._spend(self._mus.pop(0))

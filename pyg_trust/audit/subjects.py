@@ -52,7 +52,7 @@ class Subject(Protocol):
     def released(self) -> Released:
         """Collect the released data: weights, cached outputs, files.
 
-        Tensors and bytes by name; files under their names.
+        The result has tensors and bytes by name; a file has its own name.
         """
 
 

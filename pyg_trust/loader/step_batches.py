@@ -257,7 +257,7 @@ class StepLoader(NodeLoader):
 
     @property
     def num_subgraphs(self) -> int:
-        """Number of units of the first step."""
+        """Number of units that the first step draws from."""
         return self.num_subgraphs_at(0)
 
     @property

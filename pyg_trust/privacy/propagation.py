@@ -140,8 +140,8 @@ def messages(x: Tensor, *, between: str = 'normalize') -> Tensor:
     """Return rows of norm at most 1 for any input, in float64.
 
     :obj:`'normalize'` scales every row to norm 1, :obj:`'clip'` only those
-    that are longer; both stay :math:`10^{-6}` below. A row with an entry that
-    is not finite counts as zero.
+    that are longer; norms stay :math:`10^{-6}` below 1. A row with an entry
+    that is not finite becomes zero.
 
     Args:
         x (Tensor): float32 or float64, ``[num_nodes, num_columns]``.

@@ -78,7 +78,7 @@ class DisjointWalkSampler(RootSampler):
 
     @validated
     def partition(self, number: Natural = 0) -> DisjointWalks:
-        """Draw the partition :math:`k` = ``number``; the last one is kept.
+        """Draw the partition :math:`k` = ``number``; the last one is cached.
 
         Subgraph ``i`` of the result has the nodes ``node[ptr[i]:ptr[i + 1]]``,
         the root first.

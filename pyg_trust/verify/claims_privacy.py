@@ -160,7 +160,7 @@ class PrivateTraining(Private):
 
     procedure = 'private training'
     history = given(
-        'epsilon (nats) at up to nine times, before the first step to now',
+        'epsilon (nats) at up to nine times, from the start to the last step',
         several(AMOUNT, 1),
     )
     epsilon = derived(
