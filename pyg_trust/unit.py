@@ -348,7 +348,7 @@ class PrivacyUnit:
         """Return the rows and edges that are removed along with persons.
 
         Rows that they own alone are removed, joint rows as :obj:`on_removal`
-        says, and all edges of these rows. Results are int64 ids by type.
+        says, and all edges of these rows. Results are positions by type.
         """
         return self._cascade(self._names(persons), self.on_removal)
 
