@@ -18,7 +18,6 @@ from torch_geometric.data import Data
 
 from pyg_trust._checks import (
     as_ids,
-    check_choice,
     check_instance,
     check_range,
     check_tensor,
@@ -343,30 +342,6 @@ def requested(
     )
 
 
-def skipping(
-    request: RemovalRequest,
-    missing: str,
-    remove: Callable[[RemovalRequest], Any],
-) -> Any:
-    """Remove what is there; return the report, with what was skipped."""
-    check_choice('missing', missing, MISSING)
-    left, skipped = request, list[Item]()
-    while True:
-        try:
-            report = remove(left)
-        except NotThere as error:
-            if missing == 'raise':
-                raise
-            rest = left.without(error.missing)
-            if rest is None or rest == left:
-                raise NotThere(request) from None
-            skipped += error.missing.items()
-            left = rest
-            continue
-        gone = RemovalRequest.of_items(skipped)
-        return report.replace(skipped={} if gone is None else gone.to_dict())
-
-
 class Removed:
     """Items that the lines of a ledger removed and did not add again.
 
@@ -404,15 +379,6 @@ class Removed:
     def of(self, kind: str, graph: int = 0) -> AbstractSet[Any]:
         """Return the items of a kind that a graph has lost."""
         return self.parts.get(graph, {}).get(kind, frozenset())
-
-    def request(self) -> RemovalRequest | None:
-        """Return all items as one request; :obj:`None` without any."""
-        return RemovalRequest.of_items(
-            (graph, kind, item)
-            for graph, items in self.parts.items()
-            for kind, each in items.items()
-            for item in each
-        )
 
 
 def _listed(part: Mapping[str, Any], kind: str) -> set[Any]:

@@ -40,11 +40,8 @@ from pyg_trust.removal import (
     Edges,
     NodeIds,
     Nodes,
-    NotThere,
-    Part,
     RemovalRequest,
     requested,
-    skipping,
 )
 from pyg_trust.unlearning.certified import probabilities
 from pyg_trust.unlearning.heads import HEAD
@@ -65,7 +62,7 @@ from pyg_trust.unlearning.reports import (
     VerifyReport,
 )
 from pyg_trust.unlearning.sums import BOUND, check_directed, check_measure
-from pyg_trust.update import Update
+from pyg_trust.update import Update, skipping
 
 __all__ = ['NodeClassifier']
 
@@ -679,17 +676,13 @@ class NodeClassifier(NodeReleases, EditedInPlace):
         self._editing = None
 
     def _play(self, data: NodeState, edit: Edit) -> Edit:
-        # An update may leave out what is not there.
-        try:
-            data.play(edit)
-        except NotThere as error:
-            update = edit.update and edit.update.without(error.missing)
-            if not update:
-                raise
-            part = Part() if update.remove is None else update.part
-            edit = edit._replace(part=data.ids.part(part), update=update)
-            data.play(edit)
-        return edit
+        def play(update: Update) -> Edit:
+            left = edit._replace(part=data.ids.part(update.part))
+            data.play(left)
+            return left._replace(update=update)
+
+        assert edit.update is not None
+        return edit.update.played(play)
 
     def _rows(self, nodes: Nodes | None) -> Tensor:
         # The rows of nodes that are, or were, there.

@@ -29,7 +29,7 @@ from pyg_trust.files.commit import (
 )
 from pyg_trust.files.seals import Seals, sealed
 from pyg_trust.ledger import RemovalLedger
-from pyg_trust.removal import RemovalRequest, requested, skipping
+from pyg_trust.removal import RemovalRequest, requested
 from pyg_trust.report import provenance
 from pyg_trust.unlearning.recommender_data import (
     Change,
@@ -59,6 +59,7 @@ from pyg_trust.unlearning.similar import (
     path_scores,
     sure_scores,
 )
+from pyg_trust.update import skipping
 
 __all__ = ['Recommender']
 

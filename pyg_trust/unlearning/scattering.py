@@ -34,7 +34,6 @@ from pyg_trust.removal import (
     Nodes,
     RemovalRequest,
     requested,
-    skipping,
 )
 from pyg_trust.report import fingerprint_model, provenance
 from pyg_trust.transforms import GraphEmbedding
@@ -58,7 +57,7 @@ from pyg_trust.unlearning.training_graphs import (
     TrainingGraphs,
     check_graphs,
 )
-from pyg_trust.update import Update
+from pyg_trust.update import Update, skipping
 from pyg_trust.verify import removal
 
 __all__ = ['ScatteringClassifier']

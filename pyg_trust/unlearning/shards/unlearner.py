@@ -32,7 +32,7 @@ from pyg_trust.files.commit import (
     synchronized,
 )
 from pyg_trust.ledger import RemovalLedger
-from pyg_trust.removal import RemovalRequest, requested, rows_of, skipping
+from pyg_trust.removal import RemovalRequest, requested, rows_of
 from pyg_trust.transforms.shards import Shards
 from pyg_trust.unit import PrivacyUnit
 from pyg_trust.unlearning.aggregate import (
@@ -68,7 +68,7 @@ from pyg_trust.unlearning.shards.state import (
 )
 from pyg_trust.unlearning.shards.updating import Persons, applied
 from pyg_trust.unlearning.store import ShardStore
-from pyg_trust.update import Update
+from pyg_trust.update import Update, skipping
 
 __all__ = ['ShardedUnlearner']
 
