@@ -140,7 +140,7 @@ class ReleaseAccount(NoCopies):
         return None if self._ledger is None else self._ledger.head
 
     def check(self, mu: float) -> None:
-        """Raise ``BudgetExceededError`` if ``mu`` more exceed the limit."""
+        """Raise ``BudgetExceededError`` if ``mu`` is more than ``left``."""
         mu = check_positive('mu', mu)
         if os.getpid() != self._owner:
             raise RuntimeError(
@@ -225,12 +225,12 @@ _REGISTER = threading.Lock()
 def register_release(
     secret: list[str], unit: str, account: str, mu: float
 ) -> float:
-    r"""Note a release in this process; return :math:`\mu` of all of its data.
+    r"""Register releases of data; return what this process spent on the data.
 
     ``secret`` are fingerprints of the data, and ``unit`` is what is protected,
     such as ``'edge'``. ``account`` is the name of the account that pays, and
-    ``mu`` is the cost of all its releases. What other accounts of the process
-    spent on the same data for the same unit is added to it.
+    ``mu`` is the cost of all its releases so far. The result is the
+    :math:`\mu` of these together with all other accounts' on the same data.
     """
     others: dict[str, float] = {}
     with _REGISTER:
@@ -251,8 +251,8 @@ class PaidNoise:
         source (SecureNoise or SeededNoise): the source of the noise.
         spend (callable): ``spend(mu)`` pays, such as
             :meth:`ReleaseAccount.spend`.
-        mus (list[float]): the cost :math:`\mu` of every planned draw, in
-            order.
+        mus (list[float]): the cost of every planned draw in order: the
+            sensitivity over the standard deviation of the noise.
     """
 
     def __init__(
@@ -264,7 +264,7 @@ class PaidNoise:
         self._source, self._spend, self._mus = source, spend, [*mus]
 
     def pay(self) -> SecureNoise | SeededNoise:
-        """Pay for the next planned release; return the source of its draws."""
+        """Pay for the next planned release; return the source of its noise."""
         if not self._mus:
             raise RuntimeError('all draws that were planned are spent')
         self._spend(self._mus.pop(0))
@@ -273,8 +273,8 @@ class PaidNoise:
     def cells(self, shape: tuple[int, ...]) -> Tensor:
         """Pay for the next release, and draw its noise.
 
-        It is int64, of this shape: normal values times 2^32, rounded to
-        integers.
+        The result is int64, of this ``shape``: standard normal values times
+        2^32, rounded to integers.
         """
         return self.pay().cells(shape)
 

@@ -113,16 +113,15 @@ class RemovalRequest:
         directed (bool): whether edges are removed in the given direction only,
             instead of in both where they exist. (default: :obj:`False`)
         persons (list[int] or Tensor): the ids of persons to remove from a
-            model of the table that :meth:`PrivacyUnit.table
-            <pyg_trust.unit.PrivacyUnit.table>` makes, with one row for each
-            person. (default: :obj:`()`)
-        unit (PrivacyUnit, optional): the privacy unit of :obj:`persons`;
-            needed with them.
+            model that was fitted to the result of :meth:`PrivacyUnit.table
+            <pyg_trust.unit.PrivacyUnit.table>`, where each person has one row.
+            (default: :obj:`()`)
+        unit (PrivacyUnit, optional): the privacy unit of :obj:`persons`.
 
     Raises:
         TypeError: on an id that is no integer.
-        ValueError: if nothing is requested, an id is negative, or
-            :obj:`persons` come without their :obj:`unit` or have several rows.
+        ValueError: if nothing is requested, an id is negative, :obj:`persons`
+            come without their :obj:`unit`, or a person has several rows.
 
     Example:
         >>> RemovalRequest(nodes={3: [0, 5]}, graphs=[7]).to_dict()
@@ -269,7 +268,7 @@ class RemovalRequest:
                     yield graph, kind, item
 
     def without(self, other: 'RemovalRequest') -> 'RemovalRequest | None':
-        """Return this request less the items of another; None if all go."""
+        """Return this request without the items of another; None if empty."""
         gone = {*other.items()}
         return self.of_items(each for each in self.items() if each not in gone)
 
