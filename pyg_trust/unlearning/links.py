@@ -350,8 +350,8 @@ class LinkClassifier(NodeClassifier):
     ) -> 'LinkClassifier':
         """Propagate the features, train on pairs, and release weights.
 
-        Later calls name nodes by ``data.n_id`` if the graph has it, else by
-        their positions. A second fit begins a new ledger.
+        Removals and updates take ``data.n_id`` if the graph has it, else
+        positions. A second fit begins a new ledger.
 
         Args:
             data (Data): the graph, unweighted and undirected, with ``x`` and

@@ -115,7 +115,7 @@ class ShardedUnlearner(Stateful):
         unit (PrivacyUnit, optional): which person owns which rows of a
             ``HeteroData``; persons are then put into shards and removed.
         start_is_public (bool): states that initial weights saw no data.
-        seed (int, optional): the seed; by default from the operating system.
+        seed (int, optional): the seed of everything; by default a secret one.
     """
 
     @retired(
