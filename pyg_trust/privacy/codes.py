@@ -29,7 +29,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from pyg_trust import ops
-from pyg_trust.privacy.recorder import Gathered, Recorder
+from pyg_trust.privacy.clipping import Book
+from pyg_trust.privacy.recorder import Recorder
 from pyg_trust.privacy.rules import Mixing, Unseen, apply_rule
 
 __all__ = ['Attributor']
@@ -93,7 +94,7 @@ class Attributor:
         owner: Tensor,
         inputs: Inputs = (),
         verify: bool = True,
-    ) -> Gathered:
+    ) -> Book:
         """Attribute gradients of the recorded call to units.
 
         ``grad`` is that by the outputs, of a loss with a term per unit, and
@@ -116,7 +117,7 @@ class Attributor:
         wrong = ~grad.detach().isfinite().flatten(1).all(1)
         broken = torch.zeros_like(scale, dtype=torch.bool)
         broken[owner[wrong]] = True
-        made = Gathered(recorder, inverse, broken)
+        made = Book(recorder, inverse, broken)
         key = tuple((use.name, use.where) for use in recorder.uses)
         found = None if verify else self._planned(key, signals)
         code = None
@@ -222,7 +223,7 @@ class Attributor:
         self,
         out: Tensor,
         first: Tensor,
-        made: Gathered,
+        made: Book,
         refs: list[Any],
         owners: 'Owners',
     ) -> None:

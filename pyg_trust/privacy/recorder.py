@@ -1,8 +1,7 @@
-"""Record calls with parameters in a forward pass, and gather their rows."""
+"""Record calls with parameters in a forward pass."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -15,18 +14,9 @@ from torch.nn.modules.module import (
 from torch.overrides import TorchFunctionMode
 
 from pyg_trust.privacy import rowwise
-from pyg_trust.privacy.clipping import (
-    LINEAR,
-    TABLE,
-    WHOLE,
-    Base,
-    Cluster,
-    region,
-    same_part,
-)
 from pyg_trust.privacy.rules import ADDS, Unseen, opened, tensors
 
-__all__ = ['Gathered', 'Recorder']
+__all__ = ['Recorder']
 
 
 class Use(NamedTuple):
@@ -222,146 +212,3 @@ class Recorder(TorchFunctionMode):
         if not local:
             self.foreign.add(name)
         return out
-
-
-class Gathered:
-    """Rows and gradients that parameters got, by unit.
-
-    Owners of rows have one unit for each, -1 for rows of nobody, or for each
-    of as many rows in a row.
-
-    Args:
-        recorder (Recorder): the record of the forward pass.
-        inverse (Tensor): float64, ``[num_units]``, what undoes the scale of
-            each unit: rows are of gradients times these scales.
-        broken (Tensor): bool, units that are not finite.
-    """
-
-    def __init__(
-        self, recorder: Recorder, inverse: Tensor, broken: Tensor
-    ) -> None:
-        self.recorder, self.inverse, self.broken = recorder, inverse, broken
-        self.num_units = len(inverse)
-        self.params = list(recorder.params.values())
-        self.names = {id(p): n for n, p in recorder.params.items()}
-        # By the base, the clusters of uses of the same part of it.
-        self._parts: dict[int, dict[Any, Cluster]] = {}
-        self._bases: dict[int, Tensor] = {}
-        # By owners and the number of rows, the rows of somebody and theirs.
-        self._owned: dict[tuple[int, int], Any] = {}
-
-    def params_of(self, base: Tensor) -> list[Tensor]:
-        """Return the parameters that a tensor is made of."""
-        return list(self.recorder.known[id(base)].leaves)
-
-    def bases(self) -> list[Base]:
-        """Return the tensors that are used, with their uses."""
-        for clusters in self._parts.values():
-            for cluster in clusters.values():
-                cluster.join()
-        return [
-            Base(self._bases[i], [*map(replace, clusters.values())])
-            for i, clusters in self._parts.items()
-        ]
-
-    def whole(self, w: Tensor, u: Tensor, grads: Tensor) -> None:
-        """Add gradients of a parameter, ``[num_rows, *w.shape]``."""
-        cluster = self._cluster(WHOLE, w, w.detach())
-        if not cluster.grads:
-            cluster.grads = [w.new_zeros(self.num_units, w.numel())]
-        flat = grads.detach().reshape(len(grads), -1)
-        cluster.grads[0].index_add_(0, u, flat)
-
-    def _cluster(self, kind: str, w: Tensor, part: Tensor) -> Cluster:
-        base = self.recorder.known[id(w)].base
-        self._bases[id(base)] = base
-        clusters = self._parts.setdefault(id(base), {})
-        key = kind, region(part), part.shape if kind == LINEAR else None
-        if key not in clusters:
-            clusters[key] = Cluster(kind, part)
-        return clusters[key]
-
-    def add(
-        self,
-        kind: str,
-        w: Tensor,
-        u: Tensor,
-        grads: Tensor,
-        inputs: Tensor | None = None,
-        part: Tensor | None = None,
-    ) -> None:
-        """Add rows of gradients of a parameter, as a :class:`Cluster` has.
-
-        ``part`` is the view of it that is used, itself by default.
-        """
-        key = id(u), len(grads)
-        if key not in self._owned:
-            # The same object each time, so that it is sorted once.
-            times = len(grads) // max(1, len(u))
-            each = u if times == 1 else u.repeat_interleave(times)
-            keep = None
-            if bool((u < 0).any()):
-                keep = (each >= 0).nonzero().view(-1)
-                each = each[keep]
-            self._owned[key] = u, keep, each
-        _, keep, owner = self._owned[key]
-        if kind == TABLE and not len(owner):
-            # An edge type may have no edge, and its table no row.
-            return
-        cluster = self._cluster(kind, w, w.detach() if part is None else part)
-        for to, values in ((cluster.grads, grads), (cluster.inputs, inputs)):
-            if values is not None:
-                to.append(values if keep is None else values[keep])
-        cluster.owners.append(owner)
-
-    def total(
-        self, code: Tensor
-    ) -> tuple[dict[int, Tensor], dict[int, float]]:
-        """Sum gradients times a number by unit, by the ids of parameters.
-
-        Returns the sums, and how large what was added up was.
-        """
-        made = {id(p): torch.zeros_like(p) for p in self.params}
-        sizes = dict.fromkeys(made, 0.0)
-        for base in self.bases():
-            t, size = base.base, 0.0
-            room = t.new_zeros(t.numel())
-            for cluster in base.clusters:
-                part = same_part(room, t, cluster.weight)
-                value, most = _summed(cluster, code.to(t))
-                part += value.view(part.shape)
-                size += most
-            whole, of = same_part(room, t, t), self.params_of(t)
-            grads: Any = [whole]
-            if id(t) not in made:
-                grads = torch.autograd.grad(
-                    t, of, whole, retain_graph=True, materialize_grads=True
-                )
-                size /= float(whole.norm()) or 1.0
-            for p, g in zip(of, grads, strict=True):
-                made[id(p)] += g
-                sizes[id(p)] += size * (1 if g is whole else float(g.norm()))
-        return made, sizes
-
-
-def _summed(cluster: Cluster, code: Tensor) -> tuple[Tensor, float]:
-    # The sum of a cluster's gradients times a number by unit; its size.
-    weight, grads = cluster.weight, cluster.grads
-    if cluster.kind == WHOLE:
-        return code @ grads[0], float(grads[0].norm()) * len(code) ** 0.5
-    total, size = weight.new_zeros(weight.shape).reshape(-1), 0.0
-    for i, (grad, owner) in enumerate(zip(grads, cluster.owners, strict=True)):
-        each = code[owner]
-        if cluster.kind == TABLE:
-            rows, inner = total.view(len(weight), -1), cluster.inputs[i]
-            rows.index_add_(0, inner, grad * each.unsqueeze(1))
-            most = len(grad) ** 0.5
-        elif cluster.kind == LINEAR:
-            inner = cluster.inputs[i]
-            total += ((grad * each.unsqueeze(1)).t() @ inner).reshape(-1)
-            most = float(inner.norm())
-        else:
-            total += each @ grad
-            most = len(grad) ** 0.5
-        size += float(grad.norm()) * most
-    return total, size
