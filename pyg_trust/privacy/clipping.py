@@ -333,6 +333,35 @@ class Book:
                 to.append(values if keep is None else values[keep])
         cluster.owners.append(owner)
 
+    def total(
+        self, code: Tensor
+    ) -> tuple[dict[int, Tensor], dict[int, float]]:
+        """Sum gradients times a number by unit, by the ids of parameters.
+
+        Returns the sums, and how large what was added up was.
+        """
+        made = {id(p): torch.zeros_like(p) for p in self.params}
+        sizes = dict.fromkeys(made, 0.0)
+        for base in self.bases:
+            t, size = base.base, 0.0
+            room = t.new_zeros(t.numel())
+            for cluster in base.clusters:
+                part = same_part(room, t, cluster.weight)
+                value, most = _summed(cluster, code.to(t))
+                part += value.view(part.shape)
+                size += most
+            whole, of = same_part(room, t, t), base.params
+            grads: Any = [whole]
+            if id(t) not in made:
+                grads = torch.autograd.grad(
+                    t, of, whole, retain_graph=True, materialize_grads=True
+                )
+                size /= float(whole.norm()) or 1.0
+            for p, g in zip(of, grads, strict=True):
+                made[id(p)] += g
+                sizes[id(p)] += size * (1 if g is whole else float(g.norm()))
+        return made, sizes
+
     @cached_property
     def bases(self) -> list[Base]:
         """Return the tensors that are used, when all rows were added."""
@@ -415,9 +444,8 @@ class Book:
         known.append((found, (rows, mine, layout)))
         return rows, mine, layout
 
-    @cached_property
     def sizes(self) -> Sizes:
-        """Return norms of the gradients, and bounds of their rounding."""
+        """Compute norms of the gradients, and bounds of their rounding."""
         total = self.scale.new_zeros(4, self.num_units)
         weight = self.scale.new_zeros(self.num_units)
         # In the order of the model: floats are not added up in another one
@@ -467,32 +495,6 @@ class Book:
                 for param, value in grads.items():
                     add_truncated(out[param], value, factors[chunk], norm)
         return {self.names[i]: value for i, value in out.items()}
-
-    def weighted(self, factors: Tensor) -> tuple[dict[str, Tensor], float]:
-        """Sum the gradients, each times its factor, on a grid that cuts none.
-
-        Returns:
-            tuple[dict[str, Tensor], float]: float64, by the name of each
-            parameter, and a bound of what rounding changes, which is infinite
-            where a gradient is not finite: it adds nothing.
-        """
-        own = self.sizes
-        top = torch.stack([own.n, own.tau, own.weight]).amax(0)
-        whole = top < clip.HUGE**2  # NaN is not.
-        lost = bool((~whole & (factors > 0)).any())
-        factors = torch.where(whole, factors, 0.0)
-        norms, n, tau, weight = (
-            torch.where(whole, v * factors, 0.0)
-            for v in (own.norms, own.n, own.tau, own.weight)
-        )
-        kappa = torch.where(factors > 0, own.kappa, 0.0)
-        norm = Sizes(norms, n, tau, kappa, weight).enough()
-        grid = clip.grid(norm)
-        with torch.no_grad():
-            found = self.sums(factors, norm)
-        sums = {name: value.double() * grid for name, value in found.items()}
-        bound = float((tau + grid * kappa).sum())
-        return sums, math.inf if lost else bound
 
     # Gradients as such #####################################################
 
@@ -620,10 +622,33 @@ def _linear(uses: list[_Use], made: list[Any]) -> Tensor:
     return torch.stack([square, bound, tau, kappa])
 
 
+def _summed(cluster: Cluster, code: Tensor) -> tuple[Tensor, float]:
+    # The sum of a cluster's gradients times a number by unit; its size.
+    weight, grads = cluster.weight, cluster.grads
+    if cluster.kind == WHOLE:
+        return code @ grads[0], float(grads[0].norm()) * len(code) ** 0.5
+    total, size = weight.new_zeros(weight.shape).reshape(-1), 0.0
+    for i, (grad, owner) in enumerate(zip(grads, cluster.owners, strict=True)):
+        each = code[owner]
+        if cluster.kind == TABLE:
+            rows, inner = total.view(len(weight), -1), cluster.inputs[i]
+            rows.index_add_(0, inner, grad * each.unsqueeze(1))
+            most = len(grad) ** 0.5
+        elif cluster.kind == LINEAR:
+            inner = cluster.inputs[i]
+            total += ((grad * each.unsqueeze(1)).t() @ inner).reshape(-1)
+            most = float(inner.norm())
+        else:
+            total += each @ grad
+            most = len(grad) ** 0.5
+        size += float(grad.norm()) * most
+    return total, size
+
+
 def clipped_sum(book: Book, norm: float, automatic: bool = False) -> Clipped:
     """Compute norms and the clipped sum of gradients by units."""
     with torch.no_grad():
-        sizes = book.sizes
+        sizes = book.sizes()
         if norm == math.inf:
             norm, automatic = sizes.enough(), False
         factors = factors_of(sizes, norm, automatic)

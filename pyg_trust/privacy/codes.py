@@ -427,34 +427,30 @@ class Attributor:
         self,
         out: Tensor,
         first: Tensor,
-        book: Book,
+        made: Book,
         refs: list[Any],
         owners: 'Owners',
     ) -> None:
         # Compare the sum of coded gradients with autograd's own.
-        scale = torch.where(book.scale > 0, 1 / book.scale, 0.0)
-        with torch.no_grad():
-            sums, rounding = book.weighted(owners.code * scale)
-        _, by_unit, by_size = owners.tolerance
+        totals, sizes = made.total(owners.code)
         largest = float(owners.scale.norm())
-        for (name, total), ref in zip(sums.items(), refs, strict=True):
-            want = torch.zeros_like(total) if ref is None else ref.double()
-            off = float((total - want).norm())
-            size = float(total.norm() + want.norm())
-            most = by_size * size + 4 * rounding
-            most += by_unit * largest * math.sqrt(total.numel())
+        _, by_unit, by_size = owners.tolerance
+        for p, ref in zip(made.params, refs, strict=True):
+            total, size = totals[id(p)], sizes[id(p)]
+            off = float((total if ref is None else total - ref).norm())
+            size += 0.0 if ref is None else float(ref.norm())
+            least = by_unit * largest * math.sqrt(p.numel())
             # What is not finite is of an input, whose unit adds nothing.
-            if not math.isfinite(off) or off <= most:
+            if not off > by_size * size + least:
                 continue
             # Rounding shows in a pass with one constant for all.
-            p = book.recorder.params[name]
             h, h3 = (_grad(out, [p], first * by)[0] for by in (1, KAPPA))
             if h is not None and (
                 off <= 100 * float((h3 - KAPPA * h).norm()) + size * 1e-6
             ):
                 continue
             raise Unseen(
-                f"'{name}' is used where its gradient by "
+                f"'{made.names[id(p)]}' is used where its gradient by "
                 'subgraphs is not seen (in a function with a backward pass of '
                 'its own, or behind a hook): write it with functions of torch'
             )

@@ -8,8 +8,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from pyg_trust._checks import check_instance, check_number
+from pyg_trust.privacy.bounds import Sizes
 from pyg_trust.privacy.clipping import Book
 from pyg_trust.privacy.codes import Attributor
+from pyg_trust.privacy.exact import clip
 
 __all__ = ['UnitGradients', 'unit_gradients']
 
@@ -30,7 +32,7 @@ class UnitGradients:
         self._params = params
         self._book = book
         with torch.no_grad():
-            sizes = book.sizes
+            self._sizes = sizes = book.sizes()
         #: Norms over all parameters, float64, ``[num_units]``; infinite where
         #: a gradient is not finite.
         self.norms = sizes.norms
@@ -54,9 +56,23 @@ class UnitGradients:
             raise ValueError(
                 f"'max_grad_norm' needs to be positive (got {max_grad_norm})"
             )
-        factors = max_grad_norm / self.norms.clamp_min(1e-300)
-        sums, _ = self._book.weighted(factors.clamp(max=1))
-        return {name: sums[name].to(p) for name, p in self._params.items()}
+        norms = self.norms.clamp_min(1e-300)
+        factors = (max_grad_norm / norms).clamp(max=1)
+        factors = torch.where(norms.isfinite(), factors, 0.0)
+        # A grid on which no gradient, so scaled, is cut any further.
+        own = self._sizes
+        clipped = Sizes(
+            *(own.norms * factors, own.n * factors, own.tau * factors),
+            *(own.kappa, own.weight * factors),
+        )
+        norm = clipped.enough()
+        with torch.no_grad():
+            found = self._book.sums(factors, norm)
+        grid = clip.grid(norm)
+        return {
+            name: (found[name].double() * grid).to(p.dtype)
+            for name, p in self._params.items()
+        }
 
 
 def unit_gradients(
