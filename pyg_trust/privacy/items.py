@@ -52,11 +52,14 @@ MOST_ITEMS = 20_000
 class ItemReport(AggregationReport):
     """Privacy guarantee of a noisy table of items, with its assumptions.
 
-    The table is one noisy sum. ``relation`` is ``'user'``: neighbouring data
-    differ in the list of one user. ``epsilon`` (nats), ``delta``, ``mu`` and
-    ``noise_stds`` (of the diagonal) are those of the table; ``num_nodes``
-    counts users and items. Fields of an encoder, a head or edges are empty, 0
-    or None.
+    Neighbouring data differ in one user's list (``relation`` is ``'user'``),
+    which is empty in one of them if ``form`` is ``'withdraw'``. ``epsilon``
+    (nats), ``delta`` and ``mu`` (sensitivity over noise) are those of all
+    tables on the account, and ``releases`` is their number. ``noise_stds`` has
+    the noise of the diagonal. ``epsilon_replace`` is against any other list.
+    ``num_nodes`` counts users and items. Sums and noise are exact integers
+    (``arithmetic``, ``grid_exponent``, ``table``). Fields of an encoder, a
+    head or edges are empty, 0 or None.
     """
 
     def _notes(self) -> list[str]:

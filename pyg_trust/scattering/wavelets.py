@@ -146,9 +146,11 @@ def wavelet_bank(adj: Tensor, wavelet: str, J: int) -> Tensor:
         adj (Tensor): weighted adjacency matrices, ``[..., num_nodes,
             num_nodes]``, dense and non-negative; symmetric unless the bank is
             geometric.
-        wavelet (str): ``'geometric'`` (differences of powers of the lazy walk
-            by rows), ``'geometric_column'`` (by columns), ``'diffusion'`` (of
-            the symmetric one), ``'itersine'`` or ``'monic_cubic'`` (spectral).
+        wavelet (str): differences of powers of :math:`(I + M) / 2`, where
+            :math:`M` is :math:`D^{-1} A` for ``'geometric'``, :math:`A D^{-1}`
+            for ``'geometric_column'``, :math:`N = D^{-1/2} A D^{-1/2}` for
+            ``'diffusion'``; or ``'itersine'``, ``'monic_cubic'`` of the
+            Laplacian :math:`I - N`, which need at least 3 filters.
         J (int): the number of filters.
 
     Returns:

@@ -176,4 +176,4 @@ def test_a_label_that_is_gone_is_done(tmp_path, kind):
     rest = desk.add(RemovalRequest(labels=[3, 5])).subject_request_id
     assert {r.subject_request_id for r in desk.run()} == {gone, rest}
     assert desk.report(gone).tasks[0]['mode'] == 'removed before'
-    assert model.ledger.removed.request() == RemovalRequest(labels=[3, 5])
+    assert model.ledger.removed.of('labels') == {3, 5}
