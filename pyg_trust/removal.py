@@ -172,9 +172,7 @@ class RemovalRequest:
                 items += _read(graph, kind, each)
         self._take(items, units)
 
-    def _take(
-        self, items: Iterable[Item], units: Mapping[str, Any] | None = None
-    ) -> None:
+    def _take(self, items: Iterable[Item], units: Mapping[str, Any]) -> None:
         held: dict[int, dict[str, set[Any]]] = {}
         for graph, kind, item in items:
             kinds = held.setdefault(graph, {each: set() for each in _NAMED})
@@ -194,7 +192,7 @@ class RemovalRequest:
             parts[graph] = Part(**made)
         if not parts:
             raise ValueError('the request needs to name something to remove')
-        vars(self).update(parts=parts, _units=units or {})
+        vars(self).update(parts=parts, _units=units)
 
     def __getstate__(self) -> dict[str, Any]:
         # Copies and files have no tables of other persons.
@@ -240,9 +238,11 @@ class RemovalRequest:
         return cls._of(given) if given else None
 
     @classmethod
-    def _of(cls, items: Iterable[Item], *units: Any) -> 'RemovalRequest':
+    def _of(
+        cls, items: Iterable[Item], units: Mapping[str, Any] | None = None
+    ) -> 'RemovalRequest':
         made = cls.__new__(cls)
-        made._take(items, *units)
+        made._take(items, units or {})
         return made
 
     def __or__(self, other: 'RemovalRequest') -> 'RemovalRequest':
