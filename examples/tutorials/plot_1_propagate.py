@@ -67,7 +67,7 @@ figure, axes = plt.subplots(2, 1, figsize=(6, 6), layout='constrained')
 bars = axes[0].bar(list(scores), list(scores.values()))
 axes[0].bar_label(bars, fmt='{:.1%}')
 axes[0].set(
-    title='Propagated features tell more', ylabel='accuracy', ylim=(0, 1.15)
+    title='Propagated features help', ylabel='accuracy', ylim=(0, 1.15)
 )
 axes[1].loglog(grid, errors, marker='o')
 axes[1].set(

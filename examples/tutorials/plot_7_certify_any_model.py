@@ -2,8 +2,8 @@
 ==============================
 
 Exact certificates need a model that is linear in PageRank. For any other one,
-take a vote over many noisy copies of the graph. If the vote is clear, no small
-change can turn it.
+take a vote over many noisy copies of the graph. If the majority is large, no
+small change of the graph can flip it.
 """
 
 # %%
