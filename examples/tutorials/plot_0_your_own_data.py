@@ -146,10 +146,10 @@ print(labels[certificate.predicted[who]], words[int(status)])
 # %%
 # A model that forgets
 # --------------------
-# The private weights still depend on everybody a little. When people ask to be
-# deleted, you need a model that can forget them. Its noise is secret, so it
-# takes no seed. ``verify`` computes everything again from the people who
-# remain, and ``verified`` adds the outcome to the report.
+# The private weights still depend on everybody a little. To delete people, you
+# need a model that can forget them. Its noise is secret, so it takes no seed.
+# ``verify`` computes everything again from the people who remain, and
+# ``verified`` adds the outcome to the report.
 from pyg_trust.unlearning import NodeClassifier
 
 forgetful = NodeClassifier('sgc', K=2).fit(data)
@@ -194,8 +194,6 @@ print(*check_report('trust.json', ledger='private.ledger'), sep='\n')
 # %%
 # A picture
 # ---------
-# It shows what was spent, what cannot change, and how little the removal
-# reveals.
 import matplotlib.pyplot as plt
 
 figure, axes = plt.subplots(3, 1, figsize=(7, 9), layout='constrained')

@@ -53,7 +53,7 @@ print(scores)
 # What sampling costs
 # -------------------
 # With ``eps > 0`` small messages are sampled instead of sent. The estimate is
-# unbiased. The smaller ``eps``, the smaller its variance.
+# unbiased.
 graph = CSRGraph.from_data(data)
 measure = appnp(0.15)
 exact = propagate(graph, data.x, measure)

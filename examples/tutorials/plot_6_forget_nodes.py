@@ -32,8 +32,7 @@ print(f'accuracy {before:.3f} after {seconds["fit"]:.2f} seconds')
 # %%
 # Forget
 # ------
-# A request names nodes, edges, features or labels. After each request the
-# weights are released once.
+# A request names nodes, edges, features or labels, and makes one release.
 people = data.train_mask.nonzero().view(-1)[:10].tolist()
 reports, took = [], []
 for person in people:

@@ -55,8 +55,7 @@ plt.show()
 # ------
 # The graph of the test split holds the links that were held out for
 # validation: it is another graph, and its release would cost again.
-print(f'{train.num_edges // 2} edges were used by the release;')
-print(f'{test.num_edges // 2} are in the graph of the test split')
+print(train.num_edges // 2, 'edges;', test.num_edges // 2, 'in the test split')
 
 # %%
 # Forget a customer
