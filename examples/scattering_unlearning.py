@@ -220,7 +220,8 @@ def table_3(name: str, graphs: list, splits: int) -> None:
             requests = one_node_of(train, 0.1, fold)
             total = len(requests)
             for request in requests:
-                model.remove(request.whole_graphs() if whole else request)
+                rest = RemovalRequest(graphs=request.graphs)
+                model.remove(rest if whole else request)
             counts.append(
                 sum(e.action == 'retrain' for e in model.ledger.entries)
             )
@@ -257,7 +258,8 @@ def figure_4(
             for count, request in enumerate(requests, 1):
                 start = time.perf_counter()
                 try:
-                    model.remove(request.whole_graphs() if whole else request)
+                    rest = RemovalRequest(graphs=request.graphs)
+                    model.remove(rest if whole else request)
                 except ValueError as error:
                     # Dropping whole graphs empties a class in the end.
                     print(f'  {label} stopped after {count - 1}: {error}')

@@ -18,7 +18,6 @@ from torch_geometric.data import Data
 
 from pyg_trust._checks import (
     as_ids,
-    check_choice,
     check_instance,
     check_range,
     check_tensor,
@@ -114,16 +113,15 @@ class RemovalRequest:
         directed (bool): whether edges are removed in the given direction only,
             instead of in both where they exist. (default: :obj:`False`)
         persons (list[int] or Tensor): the ids of persons to remove from a
-            model of the table that :meth:`PrivacyUnit.table
-            <pyg_trust.unit.PrivacyUnit.table>` makes, with one row for each
-            person. (default: :obj:`()`)
-        unit (PrivacyUnit, optional): the privacy unit of :obj:`persons`;
-            needed with them.
+            model that was fitted to the result of :meth:`PrivacyUnit.table
+            <pyg_trust.unit.PrivacyUnit.table>`, where each person has one row.
+            (default: :obj:`()`)
+        unit (PrivacyUnit, optional): the privacy unit of :obj:`persons`.
 
     Raises:
         TypeError: on an id that is no integer.
-        ValueError: if nothing is requested, an id is negative, or
-            :obj:`persons` come without their :obj:`unit` or have several rows.
+        ValueError: if nothing is requested, an id is negative, :obj:`persons`
+            come without their :obj:`unit`, or a person has several rows.
 
     Example:
         >>> RemovalRequest(nodes={3: [0, 5]}, graphs=[7]).to_dict()
@@ -150,8 +148,8 @@ class RemovalRequest:
         given = integers('persons', persons)
         if bool(given) != (unit is not None):
             raise ValueError(
-                "'persons' and 'unit' need to be given together (got "
-                f'{len(given)} persons and {unit!r})'
+                "'persons' and 'unit' need to be given together, as "
+                f'RemovalRequest(persons={[*given]}, unit=unit)'
             )
         items = [(g, 'whole', True) for g in integers('graphs', graphs)]
         units: dict[str, Any] = {}
@@ -163,9 +161,10 @@ class RemovalRequest:
                 )
             items += [(0, 'nodes', row) for row in unit.names(given)]
             units = {unit.digest: unit}
-        named: dict[str, Any] = {'nodes': nodes, 'features': features}
-        named['labels'] = labels
-        named['directed_edges' if directed else 'edges'] = edges
+        named: dict[str, Any] = {
+            **{'nodes': nodes, 'features': features, 'labels': labels},
+            'directed_edges' if directed else 'edges': edges,
+        }
         for kind, values in named.items():
             if not isinstance(values, Mapping):
                 values = {0: values}
@@ -173,9 +172,7 @@ class RemovalRequest:
                 items += _read(graph, kind, each)
         self._take(items, units)
 
-    def _take(
-        self, items: Iterable[Item], units: Mapping[str, Any] | None = None
-    ) -> None:
+    def _take(self, items: Iterable[Item], units: Mapping[str, Any]) -> None:
         held: dict[int, dict[str, set[Any]]] = {}
         for graph, kind, item in items:
             kinds = held.setdefault(graph, {each: set() for each in _NAMED})
@@ -195,7 +192,7 @@ class RemovalRequest:
             parts[graph] = Part(**made)
         if not parts:
             raise ValueError('the request needs to name something to remove')
-        vars(self).update(parts=parts, _units=units or {})
+        vars(self).update(parts=parts, _units=units)
 
     def __getstate__(self) -> dict[str, Any]:
         # Copies and files have no tables of other persons.
@@ -241,9 +238,11 @@ class RemovalRequest:
         return cls._of(given) if given else None
 
     @classmethod
-    def _of(cls, items: Iterable[Item], *units: Any) -> 'RemovalRequest':
+    def _of(
+        cls, items: Iterable[Item], units: Mapping[str, Any] | None = None
+    ) -> 'RemovalRequest':
         made = cls.__new__(cls)
-        made._take(items, *units)
+        made._take(items, units or {})
         return made
 
     def __or__(self, other: 'RemovalRequest') -> 'RemovalRequest':
@@ -269,17 +268,9 @@ class RemovalRequest:
                     yield graph, kind, item
 
     def without(self, other: 'RemovalRequest') -> 'RemovalRequest | None':
-        """Return the items that another request lacks; None without any."""
+        """Return this request without the items of another; None if empty."""
         gone = {*other.items()}
         return self.of_items(each for each in self.items() if each not in gone)
-
-    def whole_graphs(self) -> 'RemovalRequest':
-        """Return a request to remove each graph of this one as a whole.
-
-        Unstructured removal (Guo et al. 2020) can remove whole training
-        examples only.
-        """
-        return RemovalRequest(graphs=self.graphs)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the ids as lists, by graph id (a text) and kind of item."""
@@ -294,7 +285,7 @@ class NotThere(ValueError):
     """Error of a request for items that a model does not hold.
 
     Its attribute ``missing`` is a :class:`RemovalRequest` of these items,
-    which never existed or were removed before.
+    which never existed or were removed before. ``message`` sets its text.
 
     Example:
         >>> raise NotThere(RemovalRequest(nodes=[3]))
@@ -325,16 +316,11 @@ def requested(
     """Build the request of a call of ``remove``."""
     kind = kind or first
     given = {key: value for key, value in named.items() if value is not None}
-    if request is not None and given:
+    if given and request is not None:
         raise ValueError(
             f"'{next(iter(given))}' can't be given beside 'request', which "
             f'names all that goes: remove({next(iter(given))}=...) alone, or '
             'remove(RemovalRequest(...))'
-        )
-    if 'persons' in given:
-        raise ValueError(
-            "'persons' need their unit: remove(RemovalRequest(persons="
-            f'{[*integers("persons", given["persons"])]}, unit=unit))'
         )
     if given:
         return RemovalRequest(**given)
@@ -345,41 +331,14 @@ def requested(
     ):
         return RemovalRequest.batch(request)
     if isinstance(request, Sequence | Tensor) and not isinstance(request, str):
-        ids = integers('request', request)
-        return RemovalRequest(**{kind: ids})  # type: ignore[arg-type]
-    call = f'remove({first}=[3]) or remove(RemovalRequest({kind}=[3]))'
-    if request is None:
-        raise ValueError(
-            f"'request' needs to name something to remove: {call}"
-        )
-    raise TypeError(
-        "'request' needs to be a RemovalRequest, or a list or tensor of ids "
-        f'(got {type(request).__name__}): {call}'
+        ids: Any = integers('request', request)
+        return RemovalRequest(**{kind: ids})
+    kinds = ValueError if request is None else TypeError
+    raise kinds(
+        "'request' needs to name something to remove, as a RemovalRequest or "
+        f'a list or tensor of ids (got {type(request).__name__}): '
+        f'remove({first}=[3]) or remove(RemovalRequest({kind}=[3]))'
     )
-
-
-def skipping(
-    request: RemovalRequest,
-    missing: str,
-    remove: Callable[[RemovalRequest], Any],
-) -> Any:
-    """Remove what is there; return the report, with what was skipped."""
-    check_choice('missing', missing, MISSING)
-    left, skipped = request, list[Item]()
-    while True:
-        try:
-            report = remove(left)
-        except NotThere as error:
-            if missing == 'raise':
-                raise
-            rest = left.without(error.missing)
-            if rest is None or rest == left:
-                raise NotThere(request) from None
-            skipped += error.missing.items()
-            left = rest
-            continue
-        gone = RemovalRequest.of_items(skipped)
-        return report.replace(skipped={} if gone is None else gone.to_dict())
 
 
 class Removed:
@@ -419,15 +378,6 @@ class Removed:
     def of(self, kind: str, graph: int = 0) -> AbstractSet[Any]:
         """Return the items of a kind that a graph has lost."""
         return self.parts.get(graph, {}).get(kind, frozenset())
-
-    def request(self) -> RemovalRequest | None:
-        """Return all items as one request; :obj:`None` without any."""
-        return RemovalRequest.of_items(
-            (graph, kind, item)
-            for graph, items in self.parts.items()
-            for kind, each in items.items()
-            for item in each
-        )
 
 
 def _listed(part: Mapping[str, Any], kind: str) -> set[Any]:
@@ -574,14 +524,10 @@ def remove_from_data(data: Data, part: Part) -> Data:
     """
     check_instance('part', part, Part)
     if part.whole or part.labels:
+        got = f'labels of {part.labels}' if part.labels else 'a whole graph'
         raise ValueError(
-            "'part' needs to name nodes, features or edges here (got "
-            + (
-                f'the labels of nodes {list(part.labels)}): labels are '
-                'removed from node classifiers that offer it'
-                if part.labels
-                else 'a whole graph): its owner removes it'
-            )
+            f"'part' needs to name nodes, features or edges (got {got}): "
+            'the model that holds others removes them'
         )
     check_instance('data', data, Data)
     if data.get('edge_index') is None:
@@ -596,11 +542,10 @@ def remove_from_data(data: Data, part: Part) -> Data:
         )
     ids, bare = NodeIds.of_data(data), data.get('x_removed')
     bare = torch.zeros(n, dtype=torch.bool) if bare is None else bare
-    rows = [
+    nodes, features, edges, arcs = (
         torch.tensor(named, dtype=torch.int64).view(-1, size)
         for size, named in zip((1, 1, 2, 2), ids.part(part)[1:5], strict=True)
-    ]
-    nodes, features, edges, arcs = rows
+    )
 
     def inside(rows: Tensor) -> Tensor:
         return ((rows >= 0) & (rows < n)).all(1)

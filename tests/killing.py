@@ -58,51 +58,6 @@ def path(size, value, label):
     )
 
 
-class Removal:
-    """Certified removal: the state is saved after every request."""
-
-    NUM_GRAPHS = 100
-
-    def __init__(self, folder):
-        self.file = folder / 'classifier.pt'
-        self.gone = set()  # acknowledged
-
-    def model(self):
-        transform = GraphScattering(J=2, Q=1, L=2)
-        return ScatteringClassifier(transform)
-
-    def start(self):
-        graphs = [
-            path(4, 0.2 + 0.6 * (i % 2) + 1e-4 * i, i % 2)
-            for i in range(self.NUM_GRAPHS)
-        ]
-        self.model().fit(graphs).save(self.file)
-
-    def work(self, acknowledge):
-        model = self.model()
-        model.load(self.file)
-        while True:
-            graph = min(model.graphs)
-            model.remove(RemovalRequest(graphs=[graph]))
-            model.save(self.file)
-            acknowledge(graph)
-
-    def check(self, acknowledged):
-        self.gone.update(acknowledged)
-        model = self.model()
-        model.load(self.file)  # no file is half written
-        assert not self.gone & set(model.graphs), 'a removed graph is back'
-        removed = self.NUM_GRAPHS - len(model.graphs)
-        lines = len(model.ledger.entries) - 1
-        assert lines == removed >= len(self.gone), 'the ledger forgot a line'
-        assert removed <= len(self.gone) + 1
-        self.gone = set(range(self.NUM_GRAPHS)) - set(model.graphs)
-        verified = model.verify()
-        assert verified.ok, verified
-        model.save(self.file)
-        assert list(self.file.parent.iterdir()) == [self.file]
-
-
 class Training:
     """Private training: a durable ledger, and a checkpoint now and then."""
 
@@ -456,6 +411,28 @@ class Paths:
         assert model.verify().ok
 
 
+class Removal(Paths):
+    """Certified removal of graphs."""
+
+    def model(self):
+        return ScatteringClassifier(GraphScattering(J=2, Q=1, L=2))
+
+    def start(self):
+        graphs = [
+            path(4, 0.2 + 0.6 * (i % 2) + 1e-4 * i, i % 2)
+            for i in range(self.USERS)
+        ]
+        self.model().fit(graphs).save(self.file)
+
+    def forget(self, model, user):
+        model.remove(RemovalRequest(graphs=[user]))
+
+    def compare(self, model, removed):
+        assert sorted(model.graphs) == list(range(removed, self.USERS))
+        verified = model.verify()
+        assert verified.ok, verified
+
+
 class Pairs(Paths):
     """A classifier of links that forgets a node, again and again."""
 
@@ -503,7 +480,7 @@ def main():
     name, folder, kills, seed = sys.argv[1:]
     torch.set_num_threads(1)
     # A kill comes after three removals or so, nine at most.
-    Removal.NUM_GRAPHS = 10 * int(kills)
+    Removal.USERS = 10 * int(kills)
     source = random.Random(int(seed))
     procedure = PROCEDURES[name](Path(folder))
     procedure.start()

@@ -131,7 +131,7 @@ def test_the_lock_is_one_for_all_and_leaves_no_file(tmp_path):
         nonlocal inside, most
         gate.wait()
         for _ in range(100):
-            with commit.exclusive(place):
+            with files.exclusive(place):
                 inside += 1
                 most = max(most, inside)
                 inside -= 1
@@ -151,14 +151,14 @@ def test_a_lock_on_a_file_that_is_gone_is_none(tmp_path):
     held = []
 
     def work():
-        with commit.exclusive(place):
+        with files.exclusive(place):
             # Nobody can take the file that is there now.
             other = FileLock(path)
             with pytest.raises(Timeout):
                 other.acquire(timeout=0.05)
             held.append(path.exists())
 
-    with commit.exclusive(place):
+    with files.exclusive(place):
         waiting = threading.Thread(target=work)
         waiting.start()
         waiting.join(0.1)
@@ -313,6 +313,8 @@ def test_nothing_is_called_from_inside_of_a_change():
         with pytest.raises(RuntimeError, match='nothing was done'):
             outer(inner)
     assert box.change() == box.read() == 0
+    with pytest.raises(TypeError, match=r'not on its class.*model\.read\('):
+        Box.read('state.pt')
     # Nothing is made as a tensor of inference, and no gradient is asked for.
     with torch.inference_mode():
         assert not box.change(torch.is_inference_mode_enabled)

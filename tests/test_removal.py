@@ -13,8 +13,8 @@ from pyg_trust.removal import (
     RemovalRequest,
     remove_from_data,
     requested,
-    skipping,
 )
+from pyg_trust.update import skipping
 
 
 def diamond():
@@ -63,9 +63,6 @@ def test_request_of_every_kind():
         '4': {'nodes': [1]},
         '7': {'whole': True},
         '9': {'edges': [[0, 2], [1, 3]]},
-    }
-    assert request.whole_graphs().to_dict() == {
-        str(i): {'whole': True} for i in (3, 4, 7, 9)
     }
 
 
@@ -208,7 +205,13 @@ def test_requests_are_read_back():
     }
     # A label goes with its node.
     assert RemovalRequest(nodes=[1], labels=[1]).parts[0] == Part(nodes=(1,))
-    with pytest.raises(ValueError, match='labels of nodes'):
+    for bad in ({'a': {}}, {'0': {'kind': [1]}}, {'0': [1]}, [1]):
+        with pytest.raises((TypeError, ValueError), match="'named'"):
+            RemovalRequest.from_dict(bad)
+    for bad in (3, [3]):
+        with pytest.raises(TypeError, match="'requests'"):
+            RemovalRequest.batch(bad)
+    with pytest.raises(ValueError, match='labels of'):
         remove_from_data(diamond(), RemovalRequest(labels=[1]).parts[0])
 
 
@@ -294,6 +297,11 @@ def test_ids_and_rows():
         )
         with pytest.raises(NotThere, match=f'node {int(later[-1])} is not'):
             ids.rows_of('nodes', every, 11)
+        # What never was keeps its id.
+        none = torch.arange(n_id.max())
+        none = none[~torch.isin(none, n_id)]
+        assert bool((ids.rows(none) < 0).all())
+        assert torch.equal(ids.of(ids.rows(none)), none)
 
 
 def test_arrays_of_numpy_say_the_same_as_tensors():

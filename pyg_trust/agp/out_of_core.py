@@ -36,7 +36,7 @@ from pyg_trust.agp.propagation import (
     exact_checked,
     operator_of,
 )
-from pyg_trust.files.commit import exclusive
+from pyg_trust.files import exclusive
 from pyg_trust.graph import CSRGraph
 from pyg_trust.graph import _columns as on_disk
 from pyg_trust.graph._storage import available_memory, checksum, parse_memory

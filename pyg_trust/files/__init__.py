@@ -19,9 +19,8 @@ from pyg_trust._checks import check_instance, validated
 
 __all__ = [
     'DamagedFileError',
-    'check_folder',
+    'exclusive',
     'load',
-    'locked',
     'packed',
     'peek',
     'save',
@@ -38,14 +37,21 @@ class DamagedFileError(ValueError):
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold a lock file for a ``with`` block, and delete it; not reentrant.
+def exclusive(place: str | Path, kind: str = 'lock') -> Iterator[None]:
+    """Lock a file or folder for a ``with`` block; do not nest such blocks.
 
-    Where the folder is not writable, files are read without a lock.
-
-    Args:
-        path (Path): the path of the lock file.
+    Waits until it is free. The lock is a file ``.{name}.{kind}`` beside the
+    place, which need not exist. A read-only folder is used without a lock.
     """
+    # Resolve links, so that each file has one lock.
+    place = Path(place).resolve()
+    if not place.parent.is_dir():
+        raise FileNotFoundError(
+            errno.ENOENT,
+            f'the folder of {place.name!r} needs to be made first',
+            str(place.parent),
+        )
+    path = place.with_name(f'.{place.name}.{kind}')
     lock = FileLock(path)
     try:
         lock.acquire(poll_interval=0.01)
@@ -71,9 +77,8 @@ def write(path: str | Path, content: bytes | memoryview) -> None:
     killed processes are overwritten and deleted.
     """
     path = Path(path).resolve()
-    check_folder(path)
     new = path.with_name(f'.{path.name}.tmp')
-    with locked(new.with_suffix('.writing')):
+    with exclusive(path, 'writing'):
         try:
             with open(
                 new, 'wb', opener=lambda name, how: os.open(name, how, 0o600)
@@ -87,16 +92,6 @@ def write(path: str | Path, content: bytes | memoryview) -> None:
             new.unlink(missing_ok=True)
             raise
     sync_folder(path.parent)
-
-
-def check_folder(path: Path) -> None:
-    """Raise an error that names the folder of a file if it does not exist."""
-    if not path.parent.is_dir():
-        raise FileNotFoundError(
-            errno.ENOENT,
-            f'the folder of {path.name!r} needs to be made first',
-            str(path.parent),
-        )
 
 
 def sync_folder(folder: str | Path) -> None:
@@ -159,7 +154,7 @@ def load(path: str | Path) -> Any:
 def peek(path: str | Path) -> Any:
     """Read a saved state without reading the values of its tensors.
 
-    A dict replaces each tensor; its ``'is'`` has dtype, shape and checksum.
+    Each tensor becomes a dict, whose ``'is'`` has dtype, shape and checksum.
     """
     return _loaded(path, False)
 

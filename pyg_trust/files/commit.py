@@ -2,8 +2,8 @@ r"""Guarded commits: a saved state is replaced only by its successor.
 
 A removal that was saved must not come back. A state is written over another
 one (:func:`save`, :class:`~pyg_trust.unlearning.store.ShardStore`) under the
-lock of the place (:func:`exclusive`), if its ledger continues that of the one
-that is there (:func:`check_continues`), in one step
+lock of the place (:func:`pyg_trust.files.exclusive`), if its ledger continues
+that of the one that is there (:func:`check_continues`), in one step
 (:func:`pyg_trust.files.write`). Otherwise somebody else was here since it was
 read, and :class:`StaleStateError` says what they did and what to do.
 
@@ -16,20 +16,17 @@ brings back the items that were removed in between: note ``RemovalLedger.head``
 elsewhere, and ask a loaded ledger whether it has it (``RemovalLedger.has``).
 """
 
-import contextlib
 import copy
 import functools
-import operator
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 
 from pyg_trust import files
-from pyg_trust._checks import check_instance
 
 __all__ = [
     'EditedInPlace',
@@ -37,7 +34,6 @@ __all__ = [
     'StaleStateError',
     'check_continues',
     'editing',
-    'exclusive',
     'heads',
     'peek',
     'save',
@@ -63,21 +59,22 @@ def heads(state: dict[str, Any]) -> list[str]:
     in no line (``RemovalLedger.mark``). All are random, so that no two changes
     of one state have the same.
     """
+    found: list[str] = []
+    marks: dict[int, list[str]] = {}
     try:
         ledger = _ledger(state)
-        found = [
-            (2 * at + 1, line['link'])
-            for at, line in enumerate(ledger['entries'])
-        ]
-        found += [(2 * at, mark) for at, mark in ledger.get('marks', ())]
-        found.sort(key=operator.itemgetter(0))
-        if not all(isinstance(each, str) for _, each in found) or not found:
+        for at, mark in ledger.get('marks', ()):
+            marks.setdefault(at, []).append(mark)
+        for at, line in enumerate(ledger['entries']):
+            found += [*marks.get(at, ()), line['link']]
+        found += marks.get(len(ledger['entries']), ())
+        if not found or {*map(type, found)} != {str}:
             raise ValueError
     except (AttributeError, KeyError, TypeError, ValueError):
         raise ValueError(
             "'state' needs to have a 'ledger': it is no state of this version"
         ) from None
-    return [each for _, each in found]
+    return found
 
 
 def _ledger(state: dict[str, Any]) -> Any:
@@ -90,14 +87,13 @@ def check_continues(
 ) -> None:
     """Refuse to overwrite a state with one that does not continue it.
 
-    Call it while the :func:`exclusive` lock of the place is held.
+    Call it while :func:`pyg_trust.files.exclusive` holds the place.
 
     Args:
         place (str or Path): the path of a file, or of a manifest.
         found (dict, optional): the saved state there, with its ``'ledger'``.
         new (dict): the state to write, with the same entry.
     """
-    check_instance('place', place, str, Path)
     if found is None:
         return
     if os.path.exists(place) and (count := os.stat(place).st_nlink) > 1:
@@ -115,12 +111,14 @@ def check_continues(
             'one would undo: load it, write to another place, or delete it '
             'first'
         )
-    lost, did = _beyond(new, found), _beyond(found, new)
+    lost = _beyond(new, found)
+    did = _beyond(found, new) or 'additions that wait for a release'
     raise StaleStateError(
         f'another object or process has changed {place} since this one read '
         f'it: it recorded {did}. Nothing was written. To go on, load() the '
         'state into a new object and repeat what was not saved'
-        + (f': {lost}' if lost != 'nothing' else '')
+        + f': {lost}'
+        * bool(lost)
     )
 
 
@@ -135,7 +133,7 @@ def _beyond(state: dict[str, Any], other: dict[str, Any]) -> str:
     ]
     if len(more) > 3:
         more = [*more[:3], f'and {len(more) - 3} more']
-    return ', '.join(more) or 'nothing'
+    return ', '.join(more)
 
 
 def save(path: str | Path, state: dict[str, Any]) -> None:
@@ -144,7 +142,7 @@ def save(path: str | Path, state: dict[str, Any]) -> None:
     The file, if there is one, has to hold a state that it continues.
     """
     path = Path(path)
-    with exclusive(path):
+    with files.exclusive(path):
         check_continues(path, peek(path), state)
         files.save(path, state)
 
@@ -163,20 +161,6 @@ def peek(path: str | Path) -> dict[str, Any] | None:
             f'({type(error).__name__})'
         ) from None
     return found
-
-
-@contextlib.contextmanager
-def exclusive(place: str | Path) -> Iterator[None]:
-    """Hold the lock of a file or folder for a block; not reentrant.
-
-    Waits for its holder. The lock is on a file beside the place, which need
-    not exist; where nothing can be written, a place is read without it.
-    """
-    # Resolve links, so that each file has one lock.
-    place = Path(place).resolve()
-    files.check_folder(place)
-    with files.locked(place.with_name(f'.{place.name}.lock')):
-        yield
 
 
 # Objects #####################################################################

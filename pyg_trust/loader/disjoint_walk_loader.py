@@ -55,7 +55,7 @@ class DisjointWalkLoader(StepLoader):
     Args:
         data (Data or HeteroData): the graph, without duplicate edges, on the
             CPU or, without workers, on CUDA; typed if there is a :obj:`unit`.
-        batch_size (int): :math:`m`, which is constant, or the expected number.
+        batch_size (int): :math:`m` subgraphs a batch; if Poisson, on average.
         walk_length (int): :math:`L`, the steps of a walk; 0 with persons.
         restarts (int): :math:`R`, the walks from every root.
         input_nodes (Tensor, optional): the roots, as indices or as a mask; by
@@ -161,10 +161,10 @@ class DisjointWalkLoader(StepLoader):
         }
 
     def public(self) -> tuple[Any, ...]:
-        """Return public data: edges, roots, node count, feature shape.
+        """Return the public data, whose hash is in reports and ledgers.
 
-        The last is a string. With a ``unit`` its declaration, a string,
-        follows.
+        It has the edges, the roots, the number of nodes and, as strings, the
+        features' shape and dtype and the declaration of the ``unit``, if any.
         """
         declared = () if self._declared is None else (repr(self._declared),)
         return (*super().public(), *declared)
@@ -176,7 +176,7 @@ class DisjointWalkLoader(StepLoader):
         return of_persons(self._declared)
 
     def layout(self) -> str:
-        """Return a hash of subgraphs, to be equal in all processes."""
+        """Return a hash, to check that processes agree on the subgraphs."""
         sampler = self.node_sampler
         return fingerprint(*sampler.partition(), sampler.seed)
 

@@ -93,7 +93,9 @@ class UnitLoader(DrawnUnits):
         walk_length, restarts, resample_every (int): for ``'contents'``, the
             steps of a walk, the walks from each person, and the steps between
             two draws of groups.
-        along, max_joint: for ``'contents'``, the arguments of ``pairs``.
+        along (sequence): for ``'contents'``, edge types and metapaths that
+            make pairs of persons, beside rows with several owners.
+        max_joint (int): rows that more persons share make no pairs.
         seed (int, optional): the seed; random by default.
         **kwargs (optional): more arguments of :class:`NodeLoader`.
     """
@@ -256,7 +258,7 @@ class UnitLoader(DrawnUnits):
         return self._claims(number).num_subgraphs
 
     def layout(self) -> str:
-        """Return a hash of persons' rows, to be equal in all processes."""
+        """Return a hash, to check that processes agree on persons' rows."""
         seed = getattr(self._walks, 'seed', 0)
         return fingerprint(*self._claims(0), repr((seed, self.owned_by)))
 
@@ -276,10 +278,10 @@ class UnitLoader(DrawnUnits):
         }
 
     def public(self) -> tuple[Any, ...]:
-        """Return public data: types and sizes, and the unit's declaration.
+        """Return the public data, whose hash is in reports and ledgers.
 
-        Both are strings. With ``'contents'`` the pairs of persons who share
-        rows follow, int64 ``[2, k]``.
+        It has, as strings, types with sizes and the unit's declaration; with
+        ``'contents'`` also int64 ``[2, k]``, pairs of persons who share rows.
         """
         schema, count = self.schema, None
         if self._rate is None:
@@ -383,12 +385,12 @@ class UnitLoader(DrawnUnits):
         return self.schema.flat(batch)
 
     def made(self) -> tuple[Data, Data, Callable[..., Any]]:
-        """Make up random batches without data, on which to check a model.
+        """Make random batches to check a model with, without reading rows.
 
         Returns:
-            tuple[Data, Data, callable]: a batch as :meth:`flat` returns it, of
-            the types that the transform makes; one of the types before it; and
-            the transform, as a function from the second kind to the first.
+            tuple[Data, Data, callable]: a batch as it is after the loader's
+            transform; a batch as it is before it; and the transform, which
+            maps the second to the first. Batches are results of :meth:`flat`.
         """
 
         def transformed(flat: Data) -> Data:

@@ -236,7 +236,7 @@ def _spent(
     delta = pld.check_least_delta(delta)
     groups = [(z / 2, *_drawn(q, n, k)) for z, q in phases]
     # A fiftieth of a step's loss: its variance grows by less than 1e-4.
-    step = min(1e-3, *(min(1, w.sum()) / lam / 50 for lam, _, w in groups))
+    step = min(1e-3, *(w.sum() / lam / 50 for lam, _, w in groups))
     widest = max(_top(*group) for group in groups)
     pair = partial(_pair, n=n, k=k)
     return pld.epsilon(phases, pair, delta, step, widest)
@@ -292,37 +292,34 @@ def least_noise(
     unit = 2 * occurrences
     # The cost of the noise at both ends of the bracket.
     low, high = (0.0, math.inf), (math.inf, 0.0)
-    at, side = 1.0, 0
+    at = 1.0
     while True:
         loss = spent(unit * at)
         if loss > epsilon:
-            low, side = (at, loss), min(side, 0) - 1
+            low = at, loss
             if at > 1e6:
                 raise ValueError(
                     f"'epsilon' can't be reached by {what}, however large "
                     f'the noise (got {epsilon})'
                 )
         else:
-            high, side = (at, loss), max(side, 0) + 1
+            high = at, loss
         near = max(low[0] * (1 + 1e-9), MIN_NOISE)
         if high[1] >= (1 - tol) * epsilon or high[0] <= near:
             return unit * high[0]
-        at = _next_noise(low, high, (1 - tol / 2) * epsilon, abs(side) > 2)
+        at = _next_noise(low, high, (1 - tol / 2) * epsilon)
 
 
 def _next_noise(
-    low: tuple[float, float],
-    high: tuple[float, float],
-    goal: float,
-    slow: bool,
+    low: tuple[float, float], high: tuple[float, float], goal: float
 ) -> float:
     # Costs fall about as a power of the noise: a secant of the logarithms.
-    # Where one end stays for long, or costs nothing or too much, the middle.
+    # Where one end costs nothing or too much, the middle.
     if not math.isfinite(high[0]):
         return low[0] * min(max(low[1] / goal, 1.1), 4.0)
     if low[0] == 0:
         return max(high[0] * min(max(high[1] / goal, 0.25), 0.9), MIN_NOISE)
     share = 0.5
-    if not slow and high[1] > 0 and math.isfinite(low[1]):
+    if high[1] > 0 and math.isfinite(low[1]):
         share = math.log(low[1] / goal) / math.log(low[1] / high[1])
     return low[0] * (high[0] / low[0]) ** min(max(share, 0.05), 0.95)

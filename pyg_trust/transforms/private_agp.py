@@ -85,9 +85,9 @@ class PrivateAGP(Releasing, BaseTransform):
             node's features and label; edges are public.
         epsilon (float, optional): the budget of all releases. One release
             spends all of it, unless :obj:`mu` is given. (default: :obj:`None`)
-        delta (float, optional): the :math:`\delta` of the budget: a public
-            power of ten, below one over ten times the number of edges for
-            ``'edge'``, of nodes otherwise. (default: :obj:`None`)
+        delta (float, optional): the :math:`\delta` of the budget. Choose a
+            public power of ten below :math:`1 / (10 m)`, for :math:`m` edges
+            with ``'edge'``, else :math:`m` nodes. (default: :obj:`None`)
         mu (float, optional): the :math:`\mu` of one release, in Gaussian
             differential privacy; by default computed from :obj:`epsilon`.
         engine (PrivacyEngine, optional): an engine of private training that

@@ -34,7 +34,6 @@ from pyg_trust.removal import (
     Nodes,
     RemovalRequest,
     requested,
-    skipping,
 )
 from pyg_trust.report import fingerprint_model, provenance
 from pyg_trust.transforms import GraphEmbedding
@@ -58,7 +57,7 @@ from pyg_trust.unlearning.training_graphs import (
     TrainingGraphs,
     check_graphs,
 )
-from pyg_trust.update import Update
+from pyg_trust.update import Update, skipping
 from pyg_trust.verify import removal
 
 __all__ = ['ScatteringClassifier']
@@ -127,20 +126,21 @@ class Solved(NamedTuple):
 class ScatteringClassifier(GraphPredictor, CertifiedClassifier):
     r"""Graph classifier that forgets on request, with a certificate.
 
-    Logistic regression in float64 on embeddings of graphs, one weight vector
-    for two classes and one versus the rest for more, as in `"Unlearning Graph
+    A logistic regression (one versus the rest for more than two classes) is
+    trained in float64 on embeddings of graphs, as in `"Unlearning Graph
     Classifiers with Limited Data Resources"
     <https://arxiv.org/abs/2211.03216>`_ (Pan et al. 2023), but with noise on
     the released weights.
 
     A *release* replaces the weights that predictions use, and adds fresh
-    noise. **The guarantee** is in :mod:`pyg_trust.unlearning.certified`. A
-    graph that lost a part keeps its label. The ledger keeps the ids of removed
-    items. With a few hundred training graphs retraining is as cheap.
+    noise. Released weights are :math:`(\varepsilon, \delta)`-indistinguishable
+    from weights trained on the remaining data alone
+    (:mod:`pyg_trust.unlearning.certified`). A graph that loses a part keeps
+    its label. For a few hundred graphs, a removal costs as much as a fit.
 
     Args:
-        transform (GraphEmbedding): embeds the graphs; a
-            :class:`~pyg_trust.transforms.GraphScattering`, linear or not.
+        transform (GraphEmbedding): embeds the graphs, such as a
+            :class:`~pyg_trust.transforms.GraphScattering`.
         weight_decay (float): :math:`\lambda > 0` of the penalty
             :math:`\frac{\lambda n}{2} \lVert W \rVert^2`, for :math:`n`
             graphs. (default: :obj:`1e-3`)
@@ -153,8 +153,8 @@ class ScatteringClassifier(GraphPredictor, CertifiedClassifier):
         num_classes (int, optional): the labels are in ``[0, num_classes)``,
             and a class may become empty. By default the labels of the training
             graphs; a request that would empty a class is refused.
-        tol (float): advanced: the gradient's norm at which solves end, or what
-            the budget allows if that is less. (default: :obj:`1e-10`)
+        tol (float): advanced: training ends when the gradient's norm is at
+            most this, or less if the budget needs it. (default: :obj:`1e-10`)
         seed (int, optional): the seed of the noise, which is then repeatable
             and not private; by default the operating system's randomness.
         start_is_public (bool): your statement that a transform with weights
@@ -224,7 +224,7 @@ class ScatteringClassifier(GraphPredictor, CertifiedClassifier):
         Later calls name graphs by their positions, and nodes by the ``n_id``
         of their graph, if it has one, else by their positions. The model keeps
         copies of edges, features and labels. A second fit begins a new ledger.
-        It can't be saved over an earlier state, as it may contain removed
+        It can't be saved over a state with removals, as it may contain removed
         items again.
 
         Args:
@@ -265,7 +265,7 @@ class ScatteringClassifier(GraphPredictor, CertifiedClassifier):
 
         Embeds the touched graphs again, and solves by Newton's method from the
         old weights. If this fails or is interrupted, nothing has changed. The
-        guarantee is that of a fit of the present graphs.
+        new weights have the same guarantee as after a fit.
 
         Every call makes one release, which spends budget: collect additions in
         a list. New graphs and nodes get the next ids, which are never used

@@ -37,8 +37,7 @@ _FORMAT = 1
 class ShardStore:
     """Folder in which a sharded unlearner saves its state.
 
-    A manifest lists the files of the current state. Files of earlier states
-    are leftovers, which are deleted.
+    A manifest lists the files of the current state. Older ones are deleted.
 
     Args:
         folder (str or Path): the folder, created by the first :meth:`write`.
@@ -62,21 +61,20 @@ class ShardStore:
             return None
         try:
             manifest: dict[str, Any] = json.loads(self._path.read_bytes())
-            entries = manifest['files'].values()
-            if manifest['format'] == _FORMAT and all(
+            is_ours = manifest['format'] == _FORMAT and all(
                 _OURS.fullmatch(each['file']) and len(each['sha256']) == 64
-                for each in entries
-            ):
-                return manifest
-            why = 'it has other entries'
+                for each in manifest['files'].values()
+            )
         except (
             *(AttributeError, LookupError, RecursionError),
             *(TypeError, ValueError),
-        ) as error:
-            why = f'{type(error).__name__}: {error}'
-        raise DamagedFileError(
-            f'{self._path} is no manifest of format {_FORMAT}: {why}'
-        )
+        ):
+            is_ours = False
+        if not is_ours:
+            raise DamagedFileError(
+                f'{self._path} is no manifest of format {_FORMAT}'
+            )
+        return manifest
 
     def holds(self, plain: dict[str, Any]) -> bool:
         """Return whether the manifest has all entries of ``plain``."""
@@ -102,7 +100,7 @@ class ShardStore:
                 dicts of tensors and plain values.
             plain (dict): further entries of the manifest, as JSON. If there is
                 a ``'ledger'``, the state has to continue the current one.
-            goes_on (bool): whether a folder without a state is an error.
+            goes_on (bool): whether the folder has to hold a state already.
                 (default: :obj:`False`)
 
         Returns:
@@ -113,7 +111,7 @@ class ShardStore:
             check_instance('parts', name, str)
         check_plain('plain', plain)
         self.folder.mkdir(parents=True, exist_ok=True)
-        with commit.exclusive(self._path):
+        with files.exclusive(self._path):
             found = self.manifest()
             if goes_on and found is None:
                 raise commit.StaleStateError(
@@ -156,7 +154,7 @@ class ShardStore:
             raise ValueError(
                 f"'folder' needs to hold a {MANIFEST} (got {self.folder})"
             )
-        with commit.exclusive(self._path):
+        with files.exclusive(self._path):
             manifest, parts = self.manifest() or {}, {}
             for name, entry in manifest['files'].items():
                 path = self.folder / entry['file']
@@ -185,13 +183,10 @@ class ShardStore:
         )
 
     def purge(self) -> list[Path]:
-        """Delete files that do not belong to the current state; list them.
-
-        If there are none, the folder need not be writable.
-        """
+        """Delete files that do not belong to the current state; list them."""
         if not self.strangers():
             return []
-        with commit.exclusive(self._path):
+        with files.exclusive(self._path):
             return self._delete_strangers()
 
     def _delete_strangers(self) -> list[Path]:

@@ -316,5 +316,7 @@ def test_calibration_and_steps_that_are_left(method):
     free = dp.PLDAccountant()
     one = {'sample_rate': 0.4, 'steps': 1}
     assert free.noise_multiplier_for(1e6, 1e-6, **one) == 0.1
+    several = dp.GroupAccountant(5, 2)
+    assert several.noise_multiplier_for(1e6, 1e-6, **one) == 0.2
     with pytest.raises(ValueError, match="'epsilon' can't be reached"):
         dp.RDPAccountant().noise_multiplier_for(1e-3, 1e-6, **one)

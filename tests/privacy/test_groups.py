@@ -254,9 +254,11 @@ def profile(epsilon, n, m, k, z):
 
 
 @pytest.mark.parametrize(
-    ('n', 'm', 'k', 'z'), [(40, 4, 3, 3.0), (9, 6, 5, 6.0)]
+    ('n', 'm', 'k', 'z', 'slack'),
+    # Counts above 16 are rounded up to multiples of 8.
+    [(40, 4, 3, 3.0, 1e-5), (9, 6, 5, 6.0, 1e-5), (80, 30, 64, 50.0, 0.3)],
 )
-def test_renyi_divergences_are_integrals_of_the_profile(n, m, k, z):
+def test_renyi_divergences_are_integrals_of_the_profile(n, m, k, z, slack):
     def power(a):
         # E_Q (dP/dQ)^a, from second derivatives.
         def part(e):
@@ -271,8 +273,9 @@ def test_renyi_divergences_are_integrals_of_the_profile(n, m, k, z):
 
     orders = [1.5, 3.0, 6.0]
     found = dp.rdp_group_wor(orders, m / n, z, n, k)
-    want = [math.log(power(a)) / (a - 1) for a in orders]
-    assert found == pytest.approx(want, rel=1e-5)
+    want = np.array([math.log(power(a)) / (a - 1) for a in orders])
+    assert (found >= want * (1 - 1e-5)).all()
+    assert (found <= want * (1 + slack)).all()
 
 
 # What is refused #############################################################

@@ -69,12 +69,6 @@ def test_the_bounds_of_the_fast_code_are_proved(n):
         assert abs(float(votes.lower_bound(n, k, level)) - low) < 1e-9
 
 
-def test_shifted_counts_are_refused():
-    for k in (5, 60, 99):
-        low = clopper_pearson(torch.tensor([k + 1]), 100, 1e-3).item()
-        assert not votes.proves(100, k, low, 1e-3)
-
-
 def test_both_bounds_share_the_level():
     low, high = votes.bounds(80, 15, 100, 3, 0.01, 'all')
     assert tail(100, 80, low) <= Fraction(0.01) / 2
