@@ -246,7 +246,7 @@ class Runs:
         return ['features'] + ['labels', 'edges'] * bool(self.removed.numel())
 
     def noisy_runs(self, what: str = 'data') -> list[Run]:
-        """Return ``worlds`` runs on ``changed(what)``, with new seeds."""
+        """Return ``worlds`` runs on ``changed(what)``, with a seed each."""
         if f'noisy {what}' not in self._kept:
             data = self.changed(what)
             number = ('data', *self.kinds()).index(what)
