@@ -21,7 +21,6 @@ from pyg_trust._checks import (
     check_instance,
     check_ledger,
     check_positive,
-    validated,
 )
 from pyg_trust.ledger import BudgetExceededError, PrivacyLedger
 from pyg_trust.noise import SecureNoise, SeededNoise
@@ -189,7 +188,7 @@ class ReleaseAccount(NoCopies):
         lines = [check_positive('lines', mu) for mu in lines]
         check_instance('head', head, str)
         with self.lock:
-            present = list(self.lines)
+            present = [*self._spent]
             shorter = min(len(present), len(lines))
             if not all(map(_close, present[:shorter], lines[:shorter])):
                 raise ValueError(
@@ -233,14 +232,9 @@ def register_release(
     ``mu`` is the cost of all its releases so far. The result is the
     :math:`\mu` of these together with all other accounts' on the same data.
     """
-    check_instance('secret', secret, list)
-    for name, value in (('unit', unit), ('account', account)):
-        check_instance(name, value, str)
-    mu = check_positive('mu', mu)
     others: dict[str, float] = {}
     with _REGISTER:
         for each in secret:
-            check_instance('secret', each, str)
             text = f'{unit} {each}'.encode()
             digest = hashlib.blake2b(text, key=_KEY).digest()
             seen = _RELEASED.setdefault(digest, {})
@@ -261,16 +255,13 @@ class PaidNoise:
             sensitivity over the standard deviation of the noise.
     """
 
-    @validated
     def __init__(
         self,
         source: SecureNoise | SeededNoise,
         spend: Callable[[float], None],
         mus: list[float],
     ) -> None:
-        check_instance('mus', mus, list)
-        self._source, self._spend = source, spend
-        self._mus = [check_positive('mus', mu) for mu in mus]
+        self._source, self._spend, self._mus = source, spend, [*mus]
 
     def pay(self) -> SecureNoise | SeededNoise:
         """Pay for the next planned release; return the source of its noise."""
@@ -285,7 +276,6 @@ class PaidNoise:
         The result is int64, of this ``shape``: standard normal values times
         2^32, rounded to integers.
         """
-        check_instance('shape', shape, tuple)
         return self.pay().cells(shape)
 
 

@@ -29,7 +29,6 @@ def content(data: Data, *context: str | int | float) -> str:
         data (Data): the graph.
         *context (str or int or float): further values that belong to the item.
     """
-    check_instance('data', data, Data)
     parts: list[Tensor | str] = []
     for key in _HELD:
         value = data.get(key)
@@ -52,7 +51,6 @@ def sealed(root: str, *held: str | int | float | Tensor) -> str:
         root (str): the root, :attr:`Seals.root`.
         *held (str or int or float or Tensor): the further values.
     """
-    check_instance('root', root, str)
     return report.fingerprint('state', root, *held)
 
 

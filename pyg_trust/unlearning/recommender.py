@@ -126,7 +126,7 @@ class Recommender(Saved, EditedInPlace):
     Recommendations depend on the lists of all users, and are not
     differentially private. Keep :meth:`state_dict` and the ledger secret. The
     cost of a removal grows with the square of the length of the shortened
-    lists. After it the first call in closed form costs a fit.
+    lists. With ``'closed_form'``, the next call then costs as much as a fit.
 
     Args:
         method (str): :obj:`'paths'` or :obj:`'closed_form'`.
@@ -241,8 +241,8 @@ class Recommender(Saved, EditedInPlace):
             Tensor: the ids of items, int64, ``[num_users, k]``, from the
             highest score to the lowest; of equal scores the earlier item
             first. Places without an item of positive score, and all places of
-            removed users, have ``num_items`` (or the largest ``n_id`` of items
-            plus 1).
+            removed users, hold ``num_items`` or, if items have an ``n_id``,
+            its largest value plus 1.
 
         Raises:
             NotThere: if a user was never there.
@@ -272,17 +272,17 @@ class Recommender(Saved, EditedInPlace):
 
     @synchronized
     def counts(self, items: Names) -> Tensor:
-        """Return the exact counts that scores are made of, by pair of items.
+        """Return the exact counts for pairs of items, from which scores come.
 
-        For ``'paths'``, the weighted number of users of both items; for
-        ``'closed_form'``, the number of these users.
+        With ``'paths'``, the weighted number of users who have both items;
+        with ``'closed_form'``, the number of these users.
 
         Args:
             items (list[int] or Tensor): the ids of items, or a bool mask.
 
         Returns:
-            Tensor: float64, ``[len(items), num_items]``; columns are positions
-            of items; NaN for removed items.
+            Tensor: float64, ``[len(items), num_items]``; columns are items by
+            position; rows of removed items are NaN.
 
         Raises:
             NotThere: if an item was never there.
@@ -302,7 +302,7 @@ class Recommender(Saved, EditedInPlace):
     @property
     @synchronized
     def edge_index(self) -> Tensor:
-        """A copy of the remaining interactions: int64, ``[2, num]``."""
+        """The remaining interactions: int64, ``[2, num_interactions]``."""
         return self._fitted.lists.pairs()
 
     @property
@@ -485,7 +485,7 @@ class Recommender(Saved, EditedInPlace):
 
     @synchronized
     def verify(self) -> VerifyReport:
-        """Fit the remaining interactions anew, and compare all bits."""
+        """Fit the remaining interactions anew, and compare bit by bit."""
         held = self._fitted
         size, entries = len(held.items), 0
         lists = lists_of(held.lists.pairs(), len(held.users), size)

@@ -133,9 +133,10 @@ class ScatteringClassifier(GraphPredictor, CertifiedClassifier):
     the released weights.
 
     A *release* replaces the weights that predictions use, and adds fresh
-    noise. **The guarantee** is in :mod:`pyg_trust.unlearning.certified`. A
-    graph that lost a part keeps its label. The ledger lists the ids of removed
-    items. With a few hundred graphs, a removal costs as much as training anew.
+    noise. Released weights are :math:`(\varepsilon, \delta)`-indistinguishable
+    from weights trained on the remaining data alone
+    (:mod:`pyg_trust.unlearning.certified`). A graph that loses a part keeps
+    its label. For a few hundred graphs, a removal costs as much as a fit.
 
     Args:
         transform (GraphEmbedding): embeds the graphs, such as a
@@ -264,7 +265,7 @@ class ScatteringClassifier(GraphPredictor, CertifiedClassifier):
 
         Embeds the touched graphs again, and solves by Newton's method from the
         old weights. If this fails or is interrupted, nothing has changed. The
-        guarantee is that of a fit of the present graphs.
+        new weights have the same guarantee as after a fit.
 
         Every call makes one release, which spends budget: collect additions in
         a list. New graphs and nodes get the next ids, which are never used
