@@ -152,8 +152,8 @@ class Runs:
     def subject(self, data: Data, *path: int) -> Subject:
         """Make a subject and fit it to a copy of ``data``.
 
-        Its seed is derived from the integers in ``path``; without any it is
-        the seed that compared runs share.
+        Its seed is derived from the integers in ``path``; without integers it
+        is the seed that all compared runs share.
         """
         made = self.new_subject()
         made.fit(data.clone(), rng.derive(self.seed, *(path or (_RUN,))))
