@@ -285,7 +285,7 @@ class NotThere(ValueError):
     """Error of a request for items that a model does not hold.
 
     Its attribute ``missing`` is a :class:`RemovalRequest` of these items,
-    which never existed or were removed before.
+    which never existed or were removed before. ``message`` sets its text.
 
     Example:
         >>> raise NotThere(RemovalRequest(nodes=[3]))

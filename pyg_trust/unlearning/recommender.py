@@ -485,7 +485,7 @@ class Recommender(Saved, EditedInPlace):
 
     @synchronized
     def verify(self) -> VerifyReport:
-        """Fit the remaining interactions anew, and compare all bits."""
+        """Fit the remaining interactions anew, and compare bit by bit."""
         held = self._fitted
         size, entries = len(held.items), 0
         lists = lists_of(held.lists.pairs(), len(held.users), size)
