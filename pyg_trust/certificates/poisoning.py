@@ -173,7 +173,7 @@ class PoisonCertificate(Report):
         return tallies(top, other, torch.full_like(top, -1), rest)
 
     def guarantee(self) -> Guarantee:
-        """State which poisoned training nodes leave predictions unchanged."""
+        """State how many poisoned training nodes leave classes unchanged."""
         return stated(
             'certificate against poisoning, by shards',
             {

@@ -494,8 +494,8 @@ class ShardedUnlearner(Stateful):
     ) -> ForgetReport:
         """Apply updates in order, all or none, and retrain their shards.
 
-        A keyed hash of its id chooses the shard of a new training node. If the
-        partition is by another method, ``by_hash`` counts such nodes.
+        A keyed hash of a new training node's id chooses its shard. If the
+        partition is by another method, ``by_hash`` of the report counts these.
 
         Args:
             update (Update, RemovalRequest or list): the removals, additions
