@@ -49,8 +49,8 @@ class NewNodes:
 
     Raises:
         TypeError, ValueError: on other types or shapes, NaN or infinity, a
-            training node without a label, or ids that are negative or there
-            twice.
+            training node without a label, or ids that are negative or
+            repeated.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class NewNodes:
         return bool((self.y >= 0).any())
 
     def check_next(self, first: int) -> None:
-        """Raise an error unless ``n_id`` is ``first`` and the next ids."""
+        """Raise an error unless ``n_id`` is ``first, first + 1, ...``."""
         expected = list(range(first, first + self.x.size(0)))
         if self.n_id is not None and self.n_id.tolist() != expected:
             raise ValueError(
@@ -129,9 +129,9 @@ class Update:
 
     Raises:
         TypeError: on a tensor of another type, or another request.
-        ValueError: on ids that are negative or there twice, features that do
-            not fit or are not finite, or an item that is both removed and
-            added or changed.
+        ValueError: on ids that are negative or repeated, features that do not
+            fit or are not finite, or an item that is both removed and added or
+            changed.
 
     Example:
         >>> new = Update(edges=torch.tensor([[0], [5]]))
@@ -233,8 +233,9 @@ class Update:
     def arcs(self, undirected: bool) -> Tensor:
         """Return the directed edges to add: int64, ``[2, k]``.
 
-        With :obj:`undirected`, for a graph that adds both directions itself,
-        edges are returned as given; a ``directed`` update is then refused.
+        Lists both directions, unless the update is ``directed``. With
+        :obj:`undirected`, for a graph that adds the reverse itself, it lists
+        edges as given, and refuses an update that is ``directed``.
         """
         check_instance('undirected', undirected, bool)
         edges = self.edges

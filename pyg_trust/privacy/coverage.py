@@ -46,11 +46,11 @@ Model = TypeVar('Model', bound='Coverage')
     provenance='versions of packages and arguments',
 )
 class CoverageReport(ClaimedReport):
-    """Report of removals for which a private model's noise suffices.
+    """State that noise hides removed items, and that the weights stay.
 
-    The weights stay, and are (epsilon, delta)-indistinguishable from those of
-    the same release without the removed items. "The sums" are of messages that
-    nodes receive, released with noise; ``form`` is the neighbouring relation.
+    What was released is (epsilon, delta)-indistinguishable from a release
+    without the removed items. It includes noisy sums of the messages that
+    nodes receive: the "released sums" below.
     """
 
     def guarantee(self) -> Guarantee:

@@ -52,11 +52,14 @@ MOST_ITEMS = 20_000
 class ItemReport(AggregationReport):
     """Privacy guarantee of a noisy table of items, with its assumptions.
 
-    The table is one noisy sum. ``relation`` is ``'user'``: neighbouring data
-    differ in the list of one user. ``epsilon`` (nats), ``delta``, ``mu`` and
-    ``noise_stds`` (of the diagonal) are those of the table; ``num_nodes``
-    counts users and items. Fields of an encoder, a head or edges are empty, 0
-    or None.
+    Neighbouring data differ in one user's list (``relation`` is ``'user'``),
+    which is empty in one of them if ``form`` is ``'withdraw'``. ``epsilon``
+    (nats), ``delta`` and ``mu`` (sensitivity over noise) are those of all
+    tables on the account (``releases`` is their number), and
+    ``epsilon_replace`` is epsilon against any other list. ``noise_stds`` has
+    the standard deviation on the diagonal; ``num_nodes`` counts users and
+    items. Sums and noise are exact integers (``arithmetic``). Fields of an
+    encoder, a head or edges are empty, 0 or None.
     """
 
     def _notes(self) -> list[str]:

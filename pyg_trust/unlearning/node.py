@@ -113,11 +113,11 @@ class NodeClassifier(NodeReleases, EditedInPlace):
             (default: :obj:`1e-4`)
         epsilon, delta (float): the guarantee of one release.
             (default: :obj:`1.0`, :obj:`1e-4`)
-        features (str): advanced: :obj:`'exact'`, or :obj:`'push'` for
-            approximate features of infinite series, which are faster. Only the
+        features (str): advanced: :obj:`'exact'`, or :obj:`'push'` for faster,
+            approximate updates of the features of an infinite series. Only the
             Hessian uses them; gradients and predictions are exact.
-        theta (float, optional): advanced: the threshold of residues for
-            ``'push'``; by default 1e-6.
+        theta (float, optional): advanced: the size below which ``'push'`` does
+            not propagate a change of features; by default 1e-6.
         encoder (callable, optional): maps the features of each node before the
             propagation, such as a network; or a function without an argument
             that makes one.
@@ -368,7 +368,7 @@ class NodeClassifier(NodeReleases, EditedInPlace):
     @property
     @synchronized
     def num_train(self) -> int:
-        """The number of training nodes behind the released weights."""
+        """The number of nodes that the released weights were trained on."""
         return self._fitted.data.num_train
 
     @property
@@ -405,11 +405,11 @@ class NodeClassifier(NodeReleases, EditedInPlace):
     ) -> ForgetReport | AdditionReport:
         """Apply removals, additions and changes together, all or none.
 
-        Predictions use the present graph and features at once. Removals and
-        changes end with a release: Newton steps until the gradient's norm is
-        within a hundredth of the budget, and fresh noise. Additions wait for
-        the next release, as each one spends budget, unless there are more than
-        ``max_pending`` or a :obj:`reference` is given.
+        Predictions use the new graph and features at once. Removals and
+        changes end with a release: Newton's method runs until the gradient's
+        norm is at most a hundredth of the budget, and fresh noise is added.
+        Additions alone wait for the next release, which saves budget, unless
+        more than ``max_pending`` wait or a :obj:`reference` is given.
 
         Args:
             update (Update, RemovalRequest or list): the removals, additions
@@ -420,8 +420,8 @@ class NodeClassifier(NodeReleases, EditedInPlace):
                 digits each. (default: :obj:`''`)
 
         Returns:
-            ForgetReport or AdditionReport: the report of the release; for
-            additions that wait, how many these are.
+            ForgetReport or AdditionReport: the report of the release, or the
+            number of additions that wait.
 
         Raises:
             ValueError: if an item to remove is missing, an item to add exists,
