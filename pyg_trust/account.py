@@ -21,7 +21,6 @@ from pyg_trust._checks import (
     check_instance,
     check_ledger,
     check_positive,
-    validated,
 )
 from pyg_trust.ledger import BudgetExceededError, PrivacyLedger
 from pyg_trust.noise import SecureNoise, SeededNoise
@@ -141,7 +140,7 @@ class ReleaseAccount(NoCopies):
         return None if self._ledger is None else self._ledger.head
 
     def check(self, mu: float) -> None:
-        """Raise ``BudgetExceededError`` if ``mu`` more exceed the limit."""
+        """Raise ``BudgetExceededError`` if ``mu`` is more than ``left``."""
         mu = check_positive('mu', mu)
         if os.getpid() != self._owner:
             raise RuntimeError(
@@ -189,7 +188,7 @@ class ReleaseAccount(NoCopies):
         lines = [check_positive('lines', mu) for mu in lines]
         check_instance('head', head, str)
         with self.lock:
-            present = list(self.lines)
+            present = [*self._spent]
             shorter = min(len(present), len(lines))
             if not all(map(_close, present[:shorter], lines[:shorter])):
                 raise ValueError(
@@ -226,21 +225,16 @@ _REGISTER = threading.Lock()
 def register_release(
     secret: list[str], unit: str, account: str, mu: float
 ) -> float:
-    r"""Note a release in this process; return :math:`\mu` of all of its data.
+    r"""Register releases of data; return what this process spent on the data.
 
     ``secret`` are fingerprints of the data, and ``unit`` is what is protected,
     such as ``'edge'``. ``account`` is the name of the account that pays, and
-    ``mu`` is the cost of all its releases. What other accounts of the process
-    spent on the same data for the same unit is added to it.
+    ``mu`` is the cost of all its releases so far. The result is the
+    :math:`\mu` of these together with all other accounts' on the same data.
     """
-    check_instance('secret', secret, list)
-    for name, value in (('unit', unit), ('account', account)):
-        check_instance(name, value, str)
-    mu = check_positive('mu', mu)
     others: dict[str, float] = {}
     with _REGISTER:
         for each in secret:
-            check_instance('secret', each, str)
             text = f'{unit} {each}'.encode()
             digest = hashlib.blake2b(text, key=_KEY).digest()
             seen = _RELEASED.setdefault(digest, {})
@@ -257,23 +251,20 @@ class PaidNoise:
         source (SecureNoise or SeededNoise): the source of the noise.
         spend (callable): ``spend(mu)`` pays, such as
             :meth:`ReleaseAccount.spend`.
-        mus (list[float]): the cost :math:`\mu` of every planned draw, in
-            order.
+        mus (list[float]): the cost of every planned draw in order: the
+            sensitivity over the standard deviation of the noise.
     """
 
-    @validated
     def __init__(
         self,
         source: SecureNoise | SeededNoise,
         spend: Callable[[float], None],
         mus: list[float],
     ) -> None:
-        check_instance('mus', mus, list)
-        self._source, self._spend = source, spend
-        self._mus = [check_positive('mus', mu) for mu in mus]
+        self._source, self._spend, self._mus = source, spend, [*mus]
 
     def pay(self) -> SecureNoise | SeededNoise:
-        """Pay for the next planned release; return the source of its draws."""
+        """Pay for the next planned release; return the source of its noise."""
         if not self._mus:
             raise RuntimeError('all draws that were planned are spent')
         self._spend(self._mus.pop(0))
@@ -282,10 +273,9 @@ class PaidNoise:
     def cells(self, shape: tuple[int, ...]) -> Tensor:
         """Pay for the next release, and draw its noise.
 
-        It is int64, of this shape: normal values times 2^32, rounded to
-        integers.
+        The result is int64, of this ``shape``: standard normal values times
+        2^32, rounded to integers.
         """
-        check_instance('shape', shape, tuple)
         return self.pay().cells(shape)
 
 

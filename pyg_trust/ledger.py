@@ -58,8 +58,8 @@ class LedgerEntry(Report):
     """Line of a :class:`RemovalLedger`.
 
     Args:
-        action (str): how the model was made: ``'fit'``, ``'refine'``,
-            ``'retrain'``, ``'measured'`` or ``'step'``.
+        action (str): how the model was made: ``'fit'`` or another action of
+            :meth:`RemovalLedger.record`.
         spent (float): the amount that is spent after this line, in the unit of
             the ledger's budget.
         request (dict): the ids of the removed items.
@@ -85,7 +85,7 @@ class LedgerEntry(Report):
 
 
 class RemovalLedger:
-    """Append-only list of the items a model removed, and of the budget.
+    """Record what a model removed and how much budget that spent.
 
     Each line has the ids of the removed items, a digest of the remaining data,
     and the amount that is spent since the last fit: for certified classifiers
@@ -135,10 +135,10 @@ class RemovalLedger:
         return tuple(self._past.lines[first : self._count])
 
     def amounts(self) -> tuple[float, ...]:
-        """Return the amount of each release, the oldest first.
+        """Return ``spent`` of the newest 64 lines, the oldest first.
 
-        There are at most 64. If there were more releases, the first amount
-        stands for all earlier ones, as the root of their sum of squares.
+        If there are more lines, the first number stands for its own line and
+        all before it: the root of the sum of their squares.
         """
         newest = [line.spent for line in self.newest(LISTED)]
         if self._count > LISTED:
@@ -163,8 +163,12 @@ class RemovalLedger:
 
     @property
     def head(self) -> str:
-        """The hash of the newest line, over all lines; '' without lines."""
+        """The hash of all lines, which the newest has; '' without lines."""
         return '' if self.last is None else self.last.link
+
+    def records(self, *digests: str) -> bool:
+        """Return whether the newest line has one of these digests of data."""
+        return self.last is not None and self.last.data in digests
 
     def has(self, head: str) -> bool:
         """Return whether a line has the hash ``head``.
@@ -236,9 +240,9 @@ class RemovalLedger:
 
         Args:
             action (str): :obj:`'fit'`, :obj:`'refine'` or :obj:`'retrain'` for
-                a model solved anew, :obj:`'measured'` for one whose residual
-                was measured in full, or :obj:`'step'` for an update whose
-                amount adds to the earlier ones.
+                a model solved anew, :obj:`'measured'` for one whose gradient
+                norm was measured on all remaining data, or :obj:`'step'` for
+                an update whose amount adds to the earlier ones.
             spent (float): the amount spent after this line, in the unit of the
                 budget; not the difference to the line before.
             request (dict, optional): the ids of the removed items; by default
@@ -291,10 +295,10 @@ class RemovalLedger:
     def after(
         cls, before: 'RemovalLedger | None', budget: float
     ) -> 'RemovalLedger':
-        """Return an empty ledger for a new fit of a model.
+        """Return an empty ledger with a budget, for a new fit of a model.
 
-        If the ledger :obj:`before` has no removals, its saved states may be
-        replaced by those of the new fit. Otherwise this is refused.
+        If :obj:`before`, the ledger of the previous fit, lists no removals,
+        the new fit may be saved over its files. Otherwise saving is refused.
         """
         made = cls(budget)
         if before is not None and not before.has_removals:
@@ -304,12 +308,12 @@ class RemovalLedger:
         return made
 
     def mark(self) -> None:
-        """Give the state a random name, after a change without a line."""
+        """Name the present state at random, after a change without a line."""
         self._marks += (secrets.token_hex(16),)
 
     @property
     def tip(self) -> str:
-        """The name of the present state: the last mark, or :attr:`head`."""
+        """The name of the present state, by :meth:`mark`, or else the head."""
         return self._marks[-1] if self._marks else self.head
 
     def state_dict(self) -> dict[str, Any]:
@@ -399,8 +403,8 @@ class _Past:
 def coarse(amount: float, bits: int = 1) -> float:
     r"""Round an amount up to a few significant bits; 0 stays 0.
 
-    An amount that is measured on data to 16 digits lets a guess of the data be
-    tested. Rounded up, it reveals little more than its size.
+    If an amount is computed from data, somebody who guesses the data can test
+    the guess by all 16 digits. Rounded up, it reveals little but its size.
 
     Args:
         amount (float): the amount, non-negative.
@@ -418,7 +422,7 @@ def coarse(amount: float, bits: int = 1) -> float:
 
 
 class PrivacyLedger:
-    """Durable account of private training: an append-only file.
+    """Record the privacy cost of training in an append-only file.
 
     A line is written to the disk *before* the noisy gradient of a step is
     made: a crash can waste a step of the budget, but never hide one. The first
@@ -426,10 +430,10 @@ class PrivacyLedger:
     lines before it. A last line that is cut short is dropped; any other damage
     is refused.
 
-    Somebody who cuts off whole lines, or restores an older copy, takes back
-    spent budget. To notice this, keep a copy of :attr:`head` (reports and
-    checkpoints have it) and pass it as :obj:`head`. Changes of the open file
-    are noticed at the next line.
+    Somebody who cuts off whole lines, or restores an older copy, hides spent
+    budget. To notice this, keep a copy of :attr:`head` (reports and
+    checkpoints have it) and pass it as :obj:`head`. If the open file is
+    changed, the next call that writes a line raises an error.
 
     The file is locked until the ledger is closed or deleted, so that two
     processes can't spend at once. It holds public numbers only.
@@ -444,8 +448,8 @@ class PrivacyLedger:
     Raises:
         ValueError: if the file is of another mechanism, was changed, or does
             not continue :obj:`head`.
-        RuntimeError: if another process has it open, or opened it before a
-            fork.
+        RuntimeError: if another process has the file open, or the ledger was
+            opened before a fork and is used after it.
     """
 
     def __init__(
@@ -511,12 +515,12 @@ class PrivacyLedger:
 
     @property
     def pure_epsilon(self) -> float:
-        """The sum of the epsilons of pure releases, in nats."""
+        """The sum of the epsilons passed to :meth:`record_pure`, in nats."""
         return self._account.pure_epsilon
 
     @property
     def history(self) -> list[tuple[float, float, int]]:
-        """Tuples of noise multiplier, sample rate and number of such steps."""
+        """The steps: tuples of noise multiplier, sample rate and count."""
         merged: list[tuple[float, float, int]] = []
         for line in self._account.lines:
             same = merged and merged[-1][:2] == line
@@ -538,11 +542,11 @@ class PrivacyLedger:
 
     @editing
     def record_pure(self, epsilon: float) -> None:
-        """Record a release of pure differential privacy, besides the steps.
+        """Record a release with a delta of 0, besides the steps.
 
         Args:
-            epsilon (float): the epsilon of the release, in nats, with a delta
-                of 0; ``pure_epsilon`` is the sum.
+            epsilon (float): the epsilon of the release, in nats;
+                ``pure_epsilon`` is the sum over releases.
         """
         epsilon = check_positive('epsilon', epsilon)
         self._append(lambda: {'epsilon': epsilon})

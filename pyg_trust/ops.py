@@ -622,10 +622,10 @@ def policy_iteration(
     ]
     | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    r"""Find the graph that maximizes PageRank-weighted rewards.
+    r"""Find the graphs that maximize PageRank-weighted rewards.
 
-    For each row of the arguments by itself, it computes :math:`V = T V`, where
-    for node :math:`i`
+    For each policy, a row of the arguments, it finds a graph of the threat and
+    its values :math:`V` with :math:`V = T V`, where for node :math:`i`
 
     .. math::
         (T V)_i = r_i + \max_{S, k} \left[ \frac{a \sum_{j \in S} V_j +
@@ -635,12 +635,12 @@ def policy_iteration(
     with :math:`r` = ``reward``, :math:`a` = ``follow``, :math:`\rho` =
     ``bonus``, :math:`\mu` = ``visit_cost``, :math:`\sigma` = ``root``,
     :math:`\nu_i` = ``step_cost`` and :math:`\nu_{ij}` = ``removal_cost`` of an
-    edge or ``addition_cost`` of another pair (None: 0). :math:`S` is the set
-    of out-neighbours after :math:`k` flips, at most the budget of ``threat``,
-    of the clean set :math:`S_i`; an empty set counts as one edge that leads
-    nowhere. It begins with ``start`` and ends after ``max_iter`` iterations,
-    or when the largest entry of :math:`T V - V` is at most ``goal`` or
-    ``rounding`` times that of :math:`V`.
+    edge or ``addition_cost`` of another pair (None: 0). :math:`S` is the clean
+    set :math:`S_i` of out-neighbours after :math:`k` flips, at most the budget
+    of ``threat``; an empty set counts as one edge that leads nowhere. Iterates
+    begin with :math:`V` = ``start`` and end after ``max_iter``, or when no
+    :math:`|(T V - V)_i|` is above both the ``goal`` of the policy and
+    ``rounding`` times the largest :math:`|V_i|`.
 
     Returns:
         tuple: :math:`V` and :math:`T V - V`, float64, ``[num_policies,

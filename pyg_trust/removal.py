@@ -18,7 +18,6 @@ from torch_geometric.data import Data
 
 from pyg_trust._checks import (
     as_ids,
-    check_choice,
     check_instance,
     check_range,
     check_tensor,
@@ -114,16 +113,15 @@ class RemovalRequest:
         directed (bool): whether edges are removed in the given direction only,
             instead of in both where they exist. (default: :obj:`False`)
         persons (list[int] or Tensor): the ids of persons to remove from a
-            model of the table that :meth:`PrivacyUnit.table
-            <pyg_trust.unit.PrivacyUnit.table>` makes, with one row for each
-            person. (default: :obj:`()`)
-        unit (PrivacyUnit, optional): the privacy unit of :obj:`persons`;
-            needed with them.
+            model that was fitted to the result of :meth:`PrivacyUnit.table
+            <pyg_trust.unit.PrivacyUnit.table>`, where each person has one row.
+            (default: :obj:`()`)
+        unit (PrivacyUnit, optional): the privacy unit of :obj:`persons`.
 
     Raises:
         TypeError: on an id that is no integer.
-        ValueError: if nothing is requested, an id is negative, or
-            :obj:`persons` come without their :obj:`unit` or have several rows.
+        ValueError: if nothing is requested, an id is negative, :obj:`persons`
+            come without their :obj:`unit`, or a person has several rows.
 
     Example:
         >>> RemovalRequest(nodes={3: [0, 5]}, graphs=[7]).to_dict()
@@ -174,9 +172,7 @@ class RemovalRequest:
                 items += _read(graph, kind, each)
         self._take(items, units)
 
-    def _take(
-        self, items: Iterable[Item], units: Mapping[str, Any] | None = None
-    ) -> None:
+    def _take(self, items: Iterable[Item], units: Mapping[str, Any]) -> None:
         held: dict[int, dict[str, set[Any]]] = {}
         for graph, kind, item in items:
             kinds = held.setdefault(graph, {each: set() for each in _NAMED})
@@ -196,7 +192,7 @@ class RemovalRequest:
             parts[graph] = Part(**made)
         if not parts:
             raise ValueError('the request needs to name something to remove')
-        vars(self).update(parts=parts, _units=units or {})
+        vars(self).update(parts=parts, _units=units)
 
     def __getstate__(self) -> dict[str, Any]:
         # Copies and files have no tables of other persons.
@@ -242,9 +238,11 @@ class RemovalRequest:
         return cls._of(given) if given else None
 
     @classmethod
-    def _of(cls, items: Iterable[Item], *units: Any) -> 'RemovalRequest':
+    def _of(
+        cls, items: Iterable[Item], units: Mapping[str, Any] | None = None
+    ) -> 'RemovalRequest':
         made = cls.__new__(cls)
-        made._take(items, *units)
+        made._take(items, units or {})
         return made
 
     def __or__(self, other: 'RemovalRequest') -> 'RemovalRequest':
@@ -270,7 +268,7 @@ class RemovalRequest:
                     yield graph, kind, item
 
     def without(self, other: 'RemovalRequest') -> 'RemovalRequest | None':
-        """Return the items that another request lacks; None without any."""
+        """Return this request without the items of another; None if empty."""
         gone = {*other.items()}
         return self.of_items(each for each in self.items() if each not in gone)
 
@@ -287,7 +285,7 @@ class NotThere(ValueError):
     """Error of a request for items that a model does not hold.
 
     Its attribute ``missing`` is a :class:`RemovalRequest` of these items,
-    which never existed or were removed before.
+    which never existed or were removed before. ``message`` sets its text.
 
     Example:
         >>> raise NotThere(RemovalRequest(nodes=[3]))
@@ -343,30 +341,6 @@ def requested(
     )
 
 
-def skipping(
-    request: RemovalRequest,
-    missing: str,
-    remove: Callable[[RemovalRequest], Any],
-) -> Any:
-    """Remove what is there; return the report, with what was skipped."""
-    check_choice('missing', missing, MISSING)
-    left, skipped = request, list[Item]()
-    while True:
-        try:
-            report = remove(left)
-        except NotThere as error:
-            if missing == 'raise':
-                raise
-            rest = left.without(error.missing)
-            if rest is None or rest == left:
-                raise NotThere(request) from None
-            skipped += error.missing.items()
-            left = rest
-            continue
-        gone = RemovalRequest.of_items(skipped)
-        return report.replace(skipped={} if gone is None else gone.to_dict())
-
-
 class Removed:
     """Items that the lines of a ledger removed and did not add again.
 
@@ -404,15 +378,6 @@ class Removed:
     def of(self, kind: str, graph: int = 0) -> AbstractSet[Any]:
         """Return the items of a kind that a graph has lost."""
         return self.parts.get(graph, {}).get(kind, frozenset())
-
-    def request(self) -> RemovalRequest | None:
-        """Return all items as one request; :obj:`None` without any."""
-        return RemovalRequest.of_items(
-            (graph, kind, item)
-            for graph, items in self.parts.items()
-            for kind, each in items.items()
-            for item in each
-        )
 
 
 def _listed(part: Mapping[str, Any], kind: str) -> set[Any]:
@@ -636,7 +601,8 @@ def remove_from_data(data: Data, part: Part) -> Data:
 def _read(graph: Any, kind: str, values: Any) -> list[Item]:
     # The items of one kind of a graph.
     name = 'edges' if kind in _PAIRS else kind
-    (number,) = integers(name, [graph])
+    known = type(graph) is int and 0 <= graph < 2**63
+    number = graph if known else integers(name, [graph])[0]
     read: Any = pairs_of if kind in _PAIRS else integers
     return [(number, kind, item) for item in read(name, values)]
 
@@ -671,6 +637,8 @@ def _tensor(name: str, values: Any) -> Tensor:
 
 def integers(name: str, values: Nodes) -> tuple[int, ...]:
     """Convert ids to distinct integers, ascending."""
+    if isinstance(values, tuple) and not values:
+        return ()
     ids = _tensor(name, values)
     if ids.dtype == torch.bool:
         raise TypeError(
@@ -695,5 +663,5 @@ def pairs_of(name: str, values: Edges) -> tuple[tuple[int, int], ...]:
                 raise ValueError(
                     f"'{name}' needs to hold pairs of ids (got {pair!r})"
                 )
-    integers(name, [each for pair in pairs for each in pair])
+    integers(name, (*(each for pair in pairs for each in pair),))
     return tuple(sorted({(int(u), int(v)) for u, v in pairs}))

@@ -61,7 +61,7 @@ _SPLIT = 0
 
 @validated
 class PrivacyUnit:
-    """Declaration of the owners of a typed graph's rows and edges.
+    """Declares which persons own the rows and edges of a typed graph.
 
     .. code-block:: python
 
@@ -75,8 +75,8 @@ class PrivacyUnit:
 
     Every node type is declared once: as persons, as owned by them or as
     public. An edge belongs to the owners of both of its ends. You also declare
-    that each column of a row was computed from its owners' data and from
-    public tables alone, and a public table from nobody's.
+    that no row was computed from data of persons who do not own it, and that
+    public rows were computed from public data alone.
 
     Args:
         data (Data or HeteroData): the graph. It is marked: functions that
@@ -223,10 +223,10 @@ class PrivacyUnit:
         """Return the pairs of persons that share a row or an edge.
 
         Args:
-            along (Iterable): what makes pairs beside joint rows: edge types,
-                of the owners of their two ends; and metapaths, lists of edge
-                types from owned rows through public rows to owned rows, such
-                as two users who see one item. (default: :obj:`()`)
+            along (Iterable): what else makes pairs. An edge type pairs owners
+                of its two ends. A metapath, a list of edge types from owned
+                rows through public to owned ones, pairs owners of its ends,
+                such as two users who see one item. (default: :obj:`()`)
             max_joint (int): a row with more owners, or a public row where more
                 persons meet, makes no pairs. (default: :obj:`16`)
 
@@ -264,7 +264,7 @@ class PrivacyUnit:
         """Return an edge type of the graph as a tuple of three strings.
 
         Raises:
-            ValueError: if there is none; it names the argument ``name``.
+            ValueError: if there is none; the message begins with ``name``.
         """
         return known(edge_type, self._edges, name)
 
@@ -276,14 +276,14 @@ class PrivacyUnit:
         *,
         symmetric: bool = False,
     ) -> bool:
-        """Return whether a metapath reads only a person's own and public rows.
+        """Return whether a metapath sends a person no data of other persons.
 
         Args:
             path (sequence): the edge types of the metapath, from the rows that
                 receive to those that send.
             node_type (str): the type of the rows that receive.
-            symmetric (bool): whether messages are also divided by the degree
-                of the sender, which counts all edges of a public row.
+            symmetric (bool): whether messages are scaled by the sender's
+                degree, too, which for a public row counts everybody's edges.
         """
         own = True
         for e, receiver, sender, ends in path_steps(
@@ -348,7 +348,7 @@ class PrivacyUnit:
         """Return the rows and edges that are removed along with persons.
 
         Rows that they own alone are removed, joint rows as :obj:`on_removal`
-        says, and all edges of these rows. Public rows stay.
+        says, and all edges of these rows. Results are positions by type.
         """
         return self._cascade(self._names(persons), self.on_removal)
 
@@ -384,8 +384,8 @@ class PrivacyUnit:
         """Return the graph that remains after the removal of persons.
 
         ``n_id`` of each node type holds the original ids of its rows.
-        Attributes with a row for each node or edge are cut; others than
-        strings and numbers are refused. :obj:`data` stays as it is.
+        Attributes with a row for each node or edge lose the same rows. Other
+        attributes have to be strings or numbers. :obj:`data` is not changed.
         """
         self.check(data)
         return without(data, self.cascade(persons))

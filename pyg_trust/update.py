@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Collection, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from pyg_trust._checks import (
 from pyg_trust._checks.graphs import plain_index
 from pyg_trust.removal import (
     MISSING,
+    NotThere,
     Part,
     RemovalRequest,
     Removed,
@@ -31,6 +32,7 @@ __all__ = ['NewNodes', 'Update']
 
 # Those of some ids, or of some pairs of ids, that something holds for.
 Some = Callable[[Collection[Any]], set[Any]]
+T = TypeVar('T')
 
 
 class NewNodes:
@@ -47,8 +49,8 @@ class NewNodes:
 
     Raises:
         TypeError, ValueError: on other types or shapes, NaN or infinity, a
-            training node without a label, or ids that are negative or there
-            twice.
+            training node without a label, or ids that are negative or
+            repeated.
     """
 
     def __init__(
@@ -81,7 +83,7 @@ class NewNodes:
         return bool((self.y >= 0).any())
 
     def check_next(self, first: int) -> None:
-        """Raise an error unless ``n_id`` is ``first`` and the next ids."""
+        """Raise an error unless ``n_id`` is ``first, first + 1, ...``."""
         expected = list(range(first, first + self.x.size(0)))
         if self.n_id is not None and self.n_id.tolist() != expected:
             raise ValueError(
@@ -127,9 +129,9 @@ class Update:
 
     Raises:
         TypeError: on a tensor of another type, or another request.
-        ValueError: on ids that are negative or there twice, features that do
-            not fit or are not finite, or an item that is both removed and
-            added or changed.
+        ValueError: on ids that are negative or repeated, features that do not
+            fit or are not finite, or an item that is both removed and added or
+            changed.
 
     Example:
         >>> new = Update(edges=torch.tensor([[0], [5]]))
@@ -205,20 +207,22 @@ class Update:
             )
         return self.remove.parts[0]
 
-    def without(self, missing: RemovalRequest) -> 'Update | None':
-        """Return a copy of the update that does not remove missing items.
+    def played(self, play: Callable[['Update'], T]) -> T:
+        """Call a function with the update, and return its result.
 
-        It is :obj:`None` if the update has ``missing='raise'``, or removes
-        none of the items of the request :obj:`missing`.
+        With ``missing='skip'`` it is called again without the removals that it
+        raises :class:`~pyg_trust.removal.NotThere` for.
         """
-        if self.remove is None or self.missing == 'raise':
-            return None
-        left = self.remove.without(missing)
-        if left == self.remove:
-            return None
-        made = copy.copy(self)
-        made.remove = left
-        return made
+        update = self
+        while True:
+            try:
+                return play(update)
+            except NotThere as error:
+                rest = update.remove and update.remove.without(error.missing)
+                if self.missing == 'raise' or rest == update.remove:
+                    raise
+                update = copy.copy(update)
+                update.remove = rest
 
     @property
     def edits(self) -> bool:
@@ -229,8 +233,9 @@ class Update:
     def arcs(self, undirected: bool) -> Tensor:
         """Return the directed edges to add: int64, ``[2, k]``.
 
-        With :obj:`undirected`, for a graph that adds both directions itself,
-        edges are returned as given; a ``directed`` update is then refused.
+        Lists both directions, unless the update is ``directed``. With
+        :obj:`undirected`, for a graph that adds the reverse itself, it lists
+        edges as given, and refuses an update that is ``directed``.
         """
         check_instance('undirected', undirected, bool)
         edges = self.edges
@@ -288,6 +293,26 @@ class Update:
                         f"'{name}' has node {node}, which 'remove' names too: "
                         'an update removes or changes, not both'
                     )
+
+
+def skipping(
+    request: RemovalRequest,
+    missing: str,
+    remove: Callable[[RemovalRequest], Any],
+) -> Any:
+    """Remove what is there; return the report, with what was skipped."""
+    left = request
+
+    def play(update: Update) -> Any:
+        nonlocal left
+        if update.remove is None:
+            raise NotThere(request)
+        left = update.remove
+        return remove(left)
+
+    report = Update(remove=request, missing=missing).played(play)
+    gone = request.without(left)
+    return report.replace(skipped={} if gone is None else gone.to_dict())
 
 
 def directs(u: int, v: int) -> ValueError:

@@ -57,11 +57,11 @@ def local_cluster(
 ) -> LocalCluster:
     """Find a cluster of small conductance around one or more nodes.
 
-    A diffusion from the seeds gives each node the score :math:`z(v) / d_v^b`,
-    for its degree :math:`d_v` and the exponent :math:`b` of the measure. The
-    cluster is the set of the best nodes that has the smallest conductance.
-    Only nodes that the diffusion reaches are read, not the whole graph. Pass a
-    :class:`CSRGraph` if you call it more than once.
+    A signal that is uniform on the seeds, with the sum 1, is diffused to
+    :math:`z`. The score of node :math:`v` is :math:`z_v / d_v^b`, for its
+    degree :math:`d_v` and the exponent :math:`b` of the measure. The cluster
+    is the set of best nodes with the smallest conductance. Only nodes that the
+    diffusion reaches are read. Pass a ``CSRGraph`` if you call it repeatedly.
 
     Args:
         graph (Any): an undirected, unweighted graph: a ``CSRGraph``, a
@@ -69,16 +69,16 @@ def local_cluster(
         seeds (int or Tensor): a node, or int64, ``[num_seeds]``.
         measure (Measure, optional): the diffusion; by default heat kernel
             PageRank with :math:`t = 5`. (default: :obj:`None`)
-        eps (float): smaller messages are left out (or sampled), relative to
-            the sum of the signal, 1. (default: :obj:`1e-6`)
+        eps (float): smaller messages are left out or sampled; 0 for the exact
+            diffusion. (default: :obj:`1e-6`)
         method (str): :obj:`'prune'` to leave out small messages, or
             :obj:`'sample'` to sample them. (default: :obj:`'prune'`)
-        max_size (int, optional): the largest number of nodes in the cluster;
-            by default no limit. (default: :obj:`None`)
-        num_nodes (int, optional): the number of nodes, required for an
-            ``edge_index``. (default: :obj:`None`)
-        seed (int, optional): the seed of sampling; by default drawn from
-            torch's generator. (default: :obj:`None`)
+        max_size (int, optional): the most nodes of a cluster; None: no limit.
+        num_nodes (int, optional): the number of nodes, for an ``edge_index``.
+        seed (int, optional): the seed of sampling; by default torch draws one.
+
+    Returns:
+        LocalCluster: the nodes of the cluster, and its conductance.
 
     Example:
         >>> pairs = [(0, 1), (0, 2), (1, 2), (2, 3), (3, 4), (3, 5), (4, 5)]

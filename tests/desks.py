@@ -39,6 +39,11 @@ def fitted(n=24, seed=0, **kwargs):
     return NodeClassifier(weight_decay=0.1, seed=seed, **kwargs).fit(graph(n))
 
 
+def loaded(path):
+    """A classifier as fitted() makes them, from its file."""
+    return NodeClassifier(weight_decay=0.1, seed=0).load(path)
+
+
 def sharded(folder):
     """An unlearner in a folder, before it is fitted or loaded."""
     return ShardedUnlearner(

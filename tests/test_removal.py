@@ -13,8 +13,8 @@ from pyg_trust.removal import (
     RemovalRequest,
     remove_from_data,
     requested,
-    skipping,
 )
+from pyg_trust.update import skipping
 
 
 def diamond():
@@ -205,6 +205,12 @@ def test_requests_are_read_back():
     }
     # A label goes with its node.
     assert RemovalRequest(nodes=[1], labels=[1]).parts[0] == Part(nodes=(1,))
+    for bad in ({'a': {}}, {'0': {'kind': [1]}}, {'0': [1]}, [1]):
+        with pytest.raises((TypeError, ValueError), match="'named'"):
+            RemovalRequest.from_dict(bad)
+    for bad in (3, [3]):
+        with pytest.raises(TypeError, match="'requests'"):
+            RemovalRequest.batch(bad)
     with pytest.raises(ValueError, match='labels of'):
         remove_from_data(diamond(), RemovalRequest(labels=[1]).parts[0])
 
@@ -291,6 +297,11 @@ def test_ids_and_rows():
         )
         with pytest.raises(NotThere, match=f'node {int(later[-1])} is not'):
             ids.rows_of('nodes', every, 11)
+        # What never was keeps its id.
+        none = torch.arange(n_id.max())
+        none = none[~torch.isin(none, n_id)]
+        assert bool((ids.rows(none) < 0).all())
+        assert torch.equal(ids.of(ids.rows(none)), none)
 
 
 def test_arrays_of_numpy_say_the_same_as_tensors():

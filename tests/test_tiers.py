@@ -84,7 +84,7 @@ def test_a_change_touches_the_tests_of_its_room(monkeypatch):
     for file, test, yes in [
         ('pyg_trust/privacy/engine.py', 'privacy/test_loss.py', True),
         ('pyg_trust/privacy/engine.py', 'unlearning/test_node.py', False),
-        ('pyg_trust/ledger.py', 'test_ledger_attacks.py', True),
+        ('pyg_trust/ledger.py', 'test_ledger.py', True),
         ('pyg_trust/ledger.py', 'test_graph.py', False),
         ('tests/test_graph.py', 'test_graph.py', True),
         ('csrc/cpu/walk.cpp', 'test_ops_walk.py', True),

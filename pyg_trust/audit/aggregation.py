@@ -39,19 +39,19 @@ def audit_aggregation(
 ) -> PrivacyAudit:
     r"""Audit a release of noisy sums over neighbours, by worst-case canaries.
 
-    A canary is a small part of a made-up graph, of which the adversary does
-    not know one random bit. All are disjoint, so that one release makes
-    thousands of trials, which are independent if noise is independent by rows.
-    Errors in guessing the bits bound :math:`\mu` from below. A bound above the
-    claim disproves it; a bound below proves nothing. Rows have norm 3, so that
-    a release that does not normalise them is found out.
+    A canary is a small part of a made-up graph, with one random bit that the
+    adversary guesses from the sums. Canaries are disjoint: each is a trial,
+    independent of others if noise is independent by rows. Wrong guesses bound
+    :math:`\mu` (sensitivity over noise) from below. A bound above the claim
+    disproves it; a bound below proves nothing. Feature rows have norm 3, so
+    that a release that does not normalise them is found out.
 
     - ``'edge'``: a pair of nodes; the bit is whether they have an edge.
     - ``'node'``, ``'node_incident'``: a node with edges to :obj:`list_size`
-      nodes; the bit is whether its features and edges are there or, by
+      nodes; the bit is whether its features and edges are there or, for
       ``'replace'``, the sign of its features. Edges have one direction: audit
       a release with ``directed=True``.
-    - ``'feature'``: a pair with an edge; the bit is of one node's features.
+    - ``'feature'``: a pair with an edge; the bit is of features alone.
 
     Args:
         release (callable): maps a ``Data`` to a list of the released sums, one
@@ -66,7 +66,7 @@ def audit_aggregation(
             with: any other (:obj:`'replace'`) or an empty one
             (:obj:`'add_remove'`, the default of ``'node_incident'`` alone).
         list_size (int): the number of edges of a canary, as above.
-        confidence (float): of the bound, in :math:`(0, 1)`.
+        confidence (float): the probability that the bound holds, in (0, 1).
         seed (int, optional): the seed of all draws; random by default.
 
     Example:

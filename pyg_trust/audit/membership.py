@@ -29,8 +29,8 @@ class MembershipReport(Report):
     """Quality of a membership inference attack.
 
     Args:
-        auc (float): the probability that a member has a higher score than a
-            node that is none; 0.5 is chance.
+        auc (float): the probability that a training node (member) has a higher
+            score than another node; 0.5 is chance.
         low (float): the lower end of the confidence interval of ``auc``.
         high (float): its upper end.
         level (float): the confidence of the interval, in (0, 1).
@@ -91,7 +91,7 @@ def membership_inference(
             num_classes]``.
         y (Tensor): the true classes, int64, ``[num_nodes]``.
         members (Tensor): nodes that were trained on, int64 ids or a mask.
-        others (Tensor): nodes that never were, int64 ids or a mask.
+        others (Tensor): nodes outside of training, int64 ids or a mask.
         unit (PrivacyUnit, optional): the owners of rows, if nodes are rows of
             persons; nobody may then have rows in both groups.
         node_type (str, optional): the type of these rows, with a :obj:`unit`.

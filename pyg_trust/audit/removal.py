@@ -54,21 +54,21 @@ def audit_removal(
                    that differ in the removed items alone
     neighbours     the same, for rows around the removed nodes      none
     worlds         models that forgot the nodes, and models that    2 K
-                   never had them, by their scores of the nodes
-    poison         models that forgot wrong labels, and true ones   2
-    bytes          released bytes, and features drawn at random     1
+                   never had them, by logits of their true classes
+    poison         a model that forgot nodes with wrong labels, and 2
+                   one that forgot them with true labels
+    bytes          released bytes with a removed node's features    1
     membership     removed nodes and :obj:`candidates`, by the log  1
-                   probability of their classes
+                   probability of their true classes
     label_only     the same, by classes from half of the features   none
     pair           the same, by how much probabilities changed      none
     ============== ================================================ =======
 
-    *Fits* are how often the unlearner is trained: some tests reuse models. One
-    difference of *twins* is a proof of a trace, for this pair and seed.
-    Values that differ between two equal runs (wall times, random salts) are
-    listed, and not compared. *Worlds* is `LiRA
-    <https://arxiv.org/abs/2112.03570>`_. No test can show that something was
-    forgotten, so no verdict is 'passed'.
+    *Fits* are how often the unlearner is trained; some tests reuse models. A
+    value without noise that differs between *twins* proves a trace. Values
+    that differ between equal runs (wall times, random salts) are listed, and
+    not compared. *Worlds* is `LiRA <https://arxiv.org/abs/2112.03570>`_. No
+    test can show that data were forgotten, so no verdict is 'passed'.
 
     Args:
         make (Callable): ``make()`` returns a new unlearner, not fitted, as a

@@ -172,11 +172,10 @@ class PrivacyAudit(AuditReport):
     mechanism, if the trials are independent of each other.
 
     Args:
-        trials (int): the number of trials on both of the neighbours together.
-        true_positive_rate (float): the share of trials on one neighbour that
-            the attack recognised.
-        false_positive_rate (float): the share of trials on the other that it
-            took for the one.
+        trials (int): the number of trials, each on one of two neighbouring
+            data sets; the attack guesses on which.
+        true_positive_rate (float): the share of right guesses on one of them.
+        false_positive_rate (float): the share of wrong guesses on the other.
         epsilon_lower (float, optional): the true :math:`\epsilon` at ``delta``
             is at least this.
         epsilon_claimed (float, optional): the claimed :math:`\epsilon`.

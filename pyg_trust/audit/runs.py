@@ -122,9 +122,9 @@ class Runs:
     def lacks(self, need: str) -> str | None:
         """Return why an attack can't run, or None if it can.
 
-        ``need`` is what the attack needs: removed training nodes
-        (``'members'``), ``'candidates'`` beside two of them, removed
-        ``'features'``, or releases without noise (``'exact'``).
+        ``need`` is what the attack needs: ``'members'`` (a removed training
+        node), ``'candidates'`` (two of these, and :obj:`candidates`),
+        ``'features'`` (removed ones) or ``'exact'`` (releases without noise).
         """
         check_choice('needs', need, NEEDS)
         if need == 'members' and self.members.numel() == 0:
@@ -152,8 +152,8 @@ class Runs:
     def subject(self, data: Data, *path: int) -> Subject:
         """Make a subject and fit it to a copy of ``data``.
 
-        Its seed is derived from the integers in ``path``; without any it is
-        the seed that compared runs share.
+        Its seed is derived from the integers in ``path``; without integers it
+        is the seed that all compared runs share.
         """
         made = self.new_subject()
         made.fit(data.clone(), rng.derive(self.seed, *(path or (_RUN,))))
@@ -169,9 +169,9 @@ class Runs:
                 one that is kept. (default: :obj:`False`)
 
         Returns:
-            Run: has releases by name (``before`` and ``after`` the removal),
-            the probabilities of all nodes (``first``, then ``answers``) and
-            the ``subject``.
+            Run: the releases by name ``before`` and ``after`` the removal, the
+            class probabilities of all nodes before it (``first``) and after it
+            (``answers``), and the ``subject``.
         """
         if again or what not in self._kept:
             made = self._made(self.changed(what))
@@ -185,9 +185,9 @@ class Runs:
         """Compare a run on the data to one on ``changed(kind)``, bit by bit.
 
         Returns:
-            tuple[set[str], set[str]]: names of released values: those that
-            differed before the removal and exist after it; and those that
-            differ after it, each of them a trace. Random ones are left out.
+            tuple[set[str], set[str]]: the names of the values that differed
+            before the removal and are also released after it; and of those
+            that differ after it: traces. Random values are left out.
         """
         one, two = self.run(), self.run(kind)
         if 'control' not in self._kept:
@@ -209,10 +209,11 @@ class Runs:
         return power - self.random, found - self.random
 
     def changed(self, what: str) -> Data:
-        """Return a copy of the data with other values in removed items.
+        """Return a copy of the data in which the removed items are changed.
 
         Args:
-            what (str): one of :meth:`kinds`; or ``'data'`` for no change.
+            what (str): what of them is changed: ``'features'``, ``'labels'``
+                or ``'edges'`` (to lead to other nodes); ``'data'`` is nothing.
         """
         data = self.data.clone()
         generator = rng.generator(rng.derive(self.seed, _CHANGE))
@@ -245,7 +246,7 @@ class Runs:
         return ['features'] + ['labels', 'edges'] * bool(self.removed.numel())
 
     def noisy_runs(self, what: str = 'data') -> list[Run]:
-        """Return ``worlds`` runs on ``changed(what)``, one for each seed."""
+        """Return ``worlds`` runs on ``changed(what)``, with a seed each."""
         if f'noisy {what}' not in self._kept:
             data = self.changed(what)
             number = ('data', *self.kinds()).index(what)

@@ -238,10 +238,10 @@ def empirical_epsilon(
     confidence: Fraction = 0.99,
     seed: int | None = 0,
 ) -> PrivacyAudit:
-    r"""Bound :math:`\epsilon` from below by scores of two neighbours.
+    r"""Bound :math:`\epsilon` from below, by scores of runs.
 
     A test guesses from a score on which of two neighbouring data sets a run
-    was. With Clopper-Pearson bounds of its true and false positive rates,
+    was. Bars mark bounds (Clopper-Pearson) of true and false positive rates:
 
     .. math::
         \epsilon \ge \log \frac{\underline{\mathrm{TPR}} - \delta}
@@ -252,11 +252,11 @@ def empirical_epsilon(
 
     Args:
         without (Tensor or ndarray): ``[num_trials]``, at least four: a score
-            of each independent run on one of the neighbours.
-        with_ (Tensor or ndarray): the same of runs on the other neighbour.
-        delta (float): in :math:`(0, 1)`.
+            of each independent run on one of the data sets.
+        with_ (Tensor or ndarray): the scores of runs on the other one.
+        delta (float): the :math:`\delta` that goes with :math:`\epsilon`.
         claim (float, optional): the claimed :math:`\epsilon`, if any.
-        confidence (float): of the bound, in (0, 1). (default: :obj:`0.99`)
+        confidence (float): the bound's confidence level, in (0, 1).
         seed (int, optional): the seed of the split. (default: :obj:`0`)
     """
 
@@ -292,11 +292,11 @@ def empirical_mu(
     claim: Positive | None = None,
     seed: int | None = 0,
 ) -> PrivacyAudit:
-    r"""Bound :math:`\mu` from below by scores of two neighbours.
+    r"""Bound :math:`\mu` of Gaussian DP from below, by scores of runs.
 
     A test guesses from a score on which of two neighbouring data sets a run
-    was: a high one for :obj:`positive`. With Clopper-Pearson bounds of its
-    false positive and false negative rates,
+    was: a high one for :obj:`positive`. Bars mark upper Clopper-Pearson bounds
+    of the rates of false positives and false negatives:
 
     .. math::
         \mu \ge -\Phi^{-1}(\overline{\mathrm{FPR}})
@@ -307,9 +307,9 @@ def empirical_mu(
 
     Args:
         negative (Tensor or ndarray): ``[num_trials]``, at least four: a score
-            of each independent run on one of the neighbours.
-        positive (Tensor or ndarray): the same of the other, higher scores.
-        confidence (float): of the bound, in (0, 1). (default: :obj:`0.95`)
+            of each independent run on one of the data sets.
+        positive (Tensor or ndarray): the scores of runs on the other one.
+        confidence (float): the bound's confidence level, in (0, 1).
         claim (float, optional): the claimed :math:`\mu`, if any.
         seed (int, optional): the seed of the split. (default: :obj:`0`)
     """

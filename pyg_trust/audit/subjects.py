@@ -52,7 +52,7 @@ class Subject(Protocol):
     def released(self) -> Released:
         """Collect the released data: weights, cached outputs, files.
 
-        Tensors and bytes by name; files under their names.
+        The result has tensors and bytes by name; a file has its own name.
         """
 
 
@@ -160,8 +160,8 @@ class _NoisySubject(_Wrapped[_Model]):
 class NodeSubject(_NoisySubject[NodeClassifier]):
     """Runs a :class:`~pyg_trust.unlearning.NodeClassifier` in an audit.
 
-    It releases the noisy weights, the probabilities of the nodes that are
-    there and, with :obj:`on_disk`, the bytes of its saved state.
+    It releases the noisy weights, the probabilities of the nodes that remain
+    and, with :obj:`on_disk`, the bytes of its saved state.
 
     Args:
         make (Callable): ``make(seed=...)`` returns a classifier that is not

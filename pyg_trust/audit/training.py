@@ -85,9 +85,9 @@ def audit_function(
     feature of its own, which is ``scale`` or ``-scale`` at random (with
     ``neighboring='add_remove'``, ``scale`` or zero). A linear discriminant
     learns from one half of the canaries to guess the sign from the weights of
-    the feature; errors are counted on the other half. TPR, FPR and FNR are
-    rates of right and wrong guesses, and bars mark their upper and lower
-    Clopper-Pearson bounds:
+    the feature; errors are counted on the other half. TPR, FPR and FNR are the
+    rates of true positives, false positives and false negatives, and bars mark
+    lower and upper Clopper-Pearson bounds:
 
     .. math::
         \mu \ge -\Phi^{-1}(\overline{\mathrm{FPR}})
@@ -103,25 +103,22 @@ def audit_function(
             with canaries; the model needs ``graph.num_features`` inputs.
         data (Data): a graph with ``x``, ``y`` and, best, ``train_mask``.
         claim (float or callable, optional): the claimed :math:`\epsilon` at
-            :obj:`delta`, or a function of :math:`\delta`, compared at many
-            values.
+            :obj:`delta`; or a function from :math:`\delta` to the claimed
+            :math:`\epsilon`, which is compared at many :math:`\delta`.
         claim_mu (float, optional): the claimed :math:`\mu` of Gaussian
             privacy.
-        delta (float): in :math:`(0, 1)`. (default: :obj:`1e-5`)
-        neighboring (str): what the claim compares, as above.
+        delta (float): the :math:`\delta` of the claim. (default: :obj:`1e-5`)
+        neighboring (str): :obj:`'replace'` or :obj:`'add_remove'`, as above.
         num_canaries (int): the canaries of a run. (default: :obj:`1000`)
         scale (float): the size of a canary's feature. (default: :obj:`100.0`)
         label (int): the label of canaries. (default: :obj:`0`)
         runs (int): how often to train. (default: :obj:`1`)
-        confidence (float): of all bounds together. (default: :obj:`0.95`)
-        independent (str): the trials. :obj:`'canaries'` takes every canary for
-            a trial, which is right if noise is independent by coordinates;
-            :obj:`'runs'` one of each run, for any function, and needs hundreds
-            of :obj:`runs`.
+        confidence (float): the probability that all bounds hold.
+        independent (str): what counts as a trial: :obj:`'canaries'`, every
+            canary, which is valid if noise is independent by coordinates; or
+            :obj:`'runs'`, one canary of each run, which is valid for any
+            function and needs hundreds of :obj:`runs`.
         seed (int, optional): the seed of draws and splits; random by default.
-
-    Returns:
-        PrivacyAudit: the bounds, beside the claim.
     """
     _check_graph(data)
     by_run = independent == 'runs'
@@ -336,7 +333,7 @@ def audit_training(
     loader. Its centre has a feature of its own, which is a large number or its
     negative, at random. The model is linear and its loss a sum of outputs, so
     that the two signs move the gradient as far apart as clipping lets them.
-    The signs are guessed from the noisy gradients.
+    Guesses of the signs from noisy gradients bound epsilon from below.
 
     Args:
         attach (callable): ``attach(model, optimizer, loader)`` makes an engine
@@ -350,7 +347,7 @@ def audit_training(
         steps (int): the steps of training. (default: :obj:`1`)
         delta (float): the :math:`\delta` at which to compare; a larger one
             takes fewer trials to see a fault. (default: :obj:`0.05`)
-        confidence (float): of the bound, in (0, 1). (default: :obj:`0.99`)
+        confidence (float): the bound's confidence level, in (0, 1).
         seed (int, optional): the seed of draws and loader; random by default.
 
     Returns:

@@ -157,14 +157,13 @@ def certify_collective(
     labels: Tensor | None = None,
     forward: Callable[[Data], Tensor] | None = None,
 ) -> CollectiveCertificate:
-    """Certify how many smoothed predictions stay, all at once, in one attack.
+    """Certify how many smoothed predictions any one attack leaves unchanged.
 
     Single certificates assume that every node can be attacked with the whole
-    budget. But a model of :obj:`K` layers sees only the features within
-    :obj:`K` hops of a node and the edges that end there, so one attack can't
-    change all nodes. That the model sees no more is tested: changes elsewhere
-    may not change a bit of its output. With noise on the edges, :math:`p_+`
-    has to be 0.
+    budget. But for a node, a model of :obj:`K` layers reads only the features
+    within :obj:`K` hops and the edges that end there, so one attack can't
+    change all nodes. This is tested on some nodes: changes elsewhere have to
+    leave equal outputs. With noise on the edges, :math:`p_+` has to be 0.
 
     Args:
         report (SmoothedCertificate): a certificate of nodes by
@@ -176,9 +175,9 @@ def certify_collective(
             at most. (default: :obj:`(0, 0)`)
         features (tuple[int, int]): how many entries of ``x`` it turns to 1 and
             to 0, at most. (default: :obj:`(0, 0)`)
-        degrees (str): whose degree weights a message: :obj:`'source'` (GCN,
-            SGC, APPNP; always right), or :obj:`'target'` alone (SAGE, GAT,
-            GIN; certifies more). (default: :obj:`'source'`)
+        degrees (str): :obj:`'source'` if a message may depend on the degree of
+            its sender (GCN, SGC, APPNP; always right); :obj:`'target'` if not
+            (SAGE, GAT, GIN; certifies more). (default: :obj:`'source'`)
         local_budget (int, optional): the most entries that turn to 1, or to 0,
             in one row of ``x``; by default no limit. (default: :obj:`None`)
         attackers (int, optional): the most nodes whose features change; by
@@ -193,7 +192,7 @@ def certify_collective(
 
     Raises:
         ValueError: if model or data are not those of the report, its run had a
-            ``transform`` or noise that adds edges, or a node sees more.
+            ``transform`` or noise that adds edges, or a node reads more.
     """
     budgets: dict[str, Any] = {
         'edges': check_radius('edges', edges),

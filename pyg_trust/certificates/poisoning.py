@@ -126,10 +126,10 @@ class PoisonCertificate(Report):
         return made & (self.radius >= 0)
 
     def collective(self, shards: int) -> CollectiveVotes:
-        """Bound how many targets keep their class, all at once.
+        """Bound the number of targets that keep their class in one attack.
 
-        For votes by ``'majority'``. The attacker chooses the shards once, for
-        all targets.
+        The aggregator has to be ``'majority'``. The same shards are corrupted
+        for all targets.
 
         Args:
             shards (int): the number of corrupted shards.
@@ -173,7 +173,7 @@ class PoisonCertificate(Report):
         return tallies(top, other, torch.full_like(top, -1), rest)
 
     def guarantee(self) -> Guarantee:
-        """Return the guarantee of which poisonings the classes survive."""
+        """State how many poisoned training nodes leave classes unchanged."""
         return stated(
             'certificate against poisoning, by shards',
             {

@@ -70,11 +70,11 @@ def check_report(
         model (str or Path, optional): the file of the weights, in the format
             of safetensors: those of ``safetensors.torch.save_file`` or
             :func:`pyg_trust.report.save_tensors`. (default: :obj:`None`)
-        data (str or Path, optional): a file about a removal: the remaining
-            graphs, as :func:`pyg_trust.report.save_tensors` wrote them; what
-            ``save_for_check()`` of a node classifier wrote, to prove the
-            residual (the norm of its gradient); or the saved ``proof`` of a
-            removal that noise covers, to prove how much noise it needs.
+        data (str or Path, optional): one of three files about a removal. That
+            of :func:`pyg_trust.report.save_tensors` has the remaining graphs.
+            That of ``save_for_check()`` of a node classifier proves the norm
+            of the gradient. That of ``remove(proof=...)`` of a private model
+            proves a bound of how far the removal moves what got noise.
         witness (str or Path, optional): the file that ``proof.save()`` of an
             exact certificate wrote, or a list of such files.
 

@@ -37,8 +37,8 @@ def check_erasure(
     """Check the evidence of one erasure against the ledgers of models.
 
     A statement that only the report makes is ``'not proved'``: a task without
-    a line in a ledger, or a note that something was not in a model. A removal
-    that noise covers is proved anew.
+    a line in a ledger, or a note that something was not in a model. If the
+    noise in a private model sufficed, epsilon is computed again.
 
     Args:
         path (str or Path): the JSON file of an :class:`ErasureReport`, made by
@@ -52,7 +52,7 @@ def check_erasure(
         not checked.
 
     Raises:
-        ValueError: if a file has another content.
+        ValueError: if a file is no such report or ledger.
     """
     check_instance('path', path, str, Path)
     check_instance('ledgers', ledgers, Mapping, type(None))

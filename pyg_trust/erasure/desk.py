@@ -34,7 +34,7 @@ __all__ = ['ErasureDesk']
 
 
 class ErasureDesk(Batches):
-    """Queue of erasure requests over all models, in one durable file.
+    """Queue erasure requests for all models in one durable file.
 
     .. code-block:: python
 
@@ -47,14 +47,14 @@ class ErasureDesk(Batches):
 
     A request is complete when every model has forgotten its items and every
     recipient has confirmed. The file then no longer has the ids of its items,
-    but the ledgers of the models do, as evidence: use ids without another
-    meaning. Field names are those of OpenDSR. Due dates follow the regulation,
-    in the controller's time zone. A controller decides who may ask, which
-    exceptions apply, and what to answer.
+    but the ledgers of the models do, as evidence: use ids that mean nothing
+    elsewhere. The fields of reports are named as in OpenDSR. Due dates follow
+    the regulation, in the time zone of the controller, who decides who may
+    ask, which exceptions apply, and what to answer.
 
     A removal that takes less than a second, or was never timed, is done at
-    once. Others wait in a batch until the latest start that keeps all due
-    dates, since a batch trains every touched part once.
+    once. Others wait for further requests as long as due dates allow, since a
+    batch of requests trains each affected part of a model only once.
 
     Args:
         path (str or Path): the path of the file, created if it does not exist.
@@ -68,7 +68,7 @@ class ErasureDesk(Batches):
 
     Raises:
         ValueError: if the zone is unknown, or the file is of another program
-            or zone, keeps a write-ahead log, or can be read by others.
+            or zone, has SQLite's write-ahead log, or can be read by others.
     """
 
     @validated
@@ -141,10 +141,10 @@ class ErasureDesk(Batches):
                 none of it; by default ids are the same. Keep the data it needs
                 until the last backup is deleted.
             data (Callable, optional): for a private model, returns the graph
-                of its release, with or without people removed since.
+                that it was fitted on; people removed since may be missing.
             fresh (bool): whether the model was fitted again, without the
-                people of completed requests. Those of open requests are
-                removed from it again. (default: :obj:`False`)
+                people of completed requests. People of open requests are
+                then removed again. (default: :obj:`False`)
         """
         most = self.policy.coverage_epsilon
         file = None if save is None else Path(save).absolute()
@@ -161,9 +161,9 @@ class ErasureDesk(Batches):
 
     @validated
     def recipient(self, name: str) -> None:
-        """Register a recipient, by its name in reports; requests wait for it.
+        """Register a recipient of the data, by a name for reports.
 
-        Notify it yourself, and record its confirmation by :meth:`done`.
+        Requests wait for it: notify it, and record its answer by :meth:`done`.
         """
         self._add_place(name, False)
 
@@ -259,9 +259,9 @@ class ErasureDesk(Batches):
 
     @validated
     def done(self, subject_request_id: str, name: str) -> ErasureReport:
-        """Record that a recipient or a model's owner has erased a request.
+        """Record that a recipient or model owner erased a request's items.
 
-        For a model this means that it was fitted anew without the person.
+        The owner of a model does so by fitting it again without the items.
 
         Args:
             subject_request_id (str): the id of the request.
@@ -285,15 +285,15 @@ class ErasureDesk(Batches):
     def hold(
         self, subject_request_id: str, reason: str, *, paused: bool = False
     ) -> ErasureReport:
-        """Hold a request for an exception of article 17(3), or pause it.
+        """Hold a request by an exception of GDPR article 17(3), or pause it.
 
-        A removal that a model has begun is finished.
+        A model that has begun the removal finishes it.
 
         Args:
             subject_request_id (str): the id of the request.
             reason (str): the reason, without names of people, as it is kept.
-            paused (bool): whether to pause the request instead, in doubt of
-                the sender's identity; its due date stays.
+            paused (bool): whether to pause the request instead, while the
+                sender's identity is in doubt; the due date stays.
                 (default: :obj:`False`)
         """
         fields.check_text('reason', reason)

@@ -16,20 +16,20 @@ class Policy:
     r"""Rules by which a desk schedules removals.
 
     Args:
-        reserve (float): a batch starts this many times the expected duration
-            before its earliest due date. The expected duration is that of the
-            batch plus that of the longest batch of each other model, and at
-            least an hour. (default: :obj:`3.0`)
-        backup_days (int): the number of days that backups of the models are
-            kept. As long, the desk keeps the items of completed requests,
+        reserve (float): a factor: a batch starts this many times its expected
+            duration before its earliest due date. The durations of the longest
+            batches of all other models are added to it; the sum counts as one
+            hour if it is less. (default: :obj:`3.0`)
+        backup_days (int): the number of days that you keep backups of models.
+            The desk keeps the items of a completed request for this time,
             since a restored model has to forget them again.
             (default: :obj:`0`)
         max_share (float): the largest share of a model's nodes or edges, in
             :math:`(0, 1]`, that a batch may remove without confirmation.
             (default: :obj:`0.05`)
-        coverage_epsilon (float): the largest :math:`\epsilon` at which a
-            private model's noise alone counts as forgetting, for all people
-            together; 0 for never. (default: :obj:`1.0`)
+        coverage_epsilon (float): the largest :math:`\epsilon`, for all removed
+            people together, at which the noise in a private model alone counts
+            as forgetting; 0 for never. (default: :obj:`1.0`)
     """
 
     reserve: Annotated[float, Number(0.0, closed='low')] = 3.0
@@ -44,12 +44,12 @@ class DeskPlan(Report):
 
     Args:
         models (tuple[dict, ...]): a dict for each model, with its name
-            ``model``; the number of waiting ``requests``; the ``share`` of its
-            nodes or edges in them; the expected ``seconds``, :obj:`None` if
+            ``model``; the number of waiting ``requests``; the ``share`` of the
+            model's nodes or edges in them; the expected ``seconds``, None if
             unknown; the earliest ``due`` date; the time when the batch
             ``starts``; whether it ``starts_now`` and ``needs_confirmation``;
-            and the ``mode``: ``'now'``, ``'batch'`` (wait for more requests),
-            ``'covered'`` (the model's noise suffices) or ``'nothing waits'``.
+            and the ``mode``: ``'now'``, ``'batch'`` (later), ``'covered'`` (a
+            private model's noise suffices) or ``'nothing waits'``.
     """
 
     models: tuple[dict[str, Any], ...]
@@ -76,12 +76,11 @@ class DeskStatus(Report):
         halted (tuple[tuple[str, str], ...]): pairs of a request's id and
             ``'held'`` or ``'paused'``.
         unconfirmed (tuple[tuple[str, str], ...]): pairs of a request's id and
-            a model that waits for ``run(confirm=True)``, as its next batch is
-            a larger share of it than ``max_share``.
+            a model that waits for ``run(confirm=True)``, as its next batch
+            would remove more than the share ``max_share`` of the model.
         next_due (str, optional): the earliest due date of an open request;
             :obj:`None` without one.
-        pending (int): the number of requests that no model has begun; a
-            recipient may have.
+        pending (int): the number of open requests that no model has begun.
         in_progress (int): the number of open requests that a model has begun.
         completed (int): the number of completed requests.
         cancelled (int): the number of cancelled or refused requests.
@@ -128,10 +127,10 @@ class ErasureReport(Report):
         overdue (bool): whether the due date passed before completion.
         tasks (tuple[dict, ...]): a dict for each model or recipient: its
             ``name``; ``is_model``; its ``state``, such as ``'pending'`` or
-            ``'done'``; the ``mode``, how it was removed, such as ``'batch'``;
-            when it ``finished``; a ``note``; for models the ``reference`` of
-            the request in the ledger, the ledger's ``head`` after the removal,
-            and the guarantee, ``promise``.
+            ``'done'``; ``mode``, how items were removed, such as ``'batch'``;
+            when ``finished``; a ``note``; for models the ``reference`` of the
+            request in the ledger, the hash of the ledger after the removal,
+            ``head``, and the guarantee of the removal, ``promise``.
         backups_until (str, optional): the time until which the desk keeps the
             items, because backups of models are kept.
     """
@@ -151,7 +150,7 @@ class ErasureReport(Report):
     backups_until: str | None
 
     def line(self) -> str:
-        """Return one line with the status, due date and task of each model."""
+        """Return a line: status, due date if open, and state of each task."""
         parts = [f'{self.subject_request_id} is {self.request_status}']
         if self.request_status in ('pending', 'in_progress'):
             parts.append(f'due {self.expected_completion_time}')

@@ -38,10 +38,10 @@ class DamagedFileError(ValueError):
 
 @contextlib.contextmanager
 def exclusive(place: str | Path, kind: str = 'lock') -> Iterator[None]:
-    """Hold the lock of a file or folder for a block; not reentrant.
+    """Lock a file or folder for a ``with`` block; do not nest such blocks.
 
-    Waits for its holder. The lock is on a file beside the place, which need
-    not exist; where nothing can be written, a place is read without it.
+    Waits until it is free. The lock is a file ``.{name}.{kind}`` beside the
+    place, which need not exist. A read-only folder is used without a lock.
     """
     # Resolve links, so that each file has one lock.
     place = Path(place).resolve()
@@ -154,7 +154,7 @@ def load(path: str | Path) -> Any:
 def peek(path: str | Path) -> Any:
     """Read a saved state without reading the values of its tensors.
 
-    A dict replaces each tensor; its ``'is'`` has dtype, shape and checksum.
+    Each tensor becomes a dict, whose ``'is'`` has dtype, shape and checksum.
     """
     return _loaded(path, False)
 

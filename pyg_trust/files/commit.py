@@ -27,7 +27,6 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import torch
 
 from pyg_trust import files
-from pyg_trust._checks import check_instance
 
 __all__ = [
     'EditedInPlace',
@@ -95,7 +94,6 @@ def check_continues(
         found (dict, optional): the saved state there, with its ``'ledger'``.
         new (dict): the state to write, with the same entry.
     """
-    check_instance('place', place, str, Path)
     if found is None:
         return
     if os.path.exists(place) and (count := os.stat(place).st_nlink) > 1:
@@ -113,12 +111,14 @@ def check_continues(
             'one would undo: load it, write to another place, or delete it '
             'first'
         )
-    lost, did = _beyond(new, found), _beyond(found, new)
+    lost = _beyond(new, found)
+    did = _beyond(found, new) or 'additions that wait for a release'
     raise StaleStateError(
         f'another object or process has changed {place} since this one read '
         f'it: it recorded {did}. Nothing was written. To go on, load() the '
         'state into a new object and repeat what was not saved'
-        + (f': {lost}' if lost != 'nothing' else '')
+        + f': {lost}'
+        * bool(lost)
     )
 
 
@@ -133,7 +133,7 @@ def _beyond(state: dict[str, Any], other: dict[str, Any]) -> str:
     ]
     if len(more) > 3:
         more = [*more[:3], f'and {len(more) - 3} more']
-    return ', '.join(more) or 'nothing'
+    return ', '.join(more)
 
 
 def save(path: str | Path, state: dict[str, Any]) -> None:

@@ -29,7 +29,6 @@ def content(data: Data, *context: str | int | float) -> str:
         data (Data): the graph.
         *context (str or int or float): further values that belong to the item.
     """
-    check_instance('data', data, Data)
     parts: list[Tensor | str] = []
     for key in _HELD:
         value = data.get(key)
@@ -52,7 +51,6 @@ def sealed(root: str, *held: str | int | float | Tensor) -> str:
         root (str): the root, :attr:`Seals.root`.
         *held (str or int or float or Tensor): the further values.
     """
-    check_instance('root', root, str)
     return report.fingerprint('state', root, *held)
 
 
@@ -136,19 +134,21 @@ class Seals:
     def _take(
         self, contents: Mapping[int, str], gone: Iterable[int], salt: bytes
     ) -> None:
-        changed: dict[int, dict[int, bytes | None]] = {}
-        for name in gone:
-            changed.setdefault(name // _BLOCK, {})[name] = None
+        lost = [*gone]
+        touched = {
+            at: dict(self._items.pop(at, {}))
+            for at in {name // _BLOCK for name in (*contents, *lost)}
+        }
+        for name in lost:
+            touched[name // _BLOCK].pop(name, None)
         for name, text in contents.items():
             made = hashlib.sha256(text.encode()).digest()
-            changed.setdefault(name // _BLOCK, {})[name] = made
-        for at, new in changed.items():
-            items = sorted({**self._items.pop(at, {}), **new}.items())
-            held = {name: each for name, each in items if each is not None}
+            touched[name // _BLOCK][name] = made
+        for at, items in touched.items():
             self._blocks.pop(at, None)
-            if held:
-                parts = (b'%d ' % name + each for name, each in held.items())
-                self._items[at] = held
+            if items:
+                parts = (b'%d ' % name + items[name] for name in sorted(items))
+                self._items[at] = items
                 self._blocks[at] = hashlib.sha256(b''.join(parts)).digest()
         whole = hashlib.sha256()
         for at in sorted(self._blocks):

@@ -55,7 +55,7 @@ class DisjointWalkLoader(StepLoader):
     Args:
         data (Data or HeteroData): the graph, without duplicate edges, on the
             CPU or, without workers, on CUDA; typed if there is a :obj:`unit`.
-        batch_size (int): :math:`m`, which is constant, or the expected number.
+        batch_size (int): :math:`m` subgraphs a batch; if Poisson, on average.
         walk_length (int): :math:`L`, the steps of a walk; 0 with persons.
         restarts (int): :math:`R`, the walks from every root.
         input_nodes (Tensor, optional): the roots, as indices or as a mask; by

@@ -45,8 +45,8 @@ class GraphLoader(DrawnUnits):
         data (sequence of Data): the graphs, such as a list or a PyG dataset,
             on the CPU, each with a node and an ``edge_index``. They are not to
             be changed afterwards.
-        batch_size (int): :math:`m`, which is constant; with Poisson sampling
-            the public number by which sums of gradients are divided.
+        batch_size (int): :math:`m`, the graphs of a batch; with Poisson
+            sampling, the public number by which sums of gradients are divided.
         num_steps (int, optional): the batches of an epoch; by default
             :math:`\lfloor M / m \rfloor`, or one over the :obj:`sample_rate`.
         sampling (str): :obj:`'without_replacement'` or :obj:`'poisson'`.

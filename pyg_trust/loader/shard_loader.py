@@ -44,8 +44,8 @@ class ShardLoader(DataLoader):
     Each shard is the subgraph of its training nodes. With :obj:`batch_size`
     above one, several shards make one block-diagonal :class:`Batch`. Beside
     the sliced attributes of :obj:`data`, a batch holds ``shard_id``,
-    ``[batch_size]``, ``batch``, ``ptr`` and ``n_id``: ``data.n_id`` if it is
-    there, else positions in :obj:`data`.
+    ``[batch_size]``, ``batch``, ``ptr`` and ``n_id``, which is sliced from
+    ``data.n_id`` or, without it, the positions of nodes in :obj:`data`.
 
     .. code-block:: python
 

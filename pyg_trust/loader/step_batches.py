@@ -152,7 +152,7 @@ class StepLoader(NodeLoader):
         sampler (BaseSampler): makes batches of the drawn units.
         roots (Tensor): int64: the nodes that may be roots, at least as many as
             there are units.
-        batch_size (int): :math:`m`, which is constant, or the expected size.
+        batch_size (int): :math:`m` units a batch; if Poisson, on average.
         num_steps (int): the steps of an epoch.
         seed (int): the seed of batches that are drawn without an engine.
         **kwargs (optional): more arguments of :class:`NodeLoader`.
@@ -207,9 +207,9 @@ class StepLoader(NodeLoader):
 
     @classmethod
     def check_kwargs(cls, kwargs: dict[str, Any], **counts: Any) -> None:
-        """Refuse arguments of a loader that change how batches are drawn.
+        """Refuse ``kwargs`` of a loader that change how batches are drawn.
 
-        ``counts`` are further arguments, which have to be None or at least 1.
+        ``counts`` are arguments by name: None, or integers of at least 1.
         """
         for name in cls.OWN:
             if name in kwargs:
@@ -257,7 +257,7 @@ class StepLoader(NodeLoader):
 
     @property
     def num_subgraphs(self) -> int:
-        """Number of units of the first step."""
+        """Number of units that the first step draws from."""
         return self.num_subgraphs_at(0)
 
     @property

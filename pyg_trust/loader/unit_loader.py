@@ -93,7 +93,9 @@ class UnitLoader(DrawnUnits):
         walk_length, restarts, resample_every (int): for ``'contents'``, the
             steps of a walk, the walks from each person, and the steps between
             two draws of groups.
-        along, max_joint: for ``'contents'``, the arguments of ``pairs``.
+        along (sequence): for ``'contents'``, edge types and metapaths that
+            make pairs of persons, beside rows with several owners.
+        max_joint (int): rows that more persons share make no pairs.
         seed (int, optional): the seed; random by default.
         **kwargs (optional): more arguments of :class:`NodeLoader`.
     """
@@ -386,9 +388,9 @@ class UnitLoader(DrawnUnits):
         """Make random batches to check a model with, without reading rows.
 
         Returns:
-            tuple[Data, Data, callable]: a batch with the types after the
-            transform; a batch with those before it; and the transform, from
-            the second to the first. Batches are as :meth:`flat` makes them.
+            tuple[Data, Data, callable]: a batch as it is after the loader's
+            transform; a batch as it is before it; and the transform, which
+            maps the second to the first. Batches are results of :meth:`flat`.
         """
 
         def transformed(flat: Data) -> Data:

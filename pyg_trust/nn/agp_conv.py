@@ -184,7 +184,7 @@ def _check_x(x: Tensor, dims: tuple[int, ...]) -> None:
 
 @validated
 class SGConv(_Propagation, pyg.SGConv):
-    r"""Simple graph convolution, exact or estimated by AGP.
+    r"""Simple graph convolution, exact or by approximate graph propagation.
 
     .. math::
         \mathbf{X}^{\prime} = \left( \mathbf{\tilde{D}}^{-1/2}
@@ -195,8 +195,8 @@ class SGConv(_Propagation, pyg.SGConv):
     :class:`torch_geometric.nn.SGConv` on undirected graphs. For :obj:`eps=0`
     the two agree. Otherwise features and gradients are unbiased random
     estimates (:func:`pyg_trust.agp.propagate`). PyG's own messages are used
-    with edge weights, and while an explainer masks edges. The converted graph
-    is kept until another ``edge_index`` comes.
+    with edge weights, and while an explainer masks edges. The layer keeps a
+    converted copy of the graph until it gets another ``edge_index``.
 
     Args:
         in_channels (int): the size of each input sample; -1 to derive it from
@@ -212,10 +212,10 @@ class SGConv(_Propagation, pyg.SGConv):
             sampled; 0 for the exact result. (default: :obj:`0.0`)
         seed (int, optional): the seed of every forward pass; by default each
             draws its own from torch's default generator.
-        half (bool): whether the exact path keeps intermediate float32 values
-            in float16, faster and less accurate. (default: :obj:`False`)
-        tol (float): the allowed relative error of a faster path with fewer
-            hops; 0 for none. (default: :obj:`0.0`)
+        half (bool): whether to keep float32 values in float16 between hops,
+            which is faster and less accurate. (default: :obj:`False`)
+        tol (float): the relative error that is allowed in order to compute
+            fewer hops. (default: :obj:`0.0`)
         **kwargs (optional): additional arguments of
             :class:`torch_geometric.nn.conv.MessagePassing`.
 
@@ -304,7 +304,7 @@ class SGConv(_Propagation, pyg.SGConv):
 
 @validated
 class APPNP(_Propagation, pyg.APPNP):
-    r"""Propagation of APPNP, exact or estimated by AGP.
+    r"""Propagation of APPNP, exact or by approximate graph propagation.
 
     .. math::
         \mathbf{X}^{(k)} = (1 - \alpha) \mathbf{\tilde{D}}^{-1/2}
@@ -323,8 +323,8 @@ class APPNP(_Propagation, pyg.APPNP):
         alpha (float): the teleport probability.
         dropout (float): the dropout of edges during training, as in PyG.
             (default: :obj:`0.0`)
-        cached (bool): whether to keep the converted graph, for transductive
-            learning. (default: :obj:`False`)
+        cached (bool): whether to use the graph of the first call in all later
+            ones, for transductive learning. (default: :obj:`False`)
         add_self_loops (bool): whether missing self-loops are added.
             (default: :obj:`True`)
         normalize (bool): whether the adjacency matrix is normalised, as in
@@ -333,10 +333,10 @@ class APPNP(_Propagation, pyg.APPNP):
             sampled; 0 for the exact result. (default: :obj:`0.0`)
         seed (int, optional): the seed of every forward pass; by default each
             draws its own from torch's default generator.
-        half (bool): whether the exact path keeps intermediate float32 values
-            in float16, faster and less accurate. (default: :obj:`False`)
-        tol (float): the allowed relative error of a faster path with fewer
-            steps; 0 for none. (default: :obj:`0.0`)
+        half (bool): whether to keep float32 values in float16 between steps,
+            which is faster and less accurate. (default: :obj:`False`)
+        tol (float): the relative error that is allowed in order to compute
+            fewer steps. (default: :obj:`0.0`)
         **kwargs (optional): additional arguments of
             :class:`torch_geometric.nn.conv.MessagePassing`.
 

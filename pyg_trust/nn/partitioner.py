@@ -44,7 +44,7 @@ class ShardPartitioner(torch.nn.Module):
     Args:
         in_channels (int): the number of features.
         num_shards (int): the number of shards.
-        hidden_channels (int): the width. (default: :obj:`64`)
+        hidden_channels (int): the width of the GNN. (default: :obj:`64`)
     """
 
     @retired(num_layers=(2,))
@@ -101,11 +101,11 @@ def learned_partition(
     r"""Train GraphRevoker's partition network; return balanced shards.
 
     Minimises :math:`L_{\text{struct}} + \lambda_{\text{time}} L_{\text{time}}
-    + \lambda_{\text{sem}} L_{\text{sem}}`, for few edges between shards, equal
-    work, and mixed labels
-    (:func:`pyg_trust.unlearning.partition.partition_losses`), by AdamW.
-    Training ends when the loss has not fallen by a thousandth for 30 epochs.
-    The probabilities are then rounded to shards.
+    + \lambda_{\text{sem}} L_{\text{sem}}` by AdamW. In this order, the losses
+    (:func:`pyg_trust.unlearning.partition.partition_losses`) are low for few
+    edges between shards, equal work, and shards with mixed labels. Training
+    ends when the loss has not fallen by a thousandth for 30 epochs. The
+    probabilities are then rounded to shards.
 
     Args:
         x (Tensor): features of the training nodes, ``[num_nodes, channels]``.
@@ -117,7 +117,7 @@ def learned_partition(
             (default: :obj:`1e-3`)
         sem_weight (float): :math:`\lambda_{\text{sem}}`; 1e-3 in the paper,
             which has no visible effect. (default: :obj:`5.0`)
-        max_epochs (int): the most epochs. (default: :obj:`300`)
+        max_epochs (int): the largest number of epochs. (default: :obj:`300`)
         slack (float): how far sizes may differ from their mean, relative to
             it. (default: :obj:`0.1`)
         seed (int, optional): the seed; by default torch's generator draws one.
@@ -168,7 +168,7 @@ def partition_embedding(
     """Return logits of a GCN trained on the whole training graph.
 
     GraphEraser's balanced k-means (BEKM) clusters them. The network has seen
-    every training node and is not unlearned.
+    every training node, and no removal trains it again.
 
     Args:
         x (Tensor): features of the training nodes, ``[num_nodes, channels]``.

@@ -251,10 +251,10 @@ class PPNP(PageRankDiffusion):
 class FeaturePropagation(PPNP):
     r"""Logistic regression on features diffused by PageRank.
 
-    The logits are :math:`\Pi X W + b`, with :math:`\Pi` of
-    :class:`PageRankDiffusion`. If the rows of :math:`\Pi` sum to one
-    (:obj:`'rw'`, every node with an out-edge), this is :class:`PPNP` with a
-    linear encoder.
+    This is :class:`PPNP` with a linear encoder: the logits are :math:`\Pi (X W
+    + b)`, with the matrix :math:`\Pi` of :class:`PageRankDiffusion`. If each
+    row of it sums to one (``normalization='rw'``, and every node has an
+    out-edge), this equals :math:`\Pi X W + b`.
 
     Args:
         in_channels (int): the number of features.
@@ -284,8 +284,8 @@ class LabelPropagation(PageRankDiffusion):
 
     With :obj:`num_classes` the result is :math:`\Pi H`, with :math:`\Pi` of
     :class:`PageRankDiffusion`: :math:`H` holds the one-hot classes of the
-    labelled nodes and zeros elsewhere. It can be certified. With
-    :obj:`num_layers` it is a drop-in for
+    labelled nodes and zeros elsewhere. Such predictions can be certified. With
+    :obj:`num_layers` the model is a drop-in for
     :class:`torch_geometric.nn.LabelPropagation`,
 
     .. math::
@@ -341,7 +341,7 @@ class LabelPropagation(PageRankDiffusion):
 
     @property
     def layers(self) -> 'LabelPropagation | None':
-        """The model itself if it has ``num_layers``, else :obj:`None`."""
+        """This model if it has ``num_layers``; :obj:`None` for PageRank."""
         return None if self.num_layers is None else self
 
     def logits(self, y: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -380,12 +380,12 @@ class LabelPropagation(PageRankDiffusion):
 
         Args:
             y (Tensor): the classes, int64, ``[num_nodes]``; with
-                ``num_layers`` also rows, ``[num_nodes, num_classes]``.
+                ``num_layers`` also scores, ``[num_nodes, num_classes]``.
             edge_index (Any): the graph, as in PyG or a ``CSRGraph``.
             mask (Tensor, optional): the labelled nodes, a bool mask or int64
                 positions; by default all.
             edge_weight (Tensor, optional): the weights of an ``edge_index``;
-                not normalised with ``num_layers``.
+                with ``num_layers`` they are not normalised.
             post_step (callable, optional): with ``num_layers``, maps the
                 result of each layer, instead of cutting to [0, 1].
         """
@@ -455,7 +455,7 @@ class LabelPropagation(PageRankDiffusion):
 
 @validated
 class CorrectAndSmooth(pyg.CorrectAndSmooth):
-    """Corrects predictions by their errors on training nodes, and smooths.
+    """Correct predictions by the errors on training nodes, then smooth them.
 
     `"Combining Label Propagation And Simple Models Out-performs Graph Neural
     Networks" <https://arxiv.org/abs/2010.13993>`_ (Huang et al. 2021), a
@@ -470,8 +470,8 @@ class CorrectAndSmooth(pyg.CorrectAndSmooth):
         num_smoothing_layers (int): the number of steps that smooth corrected
             predictions.
         smoothing_alpha (float): the share of the neighbours in each of these.
-        autoscale (bool): whether errors are scaled to their mean on the
-            training nodes. (default: :obj:`True`)
+        autoscale (bool): whether the propagated errors of each node are scaled
+            to the mean error of training nodes. (default: :obj:`True`)
         scale (float): the factor of errors, without :obj:`autoscale`.
             (default: :obj:`1.0`)
     """
@@ -506,7 +506,7 @@ class CorrectAndSmooth(pyg.CorrectAndSmooth):
             y_soft (Tensor): the predictions, ``[num_nodes, num_classes]``; the
                 result has this shape.
             y_true (Tensor): the labels of the training nodes: classes, int64,
-                ``[num_train]``, or rows, ``[num_train, num_classes]``.
+                ``[num_train]``, or one-hot, ``[num_train, num_classes]``.
             mask (Tensor): the training nodes: a bool mask or int64 positions.
             edge_index (Any): the graph, as in PyG or a ``CSRGraph``.
             edge_weight (Tensor, optional): the weights of an ``edge_index``.

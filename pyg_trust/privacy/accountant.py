@@ -95,10 +95,10 @@ ACCOUNTANTS: Registry[type['Accountant']] = Registry(
 class Accountant(IAccountant):
     r"""Base of the accountants: count noisy steps, and compute their epsilon.
 
-    An accountant of your own overrides :meth:`epsilon_of`. It states which
-    :obj:`sampling` (how a batch is drawn) and which :obj:`relation` (which
-    data sets are neighbours) its proof is for; an engine refuses it for a
-    loader with others, and reports name it as the user's.
+    An accountant of your own overrides :meth:`epsilon_of`. It states for which
+    :obj:`sampling` (how a batch is drawn) and :obj:`relation` (which data sets
+    are neighbours) its epsilon holds. An engine refuses a loader with another
+    sampling or relation. Reports say that the accountant is the user's.
 
     .. code-block:: python
 
@@ -252,8 +252,8 @@ class Accountant(IAccountant):
     ) -> float:
         """Return a noise multiplier with which planned steps fit a budget.
 
-        The steps then spend between 99 and 100 percent of :obj:`epsilon` less
-        what :meth:`spend_pure` recorded. Steps taken earlier are not counted.
+        The steps spend 99 to 100 percent of what :meth:`spend_pure` left of
+        :obj:`epsilon`. Steps taken earlier are not counted.
 
         Args:
             epsilon (float): the budget.

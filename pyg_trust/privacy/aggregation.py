@@ -88,7 +88,7 @@ class _Nodes(NamedTuple):
 
 @validated
 class PrivateNodeClassifier(Coverage):
-    r"""Node classifier with private edges or nodes, and private predictions.
+    r"""Classifies nodes, with private edges or nodes and private predictions.
 
     An *encoder* classifies each node by its own features. Sums of its class
     probabilities over neighbours are released once, with noise. A *head*
@@ -99,32 +99,32 @@ class PrivateNodeClassifier(Coverage):
         adjacency (str): what is protected: an ``'edge'``; the features, label
             and outgoing edges of a ``'node'``; also its incoming ones
             (``'node_incident'``); or features and label alone (``'feature'``).
-        epsilon, delta (float): the budget.
+        epsilon, delta (float): the budget of all that is released.
         K (int): the number of hops, each a noisy sum; 1 for ``'feature'``.
-        shares (sequence of float, optional): shares of the budget's mu squared
-            of encoder, sums, head, by default .4, .5, .1; not for ``'edge'``.
-        encoder (torch.nn.Module, optional): maps rows to logits, or returns
+        shares (sequence of float, optional): how to divide the budget's mu
+            squared, by default encoder .4, sums .5, head .1 (not ``'edge'``).
+        encoder (torch.nn.Module, optional): maps features to logits, or makes
             such a module. By default a linear model, for ``'edge'`` an MLP.
         head (torch.nn.Module, optional): maps ``(K + 1) * num_classes``
-            columns, two blocks more for ``'feature'``, to logits.
+            columns, or for ``'feature'`` ``4 * num_classes``, to logits.
         ledger (str or Path, optional): a file that keeps what is spent.
-        neighboring (str, optional): what a record is compared with: any other
-            (``'replace'``) or none (``'add_remove'``, the default of
-            ``'node_incident'`` alone).
+        neighboring (str, optional): whether neighbouring data exchange a
+            record for another (``'replace'``) or lack it (``'add_remove'``,
+            the default of ``'node_incident'`` alone).
         directed (bool): whether edges are directed.
         max_degree (int, optional): the most edges of a node that are
             protected; required for ``'node_incident'``.
         num_classes (int, optional): by default read from the labels.
         train_receivers (float, optional): for ``'node'``, the share of
-            training nodes that receive sums; a fifth where most nodes train.
-        steps, lr: the gradient steps with noise, and their learning rate.
+            training nodes that get a sum; by default .2 if most nodes train.
+        steps, lr (int, float): noisy gradient steps, and their learning rate.
         epochs (int): the epochs of training without noise, for ``'edge'``.
         insecure_seed (int, optional): a seed; nothing is private then.
         ledger_head (str, optional): ``ledger_head`` of an earlier report.
-        forget_epsilon (float): up to which :math:`\epsilon` the noise may
-            cover removals, so that nothing is fitted again.
-        max_units (float): a removed node counts as several records if many
-            others have edges to it: the most that are covered.
+        forget_epsilon (float): the largest :math:`\epsilon` at which noise may
+            hide removed items, so that nothing is fitted again.
+        max_units (float): the most records that a removed node may count as:
+            the more edges lead to it, the more records.
         start_is_public (bool): you state that :obj:`encoder` and :obj:`head`
             were not trained on protected data.
     """
@@ -211,7 +211,7 @@ class PrivateNodeClassifier(Coverage):
     def noise_stds(self) -> tuple[float, ...]:
         """The standard deviation of the noise of each of the ``K`` sums.
 
-        After :meth:`fit` it is larger by a millionth or so, for rounding.
+        :meth:`fit` makes it larger by about a millionth, for rounding.
         """
         return self._stds(self._rho)
 
@@ -252,8 +252,8 @@ class PrivateNodeClassifier(Coverage):
 
         Args:
             data (Data): with ``x`` (float32 or float64, dense or sparse),
-                ``y`` (int64), ``train_mask``, ``edge_index`` and, for
-                ``'edge'`` if there is one, ``val_mask``.
+                ``y`` (int64), ``train_mask`` and ``edge_index``; for
+                ``'edge'``, ``val_mask`` is read if the data has one.
 
         Raises:
             TypeError, ValueError: if a release of the data can't be accounted

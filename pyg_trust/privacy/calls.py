@@ -159,7 +159,7 @@ class Call:
                     _refuse(f"its '{key}' was changed in place")
                 return _Key(key)
             if isinstance(value, int | float | str | bool | None):
-                of = _COUNTS.get(getattr(path[0], 'key', ''))
+                of = _COUNTS.get(path[0].key) if len(path) == 1 else None
                 return _Key(of) if of and sizes[of] == value else value
             got = type(value).__name__
             if isinstance(value, Tensor):

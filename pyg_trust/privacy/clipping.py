@@ -19,6 +19,7 @@ integers, so that they do not depend on order or other units
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain, pairwise
 from typing import Any
 
@@ -45,7 +46,7 @@ from pyg_trust.privacy.bounds import (
 )
 from pyg_trust.privacy.exact import clip
 
-__all__ = ['Base', 'Book', 'Cluster', 'clipped_sum', 'opened']
+__all__ = ['LINEAR', 'ROWS', 'TABLE', 'Book', 'clipped_sum']
 
 LINEAR, ROWS, TABLE, WHOLE = 'linear', 'rows', 'table', 'whole'
 # How many numbers explicit gradients may have at a time.
@@ -89,10 +90,21 @@ class Cluster:
 
 @dataclass(eq=False)
 class Base:
-    """A parameter, or a tensor made of parameters, with its uses."""
+    """A tensor with its uses, and the parameters that it is made of."""
 
     base: Tensor
-    clusters: list[Cluster]
+    params: tuple[Tensor, ...]
+    parts: dict[Any, Cluster] = field(default_factory=dict)
+
+    @property
+    def clusters(self) -> list[Cluster]:
+        """Return the uses of parts, each in one way."""
+        return [*self.parts.values()]
+
+    @property
+    def ids(self) -> set[int]:
+        """Return the ids of the parameters."""
+        return {*map(id, self.params)}
 
     @property
     def apart(self) -> bool:
@@ -249,36 +261,133 @@ class _Use:
 class Book:
     r"""Norms and sums of gradients from the rows that parameters got.
 
+    Owners of rows have one unit for each, -1 for rows of nobody, or for each
+    of as many rows in a row.
+
     Args:
-        made (Gathered): the rows.
-        num_units (int): how many units there are.
+        recorder (Recorder): the record of the forward pass.
         scale (Tensor): float64, ``[num_units]``, powers of two: gradients are
             those of the rows times these.
+        broken (Tensor): bool, units that are not finite.
     """
 
-    def __init__(self, made: Any, num_units: int, scale: Tensor) -> None:
-        self.made, self.num_units, self.scale = made, num_units, scale
+    def __init__(self, recorder: Any, scale: Tensor, broken: Tensor) -> None:
+        self.recorder, self.scale, self.broken = recorder, scale, broken
+        self.num_units = len(scale)
+        self.params = list(recorder.params.values())
+        self.names = {id(p): n for n, p in recorder.params.items()}
+        self._bases: dict[int, Base] = {}
+        # By owners and the number of rows, the rows of somebody and theirs.
+        self._owned: dict[tuple[int, int], Any] = {}
         # By the owners of rows, which rows count, and where they lie.
         self._lives: dict[int, list[Any]] = {}
         self._groups: dict[Any, list[_Group]] = {}
         # Gradients of all units, where they are few numbers.
         self._kept: tuple[Tensor, dict[int, Tensor]] | None = None
-        self.bases: list[Base] = made.bases()
+
+    def whole(self, w: Tensor, u: Tensor, grads: Tensor) -> None:
+        """Add gradients of a parameter, ``[num_rows, *w.shape]``."""
+        cluster = self._cluster(WHOLE, w, w.detach())
+        if not cluster.grads:
+            cluster.grads = [w.new_zeros(self.num_units, w.numel())]
+        flat = grads.detach().reshape(len(grads), -1)
+        cluster.grads[0].index_add_(0, u, flat)
+
+    def _cluster(self, kind: str, w: Tensor, part: Tensor) -> Cluster:
+        t = self.recorder.known[id(w)].base
+        leaves = self.recorder.known[id(t)].leaves
+        base = self._bases.setdefault(id(t), Base(t, leaves))
+        key = kind, region(part), part.shape if kind == LINEAR else None
+        return base.parts.setdefault(key, Cluster(kind, part))
+
+    def add(
+        self,
+        kind: str,
+        w: Tensor,
+        u: Tensor,
+        grads: Tensor,
+        inputs: Tensor | None = None,
+        part: Tensor | None = None,
+    ) -> None:
+        """Add rows of gradients of a parameter, as a :class:`Cluster` has.
+
+        ``part`` is the view of it that is used, itself by default.
+        """
+        key = id(u), len(grads)
+        if key not in self._owned:
+            # The same object each time, so that it is sorted once.
+            times = len(grads) // max(1, len(u))
+            each = u if times == 1 else u.repeat_interleave(times)
+            keep = None
+            if bool((u < 0).any()):
+                keep = (each >= 0).nonzero().view(-1)
+                each = each[keep]
+            self._owned[key] = u, keep, each
+        _, keep, owner = self._owned[key]
+        if kind == TABLE and not len(owner):
+            # An edge type may have no edge, and its table no row.
+            return
+        cluster = self._cluster(kind, w, w.detach() if part is None else part)
+        for to, values in ((cluster.grads, grads), (cluster.inputs, inputs)):
+            if values is not None:
+                to.append(values if keep is None else values[keep])
+        cluster.owners.append(owner)
+
+    def total(
+        self, code: Tensor
+    ) -> tuple[dict[int, Tensor], dict[int, float]]:
+        """Sum gradients times a number by unit, by the ids of parameters.
+
+        Returns the sums, and how large what was added up was.
+        """
+        made = {id(p): torch.zeros_like(p) for p in self.params}
+        sizes = dict.fromkeys(made, 0.0)
+        for base in self.bases:
+            t, size = base.base, 0.0
+            room = t.new_zeros(t.numel())
+            for cluster in base.clusters:
+                part = same_part(room, t, cluster.weight)
+                value, most = _summed(cluster, code.to(t))
+                part += value.view(part.shape)
+                size += most
+            whole, of = same_part(room, t, t), base.params
+            grads: Any = [whole]
+            if id(t) not in made:
+                grads = torch.autograd.grad(
+                    t, of, whole, retain_graph=True, materialize_grads=True
+                )
+                size /= float(whole.norm()) or 1.0
+            for p, g in zip(of, grads, strict=True):
+                made[id(p)] += g
+                sizes[id(p)] += size * (1 if g is whole else float(g.norm()))
+        return made, sizes
+
+    @cached_property
+    def bases(self) -> list[Base]:
+        """Return the tensors that are used, when all rows were added."""
+        for base in self._bases.values():
+            for cluster in base.clusters:
+                cluster.join()
+        return [*self._bases.values()]
+
+    @cached_property
+    def _several(self) -> set[int]:
         # The parameters that are used in several ways, or by functions of
         # them: their gradients are made as such.
-        self._several: set[int] = set()
+        found: set[int] = set()
         for base in self.bases:
-            if id(base.base) not in made.names or not base.apart:
-                self._several |= self._params(base)
-        self._uses: list[list[_Use]] = [
+            if id(base.base) not in self.names or not base.apart:
+                found |= base.ids
+        return found
+
+    @cached_property
+    def _uses(self) -> list[list[_Use]]:
+        return [
             self._used(cluster)
             for base in self.bases
-            if not self._params(base) & self._several
+            if not base.ids & self._several
             for cluster in base.clusters
         ]
-
-    def _params(self, base: Base) -> frozenset[int]:
-        return frozenset(map(id, self.made.params_of(base.base)))
 
     def _used(self, cluster: Cluster) -> list[_Use]:
         found = []
@@ -359,6 +468,8 @@ class Book:
                     bound[chunk] += each
         norms = square.clamp(min=0).sqrt().nan_to_num(torch.inf)
         bounds = bound.sqrt().nan_to_num(torch.inf) * _UP
+        for each in (norms, bounds):
+            each.masked_fill_(self.broken, torch.inf)
         # Powers of two: nothing is rounded.
         by = self.scale
         return Sizes(norms * by, bounds * by, tau * by, kappa, weight * by)
@@ -366,10 +477,10 @@ class Book:
     def sums(self, factors: Tensor, norm: float) -> dict[str, Tensor]:
         """Sum the gradients times their factors, int64, by parameter name."""
         factors = factors * self.scale
-        out = {id(p): torch.zeros_like(p).long() for p in self.made.params}
+        out = {id(p): torch.zeros_like(p).long() for p in self.params}
         parts: dict[Cluster, Tensor] = {}
         for base in self.bases:
-            if self._params(base) & self._several:
+            if base.ids & self._several:
                 continue
             total = base.base.new_zeros(base.base.numel(), dtype=torch.int64)
             for cluster in base.clusters:
@@ -383,7 +494,7 @@ class Book:
             for chunk, grads in self._gradients():
                 for param, value in grads.items():
                     add_truncated(out[param], value, factors[chunk], norm)
-        return {self.made.names[i]: value for i, value in out.items()}
+        return {self.names[i]: value for i, value in out.items()}
 
     # Gradients as such #####################################################
 
@@ -393,8 +504,8 @@ class Book:
             yield self._kept
             return
         several = self._several
-        params = [p for p in self.made.params if id(p) in several]
-        bases = [b for b in self.bases if self._params(b) & several]
+        params = [p for p in self.params if id(p) in several]
+        bases = [b for b in self.bases if b.ids & several]
         size = sum(p.numel() for p in params)
         size += sum(b.base.numel() for b in bases)
         everything = torch.arange(self.num_units, device=params[0].device)
@@ -410,7 +521,7 @@ class Book:
                 if id(base.base) in out:
                     out[id(base.base)] += whole
                     continue
-                made_of = self.made.params_of(base.base)
+                made_of = base.params
                 pulled = torch.autograd.grad(
                     *(base.base, made_of, whole),
                     retain_graph=True,
@@ -511,19 +622,33 @@ def _linear(uses: list[_Use], made: list[Any]) -> Tensor:
     return torch.stack([square, bound, tau, kappa])
 
 
-def opened(found: Any) -> tuple[Book, Sizes]:
-    """Return the rows of parameters, with norms; infinite if not finite."""
-    book = Book(found, found.num_units, found.inverse)
-    sizes = book.sizes()
-    for each in (sizes.norms, sizes.n):
-        each.masked_fill_(found.broken, torch.inf)
-    return book, sizes
+def _summed(cluster: Cluster, code: Tensor) -> tuple[Tensor, float]:
+    # The sum of a cluster's gradients times a number by unit; its size.
+    weight, grads = cluster.weight, cluster.grads
+    if cluster.kind == WHOLE:
+        return code @ grads[0], float(grads[0].norm()) * len(code) ** 0.5
+    total, size = weight.new_zeros(weight.shape).reshape(-1), 0.0
+    for i, (grad, owner) in enumerate(zip(grads, cluster.owners, strict=True)):
+        each = code[owner]
+        if cluster.kind == TABLE:
+            rows, inner = total.view(len(weight), -1), cluster.inputs[i]
+            rows.index_add_(0, inner, grad * each.unsqueeze(1))
+            most = len(grad) ** 0.5
+        elif cluster.kind == LINEAR:
+            inner = cluster.inputs[i]
+            total += ((grad * each.unsqueeze(1)).t() @ inner).reshape(-1)
+            most = float(inner.norm())
+        else:
+            total += each @ grad
+            most = len(grad) ** 0.5
+        size += float(grad.norm()) * most
+    return total, size
 
 
-def clipped_sum(found: Any, norm: float, automatic: bool = False) -> Clipped:
+def clipped_sum(book: Book, norm: float, automatic: bool = False) -> Clipped:
     """Compute norms and the clipped sum of gradients by units."""
     with torch.no_grad():
-        book, sizes = opened(found)
+        sizes = book.sizes()
         if norm == math.inf:
             norm, automatic = sizes.enough(), False
         factors = factors_of(sizes, norm, automatic)

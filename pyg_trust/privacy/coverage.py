@@ -46,10 +46,11 @@ Model = TypeVar('Model', bound='Coverage')
     provenance='versions of packages and arguments',
 )
 class CoverageReport(ClaimedReport):
-    """Removals that the noise of a private model covers, at an epsilon.
+    """State that noise hides removed items, and that the weights stay.
 
-    The weights stay as they are. All removed items together are protected at
-    this epsilon, as a private model hides each of its items.
+    What was released is (epsilon, delta)-indistinguishable from a release
+    without the removed items. It includes noisy sums of the messages that
+    nodes receive: the "released sums" below.
     """
 
     def guarantee(self) -> Guarantee:

@@ -29,8 +29,8 @@ _ROUNDED = 1e-13
 def gaussian_epsilon(mu: NotNegative, delta: Fraction) -> float:
     r"""Compute :math:`\epsilon` of a Gaussian release, exactly.
 
-    By `Balle and Wang 2018, Theorem 8 <https://arxiv.org/abs/1805.06530>`_;
-    rounded up by at most :obj:`1e-12` of itself and of :math:`\delta`.
+    The formula is Theorem 8 of `Balle and Wang 2018
+    <https://arxiv.org/abs/1805.06530>`_. The result is rounded up.
 
     Args:
         mu (float): the sensitivity over the standard deviation of the noise; 0

@@ -9,10 +9,9 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from pyg_trust._checks import check_instance, check_number
 from pyg_trust.privacy.bounds import Sizes
-from pyg_trust.privacy.clipping import opened
+from pyg_trust.privacy.clipping import Book
 from pyg_trust.privacy.codes import Attributor
 from pyg_trust.privacy.exact import clip
-from pyg_trust.privacy.recorder import Gathered
 
 __all__ = ['UnitGradients', 'unit_gradients']
 
@@ -25,15 +24,15 @@ class UnitGradients:
     norms of the units' gradients over all parameters.
 
     Args:
-        found (Gathered): the gradients by units, an internal record.
+        book (Book): the gradients by units, an internal record.
         params (dict[str, Tensor]): the trained parameters, by name.
     """
 
-    def __init__(self, found: Gathered, params: dict[str, Tensor]) -> None:
+    def __init__(self, book: Book, params: dict[str, Tensor]) -> None:
         self._params = params
+        self._book = book
         with torch.no_grad():
-            self._book, sizes = opened(found)
-        self._sizes = sizes
+            self._sizes = sizes = book.sizes()
         #: Norms over all parameters, float64, ``[num_units]``; infinite where
         #: a gradient is not finite.
         self.norms = sizes.norms

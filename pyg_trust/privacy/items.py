@@ -52,11 +52,14 @@ MOST_ITEMS = 20_000
 class ItemReport(AggregationReport):
     """Privacy guarantee of a noisy table of items, with its assumptions.
 
-    The table is one noisy sum. ``relation`` is ``'user'``: neighbouring data
-    differ in the list of one user. ``epsilon`` (nats), ``delta``, ``mu`` and
-    ``noise_stds`` (of the diagonal) are those of the table; ``num_nodes``
-    counts users and items. Fields of an encoder, a head or edges are empty, 0
-    or None.
+    Neighbouring data differ in one user's list (``relation`` is ``'user'``),
+    which is empty in one of them if ``form`` is ``'withdraw'``. ``epsilon``
+    (nats), ``delta`` and ``mu`` (sensitivity over noise) are those of all
+    tables on the account (``releases`` is their number), and
+    ``epsilon_replace`` is epsilon against any other list. ``noise_stds`` has
+    the standard deviation on the diagonal; ``num_nodes`` counts users and
+    items. Sums and noise are exact integers (``arithmetic``). Fields of an
+    encoder, a head or edges are empty, 0 or None.
     """
 
     def _notes(self) -> list[str]:
@@ -155,7 +158,7 @@ class PrivateItemCounts(Fitted):
     def noise_std(self) -> float:
         r"""Standard deviation of the noise on the diagonal of the table.
 
-        On other entries it is :math:`1 / \sqrt 2` of it.
+        On other entries it is smaller by a factor of :math:`\sqrt 2`.
         """
         return self.relation.sensitivity / self.mus[0]
 

@@ -97,7 +97,7 @@ _REFUSED = {
 
 @claimed(
     'private link prediction',
-    num_neg="the number of negative examples; for 'node', of each node",
+    num_neg="the number of negative examples, for 'node' for each node",
     leave_out='whether the features of a training edge leave out its own '
     'message',
     provenance='versions of packages and arguments; no seeds',
@@ -173,21 +173,21 @@ class PrivateLinkPredictor(Coverage):
         delta (float): the :math:`\delta` of the budget. Choose a public power
             of ten of at most :math:`1 / (10 m)`, for :math:`m` edges.
         ledger (str or Path, optional): a file that keeps what is spent.
-        neighboring (str, optional): for ``'node'``, what a record is compared
-            with: any other (``'replace'``, the default) or none
-            (``'add_remove'``).
+        neighboring (str, optional): for ``'node'``, whether neighbouring data
+            exchange a node's record for another (``'replace'``, the default)
+            or lack it (``'add_remove'``).
         directed (bool): whether edges are directed.
-        shares (sequence of float, optional): the shares of the budget's
-            :math:`\mu^2` that sums, number of edges and model cost; (.69, .01,
-            .3) by default. For ``'node'`` of sums and model, (.95, .05).
+        shares (sequence of float, optional): how the budget (its squared mu)
+            is divided: for ``'edge'``, by default sums .69, number of edges
+            .01, model .3; for ``'node'``, by default sums .95, model .05.
         dim (int): for ``'edge'``, the columns to which features are reduced.
         message_dim (int, optional): how many columns are summed; 8 by default,
             16 for ``'node'``, and at most :obj:`dim`.
         steps (int): the number of gradient steps.
         lr (float, optional): the learning rate; by default :math:`.1 \sqrt p`
             for :math:`p` features of a pair.
-        num_neg (int, optional): the negative examples, for ``'node'`` of each
-            node; by default 5 an edge, or up to 20 a node.
+        num_neg (int, optional): the number of negative examples, by default 5
+            an edge; for ``'node'``, the number per node, by default up to 20.
         leave_out (bool): whether the features of a training edge leave out the
             message along this edge.
         insecure_seed (int, optional): a seed; nothing is private then.
@@ -251,8 +251,8 @@ class PrivateLinkPredictor(Coverage):
     def noise_stds(self) -> tuple[float, ...]:
         """The noise of each release, as standard deviations.
 
-        In order: of the sums; for ``'edge'``, of the number of edges; of the
-        gradients, over their clipping norm.
+        They are those of the sums, of the number of edges (for ``'edge'``
+        alone), and of the gradients, over their clipping norm.
         """
         rows, *count, scorer = self.mus
         return (
@@ -271,7 +271,7 @@ class PrivateLinkPredictor(Coverage):
     @property
     @synchronized
     def num_edges(self) -> float:
-        """The noisy number of edges; under ``'node'`` a ``RuntimeError``."""
+        """The noisy number of edges; ``'node'`` raises a ``RuntimeError``."""
         self._check_fitted()
         if self._of_owners:
             raise RuntimeError("edges are counted under 'edge' alone")

@@ -18,11 +18,11 @@ class AdaptiveNorm:
     Every step also releases the noisy share :math:`\tilde b` of gradients that
     are at most :math:`C` long, and multiplies :math:`C` by :math:`e^{-\eta
     (\tilde b - \gamma)}` (`Andrew et al. 2021
-    <https://arxiv.org/abs/1905.03871>`_). The share costs no more than the
-    step may: the account counts the noise multiplier :math:`z` that you chose,
-    and the gradients get the larger :math:`z_g` with :math:`z^{-2} = z_g^{-2}
-    + (2 s)^{-2}` (:doc:`/theory/private_training`), where :math:`s` is the
-    noise on the count of gradients.
+    <https://arxiv.org/abs/1905.03871>`_). A step costs the same as without the
+    share: it is counted with the noise multiplier :math:`z` that you chose,
+    and gradients get the larger multiplier :math:`z_g` with :math:`z^{-2} =
+    z_g^{-2} + (2 s)^{-2}` (:doc:`/theory/private_training`). :math:`s` is the
+    standard deviation of the noise on the count of such gradients.
 
     Args:
         initial (float): the first :math:`C`, chosen without looking at private

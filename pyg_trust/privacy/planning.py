@@ -295,7 +295,7 @@ def search_epsilon(
 class SearchReport(ClaimedReport):
     """The result of a private search for settings, and its privacy cost.
 
-    How many runs there were stays secret, and is not in it.
+    The number of runs stays secret. A *unit* is a subgraph, graph or person.
     """
 
     def _says(self) -> dict[str, Any]:

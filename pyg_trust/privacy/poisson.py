@@ -80,11 +80,10 @@ def poisson_epsilon(
 
     Args:
         history (iterable): of :obj:`(noise_multiplier, sample_rate, steps)`,
-            with the noise multiplier :math:`\sigma / C`. A Gaussian release of
-            sensitivity :math:`\Delta` and noise of standard deviation
-            :math:`s` is :obj:`(z, 1, 1)` with :math:`z = s / \Delta` if
-            :obj:`form` is 'withdraw', and :math:`z = 2 k s / \Delta` if it is
-            'replace'.
+            with the noise multiplier :math:`\sigma / C`. Write a Gaussian
+            release of sensitivity :math:`\Delta` and noise :math:`s` (standard
+            deviation) as :obj:`(z, 1, 1)`: :math:`z = s / \Delta` for
+            'withdraw', :math:`z = 2 k s / \Delta` for 'replace'.
         delta (float): in :math:`[10^{-10}, 1)`.
         form (str): how neighbours differ. :obj:`'replace'`: one subgraph is
             exchanged for another; :obj:`'withdraw'`: one is added or removed.

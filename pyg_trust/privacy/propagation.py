@@ -140,8 +140,8 @@ def messages(x: Tensor, *, between: str = 'normalize') -> Tensor:
     """Return rows of norm at most 1 for any input, in float64.
 
     :obj:`'normalize'` scales every row to norm 1, :obj:`'clip'` only those
-    that are longer; both stay :math:`10^{-6}` below. A row with an entry that
-    is not finite counts as zero.
+    that are longer; norms stay :math:`10^{-6}` below 1. A row with an entry
+    that is not finite becomes zero.
 
     Args:
         x (Tensor): float32 or float64, ``[num_nodes, num_columns]``.
@@ -221,8 +221,8 @@ def hop_sensitivity(
         adjacency (str): what differs: one edge; a node's features and outgoing
             edges; a node with all its edges; or a node's features.
         directed (bool): for ``'edge'``, whether edges have one direction.
-        neighboring (str): whether it is compared with none
-            (:obj:`'add_remove'`) or with any other (:obj:`'replace'`).
+        neighboring (str): whether this is removed (:obj:`'add_remove'`) or
+            exchanged for any other (:obj:`'replace'`).
         max_degree (int, optional): :math:`D`, the most edges of a node,
             required for ``'node_incident'``. For ``'node'``, the bound of the
             sum of squared weights of a node's outgoing messages.

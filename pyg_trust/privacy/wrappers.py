@@ -369,9 +369,9 @@ class PrivateTraining(NamedTuple):
     """The result of :meth:`PrivacyEngine.make_private`.
 
     Args:
-        model (PrivateModule): call it as the model.
-        optimizer (PrivateOptimizer): use it as the optimizer.
-        loader (PrivateLoader): iterate over it as over the loader.
+        model (PrivateModule): the wrapped model, called as before.
+        optimizer (PrivateOptimizer): the wrapped optimizer; it adds the noise.
+        loader (PrivateLoader): the wrapped loader, iterated as before.
     """
 
     model: PrivateModule

@@ -28,8 +28,8 @@ __all__ = ['DisjointWalkSampler']
 class DisjointWalkSampler(RootSampler):
     """Samples node-disjoint subgraphs by random walks (DRW and DRW-R).
 
-    Each root opens a subgraph, if no other has taken it in, and walks from it
-    take in free nodes (:func:`pyg_trust.sampler.disjoint_walks`). A
+    A root that is in no subgraph yet starts one, and random walks from it add
+    nodes that are in none (:func:`pyg_trust.sampler.disjoint_walks`). A
     *partition* is one such set of :math:`M` subgraphs. Partition :math:`k` is
     drawn from the seed and :math:`k`. Only the edges of :obj:`data` are read.
     For inductive training pass ``data.subgraph(train_mask)``.
@@ -78,7 +78,7 @@ class DisjointWalkSampler(RootSampler):
 
     @validated
     def partition(self, number: Natural = 0) -> DisjointWalks:
-        """Draw the partition :math:`k` = ``number``; the last one is kept.
+        """Draw the partition :math:`k` = ``number``; the last one is cached.
 
         Subgraph ``i`` of the result has the nodes ``node[ptr[i]:ptr[i + 1]]``,
         the root first.

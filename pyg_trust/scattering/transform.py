@@ -88,29 +88,29 @@ def scattering_transform(
 ) -> Tensor:
     r"""Compute the scattering coefficients of every graph of a batch.
 
-    They are :math:`\phi_{p, f, q} = u^\top (U_p)_{:, f}^{\,q}` with
-    :math:`U_{()} = X` and :math:`U_{(p, j)} = | H_j U_p |`, for all paths
-    :math:`p` of fewer than :math:`L` of the :math:`J` filters :math:`H_j`,
-    columns :math:`f` of :obj:`x` and :math:`q = 1, \dots, Q`. A column that is
-    zero on a graph is skipped there. The method ``dense`` uses the filters as
-    matrices, in memory :math:`O(J g^2)` for a graph of :math:`g` nodes;
-    ``sparse`` uses powers of the walk, in memory :math:`O(J^{L-1} g)`.
+    They are :math:`\phi_{p, f, q} = u^\top (U_p)_{:, f}^{\,q}` with node
+    weights :math:`u`, :math:`U_{()} = X` and :math:`U_{(p, j)} = | H_j U_p |`,
+    for all paths :math:`p`, sequences of fewer than :math:`L` of the :math:`J`
+    filters :math:`H_j`, columns :math:`f` of :obj:`x` and :math:`q = 1, \dots,
+    Q`. Columns that are zero on a graph are skipped. On a graph of :math:`g`
+    nodes the method ``dense`` takes memory :math:`O(J g^2)` for the filters as
+    matrices; ``sparse`` takes :math:`O(J^{L-1} g)`, by sparse products.
 
     Args:
         graph (CSRGraph): the disjoint union of the graphs, without self-loops;
-            weights, if any, non-negative; undirected unless the bank is
-            geometric, where row :math:`u` averages over the nodes that the
-            edges of :math:`u` lead to.
+            weights, if any, non-negative; undirected unless :obj:`wavelet` is
+            a geometric one, by which a node reads the nodes that its edges
+            lead to.
         x (Tensor): the features, float32 or float64, ``[num_nodes,
             num_features]``, dense or sparse CSR.
         ptr (Tensor, optional): int64, ``[num_graphs + 1]``: where the nodes of
             each graph start; by default one graph.
-        J (int): the number of filters, at least 1 (3 for spectral banks).
+        J (int): the number of filters, at least 1 (3 if spectral).
         Q (int): the number of moments, at least 1.
-        L (int): the number of layers, the root included, at least 1.
-        wavelet (str): ``'geometric'``, ``'geometric_column'``,
-            ``'diffusion'``, or a spectral bank, ``'itersine'`` or
-            ``'monic_cubic'``. (default: :obj:`'geometric'`)
+        L (int): the number of filters in the longest path plus 1, at least 1.
+        wavelet (str): the filters, as in ``wavelet_bank``: ``'geometric'``,
+            ``'geometric_column'``, ``'diffusion'``, or spectral ones,
+            ``'itersine'`` or ``'monic_cubic'``. (default: :obj:`'geometric'`)
         low_pass (str): the weights :math:`u`: :obj:`'mean'` for :math:`1/g` or
             :obj:`'degree'` for degrees over their sum.
             (default: :obj:`'mean'`)

@@ -368,16 +368,9 @@ class PropagatedFeatures(EditedInPlace):
         return torch.cat([_NONE, *changed]).unique().numel()
 
     def _updated(self, update: Update) -> Tensor:
-        # An update may leave out what is not there.
-        left: Update | None = update
-        while left is not None:
-            try:
-                return self._live.play([self._step(left)], self._undo)[0]
-            except NotThere as error:
-                left = left.without(error.missing)
-                if not left:
-                    raise
-        raise AssertionError
+        return update.played(
+            lambda left: self._live.play([self._step(left)], self._undo)[0]
+        )
 
     def _step(self, update: Update) -> Step:
         live, part = self._live, Part()

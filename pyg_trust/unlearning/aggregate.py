@@ -70,7 +70,7 @@ def mean_probability(outputs: Tensor) -> Tensor:
 
 
 def majority_vote(outputs: Tensor) -> Tensor:
-    r"""Return the shares of the sub-models' votes, for each node and class.
+    r"""Return each class's share of votes; mean probabilities break ties.
 
     A sub-model votes for the class of its largest logit, the first of equal
     ones; it abstains where all logits are equal. With the number of votes
@@ -79,8 +79,6 @@ def majority_vote(outputs: Tensor) -> Tensor:
 
     .. math::
         p_c = \frac{v_c + \bar{p}_c / 2}{S + 1/2} .
-
-    So the mean breaks ties of votes.
 
     Args:
         outputs (Tensor): logits, ``[num_shards, num_nodes, num_classes]``.
@@ -254,7 +252,7 @@ class ShardAggregator(torch.nn.Module):
 
 @AGGREGATORS.builtin('mean')
 class MeanAggregator(ShardAggregator):
-    """Mean of the sub-models' probabilities, as in SISA."""
+    """Average the sub-models' probabilities, as in SISA."""
 
     def forward(self, outputs: Tensor) -> Tensor:
         """Return probabilities of classes: ``[num_nodes, num_classes]``.
@@ -266,7 +264,7 @@ class MeanAggregator(ShardAggregator):
 
 @AGGREGATORS.builtin('majority')
 class MajorityAggregator(ShardAggregator):
-    """Shares of the sub-models' votes, as in SISA; their mean breaks ties."""
+    """Let sub-models vote, as in SISA; mean probabilities break ties."""
 
     def forward(self, outputs: Tensor) -> Tensor:
         """Return the shares of the votes: ``[num_nodes, num_classes]``.
@@ -281,8 +279,8 @@ class MajorityAggregator(ShardAggregator):
 class LBAggregator(ShardAggregator):
     r"""Weighted mean of log-probabilities, with one learned weight per model.
 
-    For logits :math:`e^i_u` of sub-model :math:`i` and node :math:`u`,
-    minimises
+    For the logits :math:`e^i_u` of sub-model :math:`i` and the class
+    :math:`y_u` of node :math:`u` in the training nodes :math:`U`, minimises
 
     .. math::
         \frac{1}{|U|} \sum_{u \in U} \mathrm{CE}\Big( \sum_i a_i \log

@@ -251,19 +251,19 @@ class LinkClassifier(NodeClassifier):
             :obj:`'appnp'`, :obj:`'heat'`, :obj:`'ppr'` or another of
             :mod:`pyg_trust.agp.measures`, but not :obj:`'katz'`.
             (default: :obj:`'sgc'`)
-        alpha, t, K (optional): of the measure: the teleport probability, the
-            diffusion time and the number of hops.
+        alpha, t, K (optional): arguments of the measure: the teleport
+            probability, the diffusion time and the number of hops.
         bound (float): the largest magnitude that a feature may ever have.
             (default: :obj:`16.0`)
-        scale (float): advanced: the factor of the products, about one over the
-            square of a feature row's norm. Choose it without looking at the
-            data. (default: :obj:`30.0`)
+        scale (float): advanced: the factor of the products of features; good
+            values are near one over the squared norm of a propagated row.
+            Choose it without looking at the data. (default: :obj:`30.0`)
         partners (int): the number of negative pairs of each node.
             (default: :obj:`4`)
         pair_seed (int): advanced: the public seed of negative pairs.
             (default: :obj:`0`)
-        weight_decay (float): the L2 penalty on the weights, for each pair.
-            (default: :obj:`1e-4`)
+        weight_decay (float): :math:`\lambda` of the penalty
+            :math:`\lambda P \lVert w \rVert^2 / 2`. (default: :obj:`1e-4`)
         release_std (float): the standard deviation of the noise on each
             released weight. (default: :obj:`1e-4`)
         epsilon, delta (float): the guarantee of one release.
@@ -350,8 +350,8 @@ class LinkClassifier(NodeClassifier):
     ) -> 'LinkClassifier':
         """Propagate the features, train on pairs, and release weights.
 
-        Later calls name nodes by ``data.n_id`` if the graph has it, else by
-        their positions. A second fit begins a new ledger.
+        Removals and updates take ``data.n_id`` if the graph has it, else
+        positions. A second fit begins a new ledger.
 
         Args:
             data (Data): the graph, unweighted and undirected, with ``x`` and
@@ -447,7 +447,7 @@ class LinkClassifier(NodeClassifier):
         )
 
     def predict(self, edge_label_index: Tensor) -> Tensor:  # type: ignore[override]
-        """Predict links: int64, ``[num_pairs]``, 0 or 1; -1 if removed.
+        """Predict links: int64, ``[num_pairs]``: 0, 1, or -1 if removed.
 
         Args:
             edge_label_index (Tensor): int64, ``[2, num_pairs]``: the nodes of
@@ -458,7 +458,7 @@ class LinkClassifier(NodeClassifier):
     def predict_proba(self, edge_label_index: Tensor) -> Tensor:  # type: ignore[override]
         """Predict the probabilities of no link and of a link.
 
-        They assume the same balance of edges and negative pairs as in the fit.
+        They assume that links are as frequent as among the pairs of the fit.
 
         Args:
             edge_label_index (Tensor): int64, ``[2, num_pairs]``: the nodes of

@@ -40,11 +40,8 @@ from pyg_trust.removal import (
     Edges,
     NodeIds,
     Nodes,
-    NotThere,
-    Part,
     RemovalRequest,
     requested,
-    skipping,
 )
 from pyg_trust.unlearning.certified import probabilities
 from pyg_trust.unlearning.heads import HEAD
@@ -65,7 +62,7 @@ from pyg_trust.unlearning.reports import (
     VerifyReport,
 )
 from pyg_trust.unlearning.sums import BOUND, check_directed, check_measure
-from pyg_trust.update import Update
+from pyg_trust.update import Update, skipping
 
 __all__ = ['NodeClassifier']
 
@@ -116,11 +113,11 @@ class NodeClassifier(NodeReleases, EditedInPlace):
             (default: :obj:`1e-4`)
         epsilon, delta (float): the guarantee of one release.
             (default: :obj:`1.0`, :obj:`1e-4`)
-        features (str): advanced: :obj:`'exact'`, or :obj:`'push'` for
-            approximate features of infinite series, which are faster; releases
-            and predictions stay exact. (default: :obj:`'exact'`)
-        theta (float, optional): advanced: the threshold of ``'push'``; by
-            default 1e-6.
+        features (str): advanced: :obj:`'exact'`, or :obj:`'push'` for faster,
+            approximate updates of the features of an infinite series. Only the
+            Hessian uses them; gradients and predictions are exact.
+        theta (float, optional): advanced: the size below which ``'push'`` does
+            not propagate a change of features; by default 1e-6.
         encoder (callable, optional): maps the features of each node before the
             propagation, such as a network; or a function without an argument
             that makes one.
@@ -371,7 +368,7 @@ class NodeClassifier(NodeReleases, EditedInPlace):
     @property
     @synchronized
     def num_train(self) -> int:
-        """The number of training nodes behind the released weights."""
+        """The number of nodes that the released weights were trained on."""
         return self._fitted.data.num_train
 
     @property
@@ -408,11 +405,11 @@ class NodeClassifier(NodeReleases, EditedInPlace):
     ) -> ForgetReport | AdditionReport:
         """Apply removals, additions and changes together, all or none.
 
-        Predictions use the present graph and features at once. Removals and
-        changes end with a release: Newton steps until the gradient's norm is
-        within a hundredth of the budget, and fresh noise. Additions wait for
-        the next release, as each one spends budget, unless there are more than
-        ``max_pending`` or a :obj:`reference` is given.
+        Predictions use the new graph and features at once. Removals and
+        changes end with a release: Newton's method runs until the gradient's
+        norm is at most a hundredth of the budget, and fresh noise is added.
+        Additions alone wait for the next release, which saves budget, unless
+        more than ``max_pending`` wait or a :obj:`reference` is given.
 
         Args:
             update (Update, RemovalRequest or list): the removals, additions
@@ -423,8 +420,8 @@ class NodeClassifier(NodeReleases, EditedInPlace):
                 digits each. (default: :obj:`''`)
 
         Returns:
-            ForgetReport or AdditionReport: the report of the release; for
-            additions that wait, how many these are.
+            ForgetReport or AdditionReport: the report of the release, or the
+            number of additions that wait.
 
         Raises:
             ValueError: if an item to remove is missing, an item to add exists,
@@ -679,17 +676,13 @@ class NodeClassifier(NodeReleases, EditedInPlace):
         self._editing = None
 
     def _play(self, data: NodeState, edit: Edit) -> Edit:
-        # An update may leave out what is not there.
-        try:
-            data.play(edit)
-        except NotThere as error:
-            update = edit.update and edit.update.without(error.missing)
-            if not update:
-                raise
-            part = Part() if update.remove is None else update.part
-            edit = edit._replace(part=data.ids.part(part), update=update)
-            data.play(edit)
-        return edit
+        def play(update: Update) -> Edit:
+            left = edit._replace(part=data.ids.part(update.part))
+            data.play(left)
+            return left._replace(update=update)
+
+        assert edit.update is not None
+        return edit.update.played(play)
 
     def _rows(self, nodes: Nodes | None) -> Tensor:
         # The rows of nodes that are, or were, there.

@@ -247,7 +247,7 @@ def hash_partition(
 
     Adding or removing a node changes no other node's shard. Sizes vary by
     about :math:`\sqrt{N/S}` for :math:`N` nodes in :math:`S` shards. The hash
-    is equidistributed, but not secret: use another one where users choose
+    is equidistributed, but not secret: use another method if users choose
     their own ids. Returns the shard of each node, int64, ``[num_nodes]``.
 
     Args:

@@ -29,7 +29,7 @@ from pyg_trust.files.commit import (
 )
 from pyg_trust.files.seals import Seals, sealed
 from pyg_trust.ledger import RemovalLedger
-from pyg_trust.removal import RemovalRequest, requested, skipping
+from pyg_trust.removal import RemovalRequest, requested
 from pyg_trust.report import provenance
 from pyg_trust.unlearning.recommender_data import (
     Change,
@@ -59,6 +59,7 @@ from pyg_trust.unlearning.similar import (
     path_scores,
     sure_scores,
 )
+from pyg_trust.update import skipping
 
 __all__ = ['Recommender']
 
@@ -95,15 +96,7 @@ class _Held(NamedTuple):
 
     @property
     def is_sealed(self) -> bool:
-        last = self.ledger.last
-        return last is not None and last.data == self.content
-
-    def recorded(
-        self, action: str, named: dict[str, Any], reference: str = ''
-    ) -> '_Held':
-        # The next state, with a line of its ledger.
-        self.ledger.record(action, 0.0, named, self.content, reference)
-        return self
+        return self.ledger.records(self.content)
 
 
 class Recommender(Saved, EditedInPlace):
@@ -125,7 +118,7 @@ class Recommender(Saved, EditedInPlace):
     Recommendations depend on the lists of all users, and are not
     differentially private. Keep :meth:`state_dict` and the ledger secret. The
     cost of a removal grows with the square of the length of the shortened
-    lists. After it the first call in closed form costs a fit.
+    lists. With ``'closed_form'``, the next call then costs as much as a fit.
 
     Args:
         method (str): :obj:`'paths'` or :obj:`'closed_form'`.
@@ -225,7 +218,8 @@ class Recommender(Saved, EditedInPlace):
         if self.method == 'closed_form':
             inverse = factored(lists, num_items, self.weight_decay)
             held = held._replace(inverse=inverse)
-        self._model = held.recorded('fit', {})
+        ledger.record('fit', 0.0, data=held.content)
+        self._model = held
         return self
 
     @synchronized
@@ -240,8 +234,8 @@ class Recommender(Saved, EditedInPlace):
             Tensor: the ids of items, int64, ``[num_users, k]``, from the
             highest score to the lowest; of equal scores the earlier item
             first. Places without an item of positive score, and all places of
-            removed users, have ``num_items`` (or the largest ``n_id`` of items
-            plus 1).
+            removed users, hold ``num_items`` or, if items have an ``n_id``,
+            its largest value plus 1.
 
         Raises:
             NotThere: if a user was never there.
@@ -271,17 +265,17 @@ class Recommender(Saved, EditedInPlace):
 
     @synchronized
     def counts(self, items: Names) -> Tensor:
-        """Return the exact counts that scores are made of, by pair of items.
+        """Return the exact counts for pairs of items, from which scores come.
 
-        For ``'paths'``, the weighted number of users of both items; for
-        ``'closed_form'``, the number of these users.
+        With ``'paths'``, the weighted number of users who have both items;
+        with ``'closed_form'``, the number of these users.
 
         Args:
             items (list[int] or Tensor): the ids of items, or a bool mask.
 
         Returns:
-            Tensor: float64, ``[len(items), num_items]``; columns are positions
-            of items; NaN for removed items.
+            Tensor: float64, ``[len(items), num_items]``; columns are items by
+            position; rows of removed items are NaN.
 
         Raises:
             NotThere: if an item was never there.
@@ -301,7 +295,7 @@ class Recommender(Saved, EditedInPlace):
     @property
     @synchronized
     def edge_index(self) -> Tensor:
-        """A copy of the remaining interactions: int64, ``[2, num]``."""
+        """The remaining interactions: int64, ``[2, num_interactions]``."""
         return self._fitted.lists.pairs()
 
     @property
@@ -446,7 +440,9 @@ class Recommender(Saved, EditedInPlace):
             inverse=None,
             seals=held.seals.replaced(texts, gone),
             ledger=held.ledger.copy(),
-        ).recorded('step', change.named, reference)
+        )
+        given = change.named, new.content, reference
+        new.ledger.record('step', 0.0, *given)
         changed = change.entries if change.recount else len(where)
         report = ForgetReport.of(
             'exact removal from a recommender',
@@ -484,7 +480,7 @@ class Recommender(Saved, EditedInPlace):
 
     @synchronized
     def verify(self) -> VerifyReport:
-        """Fit the remaining interactions anew, and compare all bits."""
+        """Fit the remaining interactions anew, and compare bit by bit."""
         held = self._fitted
         size, entries = len(held.items), 0
         lists = lists_of(held.lists.pairs(), len(held.users), size)

@@ -82,30 +82,32 @@ class ForgetReport(Facts):
     The fields depend on the model:
 
     * all models: ``procedure``, the kind of removal; ``request``, the ids of
-      the removed items, and ``skipped``, the requested ids that were not there
-      (``missing='skip'``); ``data``, a salted digest of the remaining data;
+      the removed items; ``skipped``, the requested ids that were not there
+      (``missing='skip'``); ``data``, a salted hash of the remaining data;
       ``weights``, SHA-256 of the weights; ``ledger_head``, a hash of all lines
       of the ledger; ``origin``, versions and settings; ``verification``, the
-      :class:`VerifyReport` that :meth:`verified` adds;
+      :class:`VerifyReport` that :meth:`verified` adds, or :obj:`None`;
     * certified classifiers: ``epsilon`` and ``delta`` of this release;
       ``epsilon_transcript`` of all releases since the fit; ``residual``, the
-      gradient's norm before the noise; ``bound``, an upper bound of it, at
-      most the ``budget`` (of graphs both are divided by the noise);
-      ``iterations``, the number of Newton steps; ``action``: ``'hold'`` (the
-      weights already fit the remaining data), ``'step'`` (one Newton step),
-      ``'refine'`` (more steps) or ``'retrain'`` (solved from zero);
-    * nodes and links: ``rows_touched`` and ``train_rows_touched``, the numbers
-      of feature rows, and of training rows, that may have changed;
-      ``gradient_change``, the residual before the first step; ``secure``,
-      whether the noise came from the operating system;
-    * graphs: ``graphs_embedded``, the number of graphs that were embedded
-      again; ``empty_classes``, the classes without a training graph;
-    * shards: ``shards``, the numbers of the retrained ones; ``nodes``, their
-      number of training nodes; ``node_epochs``, nodes times epochs;
-      ``seconds`` by part of the work; ``fraction``, the estimated share of a
-      full fit; ``by_hash``, the number of training nodes that were added
-      later; ``empty``, the shards without a training node;
-    * recommenders: ``entries_changed``, the number of changed counts;
+      gradient's norm at the weights without noise; ``bound``, an upper bound
+      of ``residual``, at most ``budget`` (for graphs, both are
+      sensitivity-to-noise ratios); ``iterations``, the number of Newton steps;
+      ``action``: ``'hold'`` (the weights already fit the remaining data),
+      ``'step'`` (one Newton step), ``'refine'`` (more steps) or ``'retrain'``
+      (trained from zero);
+    * nodes and links: ``rows_touched`` and ``train_rows_touched``, how many
+      feature rows and training rows may have changed; ``gradient_change``, the
+      residual before the first step; ``secure``, whether the noise came from
+      the operating system;
+    * graphs: ``graphs_embedded``, how many graphs were embedded again;
+      ``empty_classes``, the classes without a training graph;
+    * shards: ``shards``, the numbers of the retrained ones; ``nodes``, how
+      many training nodes they have; ``node_epochs``, the epochs summed over
+      these nodes; ``seconds`` by part of the work; ``fraction``, the estimated
+      cost relative to a full fit; ``by_hash``, how many nodes that came after
+      the fit a hash assigned (0 if the partition is by hash); ``empty``, the
+      shards without training nodes;
+    * recommenders: ``entries_changed``, how many counts changed;
       ``recounted``, whether all were counted again.
     """
 
@@ -185,7 +187,7 @@ class ForgetReport(Facts):
         return self.replace(verification=found)
 
     def chart(self) -> Chart:
-        """Draw the seconds of shards, by part; else the spent budget."""
+        """Draw the seconds by part of the work, or else the spent budget."""
         if 'seconds' not in vars(self):
             return super().chart()
         return Chart(
@@ -202,30 +204,30 @@ class VerifyReport(Facts):
     * all models: ``ok``, whether all checks passed; ``leftovers``, the places
       that still hold, or could hold, removed items; ``weights``, SHA-256 of
       the verified weights;
-    * certified classifiers: ``residual``, the gradient's norm before the
-      noise, on features made from scratch; ``bound``, its bound in the ledger,
-      and ``bound_holds``; ``distance_to_retrain``, the Frobenius norm of the
-      difference to exactly retrained weights, and its bound
-      ``distance_bound``; ``noise_p_value``, of a two-sided chi-squared test
-      that the released noise has the standard deviation ``release_std`` (below
-      1e-9 fails); ``agreement``, the share of items that released and
-      retrained weights classify alike; ``proved``, whether
-      :mod:`pyg_trust.verify.removal` proves the amount in the ledger from the
-      remaining data; ``proved_residual``, the residual that is proved, and
-      ``proved_shift``, that over the noise, infinite without a proof;
+    * certified classifiers: ``residual``, the gradient's norm at the weights
+      without noise, on features made from scratch; ``bound``, its bound by the
+      ledger, and ``bound_holds``; ``distance_to_retrain``, the Frobenius norm
+      of the difference to exactly retrained weights, and its bound
+      ``distance_bound``; ``noise_p_value`` of a chi-squared test that the
+      noise has the standard deviation ``release_std`` (below 1e-9 fails);
+      ``agreement``, the share of items that released and retrained weights
+      classify alike; ``proved``, whether :mod:`pyg_trust.verify.removal`
+      proves the amount in the ledger from the remaining data;
+      ``proved_residual`` and ``proved_shift``, the proved bounds of the
+      residual and of the sensitivity-to-noise ratio, infinite without a proof;
     * nodes and links: ``feature_error``, the largest difference to features
       made from scratch, and its bound ``feature_error_bound``;
       ``frozen_factor``, whether the factored Hessian is older than the last
       removal;
     * graphs: ``embedding_error``, the largest difference to embeddings made
-      again; ``sealed``, whether the graphs match the digest in the ledger;
+      again; ``sealed``, whether the graphs match the hash in the ledger;
       ``seeded``, whether the noise came from a seed;
     * shards: ``shards``, the numbers of those trained from scratch, and
-      ``differing``, those that came out different; whether the data's digests
-      (``keys_match``), the logits (``outputs_equal``) and the aggregator
-      (``aggregator_equal``) are equal;
-    * recommenders: ``counts_equal``; ``num_entries``, the number of compared
-      counts; ``sealed``, whether the data match the digest in the ledger.
+      ``differing``, those that came out different; ``keys_match``,
+      ``outputs_equal`` and ``aggregator_equal``, whether the hashes of the
+      data, the logits and the aggregator are equal;
+    * recommenders: ``counts_equal``, whether all counts are; ``num_entries``,
+      how many were compared; ``sealed``, as for graphs.
     """
 
     def summary(self) -> str:
@@ -252,7 +254,7 @@ class VerifyReport(Facts):
         )
 
     def chart(self) -> Chart:
-        """Draw values over their bounds; of shards, how many differ."""
+        """Draw values relative to their bounds, or how many shards differ."""
         if 'distance_bound' in vars(self):
             return verified(
                 self.ok,
@@ -272,19 +274,20 @@ class ForgetPlan(Facts):
 
     * nodes and links: ``action``, ``'hold'`` if the weights already fit the
       remaining data, else ``'refine'``; ``rows_touched`` and
-      ``train_rows_touched``, the numbers of feature rows, and of training
-      rows, that may change; ``num_train``, the number of training rows that
-      remain; ``gradient_change``, the gradient's norm at the present weights;
-    * shards: ``request``, the ids by kind; ``shards``, the numbers of those to
-      train again; ``stages``, the first stage to train again, by shard;
-      ``nodes``, their number of training nodes; ``node_epochs``, nodes times
-      epochs, and ``full_node_epochs`` of a fit; ``seconds``, estimated by
-      part, empty before the first training since a load; ``fraction``, the
-      share of a fit; ``aggregator_nodes``, the number of nodes that the
-      aggregator learns from;
-    * recommenders: ``request``, the ids by kind; ``touched_users``, the number
-      of users whose lists change; ``touched_entries``, the most counts that
-      may change, of ``num_entries`` stored ones; ``recount``, whether all
+      ``train_rows_touched``, how many feature rows and training rows may
+      change; ``num_train``, how many training rows remain;
+      ``gradient_change``, the gradient's norm at the present weights;
+    * shards: ``request``, the ids to remove; ``shards``, the numbers of the
+      shards to train again; ``stages``, for each of them the first of its
+      ``slices`` to train again, from 0; ``nodes``, how many training nodes
+      they have; ``node_epochs``, the epochs summed over these nodes, and
+      ``full_node_epochs``, the same of a full fit; ``seconds`` by part of the
+      work, empty if nothing was trained since loading; ``fraction``, the
+      estimated cost relative to a full fit; ``aggregator_nodes``, how many
+      nodes the aggregator learns from;
+    * recommenders: ``request``, the ids to remove; ``touched_users``, how many
+      users' lists change; ``touched_entries``, how many counts change at most;
+      ``num_entries``, how many counts are stored; ``recount``, whether all
       would be counted again.
     """
 
@@ -313,8 +316,8 @@ class ShardReport(Facts):
     nodes; ``shard_sizes``, the training nodes of each shard; ``imbalance``,
     the largest size over the mean; ``partition``, how the shards were made;
     ``removals``, the number of removals so far; ``seconds`` of the last
-    training, by part; ``by_hash``, the number of training nodes that were
-    added later; ``empty``, the shards without a training node.
+    training, by part; ``by_hash``, how many nodes added after the fit a hash
+    assigned (0 if all are by hash); ``empty``, shards without training nodes.
     """
 
     def chart(self) -> Chart:

@@ -34,15 +34,10 @@ from pyg_trust.removal import (
     Nodes,
     RemovalRequest,
     requested,
-    skipping,
 )
 from pyg_trust.report import fingerprint_model, provenance
 from pyg_trust.transforms import GraphEmbedding
-from pyg_trust.unlearning.certified import (
-    CertifiedClassifier,
-    proved,
-    recorded,
-)
+from pyg_trust.unlearning.certified import CertifiedClassifier, proved
 from pyg_trust.unlearning.heads import (
     HEAD,
     Objective,
@@ -58,7 +53,7 @@ from pyg_trust.unlearning.training_graphs import (
     TrainingGraphs,
     check_graphs,
 )
-from pyg_trust.update import Update
+from pyg_trust.update import Update, skipping
 from pyg_trust.verify import removal
 
 __all__ = ['ScatteringClassifier']
@@ -111,7 +106,7 @@ class Model(NamedTuple):
         root, zeros = self.train.seals.root, torch.zeros_like(self.weight)
         held = str(self.train.classes), str(self.seed), self.releases
         old = sealed(root, *held, zeros, self.weight)
-        return recorded(self.ledger, self.sealed, root, old)
+        return self.ledger.records(self.sealed, root, old)
 
 
 class Solved(NamedTuple):
@@ -134,9 +129,10 @@ class ScatteringClassifier(GraphPredictor, CertifiedClassifier):
     the released weights.
 
     A *release* replaces the weights that predictions use, and adds fresh
-    noise. **The guarantee** is in :mod:`pyg_trust.unlearning.certified`. A
-    graph that lost a part keeps its label. The ledger lists the ids of removed
-    items. With a few hundred graphs, a removal costs as much as training anew.
+    noise. Released weights are :math:`(\varepsilon, \delta)`-indistinguishable
+    from weights trained on the remaining data alone
+    (:mod:`pyg_trust.unlearning.certified`). A graph that loses a part keeps
+    its label. For a few hundred graphs, a removal costs as much as a fit.
 
     Args:
         transform (GraphEmbedding): embeds the graphs, such as a
@@ -265,7 +261,7 @@ class ScatteringClassifier(GraphPredictor, CertifiedClassifier):
 
         Embeds the touched graphs again, and solves by Newton's method from the
         old weights. If this fails or is interrupted, nothing has changed. The
-        guarantee is that of a fit of the present graphs.
+        new weights have the same guarantee as after a fit.
 
         Every call makes one release, which spends budget: collect additions in
         a list. New graphs and nodes get the next ids, which are never used

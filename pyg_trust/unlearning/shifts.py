@@ -39,8 +39,8 @@ def _profile_above(epsilon: float, m: float) -> float:
 def gaussian_budget(epsilon: Positive, delta: Fraction) -> float:
     r"""Return the largest sensitivity-to-noise ratio of a release.
 
-    It is the largest :math:`m` at which the Gaussian mechanism is (epsilon,
-    delta)-private,
+    It is the largest :math:`m` (sensitivity over standard deviation) at which
+    the Gaussian mechanism is (epsilon, delta)-private,
 
     .. math::
         \Phi(\tfrac{m}{2} - \tfrac{\varepsilon}{m}) - e^\varepsilon\,

@@ -37,8 +37,7 @@ _FORMAT = 1
 class ShardStore:
     """Folder in which a sharded unlearner saves its state.
 
-    A manifest lists the files of the current state. Files of earlier states
-    are leftovers, which are deleted.
+    A manifest lists the files of the current state. Older ones are deleted.
 
     Args:
         folder (str or Path): the folder, created by the first :meth:`write`.
@@ -101,7 +100,7 @@ class ShardStore:
                 dicts of tensors and plain values.
             plain (dict): further entries of the manifest, as JSON. If there is
                 a ``'ledger'``, the state has to continue the current one.
-            goes_on (bool): whether a folder without a state is an error.
+            goes_on (bool): whether the folder has to hold a state already.
                 (default: :obj:`False`)
 
         Returns:
@@ -184,10 +183,7 @@ class ShardStore:
         )
 
     def purge(self) -> list[Path]:
-        """Delete files that do not belong to the current state; list them.
-
-        If there are none, the folder need not be writable.
-        """
+        """Delete files that do not belong to the current state; list them."""
         if not self.strangers():
             return []
         with files.exclusive(self._path):

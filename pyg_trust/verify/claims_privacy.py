@@ -120,7 +120,7 @@ class Private(Claim):
 
     kind = 'privacy'
     epsilon = given('epsilon of everything that was released, in nats')
-    delta = given('the probability that goes with epsilon', DELTA)
+    delta = given('the delta of (epsilon, delta)-differential privacy', DELTA)
     target_epsilon = given(
         'the budget of epsilon, in nats', maybe(AMOUNT), None
     )
@@ -160,7 +160,7 @@ class PrivateTraining(Private):
 
     procedure = 'private training'
     history = given(
-        'epsilon at up to nine times from no step to all, in nats',
+        'epsilon (nats) at up to nine times, from the start to the last step',
         several(AMOUNT, 1),
     )
     epsilon = derived(
@@ -183,7 +183,7 @@ class PrivateTraining(Private):
     sampling = given('how the units of a step are drawn', TEXT)
     mechanism = given('name of the accountant', TEXT)
     batch_size = given('number of units of a step', NATURAL)
-    units_per_row = given('number of units that a row is in, at most', NATURAL)
+    units_per_row = given('largest number of units with one row', NATURAL)
     max_grad_norm = given('the clipping norm', POSITIVE)
     clipping = given('flat, automatic or adaptive clipping', TEXT)
     noise_multiplier = given(
@@ -191,7 +191,7 @@ class PrivateTraining(Private):
     )
     pure_epsilon = given('epsilon of releases with delta 0, in nats')
     sensitivity = derived(
-        'how far neighbours move the sum of clipped gradients, at most',
+        'largest change of the sum of clipped gradients by neighbouring data',
         lambda c: _moves(c) * c.max_grad_norm,
     )
     lam = derived(
@@ -224,7 +224,7 @@ class PrivateTraining(Private):
     )
     persons = given('summary of the PrivacyUnit, if any', OBJECT, {})
     together = given(
-        'pairs of a number of persons and the epsilon of all of them',
+        'pairs: a number k, and the epsilon for any k persons together',
         several(row({'type': 'integer', 'minimum': 2}, AMOUNT)),
         [],
     )
@@ -324,10 +324,10 @@ class Search(Private):
     relation = given(
         "how neighbouring data differ, such as 'replace-one-graph'", TEXT
     )
-    account = given(f'{_STEPS}, the most of a run', _ACCOUNT)
-    pure_epsilon = given('epsilon of releases with delta 0, of a run, in nats')
+    account = given(f'what a run may spend: {_STEPS}', _ACCOUNT)
+    pure_epsilon = given('epsilon of releases of a run with delta 0, in nats')
     batch_size = given('number of units of a step', maybe(NATURAL), None)
-    units_per_row = given('most units that hold one row', NATURAL, 1)
+    units_per_row = given('largest number of units with one row', NATURAL, 1)
 
     def _says(self) -> Words:
         return Words(
@@ -368,13 +368,13 @@ class _Released(Private):
     relation = given('what is protected, such as an edge', TEXT)
     directed = given('whether edges have one direction', FLAG)
     form = given(
-        "what a record is compared with: none ('withdraw'), any other "
-        "('replace'), or for edges either",
+        "how neighbouring data differ: a record is removed ('withdraw') or "
+        "exchanged ('replace'), or an edge is added or removed ('either')",
         _FORMS,
     )
     releases = given('number of noisy releases in the account', NATURAL)
     num_nodes = given('number of nodes, which is public', COUNT)
-    arithmetic = given('sums and noise are exact integers', one_of('exact'))
+    arithmetic = given("'exact': all sums are of integers", one_of('exact'))
     grid_exponent = given(
         'noise is a multiple of 2 to this power times its standard deviation',
         one_of(-SHIFT),
@@ -540,7 +540,7 @@ class PrivateLinks(_Released):
     """Claim of private link prediction."""
 
     procedure = 'private link prediction'
-    relation = given('what is protected', one_of('edge', 'node'))
+    relation = given('what is protected: edge or node', one_of('edge', 'node'))
     steps = given('number of noisy gradient steps of the model', NATURAL)
     row_std = given('standard deviation of the noise of sums', POSITIVE)
     count_std = given(
@@ -551,9 +551,9 @@ class PrivateLinks(_Released):
         'standard deviation of the noise of gradients over the clipping norm',
         POSITIVE,
     )
-    mu_others = given('mu (sensitivity over noise) of other releases')
+    mu_others = given('mu (sensitivity over noise) of all other releases')
     mu_parts = derived(
-        'mu of sums, number of edges, model and other releases',
+        'mu of four parts: sums, number of edges, model, other releases',
         lambda c: [*_of_pairs(c), c.mu_others],
         several(AMOUNT),
     )

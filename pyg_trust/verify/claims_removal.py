@@ -294,30 +294,32 @@ class CoveredRemoval(_Removal):
     """Claim of a removal that the noise of a release covers."""
 
     procedure = 'removal covered by privacy'
-    relation = given('what the model protects', one_of(*RELATIONS))
+    relation = given('what is protected, such as an edge', one_of(*RELATIONS))
     units = given('number of items removed since the release', NATURAL)
-    shift = given('L2 norm by which all removals move the sums')
-    mu_units = given('mu (sensitivity over noise) of training, for one item')
-    mu_shift = given('mu of the sums, for a shift of 1')
+    shift = given('L2 norm of the change of the released sums by all removals')
+    mu_units = given(
+        'mu (sensitivity over noise) of all but the sums, for one item'
+    )
+    mu_shift = given('mu of the released sums, for a change of norm 1')
     mu = derived(
         'mu of all removals: hypot(units * mu_units, shift * mu_shift)',
         _mu,
         POSITIVE,
     )
-    budget = given('the largest mu that is allowed', POSITIVE)
+    budget = given('the largest mu that target_epsilon allows', POSITIVE)
     epsilon = given('epsilon of forgetting all removed items, in nats')
-    delta = given('the probability that goes with epsilon', DELTA)
+    delta = given('the delta of (epsilon, delta)-indistinguishability', DELTA)
     target_epsilon = given('the largest epsilon that is allowed, in nats')
     seeded = given('whether noise comes from a seed', one_of(False))
     history = given(
-        'mu of all removals after each line of the ledger, the newest lines; '
-        'it begins with 0',
+        'mu of all removals so far, after each of the newest lines of the '
+        'ledger; it begins with 0',
         several(AMOUNT, 2),
     )
     before = given('salted hash of the edges before the removal', TEXT, '')
     form = given(
-        'what a record is compared with: none (withdraw), any other '
-        '(replace), or for edges either',
+        "how neighbouring data differ: a record is removed ('withdraw') or "
+        "exchanged ('replace'), or an edge is added or removed ('either')",
         TEXT,
     )
     directed = given('whether edges have one direction', FLAG)

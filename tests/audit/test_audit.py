@@ -123,8 +123,8 @@ def test_broken_engines_are_found(break_it, monkeypatch):
 def test_clipping_per_node_is_found(monkeypatch):
     # What Opacus does on PyG's layers: each row of a Linear is clipped.
     def per_node(found, max_grad_norm, *_):
-        ((cluster,),) = (base.clusters for base in found.made.bases())
-        scale = found.inverse[cluster.owners[0]].view(-1, 1)
+        ((cluster,),) = (base.clusters for base in found.bases)
+        scale = found.scale[cluster.owners[0]].view(-1, 1)
         rows = cluster.grads[0] * cluster.inputs[0] * scale
         size = rows.norm(dim=1, keepdim=True)
         rows = rows * (max_grad_norm / size).clamp(max=1)

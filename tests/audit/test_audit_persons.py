@@ -159,11 +159,11 @@ def test_several_units_of_a_person_are_found(
 def test_clipping_by_row_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def by_row(found: Any, *_: Any) -> Any:
         integers = {}
-        for base in found.made.bases():
+        for base in found.bases:
             x = torch.cat(base.clusters[0].inputs).double()
             x = x * (NORM / x.norm(dim=1, keepdim=True)).clamp(max=1)
             total = x.sum(0, keepdim=True) / clip.grid(NORM)
-            name = found.made.names[id(base.base)]
+            name = found.names[id(base.base)]
             integers[name] = total.round().long()
         norms = torch.ones(CANARIES)
         return type('Sum', (), {'integers': integers, 'norms': norms})

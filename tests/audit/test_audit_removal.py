@@ -50,7 +50,9 @@ class Faulty(ShardedSubject):
     """Forgets, and then takes something back."""
 
     def __init__(self, aggregator='attentive'):
-        super().__init__(lambda **given: unlearner(aggregator, **given))
+        super().__init__(
+            lambda **given: unlearner(aggregator, epochs=2, **given)
+        )
 
     def remove(self, request):
         old = self.unlearner._state
@@ -302,7 +304,7 @@ def test_starting_over_is_not_rejected():
     def make():
         return Retrain(lambda **given: unlearner(**given))
 
-    report = audit(make, (*CERTAIN, 'worlds'), worlds=6)
+    report = audit(make, (*CERTAIN, 'worlds'), worlds=12)
     assert report.failed == ()
 
 

@@ -5,12 +5,11 @@ import re
 import uuid
 
 import pytest
-from desks import fitted
+from desks import fitted, loaded
 
 from pyg_trust.__main__ import _add_commands
 from pyg_trust.check.__main__ import main
 from pyg_trust.erasure import ErasureDesk
-from pyg_trust.unlearning import NodeClassifier
 
 APP = """
 from pyg_trust.unlearning import NodeClassifier
@@ -77,8 +76,7 @@ def test_from_a_request_to_its_evidence(said, tmp_path):
     for text in re.findall('<li>(.*?)</li>', page):
         assert page.count(text) == 1
     assert page.split('<details>')[0].count('<li>') == 3
-    model = NodeClassifier(weight_decay=0.1, seed=0)
-    model.load('scores.pt')
+    model = loaded('scores.pt')
     assert 3 not in model.nodes
     # What it wrote can be checked; what the evidence alone states, it says.
     check = 'check-erasure out/one.json --ledger scores=out/ledgers/scores'

@@ -20,6 +20,7 @@ from desks import (
     all_bytes,
     fitted,
     graph,
+    loaded,
     nodes,
     opened,
     sharded,
@@ -110,8 +111,7 @@ def test_a_request_is_forgotten_told_and_erased(tmp_path):
     assert not report.overdue
     # Who asked is nowhere any more.
     assert person.encode() not in all_bytes(tmp_path)
-    saved = NodeClassifier(weight_decay=0.1, seed=0)
-    saved.load(tmp_path / 'scores.pt')
+    saved = loaded(tmp_path / 'scores.pt')
     assert 7 not in saved.nodes
     assert desk.run() == ()
     assert len(model.ledger.entries) == 2
@@ -179,8 +179,7 @@ def test_paths_are_those_of_the_call(tmp_path, monkeypatch):
     desk.add(nodes(3))
     monkeypatch.chdir('elsewhere')
     assert len(desk.run()) == 1
-    served = NodeClassifier(weight_decay=0.1, seed=0)
-    served.load(tmp_path / 'scores.pt')
+    served = loaded(tmp_path / 'scores.pt')
     assert 3 not in served.nodes
     monkeypatch.chdir(tmp_path)
     ledger = PrivacyLedger('spent', {})
@@ -315,8 +314,7 @@ def test_what_is_gone_is_done_and_what_never_was_is_refused(tmp_path):
 
 def restored(folder, content):
     (folder / 'scores.pt').write_bytes(content)
-    model = NodeClassifier(weight_decay=0.1, seed=0)
-    model.load(folder / 'scores.pt')
+    model = loaded(folder / 'scores.pt')
     return model
 
 
@@ -491,8 +489,7 @@ def test_a_backup_that_is_too_old_is_refused(tmp_path):
 
     def reopened(model=None, **given):
         if model is None:
-            model = NodeClassifier(weight_decay=0.1, seed=0)
-            model.load(tmp_path / 'scores.pt')
+            model = loaded(tmp_path / 'scores.pt')
         desk = opened(tmp_path, None, clock, policy)
         desk.register('scores', model, save=tmp_path / 'scores.pt', **given)
         return desk
@@ -526,8 +523,7 @@ def test_an_older_desk_loses_nothing_and_removes_nothing_twice(
     fitted().save(tmp_path / 'scores.pt')
 
     def reopened():
-        model = NodeClassifier(weight_decay=0.1, seed=0)
-        model.load(tmp_path / 'scores.pt')
+        model = loaded(tmp_path / 'scores.pt')
         return opened(tmp_path, model), model
 
     desk, _ = reopened()
@@ -552,8 +548,7 @@ def test_an_older_desk_loses_nothing_and_removes_nothing_twice(
 def test_two_desks_and_one_model(tmp_path):
     model = fitted()
     model.save(tmp_path / 'scores.pt')
-    other = NodeClassifier(weight_decay=0.1, seed=0)
-    other.load(tmp_path / 'scores.pt')
+    other = loaded(tmp_path / 'scores.pt')
     one = opened(tmp_path, model)
     folder = tmp_path / 'two'
     folder.mkdir()
@@ -575,8 +570,7 @@ def test_two_desks_and_one_model(tmp_path):
         one.run()
     assert isinstance(error.value.__cause__, StaleStateError)
     one._places['scores'].catch_up = catch
-    again = NodeClassifier(weight_decay=0.1, seed=0)
-    again.load(tmp_path / 'scores.pt')
+    again = loaded(tmp_path / 'scores.pt')
     one.close()
     one = opened(tmp_path, again)
     assert len(one.run()) == 1

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from desks import ALL, Clock, all_bytes, graph, nodes
+from desks import ALL, Clock, all_bytes, graph, loaded, nodes
 
 from pyg_trust.erasure import ErasureDesk
 from pyg_trust.privacy import PrivateNodeClassifier
@@ -194,8 +194,7 @@ def test_fifty_kills_lose_nothing_and_leave_nothing(tmp_path):
         model.fit(graph(3 * KILLS, seed)).save(tmp_path / f'{name}.pt')
     desk, known = killed_often(tmp_path)
     for place in desk._places.values():
-        saved = NodeClassifier(weight_decay=0.1, seed=0)
-        saved.load(place.save)
+        saved = loaded(place.save)
         assert saved.ledger.head == place.ledger.head
         check_lines(saved.ledger, known)
         assert set(saved.nodes.tolist()).isdisjoint(known)

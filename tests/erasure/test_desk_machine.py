@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from desks import DAY, Clock, all_bytes, fitted, nodes, opened
+from desks import DAY, Clock, all_bytes, fitted, loaded, nodes, opened
 from hypothesis import settings
 from hypothesis import strategies as some
 from hypothesis.stateful import (
@@ -76,7 +76,7 @@ class Desk(RuleBasedStateMachine):
         self.desk.recipient('partner')
 
     def reopen(self):
-        self.model = NodeClassifier(weight_decay=0.1, seed=0).load(self.file)
+        self.model = loaded(self.file)
         self.desk = opened(self.folder, clock=self.clock, policy=POLICY)
         self.desk.register('scores', self.model, save=self.file, names=names)
 

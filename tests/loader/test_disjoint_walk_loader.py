@@ -79,15 +79,6 @@ def test_batches(mask, resample_every, restarts):
         assert data.edge_index[:, batch.e_id].equal(
             batch.n_id[batch.edge_index]
         )
-        # Every edge between two nodes of a subgraph is there.
-        inside = dict(
-            zip(batch.n_id.tolist(), batch.batch.tolist(), strict=True)
-        )
-        wanted = sum(
-            u in inside and v in inside and inside[u] == inside[v]
-            for u, v in data.edge_index.t().tolist()
-        )
-        assert batch.num_edges == wanted
     assert seen == 8
 
 

@@ -104,25 +104,6 @@ def test_no_row_is_in_more_ego_graphs_than_terms(hops, K, along):
         assert int(count.max()) == 1 + K
 
 
-@pytest.mark.parametrize('workers', [0, 2])
-def test_coins_draw_each_root_by_itself(workers):
-    loader = make_loader(
-        batch_size=2, num_steps=200, sampling='poisson', num_workers=workers
-    )
-    sizes, drawn = [], torch.zeros(40)
-    for batch in loader:
-        assert batch.input_id.unique().numel() == batch.batch_size
-        sizes.append(batch.batch_size)
-        drawn[batch.input_id] += 1
-    assert 0 in sizes
-    assert max(sizes) > 4
-    # Of 8,000 coins of a twentieth: five deviations.
-    assert abs(sum(sizes) - 400) < 5 * 19.5
-    assert drawn.min() > 0
-    assert loader.sample_rate == 2 / 40
-    assert loader.setting()['sampling'] == 'poisson'
-
-
 def test_one_receiver_too_many_is_refused():
     # Nobody in a star has more than its centre, which has exactly three.
     star = Data(edge_index=torch.tensor([[0, 0, 0], [1, 2, 3]]), num_nodes=4)

@@ -191,24 +191,6 @@ def test_labels_of_the_batch_may_still_be_ignored(private):
     assert setup.engine.steps == 2
 
 
-@pytest.mark.parametrize('most', [None, 4])
-def test_a_transform_does_not_exchange_batches(private, most):
-    # With parts, the same subgraph would come twice in a step: 4 C.
-    kept = []
-
-    def transform(batch):
-        kept.append(batch.clone())
-        return kept[0].clone() if kept[0].x.shape[0] else batch
-
-    setup = private(
-        loader={'transform': transform}, max_physical_batch_size=most
-    )
-    kept.clear()
-    with pytest.raises(ValueError, match='whole, distinct units'):
-        setup.train()
-    assert setup.engine.steps <= 1
-
-
 # Another try #################################################################
 
 

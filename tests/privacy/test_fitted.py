@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 import torch
-from graphs import homes
+from graphs import Closed, homes
 
 from pyg_trust import account, noise
 from pyg_trust.check import FAILS, HOLDS, check_report
@@ -43,7 +43,7 @@ class Kind:
     def fit(self, model, seed=0):
         if self.cls is PrivateItemCounts:
             return model.fit(likes(seed), 40, 12)
-        return model.fit(homes(seed=seed))
+        return model.fit(Closed(**homes(seed=seed).to_dict()))
 
     def says(self, model):
         if self.cls is PrivateItemCounts:
@@ -82,6 +82,12 @@ def test_the_same_data_cost_nothing_and_others_are_refused(kind):
     with pytest.raises(BudgetExceededError):
         kind.fit(model, 1)
     assert model.account.lines == lines
+    # What it says is of the release: no edge is read.
+    Closed.open = False
+    try:
+        assert torch.equal(kind.says(model), before)
+    finally:
+        Closed.open = True
     assert torch.equal(kind.says(model), before)
     assert model.report().epsilon <= 4.0 + 1e-9
 

@@ -11,7 +11,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from pyg_trust import ops
 from pyg_trust.privacy.bounds import between, gram, lengths, products
-from pyg_trust.privacy.recorder import Recorder
+from pyg_trust.privacy.codes import Recorder
 
 ROWS = 200
 WIDTHS = (1, 3, 7, 33)

@@ -11,6 +11,7 @@ from living import LAM, STD, assert_present, lived, make, pairs, rows, seen
 from states import same
 
 from pyg_trust.check import check_report
+from pyg_trust.files.commit import StaleStateError
 from pyg_trust.removal import NotThere, Part, RemovalRequest
 from pyg_trust.report import TrustReport, save_tensors
 from pyg_trust.unlearning import NodeClassifier
@@ -195,6 +196,37 @@ def test_a_release_is_asked_for_forced_or_refused():
     assert model.release(reference=reference).request == {}
     assert model.ledger.entries[-1].reference == reference
     assert model.ledger.has_removals is False
+
+
+def test_additions_that_wait_are_not_written_over(tmp_path):
+    path = tmp_path / 'model'
+    first = make()
+    first.save(path)
+    known = {tuple(e) for e in first.graph.to_edge_index()[0].t().tolist()}
+    edge = [(0, v) for v in range(1, 90) if (0, v) not in known][:2]
+
+    def read():
+        return NodeClassifier(weight_decay=LAM, seed=0, release_std=STD).load(
+            path
+        )
+
+    one, two = read(), read()
+    one.update(Update(edges=[edge[0]]))
+    one.save(path)
+    # No line of a ledger tells of them, and the other's ledger goes on.
+    two.remove(nodes=[3])
+    for stale in (two, first):
+        with pytest.raises(StaleStateError, match='additions that wait'):
+            stale.save(path)
+    again = read()
+    again.update(Update(edges=[edge[1]]))
+    again.save(path)
+    again.release()
+    again.save(path)
+    with pytest.raises(StaleStateError, match='a removal of'):
+        one.save(path)
+    assert read().graph.num_edges == first.graph.num_edges + 4
+    assert read().verify().ok
 
 
 def test_a_batch_nets_what_comes_and_goes_again():

@@ -16,7 +16,7 @@ from pyg_trust.agp.measures import Measure, sgc, single_target
 from pyg_trust.graph import CSRGraph
 from pyg_trust.transforms import PropagatedFeatures
 from pyg_trust.unlearning import sums as kept_in
-from pyg_trust.unlearning.sums import Step, Sums, limits
+from pyg_trust.unlearning.sums import Step, Sums
 from pyg_trust.verify import removal
 
 MEASURES = {
@@ -313,21 +313,6 @@ def test_a_hub_that_flaps_around_a_limit_is_summed_rightly(reads):
     assert torch.equal(state.rows(), fresh.rows())
 
 
-@pytest.mark.parametrize('reads', [0.0, 0.5, 1.0, 30.0])
-def test_limits_compare_how_often_two_ends_are_needed_by_hand(reads):
-    degrees = [1] * 500 + [9] * 60 + [20] * 40 + [70] * 9 + [300] * 3 + [500]
-    mean, found = sum(degrees) / len(degrees), []
-    for low in range(64):
-        kept = -1
-        for k in range(64):
-            sender, receiver = (0.75 * 2**j * (j > 0) for j in (k, low))
-            if 1 + sender / mean <= reads * (1 + receiver):
-                kept = k
-        found.append(kept)
-    assert limits(reads, mean).tolist() == found
-    assert limits(math.inf, mean).tolist() == 64 * [127]
-
-
 @pytest.mark.parametrize('reads', [0.1, 1.0, math.inf])
 @pytest.mark.parametrize('threads', [1, 2, 4])
 def test_threads_make_the_same_sums(threads, reads):
@@ -452,7 +437,7 @@ def strided(tensor):
     return wide[..., 0]
 
 
-def test_strides_are_read_or_refused():
+def test_strides_are_read():
     held, other = star(), star()
     steps = (
         {
@@ -469,26 +454,6 @@ def test_strides_are_read_or_refused():
     at = torch.tensor([3, 1, 4])
     assert torch.equal(held.rows(strided(at)), other.rows(at))
     assert torch.equal(held.rows(), other.rows())
-    state, none = held._state, torch.zeros(0, dtype=torch.int64)
-    arcs, rows = torch.zeros((3, 2), dtype=torch.int64), torch.zeros(2, 3)
-    z, weights = rows.double(), held._weights
-    edit = [arcs, none, none, 42, at[:2], z, 9]
-    calls = [(kept_in._LIVE_NET, [arcs, 99.0], (0,))]
-    calls += [(kept_in._LIVE_ROWS, [weights, at[:2], z], (0, 1, 2))]
-    calls += [(kept_in._LIVE_EDIT, edit, (0, 4, 5))]
-    before = [part.clone() for part in state]
-    for op, given, places in calls:
-        for place in places:
-            bad = list(given)
-            bad[place] = strided(bad[place])
-            with pytest.raises(RuntimeError, match='contiguous'):
-                op(state, *bad)
-        for part in (0, 8, 9):
-            bad = list(state)
-            bad[part] = strided(bad[part])
-            with pytest.raises(RuntimeError, match="'state'"):
-                op(bad, *given)
-    assert all(map(torch.equal, state, before))
 
 
 def test_rows_of_no_node_are_none():

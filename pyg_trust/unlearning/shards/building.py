@@ -20,7 +20,6 @@ from pyg_trust._checks import as_ids, check_tensor
 from pyg_trust._checks.starts import same_start, tensors_of
 from pyg_trust.distributed import from_first
 from pyg_trust.files.seals import Seals, content
-from pyg_trust.removal import Part
 from pyg_trust.transforms.shards import Shards, training_nodes
 from pyg_trust.unlearning.aggregate import (
     AGGREGATORS,
@@ -549,36 +548,36 @@ def _equal(one: Checkpoint, two: Checkpoint) -> bool:
 
 def _leftovers(state: State) -> list[str]:
     # Items that the ledger lists as removed, and that are there.
-    gone = state.ledger.removed.request()
-    part, data = Part() if gone is None else gone.parts[0], state.data
+    data, kinds = state.data, ('nodes', 'labels', 'features', 'directed_edges')
+    nodes, labels, bare, arcs = (
+        sorted(state.ledger.removed.of(kind)) for kind in kinds
+    )
     rows = {v: row for row, v in enumerate(data.n_id.tolist())}
     trained = {
         v: shard
         for shard, made in enumerate(state.checkpoints)
         for v in made.n_id.tolist()
     }
-    found = [f'node {v}' for v in part.nodes if v in rows]
+    found = [f'node {v}' for v in nodes if v in rows]
     found += [
         f'node {v} in the checkpoint of shard {trained[v]}'
-        for v in part.nodes
+        for v in nodes
         if v in trained
     ]
-    found += [f'the label of node {v}' for v in part.labels if v in trained]
-    x = data.x.to_dense() if part.features else data.x
+    found += [f'the label of node {v}' for v in labels if v in trained]
+    x = data.x.to_dense() if bare else data.x
     found += [
         f'features of node {v}'
-        for v in part.features
+        for v in bare
         if v in rows and bool(x[rows[v]].any())
     ]
-    if part.arcs:
+    if arcs:
         edges = {*map(tuple, data.n_id[data.edge_index].t().tolist())}
-        found += [f'edge {u} -> {v}' for u, v in part.arcs if (u, v) in edges]
+        found += [f'edge {u} -> {v}' for u, v in arcs if (u, v) in edges]
     if 'persons' in data:
         held = data.persons
         there = {*held.graph[held.person].n_id.tolist()}
-        found += [
-            f'node {v} in the typed graph' for v in part.nodes if v in there
-        ]
+        found += [f'node {v} in the typed graph' for v in nodes if v in there]
     return found
 
 

@@ -32,7 +32,7 @@ from pyg_trust.files.commit import (
     synchronized,
 )
 from pyg_trust.ledger import RemovalLedger
-from pyg_trust.removal import RemovalRequest, requested, rows_of, skipping
+from pyg_trust.removal import RemovalRequest, requested, rows_of
 from pyg_trust.transforms.shards import Shards
 from pyg_trust.unit import PrivacyUnit
 from pyg_trust.unlearning.aggregate import (
@@ -68,7 +68,7 @@ from pyg_trust.unlearning.shards.state import (
 )
 from pyg_trust.unlearning.shards.updating import Persons, applied
 from pyg_trust.unlearning.store import ShardStore
-from pyg_trust.update import Update
+from pyg_trust.update import Update, skipping
 
 __all__ = ['ShardedUnlearner']
 
@@ -105,17 +105,17 @@ class ShardedUnlearner(Stateful):
         lr (float): the learning rate. (default: :obj:`0.01`)
         weight_decay (float): the weight decay. (default: :obj:`5e-4`)
         optimizer (str): 'adam', 'adamw' or 'sgd'. (default: :obj:`'adam'`)
-        train (Callable, optional): trains a model in your way, as
-            ``train(model, data, generator)``, on the subgraph of a shard.
+        train (Callable, optional): trains a model on the subgraph of a shard,
+            in place of the built-in loop: ``train(model, data, generator)``.
         slices (list, optional): stages of a shard's training, as pairs (share
             of its nodes used so far, epochs); after a removal, training starts
             from the last stage that had not used the removed nodes.
         over_ranks (bool): whether the processes of torchrun share the shards.
         folder (str or Path, optional): where every new state is saved.
-        unit (PrivacyUnit, optional): the owners of the rows of a
-            ``HeteroData``; shards and removals are then of persons.
-        start_is_public (bool): states that initial weights are public.
-        seed (int, optional): the seed; by default from the operating system.
+        unit (PrivacyUnit, optional): which person owns which rows of a
+            ``HeteroData``; persons are then put into shards and removed.
+        start_is_public (bool): states that initial weights saw no data.
+        seed (int, optional): the seed of everything; by default a secret one.
     """
 
     @retired(
@@ -201,16 +201,16 @@ class ShardedUnlearner(Stateful):
         """Divide the training nodes into shards; train a model on each.
 
         Keeps copies of ``x``, ``edge_index``, ``edge_weight``, ``y``, the
-        masks and ``n_id``. A second call begins a new ledger. Where the
-        :obj:`folder` holds a state, the first fit, and one after a removal,
-        are refused.
+        masks and ``n_id``. A second call begins a new ledger. If the
+        :obj:`folder` holds a state, the first call by this object, or a call
+        after a removal, is refused.
 
         Args:
             data (Data or HeteroData): the graph, with a ``train_mask``. Labels
                 of other nodes only count for the number of classes. Later
                 calls name nodes by ``n_id`` if the graph has it, else by
-                position. With a :obj:`unit`, its ``HeteroData``, with labels
-                and mask of the table of persons.
+                position. With a :obj:`unit`, the ``HeteroData`` of its
+                persons, whose node type has the labels and the mask.
 
         Raises:
             TypeError, ValueError: if the data, the partition or the models do
@@ -359,7 +359,7 @@ class ShardedUnlearner(Stateful):
 
     @property
     def data(self) -> Data | HeteroData:
-        """A copy of the present graph, with ``n_id`` and ``shard``."""
+        """A copy of the present graph, with nodes' ``n_id`` and ``shard``."""
         kept = self._fitted.data
         if self._by_person:
             typed = kept.persons.graph.clone()
@@ -494,13 +494,13 @@ class ShardedUnlearner(Stateful):
     ) -> ForgetReport:
         """Apply updates in order, all or none, and retrain their shards.
 
-        A keyed hash of its id chooses the shard of a new training node. If the
-        partition is by another method, the report counts these nodes.
+        A keyed hash of a new training node's id chooses its shard. If the
+        partition is by another method, ``by_hash`` of the report counts these.
 
         Args:
             update (Update, RemovalRequest or list): the removals, additions
-                and changes of graph 0, by ids. New labels are those of
-                training.
+                and changes of graph 0, by ids. Nodes with a new label are
+                trained on.
             shard (dict or str, optional): the shard of every new training
                 node, by id, or :obj:`'hash'`; needed if the partition was
                 given as tensors.
@@ -565,7 +565,7 @@ class ShardedUnlearner(Stateful):
         Args:
             partition (str, Shards, Tensor or list, optional): a method, the
                 shard of each training node, or ids by shard; by default the
-                present method again. Needed if that was given as tensors.
+                present method; needed if the shards were given as tensors.
         """
         self._agree('repartition', partition=states.plain_partition(partition))
         state = self._fitted
