@@ -166,6 +166,10 @@ class RemovalLedger:
         """The hash of all lines, which the newest has; '' without lines."""
         return '' if self.last is None else self.last.link
 
+    def records(self, *digests: str) -> bool:
+        """Return whether the newest line has one of these digests of data."""
+        return self.last is not None and self.last.data in digests
+
     def has(self, head: str) -> bool:
         """Return whether a line has the hash ``head``.
 
