@@ -70,7 +70,7 @@ class SmoothedCertificate(SpeaksOf, Report):
             class: float64, ``[num_targets]``.
         p_upper (Tensor): upper bounds of the other classes' probabilities, 0
             at the predicted class: float64, of the shape of :obj:`votes`.
-        cells (dict): for the kinds that can flip (``'edges'``, ``'features'``),
+        cells (dict): for each kind that flips (``'edges'``, ``'features'``),
             the numbers of their zeros and of their ones, ``[num_graphs, 2]``.
         noise (BitFlips): the noise.
         task (str): ``'nodes'``, ``'graphs'`` or ``'pairs'``.
