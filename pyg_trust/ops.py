@@ -378,9 +378,9 @@ def push(
         x (Tensor): the signals, ``[num_nodes, num_columns]``.
         eps (Tensor): ``[num_columns]``: messages of at least this size are
             sent as they are, smaller ones are sampled.
-        ratio (Tensor): the share that each hop sends on: float64,
-            ``[num_hops]``.
-        keep (Tensor): the share that each hop keeps: float64,
+        ratio (Tensor): :math:`r_i`, the share that hop i sends on: float64,
+            ``[num_hops]``; :math:`w_i = k_i \prod_{j < i} r_j`.
+        keep (Tensor): :math:`k_i`, the share that hop i keeps: float64,
             ``[num_hops + 1]``.
         seed (int): the seed.
         first (int): the number of the first block of columns. Columns of a

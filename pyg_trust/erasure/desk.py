@@ -259,7 +259,7 @@ class ErasureDesk(Batches):
 
     @validated
     def done(self, subject_request_id: str, name: str) -> ErasureReport:
-        """Record that a recipient or a model's owner erased the items.
+        """Record that a recipient or model owner erased a request's items.
 
         The owner of a model does so by fitting it again without the items.
 

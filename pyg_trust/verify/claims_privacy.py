@@ -540,7 +540,7 @@ class PrivateLinks(_Released):
     """Claim of private link prediction."""
 
     procedure = 'private link prediction'
-    relation = given('what is protected', one_of('edge', 'node'))
+    relation = given('what is protected: edge or node', one_of('edge', 'node'))
     steps = given('number of noisy gradient steps of the model', NATURAL)
     row_std = given('standard deviation of the noise of sums', POSITIVE)
     count_std = given(

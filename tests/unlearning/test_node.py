@@ -11,6 +11,7 @@ from graphs import blocks
 from living import world_of
 from states import level_of, same
 from torch_geometric.data import Data
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from pyg_trust import noise
 from pyg_trust.agp.propagation import propagate
@@ -118,6 +119,18 @@ def test_every_feature_may_go(kwargs):
     distance = model.remove(RemovalRequest(labels=[last])).distance_bound
     # Of features that are zero the minimiser is zero.
     assert float(model._model.W.norm()) <= distance
+
+
+def test_margins_of_a_pushed_model_are_of_the_limit():
+    data, eye = blocks(), torch.eye(90).double()
+    model = make(data, 'appnp', alpha=0.2, features='push', theta=1e-2)
+    edges, weight = gcn_norm(data.edge_index, None, 90, dtype=eye.dtype)
+    step = eye * 0
+    step[edges[1], edges[0]] = weight
+    limit = 0.2 * torch.linalg.inv(eye - 0.8 * step) @ data.x.double()
+    assert torch.allclose(
+        model.decision_function(), limit @ model.weight, rtol=0, atol=1e-9
+    )
 
 
 # Planted faults ##############################################################
