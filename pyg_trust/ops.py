@@ -533,8 +533,8 @@ def flip_bits(
     there are ``num_cols`` columns. Every 0 becomes 1 with probability
     ``p_plus``, and every 1 becomes 0 with ``p_minus``, independently. With the
     ``cells`` ``'all'``, every entry can flip; with ``'directed'``, those off
-    the diagonal; with ``'undirected'``, these in pairs. Copy :math:`s` of
-    ``num_samples`` draws from ``(seed, first + s)``. On the CPU alone.
+    the diagonal; with ``'undirected'``, these, (i, j) along with (j, i). Copy
+    :math:`s` of ``num_samples`` draws from ``(seed, first + s)``, on the CPU.
 
     Returns:
         tuple[Tensor, Tensor]: ``rowptr`` and ``col`` of all copies, one below
