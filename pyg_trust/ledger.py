@@ -166,6 +166,10 @@ class RemovalLedger:
         """The hash of all lines, which the newest has; '' without lines."""
         return '' if self.last is None else self.last.link
 
+    def records(self, *digests: str) -> bool:
+        """Return whether the newest line has one of these digests of data."""
+        return self.last is not None and self.last.data in digests
+
     def has(self, head: str) -> bool:
         """Return whether a line has the hash ``head``.
 
@@ -304,12 +308,12 @@ class RemovalLedger:
         return made
 
     def mark(self) -> None:
-        """Draw a name for the present state, if a change added no line."""
+        """Name the present state at random, after a change without a line."""
         self._marks += (secrets.token_hex(16),)
 
     @property
     def tip(self) -> str:
-        """The name of the present state: from :meth:`mark`, or the head."""
+        """The name of the present state, by :meth:`mark`, or else the head."""
         return self._marks[-1] if self._marks else self.head
 
     def state_dict(self) -> dict[str, Any]:
@@ -511,12 +515,12 @@ class PrivacyLedger:
 
     @property
     def pure_epsilon(self) -> float:
-        """The sum of the epsilons that :meth:`record_pure` got, in nats."""
+        """The sum of the epsilons passed to :meth:`record_pure`, in nats."""
         return self._account.pure_epsilon
 
     @property
     def history(self) -> list[tuple[float, float, int]]:
-        """The steps: tuples of noise multiplier, sample rate and number."""
+        """The steps: tuples of noise multiplier, sample rate and count."""
         merged: list[tuple[float, float, int]] = []
         for line in self._account.lines:
             same = merged and merged[-1][:2] == line

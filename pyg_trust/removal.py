@@ -285,7 +285,7 @@ class NotThere(ValueError):
     """Error of a request for items that a model does not hold.
 
     Its attribute ``missing`` is a :class:`RemovalRequest` of these items,
-    which never existed or were removed before.
+    which never existed or were removed before. ``message`` sets its text.
 
     Example:
         >>> raise NotThere(RemovalRequest(nodes=[3]))
@@ -601,7 +601,8 @@ def remove_from_data(data: Data, part: Part) -> Data:
 def _read(graph: Any, kind: str, values: Any) -> list[Item]:
     # The items of one kind of a graph.
     name = 'edges' if kind in _PAIRS else kind
-    (number,) = integers(name, [graph])
+    known = type(graph) is int and 0 <= graph < 2**63
+    number = graph if known else integers(name, [graph])[0]
     read: Any = pairs_of if kind in _PAIRS else integers
     return [(number, kind, item) for item in read(name, values)]
 
@@ -636,6 +637,8 @@ def _tensor(name: str, values: Any) -> Tensor:
 
 def integers(name: str, values: Nodes) -> tuple[int, ...]:
     """Convert ids to distinct integers, ascending."""
+    if isinstance(values, tuple) and not values:
+        return ()
     ids = _tensor(name, values)
     if ids.dtype == torch.bool:
         raise TypeError(
@@ -660,5 +663,5 @@ def pairs_of(name: str, values: Edges) -> tuple[tuple[int, int], ...]:
                 raise ValueError(
                     f"'{name}' needs to hold pairs of ids (got {pair!r})"
                 )
-    integers(name, [each for pair in pairs for each in pair])
+    integers(name, (*(each for pair in pairs for each in pair),))
     return tuple(sorted({(int(u), int(v)) for u, v in pairs}))

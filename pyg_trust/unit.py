@@ -61,7 +61,7 @@ _SPLIT = 0
 
 @validated
 class PrivacyUnit:
-    """Declaration of the owners of a typed graph's rows and edges.
+    """Declares which persons own the rows and edges of a typed graph.
 
     .. code-block:: python
 

@@ -10,7 +10,6 @@ from bad_inputs import (
     bad,
     choice,
     csr,
-    edge_indices,
     either,
     ids,
     integer,
@@ -32,7 +31,6 @@ from pyg_trust.removal import Part
 
 G = torch.Generator().manual_seed(0)
 N = 6
-UNIT = number(0, 1)
 SHARE = number(0, 1, closed='high')
 POSITIVE = number(0)
 NOT_NEGATIVE = number(0, closed='low')
@@ -231,18 +229,6 @@ entry(
 # calls them by hand answers for indices.
 
 
-def push_arguments() -> dict[str, Any]:
-    graph = csr()
-    one = torch.ones(N)
-    return {
-        'graph': graph.push_graph(1.0),
-        'send': one,
-        'ratio': torch.tensor([0.8], dtype=torch.float64),
-        'keep': torch.tensor([0.2, 1.0], dtype=torch.float64),
-        'seed': 1,
-    }
-
-
 def receivers() -> tuple[torch.Tensor, torch.Tensor]:
     return csr().receivers()
 
@@ -284,7 +270,11 @@ entry(
 entry(
     'ops.push',
     lambda: {
-        **push_arguments(),
+        'graph': csr().push_graph(1.0),
+        'send': torch.ones(N),
+        'ratio': torch.tensor([0.8], dtype=torch.float64),
+        'keep': torch.tensor([0.2, 1.0], dtype=torch.float64),
+        'seed': 1,
         'receivers': receivers(),
         'recv': torch.ones(N),
         'x': torch.ones(N, 2),
@@ -297,22 +287,16 @@ entry(
 )
 
 
-def solver_arguments() -> dict[str, Any]:
-    return {
-        'reward': rand(2, N),
-        'start': rand(2, N),
-        'goal': torch.full((2,), 1e-9, dtype=torch.float64),
-        'follow': 0.8,
-    }
-
-
 THREAT = ThreatModel(csr(), fixed='none', local_budget=1).perturbations.threat
 
 
 entry(
     'ops.policy_iteration',
     lambda: {
-        **solver_arguments(),
+        'reward': rand(2, N),
+        'start': rand(2, N),
+        'goal': torch.full((2,), 1e-9, dtype=torch.float64),
+        'follow': 0.8,
         'threat': THREAT,
         'rounding': 1e-12,
         'max_iter': 9,
@@ -368,7 +352,6 @@ entry(
     },
     bad(edge_index=undirected()[:, [0] * 14]),
     bad(num_nodes=None),
-    edge_index=edge_indices(N),
 )
 
 

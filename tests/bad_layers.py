@@ -11,7 +11,6 @@ from bad_inputs import (
     choice,
     csr,
     data,
-    edge_indices,
     either,
     ids,
     instance,
@@ -84,31 +83,28 @@ entry(
     num_layers=values(-1, 2.5, True, 2),
     num_classes=integer(2, none=True),
     alpha=number(0, 1, none=True),
-    K=integer(0, none=True),
 )
-
-
-def examples() -> dict[str, Any]:
-    return {
-        'outputs': torch.linspace(-1, 1, 36).view(3, N, 2),
-        'y': torch.tensor([0, 1, 0, 1, 0, 1]),
-        'index': torch.tensor([0, 1, 2, 3]),
-        'edge_index': undirected(),
-        'shard': torch.tensor([0, 1, 2, 0, -1, -1]),
-        'seed': 0,
-    }
 
 
 entry(
     'nn.ShardAggregator.fit',
-    lambda: (nn.AttentiveAggregator(epochs=1, recon_weight=0.1), examples()),
+    lambda: (
+        nn.AttentiveAggregator(epochs=1, recon_weight=0.1),
+        {
+            'outputs': torch.linspace(-1, 1, 36).view(3, N, 2),
+            'y': torch.tensor([0, 1, 0, 1, 0, 1]),
+            'index': torch.tensor([0, 1, 2, 3]),
+            'edge_index': undirected(),
+            'shard': torch.tensor([0, 1, 2, 0, -1, -1]),
+            'seed': 0,
+        },
+    ),
     bad(edge_index=None),
     bad(shard=None),
     bad(index=torch.tensor([0, 0])),
     outputs=tensor(rows=False),
     y=tensor(rows=True),
     index=tensor(rows=False, low=0, high=N - 1, empty=True),
-    edge_index=edge_indices(N, none=True),
     shard=tensor(none=True),
 )
 

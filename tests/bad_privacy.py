@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 import torch
-from bad_ground import COUNT, DTYPES, POSITIVE, UNIT, N, plain_data, temporary
+from bad_ground import DTYPES, POSITIVE, N, plain_data, temporary
 from bad_inputs import (
     SEED,
     anything,
@@ -53,14 +53,10 @@ entry(
 )
 
 
-def train_once(rate: float) -> Any:
-    return attached(), rate
-
-
 entry(
     'privacy.search',
     lambda: {
-        'train': train_once,
+        'train': lambda rate: (attached(), rate),
         'candidates': [0.1],
         'bound': accountant(),
         'delta': 1e-3,
@@ -80,19 +76,11 @@ entry(
 )
 
 
-def release(data: Any) -> Any:
-    return data.x.sum(0)
-
-
-def labelled() -> Any:
-    return plain_data(y=torch.zeros(N, dtype=torch.int64))
-
-
 entry(
     'audit.audit_function',
     lambda: {
-        'train': release,
-        'data': labelled(),
+        'train': lambda data: data.x.sum(0),
+        'data': plain_data(y=torch.zeros(N, dtype=torch.int64)),
         'num_canaries': 16,
         'seed': 0,
     },
@@ -131,12 +119,8 @@ def attached(insecure_seed: int | None = 0) -> privacy.PrivacyEngine:
     return made
 
 
-def batchnorm() -> torch.nn.Module:
-    return torch.nn.Sequential(torch.nn.BatchNorm1d(2))
-
-
 PARTS_ROWS = (
-    bad('BatchNorm|module|optimizer', module=batchnorm()),
+    bad('BatchNorm|module|optimizer', module=torch.nn.BatchNorm1d(2)),
     bad(optimizer=torch.optim.SGD(Net().parameters(), lr=0.1)),
     bad(
         data_loader=loader.DisjointWalkLoader(
@@ -191,23 +175,17 @@ entry(
     'privacy.PrivacyEngine.report',
     lambda: (attached(), {'delta': 1e-3}),
     bad(delta=None),
-    delta=UNIT,
 )
-
-
-def owner() -> torch.Tensor:
-    return torch.tensor([0, 0, 0, 1, 1, 1])
-
-
-def apart() -> torch.Tensor:
-    return torch.tensor([[0, 1, 3, 4], [1, 2, 4, 5]])
 
 
 def by_unit() -> Any:
     return {
         'model': Net(),
-        'args': (torch.ones(N, 2), apart()),
-        'owner': owner(),
+        'args': (
+            torch.ones(N, 2),
+            torch.tensor([[0, 1, 3, 4], [1, 2, 4, 5]]),
+        ),
+        'owner': torch.tensor([0, 0, 0, 1, 1, 1]),
         'grad': torch.ones(N, 2),
     }
 
@@ -294,10 +272,6 @@ entry(
 # The transform ###############################################################
 
 
-def transform() -> transforms.PrivateAGP:
-    return transforms.PrivateAGP(mu=1.0, delta=1e-3)
-
-
 entry(
     'transforms.PrivateAGP',
     lambda: {'epsilon': 1.0, 'delta': 1e-3},
@@ -309,7 +283,10 @@ entry(
 for name in ('forward', 'released'):
     entry(
         f'transforms.PrivateAGP.{name}',
-        lambda: (transform(), {'data': plain_data()}),
+        lambda: (
+            transforms.PrivateAGP(mu=1.0, delta=1e-3),
+            {'data': plain_data()},
+        ),
         bad(data=plain_data(edge_weight=torch.ones(10))),
         bad(data=plain_data(propagated=('x',))),
         bad(data=plain_data(x=None)),
@@ -317,10 +294,6 @@ for name in ('forward', 'released'):
 
 
 # The classifier ##############################################################
-
-
-def private_classifier() -> privacy.PrivateNodeClassifier:
-    return privacy.PrivateNodeClassifier('node', 8.0, 1e-3, steps=2)
 
 
 entry(
@@ -334,7 +307,7 @@ entry(
 entry(
     'privacy.PrivateNodeClassifier.fit',
     lambda: (
-        private_classifier(),
+        privacy.PrivateNodeClassifier('node', 8.0, 1e-3, steps=2),
         {'data': plain_data(train_mask=torch.arange(6) < 4)},
     ),
     bad(data=plain_data()),
@@ -342,10 +315,6 @@ entry(
 
 
 # Links #######################################################################
-
-
-def predictor() -> privacy.PrivateLinkPredictor:
-    return privacy.PrivateLinkPredictor('edge', 8.0, 1e-3, steps=2)
 
 
 def split(**changes: Any) -> Data:
@@ -365,7 +334,10 @@ entry(
 )
 entry(
     'privacy.PrivateLinkPredictor.fit',
-    lambda: (predictor(), {'data': split()}),
+    lambda: (
+        privacy.PrivateLinkPredictor('edge', 8.0, 1e-3, steps=2),
+        {'data': split()},
+    ),
     bad("'edge_label'|'data'", data=split(edge_label=torch.zeros(2))),
     bad(
         'edge_label_index',
@@ -377,10 +349,6 @@ entry(
 # Items #######################################################################
 
 LIKES = torch.tensor([[0, 0, 1], [0, 1, 1]])
-
-
-def counted() -> privacy.PrivateItemCounts:
-    return privacy.PrivateItemCounts(8.0, 1e-3).fit(LIKES, 2, 3)
 
 
 entry(
@@ -404,10 +372,12 @@ entry(
 )
 entry(
     'privacy.PrivateItemCounts.recommend',
-    lambda: (counted(), {'history': LIKES, 'k': 2, 'num_users': 2}),
+    lambda: (
+        privacy.PrivateItemCounts(8.0, 1e-3).fit(LIKES, 2, 3),
+        {'history': LIKES, 'k': 2, 'num_users': 2},
+    ),
     bad(history=LIKES[:, [0, 0]]),
     history=values(3, None, torch.rand(2, 3), torch.tensor([[0], [9]])),
-    k=COUNT,
     num_users=values('a', 1.5, 0),
 )
 
@@ -487,12 +457,6 @@ entry(
     one=ROWS,
     other=ROWS,
 )
-
-
-def unit_loader() -> Any:
-    from pyg_trust.loader import UnitLoader
-
-    return UnitLoader(shop(), unit(), 2, seed=0)
 
 
 entry(

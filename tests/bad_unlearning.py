@@ -242,14 +242,10 @@ for name in ('save', 'load'):
 # Audits ######################################################################
 
 
-def audited() -> Any:
-    return audit.ShardedSubject(lambda **given: unlearner(**given))
-
-
 entry(
     'audit.audit_removal',
     lambda: {
-        'make': audited,
+        'make': lambda: audit.ShardedSubject(unlearner),
         'data': train_data(),
         'request': RemovalRequest(nodes=[0, 1]),
         'tests': ['bytes'],

@@ -96,10 +96,7 @@ def dataset(count=12):
 def threat(budget):
     data = cycle(12)
     return ThreatModel(
-        data.edge_index,
-        local_budget=1,
-        global_budget=budget,
-        num_nodes=12,
+        data.edge_index, local_budget=1, global_budget=budget, num_nodes=12
     )
 
 
@@ -229,12 +226,7 @@ PROCEDURES['ScatteringClassifier.predict'] = Procedure(
 
 def unlearner(folder=None, **kwargs):
     aggregator = make_aggregator('attentive', epochs=2, hidden_channels=4)
-    kwargs = {
-        'epochs': 2,
-        'seed': 5,
-        'aggregator': aggregator,
-        **kwargs,
-    }
+    kwargs = {'epochs': 2, 'seed': 5, 'aggregator': aggregator, **kwargs}
     return ShardedUnlearner(
         lambda: GCN(5, 4, 2, 2, dropout=0.5), 3, folder=folder, **kwargs
     )
@@ -292,10 +284,7 @@ PROCEDURES['ShardedUnlearner.verify'] = Procedure(
 )
 PROCEDURES['ShardedUnlearner.predict'] = Procedure(
     lambda folder: unlearner().fit(cycle(40)),
-    lambda model: (
-        model.predict(cycle(20)),
-        model.predict_proba(cycle(20)),
-    ),
+    lambda model: (model.predict(cycle(20)), model.predict_proba(cycle(20))),
     sharded,
     shows=2,
 )
@@ -319,10 +308,7 @@ def reloaded(folder):
 
 
 PROCEDURES['ShardedUnlearner.load'] = Procedure(
-    reloaded,
-    lambda model: model.load(model.later) and None,
-    sharded,
-    is_exact,
+    reloaded, lambda model: model.load(model.later) and None, sharded, is_exact
 )
 
 

@@ -16,14 +16,7 @@ from pathlib import Path
 import needs
 import pytest
 import torch
-from laws import (
-    distance,
-    law_of,
-    oracle_cases,
-    outcome,
-    p_value,
-    rows_of,
-)
+from laws import distance, law_of, oracle_cases, outcome, p_value, rows_of
 from pushes import close, power_law, push_arguments
 from scipy import stats
 from torch import Tensor

@@ -31,18 +31,9 @@ from pyg_trust.certificates import BitFlips, ThreatModel, certify
 from pyg_trust.loader import DisjointWalkLoader, GraphLoader, UnitLoader
 from pyg_trust.privacy import PrivacyEngine, PrivateNodeClassifier
 from pyg_trust.report import TrustReport
-from pyg_trust.transforms import (
-    AGP,
-    GDC,
-    BoundedDegree,
-    GraphScattering,
-)
+from pyg_trust.transforms import AGP, GDC, BoundedDegree, GraphScattering
 from pyg_trust.unit import PrivacyUnit
-from pyg_trust.unlearning import (
-    NodeClassifier,
-    Recommender,
-    ShardedUnlearner,
-)
+from pyg_trust.unlearning import NodeClassifier, Recommender, ShardedUnlearner
 
 N = 30
 SEEDED = torch.Generator().manual_seed(0)

@@ -8,11 +8,7 @@ from states import same
 from pyg_trust import files
 from pyg_trust.files import commit
 from pyg_trust.privacy import PrivateLinkPredictor
-from pyg_trust.unlearning import (
-    NodeClassifier,
-    Recommender,
-    ShardedUnlearner,
-)
+from pyg_trust.unlearning import NodeClassifier, Recommender, ShardedUnlearner
 
 
 class Unsafe:

@@ -48,11 +48,7 @@ BASES = {
     'smoothed, divided and shard votes': (650, {'votes': None}),
     'certified removal': (
         1050,
-        {
-            'removal': None,
-            'accounting': ('judge_mu',),
-            'noise': ('cells',),
-        },
+        {'removal': None, 'accounting': ('judge_mu',), 'noise': ('cells',)},
     ),
     'exactness of shards': (600, {'shards': None}),
 }

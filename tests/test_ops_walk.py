@@ -67,10 +67,7 @@ def arguments(name='random', length=2, restarts=1, seed=3):
     ('length', 'restarts'),
     [(0, 1), (1, 1), (2, 1), (1, 2), (2, 3), (7, 1), (1, 50)],
 )
-@pytest.mark.parametrize(
-    'name',
-    [*UNDIRECTED, 'random', 'directed'],
-)
+@pytest.mark.parametrize('name', [*UNDIRECTED, 'random', 'directed'])
 def test_equals_the_reference(name, length, restarts, seed):
     args = arguments(name, length, restarts, seed)
     assert as_lists(*ops.disjoint_walks(*args)) == walk_reference(*args)

@@ -70,9 +70,7 @@ def test_files_of_ranks_that_disagree(tmp_path, graph):
         refused("'x'.*rank 1", graph, one(x, x[:, :7]))
         refused("'x'.*rank 1", graph, one(tmp_path / 'x.npy', bad))
         refused(
-            "'x'.*rank 1",
-            graph,
-            one(tmp_path / 'x.npy', tmp_path / 'bad.npy'),
+            "'x'.*rank 1", graph, one(tmp_path / 'x.npy', tmp_path / 'bad.npy')
         )
         refused("'measure'", measure=one(MEASURE, appnp(0.1 + 1e-9)))
         refused("'measure'", measure=one(MEASURE, ppr(0.1)))

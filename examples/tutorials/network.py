@@ -43,6 +43,6 @@ def social_network(seed: int, friends: int = 8, alike: float = 0.6) -> Data:
 
 
 def accuracy(out: Tensor, data: Data) -> float:
-    """The share of the other people whose digit is told right."""
+    """The share of the other people whose digit is predicted right."""
     right = out.argmax(1) == data.y
     return right[~data.train_mask].float().mean().item()

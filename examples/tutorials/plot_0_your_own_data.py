@@ -66,7 +66,7 @@ edges = remove_self_loops(torch.tensor(pairs).t())[0]
 data = Data(
     x=F.normalize(torch.cat([torch.tensor(numbers), bought], dim=1)),
     edge_index=to_undirected(edges, num_nodes=len(people)),
-    y=torch.tensor(y).clamp(min=0),
+    y=torch.tensor(y),
     train_mask=torch.tensor(y) >= 0,
 )
 print(data)
@@ -113,17 +113,19 @@ for batch in loader:
 training = engine.report()
 torch.save(model.state_dict(), 'private.pt')
 print(f'epsilon {training.epsilon:.2f} at delta {training.delta:.1e}')
+right = model(data.x, data.edge_index).argmax(dim=1) == data.y
+print(f'{right[data.train_mask].float().mean():.0%} of the labels are right')
 
 # %%
-# The file ``private.pt`` may be published. Predictions may not: a prediction
-# for one person reads the rows of others. The loader drew its walks from the
-# friendships, so who is friends with whom is not protected
-# (:doc:`/which` has models that protect it).
+# The file ``private.pt`` may be published. Predictions and the share of right
+# labels may not: a prediction for one person reads the rows of others. The
+# loader drew its walks from the friendships, which are not protected
+# (:doc:`/which` has models that protect them).
 #
 # If you run the file a second time, it ends with ``BudgetExceededError``,
-# because the ledger remembers the first run. While you are trying things out,
-# and nobody has seen the first weights, delete ``private.ledger`` before each
-# run. Afterwards load ``private.pt`` instead of training again.
+# because the ledger remembers the first run. As long as nobody has seen the
+# first weights, delete ``private.ledger`` before each run. Afterwards load
+# ``private.pt`` instead of training again.
 
 # %%
 # A certificate for each prediction
@@ -144,10 +146,10 @@ print(labels[certificate.predicted[who]], words[int(status)])
 # %%
 # A model that forgets
 # --------------------
-# The private weights still depend on everybody a little. When people ask to be
-# deleted, you need a model that can forget them. Its noise is secret, so it
-# takes no seed. ``verify`` computes everything again from the people who
-# remain, and ``verified`` adds the outcome to the report.
+# The private weights still depend on everybody a little. To delete people, you
+# need a model that can forget them. Its noise is secret, so it takes no seed.
+# ``verify`` computes everything again from the people who remain, and
+# ``verified`` adds the outcome to the report.
 from pyg_trust.unlearning import NodeClassifier
 
 forgetful = NodeClassifier('sgc', K=2).fit(data)
@@ -157,8 +159,8 @@ print(f'verified: {removal.verification.ok}, epsilon {removal.epsilon:.4f}')
 
 # %%
 # This epsilon bounds how well anybody can distinguish the released weights
-# from those of a model that was trained without these two people: 0 is not at
-# all.
+# from those of a model that was trained without these two people. With 0
+# nobody can.
 #
 # Delete their rows from your files, too. The private model has not forgotten
 # them: train it again without them, with a new ledger, or retire it.
@@ -166,9 +168,8 @@ print(f'verified: {removal.verification.ok}, epsilon {removal.epsilon:.4f}')
 # %%
 # One page, and a check
 # ---------------------
-# ``trust.html`` is for the people who answer for the models: open it in a
-# browser. ``trust.json`` is for programs. Keep it secret: it lists who was
-# removed.
+# Open ``trust.html`` in a browser. ``trust.json`` is for programs. Keep it
+# secret: it lists who was removed.
 from pyg_trust.check import check_report
 from pyg_trust.report import TrustReport
 
@@ -185,15 +186,14 @@ print(*check_report('trust.json', ledger='private.ledger'), sep='\n')
 
 # %%
 # Each line begins with ``holds``, ``FAILS``, ``not proved`` or ``not checked``
-# (:doc:`/checking` explains them). A line is ``not checked`` where its file
-# was not passed. An auditor runs the same check, without torch, by ``python -m
+# (:doc:`/checking` explains them, and how to write the files). A line is ``not
+# checked`` where its file was not passed: here the removal's own ledger. An
+# auditor runs the same check, without torch, by ``python -m
 # pyg_trust check trust.json --ledger private.ledger``.
 
 # %%
 # A picture
 # ---------
-# It shows what was spent, what cannot change, and how little the removal
-# reveals.
 import matplotlib.pyplot as plt
 
 figure, axes = plt.subplots(3, 1, figsize=(7, 9), layout='constrained')

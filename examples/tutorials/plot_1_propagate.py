@@ -53,7 +53,7 @@ print(scores)
 # What sampling costs
 # -------------------
 # With ``eps > 0`` small messages are sampled instead of sent. The estimate is
-# unbiased. The smaller ``eps``, the smaller its variance.
+# unbiased.
 graph = CSRGraph.from_data(data)
 measure = appnp(0.15)
 exact = propagate(graph, data.x, measure)
@@ -67,7 +67,7 @@ figure, axes = plt.subplots(2, 1, figsize=(6, 6), layout='constrained')
 bars = axes[0].bar(list(scores), list(scores.values()))
 axes[0].bar_label(bars, fmt='{:.1%}')
 axes[0].set(
-    title='Propagated features tell more', ylabel='accuracy', ylim=(0, 1.15)
+    title='Propagated features help', ylabel='accuracy', ylim=(0, 1.15)
 )
 axes[1].loglog(grid, errors, marker='o')
 axes[1].set(

@@ -10,6 +10,7 @@ answer for the model.
 # %%
 # Collect
 # -------
+# The certified model is not trained here, to be brief.
 import matplotlib.pyplot as plt
 import torch
 from network import social_network

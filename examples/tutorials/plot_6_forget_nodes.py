@@ -2,8 +2,8 @@
 ================================================
 
 Training shards again takes seconds. A linear classifier on propagated features
-can do better: one Newton step follows what a request changes, and a little
-noise hides what is left. The report says how little anybody can tell.
+is faster: a request takes one Newton step, and a little noise hides the rest
+of the difference. The report bounds how well anybody can see it.
 """
 
 # %%
@@ -32,7 +32,7 @@ print(f'accuracy {before:.3f} after {seconds["fit"]:.2f} seconds')
 # %%
 # Forget
 # ------
-# A request names nodes, edges, features or labels. Each makes one release.
+# A request names nodes, edges, features or labels, and makes one release.
 people = data.train_mask.nonzero().view(-1)[:10].tolist()
 reports, took = [], []
 for person in people:
@@ -74,5 +74,5 @@ axes[2].set_title(f'Ten removals: epsilon {together[-1]:.2f} of 1')
 plt.show()
 
 # %%
-# What it does not cover: whoever holds a release from before *and* one from
-# after can compare them.
+# The certificate does not cover a pair of releases: somebody who has the one
+# before *and* the one after can compare them.

@@ -2,8 +2,8 @@
 ==============================
 
 Exact certificates need a model that is linear in PageRank. For any other one,
-take a vote over many noisy copies of the graph. If the vote is clear, no small
-change can turn it.
+take a vote over many noisy copies of the graph. If the majority is large, no
+small change of the graph can flip it.
 """
 
 # %%
@@ -39,8 +39,7 @@ with torch.no_grad():
 # %%
 # Certify
 # -------
-# One run serves all numbers of changes. What is certified is the *smoothed*
-# model: deploy that one.
+# The certificate is about the *smoothed* model: deploy that one.
 test = (~data.train_mask).nonzero().view(-1)[:100]
 options = {'num_samples': 500, 'num_selection': 100, 'targets': test}
 deployed = SmoothedClassifier(model, noise, **options)

@@ -1,9 +1,10 @@
 """Score links, and keep every link private
 ========================================
 
-Who will know whom? A model that answers has learned from who does. Here every
-friendship is protected by differential privacy, both as an edge that messages
-pass and as an example, and any number of scores may be shown afterwards.
+A model that predicts who will know whom was trained on who knows whom. Here
+every friendship is protected by differential privacy, both as an edge that
+messages pass and as an example, and you may show any number of scores
+afterwards.
 """
 
 # %%
@@ -54,7 +55,7 @@ plt.show()
 # ------
 # The graph of the test split holds the links that were held out for
 # validation: it is another graph, and its release would cost again.
-print(train.num_edges // 2, 'edges were released;', test.num_edges // 2)
+print(train.num_edges // 2, 'edges;', test.num_edges // 2, 'in the test split')
 
 # %%
 # Forget a customer

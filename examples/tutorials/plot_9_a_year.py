@@ -2,8 +2,8 @@
 =================
 
 People join, friendships come and fade, and some people ask to be erased by a
-date. One classifier follows all of it: new people wait for the next release,
-whoever goes is forgotten by one, and a desk keeps the dates.
+date. One classifier follows all of it. New people wait for the next release,
+a removal makes one, and a desk keeps the dates.
 """
 
 # %%
@@ -39,7 +39,7 @@ print(f'accuracy {model.score(later, data.y):.3f}')
 # ------
 # Each week has 300 messages, as PyG's ``TemporalData``. ``EdgeStream`` turns
 # them into updates: an edge is added with its first message, and removed half
-# a year after its last. Five or six people join each week, with the next ids.
+# a year after its last. Five or six people join each week.
 generator = rng.generator(1)
 joins = torch.linspace(FIRST, everybody.num_nodes, WEEKS + 1).long().tolist()
 pairs = everybody.edge_index

@@ -152,8 +152,8 @@ class Runs:
     def subject(self, data: Data, *path: int) -> Subject:
         """Make a subject and fit it to a copy of ``data``.
 
-        Its seed is derived from the integers in ``path``; without any it is
-        the seed that compared runs share.
+        Its seed is derived from the integers in ``path``; without integers it
+        is the seed that all compared runs share.
         """
         made = self.new_subject()
         made.fit(data.clone(), rng.derive(self.seed, *(path or (_RUN,))))
@@ -246,7 +246,7 @@ class Runs:
         return ['features'] + ['labels', 'edges'] * bool(self.removed.numel())
 
     def noisy_runs(self, what: str = 'data') -> list[Run]:
-        """Return ``worlds`` runs on ``changed(what)``, with new seeds."""
+        """Return ``worlds`` runs on ``changed(what)``, with a seed each."""
         if f'noisy {what}' not in self._kept:
             data = self.changed(what)
             number = ('data', *self.kinds()).index(what)

@@ -85,9 +85,9 @@ def audit_function(
     feature of its own, which is ``scale`` or ``-scale`` at random (with
     ``neighboring='add_remove'``, ``scale`` or zero). A linear discriminant
     learns from one half of the canaries to guess the sign from the weights of
-    the feature; errors are counted on the other half. TPR, FPR and FNR are
-    rates of right and wrong guesses, and bars mark their upper and lower
-    Clopper-Pearson bounds:
+    the feature; errors are counted on the other half. TPR, FPR and FNR are the
+    rates of true positives, false positives and false negatives, and bars mark
+    lower and upper Clopper-Pearson bounds:
 
     .. math::
         \mu \ge -\Phi^{-1}(\overline{\mathrm{FPR}})
@@ -333,7 +333,7 @@ def audit_training(
     loader. Its centre has a feature of its own, which is a large number or its
     negative, at random. The model is linear and its loss a sum of outputs, so
     that the two signs move the gradient as far apart as clipping lets them.
-    The signs are guessed from the noisy gradients.
+    Guesses of the signs from noisy gradients bound epsilon from below.
 
     Args:
         attach (callable): ``attach(model, optimizer, loader)`` makes an engine

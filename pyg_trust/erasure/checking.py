@@ -38,7 +38,7 @@ def check_erasure(
 
     A statement that only the report makes is ``'not proved'``: a task without
     a line in a ledger, or a note that something was not in a model. If the
-    noise in a private model sufficed, its epsilon is computed again.
+    noise in a private model sufficed, epsilon is computed again.
 
     Args:
         path (str or Path): the JSON file of an :class:`ErasureReport`, made by

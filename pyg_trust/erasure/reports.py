@@ -16,10 +16,10 @@ class Policy:
     r"""Rules by which a desk schedules removals.
 
     Args:
-        reserve (float): a batch starts this many durations before its earliest
-            due date. A duration is at least an hour: that expected of the
-            batch, plus that of the longest batch of each other model.
-            (default: :obj:`3.0`)
+        reserve (float): a factor: a batch starts this many times its expected
+            duration before its earliest due date. The durations of the longest
+            batches of all other models are added to it; the sum counts as one
+            hour if it is less. (default: :obj:`3.0`)
         backup_days (int): the number of days that you keep backups of models.
             The desk keeps the items of a completed request for this time,
             since a restored model has to forget them again.
@@ -78,6 +78,8 @@ class DeskStatus(Report):
         unconfirmed (tuple[tuple[str, str], ...]): pairs of a request's id and
             a model that waits for ``run(confirm=True)``, as its next batch
             would remove more than the share ``max_share`` of the model.
+        open (tuple[tuple[str, str], ...]): pairs of the id of each open
+            request and its due date, the earliest first.
         next_due (str, optional): the earliest due date of an open request;
             :obj:`None` without one.
         pending (int): the number of open requests that no model has begun.
@@ -90,6 +92,7 @@ class DeskStatus(Report):
     refused: tuple[tuple[str, str], ...]
     halted: tuple[tuple[str, str], ...]
     unconfirmed: tuple[tuple[str, str], ...]
+    open: tuple[tuple[str, str], ...]
     next_due: str | None
     pending: int
     in_progress: int
@@ -128,7 +131,7 @@ class ErasureReport(Report):
         tasks (tuple[dict, ...]): a dict for each model or recipient: its
             ``name``; ``is_model``; its ``state``, such as ``'pending'`` or
             ``'done'``; ``mode``, how items were removed, such as ``'batch'``;
-            ``finished``, when; a ``note``; for models the ``reference`` of the
+            when ``finished``; a ``note``; for models the ``reference`` of the
             request in the ledger, the hash of the ledger after the removal,
             ``head``, and the guarantee of the removal, ``promise``.
         backups_until (str, optional): the time until which the desk keeps the

@@ -134,19 +134,21 @@ class Seals:
     def _take(
         self, contents: Mapping[int, str], gone: Iterable[int], salt: bytes
     ) -> None:
-        changed: dict[int, dict[int, bytes | None]] = {}
-        for name in gone:
-            changed.setdefault(name // _BLOCK, {})[name] = None
+        lost = [*gone]
+        touched = {
+            at: dict(self._items.pop(at, {}))
+            for at in {name // _BLOCK for name in (*contents, *lost)}
+        }
+        for name in lost:
+            touched[name // _BLOCK].pop(name, None)
         for name, text in contents.items():
             made = hashlib.sha256(text.encode()).digest()
-            changed.setdefault(name // _BLOCK, {})[name] = made
-        for at, new in changed.items():
-            items = sorted({**self._items.pop(at, {}), **new}.items())
-            held = {name: each for name, each in items if each is not None}
+            touched[name // _BLOCK][name] = made
+        for at, items in touched.items():
             self._blocks.pop(at, None)
-            if held:
-                parts = (b'%d ' % name + each for name, each in held.items())
-                self._items[at] = held
+            if items:
+                parts = (b'%d ' % name + items[name] for name in sorted(items))
+                self._items[at] = items
                 self._blocks[at] = hashlib.sha256(b''.join(parts)).digest()
         whole = hashlib.sha256()
         for at in sorted(self._blocks):

@@ -695,7 +695,7 @@ class CSRGraph:
         return graph._replace(scale=kept[1])
 
     def has_push_graph(self, along: bool = True) -> bool:
-        """Return whether :meth:`push_graph` is kept for the same ``along``."""
+        """Return whether a :meth:`push_graph` with ``along`` is kept."""
         along = bool(along) or self.is_undirected
         return ('push_graph', along) in self._cache
 

@@ -44,7 +44,7 @@ class ShardPartitioner(torch.nn.Module):
     Args:
         in_channels (int): the number of features.
         num_shards (int): the number of shards.
-        hidden_channels (int): the width. (default: :obj:`64`)
+        hidden_channels (int): the width of the GNN. (default: :obj:`64`)
     """
 
     @retired(num_layers=(2,))
@@ -103,9 +103,9 @@ def learned_partition(
     Minimises :math:`L_{\text{struct}} + \lambda_{\text{time}} L_{\text{time}}
     + \lambda_{\text{sem}} L_{\text{sem}}` by AdamW. In this order, the losses
     (:func:`pyg_trust.unlearning.partition.partition_losses`) are low for few
-    edges between shards, equal work, and shards with mixed labels.
-    Training ends when the loss has not fallen by a thousandth for 30 epochs.
-    The probabilities are then rounded to shards.
+    edges between shards, equal work, and shards with mixed labels. Training
+    ends when the loss has not fallen by a thousandth for 30 epochs. The
+    probabilities are then rounded to shards.
 
     Args:
         x (Tensor): features of the training nodes, ``[num_nodes, channels]``.

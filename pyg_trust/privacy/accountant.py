@@ -252,8 +252,8 @@ class Accountant(IAccountant):
     ) -> float:
         """Return a noise multiplier with which planned steps fit a budget.
 
-        The steps then spend between 99 and 100 percent of :obj:`epsilon` less
-        what :meth:`spend_pure` recorded. Steps taken earlier are not counted.
+        The steps spend 99 to 100 percent of what :meth:`spend_pure` left of
+        :obj:`epsilon`. Steps taken earlier are not counted.
 
         Args:
             epsilon (float): the budget.

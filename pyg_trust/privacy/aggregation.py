@@ -99,10 +99,10 @@ class PrivateNodeClassifier(Coverage):
         adjacency (str): what is protected: an ``'edge'``; the features, label
             and outgoing edges of a ``'node'``; also its incoming ones
             (``'node_incident'``); or features and label alone (``'feature'``).
-        epsilon, delta (float): the budget.
+        epsilon, delta (float): the budget of all that is released.
         K (int): the number of hops, each a noisy sum; 1 for ``'feature'``.
-        shares (sequence of float, optional): how the budget (its squared mu)
-            is divided: encoder .4, sums .5, head .1; not for ``'edge'``.
+        shares (sequence of float, optional): how to divide the budget's mu
+            squared, by default encoder .4, sums .5, head .1 (not ``'edge'``).
         encoder (torch.nn.Module, optional): maps features to logits, or makes
             such a module. By default a linear model, for ``'edge'`` an MLP.
         head (torch.nn.Module, optional): maps ``(K + 1) * num_classes``
@@ -117,14 +117,14 @@ class PrivateNodeClassifier(Coverage):
         num_classes (int, optional): by default read from the labels.
         train_receivers (float, optional): for ``'node'``, the share of
             training nodes that get a sum; by default .2 if most nodes train.
-        steps, lr: the number of noisy gradient steps, and the learning rate.
+        steps, lr (int, float): noisy gradient steps, and their learning rate.
         epochs (int): the epochs of training without noise, for ``'edge'``.
         insecure_seed (int, optional): a seed; nothing is private then.
         ledger_head (str, optional): ``ledger_head`` of an earlier report.
         forget_epsilon (float): the largest :math:`\epsilon` at which noise may
             hide removed items, so that nothing is fitted again.
-        max_units (float): nodes with many incoming edges count as several
-            records when they are removed; the most that one may count as.
+        max_units (float): the most records that a removed node may count as:
+            the more edges lead to it, the more records.
         start_is_public (bool): you state that :obj:`encoder` and :obj:`head`
             were not trained on protected data.
     """
@@ -482,6 +482,21 @@ class PrivateNodeClassifier(Coverage):
             index = check_nodes('index', index, self._num_nodes)
         classes = self.logits(x).argmax(1).index_fill(0, self._erased(), -1)
         return classes if index is None else classes[index]
+
+    def score(self, nodes: Tensor, y: Tensor) -> float:
+        """Return the share of nodes whose predicted class is right.
+
+        Args:
+            nodes (Tensor): int64 ids, or a bool mask of all nodes.
+            y (Tensor): int64, ``[num_nodes]``: the labels of all nodes.
+        """
+        self._check_fitted()
+        y, rows = as_ids('y', y), check_nodes('nodes', nodes, self._num_nodes)
+        check_tensor('y', y, torch.int64, (self._num_nodes,))
+        if not rows.numel():
+            raise ValueError("'nodes' needs at least one node (got none)")
+        right = self.predict(rows).cpu() == y.cpu()[rows.cpu()]
+        return float(right.double().mean())
 
     def _reported(
         self, shared: dict[str, Any], own: list[float], others: list[float]

@@ -73,15 +73,12 @@ class Clipped:
         norms (Tensor): float64, ``[num_subgraphs]``, the norms of the
             gradients.
         factors (Tensor): float64, the factors of the gradients.
-        rounding (Tensor): float64, a bound of how far each part is from its
-            gradient times its factor.
     """
 
     integers: dict[str, Tensor]
     norm: float
     norms: Tensor
     factors: Tensor
-    rounding: Tensor
 
 
 def check_norm(name: str, norm: float) -> float:

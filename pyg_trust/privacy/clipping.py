@@ -653,8 +653,7 @@ def clipped_sum(book: Book, norm: float, automatic: bool = False) -> Clipped:
             norm, automatic = sizes.enough(), False
         factors = factors_of(sizes, norm, automatic)
         integers = book.sums(factors, norm)
-        rounding = factors * sizes.tau + clip.grid(norm) * sizes.kappa
-        return Clipped(integers, norm, sizes.norms, factors, rounding)
+        return Clipped(integers, norm, sizes.norms, factors)
 
 
 def is_native(rows: Tensor) -> bool:

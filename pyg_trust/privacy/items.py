@@ -55,11 +55,11 @@ class ItemReport(AggregationReport):
     Neighbouring data differ in one user's list (``relation`` is ``'user'``),
     which is empty in one of them if ``form`` is ``'withdraw'``. ``epsilon``
     (nats), ``delta`` and ``mu`` (sensitivity over noise) are those of all
-    tables on the account, and ``releases`` is their number. ``noise_stds`` has
-    the noise of the diagonal. ``epsilon_replace`` is against any other list.
-    ``num_nodes`` counts users and items. Sums and noise are exact integers
-    (``arithmetic``, ``grid_exponent``, ``table``). Fields of an encoder, a
-    head or edges are empty, 0 or None.
+    tables on the account (``releases`` is their number), and
+    ``epsilon_replace`` is epsilon against any other list. ``noise_stds`` has
+    the standard deviation on the diagonal; ``num_nodes`` counts users and
+    items. Sums and noise are exact integers (``arithmetic``). Fields of an
+    encoder, a head or edges are empty, 0 or None.
     """
 
     def _notes(self) -> list[str]:

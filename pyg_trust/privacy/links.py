@@ -251,8 +251,8 @@ class PrivateLinkPredictor(Coverage):
     def noise_stds(self) -> tuple[float, ...]:
         """The noise of each release, as standard deviations.
 
-        In order: of the sums; for ``'edge'``, of the number of edges; of the
-        gradients, over their clipping norm.
+        They are those of the sums, of the number of edges (for ``'edge'``
+        alone), and of the gradients, over their clipping norm.
         """
         rows, *count, scorer = self.mus
         return (

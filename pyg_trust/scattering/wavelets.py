@@ -146,11 +146,11 @@ def wavelet_bank(adj: Tensor, wavelet: str, J: int) -> Tensor:
         adj (Tensor): weighted adjacency matrices, ``[..., num_nodes,
             num_nodes]``, dense and non-negative; symmetric unless the bank is
             geometric.
-        wavelet (str): differences of powers of :math:`(I + M) / 2`, where
-            :math:`M` is :math:`D^{-1} A` for ``'geometric'``, :math:`A D^{-1}`
-            for ``'geometric_column'``, :math:`N = D^{-1/2} A D^{-1/2}` for
-            ``'diffusion'``; or ``'itersine'``, ``'monic_cubic'`` of the
-            Laplacian :math:`I - N`, which need at least 3 filters.
+        wavelet (str): ``'geometric'``, ``'geometric_column'`` or
+            ``'diffusion'``, differences of powers of :math:`(I + M) / 2`, with
+            :math:`M = D^{-1} A`, :math:`A D^{-1}` or :math:`D^{-1/2} A
+            D^{-1/2}`; or ``'itersine'`` or ``'monic_cubic'``, functions of the
+            normalised Laplacian, which need at least 3 filters.
         J (int): the number of filters.
 
     Returns:

@@ -98,12 +98,11 @@ class GraphEmbedding(BaseTransform):
         graph: CSRGraph | None = None,
         dtype: torch.dtype | None = None,
     ) -> Tensor:
-        """Return the embedded features: ``[num_nodes, num_features]``.
+        """Return the features to embed: ``[num_nodes, num_features]``.
 
         Args:
             data (Data): the graph or batch.
-            graph (CSRGraph, optional): the same graph, if it was converted
-                before.
+            graph (CSRGraph, optional): the same graph, already converted.
             dtype (torch.dtype, optional): the dtype of the result; by default
                 that of ``data.x``. One-hot degrees are a sparse CSR matrix.
         """
@@ -243,8 +242,8 @@ class GFT(GraphEmbedding):
         z_{b, f} = \frac1g \sum_{k : \lambda_k \in \text{band } b}
         \hat{X}_{kf}^2,
 
-    of which the second is for :obj:`num_bands`. The first depends on the signs
-    of the eigenvectors (chosen so that each sums to at least 0), and on their
+    the second if :obj:`num_bands` is given. The first depends on the signs of
+    the eigenvectors (chosen so that each sums to at least 0), and on their
     basis where an eigenvalue is repeated. The second depends on neither.
 
     Args:

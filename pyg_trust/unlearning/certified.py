@@ -53,12 +53,6 @@ EXACT_NOISE = (
 )
 
 
-def recorded(ledger: RemovalLedger, *digests: str) -> bool:
-    """Return whether a ledger's last line records one of some states."""
-    last = ledger.last
-    return last is not None and last.data in digests
-
-
 class CertifiedClassifier(Saved):
     r"""Base of classifiers with certified removal: release, account, state.
 

@@ -262,8 +262,8 @@ class LinkClassifier(NodeClassifier):
             (default: :obj:`4`)
         pair_seed (int): advanced: the public seed of negative pairs.
             (default: :obj:`0`)
-        weight_decay (float): the L2 penalty on the weights, for each pair.
-            (default: :obj:`1e-4`)
+        weight_decay (float): :math:`\lambda` of the penalty
+            :math:`\lambda P \lVert w \rVert^2 / 2`. (default: :obj:`1e-4`)
         release_std (float): the standard deviation of the noise on each
             released weight. (default: :obj:`1e-4`)
         epsilon, delta (float): the guarantee of one release.
@@ -350,8 +350,8 @@ class LinkClassifier(NodeClassifier):
     ) -> 'LinkClassifier':
         """Propagate the features, train on pairs, and release weights.
 
-        Later calls name nodes by ``data.n_id`` if the graph has it, else by
-        their positions. A second fit begins a new ledger.
+        Removals and updates take ``data.n_id`` if the graph has it, else
+        positions. A second fit begins a new ledger.
 
         Args:
             data (Data): the graph, unweighted and undirected, with ``x`` and

@@ -14,11 +14,7 @@ from pyg_trust.files.seals import Seals, sealed
 from pyg_trust.ledger import BudgetExceededError, RemovalLedger, coarse
 from pyg_trust.removal import NodeIds, Nodes, RemovalRequest
 from pyg_trust.report import fingerprint_model, provenance
-from pyg_trust.unlearning.certified import (
-    CertifiedClassifier,
-    proved,
-    recorded,
-)
+from pyg_trust.unlearning.certified import CertifiedClassifier, proved
 from pyg_trust.unlearning.heads import (
     HEAD,
     Factor,
@@ -96,7 +92,7 @@ class Model(NamedTuple):
     def is_sealed(self) -> bool:
         """Whether the ledger's last line records this state."""
         # Lines of version 0.1 stand for the data alone.
-        return recorded(self.ledger, self.sealed, self.seals.root)
+        return self.ledger.records(self.sealed, self.seals.root)
 
     def evidence(self) -> dict[str, np.ndarray] | None:
         """Return the arrays from which the checker proves a release.

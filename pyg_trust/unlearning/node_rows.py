@@ -357,7 +357,7 @@ class NodeState:
             (*was.edges, edit.edges),
         )
 
-    def follow(self, W: Tensor, old: Gradient | None) -> Change:
+    def follow(self, W: Tensor, old: Gradient) -> Change:
         """Apply pending edits to the training rows and the gradient.
 
         Updates the gradient by the changed rows alone; its bound includes the
@@ -479,7 +479,7 @@ class NodeState:
         dropped: Tensor,
         goals: Tensor,
         W: Tensor,
-        old: Gradient | None,
+        old: Gradient,
         before: float,
     ) -> Gradient | None:
         # Writes training rows, and follows the gradient where that is faster.
@@ -493,7 +493,7 @@ class NodeState:
         fresh = self._fresh(kept)
         Z.index_copy_(0, kept, fresh)
         square, self.square = self.square, None
-        if old is None or 2 * rows.numel() >= self.names.numel():
+        if 2 * rows.numel() >= self.names.numel():
             return None
         G = slopes(times(fresh, W), self.Y.index_select(0, kept))
         gone_G = slopes(times(held, W), goals)

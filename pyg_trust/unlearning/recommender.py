@@ -96,15 +96,7 @@ class _Held(NamedTuple):
 
     @property
     def is_sealed(self) -> bool:
-        last = self.ledger.last
-        return last is not None and last.data == self.content
-
-    def recorded(
-        self, action: str, named: dict[str, Any], reference: str = ''
-    ) -> '_Held':
-        # The next state, with a line of its ledger.
-        self.ledger.record(action, 0.0, named, self.content, reference)
-        return self
+        return self.ledger.records(self.content)
 
 
 class Recommender(Saved, EditedInPlace):
@@ -226,7 +218,8 @@ class Recommender(Saved, EditedInPlace):
         if self.method == 'closed_form':
             inverse = factored(lists, num_items, self.weight_decay)
             held = held._replace(inverse=inverse)
-        self._model = held.recorded('fit', {})
+        ledger.record('fit', 0.0, data=held.content)
+        self._model = held
         return self
 
     @synchronized
@@ -447,7 +440,9 @@ class Recommender(Saved, EditedInPlace):
             inverse=None,
             seals=held.seals.replaced(texts, gone),
             ledger=held.ledger.copy(),
-        ).recorded('step', change.named, reference)
+        )
+        given = change.named, new.content, reference
+        new.ledger.record('step', 0.0, *given)
         changed = change.entries if change.recount else len(where)
         report = ForgetReport.of(
             'exact removal from a recommender',
@@ -485,7 +480,7 @@ class Recommender(Saved, EditedInPlace):
 
     @synchronized
     def verify(self) -> VerifyReport:
-        """Fit the remaining interactions anew, and compare all bits."""
+        """Fit the remaining interactions anew, and compare bit by bit."""
         held = self._fitted
         size, entries = len(held.items), 0
         lists = lists_of(held.lists.pairs(), len(held.users), size)

@@ -254,7 +254,7 @@ class VerifyReport(Facts):
         )
 
     def chart(self) -> Chart:
-        """Draw measured values over their bounds, or the differing shards."""
+        """Draw values relative to their bounds, or how many shards differ."""
         if 'distance_bound' in vars(self):
             return verified(
                 self.ok,

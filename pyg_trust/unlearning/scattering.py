@@ -37,11 +37,7 @@ from pyg_trust.removal import (
 )
 from pyg_trust.report import fingerprint_model, provenance
 from pyg_trust.transforms import GraphEmbedding
-from pyg_trust.unlearning.certified import (
-    CertifiedClassifier,
-    proved,
-    recorded,
-)
+from pyg_trust.unlearning.certified import CertifiedClassifier, proved
 from pyg_trust.unlearning.heads import (
     HEAD,
     Objective,
@@ -110,7 +106,7 @@ class Model(NamedTuple):
         root, zeros = self.train.seals.root, torch.zeros_like(self.weight)
         held = str(self.train.classes), str(self.seed), self.releases
         old = sealed(root, *held, zeros, self.weight)
-        return recorded(self.ledger, self.sealed, root, old)
+        return self.ledger.records(self.sealed, root, old)
 
 
 class Solved(NamedTuple):

@@ -294,7 +294,7 @@ class CoveredRemoval(_Removal):
     """Claim of a removal that the noise of a release covers."""
 
     procedure = 'removal covered by privacy'
-    relation = given('what the model protects', one_of(*RELATIONS))
+    relation = given('what is protected, such as an edge', one_of(*RELATIONS))
     units = given('number of items removed since the release', NATURAL)
     shift = given('L2 norm of the change of the released sums by all removals')
     mu_units = given(

@@ -64,11 +64,7 @@ def test_self_loops_are_flips_of_an_undirected_budget(added):
         generator = torch.Generator().manual_seed(seed)
         logits = torch.randn(n, 2, generator=generator).double()
         threat = ThreatModel(
-            edges,
-            loops,
-            global_budget=budget,
-            undirected=True,
-            num_nodes=n,
+            edges, loops, global_budget=budget, undirected=True, num_nodes=n
         )
         made = certify(logits, threat)
         for row in range(made.flips_ptr.numel() - 1):

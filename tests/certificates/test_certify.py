@@ -4,13 +4,7 @@ import json
 import pytest
 import torch
 from citeseer import load, local_oracle
-from exhaustive import (
-    admissible,
-    csr,
-    pagerank,
-    random_problem,
-    worst_margins,
-)
+from exhaustive import admissible, csr, pagerank, random_problem, worst_margins
 
 from pyg_trust.certificates import (
     UNKNOWN,
@@ -83,12 +77,7 @@ def test_local_certificates_are_exact(scenario, seed):
 @pytest.mark.parametrize('scenario', ['removals', 'both'])
 @pytest.mark.parametrize(
     'arguments',
-    [
-        {},
-        {'sign_only': True},
-        {'method': 'exact'},
-        {'method': 'lp'},
-    ],
+    [{}, {'sign_only': True}, {'method': 'exact'}, {'method': 'lp'}],
 )
 @pytest.mark.parametrize('seed', range(6))
 def test_global_certificates_never_beat_exhaustive_search(
@@ -203,8 +192,7 @@ def test_a_promise_names_the_edges_that_were_fixed():
     logits = torch.tensor([[9, 0], [0, 1], [0, 1], [9, 0]]).double()
     kept = certify(logits, ThreatModel(path, local_budget=1, num_nodes=4))
     free = certify(
-        logits,
-        ThreatModel(path, fixed='none', local_budget=1, num_nodes=4),
+        logits, ThreatModel(path, fixed='none', local_budget=1, num_nodes=4)
     )
     assert kept.num_robust == 4 > free.num_robust
     assert any(
@@ -252,9 +240,7 @@ def test_citeseer_counts(shared, strength, robust):
 def test_no_node_that_one_flip_breaks_is_certified(shared):
     graph, logits, _ = citeseer(shared)
     one = certify(
-        logits,
-        ThreatModel(graph, strength=6, global_budget=1),
-        method='exact',
+        logits, ThreatModel(graph, strength=6, global_budget=1), method='exact'
     )
     assert one.num_robust == 2049
     assert one.broken[[185, 233, 1684, 2039]].all()

@@ -375,10 +375,7 @@ def test_nodes_without_edges_have_their_own_logits():
         assert int(after[node]) != int(cut.reference[node])
     cut = [
         model(x, edge_index[:, keep]).argmax(1)
-        for keep in (
-            (edge_index != 0).all(0),
-            (edge_index != 2).all(0),
-        )
+        for keep in ((edge_index != 0).all(0), (edge_index != 2).all(0))
     ]
     changed = torch.stack(cut) != report.predicted
     again = certify(model, data, threat)

@@ -479,10 +479,7 @@ def typed(seed=0):
     return model
 
 
-@pytest.mark.parametrize(
-    'seed',
-    range(8),
-)
+@pytest.mark.parametrize('seed', range(8))
 def test_a_person_reaches_one_view_whatever_it_does(seed):
     n, groups = 9, 4
     data = shop(seed, n)

@@ -6,12 +6,7 @@ from fractions import Fraction
 
 import pytest
 import torch
-from exhaustive import (
-    admissible,
-    csr,
-    random_perturbations,
-    random_problem,
-)
+from exhaustive import admissible, csr, random_perturbations, random_problem
 
 from pyg_trust.certificates.policy import Horizon, policy_iteration
 from pyg_trust.certificates.threat import Perturbations

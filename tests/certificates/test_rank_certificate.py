@@ -105,8 +105,7 @@ def test_no_competitor_is_forgotten():
     A[tuple(zip(*ends, strict=True))] = 1
     A += A.T
     made = certify_ranks(
-        *(edges_of(A), torch.tensor([0]), threat_of(A, [(1, 50)])),
-        k=40,
+        *(edges_of(A), torch.tensor([0]), threat_of(A, [(1, 50)])), k=40
     )
     scores = scores_of(all_flips(A, [(1, 50)]), 0.15)[1, 0]
     assert 50 not in made.items

@@ -279,8 +279,7 @@ def test_votes_have_the_exact_probabilities(name):
     on = torch.tensor(list(itertools.combinations(range(3), 2))).t()
     on = on[:, row[:3]]
     data = Data(
-        x=row[3:].view(3, 2).float(),
-        edge_index=torch.cat([on, on.flip(0)], 1),
+        x=row[3:].view(3, 2).float(), edge_index=torch.cat([on, on.flip(0)], 1)
     )
     one_hot = torch.nn.functional.one_hot(classes, 3).double()
     p = torch.einsum('z,zvc->vc', kernel(cells, bits, noise)[at], one_hot)
@@ -560,8 +559,7 @@ def test_models_with_exact_certificates_are_told_of_them():
 
 @pytest.mark.parametrize('sparse', [False, True])
 @pytest.mark.parametrize(
-    'noise',
-    [BitFlips(edges=(0.05, 0.3)), BitFlips(features=(0.1, 0.1))],
+    'noise', [BitFlips(edges=(0.05, 0.3)), BitFlips(features=(0.1, 0.1))]
 )
 def test_an_edge_index_in_any_order_gives_the_same_votes(noise, sparse):
     data, model = small(), model_of('GCN', 6, 3, 0)

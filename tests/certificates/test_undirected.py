@@ -8,11 +8,7 @@ from exhaustive import csr, pagerank, undirected_graphs
 
 from pyg_trust.certificates import ThreatModel, certify, search
 from pyg_trust.certificates import threat as threat_module
-from pyg_trust.certificates.budget import (
-    Mirror,
-    dual_bound,
-    pagerank_bounds,
-)
+from pyg_trust.certificates.budget import Mirror, dual_bound, pagerank_bounds
 from pyg_trust.certificates.policy import Horizon
 from pyg_trust.certificates.region import local_attack
 from pyg_trust.certificates.search import (

@@ -17,10 +17,7 @@ from pyg_trust.certificates.poisoning import certify_shards
 from pyg_trust.certificates.voting import differ
 from pyg_trust.transforms.shards import Shards
 from pyg_trust.unlearning import ShardedUnlearner
-from pyg_trust.unlearning.aggregate import (
-    MeanAggregator,
-    majority_vote,
-)
+from pyg_trust.unlearning.aggregate import MeanAggregator, majority_vote
 from pyg_trust.verify.votes import answers, needed
 
 OPTIONS = {'num_samples': 2000, 'num_selection': 100}

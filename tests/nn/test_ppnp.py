@@ -153,7 +153,5 @@ def test_layers_are_not_certified_as_pagerank():
     data = Data(edge_index=EDGES, y=Y, num_nodes=40)
     with pytest.raises(TypeError, match=r"'model'.*num_layers=2"):
         certify(
-            LabelPropagation(2, 0.5),
-            data,
-            ThreatModel(data, local_budget=1),
+            LabelPropagation(2, 0.5), data, ThreatModel(data, local_budget=1)
         )

@@ -8,11 +8,7 @@ import torch
 
 from pyg_trust import rng
 from pyg_trust import unlearning as F
-from pyg_trust.nn import (
-    AttentiveAggregator,
-    LBAggregator,
-    make_aggregator,
-)
+from pyg_trust.nn import AttentiveAggregator, LBAggregator, make_aggregator
 from pyg_trust.unlearning.aggregate import (
     AGGREGATORS,
     _CutEdges,

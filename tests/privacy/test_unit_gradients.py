@@ -84,6 +84,10 @@ class Odd(nn.Module):
             p, q = self.w.chunk(2)
             h = (self.w @ h.t()).t() + F.linear(h, torch.cat([q, p]))
             h = h * self.w.norm()
+        elif how == 'views that meet':
+            flat = self.w.view(-1)
+            last = WIDTH - 1
+            h = h * flat[:WIDTH] + h.relu() * flat[last : last + WIDTH]
         elif how == 'table':
             h = h + self.table((x[:, 0].abs() * 4).long().clamp(max=8))
         elif how == 'lstm':
@@ -158,7 +162,7 @@ MODELS = {
         for how in (
             *('tied', 'einsum', 'views', 'table', 'lstm', 'gru', 'prelu'),
             *('attention', 'virtual node', 'in place', 'conv', 'eval'),
-            'tied, not square',
+            *('tied, not square', 'views that meet'),
         )
     },
 }

@@ -7,10 +7,7 @@ import torch
 
 from pyg_trust.graph import CSRGraph
 from pyg_trust.scattering.batch import num_paths
-from pyg_trust.scattering.transform import (
-    METHODS,
-    scattering_transform,
-)
+from pyg_trust.scattering.transform import METHODS, scattering_transform
 from pyg_trust.scattering.wavelets import (
     WAVELETS,
     itersine,

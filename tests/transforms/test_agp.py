@@ -87,11 +87,7 @@ def test_gdc_edges_carry_the_diffusion(name):
     # Summing over the new edges is multiplying by the diffusion matrix.
     data = make_data(y=torch.arange(40))
     transform = GDC(
-        name,
-        **ARGUMENTS[name],
-        threshold=1e-12,
-        normalization=None,
-        eps=0,
+        name, **ARGUMENTS[name], threshold=1e-12, normalization=None, eps=0
     )
     out = transform(data)
     source, target = out.edge_index
@@ -135,11 +131,7 @@ def test_gdc_prunes_if_told_to():
 
 
 def test_gdc_replaces_weights_and_adj_t():
-    data = Data(
-        x=make_data().x,
-        adj_t=GRAPH.to_torch_sparse(),
-        num_nodes=40,
-    )
+    data = Data(x=make_data().x, adj_t=GRAPH.to_torch_sparse(), num_nodes=40)
     transform = GDC('appnp', alpha=0.2, threshold=1e-3, eps=0)
     out = transform(data)
     assert 'adj_t' not in out

@@ -22,10 +22,7 @@ from pyg_trust.privacy.accounting import wor_epsilon
 from pyg_trust.privacy.gaussian import gaussian_epsilon, gaussian_mu_for
 from pyg_trust.privacy.propagation import messages
 from pyg_trust.report import fingerprint
-from pyg_trust.transforms import (
-    PrivateAGP,
-    release_checks,
-)
+from pyg_trust.transforms import PrivateAGP, release_checks
 
 RELATIONS = [
     {'adjacency': 'edge'},

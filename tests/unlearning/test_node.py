@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import torch
 from graphs import blocks
+from living import world_of
 from states import level_of, same
 from torch_geometric.data import Data
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from pyg_trust import noise
 from pyg_trust.agp.propagation import propagate
@@ -36,36 +38,10 @@ from pyg_trust.unlearning.shifts import shift_epsilon
 from pyg_trust.unlearning.sums import Sums
 from pyg_trust.update import NewNodes, Update
 
-KINDS = ('nodes', 'edges', 'features', 'labels')
-
 
 def make(data=None, measure='sgc', **kwargs):
     kwargs = {'weight_decay': 0.02, 'seed': 0, **kwargs}
     return NodeClassifier(measure, **kwargs).fit(data or blocks())
-
-
-def draw(model, data, random, kind):
-    """A request for one thing that is there."""
-
-    def one(values):
-        values = list(values)
-        return values[int(torch.randint(len(values), (), generator=random))]
-
-    alive = model.nodes.tolist()
-    if kind == 'edges':
-        return RemovalRequest(edges=[one(model.graph.to_edge_index()[0].t())])
-    held = model._model.data
-    if kind == 'labels':
-        alive = held.names[held.names >= 0].tolist()
-    if kind == 'features':
-        alive = [v for v in alive if not held.featureless[v]]
-    return RemovalRequest(**{kind: [one(alive)]})
-
-
-def requests(model, data, count, seed=0):
-    random = torch.Generator().manual_seed(seed)
-    for k in range(count):
-        yield draw(model, data, random, KINDS[k % 4])
 
 
 def seen(model):
@@ -143,6 +119,18 @@ def test_every_feature_may_go(kwargs):
     distance = model.remove(RemovalRequest(labels=[last])).distance_bound
     # Of features that are zero the minimiser is zero.
     assert float(model._model.W.norm()) <= distance
+
+
+def test_margins_of_a_pushed_model_are_of_the_limit():
+    data, eye = blocks(), torch.eye(90).double()
+    model = make(data, 'appnp', alpha=0.2, features='push', theta=1e-2)
+    edges, weight = gcn_norm(data.edge_index, None, 90, dtype=eye.dtype)
+    step = eye * 0
+    step[edges[1], edges[0]] = weight
+    limit = 0.2 * torch.linalg.inv(eye - 0.8 * step) @ data.x.double()
+    assert torch.allclose(
+        model.decision_function(), limit @ model.weight, rtol=0, atol=1e-9
+    )
 
 
 # Planted faults ##############################################################
@@ -227,8 +215,9 @@ def test_releases_are_as_hard_to_tell_apart_as_promised(monkeypatch):
 def test_a_transcript_composes_and_says_more_than_a_release():
     model = make()
     spent = [model.ledger.entries[0].spent]
-    for request in requests(model, blocks(), 12):
-        report = model.remove(request)
+    world = world_of(blocks(), 0)
+    for _ in range(12):
+        report = model.remove(world.remove())
         spent.append(model.ledger.entries[-1].spent)
         m = report.distance_bound / model.release_std
         # What is recorded is not below what was measured, and says little.
@@ -627,8 +616,9 @@ def test_the_size_of_the_rows_is_followed_from_above_and_back():
     data.x[data.train_mask.nonzero()[:3, 0]] *= 1e4
     model = make(data, bound=1e5)
     state = model._model.data
-    for request in requests(model, data, 24):
-        before = state.square
+    world = world_of(data, 0)
+    for _ in range(24):
+        before, request = state.square, world.remove()
         model.plan(request)
         assert state.square == before
         model.remove(request)

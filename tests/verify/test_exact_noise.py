@@ -20,7 +20,6 @@ from pyg_trust.verify import noise
 
 MP = mpmath.mp.clone()
 MP.prec = 300
-OPEN = (20, 12, 6)
 
 
 def tail(m, b):

@@ -51,10 +51,7 @@ def test_weights_are_exact_and_nothing_is_lost():
 
 
 # k, m, z, q, steps, delta.
-RUNS = [
-    (3, None, 5.0, 0.05, 50, 1e-5),
-    (2, 2, 4.0, Fraction(2, 40), 8, 1e-3),
-]
+RUNS = [(3, None, 5.0, 0.05, 50, 1e-5), (2, 2, 4.0, Fraction(2, 40), 8, 1e-3)]
 
 
 @pytest.mark.parametrize(('k', 'm', 'z', 'q', 'steps', 'delta'), RUNS)

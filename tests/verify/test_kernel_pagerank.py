@@ -10,10 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from pyg_trust.certificates.policy import (
-    Horizon,
-    policy_iteration,
-)
+from pyg_trust.certificates.policy import Horizon, policy_iteration
 from pyg_trust.certificates.threat import Perturbations
 from pyg_trust.verify import pagerank as kernel
 from tests.exhaustive import admissible, csr, random_problem

@@ -9,10 +9,7 @@ import pytest
 import torch
 from scipy.stats import beta
 
-from pyg_trust.certificates.smoothing import (
-    clopper_pearson,
-    flip_regions,
-)
+from pyg_trust.certificates.smoothing import clopper_pearson, flip_regions
 from pyg_trust.verify import votes
 
 

@@ -120,8 +120,7 @@ class State(NamedTuple):
     @property
     def is_sealed(self) -> bool:
         """Whether the ledger's last line records this state."""
-        last = self.ledger.last
-        return last is not None and last.data == self.sealed
+        return self.ledger.records(self.sealed)
 
 
 def hash_of_shards(state: State) -> str:

@@ -115,7 +115,7 @@ class ShardedUnlearner(Stateful):
         unit (PrivacyUnit, optional): which person owns which rows of a
             ``HeteroData``; persons are then put into shards and removed.
         start_is_public (bool): states that initial weights saw no data.
-        seed (int, optional): the seed; by default from the operating system.
+        seed (int, optional): the seed of everything; by default a secret one.
     """
 
     @retired(
@@ -494,8 +494,8 @@ class ShardedUnlearner(Stateful):
     ) -> ForgetReport:
         """Apply updates in order, all or none, and retrain their shards.
 
-        A keyed hash of its id chooses the shard of a new training node. If the
-        partition is by another method, ``by_hash`` counts such nodes.
+        A keyed hash of a new training node's id chooses its shard. If the
+        partition is by another method, ``by_hash`` of the report counts these.
 
         Args:
             update (Update, RemovalRequest or list): the removals, additions
