@@ -292,7 +292,7 @@ def _check_ledger(
     private = c is not None and c.kind == 'privacy'
     if not private or (c.procedure in SUMS) != releases:
         if each.values.get('ledger_head') is not None:
-            yield UNKNOWN, 'ledger: the file is of another procedure'
+            yield UNKNOWN, 'ledger: the file is of another part of the report'
         return
     yield removals.unbroken(lines)
     yield from _check_header(c, each, header)
