@@ -585,7 +585,7 @@ class PolicyThreat(NamedTuple):
 
 
 class PolicyFlips(NamedTuple):
-    """Edges that differ from a clean graph, for each of several graphs.
+    """Edges in which each of several graphs differs from a clean graph.
 
     Args:
         ptr (Tensor): int64, ``[num_policies + 1]``: graph i differs by the

@@ -813,7 +813,7 @@ class LastGraph:
             made (CSRGraph): the graph as :meth:`convert` returned it.
             graph (Any): the object that was converted; only a dense tensor,
                 such as an ``edge_index``, is kept.
-            num_nodes (int): the number of nodes that was passed to it.
+            num_nodes (int): the ``num_nodes`` of the call of :meth:`convert`.
         """
         if (
             isinstance(graph, Tensor)

@@ -124,7 +124,7 @@ class Report:
         raise TypeError(f'a {kind} guarantees nothing by itself')
 
     def chart(self) -> Chart:
-        """Return the chart that :meth:`plot` draws: by default of budgets."""
+        """Return the chart that :meth:`plot` draws, such as spent budgets."""
         try:
             promise = self.guarantee()
         except TypeError:

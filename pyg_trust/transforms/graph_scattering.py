@@ -162,9 +162,9 @@ class GraphScattering(GraphEmbedding):
         Q (int): the number of moments. (default: :obj:`4`)
         L (int): the number of layers, where the features themselves count as
             the first one. (default: :obj:`3`)
-        wavelet (str): :obj:`'geometric'` (row walk), :obj:`'geometric_column'`
-            (the walk of the papers), :obj:`'diffusion'`, :obj:`'itersine'` or
-            :obj:`'monic_cubic'`. (default: :obj:`'geometric'`)
+        wavelet (str): :obj:`'geometric'` (of :math:`D^{-1} A`; the default),
+            :obj:`'geometric_column'` (of :math:`A D^{-1}`), :obj:`'itersine'`,
+            :obj:`'diffusion'` or :obj:`'monic_cubic'`.
         low_pass (str): :obj:`'mean'` for means over nodes, or :obj:`'degree'`
             to weight nodes by their degrees. (default: :obj:`'mean'`)
         linear (bool): whether to leave out the absolute value (linear-GST).

@@ -414,7 +414,7 @@ class PrivateSums(_Released):
         'number of classes, if labels are summed', maybe(NATURAL), None
     )
     sensitivity = derived(
-        'largest distance of the sums of two neighbouring data sets',
+        'largest L2 distance between the sums of neighbouring data',
         lambda c: sensitivity(
             *(c.relation, c.directed, c.form, c.max_degree, c.num_classes)
         ),
