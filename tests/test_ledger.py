@@ -248,6 +248,10 @@ def test_changed_files_are_refused(tmp_path):
     path.write_bytes(whole)
     with pytest.raises(ValueError, match="mechanism='pld_wor' instead of"):
         PrivacyLedger(path, {**HEADER, 'mechanism': 'rdp_wor'})
+    path.write_bytes(chain.line('', [1])[1])
+    with pytest.raises(ValueError, match=r'mechanism: it has \[1\]'):
+        PrivacyLedger(path, HEADER)
+    path.write_bytes(whole)
     assert PrivacyLedger(path, HEADER).steps == 4
 
 
