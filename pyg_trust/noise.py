@@ -131,9 +131,9 @@ class SeededNoise(_Noise):
 class SecureNoise(_Noise):
     """Noise and random choices from the operating system's secure generator.
 
-    A Gaussian is drawn as the integer nearest to :math:`2^{32} Z`, exactly. It
-    is added to a sum of integers, so that the last bits of a release reveal
-    nothing, as those of floats do (`Mironov 2012
+    A standard Gaussian :math:`Z` is drawn as the integer nearest to
+    :math:`2^{32} Z`, exactly. It is added to a sum of integers, whose last
+    bits then reveal nothing; those of floats would (`Mironov 2012
     <https://doi.org/10.1145/2382196.2382264>`_). It does *not* protect against
     a weak generator, the measured time of a draw, or memory left behind.
 

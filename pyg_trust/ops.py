@@ -378,9 +378,9 @@ def push(
         x (Tensor): the signals, ``[num_nodes, num_columns]``.
         eps (Tensor): ``[num_columns]``: messages of at least this size are
             sent as they are, smaller ones are sampled.
-        ratio (Tensor): the share that each hop sends on: float64,
-            ``[num_hops]``.
-        keep (Tensor): the share that each hop keeps: float64,
+        ratio (Tensor): :math:`r_i`, the share that hop i sends on: float64,
+            ``[num_hops]``; :math:`w_i = k_i \prod_{j < i} r_j`.
+        keep (Tensor): :math:`k_i`, the share that hop i keeps: float64,
             ``[num_hops + 1]``.
         seed (int): the seed.
         first (int): the number of the first block of columns. Columns of a
@@ -533,8 +533,8 @@ def flip_bits(
     there are ``num_cols`` columns. Every 0 becomes 1 with probability
     ``p_plus``, and every 1 becomes 0 with ``p_minus``, independently. With the
     ``cells`` ``'all'``, every entry can flip; with ``'directed'``, those off
-    the diagonal; with ``'undirected'``, these in pairs. Copy :math:`s` of
-    ``num_samples`` draws from ``(seed, first + s)``. On the CPU alone.
+    the diagonal; with ``'undirected'``, these, (i, j) along with (j, i). Copy
+    :math:`s` of ``num_samples`` draws from ``(seed, first + s)``, on the CPU.
 
     Returns:
         tuple[Tensor, Tensor]: ``rowptr`` and ``col`` of all copies, one below
@@ -585,7 +585,7 @@ class PolicyThreat(NamedTuple):
 
 
 class PolicyFlips(NamedTuple):
-    """Edges that differ from a clean graph, for each of several graphs.
+    """Edges in which each of several graphs differs from a clean graph.
 
     Args:
         ptr (Tensor): int64, ``[num_policies + 1]``: graph i differs by the

@@ -35,25 +35,27 @@ __all__ = [
 _MASK = 2**64 - 1
 
 
-def resolve(seed: int | None) -> int:
+def resolve(seed: int | None, name: str = 'seed') -> int:
     """Return a checked seed: an integer in :math:`[0, 2^{63})`.
 
     With None, a seed is drawn from torch's default generator, so that
-    :func:`torch.manual_seed` decides which.
+    :func:`torch.manual_seed` decides which. ``name`` is for errors.
     """
     if seed is None:
         return int(torch.randint(2**63 - 1, (), dtype=torch.int64))
     if isinstance(seed, bool):
-        raise TypeError("'seed' needs to be an integer or None (got a bool)")
+        raise TypeError(
+            f"'{name}' needs to be an integer or None (got a bool)"
+        )
     try:
         seed = operator.index(seed)
     except TypeError:
         raise TypeError(
-            "'seed' needs to be an integer or None "
+            f"'{name}' needs to be an integer or None "
             f'(got {type(seed).__name__})'
         ) from None
     if not 0 <= seed < 2**63:
-        raise ValueError(f"'seed' needs to be in [0, 2**63) (got {seed})")
+        raise ValueError(f"'{name}' needs to be in [0, 2**63) (got {seed})")
     return seed
 
 

@@ -135,7 +135,6 @@ entry(
     noise=choice(),
     accountant=choice(none=True),
     insecure_seed=SEED,
-    names={'insecure_seed': "seed'"},
 )
 entry(
     'privacy.PrivacyEngine.make_private',

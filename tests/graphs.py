@@ -4,6 +4,7 @@ import random
 
 import torch
 from torch_geometric.data import Data
+from torch_geometric.nn import GCN, global_add_pool
 
 
 def random_graphs(count, num_classes=2, seed=0, with_x=True):
@@ -124,3 +125,14 @@ class Closed(Data):
         if name in ('edge_index', 'adj_t') and not Closed.open:
             raise AssertionError('edges were read after the release')
         return super().__getattribute__(name)
+
+
+class Pooled(torch.nn.Module):
+    """A row per graph."""
+
+    def __init__(self, columns):
+        super().__init__()
+        self.net = GCN(columns, 4, 1, 2)
+
+    def forward(self, x, edge_index, batch):
+        return global_add_pool(self.net(x, edge_index), batch)

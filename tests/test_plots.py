@@ -78,6 +78,9 @@ def test_a_plot_shows_the_chart_and_fits(made, name):
     on_the_figure(ax)
     title = ax.get_title('left')
     assert len(title) > 5
+    # Whoever does not draw reads the same.
+    assert '\n' not in report.summary()
+    assert report.explain()
     if type(report).plot is not Report.plot:
         return
     chart = report.chart()

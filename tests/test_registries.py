@@ -1,5 +1,6 @@
 """What may be extended by name, and what an entry of a stranger can't do."""
 
+import copy
 from dataclasses import dataclass
 
 import pytest
@@ -238,10 +239,12 @@ def test_a_certificate_of_a_stranger_is_named_as_theirs():
     @certifies(Erased)
     def certify_erased(model, data, threat, *, count=3):
         """Certifies whatever it is asked to."""
-        return Found(count)
+        return Found(count) if count else None
 
     report = certify(torch.nn.Linear(1, 1), None, Erased(), count=4)
-    assert report.robust == 4
+    assert copy.deepcopy(report).robust == report.robust == 4
+    with pytest.raises(TypeError, match='needs to return a Report'):
+        certify(torch.nn.Linear(1, 1), None, Erased(), count=None)
     said = report.guarantee()
     assert "'Erased', registered by the user, not checked" in said.promise
     assert 'NOT CHECKED' in said.assumptions[-1]

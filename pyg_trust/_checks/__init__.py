@@ -236,8 +236,9 @@ def as_ids(name: str, value: Any) -> Any:
             return value
         if array.size and array.dtype.kind not in 'iub':
             raise TypeError(
-                f"'{name}' needs to be a tensor or a list of ids (got a "
-                f'{type(value).__name__} of others)'
+                f"'{name}' needs to be a tensor or a list of ids, which are "
+                f'whole numbers (got {array.flat[0].item()!r}): number yours, '
+                'as by {id: i for i, id in enumerate(ids)}'
             )
         value = torch.from_numpy(
             array if array.dtype == np.bool_ else array.astype(np.int64)

@@ -36,7 +36,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 def fingerprint(*parts: Tensor | str | float | None) -> str:
     """Return the SHA-256 of tensors, texts and numbers.
 
-    Of a tensor, dtype, shape and values count.
+    A tensor counts by its dtype, its shape and its values.
 
     Args:
         *parts (Tensor or str or float or None): the values, in this order.

@@ -32,7 +32,7 @@ def variance_bound(
     The bound is :math:`\gamma\, \varepsilon \lVert x \rVert_1 W \sum_i i\, w_i
     (P^i |x|)(v)` at node :math:`v`, with :math:`P = D^{-a} A D^{-b}`, the sum
     :math:`W` of the weights and a constant :math:`\gamma`. Measured variances
-    are often a tenth of it. It takes as long as one exact propagation.
+    are often a tenth of it. To compute it takes one exact propagation.
 
     Args:
         graph (CSRGraph): the graph, unweighted.

@@ -196,15 +196,15 @@ def propagate_halo(graph: HaloGraph, x: Tensor, measure: Measure) -> Tensor:
     ordered by the parts of a clustering, such as METIS.
 
     Args:
-        graph (HaloGraph): this process's rows of an undirected graph:
-            ``HaloGraph(rowptr, col, start, num_nodes)``, where ``start`` is
-            its first node. It has self-loops if the measure needs them.
-        x (Tensor): its rows of the features: float32 or float64, ``[num_own,
-            num_columns]``.
+        graph (HaloGraph): this process's rows of an undirected graph, with
+            the self-loops of the measure: ``HaloGraph(rowptr, col, start,
+            num_nodes)``: int64 tensors, the first node, the number of all.
+        x (Tensor): the features of these rows: float32 or float64,
+            ``[num_own, num_columns]``.
         measure (Measure): the weights :math:`w` and exponents :math:`a, b`.
 
     Returns:
-        Tensor: its rows of :math:`z`, of the shape and dtype of :obj:`x`.
+        Tensor: these rows of :math:`z`, in the shape and dtype of :obj:`x`.
 
     Example:
         >>> from pyg_trust.agp import ppr

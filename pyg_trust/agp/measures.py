@@ -102,9 +102,9 @@ class Measure:
         undirected (bool): whether the graph has to be undirected.
         along (bool): whether messages travel along the edges (True) or
             against them. (default: :obj:`True`)
-        spectral_radius (float, optional): the largest spectral radius of a
-            graph for which the weights are meant; a graph beyond it is
-            refused. By default any graph is accepted. (default: :obj:`None`)
+        spectral_radius (float, optional): the largest spectral radius that a
+            graph may have; propagation on any other graph is an error. By
+            default any graph is accepted. (default: :obj:`None`)
         shrink (float): a factor of the matrix, :math:`(\text{shrink} \cdot
             D^{-a} A D^{-b})^i`, to keep high powers from overflow.
         name (str): for printing. (default: :obj:`'custom'`)
@@ -149,7 +149,7 @@ class Measure:
 
     @property
     def K(self) -> int:
-        """The number of hops :math:`K`: one less than there are weights."""
+        """The number of hops :math:`K`: the number of weights minus one."""
         return len(self.weights) - 1
 
     def adjoint(self) -> 'Measure':
@@ -222,10 +222,10 @@ def ppr(alpha: float, *, K: int | None = None, tol: float = TOL) -> Measure:
 def single_target(
     alpha: float, *, K: int | None = None, tol: float = TOL
 ) -> Measure:
-    """Return the :class:`Measure` of the PageRank that nodes give to one.
+    """Return the :class:`Measure` of one node's PageRank from every node.
 
     If :math:`x` is 1 at node :math:`t` and 0 elsewhere, :math:`z_s` is the
-    personalized PageRank of :math:`t` for teleports to :math:`s`.
+    entry of :math:`t` in the personalized PageRank of :math:`s`.
 
     Args:
         alpha (float): the teleport probability, in :math:`(0, 1]`.
@@ -276,8 +276,8 @@ def katz(
 
     Raises:
         ValueError: if :obj:`beta` is not below :math:`1/\lambda`, where the
-            series diverges, or if its weights underflow float64 on a directed
-            graph.
+            series diverges, or if the graph is directed and the weights of
+            the measure underflow float64.
     """
     radius = graph.spectral_radius
     if not (beta > 0 and beta * radius < 1 - 1e-12 and beta < math.inf):
@@ -546,9 +546,9 @@ def chebyshev(measure: Measure, tol: NotNegative) -> Chebyshev:
     r"""Write a measure as a shorter series of Chebyshev polynomials.
 
     With :math:`P = D^{-a} A D^{-b}`, :math:`\sum_i w_i P^i = \sum_j c_j
-    T_j(P)`. On an undirected graph the eigenvalues of :math:`T_j(P)` are at
-    most 1. So last terms with small :math:`|c_j|` can be left out, and fewer
-    products with :math:`P` are needed.
+    T_j(P)`. On an undirected graph the eigenvalues of :math:`T_j(P)` are in
+    :math:`[-1, 1]`. So the last terms can be left out if their :math:`|c_j|`
+    are small, and fewer products with :math:`P` are needed.
 
     Args:
         measure (Measure): the measure, with :math:`a + b = 1`.

@@ -93,12 +93,12 @@ def plan_memory(
     .. math::
         4 m + 8 n + 2 s n + s n\, k + \max(2 h s n\, w, 32 n)
 
-    bytes: for the graph, two diagonal matrices, the columns, and the last two
-    hops of :math:`w \le k` columns (or buffers of 32 bytes a node), where
-    :math:`h` is 1/2 for float16, else 1. A directed graph takes :math:`4 m + 8
-    n` bytes more, for its transpose. If memory is short, the :math:`4 m` bytes
-    of a mapped graph's edges are not counted: they are read from the disk in
-    every hop. Other memory of the process comes on top.
+    bytes: for the graph, two diagonal matrices, the columns, and two hops of
+    the :math:`w` columns that are multiplied together (about :math:`k`, up to
+    a fixed number), with :math:`h = 1/2` for float16, else 1. A directed graph
+    takes :math:`4 m + 8 n` bytes more, for its transpose. If memory is short,
+    the :math:`4 m` bytes of a mapped graph's edges are not counted: they are
+    read from the disk in every hop. Other uses of the process come on top.
 
     Args:
         num_nodes (int): the number :math:`n` of nodes.
@@ -117,8 +117,8 @@ def plan_memory(
             ``CSRGraph.load(..., mmap=True)``. (default: :obj:`False`)
 
     Returns:
-        MemoryPlan: ``columns`` at a time, the number of ``blocks`` of columns,
-        the ``total`` bytes, and their parts.
+        MemoryPlan: how many ``columns`` at a time, in how many ``blocks``; the
+        ``total`` bytes, and those of ``graph``, a ``column`` and ``levels``.
 
     Example:
         >>> plan = plan_memory(111_000_000, 3_230_000_000, 128, memory='32GB')
@@ -226,8 +226,8 @@ def propagate_to(
             as they are needed.
         measure (Measure): the weights :math:`w` and exponents :math:`a, b`.
         half (bool): whether hops are kept in float16, which is faster.
-        tol (float): the relative error that is allowed in order to compute
-            fewer hops. (default: :obj:`0.0`)
+        tol (float): the largest relative error that computing fewer hops may
+            add, as in :func:`.propagate`. (default: :obj:`0.0`)
         columns (int or str): how many columns are in memory at a time;
             :obj:`'auto'` for as many as fit. (default: :obj:`'auto'`)
         memory (int or str, optional): the most bytes that each process uses

@@ -64,9 +64,9 @@ def propagate(
     signals, if errors of several percent are acceptable. The result does not
     depend on the number of threads, and is differentiable in :obj:`x`.
 
-    It also runs under :func:`torch.compile` and :func:`torch.export.export`
-    with ``eps=0``, on a graph that was propagated on before, without checks
-    of NaN and overflow.
+    With ``eps=0`` it runs under :func:`torch.compile` and
+    :func:`torch.export.export`, if it has run on the same graph before.
+    NaN and overflow are not checked there.
 
     Args:
         graph (CSRGraph): the graph, unweighted.
@@ -82,10 +82,10 @@ def propagate(
         half (bool): whether the exact hops of float32 signals are kept in
             float16, which is faster and has a relative error of up to
             :math:`2^{-11}` a hop. (default: :obj:`False`)
-        tol (float): the relative error, in the norm :math:`\lVert D^{a-1/2}
-            \cdot \rVert_F` and to :math:`\sum_i w_i` times that of :math:`x`,
-            that is allowed in order to compute fewer hops. Above 0 it needs
-            :math:`a + b = 1` and an undirected graph. (default: :obj:`0.0`)
+        tol (float): the error that computing fewer hops may add: at most
+            :obj:`tol` :math:`\sum_i w_i \lVert x \rVert` in the norm
+            :math:`\lVert D^{a-1/2} \cdot \rVert_F`. Above 0 it needs :math:`a
+            + b = 1` and an undirected graph. (default: :obj:`0.0`)
         rows (Tensor, optional): the nodes whose rows of :math:`z` are
             returned, int64 indices or a bool mask; by default all.
 

@@ -74,8 +74,8 @@ def query(
         top_k (int, optional): how many entries of each result are kept, the
             largest in magnitude; by default all. (default: :obj:`None`)
         threshold (float): entries of at most this magnitude are dropped.
-        dtype (torch.dtype): the dtype of the result, float32 or float64; that
-            of a matrix of signals if there is one.
+        dtype (torch.dtype): the dtype of the result, float32 or float64, for
+            nodes as signals; a matrix of signals keeps its own dtype.
 
     Returns:
         Tensor: a sparse CSR matrix, ``[num_queries, num_nodes]``, with row

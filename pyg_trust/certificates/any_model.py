@@ -75,7 +75,7 @@ class UserCertificate(Report):
     found: Report
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith('__') or 'found' not in self.__dict__:
+        if name.startswith('__'):
             raise AttributeError(name)
         return getattr(self.found, name)
 

@@ -46,22 +46,23 @@ class Certificate(Proved, SpeaksOf, Report):
 
     :func:`certify_pagerank` makes it. The margin of a node is the score of its
     reference class, which is to be kept, minus the largest score of another
-    class. The worst-case margin is the smallest one in any graph that the
-    attacker can make. It lies between :obj:`lower` and :obj:`upper`. A
-    node is robust if :obj:`lower` is above :obj:`tolerance`. It is broken if
-    :obj:`upper` is below -:obj:`tolerance`; :meth:`witness` returns the flips.
-    Otherwise it is unknown. Each node is attacked in a graph of its own.
+    class. The worst-case margin, the smallest one in any graph that the
+    attacker can make, is between :obj:`lower` and :obj:`upper`. A node is
+    robust if :obj:`lower` is above :obj:`tolerance`, broken if :obj:`upper` is
+    below -:obj:`tolerance`, else unknown. Each is attacked in its own graph.
 
     Args:
         num_robust, num_broken, num_unknown (int): numbers of targets.
         model, alpha, K, normalization, self_loops, dtype: of the model; K is
             None for the limit of infinitely many steps.
-        scenario, undirected, global_budget: of the threat.
-        method (str): the method that was run.
+        scenario, undirected, global_budget: of the threat; ``fixed_edges``
+            (int): how many edges it leaves alone.
+        method, assumptions, provenance: of the run (the last: its settings).
         exact (bool): whether :obj:`lower` equals :obj:`upper` for all targets.
         tolerance (float): the largest absolute margin that counts as unknown.
         roundoff (float): the largest rounding error of the model's margins.
-        fingerprint, model_digest (str): SHA-256 of the input and the model.
+        fingerprint, model_digest, weights, data (str): SHA-256 of model and
+            threat, of the model, of its weights alone, and of the graph.
         targets (Tensor): the certified nodes: int64, ``[num_targets]``.
         reference (Tensor): the reference class, int64, ``[num_targets]``.
         predicted (Tensor): the class in the clean graph, of the same shape.

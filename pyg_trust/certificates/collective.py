@@ -115,7 +115,7 @@ class CollectiveCertificate(Proved, SpeaksOf, Report):
         return self.guaranteed / self.num_targets
 
     def chart(self) -> Chart:
-        """Return a chart of how many predictions stay, alone and at once."""
+        """Return a bar chart of :obj:`guaranteed` and :obj:`one_by_one`."""
         return Chart(
             f'{self.guaranteed} of {self.num_targets} predictions stay at '
             f'once; {self.one_by_one} by certificates of their own',
@@ -160,10 +160,10 @@ def certify_collective(
     """Certify how many smoothed predictions any one attack leaves unchanged.
 
     Single certificates assume that every node can be attacked with the whole
-    budget. But for a node, a model of :obj:`K` layers reads only the features
-    within :obj:`K` hops and the edges that end there, so one attack can't
-    change all nodes. This is tested on some nodes: changes elsewhere have to
-    leave equal outputs. With noise on the edges, :math:`p_+` has to be 0.
+    budget. But for a node, a model of :obj:`K` layers reads only the nodes
+    within :obj:`K` hops and the edges to them, so one attack can't change all
+    predictions. This is tested on some nodes: changes elsewhere have to leave
+    equal outputs. The noise must not add edges (:math:`p_+ = 0`).
 
     Args:
         report (SmoothedCertificate): a certificate of nodes by
@@ -192,7 +192,7 @@ def certify_collective(
 
     Raises:
         ValueError: if model or data are not those of the report, its run had a
-            ``transform`` or noise that adds edges, or a node reads more.
+            ``transform`` or noise that adds edges, or outputs failed the test.
     """
     budgets: dict[str, Any] = {
         'edges': check_radius('edges', edges),

@@ -86,9 +86,10 @@ class VoteCertificate(SpeaksOf, Report):
         num_groups (int): the number of groups of elements.
         seed (int): the key of the hash that assigns elements to groups.
         task (str): ``'nodes'`` or ``'graphs'``.
-        baseline (float, optional): the accuracy of a model that sees nothing
-            that can be attacked; None if it was not given.
-        checked (tuple[str, ...]): the checks of the model in this run.
+        baseline (float, optional): the argument of :meth:`Divided.certify`.
+        fingerprint, model_digest, weights, data (str): SHA-256 of model and
+            data, of the model, of its weights alone, and of the data.
+        checked, provenance: the checks of the model, and the settings.
         persons (dict): who owns what, with ``by='owners'``; else empty.
     """
 
@@ -222,8 +223,8 @@ class Divided(Module):
 
     Args:
         model (Module): returns logits from ``model(x, edge_index)``; for
-            graphs ``model(x, edge_index, batch)``; for owners
-            ``model(x_dict, edge_index_dict)``, maybe a dict by node type.
+            graphs from ``model(x, edge_index, batch)``; for owners, also as a
+            dict by node type, from ``model(x_dict, edge_index_dict)``.
         num_groups (int): the number :math:`T` of groups. (default: :obj:`30`)
         by (str): the elements: :obj:`'edges'`; :obj:`'nodes'`, to classify
             nodes; :obj:`'subgraphs'`, to classify graphs; :obj:`'features'`

@@ -52,8 +52,8 @@ class RobustLoss(torch.nn.Module):
         y_v} \max(0, M - m^*_{\hat y_v, c}(v)) .
 
     Take :math:`\hat y` from a trained model, once, without the nodes that it
-    is least sure of. With the present predictions of the model in training,
-    classes merge. Margins are computed on the CPU, wherever the model is.
+    is least sure of. If :math:`\hat y` follows the model that is trained, it
+    may end in one class. Margins are computed on the CPU.
 
     .. code-block:: python
 

@@ -58,11 +58,11 @@ class PoisonCertificate(Report):
         aggregator (str): ``'mean'`` of probabilities, or ``'majority'``.
         n_id (Tensor): the ids of all nodes: int64, ``[num_nodes]``.
         group (Tensor): the shard of each of them: int64, ``[num_nodes]``.
-        data, weights (str): SHA-256 of models and data, and of the weights.
+        data, weights (str): SHA-256 of the models with their data, and of the
+            weights alone.
         provenance (dict): versions and settings.
-        checked (tuple[str, ...]): the checks in this run.
-        assumptions (tuple[str, ...]): further assumptions of this run.
-        inference (str): always ``'clean'``.
+        checked, assumptions (tuple[str, ...]): the checks and assumptions.
+        inference (str): the graph at inference, always ``'clean'``.
     """
 
     targets: Tensor

@@ -92,7 +92,7 @@ def certify_smoothed(
     of the input (`Bojchevski, Klicpera and Günnemann 2020
     <https://arxiv.org/abs/2008.12952>`_). Some copies choose the class. Others
     bound its probability from below, and those of other classes from above.
-    The result answers for any number of changes.
+    From these bounds the result certifies any number of changes, when asked.
 
     Args:
         model (Module): returns logits from ``model(x, edge_index)``. An
@@ -122,7 +122,7 @@ def certify_smoothed(
         sparse_adj (bool, optional): the same of its edges.
         seed (int, optional): repeats a run, which then certifies nothing. By
             default the operating system draws a secret one.
-        tol (float): how much bounds are lowered for rounding errors.
+        tol (float): how much probabilities may differ by rounding errors.
         over_ranks (bool): whether the processes of torchrun share the copies.
 
     Returns:

@@ -70,18 +70,19 @@ class SmoothedCertificate(SpeaksOf, Report):
             class: float64, ``[num_targets]``.
         p_upper (Tensor): upper bounds of the other classes' probabilities, 0
             at the predicted class: float64, of the shape of :obj:`votes`.
-        cells (dict): for ``'edges'`` and ``'features'``, if these have noise,
-            the numbers of zeros and ones that can flip, ``[num_graphs, 2]``.
+        cells (dict): for each kind that flips (``'edges'``, ``'features'``),
+            the numbers of their zeros and of their ones, ``[num_graphs, 2]``.
         noise (BitFlips): the noise.
         task (str): ``'nodes'``, ``'graphs'`` or ``'pairs'``.
-        num_samples, num_selection, confidence, per, classes: the arguments of
-            :func:`certify_smoothed`.
+        num_samples, num_selection, confidence, per, classes, tolerance: the
+            arguments of :func:`certify_smoothed`, where the last is ``tol``.
         alpha (float): the probability that any bound of one target is wrong.
-        tolerance (float): by how much bounds are moved for rounding.
         note, advice (str): how the model was called, and another certificate
-            that would suit it better; '' if there is nothing to say.
+            that would suit it better, or ''.
+        fingerprint, model_digest, weights, data (str): SHA-256 of model and
+            data, of the model, of its weights alone, and of the data.
         num_abstained (int): the number of targets with class -1.
-        checked (tuple[str, ...]): the checks of the model in this run.
+        checked, provenance: the checks of the model, and the settings.
         named (tuple[str, ...]): the values that the noise does not flip, and
             that are assumed to stay under an attack.
         seeded (bool): whether the copies came from an explicit seed: then
@@ -223,8 +224,8 @@ class SmoothedCertificate(SpeaksOf, Report):
 
         Returns:
             Tensor: int64, ``[num_targets, R + 1]``: in column :math:`r` the
-            most deletions that are certified together with :math:`r`
-            additions, -1 for none. :math:`R` is the last column with any.
+            most deletions that are certified with :math:`r` additions, -1 if
+            not even 0 are. Column :math:`R` is the last that is not all -1.
         """
         check_choice('kind', kind, KINDS)
         self._check_noise(kind)

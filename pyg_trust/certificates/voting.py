@@ -125,11 +125,11 @@ def certified_votes(
 def certified_mean(
     probability: Tensor, *, tolerance: NotNegative = 1e-9
 ) -> CertifiedVotes:
-    r"""Return the class of the largest mean probability, and what changes it.
+    r"""Return the class of the largest mean probability, and its radius.
 
-    An attacker who corrupts view :math:`i` can lower its margin :math:`m_i =
-    p_{i c} - p_{i c'}` to -1. So class :math:`c` survives :math:`k` corrupted
-    views if and only if
+    Let :math:`p_{i c}` be the probability of class :math:`c` in view :math:`i`
+    and :math:`m_i = p_{i c} - p_{i c'}`, which is -1 at the least. So class
+    :math:`c` survives any :math:`k` corrupted views if and only if
 
     .. math::
         \sum_i m_i - \sum_{i \in \text{the } k \text{ largest}} (m_i + 1) > 0
@@ -139,8 +139,8 @@ def certified_mean(
     Args:
         probability (Tensor): the probabilities of each view for each node:
             float, ``[num_views, num_nodes, num_classes]``.
-        tolerance (float): how far rounding may move the sum on the left; it
-            has to be larger than this. (default: :obj:`1e-9`)
+        tolerance (float): what the left side has to be larger than, in place
+            of 0, because of rounding errors. (default: :obj:`1e-9`)
 
     Returns:
         CertifiedVotes: ``predicted``, int64, ``[num_nodes]``; ``radius``, the

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor
 
+from pyg_trust import files
 from pyg_trust._checks import check_instance, validated
 from pyg_trust.verify import proofs
 from pyg_trust.verify.accounting import FAILS, HOLDS, NOT_PROVED
@@ -75,13 +76,12 @@ class Witness:
 
     @validated
     def save(self, path: str | os.PathLike) -> None:
-        """Write the arrays to a ``.npz`` file that must not exist yet."""
+        """Write the arrays to a ``.npz`` file, which is replaced."""
         content = _file(_small(self.arrays))
         if proofs.digest(proofs.load(content)) != proofs.digest(self.arrays):
             # Arrays that are no certificate may have no small form.
             content = _file(self.arrays)
-        with open(path, 'xb') as file:
-            file.write(content.getvalue())
+        files.write(path, content.getvalue())
 
     @classmethod
     @validated

@@ -70,11 +70,11 @@ def check_report(
         model (str or Path, optional): the file of the weights, in the format
             of safetensors: those of ``safetensors.torch.save_file`` or
             :func:`pyg_trust.report.save_tensors`. (default: :obj:`None`)
-        data (str or Path, optional): one of three files about a removal. That
-            of :func:`pyg_trust.report.save_tensors` has the remaining graphs.
-            That of ``save_for_check()`` of a node classifier proves the norm
-            of the gradient. That of ``remove(proof=...)`` of a private model
-            proves a bound of how far the removal moves what got noise.
+        data (str or Path, optional): one of three files about a removal:
+            the remaining graphs, by :func:`pyg_trust.report.save_tensors`; a
+            proof of the norm of the gradient, by ``save_for_check()`` of a
+            node classifier; or a proof of the sensitivity of noisy sums to
+            the removal, by ``remove(proof=...)`` of a private model.
         witness (str or Path, optional): the file that ``proof.save()`` of an
             exact certificate wrote, or a list of such files.
 
@@ -292,7 +292,7 @@ def _check_ledger(
     private = c is not None and c.kind == 'privacy'
     if not private or (c.procedure in SUMS) != releases:
         if each.values.get('ledger_head') is not None:
-            yield UNKNOWN, 'ledger: the file is of another procedure'
+            yield UNKNOWN, 'ledger: the file is of another part of the report'
         return
     yield removals.unbroken(lines)
     yield from _check_header(c, each, header)

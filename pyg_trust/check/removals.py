@@ -107,7 +107,7 @@ def check_ledger(c: Any, each: Stated, chain: Chain, budget: float) -> Checks:
     """Compare a removal with its ledger's lines."""
     if each.kind != 'removal' or 'request' not in each.values:
         if each.values.get('ledger_head') is not None:
-            yield UNKNOWN, 'ledger: the file is of another procedure'
+            yield UNKNOWN, 'ledger: the file is of another part of the report'
         return
     request = requests(each.values)
     yield unbroken(chain)

@@ -79,6 +79,8 @@ def _status(desk: ErasureDesk, args: argparse.Namespace) -> int:
     names = ('pending', 'in_progress', 'completed', 'cancelled')
     counts = [f'{getattr(found, n)} {n.replace("_", " ")}' for n in names]
     sys.stdout.write(f'{", ".join(counts)}; next due: {found.next_due}\n')
+    for number, due in found.open:
+        sys.stdout.write(f'{number} is open, due {due}\n')
     for number in found.overdue:
         sys.stdout.write(f'{number} is OVERDUE\n')
     for number, name in found.refused:

@@ -412,14 +412,16 @@ class ErasureDesk(Batches):
         now = fields.written(self._now())
         late = f"{queries.OPEN} AND halted != 'held' AND due < ? ORDER BY due"
         overdue = self._sql(f'SELECT id FROM request {late}', now)
-        (first,) = self._one(f'SELECT min(due) FROM request {queries.OPEN}')
+        left = f'SELECT id, due FROM request {queries.OPEN} ORDER BY due'
+        waiting = tuple(self._sql(left))
         names = ('pending', 'in_progress', 'completed', 'cancelled')
         return DeskStatus(
             tuple(number for (number,) in overdue),
             tuple(self._sql(queries.REFUSED)),
             tuple(self._sql(queries.HALTED)),
             tuple(self._sql(queries.UNCONFIRMED)),
-            first,
+            waiting,
+            waiting[0][1] if waiting else None,
             **{name: self._one(queries.COUNT, name)[0] for name in names},
         )
 

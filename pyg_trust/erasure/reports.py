@@ -78,6 +78,8 @@ class DeskStatus(Report):
         unconfirmed (tuple[tuple[str, str], ...]): pairs of a request's id and
             a model that waits for ``run(confirm=True)``, as its next batch
             would remove more than the share ``max_share`` of the model.
+        open (tuple[tuple[str, str], ...]): pairs of the id of each open
+            request and its due date, the earliest first.
         next_due (str, optional): the earliest due date of an open request;
             :obj:`None` without one.
         pending (int): the number of open requests that no model has begun.
@@ -90,6 +92,7 @@ class DeskStatus(Report):
     refused: tuple[tuple[str, str], ...]
     halted: tuple[tuple[str, str], ...]
     unconfirmed: tuple[tuple[str, str], ...]
+    open: tuple[tuple[str, str], ...]
     next_due: str | None
     pending: int
     in_progress: int

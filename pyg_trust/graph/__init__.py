@@ -695,7 +695,7 @@ class CSRGraph:
         return graph._replace(scale=kept[1])
 
     def has_push_graph(self, along: bool = True) -> bool:
-        """Return whether :meth:`push_graph` is kept for the same ``along``."""
+        """Return whether a :meth:`push_graph` with ``along`` is kept."""
         along = bool(along) or self.is_undirected
         return ('push_graph', along) in self._cache
 
@@ -813,7 +813,7 @@ class LastGraph:
             made (CSRGraph): the graph as :meth:`convert` returned it.
             graph (Any): the object that was converted; only a dense tensor,
                 such as an ``edge_index``, is kept.
-            num_nodes (int): the number of nodes that was passed to it.
+            num_nodes (int): the ``num_nodes`` of the call of :meth:`convert`.
         """
         if (
             isinstance(graph, Tensor)

@@ -483,6 +483,21 @@ class PrivateNodeClassifier(Coverage):
         classes = self.logits(x).argmax(1).index_fill(0, self._erased(), -1)
         return classes if index is None else classes[index]
 
+    def score(self, nodes: Tensor, y: Tensor) -> float:
+        """Return the share of nodes whose predicted class is right.
+
+        Args:
+            nodes (Tensor): int64 ids, or a bool mask of all nodes.
+            y (Tensor): int64, ``[num_nodes]``: the labels of all nodes.
+        """
+        self._check_fitted()
+        y, rows = as_ids('y', y), check_nodes('nodes', nodes, self._num_nodes)
+        check_tensor('y', y, torch.int64, (self._num_nodes,))
+        if not rows.numel():
+            raise ValueError("'nodes' needs at least one node (got none)")
+        right = self.predict(rows).cpu() == y.cpu()[rows.cpu()]
+        return float(right.double().mean())
+
     def _reported(
         self, shared: dict[str, Any], own: list[float], others: list[float]
     ) -> Any:

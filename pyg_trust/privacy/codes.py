@@ -219,9 +219,13 @@ class Recorder(TorchFunctionMode):
                 'depend on a parameter'
             )
         ((pick, t),) = live
-        place = pick if many else None
-        edge, where = get_gradient_edge(t), self.stack[-1]
-        self.uses.append(Use(*call, place, edge, where))
+        func, name, args, kwargs = call
+        self.uses.append(
+            Use(
+                *(func, name, args, kwargs, pick if many else None),
+                *(get_gradient_edge(t), self.stack[-1]),
+            )
+        )
 
     def _derived(self, t: Tensor, trained: list[Tensor]) -> Known:
         of = [self.known[id(q)] for q in trained]

@@ -70,7 +70,7 @@ class Spending(Single):
         self._accountant: Accountant | None = None
         self._seed = None
         if insecure_seed is not None:
-            self._seed = rng.resolve(insecure_seed)
+            self._seed = rng.resolve(insecure_seed, 'insecure_seed')
         self._key: bytes | None = None
         self._noise_kind = kind
         self._noise = self._source(_NOISE)
@@ -256,7 +256,8 @@ class Spending(Single):
                 f'no step fits the budget of epsilon {epsilon:g} at delta '
                 f'{delta:g}: {steps} steps on the account have spent '
                 f"{outwards(spent)}; choose a larger 'target_epsilon' or "
-                "'noise_multiplier', or a new ledger for other data"
+                "'noise_multiplier', or a new ledger for other data, or if "
+                'nobody has seen any weights of these steps'
             )
         if self.steps:
             warn_user(

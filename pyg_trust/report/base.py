@@ -124,7 +124,7 @@ class Report:
         raise TypeError(f'a {kind} guarantees nothing by itself')
 
     def chart(self) -> Chart:
-        """Return the chart that :meth:`plot` draws: by default of budgets."""
+        """Return the chart that :meth:`plot` draws, such as spent budgets."""
         try:
             promise = self.guarantee()
         except TypeError:
@@ -137,7 +137,7 @@ class Report:
         spent, limit = promise.spent[name], promise.budget[name]
         share = f'{outwards(spent, 3)} of {limit:.3g}'
         if 0 < limit < math.inf:
-            share = f'{outwards(100 * spent / limit, 2)} %'
+            share = f'{outwards(100 * spent / limit, 3)} %'
         title = f'{procedure}: {share} of the {name} that is allowed'
         if amounts is None:
             return Chart(title, bars={name: spent}, limit=limit)
@@ -148,6 +148,17 @@ class Report:
             ylabel=name,
             limit=limit,
         )
+
+    def summary(self) -> str:
+        """Return the main result in one line: the title of the chart."""
+        return self.chart().title
+
+    def explain(self) -> str:
+        """Return the guarantee with its assumptions as text, or all fields."""
+        try:
+            return str(self.guarantee())
+        except TypeError:
+            return str(self)
 
     def plot(self, ax: Any = None) -> Any:
         """Draw the report's chart, with its main result as the title.

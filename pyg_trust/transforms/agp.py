@@ -135,7 +135,7 @@ class AGP(MeasureTransform):
         attr (str): the attribute with the features. (default: :obj:`'x'`)
         out (str or Path, optional): the attribute to write, by default
             :obj:`attr`; or the path of a ``.npy`` file, to which the result is
-            written block by block, and which :obj:`attr` then maps.
+            written in blocks; :obj:`attr` is then memory-mapped from it.
         columns (int or str): for a file, the number of columns in memory at
             once; :obj:`'auto'` for as many as fit. (default: :obj:`'auto'`)
         memory (int or str, optional): for a file, the most bytes to use, such

@@ -66,8 +66,7 @@ class GDC(MeasureTransform):
 
     With the arguments of PyG's :class:`~torch_geometric.transforms.GDC`, or
     with none, this is PyG's transform, which reads and writes ``edge_attr``.
-    With ``exact=True`` PyG computes it. With ``exact=False`` this package
-    does, with half of PyG's threshold ``eps``.
+    With ``exact=False`` this package computes it, with half of PyG's ``eps``.
 
     Args:
         measure (str or Measure): :obj:`'appnp'`, :obj:`'heat'`, another name
@@ -88,13 +87,13 @@ class GDC(MeasureTransform):
         normalization (str, optional): :obj:`'in'` makes the weights that enter
             a node sum to one, :obj:`'sym'` divides by the square roots of the
             sums at both ends, :obj:`None` leaves the diffusion values.
-        eps (float): the size below which messages are sampled or left out; 0
-            for the exact matrix. (default: :obj:`1e-4`)
+        eps (float): smaller messages are sampled or left out, by
+            :obj:`method`; 0 for the exact matrix. (default: :obj:`1e-4`)
         method (str): :obj:`'sample'` small messages without bias, or
             :obj:`'prune'` them. (default: :obj:`'sample'`)
         seed (int, optional): the seed of sampling; by default torch's
             generator draws one in every call. (default: :obj:`None`)
-        **kwargs (optional): PyG's arguments, without any of the others.
+        **kwargs (optional): PyG's arguments, if no argument above is given.
     """
 
     @renamed(levels='K')
@@ -192,7 +191,7 @@ class GDC(MeasureTransform):
         return data
 
     def make_measure(self, graph: CSRGraph) -> Measure:
-        """Return the measure that is computed.
+        """Return the measure whose matrix replaces the edges.
 
         Args:
             graph (CSRGraph): the graph, whose spectral radius :obj:`'katz'`

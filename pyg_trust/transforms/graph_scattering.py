@@ -98,12 +98,11 @@ class GraphEmbedding(BaseTransform):
         graph: CSRGraph | None = None,
         dtype: torch.dtype | None = None,
     ) -> Tensor:
-        """Return the embedded features: ``[num_nodes, num_features]``.
+        """Return the features to embed: ``[num_nodes, num_features]``.
 
         Args:
             data (Data): the graph or batch.
-            graph (CSRGraph, optional): the same graph, if it was converted
-                before.
+            graph (CSRGraph, optional): the same graph, already converted.
             dtype (torch.dtype, optional): the dtype of the result; by default
                 that of ``data.x``. One-hot degrees are a sparse CSR matrix.
         """
@@ -163,9 +162,9 @@ class GraphScattering(GraphEmbedding):
         Q (int): the number of moments. (default: :obj:`4`)
         L (int): the number of layers, where the features themselves count as
             the first one. (default: :obj:`3`)
-        wavelet (str): :obj:`'geometric'` (row walk), :obj:`'geometric_column'`
-            (the walk of the papers), :obj:`'diffusion'`, :obj:`'itersine'` or
-            :obj:`'monic_cubic'`. (default: :obj:`'geometric'`)
+        wavelet (str): :obj:`'geometric'` (of :math:`D^{-1} A`; the default),
+            :obj:`'geometric_column'` (of :math:`A D^{-1}`), :obj:`'itersine'`,
+            :obj:`'diffusion'` or :obj:`'monic_cubic'`.
         low_pass (str): :obj:`'mean'` for means over nodes, or :obj:`'degree'`
             to weight nodes by their degrees. (default: :obj:`'mean'`)
         linear (bool): whether to leave out the absolute value (linear-GST).
@@ -243,8 +242,8 @@ class GFT(GraphEmbedding):
         z_{b, f} = \frac1g \sum_{k : \lambda_k \in \text{band } b}
         \hat{X}_{kf}^2,
 
-    of which the second is for :obj:`num_bands`. The first depends on the signs
-    of the eigenvectors (chosen so that each sums to at least 0), and on their
+    the second if :obj:`num_bands` is given. The first depends on the signs of
+    the eigenvectors (chosen so that each sums to at least 0), and on their
     basis where an eigenvalue is repeated. The second depends on neither.
 
     Args:

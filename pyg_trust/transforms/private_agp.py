@@ -97,8 +97,8 @@ class PrivateAGP(Releasing, BaseTransform):
             or ``'add_remove'`` (against an empty one); by default
             ``'add_remove'`` for ``'node_incident'``, else ``'replace'``.
         directed (bool): whether edges are directed, which has to be public.
-        max_degree (int, optional): the largest degree; required for
-            ``'node_incident'``, optional for ``'node'`` (1 by default).
+        max_degree (int, optional): for ``'node_incident'`` the largest degree,
+            for ``'node'`` the largest sum of a node's squared weights (1).
         measure (Measure, optional): the propagation for ``'feature'``; by
             default :math:`(P + P^2) / 2`, :math:`P = D^{-1/2} A D^{-1/2}`,
             without a node's own message. (default: :obj:`None`)
@@ -219,8 +219,8 @@ class PrivateAGP(Releasing, BaseTransform):
     def noise_stds(self) -> tuple[float, ...]:
         """Standard deviation of the noise of each sum: :math:`K` numbers.
 
-        With ``'feature'``, a release raises it by about a millionth, to cover
-        rounding.
+        With ``'feature'``, a release raises the noise by about a millionth, to
+        cover rounding errors.
         """
         each = self.mu / math.sqrt(self.K)
         std = self.relation.sensitivity / each

@@ -54,11 +54,11 @@ _NONE = torch.empty(0, dtype=torch.int64)
 class PropagatedFeatures(EditedInPlace):
     r"""Propagated features :math:`z = \sum_i w_i P^i x` of a changing graph.
 
-    It is updated when edges, nodes and features are added, changed or removed.
-    After any edits :math:`z` has the same bits as if it were computed from
-    scratch, because all sums are of integer multiples of :math:`2^{-f}`. An
+    Here :math:`P = D^{-a} A D^{-b}`. Edges, nodes and features can be added,
+    changed or removed: :math:`z` then has the same bits as if it were computed
+    from scratch, as all sums are of integer multiples of :math:`2^{-f}`. An
     edit that fails or is interrupted changes nothing. Ids of removed nodes are
-    not used again. It runs on the CPU.
+    not used again. All runs on the CPU.
 
     Args:
         graph (CSRGraph or Data): the graph, unweighted, without duplicate
@@ -73,17 +73,17 @@ class PropagatedFeatures(EditedInPlace):
         K (int, optional): the number of hops; by default that of the
             named measure.
         theta (float, optional): if given, :math:`z = \alpha (I - (1 - \alpha)
-            P)^{-1} x` is approximated instead: residues up to :math:`\theta
-            \sqrt{d_v}` at a node of degree :math:`d_v` are left out, with an
-            error of at most :attr:`error_bound`. It then depends on earlier
-            states of the graph.
+            P)^{-1} x` is approximated: up to :math:`\theta \sqrt{d_v}` of what
+            a node of degree :math:`d_v` has to send is left out, with an error
+            of at most :attr:`error_bound`. Then :math:`z` also depends on
+            earlier states of the graph.
         bound (float): the largest magnitude that an entry of :obj:`x` may
             ever have. (default: :obj:`16.0`)
         bits (int): :math:`f`, from 1 to 51. More bits are more exact, but a
             node may have fewer neighbours: less than :math:`2^{62 - f} /`
             :obj:`bound`. (default: :obj:`40`)
-        directed (bool, optional): whether an added edge has one direction; by
-            default if the edges of the graph have one.
+        directed (bool, optional): whether edges have one direction; by default
+            yes, if any edge of :obj:`graph` lacks its reverse.
 
     Example:
         >>> path = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
@@ -233,7 +233,7 @@ class PropagatedFeatures(EditedInPlace):
     @property
     @synchronized
     def error_bound(self) -> float:
-        """Bound of the error of all features, in the Frobenius norm."""
+        """Bound of the Frobenius norm of the errors of all features."""
         self._settle()
         return self._live.error_bound
 

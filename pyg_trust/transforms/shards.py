@@ -38,8 +38,8 @@ class Shards(BaseTransform):
     ``'random'``    the number of training nodes             yes
     ``'metis'``     all edges between training nodes         yes
     ``'blpa'``      all edges between training nodes         yes
-    ``'bekm'``      edges, features, labels of all of them   yes
-    ``'learned'``   edges, features, labels of all of them   yes
+    ``'bekm'``      edges, features, labels of these nodes   yes
+    ``'learned'``   edges, features, labels of these nodes   yes
     =============== ======================================== ================
 
     Only with :obj:`'hash'` can a node be removed without a trace. With other

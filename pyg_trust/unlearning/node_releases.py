@@ -598,10 +598,6 @@ def fixed_measure(
             'weights depend on the graph (as those of katz on its spectral '
             'radius), which a removal changes'
         )
-    if measure == 'sgc' and K is None:
-        K = 2
-    if K is not None:
-        check_integer('K', K, low=0)
     return make_measure(measure, None, alpha=alpha, t=t, K=K)
 
 

@@ -380,7 +380,7 @@ class _Released(Private):
         one_of(-SHIFT),
     )
     table = given(
-        'SHA-256 of the table of normal values that draws noise',
+        'SHA-256 of the table from which Gaussian noise is drawn',
         one_of(DIGEST),
     )
 
@@ -408,13 +408,13 @@ class PrivateSums(_Released):
     """Claim of noisy sums over neighbours, or over lists of items."""
 
     procedure = 'private aggregation'
-    relation = given('which data are neighbours', one_of(*_RECORDS))
+    relation = given('what neighbouring data differ in', one_of(*_RECORDS))
     max_degree = given('largest degree of a node', maybe(NATURAL))
     num_classes = given(
         'number of classes, if labels are summed', maybe(NATURAL), None
     )
     sensitivity = derived(
-        'largest distance of the sums of two neighbouring data sets',
+        'largest L2 distance between the sums of neighbouring data',
         lambda c: sensitivity(
             *(c.relation, c.directed, c.form, c.max_degree, c.num_classes)
         ),
@@ -427,25 +427,25 @@ class PrivateSums(_Released):
         lambda c: len(c.noise_stds),
         COUNT,
     )
-    rho = given('relative increase of the noise, for rounding')
-    mu_encoder = given('mu (sensitivity over noise) of the encoder')
-    mu_aggregation = given('mu of the sums')
-    mu_head = given('mu of the head')
+    rho = given('relative increase of the noise, to cover rounding')
+    mu_encoder = given('mu of training a model on features alone, or 0')
+    mu_aggregation = given('mu of the noisy sums')
+    mu_head = given('mu of training a model on the sums, or 0')
     mu = derived(
-        'mu of everything',
+        'mu of all three: the root of their sum of squares',
         lambda c: math.hypot(c.mu_encoder, c.mu_aggregation, c.mu_head),
     )
-    mu_edge = given('mu of the sums, for one edge', maybe(AMOUNT))
+    mu_edge = given('mu if neighbours differ in one edge', maybe(AMOUNT))
     epsilon_replace = given(
-        'epsilon for one record against any other, in nats', maybe(AMOUNT)
+        'epsilon if a record is exchanged, in nats', maybe(AMOUNT)
     )
     degree_curve = given(
-        'pairs of a degree and the epsilon of nodes of this degree',
+        'pairs: a degree, and epsilon of the sums for nodes of this degree',
         several(row(NATURAL, AMOUNT), 0, 20),
     )
-    receivers = given('number of nodes whose rows hold sums', COUNT)
+    receivers = given('number of nodes that receive sums', COUNT)
     rows = derived(
-        "rows that may be published: 'all', or 'others' than a node's own",
+        "who may see a row: 'all', or 'others' than the node of this row",
         lambda c: 'others' if c.relation == 'node_incident' else 'all',
         TEXT,
     )

@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 from exhaustive import csr, pagerank, undirected_graphs
+from torch_geometric.utils import erdos_renyi_graph
 
 from pyg_trust.certificates import ThreatModel, certify, search
 from pyg_trust.certificates import threat as threat_module
@@ -349,3 +350,16 @@ def test_an_attack_takes_a_step_for_a_flip_and_ends_where_none_gains(
         undirected=True,
     )
     assert len(steps) <= 33
+
+
+@pytest.mark.parametrize('seed', [2, 4, 6])
+def test_what_local_bounds_leave_open_is_tried(seed):
+    torch.manual_seed(seed)
+    edges = erdos_renyi_graph(7, 0.45)
+    logits = torch.randn(7, 3).double()
+    threat = ThreatModel(edges, local_budget=1, num_nodes=7, undirected=True)
+    found, every = (
+        certify(logits, threat, method=method) for method in ('auto', 'exact')
+    )
+    assert found.num_unknown == 0
+    assert torch.equal(found.status, every.status)

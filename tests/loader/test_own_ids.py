@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from graphs import Pooled
 from torch_geometric.data import Data
 from torch_geometric.datasets import KarateClub
-from torch_geometric.nn import GCNConv, global_add_pool
+from torch_geometric.nn import GCNConv
 
 from pyg_trust.loader import DisjointWalkLoader, EgoLoader, GraphLoader
 from pyg_trust.privacy import PrivacyEngine
@@ -54,15 +55,6 @@ def test_ids_that_are_there_twice_are_refused():
         DisjointWalkLoader(data, 3, 1)
 
 
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv = GCNConv(1, 2)
-
-    def forward(self, x, edge_index, batch):
-        return global_add_pool(self.conv(x, edge_index), batch)
-
-
 def test_graphs_keep_their_own_ids():
     ends = torch.tensor([[0, 1], [1, 0]])
     graphs = [
@@ -71,5 +63,7 @@ def test_graphs_keep_their_own_ids():
     ]
     loader = GraphLoader(graphs, 2, num_steps=3)
     assert next(iter(loader)).n_id.tolist() == [70, 80] * 2
-    batch = private(Net(), loader, lambda m, b: m(b.x, b.edge_index, b.batch))
+    batch = private(
+        Pooled(1), loader, lambda m, b: m(b.x, b.edge_index, b.batch)
+    )
     assert batch.n_id.numel() == 4

@@ -12,7 +12,6 @@ from scipy.stats import hypergeom, norm
 
 from pyg_trust import privacy as dp
 from pyg_trust.privacy import accounting, mechanisms
-from pyg_trust.privacy.accounting import rdp_epsilon
 from pyg_trust.privacy.mechanisms import (
     fdp_terms,
     gaussian_profile,
@@ -246,19 +245,6 @@ def test_fdp_by_enumeration():
     found = rdp_fdp([a], N, m, terms, noise_multiplier=2 * terms * lam)[0]
     assert found == pytest.approx(math.log(moment) / (a - 1), rel=1e-12)
     assert fdp_terms(1, 3) == 4
-
-
-def test_trap_3_never_worse_than_no_amplification():
-    q, lam, T, delta = 0.974, 8.0, 200, 1e-7
-    orders = np.array(accounting.ORDERS)
-    plain = rdp_epsilon(orders, T * orders / (2 * lam**2), delta)
-    assert plain == pytest.approx(10.87, abs=0.01)
-    assert dp.wor_epsilon([(2 * lam, q, T)], delta, 'rdp_wor') <= plain
-    for q in (0.3, 0.5, 0.7, 0.99, 1.0):
-        assert (
-            rdp_wor(orders, q, noise_multiplier=2 * lam)
-            <= orders / (2 * lam**2)
-        ).all()
 
 
 @pytest.mark.parametrize('method', accounting.METHODS)

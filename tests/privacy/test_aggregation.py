@@ -32,6 +32,8 @@ def test_predictions_are_free(arguments):
     lines, first = len(model.account.lines), model.predict()
     assert torch.equal(model.predict(x=data.x), first)
     assert torch.equal(model.predict(data.train_mask), first[data.train_mask])
+    right = (first == data.y)[data.train_mask].double().mean()
+    assert model.score(data.train_mask, data.y) == float(right)
     assert torch.equal(model.logits().argmax(1), first)
     report = model.report()
     assert report.epsilon == pytest.approx(8.0, rel=1e-9)

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 from auditing import lied
+from graphs import Pooled
 from torch.nn.functional import cross_entropy
 from torch_geometric.data import Data
-from torch_geometric.nn import GCN, global_add_pool
+from torch_geometric.nn import GCN
 
 from pyg_trust.check import check_report
 from pyg_trust.graph import CSRGraph
@@ -600,15 +601,6 @@ def test_weights_cover_nothing_else():
         seeded.covers(RemovalRequest(features=[1]), 1e-5)
 
 
-class Pooled(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.net = GCN(2, 4, 1, 2)
-
-    def forward(self, x, edge_index, batch):
-        return global_add_pool(self.net(x, edge_index), batch)
-
-
 @pytest.mark.parametrize('relation', ['replace', 'add_remove'])
 def test_weights_cover_graphs_where_graphs_are_private(relation):
     graphs = [
@@ -623,7 +615,7 @@ def test_weights_cover_graphs_where_graphs_are_private(relation):
     if relation == 'add_remove':
         law |= {'sampling': 'poisson', 'sample_rate': 0.25}
     loader = GraphLoader(graphs, neighboring=relation, num_steps=3, **law)
-    engine, model = PrivacyEngine(), Pooled()
+    engine, model = PrivacyEngine(), Pooled(2)
     engine.make_private(
         module=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.1),

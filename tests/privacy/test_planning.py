@@ -3,11 +3,11 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from graphs import Pooled
 from torch.nn import functional as F
 from torch_geometric.data import Data
 from torch_geometric.datasets import Planetoid
-from torch_geometric.nn import GCN, global_add_pool
+from torch_geometric.nn import GCN
 
 from pyg_trust.ledger import BudgetExceededError
 from pyg_trust.loader import DisjointWalkLoader, GraphLoader
@@ -144,15 +144,6 @@ def test_a_search_returns_the_best_and_says_what_all_cost(private):
     assert SEEDED not in said.promise
 
 
-class Pooled(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.net = GCN(3, 4, 1, 2)
-
-    def forward(self, x, edge_index, batch):
-        return global_add_pool(self.net(x, edge_index), batch)
-
-
 def of_graphs(relation):
     x = torch.ones(2, 3)
     edges = torch.tensor([[0, 1], [1, 0]])
@@ -164,7 +155,7 @@ def of_graphs(relation):
         neighboring=relation,
         sample_rate=0.25 if relation == 'add_remove' else None,
     )
-    module = Pooled()
+    module = Pooled(3)
     engine = PrivacyEngine()
     model, optimizer, batches = engine.make_private(
         module=module,

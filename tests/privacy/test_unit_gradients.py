@@ -333,6 +333,14 @@ def test_a_parameter_that_nobody_sees_is_named():
     with pytest.raises(ValueError, match=r'use torch.where or torch.cat'):
         attributed(Base(written))
 
+    def changed(module, h):
+        out = (h := h.clone()) * module.w[0]
+        h.zero_()
+        return out
+
+    with pytest.raises(RuntimeError, match='modified by an inplace'):
+        attributed(Base(changed))
+
 
 @pytest.mark.parametrize('value', [math.nan, math.inf, 1e30])
 @pytest.mark.parametrize('name', ['GCN', 'GAT', 'GIN'])

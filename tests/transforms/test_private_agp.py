@@ -286,6 +286,8 @@ def test_walks_by_coins_and_a_release_have_one_account(tmp_path):
     want = gaussian_epsilon(math.sqrt(3 * (2 / 8) ** 2 + 0.5**2), 1e-3)
     found = engine.get_epsilon(1e-3)
     assert 0 <= found / want - 1 < 1e-4
+    said = str(engine.report(1e-3).assumptions)
+    assert 'a noisy release of mu 0.5' in said
     engine.close()
     # What was spent is on the disk, the release too.
     again, *_ = trained(tmp_path / 'ledger', coins)

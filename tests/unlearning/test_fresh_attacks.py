@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from graphs import random_graphs
 from states import same
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
@@ -72,17 +73,7 @@ def scattering(**kwargs: Any) -> ScatteringClassifier:
     )
 
 
-def molecules() -> list[Data]:
-    path = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
-    generator = torch.Generator().manual_seed(0)
-    return [
-        Data(
-            x=torch.rand(3, 2, generator=generator) / 2 + 0.4 * (i % 2),
-            edge_index=path,
-            y=torch.tensor([i % 2]),
-        )
-        for i in range(12)
-    ]
+molecules = partial(random_graphs, 12)
 
 
 # Acknowledged, and not done ##################################################

@@ -10,6 +10,7 @@ from pyg_trust.removal import RemovalRequest
 from pyg_trust.transforms import GraphScattering
 from pyg_trust.unlearning import ScatteringClassifier
 from pyg_trust.unlearning.heads import minimize
+from pyg_trust.unlearning.published import PublishedScatteringClassifier
 
 SCATTERING = {'J': 3, 'Q': 2, 'L': 3}
 
@@ -285,3 +286,81 @@ def test_a_release_that_is_not_paid_for_is_refused(monkeypatch):
     with pytest.raises(RuntimeError, match='would be paid for'):
         model.remove(RemovalRequest(nodes={0: [0]}))
     assert same(model.state_dict(), before)
+
+
+# What is refused, or runs empty #############################################
+
+
+def test_noise_too_small_for_the_solver_or_its_grid_is_refused():
+    graphs = random_graphs(24)
+    with pytest.raises(ValueError, match="'release_std' needs to be at least"):
+        make(graphs, release_std=1e-7, tol=1e-8)
+    with pytest.raises(ValueError, match="'release_std' is too small"):
+        make(graphs, release_std=1e-12)
+
+
+def test_amounts_are_those_of_other_data():
+    spent = []
+    for seed in range(2):
+        model = make(random_graphs(24, seed=seed), weight_decay=1e-2)
+        model.remove(RemovalRequest(nodes={3: [0]}))
+        spent.append([line.spent for line in model.ledger.entries])
+    assert spent[0] == spent[1]
+
+
+@pytest.mark.parametrize('weighted', [False, True])
+def test_no_half_of_an_edge_stays(weighted):
+    graphs = random_graphs(24)
+    data = graphs[2]
+    pairs = data.edge_index.t().tolist()
+    u, v = pairs[0]
+    if weighted:
+        for each in graphs:
+            each.edge_weight = torch.arange(1.0, each.num_edges + 1).double()
+    else:
+        # A stray directed edge elsewhere.
+        every = torch.cartesian_prod(*2 * [torch.arange(data.num_nodes)])
+        free = (e for e in every.tolist() if e not in pairs and e[0] != e[1])
+        stray = next(e for e in free if {*e} != {u, v})
+        data.edge_index = torch.tensor([*pairs, stray]).t()
+    model = make(graphs)
+    model.remove(RemovalRequest(edges={2: [(u, v)]}))
+    left = {tuple(e) for e in model.graphs[2].edge_index.t().tolist()}
+    assert not left & {(u, v), (v, u)}
+    assert model.verify().ok
+
+
+@pytest.mark.parametrize(
+    'kind', [ScatteringClassifier, PublishedScatteringClassifier]
+)
+@pytest.mark.parametrize('num_classes', [2, 3])
+def test_a_class_may_run_empty(kind, num_classes):
+    graphs = random_graphs(24)
+
+    def fitted(**kwargs):
+        transform = GraphScattering(J=2, Q=3, L=2)
+        return kind(transform, weight_decay=1e-2, **kwargs).fit(graphs)
+
+    whole = RemovalRequest(graphs=range(1, len(graphs), 2))
+    with pytest.raises(ValueError, match="give 'num_classes'"):
+        fitted().remove(whole)
+    model = fitted(num_classes=num_classes)
+    report = model.remove(whole)
+    assert report.empty_classes == tuple(range(1, num_classes))
+    assert set(model.predict(graphs).tolist()) == {0}
+    with pytest.raises(ValueError, match='no graph'):
+        model.remove(RemovalRequest(graphs=range(0, len(graphs), 2)))
+    graphs[0].y = torch.tensor([num_classes])
+    with pytest.raises(ValueError, match=f'num_classes|{num_classes}'):
+        fitted(num_classes=num_classes)
+
+
+def test_errors_name_the_graph():
+    graphs = random_graphs(24)
+    odd, loop = graphs[4].clone(), graphs[4].clone()
+    odd.edge_weight = torch.ones(odd.num_edges)
+    one = torch.tensor([[1], [1]])
+    loop.edge_index = torch.cat([loop.edge_index, one], dim=1)
+    for bad, said in ((odd, 'one in graph 4'), (loop, 'graph 4.*self-loop')):
+        with pytest.raises(ValueError, match=said):
+            make([*graphs[:4], bad, *graphs[5:]])
