@@ -1,5 +1,6 @@
 """Ledgers of certified procedures: the spent and the remaining budget."""
 
+import contextlib
 import copy
 import json
 import math
@@ -111,8 +112,10 @@ class RemovalLedger:
     def __init__(self, budget: float) -> None:
         self.budget = check_non_negative('budget', budget)
         self._past, self._count = _Past(), 0
-        # Random names of the states since the last line.
-        self._marks: tuple[str, ...] = ()
+        # Names of changes since the last line, each with their number, and the
+        # process that may add to that of the last.
+        self._marks: dict[str, int] = {}
+        self._turn: list[int] = []
 
     @property
     def num_lines(self) -> int:
@@ -170,14 +173,16 @@ class RemovalLedger:
         """Return whether the newest line has one of these digests of data."""
         return self.last is not None and self.last.data in digests
 
-    def has(self, head: str) -> bool:
+    def has(self, head: str, count: int = 0) -> bool:
         """Return whether a line has the hash ``head``.
 
         The ledger of an older copy of the model lacks the newest hashes.
         """
         check_instance('head', head, str)
-        known = self._past.heads.get(head, self._count) < self._count
-        return known or head in self._marks
+        known = self._marks.get(head, -1)
+        if self._past.heads.get(head, self._count) < self._count:
+            known = self._past.counts.get(head, 0)
+        return known >= count
 
     def refers_to(self, reference: str) -> bool:
         """Return whether lines have all the 32-digit ids in ``reference``."""
@@ -212,7 +217,7 @@ class RemovalLedger:
         """Return an independent ledger with the same lines."""
         made = RemovalLedger(self.budget)
         made._past, made._count = self._past, self._count
-        made._marks = self._marks
+        made._marks, made._turn = self._marks, self._turn
         return made
 
     def __deepcopy__(self, memo: dict[int, Any]) -> 'RemovalLedger':
@@ -222,10 +227,8 @@ class RemovalLedger:
         # Copies share their lines until one of them goes another way.
         if self._count != len(self._past.lines):
             made = _Past()
-            for line, marks in zip(
-                self.entries, self._past.marks, strict=False
-            ):
-                made.add(line, marks)
+            for each in zip(self.entries, self._past.marks, strict=False):
+                made.add(*each)
             self._past = made
 
     def record(
@@ -288,7 +291,7 @@ class RemovalLedger:
         with self._past.lock.turn:
             self._own()
             self._past.add(entry, self._marks)
-            self._count, self._marks = self._count + 1, ()
+            self._count, self._marks, self._turn = self._count + 1, {}, []
         return entry
 
     @classmethod
@@ -302,26 +305,35 @@ class RemovalLedger:
         """
         made = cls(budget)
         if before is not None and not before.has_removals:
-            lines = before._past.heads.items()
-            known = [name for name, at in lines if at < before._count]
-            made._marks = (*known, *before._marks)
+            past = before._past
+            made._marks = {
+                name: past.counts.get(name, 0)
+                for name, at in past.heads.items()
+                if at < before._count
+            } | before._marks
         return made
 
     def mark(self) -> None:
-        """Name the present state at random, after a change without a line."""
-        self._marks += (secrets.token_hex(16),)
+        """Name a state that changed without a line, as others do not."""
+        # The first of several copies counts on; others have a name of theirs.
+        name, me = secrets.token_hex(16), os.getpid()
+        with contextlib.suppress(IndexError):
+            if self._turn.pop() == me:
+                name = [*self._marks][-1]
+        self._marks = {**self._marks, name: self._marks.get(name, 0) + 1}
+        self._turn = [me]
 
     @property
-    def tip(self) -> str:
-        """The name of the present state, by :meth:`mark`, or else the head."""
-        return self._marks[-1] if self._marks else self.head
+    def tip(self) -> tuple[str, int]:
+        """The name of the present state, and the number of its change."""
+        return [(self.head, 0), *self._marks.items()][-1]
 
     def state_dict(self) -> dict[str, Any]:
         """Return a dict of the ``'budget'`` and all lines, ``'entries'``."""
         lines = [entry.to_dict() for entry in self.entries]
         made: dict[str, Any] = {'budget': self.budget, 'entries': lines}
         marks = [*self._past.marks[: self._count], self._marks]
-        named = [[at, mark] for at, each in enumerate(marks) for mark in each]
+        named = [[n, *m] for n, each in enumerate(marks) for m in each.items()]
         return {**made, 'marks': named} if named else made
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -343,12 +355,13 @@ class RemovalLedger:
                 f'(got {type(lines).__name__})'
             )
         made, fields = RemovalLedger(self.budget), {*chain.REMOVAL, 'link'}
-        marks: dict[int, list[str]] = {}
-        for at, mark in state.get('marks', ()):
+        marks: dict[int, dict[str, int]] = {}
+        for at, mark, count in state.get('marks', ()):
             check_integer('marks', at, 0, len(lines))
             check_instance('marks', mark, str)
-            marks.setdefault(at, []).append(mark)
-        made._marks = (*marks.get(0, ()),)
+            number = check_integer('marks', count, 0)
+            marks.setdefault(at, {})[mark] = number
+        made._marks = marks.get(0, {})
         for number, line in enumerate(lines):
             names = {*line, 'reference'} if isinstance(line, dict) else {}
             if names != fields:
@@ -359,9 +372,9 @@ class RemovalLedger:
             parts = {k: v for k, v in line.items() if k != 'link'}
             if made.record(**parts).link != line['link']:
                 raise ValueError(f'line {number} of the state was changed')
-            made._marks = (*marks.get(number + 1, ()),)
+            made._marks = marks.get(number + 1, {})
         # A link fixes all lines before it.
-        if self._count and not made.has(self.tip):
+        if self._count and not made.has(*self.tip):
             raise ValueError(
                 'the state does not continue the present one: removals can '
                 'not be turned back; a new object can load it'
@@ -381,18 +394,20 @@ class _Past:
         self.lines: list[LedgerEntry] = []
         # The names of states before each line; of lines and names, the line
         # from which on they are known.
-        self.marks: list[tuple[str, ...]] = []
+        self.marks: list[dict[str, int]] = []
+        self.counts: dict[str, int] = {}
         self.heads: dict[str, int] = {}
         self.batches: dict[str, int] = {}
         self.together: list[float] = []
         self.first_request = math.inf
         self.removed, self.lock = Removed(), ObjectLock()
 
-    def add(self, line: LedgerEntry, marks: tuple[str, ...]) -> None:
+    def add(self, line: LedgerEntry, marks: dict[str, int]) -> None:
         number = len(self.lines)
         self.removed.add(line.request)
         self.heads |= dict.fromkeys((*marks, line.link), number)
         self.marks.append(marks)
+        self.counts |= marks
         self.batches |= dict.fromkeys(references(line.reference), number)
         if line.request:
             self.first_request = min(self.first_request, number)

@@ -79,7 +79,7 @@ def test_a_state_continues_its_ancestors_alone(seed, tmp_path):
         again = loaded(new)
         for other, (two, there) in enumerate(zip(states, saved, strict=True)):
             known = other in ancestors
-            assert one.has(two.tip) == again.has(two.tip) == known
+            assert one.has(*two.tip) == again.has(*two.tip) == known
             try:
                 commit.check_continues(tmp_path / 'a', there, new)
                 assert known

@@ -440,6 +440,23 @@ def test_a_line_costs_as_much_as_the_first():
     assert sorted(each[1] for each in costs[-50:])[25] < costs[10][1] + 2000
 
 
+def test_changes_without_a_line_are_counted():
+    ledger = filled()
+    copies = [ledger.copy() for _ in range(3)]
+    for _ in range(1000):
+        ledger.mark()
+    assert len(ledger.state_dict()['marks']) == 1
+    again = RemovalLedger(1.0)
+    again.load_state_dict(ledger.state_dict())
+    again.mark()
+    copies += [again, ledger.copy()]
+    for one in copies[:3]:
+        one.mark()
+    for k, one in enumerate(copies):
+        for m, two in enumerate(copies):
+            assert one.has(*two.tip) == (k == m or (k, m) == (3, 4))
+
+
 def test_a_report_lists_the_newest_amounts_and_the_rest_together():
     ledger, amounts = RemovalLedger(9.0), [1.0, *(0.01 * k for k in range(99))]
     for k, spent in enumerate(amounts, 1):

@@ -55,8 +55,9 @@ class Certificate(Proved, SpeaksOf, Report):
         num_robust, num_broken, num_unknown (int): numbers of targets.
         model, alpha, K, normalization, self_loops, dtype: of the model; K is
             None for the limit of infinitely many steps.
-        scenario, undirected, global_budget: of the threat.
-        method (str): the method that was run.
+        scenario, undirected, global_budget: of the threat; ``fixed_edges``
+            (int): how many edges it leaves alone.
+        method, assumptions, provenance: of the run (the last: its settings).
         exact (bool): whether :obj:`lower` equals :obj:`upper` for all targets.
         tolerance (float): the largest absolute margin that counts as unknown.
         roundoff (float): the largest rounding error of the model's margins.

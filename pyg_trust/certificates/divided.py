@@ -89,7 +89,7 @@ class VoteCertificate(SpeaksOf, Report):
         baseline (float, optional): the argument of :meth:`Divided.certify`.
         fingerprint, model_digest, weights, data (str): SHA-256 of model and
             data, of the model, of its weights alone, and of the data.
-        checked (tuple[str, ...]): the checks of the model in this run.
+        checked, provenance: the checks of the model, and the settings.
         persons (dict): who owns what, with ``by='owners'``; else empty.
     """
 

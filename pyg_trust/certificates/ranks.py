@@ -63,7 +63,7 @@ class RankCertificate(Proved, Report):
         global_budget (int): the most pairs that flip together.
         method (str): ``'flip'`` (exact ranks, for a budget of one flip) or
             ``'certify'`` (bounds of ranks, for more flips).
-        alpha, tolerance (float): ``alpha`` and ``tol`` of the call.
+        alpha, tolerance, provenance: ``alpha``, ``tol`` and all settings.
         roundoff (float): the largest rounding error of scores after a flip.
         fingerprint, data (str): SHA-256 of all arguments, and of the graph.
         users (Tensor): the nodes of the users: int64, ``[num_users]``.
@@ -77,9 +77,8 @@ class RankCertificate(Proved, Report):
         flips (Tensor): the edge whose flip gives :obj:`attained`, -1 for the
             clean graph: int64, ``[num_users, k, 2]``.
         witness_digest (str): SHA-256 of ``proof``, or why there is none.
-        proof (Witness, optional): the witness from which :meth:`verify` proves
-            the ranks. It holds edges, so no report contains it:
-            :meth:`~Witness.save` it separately.
+        proof (Witness, optional): the edges from which :meth:`verify` proves
+            the ranks; no report contains it, so save it separately.
     """
 
     num_kept: int

@@ -82,7 +82,7 @@ class SmoothedCertificate(SpeaksOf, Report):
         fingerprint, model_digest, weights, data (str): SHA-256 of model and
             data, of the model, of its weights alone, and of the data.
         num_abstained (int): the number of targets with class -1.
-        checked (tuple[str, ...]): the checks of the model in this run.
+        checked, provenance: the checks of the model, and the settings.
         named (tuple[str, ...]): the values that the noise does not flip, and
             that are assumed to stay under an attack.
         seeded (bool): whether the copies came from an explicit seed: then

@@ -95,8 +95,11 @@ class Place:
                 self.model.load()
             return
         found = commit.peek(self.save)
-        if found and self.ledger.tip in commit.heads(found)[:-1]:
-            self.model.load(self.save)
+        if found is not None:
+            names, (name, count) = commit.heads(found), self.ledger.tip
+            is_newer = [*names.items()][-1] != (name, count)
+            if is_newer and names.get(name, -1) >= count:
+                self.model.load(self.save)
 
     def forget(
         self, requests: list[RemovalRequest], reference: str, promised: Store

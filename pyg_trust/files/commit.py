@@ -52,23 +52,24 @@ class StaleStateError(RuntimeError):
     """
 
 
-def heads(state: dict[str, Any]) -> list[str]:
-    """Return the digests of all states up to a saved one, from the fit on.
+def heads(state: dict[str, Any]) -> dict[str, int]:
+    """Return the names of all states up to a saved one, from the fit on.
 
-    Those of the lines of its ledger, and of the changes in between that are
-    in no line (``RemovalLedger.mark``). All are random, so that no two changes
-    of one state have the same.
+    Those are the hashes of its ledger's lines, and the names of changes in
+    between (``RemovalLedger.mark``), with the number of changes that each
+    stands for. All are random, so that no two changes of one state have the
+    same.
     """
-    found: list[str] = []
-    marks: dict[int, list[str]] = {}
+    found: dict[str, int] = {}
+    marks: dict[int, dict[str, int]] = {}
     try:
         ledger = _ledger(state)
-        for at, mark in ledger.get('marks', ()):
-            marks.setdefault(at, []).append(mark)
+        for at, mark, count in ledger.get('marks', ()):
+            marks.setdefault(at, {})[mark] = int(count)
         for at, line in enumerate(ledger['entries']):
-            found += [*marks.get(at, ()), line['link']]
-        found += marks.get(len(ledger['entries']), ())
-        if not found or {*map(type, found)} != {str}:
+            found |= {**marks.get(at, {}), line['link']: 0}
+        found |= marks.get(len(ledger['entries']), {})
+        if {*map(type, found)} != {str}:
             raise ValueError
     except (AttributeError, KeyError, TypeError, ValueError):
         raise ValueError(
@@ -103,9 +104,10 @@ def check_continues(
             'them first'
         )
     ours, there = heads(new), heads(found)
-    if there[-1] in ours:
+    name, count = [*there.items()][-1]
+    if ours.get(name, -1) >= count:
         return
-    if there[0] != ours[0]:
+    if next(iter(there)) != next(iter(ours)):
         raise ValueError(
             f'{place} holds the state of another fit, whose removals this '
             'one would undo: load it, write to another place, or delete it '

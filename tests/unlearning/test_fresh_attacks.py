@@ -564,7 +564,7 @@ def changed(value: Any) -> Iterator[tuple[str, Any]]:
 # Names of states, which are compared with those of files, and what is made
 # again where a state is loaded.
 FREE = (
-    r'ledger.marks.\d.1.|data.(declared|train_mask).|rows.|'
+    r'ledger.marks.\d.[12].|data.(declared|train_mask).|rows.|'
     r'checkpoints.\d.n_id.'
 )
 
