@@ -14,6 +14,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from pyg_trust import noise
+from pyg_trust.agp.measures import Measure
 from pyg_trust.agp.propagation import propagate
 from pyg_trust.check import FAILS, check_report
 from pyg_trust.files.seals import Seals
@@ -131,6 +132,12 @@ def test_margins_of_a_pushed_model_are_of_the_limit():
     assert torch.allclose(
         model.decision_function(), limit @ model.weight, rtol=0, atol=1e-9
     )
+
+
+def test_a_measure_of_given_weights_is_taken():
+    model = make(blocks(), Measure(0.5, 0.5, (0.5, 0.25, 0.25)))
+    model.remove(RemovalRequest(nodes=[7]))
+    assert model.verify().ok
 
 
 # Planted faults ##############################################################
