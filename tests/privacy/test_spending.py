@@ -189,6 +189,15 @@ def test_a_fork_releases_nothing_that_is_on_no_account(
     )
 
 
+def test_a_step_of_other_processes_is_refused(private, monkeypatch):
+    engine = PrivacyEngine()
+    setup = private(engine=engine)
+    monkeypatch.setenv('WORLD_SIZE', '2')
+    with pytest.raises(RuntimeError, match='announces 2 processes'):
+        step(setup, lambda out, batch: F.cross_entropy(out, batch.y[:8]))
+    assert engine.steps == 0
+
+
 @needs.fork
 def test_a_fork_spends_nothing_on_a_ledger(tmp_path):
     ledger = PrivacyLedger(tmp_path / 'ledger', {'mechanism': 'a'})

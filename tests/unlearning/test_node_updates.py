@@ -512,3 +512,13 @@ def test_a_check_proves_releases_of_updates(change, tmp_path):
     assert 'at most' in proved[0]
     asked = [each.text for each in found if 'replaced' in each.text]
     assert len(asked) == (change == 'features')
+
+
+def test_names_of_nodes_go_on_over_the_updates_of_a_call():
+    model, first = make(blocks()), blocks().num_nodes
+    updates = [Update(edges=torch.tensor([[0], [50]]))]
+    for name in (first, first + 1):
+        nodes = NewNodes(torch.randn(1, 6), n_id=torch.tensor([name]))
+        updates.append(Update(nodes=nodes))
+    model.update(updates)
+    assert model.predict([first, first + 1]).shape == (2,)
