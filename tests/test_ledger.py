@@ -338,6 +338,10 @@ def test_seals_verify_what_is_there_and_depend_on_every_item():
     assert seals.fits(contents)
     assert after.fits(changed)
     assert Seals.of(after.state_dict(), changed).root == after.root != root
+    # The last item of its block goes.
+    left = {name: text for name, text in contents.items() if name != 5000}
+    after = seals.replaced({}, [5000])
+    assert Seals.of(after.state_dict(), left).root == after.root
     # Two of the same content differ, as their salts do.
     assert Seals(contents).root != root
     assert seals.replaced({}).root != root
