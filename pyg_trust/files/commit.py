@@ -22,7 +22,7 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import torch
 
@@ -50,6 +50,15 @@ class StaleStateError(RuntimeError):
 
     Nothing was written. Load the state again, and repeat the request.
     """
+
+
+class Lineage(NamedTuple):
+    """Names of a model's states in earlier versions; now its ledger has them.
+
+    It decides nothing, and goes with the next release.
+    """
+
+    names: tuple[str, ...] = ()
 
 
 def heads(state: dict[str, Any]) -> dict[str, int]:

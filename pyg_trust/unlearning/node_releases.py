@@ -10,6 +10,7 @@ from torch_geometric.data import Data
 
 from pyg_trust._checks import check_instance, check_integer, check_tensor
 from pyg_trust.agp.measures import Measure, make_measure, needs_graph
+from pyg_trust.files.commit import Lineage
 from pyg_trust.files.seals import Seals, sealed
 from pyg_trust.ledger import BudgetExceededError, RemovalLedger, coarse
 from pyg_trust.removal import NodeIds, Nodes, RemovalRequest
@@ -61,6 +62,8 @@ class Model(NamedTuple):
     release_std: float
     # Steps since the factor was made, beyond FEW_STEPS for each removal.
     excess: int = 0
+    # For readers of earlier versions; it goes with the next release.
+    lineage: Lineage = Lineage()
 
     @property
     def classes(self) -> tuple[int, ...]:
