@@ -81,7 +81,7 @@ class Witness:
         if proofs.digest(proofs.load(content)) != proofs.digest(self.arrays):
             # Arrays that are no certificate may have no small form.
             content = _file(self.arrays)
-        files.write(path, content.getvalue())
+        files.write(os.fspath(path), content.getvalue())
 
     @classmethod
     @validated

@@ -319,11 +319,28 @@ def _broadcast(c: _Call) -> bool:
     return True
 
 
+def _cat(c: _Call) -> bool:
+    parts, dim = c.arg(0, 'tensors'), c.arg(1, 'dim', 0)
+    if dim % c.b.dim() != c.d or c.d != 0:
+        return False
+    first = 0
+    for part in parts:
+        last = first + len(part)
+        if c.has(part):
+            index = torch.arange(len(part), device=part.device)
+            width = math.prod(part.shape[1:])
+            rows = c.b[first:last].reshape(len(part), width)
+            c.out.add(TABLE, part, c.u[first:last], rows, index)
+        first = last
+    return True
+
+
 _RULES: tuple[tuple[Any, Callable[[_Call], bool]], ...] = (
     (('linear',), _linear),
     (_PRODUCTS, _product),
     (('embedding', 'index_select', '__getitem__'), _table),
     (ADDS | _MULS, _broadcast),
+    (('cat', 'concat', 'concatenate'), _cat),
 )
 
 
