@@ -423,10 +423,9 @@ def pull(
 ) -> Tensor | None:
     """Compute the sum of :func:`push` exactly, unless sampling is cheaper.
 
-    Costs are estimated from a few nodes, those of :func:`cost_nodes`. The
-    arguments are those of :func:`push`, but ``graph`` needs only the rows of
-    these nodes: ``graph.push_graph(nodes=cost_nodes(graph.num_nodes))``. On
-    the CPU.
+    Costs are estimated from the nodes ``cost_nodes(num_nodes)``. The arguments
+    are those of :func:`push`, but ``graph`` needs only the rows of these nodes
+    (``nodes`` of :meth:`.CSRGraph.push_graph`). On the CPU.
 
     Returns:
         Tensor or None: the sum, ``[num_nodes, num_columns]``; :obj:`None` if

@@ -93,8 +93,8 @@ class PrivateNodeClassifier(Coverage):
     An *encoder* classifies each node by its own features. Sums of its class
     probabilities over neighbours are released once, with noise. A *head*
     predicts from a node's own class probabilities and these sums. Predictions
-    read no edge and cost nothing
-    (:doc:`/theory/private_aggregation`). Ids, masks and arguments are public.
+    read no edge and cost nothing (:doc:`/theory/private_aggregation`). Ids,
+    masks and arguments are public.
 
     Args:
         adjacency (str): what is protected: an ``'edge'``; the features, label

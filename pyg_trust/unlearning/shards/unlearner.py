@@ -185,7 +185,7 @@ class ShardedUnlearner(Stateful):
         )
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """Return the arguments of the constructor, by name."""
+        """Return the constructor's arguments; ``deep`` has no effect."""
         given = {'partition': self._given, 'unit': self._unit}
         return {**self._params, **given}
 
