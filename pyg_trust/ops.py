@@ -626,19 +626,20 @@ def policy_iteration(
 
     Each row of the arguments is a policy. For each, it finds a graph of the
     threat whose values :math:`V` solve :math:`V = T V`. For each node
-    :math:`i`, this chooses a set :math:`S` of out-neighbours, :math:`k` flips
-    from the clean set :math:`S_i`, at most the budget of ``threat``. An empty
-    set counts as one edge that leads nowhere:
+    :math:`i`, :math:`T` chooses a set :math:`S` of out-neighbours, which is
+    the clean set :math:`S_i` after :math:`k` flips, at most the budget of
+    ``threat``. An empty set counts as one edge that leads nowhere:
 
     .. math::
         (T V)_i = r_i + \max_{S, k} \left[ \frac{a \sum_{j \in S} V_j +
         \rho_i - \mu_i k}{|S|} + \frac{\sigma_i}{\sqrt{|S|}} - \nu_i k -
         \sum_{j \in S \triangle S_i} \nu_{ij} \right]
 
-    with :math:`r` = ``reward``, :math:`a` = ``follow``, :math:`\rho` =
-    ``bonus``, :math:`\mu` = ``visit_cost``, :math:`\sigma` = ``root``,
-    :math:`\nu_i` = ``step_cost`` and :math:`\nu_{ij}` = ``removal_cost`` of an
-    edge or ``addition_cost`` of another pair (None: 0). Iterates begin with
+    with :math:`r` = ``reward`` and :math:`a` = ``follow``. A node gains
+    :math:`\rho` = ``bonus``, shared by its edges, and :math:`\sigma` =
+    ``root``. Each flip costs it :math:`\mu` = ``visit_cost``, shared likewise,
+    :math:`\nu_i` = ``step_cost``, and :math:`\nu_{ij}` = ``removal_cost`` of
+    an edge or ``addition_cost`` of another pair (None: 0). Iterates begin with
     :math:`V` = ``start`` and end after ``max_iter``, or when no
     :math:`|(T V - V)_i|` is above both the ``goal`` of the policy and
     ``rounding`` times the largest :math:`|V_i|`.
