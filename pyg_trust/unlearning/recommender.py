@@ -213,7 +213,9 @@ class Recommender(Saved, EditedInPlace):
         lists = lists_of(edges, num_users, num_items)
         users = torch.ones(num_users, dtype=torch.bool)
         items = torch.ones(num_items, dtype=torch.bool)
-        ledger, seals = RemovalLedger(0.0), Seals(_texts(lists, users))
+        before = self._model and self._model.ledger
+        ledger = RemovalLedger.after(before, 0.0)
+        seals = Seals(_texts(lists, users))
         held = self._counted(lists, users, items, seals, ledger, ids)
         if self.method == 'closed_form':
             inverse = factored(lists, num_items, self.weight_decay)

@@ -400,14 +400,16 @@ NOISY = {
 
 
 @pytest.mark.parametrize('loaded', [False, True])
-@pytest.mark.parametrize('name', FITTED)
+@pytest.mark.parametrize('name', EVERY)
 def test_a_second_fit_does_not_save_what_was_removed(
     name: str, loaded: bool, tmp_path: Path
 ) -> None:
-    make, data = FITTED[name]
+    make, data = EVERY[name]
+    kind = 'users' if name == 'recommender' else 'nodes'
+    gone = {kind: [2]}
     model, path = make().fit(data()), tmp_path / 'state'
     model.save(path)
-    model.remove(RemovalRequest(nodes=[2]))
+    model.remove(**gone)
     model.save(path)
     if loaded:
         model = make()
@@ -422,7 +424,7 @@ def test_a_second_fit_does_not_save_what_was_removed(
     # Elsewhere it can go on, also after one more fit without removals.
     model.save(tmp_path / 'other')
     model.fit(data())
-    model.remove(RemovalRequest(nodes=[2]))
+    model.remove(**gone)
     model.save(tmp_path / 'other')
 
 
