@@ -82,9 +82,10 @@ def shared(
 ) -> Iterable[T]:
     """Iterate over ``work(item)`` for each item, on one or all processes.
 
-    With ``over_ranks``, all processes share the work, by
-    :func:`run_over_ranks`. Otherwise this process does all of it, each item
-    when its result is asked for.
+    With ``over_ranks``, the processes share the work, by
+    :func:`run_over_ranks`, and each gets the results of all ``items``, in
+    their order. Otherwise this process does all of it, each item when its
+    result is asked for.
 
     Example:
         >>> list(shared([1, 2], str, False))

@@ -66,8 +66,8 @@ class LedgerEntry(Report):
         request (dict): the ids of the removed items.
         data (str): a salted digest of the remaining data.
         link (str): a hash of this line and all lines before it.
-        reference (str): 32 hexadecimal digits for each request that this line
-            carried out, or empty. (default: :obj:`''`)
+        reference (str): the ids of the requests that this line carried out, 32
+            hexadecimal digits each, without a separator. (default: :obj:`''`)
     """
 
     action: str
@@ -138,10 +138,11 @@ class RemovalLedger:
         return tuple(self._past.lines[first : self._count])
 
     def amounts(self) -> tuple[float, ...]:
-        """Return ``spent`` of the newest 64 lines, the oldest first.
+        """Return ``spent`` of each of the newest 64 lines, the oldest first.
 
         If there are more lines, the first number stands for its own line and
-        all before it: the root of the sum of their squares.
+        all before it: the root of the sum of their squares, which is the joint
+        sensitivity-to-noise ratio of several releases.
         """
         newest = [line.spent for line in self.newest(LISTED)]
         if self._count > LISTED:
@@ -170,13 +171,18 @@ class RemovalLedger:
         return '' if self.last is None else self.last.link
 
     def records(self, *digests: str) -> bool:
-        """Return whether the newest line has one of these digests of data."""
+        """Return whether the newest line is of one of these states of data.
+
+        ``digests`` are salted, as :meth:`record` takes them as ``data``.
+        """
         return self.last is not None and self.last.data in digests
 
     def has(self, head: str, count: int = 0) -> bool:
         """Return whether a line has the hash ``head``.
 
-        The ledger of an older copy of the model lacks the newest hashes.
+        More generally, ``ledger.has(*other.tip)`` returns whether the ledger
+        has the state of ``other``, as :attr:`tip` names it by ``head`` and
+        ``count``. The ledger of an older copy of the model lacks it.
         """
         check_instance('head', head, str)
         known = self._marks.get(head, -1)
@@ -252,8 +258,8 @@ class RemovalLedger:
                 none.
             data (str): a salted digest of the remaining data.
                 (default: :obj:`''`)
-            reference (str): 32 hexadecimal digits for each request that the
-                line carries out (:meth:`refers_to`). (default: :obj:`''`)
+            reference (str): ids of the requests carried out, 32 hexadecimal
+                digits each, joined without a separator. (default: :obj:`''`)
 
         Raises:
             ValueError: on another action, a negative amount, a lower one in a
@@ -314,7 +320,7 @@ class RemovalLedger:
         return made
 
     def mark(self) -> None:
-        """Name a state that changed without a line, as others do not."""
+        """Give a state that changed without a new line a :attr:`tip`."""
         # The first of several copies counts on; others have a name of theirs.
         name, me = secrets.token_hex(16), os.getpid()
         with contextlib.suppress(IndexError):
@@ -325,7 +331,7 @@ class RemovalLedger:
 
     @property
     def tip(self) -> tuple[str, int]:
-        """The name of the present state, and the number of its change."""
+        """The state: :attr:`head` and 0, or if marked, a name and a number."""
         return [(self.head, 0), *self._marks.items()][-1]
 
     def state_dict(self) -> dict[str, Any]:

@@ -365,7 +365,7 @@ def push(
     In each hop a node keeps a share of its value and sends the rest to its
     neighbours. Large messages are sent as they are. Small ones are replaced by
     larger messages to a few random neighbours, with the same expectation. A
-    hop for which this would cost too much is computed exactly.
+    hop is computed exactly if sampling would cost too much (``pull_above``).
 
     Args:
         graph (PushGraph): the edges along which nodes send, sorted for
@@ -379,13 +379,14 @@ def push(
         eps (Tensor): ``[num_columns]``: messages of at least this size are
             sent as they are, smaller ones are sampled.
         ratio (Tensor): :math:`r_i`, the share that hop i sends on: float64,
-            ``[num_hops]``; :math:`w_i = k_i \prod_{j < i} r_j`.
+            ``[num_levels]``, a number for each hop. The weights of the sum are
+            :math:`w_i = k_i \prod_{j < i} r_j`.
         keep (Tensor): :math:`k_i`, the share that hop i keeps: float64,
-            ``[num_hops + 1]``.
+            ``[num_levels + 1]``.
         seed (int): the seed.
-        first (int): the number of the first block of columns. Columns of a
-            block (:func:`block_size`) share what is sampled, and block
-            :math:`k` draws from ``(seed, first + k)``. (default: :obj:`0`)
+        first (int): if :obj:`x` is a part of a wider tensor, the number of
+            blocks of :func:`block_size` columns before it. Block :math:`k` of
+            :obj:`x` draws from ``(seed, first + k)``. (default: :obj:`0`)
         pull_above (float): a hop from many nodes is computed exactly if
             sampling is expected to cost more than this many exact hops.
             (default: infinity)
@@ -422,10 +423,9 @@ def pull(
 ) -> Tensor | None:
     """Compute the sum of :func:`push` exactly, unless sampling is cheaper.
 
-    Whether a hop is cheaper to sample is estimated from a few nodes, so that
-    the edges need not be sorted for sampling beforehand. The arguments are
-    those of :func:`push`, but ``graph`` needs only the rows of these nodes. On
-    the CPU.
+    Costs are estimated from the nodes ``cost_nodes(num_nodes)``. The arguments
+    are those of :func:`push`, but ``graph`` needs only the rows of these nodes
+    (``nodes`` of :meth:`.CSRGraph.push_graph`). On the CPU.
 
     Returns:
         Tensor or None: the sum, ``[num_nodes, num_columns]``; :obj:`None` if
@@ -624,21 +624,23 @@ def policy_iteration(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     r"""Find the graphs that maximize PageRank-weighted rewards.
 
-    For each policy, a row of the arguments, it finds a graph of the threat and
-    its values :math:`V` with :math:`V = T V`, where for node :math:`i`
+    Each row of the arguments is a policy. For each, it finds a graph of the
+    threat whose values :math:`V` solve :math:`V = T V`. For each node
+    :math:`i`, :math:`T` chooses a set :math:`S` of out-neighbours, which is
+    the clean set :math:`S_i` after :math:`k` flips, at most the budget of
+    ``threat``. An empty set counts as one edge that leads nowhere:
 
     .. math::
         (T V)_i = r_i + \max_{S, k} \left[ \frac{a \sum_{j \in S} V_j +
         \rho_i - \mu_i k}{|S|} + \frac{\sigma_i}{\sqrt{|S|}} - \nu_i k -
         \sum_{j \in S \triangle S_i} \nu_{ij} \right]
 
-    with :math:`r` = ``reward``, :math:`a` = ``follow``, :math:`\rho` =
-    ``bonus``, :math:`\mu` = ``visit_cost``, :math:`\sigma` = ``root``,
-    :math:`\nu_i` = ``step_cost`` and :math:`\nu_{ij}` = ``removal_cost`` of an
-    edge or ``addition_cost`` of another pair (None: 0). :math:`S` is the clean
-    set :math:`S_i` of out-neighbours after :math:`k` flips, at most the budget
-    of ``threat``; an empty set counts as one edge that leads nowhere. Iterates
-    begin with :math:`V` = ``start`` and end after ``max_iter``, or when no
+    with :math:`r` = ``reward`` and :math:`a` = ``follow``. A node gains
+    :math:`\rho` = ``bonus``, shared by its edges, and :math:`\sigma` =
+    ``root``. Each flip costs it :math:`\mu` = ``visit_cost``, shared likewise,
+    :math:`\nu_i` = ``step_cost``, and :math:`\nu_{ij}` = ``removal_cost`` of
+    an edge or ``addition_cost`` of another pair (None: 0). Iterates begin with
+    :math:`V` = ``start`` and end after ``max_iter``, or when no
     :math:`|(T V - V)_i|` is above both the ``goal`` of the policy and
     ``rounding`` times the largest :math:`|V_i|`.
 

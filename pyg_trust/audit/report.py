@@ -203,8 +203,8 @@ class PrivacyAudit(AuditReport):
     ) -> 'PrivacyAudit':
         """Make the report, with a row and a verdict for each claim.
 
-        ``found`` are the other fields of the class, such as ``mu_lower`` and
-        ``trials``.
+        ``level``, ``origin`` and ``found`` are the fields of the class; the
+        rows are made of bounds and claims, such as ``mu_lower``.
         """
         rows = tuple(
             AuditRow(

@@ -212,8 +212,8 @@ class Runs:
         """Return a copy of the data in which the removed items are changed.
 
         Args:
-            what (str): what of them is changed: ``'features'``, ``'labels'``
-                or ``'edges'`` (to lead to other nodes); ``'data'`` is nothing.
+            what (str): ``'features'``, ``'labels'`` or ``'edges'`` (which then
+                lead to other nodes); ``'data'`` to change nothing.
         """
         data = self.data.clone()
         generator = rng.generator(rng.derive(self.seed, _CHANGE))
@@ -239,9 +239,10 @@ class Runs:
         return data
 
     def kinds(self) -> list[str]:
-        """List the kinds of values that :meth:`changed` can change.
+        """List the values of ``what`` that :meth:`changed` can take.
 
-        ``'features'`` and, if nodes are removed, ``'labels'`` and ``'edges'``.
+        They are ``'features'`` and, if the request removes nodes, ``'labels'``
+        and ``'edges'``.
         """
         return ['features'] + ['labels', 'edges'] * bool(self.removed.numel())
 

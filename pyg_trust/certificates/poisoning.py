@@ -50,7 +50,8 @@ class PoisonCertificate(Report):
         targets (Tensor): the ids of the nodes: int64, ``[num_targets]``.
         predicted (Tensor): the voted classes: int64, ``[num_targets]``.
         radius (Tensor): how many shards may be corrupted without changing the
-            class, -1 for none: int64, ``[num_targets]``.
+            class: int64, ``[num_targets]``; -1 if not even the present class
+            is certain, as votes are tied or most models do not vote.
         votes (Tensor): the classes that the models vote for: int64,
             ``[num_shards, num_targets]``.
         num_classes (int): the number of classes of votes, the last one for

@@ -215,7 +215,7 @@ class SmoothedCertificate(SpeaksOf, Report):
         return float((self.certified(**budget) & right).double().mean())
 
     def radii(self, kind: str = 'edges', *, limit: int = 100) -> Tensor:
-        """Return the most certified deletions, for each number of additions.
+        """Return how many deletions are certified, by number of additions.
 
         Args:
             kind (str): :obj:`'edges'` or :obj:`'features'`.

@@ -198,8 +198,9 @@ class ErasureDesk(Batches):
         a closed request is refused once its items are deleted.
 
         Args:
-            request (RemovalRequest or list[int]): the items to forget, in ids
-                of the desk; a list has the ids of nodes.
+            request (RemovalRequest or list[int]): the items to forget; a list
+                has ids of nodes. All models use the same ids, unless ``names``
+                of :meth:`register` translates them for a model.
             subject_request_id (str, optional): a UUID; by default a new one.
             regulation (str): the regulation that sets the due date:
                 ``'gdpr'``, a month, or ``'ccpa'``, 45 days.

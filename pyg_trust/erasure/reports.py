@@ -128,12 +128,13 @@ class ErasureReport(Report):
         halted (str): ``'held'``, ``'paused'`` or empty.
         reason (str): the reason for halting or cancelling the request.
         overdue (bool): whether the due date passed before completion.
-        tasks (tuple[dict, ...]): a dict for each model or recipient: its
-            ``name``; ``is_model``; its ``state``, such as ``'pending'`` or
-            ``'done'``; ``mode``, how items were removed, such as ``'batch'``;
-            when ``finished``; a ``note``; for models the ``reference`` of the
-            request in the ledger, the hash of the ledger after the removal,
-            ``head``, and the guarantee of the removal, ``promise``.
+        tasks (tuple[dict, ...]): a dict for each model or recipient, with the
+            keys ``name``; ``is_model`` (bool); ``state``, such as
+            ``'pending'`` or ``'done'``; ``mode``, how items were removed, such
+            as ``'batch'``; ``finished``, the time when it was done, or None;
+            and ``note``. For models also ``reference``, the id of the request
+            in the ledger; ``head``, the hash of the ledger after the removal;
+            and ``promise``, a dict with the guarantee, empty before it.
         backups_until (str, optional): the time until which the desk keeps the
             items, because backups of models are kept.
     """

@@ -207,9 +207,12 @@ class StepLoader(NodeLoader):
 
     @classmethod
     def check_kwargs(cls, kwargs: dict[str, Any], **counts: Any) -> None:
-        """Refuse ``kwargs`` of a loader that change how batches are drawn.
+        """Raise an error if arguments would change how batches are drawn.
 
-        ``counts`` are arguments by name: None, or integers of at least 1.
+        Args:
+            kwargs (dict): the arguments; ``shuffle``, ``sampler`` and alike
+                raise a ``TypeError``.
+            **counts (int, optional): others, None or at least 1.
         """
         for name in cls.OWN:
             if name in kwargs:

@@ -143,7 +143,7 @@ class Accountant(IAccountant):
 
     @abstractmethod
     def epsilon_of(self, history: History, delta: float) -> float:
-        r"""Bound :math:`\epsilon` of a history of steps from above."""
+        r"""Return an upper bound of :math:`\epsilon` at ``delta``."""
 
     def step(self, *, noise_multiplier: float, sample_rate: float) -> None:
         """Count one step, with its noise multiplier and sampling rate."""
@@ -354,7 +354,7 @@ class PLDAccountant(Accountant):
     """
 
     def epsilon_of(self, history: History, delta: float) -> float:
-        """Bound epsilon of (noise multiplier, rate, steps) triples."""
+        """Bound epsilon at ``delta``, for steps as in :class:`Accountant`."""
         return wor_epsilon(history, delta)
 
     def _rdp_of_step(self, a: np.ndarray, z: float, q: float) -> np.ndarray:
@@ -374,7 +374,7 @@ class RDPAccountant(PLDAccountant):
     """
 
     def epsilon_of(self, history: History, delta: float) -> float:
-        """Bound epsilon of (noise multiplier, rate, steps) triples."""
+        """Bound epsilon at ``delta``, for steps as in :class:`Accountant`."""
         return wor_epsilon(history, delta, 'rdp_wor')
 
 
@@ -412,7 +412,7 @@ class PoissonAccountant(Accountant):
         self.form = 'replace' if neighboring == 'replace' else 'withdraw'
 
     def epsilon_of(self, history: History, delta: float) -> float:
-        """Bound epsilon of (noise multiplier, rate, steps) triples."""
+        """Bound epsilon at ``delta``, for steps as in :class:`Accountant`."""
         return poisson_epsilon(history, delta, self.form)
 
     def _rdp_of_step(self, a: np.ndarray, z: float, q: float) -> np.ndarray:
@@ -453,7 +453,7 @@ class GroupAccountant(Accountant):
         check_share(sample_rate, self.num_roots, 'sample_rate')
 
     def epsilon_of(self, history: History, delta: float) -> float:
-        """Bound epsilon of (noise multiplier, rate, steps) triples."""
+        """Bound epsilon at ``delta``, for steps as in :class:`Accountant`."""
         known = self.num_roots, self.occurrences
         return group_wor_epsilon(history, delta, *known)
 
@@ -478,7 +478,7 @@ class GroupPoissonAccountant(GroupAccountant):
         """Take any rate."""
 
     def epsilon_of(self, history: History, delta: float) -> float:
-        """Bound epsilon of (noise multiplier, rate, steps) triples."""
+        """Bound epsilon at ``delta``, for steps as in :class:`Accountant`."""
         return poisson_epsilon(history, delta, occurrences=self.occurrences)
 
     def _rdp_of_step(self, a: np.ndarray, z: float, q: float) -> np.ndarray:
@@ -523,7 +523,7 @@ class FDPAccountant(Accountant):
 
     @validated
     def epsilon_of(self, history: History, delta: Fraction) -> float:
-        """Bound epsilon of (noise multiplier, rate, steps) triples."""
+        """Bound epsilon at ``delta``, for steps as in :class:`Accountant`."""
         if not history:
             return 0.0
         a = np.asarray(ORDERS)

@@ -143,12 +143,12 @@ def rdp_group_wor(
     num_roots: int,
     occurrences: int,
 ) -> np.ndarray:
-    """Compute Rényi DP of one step on ego graphs, at each order.
+    r"""Compute Rényi DP of one step on ego graphs, at each order.
 
     A step draws :math:`m` of :math:`N` = ``num_roots`` ego graphs without
     replacement, at the rate ``q`` :math:`= m / N`; a node is in at most
-    ``occurrences`` of them. Orders are above 1; the result has one value in
-    nats for each.
+    ``occurrences`` of them. ``noise_multiplier`` is :math:`\sigma / C`.
+    ``orders`` are above 1; the result has one value in nats for each.
     """
     a, (n, k) = check_orders(orders), check_group(num_roots, occurrences)
     z = check_multiplier(noise_multiplier, k)

@@ -92,8 +92,9 @@ class PrivateNodeClassifier(Coverage):
 
     An *encoder* classifies each node by its own features. Sums of its class
     probabilities over neighbours are released once, with noise. A *head*
-    predicts from both. Predictions read no edge and cost nothing
-    (:doc:`/theory/private_aggregation`). Ids, masks and arguments are public.
+    predicts from a node's own class probabilities and these sums. Predictions
+    read no edge and cost nothing (:doc:`/theory/private_aggregation`). Ids,
+    masks and arguments are public.
 
     Args:
         adjacency (str): what is protected: an ``'edge'``; the features, label
@@ -102,11 +103,13 @@ class PrivateNodeClassifier(Coverage):
         epsilon, delta (float): the budget of all that is released.
         K (int): the number of hops, each a noisy sum; 1 for ``'feature'``.
         shares (sequence of float, optional): how to divide the budget's mu
-            squared, by default encoder .4, sums .5, head .1 (not ``'edge'``).
+            squared among encoder, sums and head, by default (.4, .5, .1); not
+            for ``'edge'``, where the sums get all of it.
         encoder (torch.nn.Module, optional): maps features to logits, or makes
             such a module. By default a linear model, for ``'edge'`` an MLP.
-        head (torch.nn.Module, optional): maps ``(K + 1) * num_classes``
-            columns, or for ``'feature'`` ``4 * num_classes``, to logits.
+        head (torch.nn.Module, optional): maps a node's log-probabilities and
+            ``K`` sums, ``(K + 1) * num_classes`` columns, to logits; for
+            ``'feature'`` ``4 * num_classes``, with the sum smoothed twice.
         ledger (str or Path, optional): a file that keeps what is spent.
         neighboring (str, optional): whether neighbouring data exchange a
             record for another (``'replace'``) or lack it (``'add_remove'``,
@@ -115,8 +118,9 @@ class PrivateNodeClassifier(Coverage):
         max_degree (int, optional): the most edges of a node that are
             protected; required for ``'node_incident'``.
         num_classes (int, optional): by default read from the labels.
-        train_receivers (float, optional): for ``'node'``, the share of
-            training nodes that get a sum; by default .2 if most nodes train.
+        train_receivers (float, optional): for ``'node'`` with ``K=1``, the
+            share of training nodes that get a sum. By default all of them, but
+            .2 with the default head if most nodes train, but not all.
         steps, lr (int, float): noisy gradient steps, and their learning rate.
         epochs (int): the epochs of training without noise, for ``'edge'``.
         insecure_seed (int, optional): a seed; nothing is private then.

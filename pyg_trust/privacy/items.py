@@ -58,7 +58,8 @@ class ItemReport(AggregationReport):
     tables on the account (``releases`` is their number), and
     ``epsilon_replace`` is epsilon against any other list. ``noise_stds`` has
     the standard deviation on the diagonal; ``num_nodes`` counts users and
-    items. Sums and noise are exact integers (``arithmetic``). Fields of an
+    items. Sums and noise are exact integers (``arithmetic``). Other fields
+    are those of :class:`~pyg_trust.transforms.AggregationReport`; those of an
     encoder, a head or edges are empty, 0 or None.
     """
 

@@ -127,9 +127,10 @@ class Division(BaseTransform):
             self.unit.check(data)
 
     def owner_groups(self) -> Tensor:
-        """Return the group of every person, for ``'owners'``: int64.
+        """Return the group of every person: int64, ``[num_persons]``.
 
-        The order is that of the :obj:`n_id` of the unit.
+        It is for ``'owners'``. Entry i is of the person at position i of the
+        :obj:`unit`, and depends on the person's id alone.
         """
         assert self.unit is not None
         key = rng.derive(self.seed, _OWNERS)

@@ -581,7 +581,7 @@ def make_aggregator(
 
     Args:
         name (str or ShardAggregator): a name, or an aggregator to return.
-        **kwargs (Any): arguments of the class, with a name.
+        **kwargs (Any): the arguments of the class, if it is given by name.
 
     Raises:
         TypeError: on an argument that the class does not take.

@@ -417,7 +417,7 @@ class NodeClassifier(NodeReleases, EditedInPlace):
             release (bool): whether to make a release for additions alone, too.
                 (default: :obj:`False`)
             reference (str): ids of the requests for the ledger, 32 hexadecimal
-                digits each. (default: :obj:`''`)
+                digits each, joined without a separator. (default: :obj:`''`)
 
         Returns:
             ForgetReport or AdditionReport: the report of the release, or the
@@ -467,7 +467,7 @@ class NodeClassifier(NodeReleases, EditedInPlace):
                 that are not there and list them in ``skipped`` of the report.
                 (default: :obj:`'raise'`)
             reference (str): ids of the requests for the ledger, 32 hexadecimal
-                digits each. (default: :obj:`''`)
+                digits each, joined without a separator. (default: :obj:`''`)
 
         Raises:
             NotThere: if an item is not there, or with ``missing='skip'`` if no
@@ -561,10 +561,11 @@ class NodeClassifier(NodeReleases, EditedInPlace):
 
     @editing
     def flush(self) -> 'NodeClassifier':
-        """Recompute graph, features and weights from the remaining data.
+        """Clear what memory still holds of removed items.
 
-        This clears what memory still holds of removed items. The released
-        weights stay. It costs as much as a fit, and returns the model itself.
+        The graph, the features and the weights before noise are computed again
+        from the remaining data, which costs as much as a fit. The released
+        weights, with noise, stay. Returns the model itself.
         """
         model = self._fitted
         # Weights do not know the additions since the last release.

@@ -383,7 +383,7 @@ class Recommender(Saved, EditedInPlace):
                 that are not there and list them in ``skipped`` of the report.
                 (default: :obj:`'raise'`)
             reference (str): ids of the requests for the ledger, 32 hexadecimal
-                digits each. (default: :obj:`''`)
+                digits each, joined without a separator. (default: :obj:`''`)
 
         Raises:
             NotThere: if an item is not there, or with ``missing='skip'`` if no

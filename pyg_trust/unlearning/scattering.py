@@ -272,7 +272,7 @@ class ScatteringClassifier(GraphPredictor, CertifiedClassifier):
                 and changes, in order; ``graph`` of an update is the id of the
                 graph that its nodes, edges and features belong to.
             reference (str): ids of the requests for the ledger, 32 hexadecimal
-                digits each. (default: :obj:`''`)
+                digits each, joined without a separator. (default: :obj:`''`)
 
         Raises:
             ValueError: if an item to remove is missing, an item to add exists,
@@ -313,7 +313,7 @@ class ScatteringClassifier(GraphPredictor, CertifiedClassifier):
                 that are not there and list them in ``skipped`` of the report.
                 (default: :obj:`'raise'`)
             reference (str): ids of the requests for the ledger, 32 hexadecimal
-                digits each. (default: :obj:`''`)
+                digits each, joined without a separator. (default: :obj:`''`)
 
         Raises:
             NotThere: if an item is not there, or with ``missing='skip'`` if no

@@ -183,13 +183,15 @@ class PrivateTraining(Private):
     sampling = given('how the units of a step are drawn', TEXT)
     mechanism = given('name of the accountant', TEXT)
     batch_size = given('number of units of a step', NATURAL)
-    units_per_row = given('largest number of units with one row', NATURAL)
+    units_per_row = given('the most units that contain the same row', NATURAL)
     max_grad_norm = given('the clipping norm', POSITIVE)
     clipping = given('flat, automatic or adaptive clipping', TEXT)
     noise_multiplier = given(
         'standard deviation of the noise over the clipping norm'
     )
-    pure_epsilon = given('epsilon of releases with delta 0, in nats')
+    pure_epsilon = given(
+        'sum of the epsilons (nats) of all releases that have delta 0'
+    )
     sensitivity = derived(
         'largest change of the sum of clipped gradients by neighbouring data',
         lambda c: _moves(c) * c.max_grad_norm,
@@ -325,9 +327,13 @@ class Search(Private):
         "how neighbouring data differ, such as 'replace-one-graph'", TEXT
     )
     account = given(f'what a run may spend: {_STEPS}', _ACCOUNT)
-    pure_epsilon = given('epsilon of releases of a run with delta 0, in nats')
+    pure_epsilon = given(
+        'sum of the epsilons (nats) of the releases of a run that have delta 0'
+    )
     batch_size = given('number of units of a step', maybe(NATURAL), None)
-    units_per_row = given('largest number of units with one row', NATURAL, 1)
+    units_per_row = given(
+        'the most units that contain the same row', NATURAL, 1
+    )
 
     def _says(self) -> Words:
         return Words(

@@ -185,7 +185,7 @@ class ShardedUnlearner(Stateful):
         )
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """Return the arguments of the constructor, by name."""
+        """Return the constructor's arguments; ``deep`` has no effect."""
         given = {'partition': self._given, 'unit': self._unit}
         return {**self._params, **given}
 
@@ -455,7 +455,7 @@ class ShardedUnlearner(Stateful):
                 that are not there and list them in ``skipped`` of the report.
                 (default: :obj:`'raise'`)
             reference (str): ids of the requests for the ledger, 32 hexadecimal
-                digits each. (default: :obj:`''`)
+                digits each, joined without a separator. (default: :obj:`''`)
             on_report (Callable, optional): is called with the report before
                 the new state is saved. If it raises, nothing has changed.
         """
@@ -505,7 +505,7 @@ class ShardedUnlearner(Stateful):
                 node, by id, or :obj:`'hash'`; needed if the partition was
                 given as tensors.
             reference (str): ids of the requests for the ledger, 32 hexadecimal
-                digits each. (default: :obj:`''`)
+                digits each, joined without a separator. (default: :obj:`''`)
 
         Raises:
             ValueError: if an item to remove is missing, or an item to add
