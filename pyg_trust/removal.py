@@ -254,11 +254,12 @@ class RemovalRequest:
         return list(self.parts)
 
     def items(self) -> Iterator[Item]:
-        """Iterate over the requested items, as tuples of three.
+        """Iterate over the requested items as ``(graph, kind, item)``.
 
-        Each has the id of the graph; the kind, ``'whole'`` or a field of
-        :class:`Part`; and the id, a pair of ids for edges, ``True`` for a
-        graph.
+        ``graph`` is the id of a graph. ``kind`` is ``'nodes'``,
+        ``'features'``, ``'edges'``, ``'directed_edges'``, ``'labels'`` or, for
+        the graph itself, ``'whole'``. ``item`` is the id of a node, for both
+        kinds of edges a pair of ids, and for ``'whole'`` it is ``True``.
         """
         for graph, part in self.parts.items():
             if part.whole:
@@ -526,18 +527,20 @@ def remove_from_data(data: Data, part: Part) -> Data:
     """Return a copy of a graph without the items of a request.
 
     Ids of nodes are ``data.n_id``, if the graph has it, else positions. The
-    result has ``n_id``, the ids of the remaining nodes, and, if features were
-    removed, ``x_removed``, a bool mask of their nodes. Attributes of the whole
-    graph are kept.
+    result has ``n_id``, the ids of the remaining nodes; ``edge_index`` has
+    their positions in it. Where features were removed, rows of ``x`` are zero,
+    and ``x_removed``, a bool mask, is True. Attributes of the whole graph are
+    kept.
 
     Args:
         data (Data): the graph, with an ``edge_index``; it is not changed.
-        part (Part): the items to remove, ``request.parts[0]`` of a request.
+        part (Part): the nodes, features and edges to remove,
+            ``request.parts[0]`` of a request.
 
     Raises:
         NotThere: if an item does not exist, or was removed before.
-        ValueError: if there are no features to remove, or if no node would
-            remain.
+        ValueError: if there are no features to remove, if no node would
+            remain, or if :obj:`part` has labels or is a whole graph.
     """
     check_instance('part', part, Part)
     if part.whole or part.labels:

@@ -128,7 +128,7 @@ class Update:
             (default: :obj:`'raise'`)
 
     Raises:
-        TypeError: on a tensor of another type, or another request.
+        TypeError: on tensors, or a :obj:`remove`, of another type.
         ValueError: on ids that are negative or repeated, features that do not
             fit or are not finite, or an item that is both removed and added or
             changed.

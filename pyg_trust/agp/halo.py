@@ -51,8 +51,8 @@ class HaloGraph(NamedTuple):
         rowptr (Tensor): int64, ``[num_own + 1]``.
         col (Tensor): int64, ``[num_entries]``: neighbours, as the whole
             graph numbers them, ascending in every row.
-        start (int): the first node.
-        num_nodes (int): of the whole graph.
+        start (int): the node of the first row.
+        num_nodes (int): the number of nodes of the whole graph.
     """
 
     rowptr: Tensor
@@ -196,9 +196,11 @@ def propagate_halo(graph: HaloGraph, x: Tensor, measure: Measure) -> Tensor:
     ordered by the parts of a clustering, such as METIS.
 
     Args:
-        graph (HaloGraph): this process's rows of an undirected graph, with
-            the self-loops of the measure: ``HaloGraph(rowptr, col, start,
-            num_nodes)``: int64 tensors, the first node, the number of all.
+        graph (HaloGraph): this process's rows of an undirected graph, made by
+            ``HaloGraph(rowptr, col, start, num_nodes)``: where rows begin and
+            the neighbours in them, as int64; the first node of this process;
+            the number of nodes of the whole graph. If the measure has
+            self-loops, add them.
         x (Tensor): the features of these rows: float32 or float64,
             ``[num_own, num_columns]``.
         measure (Measure): the weights :math:`w` and exponents :math:`a, b`.

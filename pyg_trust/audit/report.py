@@ -114,7 +114,7 @@ class RemovalAudit(AuditReport):
     not_compared: tuple[str, ...]
 
     def guarantee(self) -> Guarantee:
-        """State the findings; an audit guarantees no complete forgetting."""
+        """Return the findings; no audit shows that all was forgotten."""
         found = {
             verdict: [r.test for r in self.rows if r.verdict == verdict]
             for verdict in VERDICTS

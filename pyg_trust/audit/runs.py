@@ -182,12 +182,16 @@ class Runs:
         return found
 
     def compared(self, kind: str) -> tuple[set[str], set[str]]:
-        """Compare a run on the data to one on ``changed(kind)``, bit by bit.
+        """Compare a run on the data to one on changed data, bit by bit.
+
+        Args:
+            kind (str): what :meth:`changed` changes, one of :meth:`kinds`.
 
         Returns:
-            tuple[set[str], set[str]]: the names of the values that differed
-            before the removal and are also released after it; and of those
-            that differ after it: traces. Random values are left out.
+            tuple[set[str], set[str]]: the names of the values that can show a
+            trace, as they differ before the removal and are released after it;
+            and of those that do, as they differ after it, too. Random values
+            are left out.
         """
         one, two = self.run(), self.run(kind)
         if 'control' not in self._kept:

@@ -240,8 +240,8 @@ def empirical_epsilon(
 ) -> PrivacyAudit:
     r"""Bound :math:`\epsilon` from below, by scores of runs.
 
-    A test guesses from a score on which of two neighbouring data sets a run
-    was. Bars mark bounds (Clopper-Pearson) of true and false positive rates:
+    A test guesses from the score of a run which of two neighbouring data sets
+    it used. Bars mark Clopper-Pearson bounds of true and false positive rates:
 
     .. math::
         \epsilon \ge \log \frac{\underline{\mathrm{TPR}} - \delta}
@@ -294,9 +294,9 @@ def empirical_mu(
 ) -> PrivacyAudit:
     r"""Bound :math:`\mu` of Gaussian DP from below, by scores of runs.
 
-    A test guesses from a score on which of two neighbouring data sets a run
-    was: a high one for :obj:`positive`. Bars mark upper Clopper-Pearson bounds
-    of the rates of false positives and false negatives:
+    A test guesses from the score of a run which of two neighbouring data sets
+    it used: that of :obj:`positive` if the score is high. Bars mark upper
+    Clopper-Pearson bounds of the rates of false positives and false negatives:
 
     .. math::
         \mu \ge -\Phi^{-1}(\overline{\mathrm{FPR}})

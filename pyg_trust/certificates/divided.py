@@ -71,13 +71,15 @@ class VoteCertificate(SpeaksOf, Report):
 
     :meth:`Divided.certify` makes it. A model classifies each of several views
     of the input, and the views vote. One changed element (an edge, a node, a
-    person, ..., by :obj:`by`) changes the vote of one view alone.
+    person, ..., by :obj:`by`) can change the vote of one view alone; with
+    ``'grid'``, of the :obj:`num_groups` views that show it.
 
     Args:
         targets (Tensor): the nodes, or graphs: int64, ``[num_targets]``.
         predicted (Tensor): the voted classes: int64, ``[num_targets]``.
         radius (Tensor): how many views may change their vote without changing
-            the class, -1 for a tie: int64, ``[num_targets]``.
+            the class, -1 for a tie: int64, ``[num_targets]``. Except with
+            ``'grid'`` it is also the number of changes that a class survives.
         votes (Tensor): the classes that views vote for: int64, ``[num_views,
             num_targets]``.
         num_classes (int): the number of classes that a view can vote for.
@@ -155,7 +157,7 @@ class VoteCertificate(SpeaksOf, Report):
         return float((self.certified(changes, rows) & right).double().mean())
 
     def chart(self) -> Chart:
-        """Return a chart of the certified share by number of changes."""
+        """Chart the share of certified predictions by number of changes."""
         most = max(int(self.radius.max()), 0) + 1
         shares = [self.certified_ratio(k) for k in range(most + 1)]
         return Chart(

@@ -59,7 +59,7 @@ def plot_certified_grid(
     limit: Natural = 20,
     ax: Any = None,
 ) -> Any:
-    """Draw a heat map of the certified share by additions and deletions.
+    """Draw the certified share of predictions by additions and deletions.
 
     Args:
         report (SmoothedCertificate): the certificate.

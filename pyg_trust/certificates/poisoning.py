@@ -149,7 +149,7 @@ class PoisonCertificate(Report):
         return collective_votes(voted, self.num_classes, shards)
 
     def chart(self) -> Chart:
-        """Return a chart of the certified share by poisoned nodes."""
+        """Chart the share of certified nodes by number of poisoned nodes."""
         most = max(int(self.radius.max()), 0) + 1
         shares = [self.certified_ratio(k) for k in range(most + 1)]
         return Chart(

@@ -305,7 +305,7 @@ class SmoothedCertificate(SpeaksOf, Report):
             yield kind, 'deletions', lambda r, kind=kind: {kind: (0, r)}
 
     def chart(self) -> Chart:
-        """Return a chart of the certified share by number of changes."""
+        """Chart the share of certified predictions by number of changes."""
         radii, lines = range(_SHOWN[-1] + 1), {}
         for kind, side, budget in self._sides():
             shares = [self.certified_ratio(**budget(r)) for r in radii]

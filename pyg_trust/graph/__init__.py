@@ -786,7 +786,7 @@ class LastGraph:
         self._graph: CSRGraph | None = None
 
     def convert(self, graph: Any, num_nodes: int | None = None) -> CSRGraph:
-        """Convert a graph, or return the one that was kept for it.
+        """Convert a graph, or return the one that :meth:`keep` kept for it.
 
         Args:
             graph (Any): the graph, in any form that :meth:`CSRGraph.convert`
@@ -807,12 +807,12 @@ class LastGraph:
 
     @validated
     def keep(self, made: CSRGraph, graph: Any, num_nodes: Count) -> None:
-        """Keep a converted graph, until another one is kept.
+        """Keep the last graph for :meth:`convert`, which itself keeps none.
 
         Args:
             made (CSRGraph): the graph as :meth:`convert` returned it.
-            graph (Any): the object that was converted; only a dense tensor,
-                such as an ``edge_index``, is kept.
+            graph (Any): the object that was converted. Nothing is kept unless
+                it is a dense tensor, such as an ``edge_index``.
             num_nodes (int): the ``num_nodes`` of the call of :meth:`convert`.
         """
         if (

@@ -62,8 +62,8 @@ class DisjointWalkLoader(StepLoader):
             default all nodes.
         num_steps (int, optional): the batches of an epoch; by default
             :math:`\lfloor M / m \rfloor` of the first partition.
-        resample_every (int, optional): the steps between two partitions; by
-            default all steps draw from the first.
+        resample_every (int, optional): after how many training steps a new
+            partition is drawn; by default all steps use the first.
         unit (PrivacyUnit, optional): the owners of rows, to protect persons.
         along (bool): whether messages travel along the edges or against them.
         contiguous (bool): whether the nodes of a subgraph stand together, as

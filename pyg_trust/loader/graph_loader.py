@@ -120,9 +120,10 @@ class GraphLoader(DrawnUnits):
         return fingerprint(self._first)
 
     def public(self) -> tuple[Any, ...]:
-        """Return the number of graphs, and a string with attribute names.
+        """Return the public data, whose hash is in reports and ledgers.
 
-        With ``'add_remove'`` the number is private and left out.
+        It has the number of graphs, if this is public (not ``'add_remove'``),
+        and a string with the names of the graphs' tensors.
         """
         first = self.graphs[0].to_dict().items()
         # No shapes: those of edges would show how many edges a graph has.

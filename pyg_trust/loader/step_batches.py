@@ -210,9 +210,10 @@ class StepLoader(NodeLoader):
         """Raise an error if arguments would change how batches are drawn.
 
         Args:
-            kwargs (dict): the arguments; ``shuffle``, ``sampler`` and alike
-                raise a ``TypeError``.
-            **counts (int, optional): others, None or at least 1.
+            kwargs (dict): arguments of a PyG loader; ``shuffle``, ``sampler``
+                and others that choose batches raise a ``TypeError``.
+            **counts (int, optional): arguments that are counts, such as
+                ``num_steps``; each has to be None or at least 1.
         """
         for name in cls.OWN:
             if name in kwargs:
@@ -352,7 +353,11 @@ class StepLoader(NodeLoader):
         """Return the public arguments, by name; seeds are secret."""
 
     def public(self) -> tuple[Any, ...]:
-        """Return public data: edges, roots, node count, feature shape."""
+        """Return the public data, whose hash is in reports and ledgers.
+
+        It has the edges, the roots, the number of nodes and, as a string, the
+        features' shape and dtype.
+        """
         x = self.data.x
         shape = None if x is None else [list(x.shape), str(x.dtype)]
         edges = self.data.edge_index

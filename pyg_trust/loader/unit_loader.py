@@ -86,16 +86,18 @@ class UnitLoader(DrawnUnits):
             person is drawn, for ``'add_remove'`` alone.
         neighboring (str): :obj:`'replace'`: all that one person owns is
             replaced; :obj:`'add_remove'`: a person is added or removed;
-            :obj:`'contents'`: all contents are replaced, but not with whom a
-            person shares rows. Subgraphs are then groups of persons with the
-            rows that they share, by random walks over the public
-            :meth:`PrivacyUnit.pairs <pyg_trust.unit.PrivacyUnit.pairs>`.
-        walk_length, restarts, resample_every (int): for ``'contents'``, the
-            steps of a walk, the walks from each person, and the steps between
-            two draws of groups.
+            :obj:`'contents'`: the contents of a person's rows are replaced,
+            while it is public which persons share rows. A subgraph is then a
+            group of persons with the rows that they share; random walks over
+            the public :meth:`PrivacyUnit.pairs
+            <pyg_trust.unit.PrivacyUnit.pairs>` of persons make the groups.
+        walk_length (int): for ``'contents'``, how many steps a walk has.
+        restarts (int): for ``'contents'``, how many walks begin at a person.
+        resample_every (int, optional): for ``'contents'``, after how many
+            training steps new groups are drawn; by default never.
         along (sequence): for ``'contents'``, edge types and metapaths that
             make pairs of persons, beside rows with several owners.
-        max_joint (int): rows that more persons share make no pairs.
+        max_joint (int): rows that more persons share than this make no pairs.
         seed (int, optional): the seed; random by default.
         **kwargs (optional): more arguments of :class:`NodeLoader`.
     """

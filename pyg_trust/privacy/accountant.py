@@ -538,10 +538,14 @@ def create_accountant(
 
     Args:
         mechanism (str): a name in :obj:`pyg_trust.registries.ACCOUNTANTS`:
-            :obj:`'pld_wor'` (:class:`PLDAccountant`), :obj:`'rdp_wor'`,
-            :obj:`'pld_poisson'`; for ego graphs, with arguments,
-            :obj:`'pld_group_wor'`, :obj:`'pld_group'` and :obj:`'rdp_fdp'`.
-        **arguments (Any): the arguments of the accountant's class.
+            :obj:`'pld_wor'` (:class:`PLDAccountant`), :obj:`'rdp_wor'`
+            (:class:`RDPAccountant`) or :obj:`'pld_poisson'`
+            (:class:`PoissonAccountant`); for ego graphs
+            :obj:`'pld_group_wor'` (:class:`GroupAccountant`),
+            :obj:`'pld_group'` (:class:`GroupPoissonAccountant`) or
+            :obj:`'rdp_fdp'` (:class:`FDPAccountant`).
+        **arguments (Any): the arguments of this class. Those for ego graphs
+            need some, such as ``num_roots`` and ``occurrences``.
 
     Example:
         >>> accountant = create_accountant('pld_wor')

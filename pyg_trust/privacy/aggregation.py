@@ -88,7 +88,7 @@ class _Nodes(NamedTuple):
 
 @validated
 class PrivateNodeClassifier(Coverage):
-    r"""Classifies nodes, with private edges or nodes and private predictions.
+    r"""Classifies nodes, and protects edges or nodes, also in predictions.
 
     An *encoder* classifies each node by its own features. Sums of its class
     probabilities over neighbours are released once, with noise. A *head*
@@ -108,8 +108,9 @@ class PrivateNodeClassifier(Coverage):
         encoder (torch.nn.Module, optional): maps features to logits, or makes
             such a module. By default a linear model, for ``'edge'`` an MLP.
         head (torch.nn.Module, optional): maps a node's log-probabilities and
-            ``K`` sums, ``(K + 1) * num_classes`` columns, to logits; for
-            ``'feature'`` ``4 * num_classes``, with the sum smoothed twice.
+            ``K`` sums, ``(K + 1) * num_classes`` columns, to logits. For
+            ``'feature'`` it reads ``4 * num_classes`` columns: also the sum
+            after one more hop without noise, and after two.
         ledger (str or Path, optional): a file that keeps what is spent.
         neighboring (str, optional): whether neighbouring data exchange a
             record for another (``'replace'``) or lack it (``'add_remove'``,
@@ -119,16 +120,16 @@ class PrivateNodeClassifier(Coverage):
             protected; required for ``'node_incident'``.
         num_classes (int, optional): by default read from the labels.
         train_receivers (float, optional): for ``'node'`` with ``K=1``, the
-            share of training nodes that get a sum. By default all of them, but
-            .2 with the default head if most nodes train, but not all.
+            share of training nodes that get a sum. By default 1; but 0.2 with
+            the default head if most nodes, but not all, are training nodes.
         steps, lr (int, float): noisy gradient steps, and their learning rate.
         epochs (int): the epochs of training without noise, for ``'edge'``.
         insecure_seed (int, optional): a seed; nothing is private then.
         ledger_head (str, optional): ``ledger_head`` of an earlier report.
         forget_epsilon (float): the largest :math:`\epsilon` at which noise may
             hide removed items, so that nothing is fitted again.
-        max_units (float): the most records that a removed node may count as:
-            the more edges lead to it, the more records.
+        max_units (float): a node can be removed if it counts as at most this
+            many records: the more edges lead to it, the more records.
         start_is_public (bool): you state that :obj:`encoder` and :obj:`head`
             were not trained on protected data.
     """

@@ -46,7 +46,7 @@ Model = TypeVar('Model', bound='Coverage')
     provenance='versions of packages and arguments',
 )
 class CoverageReport(ClaimedReport):
-    """State that noise hides removed items, and that the weights stay.
+    """Report of a removal that noise hides, so that the weights stay.
 
     What was released is (epsilon, delta)-indistinguishable from a release
     without the removed items. It includes noisy sums of the messages that
@@ -54,7 +54,7 @@ class CoverageReport(ClaimedReport):
     """
 
     def guarantee(self) -> Guarantee:
-        """State the guarantee: the model hides whether the items were there.
+        """Return the guarantee that noise hides the removed items.
 
         Raises:
             ValueError: if this is the report of ``plan()``, which removes
@@ -207,17 +207,17 @@ class Coverage(Fitted):
             edges (list or Tensor, optional): the same, of edges.
             features (list or Tensor, optional): the same, of features.
             labels (list or Tensor, optional): the same, of labels.
-            reference (str): 32 hexadecimal digits that name the batch of the
-                request, for the line of the ledger. (default: :obj:`''`)
+            reference (str): ids of the requests for the ledger, 32 hexadecimal
+                digits each, joined without a separator. (default: :obj:`''`)
             proof (str or Path, optional): a file (``.npz``) from which
-                ``python -m pyg_trust check --data`` recomputes the shift. It
-                holds all edges of the release: hand it to an auditor, and
-                delete it. (default: :obj:`None`)
+                ``python -m pyg_trust check --data`` recomputes how far the
+                removal moves the sums. It has all edges of the release: give
+                it to an auditor, and delete it. (default: :obj:`None`)
 
         Raises:
             ValueError: if the release does not cover this, the noise came
-                from a seed, somebody needs more than ``max_units``, or the
-                edges are others.
+                from a seed, a node counts as more than ``max_units`` records,
+                or the edges are not those of the release.
             BudgetExceededError: if :math:`\epsilon` of all who were removed
                 would be more than ``forget_epsilon``.
         """

@@ -206,7 +206,8 @@ def hop_sensitivity(
 
     Messages are rows of norm at most 1, and every node receives the sum of
     those of its neighbours. The result is the largest change of all sums, in
-    Frobenius norm; with ``'node_incident'``, without the node's own sum.
+    Frobenius norm; with ``'node_incident'``, without the node's own sum. With
+    ``'feature'``, squared weights of a node's messages have to sum to 1.
 
     ================= ================================ ====================
     adjacency         add_remove                       replace
@@ -214,7 +215,7 @@ def hop_sensitivity(
     ``edge``          :math:`\sqrt{2}`, directed: 1    the same
     ``node``          :math:`\sqrt{D}`, by default 1   twice as much
     ``node_incident`` :math:`\sqrt{D}`                 twice as much
-    ``feature``       1, if scaled to column norm 1    2
+    ``feature``       1                                2
     ================= ================================ ====================
 
     Args:
@@ -223,9 +224,9 @@ def hop_sensitivity(
         directed (bool): for ``'edge'``, whether edges have one direction.
         neighboring (str): whether this is removed (:obj:`'add_remove'`) or
             exchanged for any other (:obj:`'replace'`).
-        max_degree (int, optional): :math:`D`, the most edges of a node,
-            required for ``'node_incident'``. For ``'node'``, the bound of the
-            sum of squared weights of a node's outgoing messages.
+        max_degree (int, optional): :math:`D`. For ``'node_incident'``, which
+            needs it, the most edges of a node. For ``'node'``, the largest sum
+            of the squared weights of a node's outgoing messages.
         num_classes (int, optional): the number :math:`C` of classes, if
             messages are those of :func:`class_messages`, for ``'node'`` and
             ``'feature'``: a replaced record then moves a sum by :math:`\sqrt{2
@@ -323,9 +324,11 @@ def private_propagate(
             hop.
         noise (Noise): the source of noise, such as
             ``pyg_trust.noise.SecureNoise()``.
-        adjacency (str): ``'edge'``, ``'node'`` or ``'node_incident'``.
+        adjacency (str): what is protected, as in :func:`hop_sensitivity`:
+            ``'edge'``, ``'node'`` or ``'node_incident'``. Here it only decides
+            whether messages have :obj:`weights`.
         weights (Tensor, optional): float64, ``[num_nodes]``: :math:`c`, for
-            ``'node'`` alone, such as one over the root of the out-degree.
+            ``'node'`` alone; by default one over the root of the out-degree.
         between (str): how rows get norm at most 1: :obj:`'normalize'` or
             :obj:`'clip'`. (default: :obj:`'normalize'`)
         dtype (torch.dtype): the dtype to round noisy sums to; the next hop

@@ -79,7 +79,7 @@ class PrivacyReport(ClaimedReport):
     """
 
     def guarantee(self) -> Guarantee:
-        """State the differential privacy of the released weights."""
+        """Return the differential privacy of the released weights."""
         if not self.noise_multiplier:
             raise ValueError(f'{NOISELESS}: there is no guarantee to state')
         return super().guarantee()

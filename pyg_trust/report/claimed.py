@@ -43,7 +43,7 @@ class ClaimedReport(Report):
         )
 
     def guarantee(self) -> Guarantee:
-        """State the guarantee of this report, in the form of all reports."""
+        """Return the guarantee of this report, in the form of all reports."""
         values = self.numbers()
         for old, new in self._renamed.items():
             values[old] = values.pop(new)

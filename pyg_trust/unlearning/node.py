@@ -492,7 +492,8 @@ class NodeClassifier(NodeReleases, EditedInPlace):
         """Make a release that includes all pending additions.
 
         Args:
-            reference (str): an id for the ledger, 32 hexadecimal digits.
+            reference (str): ids of the requests for the ledger, 32 hexadecimal
+                digits each, joined without a separator. (default: :obj:`''`)
 
         Raises:
             ValueError: if no addition is pending.

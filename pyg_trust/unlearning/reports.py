@@ -231,7 +231,7 @@ class VerifyReport(Facts):
     """
 
     def summary(self) -> str:
-        """State the findings in one sentence."""
+        """Return the findings in one sentence."""
         shown = {
             name: {True: 'equal', False: 'NOT equal'}.get(value, value)
             if isinstance(value, bool)
@@ -254,7 +254,7 @@ class VerifyReport(Facts):
         )
 
     def chart(self) -> Chart:
-        """Draw values relative to their bounds, or how many shards differ."""
+        """Chart values against their bounds; of shards, how many are equal."""
         if 'distance_bound' in vars(self):
             return verified(
                 self.ok,
