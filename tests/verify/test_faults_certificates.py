@@ -68,8 +68,9 @@ FAULTS = [
         {},
         MAXIMIZE,
         'reward = signal',
-        'perturbations = replace(perturbations, '
-        'budget=(perturbations.budget - 1).clamp(min=0)); reward = signal',
+        'p = perturbations; perturbations = type(p)(p.graph, p.removable, '
+        '(p.budget - 1).clamp(min=0), p.addable, all_pairs=p.all_pairs); '
+        'reward = signal',
         id='a flip less',
     ),
     fault(
