@@ -266,8 +266,8 @@ def attacks(
     together are taken, some times anew in the graph that they make; then the
     best flip is added again and again; then each flip in turn is given up for
     the best one in its place. A heuristic: evaluate the attacks before use.
-    Where there are too many pairs, edges are added to the nodes of largest
-    value alone, and the rounds have a limit, as each evaluates every pair for
+    Where many pairs can be added, edges are added to the nodes of largest
+    value alone, and fewer rounds are made, as each evaluates every pair for
     every target. Returns the directed edges to flip, ``[2, num_flips]``, per
     column.
     """
@@ -277,8 +277,10 @@ def attacks(
     if columns * additions > _MANY:
         used = _with_few(used, reward, horizon)
     pairs = candidates(used, undirected)
-    cells = columns * max(pairs.size(1), 1)
-    rounds = max(4, min(32, _MOST // cells))
+    rounds = 32
+    if additions:
+        cells = columns * max(pairs.size(1), 1)
+        rounds = max(4, min(rounds, _MOST // cells))
     found: list[Tensor] = []
     numbers = 2 + 4 * pairs.size(1) // used.num_nodes
     blocks = list(perturbations.column_blocks(targets.numel(), numbers))
@@ -297,9 +299,7 @@ def _with_few(
 ) -> Perturbations:
     # Removals, and additions at the nodes of largest value for each reward.
     graph, n, rewards = moves.graph, moves.num_nodes, reward.unique(dim=0)
-    clean = Policy.from_flips(
-        moves, [graph.row.new_empty(2, 0)] * len(rewards)
-    )
+    clean = moves.clean_policy(len(rewards))
     signal = horizon.scaled(clean, rewards)
     value = policy_value(clean, signal, horizon.alpha, tol=1e-9).value
     size = 2 * n * len(rewards) * len(reward)

@@ -266,3 +266,18 @@ def test_attacks_with_few_pairs_add_edges_to_the_best_nodes(
     )
     attacks(made, reward, targets, 1, ALPHA)
     assert tried[0].pairs.size(1) < 7 * 40
+
+
+def test_many_removals_are_searched_for_as_long_as_few(monkeypatch):
+    ring = torch.arange(12)
+    graph = CSRGraph.convert(torch.stack([ring, (ring + 1) % 12]), 12)
+    rounds = []
+    monkeypatch.setattr(search, '_MOST', 1)
+    monkeypatch.setattr(
+        search._Attack, 'run', lambda self, *given: rounds.append(given[-1])
+    )
+    for addable in (None, torch.tensor([[0], [5]])):
+        every, one = torch.ones(12).bool(), torch.ones(12).long()
+        made = Perturbations(graph, every, one, addable)
+        attacks(made, torch.rand(1, 12).double(), ring[:1], 9, ALPHA)
+    assert rounds == [32, 4]
