@@ -489,18 +489,25 @@ class PrivateNodeClassifier(Coverage):
         return classes if index is None else classes[index]
 
     def score(self, nodes: Tensor, y: Tensor) -> float:
-        """Return the share of nodes whose predicted class is right.
+        """Return the accuracy on nodes; removed nodes are left out.
 
         Args:
-            nodes (Tensor): int64 ids, or a bool mask of all nodes.
-            y (Tensor): int64, ``[num_nodes]``: the labels of all nodes.
+            nodes (list[int] or Tensor): int64 ids, or a bool mask of all
+                nodes.
+            y (list[int] or Tensor): int64, ``[num_nodes]``: the labels of all
+                nodes.
+
+        Raises:
+            ValueError: if all of the nodes were removed.
         """
         self._check_fitted()
         y, rows = as_ids('y', y), check_nodes('nodes', nodes, self._num_nodes)
         check_tensor('y', y, torch.int64, (self._num_nodes,))
-        if not rows.numel():
-            raise ValueError("'nodes' needs at least one node (got none)")
-        right = self.predict(rows).cpu() == y.cpu()[rows.cpu()]
+        found = self.predict(rows).cpu()
+        there = found >= 0
+        if not bool(there.any()):
+            raise ValueError("'nodes' needs to have a node that is there")
+        right = found[there] == y.cpu()[rows.cpu()[there]]
         return float(right.double().mean())
 
     def _reported(

@@ -123,7 +123,13 @@ def test_several_people_add_up_and_the_budget_ends_it():
     assert k >= 2
     assert made.removals.spent <= gaussian_mu_for(0.8, 1e-3)
     assert len(made.removals.entries) == k + 1
-    assert made.predict().eq(-1).sum() == k
+    found = made.predict()
+    there, y = found >= 0, torch.arange(len(found)) % 2
+    assert (~there).sum() == k
+    right = (found == y)[there].double().mean()
+    assert made.score(range(len(y)), y) == float(right)
+    with pytest.raises(ValueError, match='node that is there'):
+        made.score(~there, y)
 
 
 def test_the_graph_may_be_given_with_or_without_who_was_removed():
