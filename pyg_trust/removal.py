@@ -562,9 +562,13 @@ def remove_from_data(data: Data, part: Part) -> Data:
         )
     ids, bare = NodeIds.of_data(data), data.get('x_removed')
     bare = torch.zeros(n, dtype=torch.bool) if bare is None else bare
+    rows = ids.part(part)
     nodes, features, edges, arcs = (
         torch.tensor(named, dtype=torch.int64).view(-1, size)
-        for size, named in zip((1, 1, 2, 2), ids.part(part)[1:5], strict=True)
+        for named, size in (
+            *((rows.nodes, 1), (rows.features, 1)),
+            *((rows.edges, 2), (rows.directed_edges, 2)),
+        )
     )
 
     def inside(rows: Tensor) -> Tensor:
