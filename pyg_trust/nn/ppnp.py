@@ -33,7 +33,6 @@ from pyg_trust._checks import (
     check_range,
     check_share,
     check_tensor,
-    is_finite,
     validated,
 )
 from pyg_trust.agp.checks import How
@@ -116,7 +115,10 @@ class PageRankDiffusion(pyg.MessagePassing):
             return h.clone()
         why = changed(self, PageRankDiffusion, 'target_to_source')
         if self.K is None and not (why or recording()):
-            return self._solve(h, graph, edge_weight)
+            known = CSRGraph.convert(graph, h.size(-2), edge_weight)
+            weight = known.weight
+            if weight is None or not weight.requires_grad:
+                return self._solve(h, known)
         steps = self.K
         if steps is None:
             # What is left then is below the precision of the dtype.
@@ -129,13 +131,8 @@ class PageRankDiffusion(pyg.MessagePassing):
             z = (1 - self.alpha) * spread + self.alpha * h
         return z
 
-    def _solve(
-        self, h: Tensor, graph: Any, edge_weight: Tensor | None
-    ) -> Tensor:
+    def _solve(self, h: Tensor, graph: CSRGraph) -> Tensor:
         # In float64 and rounded once; static graphs as more columns.
-        if not is_finite(h):
-            raise ValueError("'h' needs to be finite (got NaN or infinity)")
-        graph = CSRGraph.convert(graph, h.size(-2), edge_weight)
         if self.add_self_loops:
             graph = graph.with_self_loops()
         rows = h if h.dtype in REAL else h.float()
