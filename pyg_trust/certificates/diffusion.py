@@ -22,7 +22,7 @@ from pyg_trust.graph import CSRGraph, sparse_rows
 from pyg_trust.graph.ragged import pointer
 from pyg_trust.verify.pagerank import TOLERANCE
 
-__all__ = ['diffuse']
+__all__ = ['check_walks', 'diffuse']
 
 _UNIT = torch.finfo(torch.float64).eps / 2
 # Steps of plain iteration without a smaller residual.
@@ -46,14 +46,23 @@ def diffuse(
     graphs), without a dense matrix. Differentiable in :obj:`x`. A node without
     out-edges gets :math:`\alpha x`. Solved in float64 and rounded once.
     """
+    check_walks(graph, normalization)
+    shape = (graph.num_nodes, 'num_columns')
+    check_tensor('x', x, REAL, shape, finite=True)
+    tol = TOLERANCE[str(x.dtype).removeprefix('torch.')]
+    return _Diffuse.apply(x, graph, alpha, normalization, tol)
+
+
+def check_walks(graph: CSRGraph, normalization: str) -> None:
+    """Refuse a graph whose weights give no transition probabilities."""
     if normalization == 'sym' and not graph.is_undirected:
         raise ValueError(
             "'graph' needs to be undirected for normalization='sym' (got a "
             'directed one)'
         )
-    weight = graph.weight
-    if weight is not None and graph.num_edges:
+    if graph.weight is not None and graph.num_edges:
         # Rows of D^-1 A have to be distributions.
+        weight = graph.weight.detach()
         least, total = weight.min(), weight.sum(dtype=torch.float64)
         if float(least) < 0 or not math.isfinite(float(total)):
             raise ValueError(
@@ -61,10 +70,6 @@ def diffuse(
                 'which transition probabilities are made of (got '
                 f'{float(least):g} to {float(weight.max()):g})'
             )
-    shape = (graph.num_nodes, 'num_columns')
-    check_tensor('x', x, REAL, shape, finite=True)
-    tol = TOLERANCE[str(x.dtype).removeprefix('torch.')]
-    return _Diffuse.apply(x, graph, alpha, normalization, tol)
 
 
 class _Diffuse(torch.autograd.Function):
