@@ -49,22 +49,16 @@ class Rows(NamedTuple):
     has_duplicates: bool
 
 
-def learned(weight: Tensor) -> bool:
-    """Return whether edge weights, or a matrix of them, get a gradient."""
-    return weight.requires_grad and torch.is_grad_enabled()
-
-
 def entries(adj: Any) -> tuple[Tensor, Tensor | None]:
     """Return the edges and values of a matrix of torch or torch_sparse.
 
     Entries that are there twice stay, and the matrix stays as it is.
     """
     if getattr(adj, 'layout', None) == torch.sparse_coo:
-        if not learned(adj):
-            return adj._indices(), adj._values()
-        # The values as they lie have no gradient: those of merged entries do.
-        adj = adj.coalesce()
-        return adj.indices(), adj.values()
+        if adj.requires_grad:  # what is not coalesced has no derivative
+            adj = adj.coalesce()
+            return adj.indices(), adj.values()
+        return adj._indices(), adj._values()
     if not isinstance(adj, Tensor):
         row, col, value = adj.coo()
         return torch.stack([row, col]), value

@@ -33,15 +33,13 @@ from pyg_trust._checks import (
     check_range,
     check_share,
     check_tensor,
-    is_finite,
     validated,
 )
 from pyg_trust.agp.checks import How
 from pyg_trust.agp.measures import sgc
 from pyg_trust.agp.propagation import propagate_rows
-from pyg_trust.certificates.diffusion import check_alpha, check_walks, diffuse
+from pyg_trust.certificates.diffusion import check_alpha, diffuse
 from pyg_trust.graph import CSRGraph
-from pyg_trust.graph._building import learned
 from pyg_trust.nn._messages import as_edges, changed, recording
 
 __all__ = [
@@ -118,9 +116,9 @@ class PageRankDiffusion(pyg.MessagePassing):
         why = changed(self, PageRankDiffusion, 'target_to_source')
         if self.K is None and not (why or recording()):
             known = CSRGraph.convert(graph, h.size(-2), edge_weight)
-            if known.weight is None or not learned(known.weight):
+            weight = known.weight
+            if weight is None or not weight.requires_grad:
                 return self._solve(h, known)
-            check_walks(known, self.normalization)
         steps = self.K
         if steps is None:
             # What is left then is below the precision of the dtype.
@@ -135,8 +133,6 @@ class PageRankDiffusion(pyg.MessagePassing):
 
     def _solve(self, h: Tensor, graph: CSRGraph) -> Tensor:
         # In float64 and rounded once; static graphs as more columns.
-        if not is_finite(h):
-            raise ValueError("'h' needs to be finite (got NaN or infinity)")
         if self.add_self_loops:
             graph = graph.with_self_loops()
         rows = h if h.dtype in REAL else h.float()
