@@ -851,7 +851,7 @@ class _RowLinear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         (grad,), needed = grads, ctx.needs_input_grad
         return (
-            _rows_times(grad, weight.t()) if needed[0] else None,
+            _RowLinear.apply(grad, weight.t(), None) if needed[0] else None,
             grad.t() @ x if needed[1] and not _ends(ctx, 1) else None,
             grad.sum(0) if needed[2] and not _ends(ctx, 2) else None,
         )

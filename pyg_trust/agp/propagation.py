@@ -32,6 +32,7 @@ from pyg_trust.agp.checks import (
     prepare_loops,
     values_of,
 )
+from pyg_trust.agp.linear import LinearMap
 from pyg_trust.agp.measures import Measure, chebyshev
 from pyg_trust.graph import CSRGraph, sparse_rows
 from pyg_trust.graph._building import own_loops, row_of_entries
@@ -162,7 +163,7 @@ class Entries(NamedTuple):
     width: int
 
 
-class _Propagate(torch.autograd.Function):
+class _Propagate(LinearMap):
     # Linear in x (an estimate in its expectation): the derivative in the
     # direction of t is the propagation of t.
     @staticmethod
@@ -187,10 +188,6 @@ class _Propagate(torch.autograd.Function):
         return z
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
-        ctx.arguments = inputs[1:]
-
-    @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple:
         entries, graph, measure, rows, how = ctx.arguments
         how = how._replace(seed=rng.derive(how.seed, 1), check=False)
@@ -198,7 +195,7 @@ class _Propagate(torch.autograd.Function):
         if rows is not None:
             zeros = grad.new_zeros(graph.num_nodes, grad.size(1))
             grad = zeros.index_add(0, rows, grad)
-        z = _Propagate.apply(grad, None, graph, measure.adjoint(), None, how)
+        z = _Propagate.again(grad, None, graph, measure.adjoint(), None, how)
         if entries is not None:
             z = z[row_of_entries(entries.ptr), entries.column]
         return z, None, None, None, None, None
@@ -207,28 +204,15 @@ class _Propagate(torch.autograd.Function):
     def jvp(ctx: Any, *tangents: Any) -> Tensor:
         entries, graph, measure, rows, how = ctx.arguments
         how = how._replace(seed=rng.derive(how.seed, 2), check=False)
-        return _Propagate.apply(
+        return _Propagate.again(
             tangents[0], entries, graph, measure, rows, how
         )
 
-    @staticmethod
-    def vmap(
-        info: Any,
-        in_dims: tuple,
-        x: Tensor,
-        entries: Entries | None,
-        graph: CSRGraph,
-        measure: Measure,
-        rows: Tensor | None,
-        how: How,
-    ) -> tuple[Tensor, int]:
-        if entries is not None:
+    @classmethod
+    def vmap(cls, info: Any, in_dims: tuple, *inputs: Any) -> tuple:
+        if inputs[1] is not None:
             raise ValueError("'x' needs to be dense under vmap")
-        # The mapped dimension becomes further columns.
-        x = x.movedim(in_dims[0], -1)
-        wide = x.reshape(x.size(0), -1)
-        z = _Propagate.apply(wide, None, graph, measure, rows, how)
-        return z.reshape(z.size(0), *x.shape[1:]), x.dim() - 1
+        return super().vmap(info, in_dims, *inputs)
 
 
 # torch asks for it in every call, and it takes long to find.

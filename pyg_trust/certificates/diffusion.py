@@ -17,7 +17,9 @@ from pyg_trust._checks import (
     check_dtype,
     check_number,
     check_tensor,
+    is_finite,
 )
+from pyg_trust.agp.linear import LinearMap
 from pyg_trust.graph import CSRGraph, sparse_rows
 from pyg_trust.graph.ragged import pointer
 from pyg_trust.verify.pagerank import TOLERANCE
@@ -31,7 +33,7 @@ _STALE = 10
 
 def diffuse(
     graph: CSRGraph,
-    x: Tensor,
+    h: Tensor,
     alpha: float,
     *,
     normalization: str = 'rw',
@@ -39,12 +41,12 @@ def diffuse(
     r"""Solve for exact personalized PageRank diffusion.
 
     .. math::
-        Z = \alpha (I - (1 - \alpha) \hat{A})^{-1} X
+        Z = \alpha (I - (1 - \alpha) \hat{A})^{-1} H
 
     with :math:`\hat{A} = D^{-1} A` over out-edges (:obj:`'rw'`) or
     :math:`\hat{A} = D^{-1/2} A D^{-1/2}` (:obj:`'sym'`, for undirected
-    graphs), without a dense matrix. Differentiable in :obj:`x`. A node without
-    out-edges gets :math:`\alpha x`. Solved in float64 and rounded once.
+    graphs), without a dense matrix. Differentiable in :obj:`h`. A node without
+    out-edges gets :math:`\alpha h`. Solved in float64 and rounded once.
     """
     if normalization == 'sym' and not graph.is_undirected:
         raise ValueError(
@@ -61,25 +63,32 @@ def diffuse(
                 'which transition probabilities are made of (got '
                 f'{float(least):g} to {float(weight.max()):g})'
             )
-    shape = (graph.num_nodes, 'num_columns')
-    check_tensor('x', x, REAL, shape, finite=True)
-    tol = TOLERANCE[str(x.dtype).removeprefix('torch.')]
-    return _Diffuse.apply(x, graph, alpha, normalization, tol)
+    check_tensor('h', h, REAL, (graph.num_nodes, 'num_columns'))
+    tol = TOLERANCE[str(h.dtype).removeprefix('torch.')]
+    return _Diffuse.apply(h, (graph, alpha, normalization), tol, False, True)
 
 
-class _Diffuse(torch.autograd.Function):
+class _Diffuse(LinearMap):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, *arguments: Any) -> Tensor:
-        ctx.arguments = arguments
-        return _solve(x, *arguments)
+    def forward(
+        h: Tensor, of: tuple, tol: float, transposed: bool, check: bool
+    ) -> Tensor:
+        if check and not is_finite(h):
+            raise ValueError("'h' needs to be finite (got NaN or infinity)")
+        return _solve(h, *of, tol, transposed, check)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple:
-        *arguments, tol = ctx.arguments
+        of, tol, transposed, _ = ctx.arguments
         if grads[0].dtype != torch.float64:
             tol = max(tol, 1e-6)
-        grad = _solve(grads[0], *(*arguments, tol, True))
+        grad = _Diffuse.again(grads[0], of, tol, not transposed, False)
         return grad, None, None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Tensor:
+        of, tol, transposed, _ = ctx.arguments
+        return _Diffuse.again(tangents[0], of, tol, transposed, False)
 
 
 def _solve(
@@ -88,7 +97,8 @@ def _solve(
     alpha: float,
     normalization: str,
     tol: float,
-    back: bool = False,
+    transposed: bool,
+    check: bool,
 ) -> Tensor:
     # z = alpha x + a P z, or with the transpose, in float64.
     if x.numel() == 0:
@@ -103,7 +113,7 @@ def _solve(
     # (I - a D^-1/2 A D^-1/2)^-1 = D^1/2 (I - a D^-1 A)^-1 D^-1/2, which is
     # its own transpose.
     scale = degree.sqrt() if normalization == 'sym' else 1.0
-    turned = back and normalization == 'rw'
+    turned = transposed and normalization == 'rw'
     reward = alpha * (x.double().t() / scale).contiguous()
     top = reward.abs().amax(1)
     goal = tol * top.clamp(min=torch.finfo(torch.float64).tiny)
@@ -136,7 +146,7 @@ def _solve(
                 break
             value, best = following, min(worst, best)
     limit = goal + _rounding(int(graph.degree.max())) / alpha * top
-    if not back and not bool((left <= limit).all()):
+    if check and not bool((left <= limit).all()):
         raise RuntimeError(
             'the diffusion did not converge: the residual is '
             f'{float((left / goal).max() * tol):.3g} of the largest entry '

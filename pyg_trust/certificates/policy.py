@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from pyg_trust import ops
 from pyg_trust._progress import Bar
@@ -238,6 +239,7 @@ class _WorstMargins(torch.autograd.Function):
         return margins.to(logits.dtype)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple:
         policies, alpha, dtype = ctx.arguments
         grad = grads[0].new_zeros(grads[0].shape[1:]).double()

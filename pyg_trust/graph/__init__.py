@@ -378,8 +378,8 @@ class CSRGraph:
             sizes = graph.shape if isinstance(graph, Tensor) else graph.sizes()
             n = graphs.check_square('graph', sizes)
             edge_index, value = building.entries(graph)
-            if value is not None and bool((value == 1).all()):
-                value = None
+            if value is not None and not value.requires_grad:
+                value = None if bool((value == 1).all()) else value
             if transposed:
                 edge_index = edge_index.flip(0)
             converted = cls.from_edge_index(edge_index, n, value)

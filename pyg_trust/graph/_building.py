@@ -55,6 +55,9 @@ def entries(adj: Any) -> tuple[Tensor, Tensor | None]:
     Entries that are there twice stay, and the matrix stays as it is.
     """
     if getattr(adj, 'layout', None) == torch.sparse_coo:
+        if adj.requires_grad:  # what is not coalesced has no derivative
+            adj = adj.coalesce()
+            return adj.indices(), adj.values()
         return adj._indices(), adj._values()
     if not isinstance(adj, Tensor):
         row, col, value = adj.coo()

@@ -33,7 +33,6 @@ from pyg_trust._checks import (
     check_range,
     check_share,
     check_tensor,
-    is_finite,
     validated,
 )
 from pyg_trust.agp.checks import How
@@ -116,7 +115,10 @@ class PageRankDiffusion(pyg.MessagePassing):
             return h.clone()
         why = changed(self, PageRankDiffusion, 'target_to_source')
         if self.K is None and not (why or recording()):
-            return self._solve(h, graph, edge_weight)
+            known = CSRGraph.convert(graph, h.size(-2), edge_weight)
+            weight = known.weight
+            if weight is None or not weight.requires_grad:
+                return self._solve(h, known)
         steps = self.K
         if steps is None:
             # What is left then is below the precision of the dtype.
@@ -129,13 +131,8 @@ class PageRankDiffusion(pyg.MessagePassing):
             z = (1 - self.alpha) * spread + self.alpha * h
         return z
 
-    def _solve(
-        self, h: Tensor, graph: Any, edge_weight: Tensor | None
-    ) -> Tensor:
+    def _solve(self, h: Tensor, graph: CSRGraph) -> Tensor:
         # In float64 and rounded once; static graphs as more columns.
-        if not is_finite(h):
-            raise ValueError("'h' needs to be finite (got NaN or infinity)")
-        graph = CSRGraph.convert(graph, h.size(-2), edge_weight)
         if self.add_self_loops:
             graph = graph.with_self_loops()
         rows = h if h.dtype in REAL else h.float()
@@ -424,6 +421,10 @@ class LabelPropagation(PageRankDiffusion):
         # One product by the normalised adjacency matrix; a fast one on
         # undirected graphs without weights.
         n = y.size(0)
+        if edge_weight is not None:
+            check_instance('edge_weight', edge_weight, Tensor)
+            if not edge_weight.is_floating_point():
+                edge_weight = edge_weight.to(y)  # counts, as PyG takes them
         slow = changed(self, PageRankDiffusion, 'source_to_target')
         given = y if edge_weight is None else edge_weight
         real = y.dtype in REAL and given.dtype in REAL

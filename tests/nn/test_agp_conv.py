@@ -55,14 +55,6 @@ def test_layers_are_the_functional(how, always_push):
     assert torch.equal(conv(X, GRAPH), conv.lin(z))
 
 
-def test_gradcheck():
-    x = X[:, :2].double().requires_grad_()
-    conv = SGConv(2, 2, K=2, eps=0).double()
-    assert torch.autograd.gradcheck(lambda x: conv(x, GRAPH), x)
-    appnp = APPNP(3, 0.2, eps=0)
-    assert torch.autograd.gradcheck(lambda x: appnp(x, GRAPH), x)
-
-
 def test_cached_appnp_shows_what_that_of_pyg_does():
     theirs, ours = pyg.APPNP(3, 0.2, cached=True), APPNP(3, 0.2, cached=True)
     assert ours._cached_edge_index is ours._cached_adj_t is None

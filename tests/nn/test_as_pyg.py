@@ -1,6 +1,7 @@
 """Our layers beside PyG's own, whatever is passed to both of them."""
 
 import contextlib
+import functools
 import io
 import itertools
 import warnings
@@ -207,6 +208,62 @@ def test_exported_traced_and_scripted(name):
         torch.jit.script(ours.PPNP(torch.nn.Linear(3, 2)))
 
 
+def derivatives(run, x):
+    """Every way of torch to the Jacobian, and to a second derivative."""
+    old, new = torch.autograd.functional, torch.func
+
+    def cubes(x):
+        return run(x).pow(3).sum()
+
+    yield old.jacobian(run, x)
+    yield old.jacobian(run, x, vectorize=True)
+    yield old.jacobian(run, x, vectorize=True, strategy='forward-mode')
+    yield new.jacrev(run)(x)
+    yield new.jacfwd(run)(x)
+    yield old.hessian(cubes, x)
+    yield old.hessian(cubes, x, vectorize=True)
+    yield new.hessian(cubes)(x)
+    yield new.vmap(run)(torch.stack([x, -x]))
+
+
+@pytest.mark.parametrize('name', ['SGConv', 'APPNP', 'PPNP'])
+def test_derivatives_of_every_kind(name):
+    x = X.double()
+    if name == 'PPNP':
+        model = ours.PPNP(torch.nn.Identity(), 0.2)
+        matrix = pagerank(BOTH)
+        pair = (lambda x: matrix @ x, lambda x: model(x, BOTH))
+    else:
+        layers = [layer.double() for layer in twins(name)]
+        pair = [functools.partial(m, edge_index=BOTH) for m in layers]
+    for one, two in zip(*(derivatives(f, x) for f in pair), strict=True):
+        torch.testing.assert_close(two, one)
+
+
+def test_edge_weights_have_gradients():
+    layers = {
+        'APPNP': (twins('APPNP')),
+        'PPNP': (
+            lambda x, ends, weight: pagerank(ends, weight) @ x.double(),
+            ours.PPNP(torch.nn.Identity(), 0.2),
+        ),
+    }
+    for weight in (WEIGHT, torch.ones_like(WEIGHT)):
+        for theirs, mine in layers.values():
+            want = weight.clone().requires_grad_()
+            theirs(X, BOTH, want).pow(2).sum().backward()
+            for made in (to_torch_csr_tensor, to_torch_coo_tensor, None):
+                found = weight.clone().requires_grad_()
+                given = (BOTH, found)
+                if made is not None:
+                    back = BOTH.flip(0)  # adj_t of a weighted graph
+                    given = (made(back, found, size=(N, N)),)
+                mine(X, *given).pow(2).sum().backward()
+                torch.testing.assert_close(
+                    found.grad, want.grad, rtol=1e-3, atol=1e-4
+                )
+
+
 # Label propagation ###########################################################
 
 
@@ -285,9 +342,10 @@ def test_labels_by_changed_messages():
 def pagerank(edge_index, weight=None, alpha=0.2, normalization='rw'):
     adj = torch.zeros(N, N, dtype=torch.float64)
     weight = torch.ones(edge_index.size(1)) if weight is None else weight
-    adj.index_put_(tuple(edge_index.long()), weight.double(), accumulate=True)
-    degree = adj.sum(1).clamp(min=0)
-    degree[degree == 0] = 1
+    ends = tuple(edge_index.long())
+    adj = adj.index_put(ends, weight.double(), accumulate=True)
+    degree = adj.sum(1)
+    degree = torch.where(degree == 0, 1, degree)
     adj = (
         adj / degree[:, None]
         if normalization == 'rw'

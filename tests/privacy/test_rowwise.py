@@ -222,6 +222,7 @@ def test_row_linear_has_gradients():
     b = torch.randn(5, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(ops.row_linear, (x, w))
     assert torch.autograd.gradcheck(ops.row_linear, (x, w, b))
+    assert torch.autograd.gradgradcheck(ops.row_linear, (x, w, b))
 
 
 def test_gradients_of_weights_are_left_out_where_nobody_asks_for_them():
