@@ -342,7 +342,9 @@ def test_typed_models_of_our_layers():
         assert all(torch.allclose(one[t], two[t], atol=1e-4) for t in rows)
     # Two kinds of rows at once: PyG fails inside, here the argument is named.
     for layer in (ours.SGConv(6, 3), ours.APPNP(2, 0.1)):
-        with pytest.raises(TypeError, match="'x' needs to be a Tensor"):
+        with pytest.raises(
+            TypeError, match=r"'x' needs to be a .* \(got tuple\)"
+        ):
             layer((rows['u'], rows['i']), edges['u', 'r', 'u'])
 
 
@@ -404,6 +406,56 @@ def test_autoencoders_around_our_layers():
         lambda x, edges: (x[torch.randperm(N)], edges),
     )
     infomax.loss(*infomax(X, PAIRS)).backward()
+
+
+@pytest.mark.parametrize('form', ['edges', 'coo', 'csr'])
+@pytest.mark.parametrize('first', [torch.ones, torch.rand])
+def test_weights_of_edges_are_learned_in_every_form(form, first):
+    # Also from weights that are all one, as those of no weights are.
+    def learned(layer, form):
+        torch.manual_seed(0)
+        weight = first(PAIRS.size(1)).requires_grad_()
+        graph = torch.sparse_coo_tensor(PAIRS.flip(0), weight, (N, N))
+        if form == 'csr':
+            graph = graph.coalesce().to_sparse_csr()
+        given = (PAIRS, weight) if form == 'edges' else (graph,)
+        out = layer(X, *given)
+        out.square().sum().backward()
+        return out.detach(), weight.grad
+
+    def pagerank(x, edges, weight):
+        adj = torch.zeros(N, N).index_put(tuple(edges), weight)
+        spread = torch.eye(N) - 0.85 * adj / adj.sum(1, keepdim=True)
+        return 0.15 * torch.linalg.solve(spread, x)
+
+    for theirs, mine in (
+        (pyg.APPNP(3, 0.1), ours.APPNP(3, 0.1)),
+        (pagerank, ours.PPNP(nn.Identity(), 0.15)),
+    ):
+        wanted, found = learned(theirs, 'edges'), learned(mine, form)
+        torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-3)
+
+
+def test_counts_as_weights_and_as_features():
+    counts = torch.arange(PAIRS.size(1)) % 3 + 1
+    mask = torch.arange(N) < 10
+    wanted = pyg.LabelPropagation(2, 0.5)(Y, PAIRS, mask, counts)
+    found = ours.LabelPropagation(2, 0.5)(Y, PAIRS, mask, counts)
+    torch.testing.assert_close(found, wanted)
+    # Elsewhere PyG fails inside, and here the error says what to call.
+    words = data(x=(10 * X).long())
+    shards = ShardedUnlearner(lambda: pyg.GCN(6, 4, 2, 3), 2, epochs=1)
+    for call, way in (
+        (lambda: ours.APPNP(2, 0.1)(X, PAIRS, counts), 'edge_weight.float'),
+        (lambda: ours.PPNP(nn.Identity())(X, PAIRS, counts), 'weight.float'),
+        (lambda: ours.APPNP(2, 0.1)(words.x, PAIRS), r'x.float\(\)'),
+        (lambda: AGP('sgc', K=2)(words), r'x.float\(\)'),
+        (lambda: NodeClassifier().fit(words), r'data.x.float\(\)'),
+        (lambda: shards.fit(words), r'data.x.float\(\)'),
+        (lambda: shards.fit(data(y=Y.int())), r'data.y.long\(\)'),
+    ):
+        with pytest.raises(TypeError, match=way):
+            call()
 
 
 # Private training ############################################################

@@ -444,6 +444,20 @@ def _has_dtype(value: Tensor, dtype: Dtypes) -> bool:
     return value.dtype in (dtype if isinstance(dtype, tuple) else (dtype,))
 
 
+def _cast(name: str, dtype: Dtypes) -> str:
+    # The call that makes a tensor of one of these dtypes.
+    for wanted, call in (
+        (torch.float32, f'{name}.float()'),
+        (torch.int64, f'{name}.long()'),
+        (torch.bool, 'torch_geometric.utils.index_to_mask makes one of ids'),
+    ):
+        if dtype is None or wanted in (
+            dtype if isinstance(dtype, tuple) else (dtype,)
+        ):
+            return f': {call}'
+    return ''
+
+
 def check_tensor(
     name: str,
     value: Tensor,
@@ -456,15 +470,9 @@ def check_tensor(
     if not isinstance(value, Tensor):
         raise _type_error(name, 'a tensor', value)
     if not _has_dtype(value, dtype):
-        way = {
-            torch.int64: f': {name}.long()',
-            torch.float32: f': {name}.float()',
-            torch.bool: ': torch_geometric.utils.index_to_mask makes one of '
-            'ids',
-        }
-        call = way.get(dtype, '') if isinstance(dtype, torch.dtype) else ''
         raise TypeError(
-            f"'{name}' needs to be {_dtypes(dtype)} (got {value.dtype}){call}"
+            f"'{name}' needs to be {_dtypes(dtype)} (got {value.dtype})"
+            + _cast(name, dtype)
         )
     if value.dim() != len(shape) or any(
         isinstance(wanted, int) and size != wanted
@@ -485,8 +493,9 @@ def check_dtype(name: str, value: Any, dtype: Dtypes) -> None:
     wanted = 'floating-point' if dtype is None else _dtypes(dtype)
     article = 'an' if wanted[0] == 'i' else 'a'
     got = getattr(value, 'dtype', type(value).__name__)
+    call = _cast(name, dtype) if isinstance(value, Tensor) else ''
     raise TypeError(
-        f"'{name}' needs to be {article} {wanted} tensor (got {got})"
+        f"'{name}' needs to be {article} {wanted} tensor (got {got}){call}"
     )
 
 

@@ -131,7 +131,8 @@ def check_real(name: str, dtype: torch.dtype) -> None:
     """Refuse any dtype but float32 and float64."""
     if dtype not in REAL:
         raise TypeError(
-            f"'{name}' needs to be float32 or float64 (got {dtype})"
+            f"'{name}' needs to be float32 or float64 (got {dtype}): "
+            f'{name}.float()'
         )
 
 

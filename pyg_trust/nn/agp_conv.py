@@ -18,7 +18,7 @@ from pyg_trust._checks import (
     NotNegative,
     Rate,
     Share,
-    check_instance,
+    check_dtype,
     validated,
 )
 from pyg_trust.agp.checks import How, check_options
@@ -174,9 +174,7 @@ class _Propagation(pyg.MessagePassing):
 
 
 def _check_x(x: Tensor, dims: tuple[int, ...]) -> None:
-    check_instance('x', x, Tensor)
-    if not x.is_floating_point():
-        raise TypeError(f"'x' needs to be floating point (got {x.dtype})")
+    check_dtype('x', x, None)
     if x.dim() not in dims:
         raise ValueError(
             "'x' needs to have the shape [num_nodes, num_features], or "

@@ -421,6 +421,10 @@ class LabelPropagation(PageRankDiffusion):
         # One product by the normalised adjacency matrix; a fast one on
         # undirected graphs without weights.
         n = y.size(0)
+        if edge_weight is not None:
+            check_instance('edge_weight', edge_weight, Tensor)
+            if not edge_weight.is_floating_point():
+                edge_weight = edge_weight.to(y)  # counts, as PyG takes them
         slow = changed(self, PageRankDiffusion, 'source_to_target')
         given = y if edge_weight is None else edge_weight
         real = y.dtype in REAL and given.dtype in REAL

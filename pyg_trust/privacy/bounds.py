@@ -92,6 +92,14 @@ def check_norm(name: str, norm: float) -> float:
     return norm
 
 
+def fitting(norm: float, enough: float) -> float:
+    """Return the norm over a power of two, so that it is just large enough.
+
+    A grid that fits gradients is needed where no noise hides a coarse one.
+    """
+    return math.ldexp(norm, min(0, 1 - math.frexp(norm / enough)[1]))
+
+
 def factors_of(sizes: Sizes, norm: float, automatic: bool = False) -> Tensor:
     """Compute the factors of subgraphs, by ``privacy/exact/clip.py``."""
     found = clip.factors(

@@ -36,6 +36,7 @@ from pyg_trust.privacy.bounds import (
     add_truncated,
     between,
     factors_of,
+    fitting,
     gram,
     lengths,
     lost,
@@ -645,12 +646,19 @@ def _summed(cluster: Cluster, code: Tensor) -> tuple[Tensor, float]:
     return total, size
 
 
-def clipped_sum(book: Book, norm: float, automatic: bool = False) -> Clipped:
-    """Compute norms and the clipped sum of gradients by units."""
+def clipped_sum(
+    book: Book, norm: float, automatic: bool = False, fine: bool = False
+) -> Clipped:
+    """Compute norms and the clipped sum of gradients by units.
+
+    ``fine`` makes the norm smaller where it clips nothing (:func:`fitting`).
+    """
     with torch.no_grad():
         sizes = book.sizes()
         if norm == math.inf:
             norm, automatic = sizes.enough(), False
+        if fine and not automatic:
+            norm = fitting(norm, sizes.enough())
         factors = factors_of(sizes, norm, automatic)
         integers = book.sums(factors, norm)
         return Clipped(integers, norm, sizes.norms, factors)

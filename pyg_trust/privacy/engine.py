@@ -482,7 +482,7 @@ class PrivacyEngine(Checkpoints):
         # lines.
         self._loader, self._noise_multiplier = data_loader, multiplier
         self._adaptive, self._key = adaptive, key
-        step.counts = adaptive is not None
+        step.counts, step.noiseless = adaptive is not None, not multiplier
         data_loader.batch_sampler.chunk_size = max_physical_batch_size
         step.hold()
         self._step, self._start = step, self.steps

@@ -19,6 +19,7 @@ from torch_geometric.data import Data
 
 from pyg_trust.files.commit import ObjectLock, editing
 from pyg_trust.loader import DisjointWalkLoader, StepLoader
+from pyg_trust.privacy.bounds import fitting
 from pyg_trust.privacy.calls import (
     Call,
     Forward,
@@ -102,8 +103,9 @@ class PrivateStep:
         )
         trained = self.units.parameters()
         self.names, self.parameters = [*trained], [*trained.values()]
-        #: Whether an adaptive norm reads how many gradients are short.
-        self.counts = False
+        #: Whether an adaptive norm reads how many gradients are short, and
+        #: whether no noise is added, which a coarse grid is hidden by.
+        self.counts = self.noiseless = False
         #: Steps in which every unit was run alone, in which one was, and in
         #: which owners of rows were verified.
         self.constructed = self.checked = self.verified = 0
@@ -410,7 +412,10 @@ class PrivateStep:
         # after a refusal, which depends on the data, no other loss is tried.
         self._stage = 'interrupted'
         if at.count == 0:
-            self._add([torch.zeros_like(p).long() for p in self.parameters])
+            kind = torch.float64 if self.noiseless else torch.int64
+            self._add(
+                [torch.zeros_like(p, dtype=kind) for p in self.parameters]
+            )
             return
         rows = at.of(out, self.by_unit)
         # A mean is over units; of a unit with several rows that the loss
@@ -430,7 +435,7 @@ class PrivateStep:
         self._apart = False
         given = out, grad, rows, self._inputs, self._verifies
         found = self.units.attribute(*given)
-        clipped = clipped_sum(found, norm, automatic)
+        clipped = clipped_sum(found, norm, automatic, self.noiseless)
         if self._looks:
             # Compare a unit's outputs with those of it alone.
             call, unit = self._call, secrets.randbelow(at.count)
@@ -443,20 +448,27 @@ class PrivateStep:
         # it.
         below = int((clipped.norms <= norm).sum()) if self.counts else 0
         sums = [clipped.integers[name] for name in self.names]
+        if self.noiseless:
+            sums = [v.double() * (clipped.norm / norm) for v in sums]
         self._add(sums, at.count, below)
 
     def _construct(
         self, grad: Tensor, rows: Tensor, norm: float, automatic: bool
     ) -> tuple[list[Tensor], int, int]:
         # Clip each unit by itself, by the functions of `exact.step`.
-        totals = [
-            np.zeros(tuple(p.shape), dtype=np.int64) for p in self.parameters
-        ]
+        kind: Any = np.float64 if self.noiseless else np.int64
+        totals = [np.zeros(tuple(p.shape), kind) for p in self.parameters]
         below = 0
         for number, (twin, out) in enumerate(self._parts):
             found = exact.gradient(twin, out, grad[rows == number])
-            exact.add(totals, exact.adds(found, norm, automatic))
-            below += self.counts and exact.length(found) <= norm
+            size, least = exact.length(found), norm
+            if self.noiseless and not automatic and 0 < size < norm:
+                least = fitting(norm, size)
+            each: Any = exact.adds(found, least, automatic)
+            if self.noiseless:
+                each = [part * (least / norm) for part in each]
+            exact.add(totals, each)
+            below += self.counts and size <= norm
         device = self._at.owner.device
         sums = [torch.from_numpy(total).to(device) for total in totals]
         return sums, self._at.count, below

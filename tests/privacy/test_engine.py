@@ -251,9 +251,8 @@ def test_report_says_it_all(private):
     setup = private(target=True)
     setup.train()
     report = setup.engine.report()
-    assert report.relation == 'replace-one-feature-row'
+    assert report.neighboring == 'replace-one-feature-row'
     assert report.sampling == 'uniform-without-replacement'
-    assert report.lam == 2.0
     assert report.noise_multiplier == 4.0
     assert report.sensitivity == 1.0
     assert report.noise_std == 2.0
@@ -517,6 +516,25 @@ def test_noise_of_a_resumed_process_is_new(private, tmp_path):
 
 
 # The baseline of bounded degree
+
+
+@pytest.mark.parametrize('isolation', ['checked', 'construction'])
+@pytest.mark.parametrize('norm', [0.5, 1e6, 1e30])
+def test_without_noise_a_large_norm_clips_nothing(private, norm, isolation):
+    """As plain training: the grid of sums is not that of the norm."""
+    setup = private(
+        noise_multiplier=0,
+        max_grad_norm=norm,
+        isolation=isolation,
+        max_physical_batch_size=3,
+    )
+    net = copy.deepcopy(setup.net)
+    index = setup.loader.batch_sampler.index(0)
+    wanted = clipped_mean(net, setup.loader.loader.of(0, index), norm)
+    setup.train(3)
+    assert setup.engine.steps == 1
+    for p, value in zip(setup.net.parameters(), wanted, strict=True):
+        assert torch.allclose(p.grad, value, atol=1e-6)
 
 
 def test_a_run_without_noise_is_called_not_private(private, tmp_path):

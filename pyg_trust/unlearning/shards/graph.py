@@ -40,11 +40,7 @@ def copied(data: Data, num_shards: int) -> Data:
     n, y = int(data.num_nodes or 0), data.get('y')
     if isinstance(y, Tensor) and y.shape == (n, 1):
         y = y.view(-1)
-    if not isinstance(y, Tensor) or y.shape != (n,) or y.dtype != torch.int64:
-        raise ValueError(
-            f"'data' needs to have labels 'y' of the shape [{n}], int64 "
-            f'(got {kind_of(y)})'
-        )
+    check_tensor('data.y', y, torch.int64, (n,))
     index = training_nodes(data)
     check_shards(index.numel(), num_shards)
     missing = index[y[index] < 0]
@@ -91,16 +87,7 @@ def other_graph(data: Any, own: Data) -> Data:
 def _received(data: Data) -> Data:
     # What models receive of a graph, checked.
     x, n = data.get('x'), int(data.num_nodes or 0)
-    if (
-        not isinstance(x, Tensor)
-        or x.dim() != 2
-        or not x.is_floating_point()
-        or x.size(0) != n
-    ):
-        raise ValueError(
-            f"'data' needs to have features 'x' of the shape [{n}, "
-            f'channels], floating point (got {kind_of(x)})'
-        )
+    check_tensor('data.x', x, None, (n, 'channels'))
     x = kept_rows(x.detach().cpu())
     if not bool((x.values() if is_sparse(x) else x).isfinite().all()):
         raise ValueError("'x' needs to be finite")
