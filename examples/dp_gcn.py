@@ -325,7 +325,8 @@ def main() -> None:
         print(
             f'{label}: accuracy {mean(ends):.4f}{spread} at '
             f'epsilon {max(c[-1][0] for c in runs):.3f}, '
-            f'{report.steps} steps, noise {report.lam:g} x sensitivity'
+            f'{report.steps} steps, noise multiplier '
+            f'{report.noise_multiplier:g}'
         )
         curves[method, accountant] = runs
     print(report.explain())

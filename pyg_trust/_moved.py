@@ -92,6 +92,28 @@ _GONE = {
     },
 }
 
+# Fields of reports by their names of 0.1; of two, that which the report has.
+_FIELDS = {
+    'relation': ('adjacency', 'neighboring'),
+    'form': ('neighboring',),
+    'hops': ('num_sums', 'K'),
+    'fingerprint': ('run_sha256',),
+    'model_digest': ('model_sha256',),
+    'data': ('data_sha256',),
+    'weights': ('weights_sha256',),
+    'model': ('weights_sha256',),
+}
+
+
+def old_field(report: Any, name: str) -> Any:
+    """Return a field that had another name in 0.1, with a warning."""
+    kind = type(report).__name__
+    for new in _FIELDS.get(name, ()):
+        if new in vars(report):
+            _warn([f"'{name}' of {kind} is '{new}' now"])
+            return getattr(report, new)
+    raise AttributeError(f'{kind!r} object has no attribute {name!r}')
+
 
 def moved(
     package: str, rest: Callable[[str], Any] | None = None

@@ -300,7 +300,7 @@ removed before
         (graph, kind, item), *more = missing.items()
         of = f'graph {graph}: ' * bool(graph)
         what = of + _NAMED[kind].format(item) if kind in _NAMED else of[:-2]
-        others = f' (as are {len(more)} more)' * bool(more)
+        others = f' (and {len(more)} more of the request)' * bool(more)
         super().__init__(message or f'{what or "graph 0"}{NOT_THERE}{others}')
         self.missing = missing
 

@@ -33,7 +33,7 @@ def privacy(**changes):
     values = {
         'delta': DELTA,
         'target_epsilon': 100.0,
-        'relation': 'replace-one-feature-row',
+        'neighboring': 'replace-one-feature-row',
         'sampling': 'without replacement',
         'mechanism': 'pld_wor',
         'batch_size': 50,
@@ -146,7 +146,7 @@ def written(folder, *promises, **changes):
     whole = {
         'guarantees': promises,
         'created': '2026-01-01T00:00:00+00:00',
-        'schema_version': 3,
+        'schema_version': 4,
         **changes,
     }
     path = folder / 'trust.json'

@@ -487,7 +487,7 @@ entry(
     ),
     spent=values(3, None, {'a': 'b'}),
     budget=values(3, None, {'a': 'b'}),
-    data=values(3, None),
+    data_sha256=values(3, None),
     origin=values(3, None),
     kind=choice(),
     values=values(3, None),

@@ -101,7 +101,9 @@ def test_a_ledger_that_was_changed_or_shortened_fails(
 
 def test_other_weights_fail(tmp_path):
     state = {'a': torch.ones(2), 'b': torch.zeros(3)}
-    promise = Guarantee('removal', 'gone', (), model=fingerprint_model(state))
+    promise = Guarantee(
+        'removal', 'gone', (), weights_sha256=fingerprint_model(state)
+    )
     path = tmp_path / 'weights.pt'
     save_tensors(path, state)
     assert not failures(saved(tmp_path, promise), model=path)
@@ -358,7 +360,7 @@ MALFORMED = {
 def test_a_malformed_report_is_refused_by_what_is_wrong(tmp_path, text):
     path = saved(tmp_path, privacy())
     report = json.loads(path.read_text())
-    assert read_report(path)[0] == 3
+    assert read_report(path)[0] == 4
     MALFORMED[text](report)
     path.write_text(forged(report))
     for read in (read_report, TrustReport.load):
@@ -444,7 +446,7 @@ def test_a_training_that_claims_too_little_fails(tmp_path, changes):
 
 
 def test_what_the_kernel_can_not_prove_is_said(tmp_path):
-    own = training(tmp_path, unit='pairs of somebody', relation='my own')
+    own = training(tmp_path, unit='pairs of somebody', neighboring='my own')
     for each, status, said in (
         (training(tmp_path, mechanism='rdp_fdp'), UNPROVED, 'no proof for'),
         (training(tmp_path, vouched='me'), UNKNOWN, 'me vouches for it'),
@@ -523,7 +525,7 @@ def held(procedure, lines, **header):
 
     def letters(values, data='d'):
         c = claim(procedure, values)
-        each = SimpleNamespace(kind=c.kind, values=values, data=data)
+        each = SimpleNamespace(kind=c.kind, values=values, data_sha256=data)
         found = [*checker._check_ledger(c, each, (chain, None))]
         names = {HOLDS: 'H', FAILS: 'F', UNPROVED: 'p', UNKNOWN: 'c'}
         return ''.join(names[status] for status, _ in found)
@@ -678,7 +680,7 @@ def test_data_are_compared_by_the_fields_that_were_used(tmp_path):
         promise = Guarantee(
             *('measured', 'it is so', ()),
             kind='measurement',
-            data=fingerprint_data(data, fields=('x', 'edge_index')),
+            data_sha256=fingerprint_data(data, fields=('x', 'edge_index')),
             values={'data_fields': list(fields)},
         )
         return check_report(

@@ -574,13 +574,13 @@ def test_what_is_claimed_of_targets_is_what_is_proved(
     monkeypatch.setattr(certificates.proofs, 'prove', lambda *_: status)
     values = {'num_robust': 5, 'num_broken': 3, **changes}
     c = claim(report.guarantee().procedure, {**whole['values'], **values})
-    each = SimpleNamespace(model='')
+    each = SimpleNamespace(weights_sha256='')
     said = [*certificates.check_witness(c, each, arrays)]
     assert [status for status, _ in said] == wanted
     assert f'5 of 12 are proved to stay, {c.num_robust} are' in said[0][1]
     assert f'3 of 12 are proved to be broken, {c.num_broken}' in said[1][1]
     if 'model' not in changes:
-        each = SimpleNamespace(model='m')
+        each = SimpleNamespace(weights_sha256='m')
         said = certificates.check_witness(c, each, arrays)
         assert [status for status, _ in said] == [*wanted, UNKNOWN]
     # What would take minutes is not proved.

@@ -273,7 +273,7 @@ def test_a_ledger_of_removals_is_compared_line_by_line(change, wanted):
         request={'0': {'nodes': [1]}},
         ledger_head=held['head'],
     )
-    each.data = held['data']
+    each.data_sha256 = held['data']
     if 'before' in held:
         each.values['before'] = held['before']
     found = [*removals.check_ledger(c, each, lines, held['budget'])]

@@ -133,7 +133,7 @@ def test_logits_of_a_model_are_not_proved_to_be_its_own(tmp_path):
     report, _ = MADE['Certificate'](tmp_path)
     whole = as_json(report)
     (each,) = whole['guarantees']
-    each['model'] = each['values']['model_digest'] = ''
+    each['weights_sha256'] = each['values']['model_sha256'] = ''
     assert each['values']['model'] == 'PPNP'
     found = statuses(tmp_path, whole, report.proof.arrays)
     assert UNKNOWN in found
@@ -295,10 +295,10 @@ def test_a_proof_of_another_penalty_or_noise_fails(tmp_path, name):
         arrays['std'] = np.array(arrays['std'] * 2)
         arrays['released'] = arrays['W'] + 2 * off
         assert plausible(arrays) > 1e-9
-        each['model'] = fingerprint('weight', arrays['released'])
+        each['weights_sha256'] = fingerprint('weight', arrays['released'])
     else:
         arrays['lam'] = np.array(arrays['lam'] * (1 + 1e-9))
-    each['data'] = sealed(arrays)
+    each['data_sha256'] = sealed(arrays)
     each['values']['setting'] = setting(arrays)
     found = statuses(tmp_path, whole, arrays, 'data: ', 'data')
     assert FAILS in found

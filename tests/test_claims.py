@@ -38,7 +38,7 @@ def test_the_schema_has_every_claim_and_accepts_every_report():
     check = jsonschema.Draft202012Validator(schema())
     check.check_schema(schema())
     for name in MADE:
-        whole = {'guarantees': [honest(name)], 'schema_version': 3}
+        whole = {'guarantees': [honest(name)], 'schema_version': 4}
         whole['created'] = '2026-01-01T00:00:00+00:00'
         check.validate(whole)
         assert misfit(whole, REPORT) is None
@@ -138,18 +138,22 @@ def test_derived_fields_are_what_they_are_by_hand():
     ).values
     assert v['steps'] == 6
     assert v['sample_rates'] == [[0.05, 3], [0.1, 3]]
-    assert (v['epsilon'], v['sensitivity'], v['lam']) == (2.5, 1.0, 2.0)
+    assert (v['epsilon'], v['sensitivity']) == (2.5, 1.0)
     assert v['noise_std'] == 2.0
     away = 'add-or-remove-one-graph'
-    v = privacy(relation=away, units_per_row=3, clipping='adaptive').values
-    assert (v['sensitivity'], v['lam']) == (3.0, 4 / 3)
+    v = privacy(neighboring=away, units_per_row=3, clipping='adaptive').values
+    assert v['sensitivity'] == 3.0
     assert v['noise_std'] is None
     v = forge(honest('AggregationReport'), noise_stds=[3.0, 4.0])['values']
-    assert (v['hops'], v['rows']) == (2, 'all')
+    assert (v['num_sums'], v['rows']) == (2, 'all')
     assert v['sensitivity'] == pytest.approx(math.sqrt(2))
     v = forge(
         honest('AggregationReport'),
-        **{'relation': 'node_incident', 'form': 'replace', 'max_degree': 9},
+        **{
+            'adjacency': 'node_incident',
+            'neighboring': 'replace',
+            'max_degree': 9,
+        },
         **{'num_classes': 5, 'mu_encoder': 0.3, 'mu_aggregation': 0.4},
     )['values']
     # Two messages apart sqrt(2 C / (C - 1)), in nine sums.
@@ -191,14 +195,19 @@ def test_derived_fields_are_what_they_are_by_hand():
 TRAINED = privacy()
 # On a ledger others' releases count, too.
 SHARED = {'ledger_head': 'a', 'noise_stds': [90.0], 'max_degree': 4}
-INCIDENT = {**SHARED, 'relation': 'node_incident', 'form': 'replace'}
-NODE = {**SHARED, 'relation': 'node', 'form': 'replace', 'max_degree': 1}
+INCIDENT = {**SHARED, 'adjacency': 'node_incident', 'neighboring': 'replace'}
+NODE = {
+    **SHARED,
+    'adjacency': 'node',
+    'neighboring': 'replace',
+    'max_degree': 1,
+}
 # Given fields that contradict each other: promise, changes, which is said.
 WRONG = [
     (TRAINED, {'mechanism': 'x'}, 'mechanism'),
     (TRAINED, {'sampling': 'poisson'}, 'sampling'),
     (TRAINED, {'mechanism': 'pld_poisson'}, 'sampling'),
-    (TRAINED, {'relation': 'add-or-remove-one-graph'}, 'sampling'),
+    (TRAINED, {'neighboring': 'add-or-remove-one-graph'}, 'sampling'),
     (TRAINED, {'batch_size': 7, 'account': [[4.0, 0.3, 6]]}, 'batch_size'),
     (TRAINED, {'noise_multiplier': 9.0}, 'noise_multiplier'),
     (TRAINED, {'account': [[4.0, 0.05, 3], [5.0, 0.05, 3]]}, 'noise_mult'),
@@ -208,10 +217,10 @@ WRONG = [
     (TRAINED, {'checked': 'sampled (0 of 3)'}, 'checked'),
     (TRAINED, {'checked': 'sampled (\u0663 of 3)'}, 'checked'),
     (TRAINED, {'units_per_row': 2}, 'units_per_row'),
-    (TRAINED, {'unit': 'whole graphs'}, 'relation'),
+    (TRAINED, {'unit': 'whole graphs'}, 'neighboring'),
     (TRAINED, {'persons': {'joint': []}}, 'persons'),
     (TRAINED, {'history': [0.0, 2.0, 1.0]}, 'history'),
-    ('AggregationReport', {'form': 'withdraw'}, 'form'),
+    ('AggregationReport', {'neighboring': 'add_remove'}, 'neighboring'),
     ('AggregationReport', {'max_degree': 3}, 'max_degree'),
     ('AggregationReport', {'num_classes': 3}, 'num_classes'),
     ('AggregationReport', {'receivers': 21}, 'receivers'),
@@ -236,7 +245,7 @@ WRONG = [
     ('LinkReport', {'count_std': None}, 'count_std'),
     ('LinkReport', {'releases': 4}, 'releases'),
     ('LinkReport', {'mu_others': 0.1}, 'releases'),
-    ('LinkReport, nodes', {'form': 'either'}, 'form'),
+    ('LinkReport, nodes', {'neighboring': 'either'}, 'neighboring'),
     (NODES, {'release_std': 0.0}, 'release_std'),
     (NODES, {'residual': 1.0}, 'residual'),
     (NODES, {'history': [0.01, 0.001]}, 'history'),
@@ -331,7 +340,7 @@ def test_a_relation_of_somebody_who_may_be_away_is_said():
         ('replace-one-person', 'one person: all rows that it owns'),
         ('replace-contents-of-one-person', 'not with whom it shares them'),
     ):
-        made = privacy(relation=relation, **away, persons=persons)
+        made = privacy(neighboring=relation, **away, persons=persons)
         assert words in made.promise
         known = 'DECLARED PUBLIC: item' in made.not_covered
         assert known == relation.endswith('person')
@@ -399,13 +408,15 @@ def test_a_text_of_the_user_is_no_field(tmp_path):
 def test_reports_of_older_layouts_are_read_and_not_proved(tmp_path):
     each = honest('AggregationReport')
     each['values']['epsilon'] = 0.1
-    for layout in (1, 2):
-        path = written(tmp_path, each, schema_version=layout)
+    names = {'data_sha256': 'data', 'weights_sha256': 'model'}
+    old = {names.get(name, name): value for name, value in each.items()}
+    for layout in (1, 2, 3):
+        path = written(tmp_path, old, schema_version=layout)
         (found,) = check_report(path)
         assert found.status == UNPROVED
         assert f'layout {layout}: make it again' in found.text
         assert TrustReport.load(path).guarantees[0].values['epsilon'] == 0.1
-    path = written(tmp_path, each, schema_version=4)
+    path = written(tmp_path, each, schema_version=5)
     with pytest.raises(ValueError, match='schema_version'):
         check_report(path)
 

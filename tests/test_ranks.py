@@ -300,7 +300,7 @@ def everything(report):
     names = ('status', 'lower', 'upper', 'class_margins', 'flips')
     names += ('flips_ptr', 'flips_of', 'predicted')
     made = {name: getattr(report, name).tolist() for name in names}
-    return {**made, 'rest': (report.method, report.fingerprint)}
+    return {**made, 'rest': (report.method, report.run_sha256)}
 
 
 @pytest.mark.parametrize(

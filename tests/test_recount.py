@@ -68,17 +68,16 @@ def test_the_step_is_not_the_one_that_is_withdrawn():
 
 def coins(**changes):
     lines = [(2 * LAM, RATE, STEPS)]
-    relation = changes.get('relation', 'replace-one-graph')
+    relation = changes.get('neighboring', 'replace-one-graph')
     form = 'withdraw' if relation.startswith('add') else 'replace'
     fields = {
         'mechanism': 'pld_poisson',
         'sampling': 'poisson',
-        'relation': relation,
+        'neighboring': relation,
         'unit': 'whole graphs',
         'sensitivity': 1.0 if form == 'withdraw' else 2.0,
         'epsilon': 1.02 * poisson_epsilon(lines, DELTA, form),
         'noise_multiplier': 2 * LAM,
-        'lam': 2 * LAM if form == 'withdraw' else LAM,
     }
     return privacy(**{**fields, **changes})
 
@@ -87,8 +86,8 @@ ADD = 'add-or-remove-one-graph'
 
 
 def test_coins_of_one_relation_do_not_pay_for_another(tmp_path):
-    assert not failures(saved(tmp_path, coins(relation=ADD)))
-    low = coins(relation=ADD).values['epsilon']
+    assert not failures(saved(tmp_path, coins(neighboring=ADD)))
+    low = coins(neighboring=ADD).values['epsilon']
     assert failures(saved(tmp_path, coins(epsilon=low)))
 
 

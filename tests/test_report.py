@@ -74,13 +74,13 @@ def promise(**changes):
         'not_covered': ('older releases',),
         'spent': {'residual': 0.25},
         'budget': {'residual': 1.0},
-        'data': 'ab' * 32,
+        'data_sha256': 'ab' * 32,
         'origin': provenance(seed=1),
         'kind': 'removal',
-        'values': {'epsilon': 0.5, 'relation': 'remove one'},
+        'values': {'epsilon': 0.5, 'neighboring': 'remove one'},
         'history': {'residual': [0.0, 0.1, 0.25]},
         'checked': ('recomputed from the rest',),
-        'model': 'cd' * 32,
+        'weights_sha256': 'cd' * 32,
     }
     return Guarantee(**{**fields, **changes})
 
@@ -110,7 +110,7 @@ def test_trust_report_prints_everything_that_was_promised():
 @pytest.mark.parametrize('budget', [1.0, math.inf])
 def test_trust_report_is_one_json(tmp_path, budget):
     report = TrustReport.of(
-        promise(budget={'residual': budget}), promise(data='')
+        promise(budget={'residual': budget}), promise(data_sha256='')
     )
     report.save(tmp_path / 'trust.json')
     read = json.loads((tmp_path / 'trust.json').read_text())
@@ -185,7 +185,7 @@ def test_the_page_says_everything_and_needs_nothing(tmp_path):
         'no legal advice',
         'ab' * 32,
         'cd' * 32,
-        'relation',
+        'neighboring',
         'remove one',
         report.created,
     ):
@@ -395,3 +395,13 @@ def test_fingerprint_tells_apart_what_differs():
 def test_bytes_of_another_type_have_another_fingerprint(one, two):
     x = torch.tensor([0.0, 1.5, -2.0], dtype=one)
     assert fingerprint(x) != fingerprint(x.view(two))
+
+
+def test_names_of_fields_of_0_1_warn():
+    one = promise()
+    for old, new in (('data', 'data_sha256'), ('model', 'weights_sha256')):
+        with pytest.warns(
+            DeprecationWarning, match=f"'{old}' of Guarantee is '{new}' now"
+        ):
+            assert getattr(one, old) == getattr(one, new)
+    assert not hasattr(one, 'relation')

@@ -136,7 +136,7 @@ def fingerprint_any(value: Any) -> str:
 class SpeaksOf:
     """Mixin: certificate that identifies its model."""
 
-    model_digest: str
+    model_sha256: str
 
     def speaks_of(
         self,
@@ -160,12 +160,12 @@ class SpeaksOf:
         for name, call in (('transform', transform), ('forward', forward)):
             if call is not None:
                 check_callable(name, call)
-        if not self.model_digest:
+        if not self.model_sha256:
             raise ValueError(
                 'this certificate is of logits: it has seen no model'
             )
         check_process()
-        return identity(model, transform, forward) == self.model_digest
+        return identity(model, transform, forward) == self.model_sha256
 
 
 class _Walk:

@@ -78,7 +78,7 @@ def audit_aggregation(
         False
     """
     most = list_size if adjacency == 'node_incident' else None
-    form = make_relation(adjacency, neighboring, directed, most).form
+    near = make_relation(adjacency, neighboring, directed, most).neighboring
     seed = rng.resolve(seed)
     generator = rng.generator(seed)
     coin = torch.rand(num_canaries, generator=generator) < 0.5
@@ -94,8 +94,8 @@ def audit_aggregation(
     if adjacency == 'edge':
         arcs = arcs[:, coin]
     else:
-        x[first[~coin]] *= 0.0 if form == 'withdraw' else -1.0
-        if form == 'withdraw' and adjacency != 'feature':
+        x[first[~coin]] *= 0.0 if near == 'add_remove' else -1.0
+        if near == 'add_remove' and adjacency != 'feature':
             arcs = arcs[:, coin.repeat_interleave(size - 1)]
     both = adjacency == 'feature' or (adjacency == 'edge' and not directed)
     edges = torch.cat([arcs, arcs.flip(0)], 1) if both else arcs

@@ -95,10 +95,10 @@ class UserCertificate(Report):
                 {**inner.values, 'vouched': note},
                 assumptions=inner.values['notes'],
                 not_covered=inner.values['limits'],
-                data=inner.data,
+                data_sha256=inner.data_sha256,
                 origin=inner.origin,
                 checked=inner.checked,
-                model=inner.model,
+                weights_sha256=inner.weights_sha256,
             )
         return dataclasses.replace(
             inner,

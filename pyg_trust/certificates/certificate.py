@@ -61,8 +61,8 @@ class Certificate(Proved, SpeaksOf, Report):
         exact (bool): whether :obj:`lower` equals :obj:`upper` for all targets.
         tolerance (float): the largest absolute margin that counts as unknown.
         roundoff (float): the largest rounding error of the model's margins.
-        fingerprint, model_digest, weights, data (str): SHA-256 of model and
-            threat, of the model, of its weights alone, and of the graph.
+        run_sha256, model_sha256, weights_sha256, data_sha256 (str): SHA-256
+            of model and threat, of the model, of its weights, of the graph.
         targets (Tensor): the certified nodes: int64, ``[num_targets]``.
         reference (Tensor): the reference class, int64, ``[num_targets]``.
         predicted (Tensor): the class in the clean graph, of the same shape.
@@ -98,8 +98,8 @@ class Certificate(Proved, SpeaksOf, Report):
     exact: bool
     tolerance: float
     roundoff: float
-    fingerprint: str
-    model_digest: str
+    run_sha256: str
+    model_sha256: str
     targets: Tensor
     reference: Tensor
     predicted: Tensor
@@ -113,8 +113,8 @@ class Certificate(Proved, SpeaksOf, Report):
     flips_of: Tensor
     assumptions: tuple[str, ...]
     provenance: dict[str, Any]
-    weights: str = ''
-    data: str = ''
+    weights_sha256: str = ''
+    data_sha256: str = ''
     fixed_edges: int = 0
     witness_digest: str = ''
     proof: Witness | None = field(default=None, repr=False, compare=False)
@@ -137,7 +137,7 @@ class Certificate(Proved, SpeaksOf, Report):
                 target.
         """
         check_instance('data', data, Data)
-        if self.data != fingerprint_data(data):
+        if self.data_sha256 != fingerprint_data(data):
             raise ValueError(
                 "'data' is another graph than that of the certificate, which "
                 'is stale: certify again, by certify(model, data, threat)'
@@ -172,7 +172,7 @@ class Certificate(Proved, SpeaksOf, Report):
             'max_local_budget': int(self.local_budget.max()),
             'sum_local_budget': int(self.local_budget.sum()),
             'num_nodes': self.local_budget.numel(),
-            'data_fields': list(DATA_FIELDS) if self.data else None,
+            'data_fields': list(DATA_FIELDS) if self.data_sha256 else None,
         }
 
     @property
@@ -225,7 +225,7 @@ class Certificate(Proved, SpeaksOf, Report):
             f'  threat  {told["threat"]}\n'
             f'  method  {self.method}{", exact" * self.exact}, tolerance '
             f'{self.tolerance:g}, roundoff {self.roundoff:.2g}\n'
-            f'  data    SHA-256 {self.fingerprint[:16]}'
+            f'  data    SHA-256 {self.run_sha256[:16]}'
         )
 
     def guarantee(self) -> Guarantee:
@@ -234,10 +234,10 @@ class Certificate(Proved, SpeaksOf, Report):
             'robustness certificate',
             self._fields(),
             assumptions=self.assumptions,
-            data=self.data or self.fingerprint,
+            data_sha256=self.data_sha256 or self.run_sha256,
             origin=self.provenance,
-            checked=_CHECKED if self.model_digest else (),
-            model=self.weights,
+            checked=_CHECKED if self.model_sha256 else (),
+            weights_sha256=self.weights_sha256,
         )
 
     def chart(self) -> Chart:

@@ -65,10 +65,10 @@ class CollectiveCertificate(Proved, SpeaksOf, Report):
             and to 0.
         local_budget, attackers, degrees: the arguments of
             :func:`certify_collective`.
-        hops (int): the number of message passing layers.
+        K (int): the number of message passing layers.
         confidence (float): the probability that all bounds hold at once.
-        fingerprint, model_digest, weights, data (str): SHA-256 of model and
-            data, of the model, of its weights alone, and of the data.
+        run_sha256, model_sha256, weights_sha256, data_sha256 (str): SHA-256
+            of model and data, of the model, of its weights, and of the data.
         provenance (dict): versions and settings.
         checked (tuple[str, ...]): the checks of the model in this run.
         named (tuple[str, ...]): the values that the noise does not flip, and
@@ -91,14 +91,14 @@ class CollectiveCertificate(Proved, SpeaksOf, Report):
     features: tuple[int, int]
     local_budget: int | None
     attackers: int | None
-    hops: int
+    K: int
     degrees: str
     confidence: float
-    fingerprint: str
-    model_digest: str
+    run_sha256: str
+    model_sha256: str
     provenance: dict[str, Any]
-    weights: str = ''
-    data: str = ''
+    weights_sha256: str = ''
+    data_sha256: str = ''
     checked: tuple[str, ...] = ()
     named: tuple[str, ...] = ()
     seeded: bool = False
@@ -134,10 +134,10 @@ class CollectiveCertificate(Proved, SpeaksOf, Report):
             'collective certificate by smoothing',
             self._fields(),
             assumptions=self.named,
-            data=self.data or self.fingerprint,
+            data_sha256=self.data_sha256 or self.run_sha256,
             origin=self.provenance,
             checked=self.checked,
-            model=self.weights,
+            weights_sha256=self.weights_sha256,
         )
 
 
@@ -278,14 +278,14 @@ def certify_collective(
         features=budgets['features'],
         local_budget=local_budget,
         attackers=attackers,
-        hops=K,
+        K=K,
         degrees=degrees,
         confidence=report.confidence,
-        fingerprint=report.fingerprint,
-        model_digest=digest,
+        run_sha256=report.run_sha256,
+        model_sha256=digest,
         provenance=report.provenance,
-        weights=report.weights,
-        data=report.data,
+        weights_sha256=report.weights_sha256,
+        data_sha256=report.data_sha256,
         checked=(
             'model, graph and call were compared with those of the '
             'certificate by smoothing, by their digests',
@@ -317,7 +317,7 @@ def _same_model(
             f'graphs: every node would see everything (got {report.noise})'
         )
     check_process()
-    if identity_on(model, [data]) != report.fingerprint:
+    if identity_on(model, [data]) != report.run_sha256:
         raise ValueError(
             "'model' and 'data' need to be those of the report (got other "
             'weights, attributes or code, or another graph)'
@@ -329,7 +329,7 @@ def _same_model(
             f'may show every node everything (got {called["transform"]})'
         )
     digest = identity(model, None, forward)
-    if digest != report.model_digest:
+    if digest != report.model_sha256:
         raise ValueError(
             f"'forward' needs to be that of the report, {called['forward']}, "
             f'with the same code and what it refers to (got {forward})'

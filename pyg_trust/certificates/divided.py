@@ -89,8 +89,8 @@ class VoteCertificate(SpeaksOf, Report):
         seed (int): the key of the hash that assigns elements to groups.
         task (str): ``'nodes'`` or ``'graphs'``.
         baseline (float, optional): the argument of :meth:`Divided.certify`.
-        fingerprint, model_digest, weights, data (str): SHA-256 of model and
-            data, of the model, of its weights alone, and of the data.
+        run_sha256, model_sha256, weights_sha256, data_sha256 (str): SHA-256
+            of model and data, of the model, of its weights, and of the data.
         checked, provenance: the checks of the model, and the settings.
         persons (dict): who owns what, with ``by='owners'``; else empty.
     """
@@ -106,11 +106,11 @@ class VoteCertificate(SpeaksOf, Report):
     seed: int
     task: str
     baseline: float | None
-    fingerprint: str
-    model_digest: str
+    run_sha256: str
+    model_sha256: str
     provenance: dict[str, Any]
-    weights: str = ''
-    data: str = ''
+    weights_sha256: str = ''
+    data_sha256: str = ''
     checked: tuple[str, ...] = ()
     persons: dict[str, Any] = field(default_factory=dict)
 
@@ -199,10 +199,10 @@ class VoteCertificate(SpeaksOf, Report):
                 else None,
                 'data_fields': list(DATA_FIELDS),
             },
-            data=self.data or self.fingerprint,
+            data_sha256=self.data_sha256 or self.run_sha256,
             origin=self.provenance,
             checked=self.checked,
-            model=self.weights,
+            weights_sha256=self.weights_sha256,
         )
 
 
@@ -370,10 +370,10 @@ class Divided(Module):
             num_classes=classes,
             task=task,
             baseline=baseline,
-            fingerprint=fingerprint(*parts),
-            model_digest=digest,
-            weights=fingerprint_model(self.model.state_dict()),
-            data='' if persons else fingerprint_data(graphs),
+            run_sha256=fingerprint(*parts),
+            model_sha256=digest,
+            weights_sha256=fingerprint_model(self.model.state_dict()),
+            data_sha256='' if persons else fingerprint_data(graphs),
             checked=self._checks(task, alone),
             provenance=provenance(
                 **settings, **({'persons': persons} if persons else {})
@@ -461,9 +461,9 @@ class Divided(Module):
                 "'since' needs a certificate of nodes by vote='majority', of "
                 'the same division'
             )
-        if held.model_digest != digest:
+        if held.model_sha256 != digest:
             raise ValueError("'since' needs a certificate of the same model")
-        if held.data != fingerprint_data([before]):
+        if held.data_sha256 != fingerprint_data([before]):
             raise ValueError("'since' needs the graph of its certificate")
         votes = torch.nn.functional.one_hot(held.votes, held.num_classes)
         return {

@@ -157,10 +157,10 @@ def certify_pagerank(
             sign_only=sign_only,
             tolerance=tol,
         ),
-        weights=fingerprint_model(model.state_dict())
+        weights_sha256=fingerprint_model(model.state_dict())
         if isinstance(model, Module)
         else '',
-        data=fingerprint_data(data) if isinstance(data, Data) else '',
+        data_sha256=fingerprint_data(data) if isinstance(data, Data) else '',
     )
 
 
@@ -195,7 +195,7 @@ def _report(solver: Solver, predicted: Tensor, **fields: Any) -> Certificate:
         exact=bool((width <= 1e-6 * max(scale, 1e-300)).all()),
         tolerance=float(solver.tolerance),
         roundoff=float(slack.max()) if slack.numel() else 0.0,
-        fingerprint=fingerprint(
+        run_sha256=fingerprint(
             *(deployed.logits, deployed.alpha, deployed.K),
             *(deployed.normalization, str(deployed.self_loops)),
             *(deployed.kind, *_parts(threat)),
@@ -203,7 +203,7 @@ def _report(solver: Solver, predicted: Tensor, **fields: Any) -> Certificate:
             solver.targets,
             perturbations.graph.num_edges,
         ),
-        model_digest=deployed.digest,
+        model_sha256=deployed.digest,
         targets=solver.targets,
         reference=solver.reference,
         predicted=predicted,

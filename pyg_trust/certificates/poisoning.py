@@ -59,8 +59,8 @@ class PoisonCertificate(Report):
         aggregator (str): ``'mean'`` of probabilities, or ``'majority'``.
         n_id (Tensor): the ids of all nodes: int64, ``[num_nodes]``.
         group (Tensor): the shard of each of them: int64, ``[num_nodes]``.
-        data, weights (str): SHA-256 of the models with their data, and of the
-            weights alone.
+        data_sha256, weights_sha256 (str): SHA-256 of the models with their
+            data, and of the weights alone.
         provenance (dict): versions and settings.
         checked, assumptions (tuple[str, ...]): the checks and assumptions.
         inference (str): the graph at inference, always ``'clean'``.
@@ -74,9 +74,9 @@ class PoisonCertificate(Report):
     aggregator: str
     n_id: Tensor
     group: Tensor
-    data: str
+    data_sha256: str
     provenance: dict[str, Any]
-    weights: str = ''
+    weights_sha256: str = ''
     checked: tuple[str, ...] = ()
     assumptions: tuple[str, ...] = ()
     inference: str = 'clean'
@@ -188,11 +188,11 @@ class PoisonCertificate(Report):
                     str(k): int((self.radius >= k).sum()) for k in _SHOWN
                 },
             },
-            data=self.data,
+            data_sha256=self.data_sha256,
             origin=self.provenance,
             checked=self.checked,
             assumptions=self.assumptions,
-            model=self.weights,
+            weights_sha256=self.weights_sha256,
         )
 
 
@@ -268,7 +268,7 @@ def certify_shards(
         shards, eps = outputs.size(0), torch.finfo(outputs.dtype).eps
         made = certified_mean(
             outputs.double().softmax(2),
-            tolerance=max(_APART, shards * (shards + 8) * eps),
+            tol=max(_APART, shards * (shards + 8) * eps),
         )
     predicted = _deployed(aggregator, outputs, made.counts)
     sure = predicted == made.predicted
@@ -281,9 +281,9 @@ def certify_shards(
         aggregator=kind,
         n_id=data.n_id.clone(),
         group=group,
-        data=fingerprint,
+        data_sha256=fingerprint,
         provenance=provenance,
-        weights=weights,
+        weights_sha256=weights,
         checked=(
             'the shard of every training node is the hash of its id, '
             'computed again',

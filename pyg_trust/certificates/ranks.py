@@ -65,7 +65,7 @@ class RankCertificate(Proved, Report):
             ``'certify'`` (bounds of ranks, for more flips).
         alpha, tolerance, provenance: ``alpha``, ``tol`` and all settings.
         roundoff (float): the largest rounding error of scores after a flip.
-        fingerprint, data (str): SHA-256 of all arguments, and of the graph.
+        run_sha256, data_sha256 (str): SHA-256 of all arguments; of the graph.
         users (Tensor): the nodes of the users: int64, ``[num_users]``.
         items (Tensor): the best items of the clean graph: int64,
             ``[num_users, k]``.
@@ -92,7 +92,7 @@ class RankCertificate(Proved, Report):
     alpha: float
     tolerance: float
     roundoff: float
-    fingerprint: str
+    run_sha256: str
     users: Tensor
     items: Tensor
     worst_rank: Tensor
@@ -100,7 +100,7 @@ class RankCertificate(Proved, Report):
     status: Tensor
     flips: Tensor
     provenance: dict[str, Any]
-    data: str = ''
+    data_sha256: str = ''
     witness_digest: str = ''
     proof: Witness | None = field(default=None, repr=False, compare=False)
     _kernel: ClassVar[ModuleType] = kernel
@@ -130,7 +130,7 @@ class RankCertificate(Proved, Report):
             **self.numbers(),
             'num_users': self.users.numel(),
             'ranks': torch.stack([ranks, counts], 1).tolist(),
-            'data_fields': list(DATA_FIELDS) if self.data else None,
+            'data_fields': list(DATA_FIELDS) if self.data_sha256 else None,
         }
 
     def chart(self) -> Chart:
@@ -156,7 +156,7 @@ class RankCertificate(Proved, Report):
         return stated(
             'certificate of ranks',
             self._fields(),
-            data=self.data or self.fingerprint,
+            data_sha256=self.data_sha256 or self.run_sha256,
             origin=self.provenance,
         )
 
@@ -252,7 +252,7 @@ def certify_ranks(
         alpha=float(alpha),
         tolerance=float(tol),
         roundoff=ranks.roundoff,
-        fingerprint=fingerprint(
+        run_sha256=fingerprint(
             *(converted.rowptr, converted.col, pairs, budget, who, ranked, k),
             *(float(alpha), float(tol)),
         ),
@@ -265,7 +265,7 @@ def certify_ranks(
         provenance=provenance(
             threat=repr(threat), alpha=alpha, k=k, tolerance=tol
         ),
-        data=fingerprint_data(graph) if isinstance(graph, Data) else '',
+        data_sha256=fingerprint_data(graph) if isinstance(graph, Data) else '',
         witness_digest=digest,
         proof=proof,
     )

@@ -303,10 +303,10 @@ def _report(
         note=run.note,
         named=run.named,
         advice=_EXACT if linear else '',
-        fingerprint=identity_on(pipe.model, run.graphs),
-        model_digest=identity(pipe.model, pipe.transform, pipe.forward),
-        weights=fingerprint_model(pipe.model.state_dict()),
-        data=fingerprint_data(run.graphs),
+        run_sha256=identity_on(pipe.model, run.graphs),
+        model_sha256=identity(pipe.model, pipe.transform, pipe.forward),
+        weights_sha256=fingerprint_model(pipe.model.state_dict()),
+        data_sha256=fingerprint_data(run.graphs),
         num_abstained=int((~sure).sum()),
         checked=(
             f'the model gave the same output for the same noisy copy{of} '

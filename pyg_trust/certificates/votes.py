@@ -79,8 +79,8 @@ class SmoothedCertificate(SpeaksOf, Report):
         alpha (float): the probability that any bound of one target is wrong.
         note, advice (str): how the model was called, and another certificate
             that would suit it better, or ''.
-        fingerprint, model_digest, weights, data (str): SHA-256 of model and
-            data, of the model, of its weights alone, and of the data.
+        run_sha256, model_sha256, weights_sha256, data_sha256 (str): SHA-256
+            of model and data, of the model, of its weights, and of the data.
         num_abstained (int): the number of targets with class -1.
         checked, provenance: the checks of the model, and the settings.
         named (tuple[str, ...]): the values that the noise does not flip, and
@@ -107,12 +107,12 @@ class SmoothedCertificate(SpeaksOf, Report):
     seed: int
     note: str
     advice: str
-    fingerprint: str
-    model_digest: str
+    run_sha256: str
+    model_sha256: str
     num_abstained: int
     provenance: dict[str, Any]
-    weights: str = ''
-    data: str = ''
+    weights_sha256: str = ''
+    data_sha256: str = ''
     checked: tuple[str, ...] = ()
     named: tuple[str, ...] = ()
     seeded: bool = False
@@ -292,10 +292,10 @@ class SmoothedCertificate(SpeaksOf, Report):
                 'data_fields': list(DATA_FIELDS),
             },
             assumptions=self.named,
-            data=self.data or self.fingerprint,
+            data_sha256=self.data_sha256 or self.run_sha256,
             origin=self.provenance,
             checked=self.checked,
-            model=self.weights,
+            weights_sha256=self.weights_sha256,
         )
 
     def _sides(self) -> Iterator[tuple[str, str, Any]]:
@@ -377,7 +377,7 @@ def certified_after(
             "'model' needs to be the one of the certificate, as all votes are "
             'of one function'
         )
-    if certificate.data != fingerprint_data([before]):
+    if certificate.data_sha256 != fingerprint_data([before]):
         raise ValueError("'before' needs to be the graph of the certificate")
     noisy = {'edges': 'edge_index', 'features': 'x'}
     free = {noisy[kind] for kind in certificate.noise.noisy}

@@ -23,6 +23,7 @@ from pyg_trust._checks import (
     check_tensor,
     validated,
 )
+from pyg_trust._moved import renamed
 
 __all__ = [
     'CertifiedVotes',
@@ -121,9 +122,10 @@ def certified_votes(
     return CertifiedVotes(predicted, spare.amin(1), counts)
 
 
+@renamed(tolerance='tol')
 @validated
 def certified_mean(
-    probability: Tensor, *, tolerance: NotNegative = 1e-9
+    probability: Tensor, *, tol: NotNegative = 1e-9
 ) -> CertifiedVotes:
     r"""Return the class of the largest mean probability, and its radius.
 
@@ -139,8 +141,8 @@ def certified_mean(
     Args:
         probability (Tensor): the probabilities of each view for each node:
             float, ``[num_views, num_nodes, num_classes]``.
-        tolerance (float): what the left side has to be larger than, in place
-            of 0, because of rounding errors. (default: :obj:`1e-9`)
+        tol (float): what the left side has to be larger than, in place of 0,
+            because of rounding errors. (default: :obj:`1e-9`)
 
     Returns:
         CertifiedVotes: ``predicted``, int64, ``[num_nodes]``; ``radius``, the
@@ -172,7 +174,7 @@ def certified_mean(
     left.scatter_(
         2, predicted.expand(views + 1, num)[..., None], float(views + 1)
     )
-    stays = (left > tolerance).all(2)
+    stays = (left > tol).all(2)
     counts = _count(p.argmax(2), classes)
     return CertifiedVotes(predicted, stays.sum(0) - 1, counts)
 

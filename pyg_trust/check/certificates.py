@@ -257,7 +257,7 @@ def check_witness(
     except OverflowError as error:
         yield UNPROVED, f'witness: {error}'
         return
-    if kernel is proofs and (c.model != 'logits' or each.model):
+    if kernel is proofs and (c.model != 'logits' or each.weights_sha256):
         yield (
             UNKNOWN,
             'witness: that its logits and edges are those of model and data: '

@@ -171,8 +171,9 @@ def _named(each: Stated) -> dict[str, bool]:
     removed = each.kind == 'removal' and 'request' in values
     return {
         'ledger': removed or values.get('ledger_head') is not None,
-        'model': bool(each.model),
-        'data': bool(each.data and values.get('data_fields')) or removed,
+        'model': bool(each.weights_sha256),
+        'data': bool(each.data_sha256 and values.get('data_fields'))
+        or removed,
         'witness': is_digest(values.get('witness_digest')),
     }
 
@@ -312,7 +313,11 @@ def _check_ledger(
 
 def _check_header(c: Any, each: Stated, header: dict[str, Any]) -> Checks:
     # Compare the header with the fields of the report.
-    values = {**c.to_dict(), 'data': each.data}
+    values = {**c.to_dict(), 'data': each.data_sha256}
+    # Ledgers have names of their own, which stay from version to version.
+    values['relation'] = values.get('adjacency', values.get('neighboring'))
+    near = values.get('neighboring')
+    values['form'] = 'withdraw' if near == 'add_remove' else near
     about = {**header, 'mechanism': values.get('mechanism')}
     about.update(header.get('accountant', {}))
     for name in {'occurrences', 'terms'} & set(about):
@@ -381,8 +386,8 @@ def _check_paid(c: Any, bodies: list[dict[str, Any]]) -> Checks:
 
 
 def _check_model(c: Any, each: Stated, digest: str) -> Checks:
-    if each.model:
-        alike = each.model == digest
+    if each.weights_sha256:
+        alike = each.weights_sha256 == digest
         yield (
             HOLDS if alike else FAILS,
             f'model: the weights are {"" if alike else "not "}those that the '
@@ -402,8 +407,8 @@ def _check_data(
     c: Any, each: Stated, graphs: dict[str, dict[str, Any]]
 ) -> Checks:
     fields = each.values.get('data_fields')
-    if each.data and fields:
-        alike = fingerprint_data(graphs, fields) == each.data
+    if each.data_sha256 and fields:
+        alike = fingerprint_data(graphs, fields) == each.data_sha256
         yield (
             HOLDS if alike else FAILS,
             f'data: the graphs are {"" if alike else "not "}those that the '

@@ -73,7 +73,7 @@ def proved(c: Any, lines: Lines, claimed: Fraction, units: int = 1) -> str:
         status = _judged_group(exact, claimed, c.delta, units, drawn)
     else:
         if law == 'coins':
-            law = 'withdraw' if c.relation in AWAY else 'replace'
+            law = 'withdraw' if c.neighboring in AWAY else 'replace'
         status = _judged(law, exact, claimed, c.delta)
     # Merged, they are more than what was spent: nothing is refuted.
     return status if few == lines or status == HOLDS else UNPROVED

@@ -85,7 +85,11 @@ def check_proof(
 ) -> Checks:
     """Prove a removal's residual from the remaining data, or its shift."""
     kind = COVERED if lists else NODES
-    claimed = {**each.values, 'data': each.data, 'model': each.model}
+    claimed = {
+        **each.values,
+        'data': each.data_sha256,
+        'model': each.weights_sha256,
+    }
     if each.procedure != kind:
         yield UNKNOWN, f'data: they are of a {kind}'
         return
@@ -121,9 +125,9 @@ def check_ledger(c: Any, each: Stated, chain: Chain, budget: float) -> Checks:
         number
         for number, line in enumerate(chain.bodies, 1)
         if line['request'] in (request, request.get('0'))
-        and line['data'] == each.data
+        and line['data'] == each.data_sha256
     ]
-    if not matching or not each.data:
+    if not matching or not each.data_sha256:
         yield (
             FAILS,
             'ledger: no line has this removal and seals the same data',

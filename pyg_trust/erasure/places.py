@@ -155,8 +155,9 @@ class Place:
 
     def _promise(self, report: Any) -> str:
         made = report.guarantee()
-        names = ('procedure', 'promise', 'assumptions', 'not_covered', 'model')
+        names = ('procedure', 'promise', 'assumptions', 'not_covered')
         held = {name: getattr(made, name) for name in names}
+        held['model'] = made.weights_sha256
         if self.covers:
             held |= {k: getattr(report, k) for k in ('mu', 'epsilon', 'delta')}
         return json.dumps(held)

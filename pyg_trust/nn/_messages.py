@@ -11,7 +11,7 @@ from pyg_trust._checks import REAL, check_instance, check_tensor
 from pyg_trust._checks.graphs import check_edges
 from pyg_trust.graph import CSRGraph
 
-_METHODS = ('message', 'message_and_aggregate', 'aggregate', 'update')
+METHODS = ('message', 'message_and_aggregate', 'aggregate', 'update')
 _TORCH = vars(torch.nn.Module())
 
 
@@ -24,7 +24,7 @@ def changed(layer: MessagePassing, own: type, flow: str) -> str | None:
     """
     if layer.explain:
         return 'explain'
-    for name in _METHODS:
+    for name in METHODS:
         method = getattr(layer, name)
         if getattr(method, '__func__', method) is not getattr(own, name):
             return name

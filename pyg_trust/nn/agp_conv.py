@@ -25,7 +25,7 @@ from pyg_trust.agp.checks import How, check_options
 from pyg_trust.agp.measures import Measure, appnp, sgc
 from pyg_trust.agp.propagation import propagate_rows
 from pyg_trust.graph import CSRGraph, LastGraph
-from pyg_trust.nn._messages import as_edges, changed, recording
+from pyg_trust.nn._messages import METHODS, as_edges, changed, recording
 
 __all__ = ['APPNP', 'SGConv']
 
@@ -143,7 +143,10 @@ class _Propagation(pyg.MessagePassing):
         # TorchScript runs PyG's own layer, with these parameters.
         self._need_exact('torch.jit.script')
         name = changed(self, self._own, self.flow)
-        if name in ('message', 'message_and_aggregate', 'aggregate', 'update'):
+        made_by = next(c for c in type(self).__mro__ if 'forward' in vars(c))
+        if '_own' not in vars(made_by):
+            name = 'forward'
+        if name in ('forward', *METHODS):
             raise TypeError(
                 f"torch.jit.script does not know the '{name}' of "
                 f'{type(self).__name__}: use torch.export.export(model, (x, '

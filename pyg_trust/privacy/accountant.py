@@ -406,7 +406,7 @@ class PoissonAccountant(Accountant):
     @renamed(form='neighboring')
     def __init__(
         self,
-        neighboring: Annotated[str, OneOf((*FORMS, 'add_remove'))] = 'replace',
+        neighboring: Annotated[str, OneOf(FORMS)] = 'replace',
     ) -> None:
         super().__init__()
         self.form = 'replace' if neighboring == 'replace' else 'withdraw'

@@ -235,11 +235,11 @@ class PrivateNodeClassifier(Coverage):
 
     @property
     def _private(self) -> bool:
-        return self.relation.name != 'edge'
+        return self.relation.adjacency != 'edge'
 
     @property
     def _feature(self) -> bool:
-        return self.relation.name == 'feature'
+        return self.relation.adjacency == 'feature'
 
     @property
     @synchronized
@@ -321,7 +321,10 @@ class PrivateNodeClassifier(Coverage):
     def _of_classes(self, classes: int) -> Relation:
         # Rows that are replaced have messages without opposites.
         relation = self.relation
-        if relation.form == 'replace' and relation.name != 'node_incident':
+        if (
+            relation.neighboring == 'replace'
+            and relation.adjacency != 'node_incident'
+        ):
             return relation._replace(num_classes=classes)
         return relation
 
@@ -362,7 +365,7 @@ class PrivateNodeClassifier(Coverage):
             # If few nodes train, or all are receivers, shorter lists save
             # nothing.
             n, number = train.numel(), int(train.sum())
-            shorter = self.relation.name == 'node' and self.K == 1
+            shorter = self.relation.adjacency == 'node' and self.K == 1
             shorter = shorter and self.head is None and n < 2 * number < 2 * n
             share = _RECEIVERS if shorter else 1.0
         return choose_receivers(train, share)
@@ -384,11 +387,12 @@ class PrivateNodeClassifier(Coverage):
             sums = graph, x, TWO_HOPS, stds[0], paid, False, scales
             return [scaled_propagate(*sums, between=between)]
         weights = None
-        if relation.name == 'node':
+        if relation.adjacency == 'node':
             graph = received_lists(graph, receivers)
             weights = energy_weights(graph, relation.max_degree or 1)
         made = private_propagate(
-            *(graph, x, stds, paid, relation.name, weights), between=between
+            *(graph, x, stds, paid, relation.adjacency, weights),
+            between=between,
         )
         # The other rows are noise alone.
         return [row.masked_fill_(~receivers[:, None], 0.0) for row in made]
@@ -434,7 +438,7 @@ class PrivateNodeClassifier(Coverage):
                 *(module, x, y, train, val, self.epochs, lr, decay)
             )
         mu = self.mus[2 if head else 0]
-        z = descent_noise(mu, self.steps, self.relation.form)
+        z = descent_noise(mu, self.steps, self.relation.neighboring)
         return train_privately(
             *(module, rows_of(x, train), y[train], classes, paid.pay(), z),
             *(self.steps, self.lr),
@@ -515,7 +519,7 @@ class PrivateNodeClassifier(Coverage):
     ) -> Any:
         encoder, *sums, head = own if self._private else [0.0, *own, 0.0]
         receivers = shared['num_nodes']
-        if self.relation.name == 'node':
+        if self.relation.adjacency == 'node':
             # Noise is never exactly zero: rows of zeros are of no receiver.
             rows = self._released[0].any(1)
             if not bool(rows.index_fill(0, self._erased(), True).all()):
@@ -607,7 +611,7 @@ class PrivateNodeClassifier(Coverage):
 
     def _mu_of(self) -> tuple[float, float]:
         # A blank record is half as far as any other.
-        near = 2 if self.relation.form == 'replace' else 1
+        near = 2 if self.relation.neighboring == 'replace' else 1
         trained = math.hypot(self.mus[0], self.mus[2]) / near
         return trained, math.sqrt(self.K) / self.noise_stds[0]
 
@@ -628,7 +632,7 @@ class PrivateNodeClassifier(Coverage):
 
     def __repr__(self) -> str:
         return (
-            f'{type(self).__name__}({self.relation.name!r}, '
+            f'{type(self).__name__}({self.relation.adjacency!r}, '
             f'epsilon={self.epsilon:g}, delta={self.delta:g}, '
             f'K={self.K})'
         )

@@ -42,7 +42,7 @@ Model = TypeVar('Model', bound='Coverage')
 @claimed(
     'removal covered by privacy',
     deleted='a tuple of sentences: which data of removed items was deleted',
-    data='a salted hash of the remaining edges',
+    data_sha256='a salted hash of the remaining edges',
     provenance='versions of packages and arguments',
 )
 class CoverageReport(ClaimedReport):
@@ -67,7 +67,7 @@ class CoverageReport(ClaimedReport):
         return super().guarantee()
 
     def _says(self) -> dict[str, Any]:
-        return {'data': self.data, 'origin': self.provenance}
+        return {'data_sha256': self.data_sha256, 'origin': self.provenance}
 
 
 class _Change(NamedTuple):
@@ -140,7 +140,7 @@ class Coverage(Fitted):
         gone = torch.zeros(task.graph.num_nodes, dtype=torch.bool)
         gone[list(nodes)] = True
         (source, target), _ = task.graph.to_edge_index()
-        name = self.relation.name
+        name = self.relation.adjacency
         there = set(zip(source.tolist(), target.tolist(), strict=True)) & arcs
         is_there = bool(there) if arcs else False
         if name != 'feature':
@@ -375,7 +375,7 @@ class Coverage(Fitted):
         # Added first and rounded once: one by one costs as much as at once.
         shift = total = (self._held[1] + float(moved)) * _UP
         arrays['after'] = np.array(total)
-        if self.relation.name in ('node', 'node_incident'):
+        if self.relation.adjacency in ('node', 'node_incident'):
             self._check_few(nodes, graph, rows, fit)
             shift = math.ceil(4 * shift) / 4
         units += self._held[0]
@@ -392,15 +392,15 @@ class Coverage(Fitted):
         return _Change(left, nodes, units, shift, total, mu, arrays)
 
     def _asked(self, request: RemovalRequest, fit: str) -> Any:
-        takes, why = _TAKES[self.relation.name]
-        if self.relation.name == 'edge' and not self.relation.directed:
+        takes, why = _TAKES[self.relation.adjacency]
+        if self.relation.adjacency == 'edge' and not self.relation.directed:
             takes = ('edges',)
         parts = request.parts
         if set(parts) == {0} and set(parts[0].to_dict()) <= set(takes):
             return parts[0]
         raise ValueError(
             f"'request' needs to name {' or '.join(takes)} of graph 0 alone: "
-            f'a release under {self.relation.name!r} covers nothing else '
+            f'a release under {self.relation.adjacency!r} covers nothing else '
             f'({why}). Fit again without them, which spends {fit}, or use a '
             'ShardedUnlearner'
         )
@@ -409,7 +409,7 @@ class Coverage(Fitted):
         # The graph of the release, less what was removed.
         graph = CSRGraph.from_data(data).to('cpu')
         nodes, arcs = self._gone()
-        if self.relation.name != 'feature':
+        if self.relation.adjacency != 'feature':
             inside = [v for v in nodes if v < graph.num_nodes]
             graph = _without(graph, torch.tensor(inside, dtype=torch.int64))
         if arcs:
@@ -428,7 +428,7 @@ class Coverage(Fitted):
         # The fields of a report that say what a shift is of.
         relation = self.relation
         return {
-            'relation': relation.name,
+            'adjacency': relation.adjacency,
             'directed': relation.directed,
             'max_degree': relation.max_degree,
         }
@@ -437,7 +437,7 @@ class Coverage(Fitted):
         self, nodes: Tensor, graph: CSRGraph, rows: Tensor, fit: str
     ) -> None:
         most = self.relation.max_degree or 1
-        if self.relation.name == 'node_incident':
+        if self.relation.adjacency == 'node_incident':
             alone = (graph.degree[nodes] / most).sqrt().clamp(min=1).tolist()
         else:
             ends, ids = graph.to_edge_index()[0].numpy(), np.arange(len(rows))
@@ -477,7 +477,7 @@ class Coverage(Fitted):
         return CoverageReport.of(
             **self._about(),
             request=request.to_dict(),
-            form=self.relation.form,
+            neighboring=self.relation.neighboring,
             units=change.units,
             shift=change.shift,
             mu=change.mu,
@@ -490,7 +490,7 @@ class Coverage(Fitted):
             seeded=False,
             history=(0.0, *(line.spent for line in steps)),
             deleted=deleted,
-            data=last.data,
+            data_sha256=last.data,
             before=before.data,
             ledger_head=lines.head,
             provenance=provenance(

@@ -53,9 +53,11 @@ _NORMS = tuple(
 
 
 @validated
-def descent_noise(mu: Positive, steps: Count, form: str = 'withdraw') -> float:
+def descent_noise(
+    mu: Positive, steps: Count, neighboring: str = 'add_remove'
+) -> float:
     r"""Return :math:`z = \sqrt{T} / \mu`, or twice this to replace a row."""
-    return (2 if form == 'replace' else 1) * math.sqrt(steps) / mu
+    return (2 if neighboring == 'replace' else 1) * math.sqrt(steps) / mu
 
 
 def unit_rows(x: Tensor) -> Any:

@@ -134,7 +134,7 @@ class Fitted(Releasing):
         if self._task_seal is not None and self._task_seal.fits(task.key):
             return self
         check_alone()
-        if self.relation.name != 'edge':
+        if self.relation.adjacency != 'edge':
             warn_of_delta(self.delta, task.graph.num_nodes, 'nodes')
         self._check_blank(task)
         self._prepare(task)
@@ -152,7 +152,7 @@ class Fitted(Releasing):
             self._task_seal = Seal.of(task.key)
         if self.seed is None:
             features = ''
-            if self.relation.name != 'edge':
+            if self.relation.adjacency != 'edge':
                 features = fingerprint(*stored(task.x))
             warn_of_other_releases(
                 *(self.relation, task.graph, features),
@@ -207,10 +207,7 @@ class Fitted(Releasing):
 
     def _setting(self) -> dict[str, Any]:
         return {
-            'relation': self.relation.name,
-            'form': self.relation.form,
-            'directed': self.relation.directed,
-            'max_degree': self.relation.max_degree,
+            **self.relation.header(),
             'epsilon': self.epsilon,
             'delta': self.delta,
             'shares': self.shares,

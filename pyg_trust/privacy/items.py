@@ -31,7 +31,7 @@ from pyg_trust.removal import NodeIds
 from pyg_trust.transforms.aggregation_report import (
     AggregationReport,
     Relation,
-    form_of,
+    check_neighboring,
     make_report,
 )
 from pyg_trust.unlearning.recommender_data import read_interactions
@@ -52,10 +52,10 @@ MOST_ITEMS = 20_000
 class ItemReport(AggregationReport):
     """Privacy guarantee of a noisy table of items, with its assumptions.
 
-    Neighbouring data differ in one user's list (``relation`` is ``'user'``),
-    which is empty in one of them if ``form`` is ``'withdraw'``. ``epsilon``
-    (nats), ``delta`` and ``mu`` (sensitivity over noise) are those of all
-    tables on the account (``releases`` is their number), and
+    Neighbouring data differ in one user's list (``adjacency`` is ``'user'``),
+    which is empty in one of them if ``neighboring`` is ``'add_remove'``.
+    ``epsilon`` (nats), ``delta`` and ``mu`` (sensitivity over noise) are those
+    of all tables on the account (``releases`` is their number), and
     ``epsilon_replace`` is epsilon against any other list. ``noise_stds`` has
     the standard deviation on the diagonal; ``num_nodes`` counts users and
     items. Sums and noise are exact integers (``arithmetic``). Other fields
@@ -146,7 +146,9 @@ class PrivateItemCounts(Fitted):
         insecure_seed: int | None = None,
         ledger_head: str | None = None,
     ) -> None:
-        self.relation = Relation('user', form_of(neighboring), False, None)
+        self.relation = Relation(
+            'user', check_neighboring(neighboring), False, None
+        )
         self._set_budget(
             epsilon, delta, (1.0,), ledger, ledger_head, insecure_seed
         )

@@ -116,13 +116,13 @@ class LinkReport(ReleaseReport):
             'looking at edges, and no column of the features was computed '
             'from them'
         ]
-        if self.relation == 'node':
+        if self.adjacency == 'node':
             lines = [
                 f'{chosen} and all arguments were chosen without looking at '
                 'records, and no column of the features was computed from '
                 'edges or from other rows'
             ]
-        if self.relation == 'node' and not self.directed:
+        if self.adjacency == 'node' and not self.directed:
             lines.append(
                 'that every edge is in both directions is known: a graph with '
                 'one that is not is refused'
@@ -140,7 +140,7 @@ class LinkReport(ReleaseReport):
             'which pairs were held out for evaluation, and measures of '
             'quality on them'
         )
-        if self.relation == 'edge':
+        if self.adjacency == 'edge':
             return [held, "the relations 'node', 'node_incident', 'feature'"]
         return [
             held,
@@ -258,7 +258,7 @@ class PrivateLinkPredictor(Coverage):
         return (
             self.relation.sensitivity / rows,
             *(1 / mu for mu in count),
-            descent_noise(scorer, self.steps, self.relation.form),
+            descent_noise(scorer, self.steps, self.relation.neighboring),
         )
 
     @property
@@ -279,7 +279,7 @@ class PrivateLinkPredictor(Coverage):
 
     @property
     def _of_owners(self) -> bool:
-        return self.relation.name == 'node'
+        return self.relation.adjacency == 'node'
 
     @editing
     @validated
@@ -499,8 +499,8 @@ class PrivateLinkPredictor(Coverage):
             **shared,
             **EXACT,
             mu_others=math.hypot(*others),
-            relation=self.relation.name,
-            form=self.relation.form,
+            adjacency=self.relation.adjacency,
+            neighboring=self.relation.neighboring,
             directed=self.relation.directed,
             steps=self.steps,
             num_neg=self._negatives,
@@ -520,7 +520,7 @@ class PrivateLinkPredictor(Coverage):
     def _unpack(self, state: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         made: dict[str, Tensor] = {}
         sizes: dict[str, int] = {}
-        for name, shape in _TENSORS[self.relation.name].items():
+        for name, shape in _TENSORS[self.relation.adjacency].items():
             value = state.get(name, torch.zeros(()))
             check_tensor('state', value, torch.float64, shape, finite=True)
             for dim, size in zip(shape, value.shape, strict=True):
@@ -556,6 +556,6 @@ class PrivateLinkPredictor(Coverage):
 
     def __repr__(self) -> str:
         return (
-            f'{type(self).__name__}({self.relation.name!r}, '
+            f'{type(self).__name__}({self.relation.adjacency!r}, '
             f'epsilon={self.epsilon:g}, delta={self.delta:g})'
         )

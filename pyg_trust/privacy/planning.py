@@ -289,8 +289,8 @@ def search_epsilon(
     score='the score of the best run, a float',
     assumptions='sentences: what the guarantee assumes and does not cover',
     checked='sentences: how the runs were checked',
-    data='a hash of the public part of the data',
-    weights='SHA-256 of the weights of the best run',
+    data_sha256='a hash of the public part of the data',
+    weights_sha256='SHA-256 of the weights of the best run',
 )
 class SearchReport(ClaimedReport):
     """The result of a private search for settings, and its privacy cost.
@@ -302,9 +302,9 @@ class SearchReport(ClaimedReport):
         return {
             'vouched': vouched(self.mechanism),
             'assumptions': self.assumptions,
-            'data': self.data,
+            'data_sha256': self.data_sha256,
             'checked': self.checked,
-            'model': self.weights,
+            'weights_sha256': self.weights_sha256,
         }
 
 
@@ -436,9 +436,9 @@ def search(
             'chosen without looking at private data',
             *best[3].assumptions,
         ),
-        data=best[3].data,
-        weights=fingerprint_model(best[1].state_dict()),
-        relation=relation,
+        data_sha256=best[3].data_sha256,
+        weights_sha256=fingerprint_model(best[1].state_dict()),
+        neighboring=relation,
         account=tuple(bound.history),
         pure_epsilon=bound.pure_epsilon,
         target_epsilon=None,

@@ -20,25 +20,28 @@ from pyg_trust._checks import (
     check_integer,
     validated,
 )
+from pyg_trust._moved import renamed
 from pyg_trust.privacy import pld
 from pyg_trust.privacy.accounting import History, check_history
 from pyg_trust.privacy.mechanisms import Orders, check_multiplier, check_orders
 
 __all__ = ['poisson_epsilon', 'poisson_profile', 'rdp_poisson']
 
-FORMS = ('replace', 'withdraw')
+# The last is what ledgers call 'add_remove'.
+FORMS = ('replace', 'add_remove', 'withdraw')
 # The width of a grid in deviations of the noise: less than 1e-23 is outside.
 _REACH = 10
 # A weight that is counted as an infinite loss.
 _LEAST = 1e-22
 
 
+@renamed(form='neighboring')
 @validated
 def poisson_profile(
     epsilon: Finite,
     q: Rate,
     noise_multiplier: Positive,
-    form: str = 'replace',
+    neighboring: str = 'replace',
     *,
     occurrences: Count = 1,
 ) -> float:
@@ -48,9 +51,9 @@ def poisson_profile(
         epsilon (float): any finite number.
         q (float): the sampling rate.
         noise_multiplier (float): :math:`z = \sigma / C`.
-        form (str): how neighbours differ. :obj:`'replace'`: one subgraph is
-            exchanged for any other; :obj:`'withdraw'`: one is added or
-            removed, the worse of the two. (default: :obj:`'replace'`)
+        neighboring (str): how neighbours differ. :obj:`'replace'`: one
+            subgraph is exchanged for any other; :obj:`'add_remove'`: one is
+            added or removed, the worse of the two. (default: :obj:`'replace'`)
         occurrences (int): :math:`k`, in how many subgraphs a record is at
             most; more than one for 'replace' alone. (default: :obj:`1`)
 
@@ -58,10 +61,10 @@ def poisson_profile(
         >>> poisson_profile(1.0, 0.1, 1.0) < poisson_profile(1.0, 1.0, 1.0)
         True
     """
-    k = check_occurrences(occurrences, form)
+    k = check_occurrences(occurrences, neighboring)
     z = check_multiplier(noise_multiplier, k)
     delta = 0.0
-    for direction in _directions(form):
+    for direction in _directions(neighboring):
         x = _outcome(np.array([epsilon]), q, z, direction, k)[0]
         p, r, lost = _pair(q, direction, k)
         above = _tail(x, z, p), _tail(x, z, r)
@@ -69,10 +72,11 @@ def poisson_profile(
     return float(min(1.0, max(0.0, -math.expm1(epsilon), delta)))
 
 
+@renamed(form='neighboring')
 def poisson_epsilon(
     history: History,
     delta: float,
-    form: str = 'replace',
+    neighboring: str = 'replace',
     *,
     occurrences: int = 1,
 ) -> float:
@@ -83,10 +87,11 @@ def poisson_epsilon(
             with the noise multiplier :math:`\sigma / C`. Write a Gaussian
             release of sensitivity :math:`\Delta` and noise :math:`s` (standard
             deviation) as :obj:`(z, 1, 1)`: :math:`z = s / \Delta` for
-            'withdraw', :math:`z = 2 k s / \Delta` for 'replace'.
+            'add_remove', :math:`z = 2 k s / \Delta` for 'replace'.
         delta (float): in :math:`[10^{-10}, 1)`.
-        form (str): how neighbours differ. :obj:`'replace'`: one subgraph is
-            exchanged for another; :obj:`'withdraw'`: one is added or removed.
+        neighboring (str): how neighbours differ. :obj:`'replace'`: one
+            subgraph is exchanged for another; :obj:`'add_remove'`: one is
+            added or removed. (default: :obj:`'replace'`)
         occurrences (int): the most subgraphs :math:`k` that share one record,
             such as a node; above 1 for 'replace' alone. (default: :obj:`1`)
 
@@ -98,7 +103,7 @@ def poisson_epsilon(
         >>> 2.4 < poisson_epsilon(history, 1e-5, occurrences=5) < 2.5
         True
     """
-    k = check_occurrences(occurrences, form)
+    k = check_occurrences(occurrences, neighboring)
     delta = pld.check_least_delta(delta)
     phases = check_history(history, k)
     if not phases:
@@ -114,7 +119,7 @@ def poisson_epsilon(
                 step,
                 max(_ends(q, z, direction, k)[1] for z, q in phases),
             )
-            for direction in _directions(form)
+            for direction in _directions(neighboring)
         )
 
     # Losses are rounded up, by a cell at most in each step. A thousandth in
@@ -127,12 +132,13 @@ def poisson_epsilon(
     return found(step)
 
 
+@renamed(form='neighboring')
 @validated
 def rdp_poisson(
     orders: Orders,
     q: Rate,
     noise_multiplier: Positive,
-    form: str = 'replace',
+    neighboring: str = 'replace',
     *,
     occurrences: Count = 1,
 ) -> np.ndarray:
@@ -140,11 +146,11 @@ def rdp_poisson(
 
     At the orders :math:`a > 1`; arguments as of :func:`poisson_profile`.
     """
-    a, k = check_orders(orders), check_occurrences(occurrences, form)
+    a, k = check_orders(orders), check_occurrences(occurrences, neighboring)
     z = check_multiplier(noise_multiplier, k)
     node, weight = np.polynomial.legendre.leggauss(16)
     divergences = np.zeros(len(a))
-    for direction in _directions(form):
+    for direction in _directions(neighboring):
         p, r, _ = _pair(q, direction, k, 0.0)
         for i, order in enumerate(a):
             # The integrand is a sum of Gaussians around at most 2ak.
@@ -165,14 +171,14 @@ def rdp_poisson(
     return np.maximum(divergences, 0) / (a - 1)
 
 
-def check_occurrences(occurrences: Any, form: str = 'replace') -> int:
-    """Check that a record is in one unit, unless the form allows several."""
-    check_choice('form', form, FORMS)
+def check_occurrences(occurrences: Any, neighboring: str = 'replace') -> int:
+    """Check that a record is in one unit, unless replacing allows several."""
+    check_choice('neighboring', neighboring, FORMS)
     k = check_integer('occurrences', occurrences, 1, numpy=True)
-    if k > 1 and form != 'replace':
+    if k > 1 and neighboring != 'replace':
         raise ValueError(
-            f"'occurrences' needs to be 1 for {form!r}: a record that is "
-            f'removed changes all {k} gradients (got {k})'
+            f"'occurrences' needs to be 1 for {neighboring!r}: a record that "
+            f'is removed changes all {k} gradients (got {k})'
         )
     return k
 
@@ -184,8 +190,8 @@ _Direction = tuple[int | None, int | None]
 _Mixture = tuple[np.ndarray, np.ndarray]
 
 
-def _directions(form: str) -> tuple[_Direction, ...]:
-    if form == 'replace':
+def _directions(neighboring: str) -> tuple[_Direction, ...]:
+    if neighboring == 'replace':
         # Its own mirror image.
         return ((1, -1),)
     return ((1, None), (None, -1))

@@ -57,7 +57,6 @@ __all__ = [
 
 #: The neighbouring relations.
 RELATIONS = ('edge', 'node', 'node_incident', 'feature')
-FORMS = ('withdraw', 'replace')
 NEIGHBORING = ('add_remove', 'replace')
 BETWEEN = ('normalize', 'clip')
 #: Norms stay this far below 1, so that no float64 rounding takes them above.
@@ -251,8 +250,9 @@ def hop_sensitivity(
         raise ValueError(
             f"'num_classes' is for 'node' and 'feature' (got {adjacency!r})"
         )
-    form = 'replace' if neighboring == 'replace' else 'withdraw'
-    return sensitivity(adjacency, directed, form, max_degree, num_classes)
+    return sensitivity(
+        adjacency, directed, neighboring, max_degree, num_classes
+    )
 
 
 @validated

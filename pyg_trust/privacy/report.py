@@ -67,9 +67,9 @@ def by_user(mechanism: str) -> str:
     'if there is none',
     assumptions='sentences: what the guarantee assumes and does not cover',
     checked='sentences: how the training was checked',
-    data='a hash of the public part of the data',
-    weights='SHA-256 of the released weights; empty if something else than '
-    'private steps changed them',
+    data_sha256='a hash of the public part of the data',
+    weights_sha256='SHA-256 of the released weights; empty if something else '
+    'than private steps changed them',
     provenance='versions of packages and arguments; no seeds',
 )
 class PrivacyReport(ClaimedReport):
@@ -97,10 +97,10 @@ class PrivacyReport(ClaimedReport):
         return {
             'vouched': vouched(self.mechanism),
             'assumptions': self.assumptions,
-            'data': self.data,
+            'data_sha256': self.data_sha256,
             'origin': self.provenance,
             'checked': checked,
-            'model': self.weights,
+            'weights_sha256': self.weights_sha256,
         }
 
     def chart(self) -> Chart:
@@ -130,13 +130,12 @@ class PrivacyReport(ClaimedReport):
             f'({outwards(self.epsilon)}, {outwards(self.delta, 6)})-'
             f'differentially private{exact}: '
             'whoever sees them can hardly distinguish one from any other '
-            f'{protected_unit(self.relation)}.',
-            f'Neighbours are data that differ by "{self.relation}". '
+            f'{protected_unit(self.neighboring)}.',
+            f'Neighbours are data that differ by "{self.neighboring}". '
             f'{self._draw()}, at a rate of {rates}; {self._clip()}; sums; and '
             'adds Gaussian noise of the standard deviation '
             f'{self.noise_std:.4g}. Neighbours move the sum by at most '
-            f'{self.sensitivity:.4g}; the account counts {self.lam:.4g} times '
-            'that as noise.',
+            f'{self.sensitivity:.4g}.',
             *self._of_persons(),
             f'Accounted for by {self.mechanism!r}{by_user(self.mechanism)}. '
             'This holds if, and covers only what follows:',
@@ -245,7 +244,7 @@ def describe(engine: Any, delta: float | None) -> PrivacyReport:
         delta=delta,
         target_epsilon=engine.target_epsilon,
         steps=engine.steps,
-        relation=loader.relation,
+        neighboring=loader.relation,
         sampling=engine.accountant.sampling,
         mechanism=mechanism,
         unit=loader.unit,
@@ -255,7 +254,6 @@ def describe(engine: Any, delta: float | None) -> PrivacyReport:
         units_per_row=loader.terms,
         sensitivity=moves * engine.max_grad_norm,
         noise_multiplier=engine.noise_multiplier,
-        lam=engine.noise_multiplier / moves,
         grid_exponent=-SHIFT,
         noise_std=engine._gradient_multiplier * engine.max_grad_norm,
         arithmetic=_arithmetic(engine, why),
@@ -272,13 +270,13 @@ def describe(engine: Any, delta: float | None) -> PrivacyReport:
         seeded=engine.seeded,
         ledger_head=engine.ledger_head,
         assumptions=_assumptions(engine, notes),
-        data=loader.fingerprint(),
+        data_sha256=loader.fingerprint(),
         provenance=provenance(
             loss_reduction=engine.loss_reduction,
             sampler=loader.setting(),
             ledger=engine._ledger_path is not None,
         ),
-        weights=''
+        weights_sha256=''
         if step.moved()
         else fingerprint_model(step.module.state_dict()),
         history=epsilon_over_time(engine.accountant, delta),

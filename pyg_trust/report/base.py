@@ -15,7 +15,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ import torch_geometric
 from torch import Tensor
 
 import pyg_trust
+from pyg_trust._moved import old_field
 from pyg_trust.report.charts import Chart, draw
 from pyg_trust.verify.claims import finite, outwards
 from pyg_trust.verify.declare import SEEDED, misfit
@@ -64,11 +65,11 @@ def provenance(**arguments: Any) -> dict[str, Any]:
 _ELSEWHERE = (
     'assumptions',
     'checked',
-    'data',
+    'data_sha256',
     'origin',
     'proof',
     'provenance',
-    'weights',
+    'weights_sha256',
 )
 
 
@@ -87,6 +88,12 @@ class Report:
         super().__init_subclass__(**kwargs)
         if '__repr__' not in vars(cls):
             cls.__repr__ = Report.__repr__  # type: ignore[method-assign]
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            # The names of 0.1.
+            return old_field(self, name)
 
     def __repr__(self) -> str:
         """Return one line; ``print(report)`` shows all fields."""
@@ -209,18 +216,18 @@ class Guarantee(Report):
         spent (dict[str, float]): the amount spent of each budget, by its name,
             such as ``'epsilon'``.
         budget (dict[str, float]): the size of each budget, by the same names.
-        data (str): SHA-256 of the data that the guarantee is about.
+        data_sha256 (str): SHA-256 of the data that the guarantee is about.
         origin (dict[str, Any]): versions and arguments of the run, as from
             :func:`provenance`.
         kind (str): ``'privacy'``, ``'removal'``, ``'robustness'``,
             ``'accuracy'``, ``'measurement'`` or ``'other'``.
         values (dict[str, Any]): all numbers and settings of the guarantee, by
             the field's name: ``epsilon``, ``delta``, ``mu``, ``sigma``,
-            ``relation``, ``accountant``, counts, bounds.
+            ``neighboring``, ``mechanism``, counts, bounds.
         history (dict[str, list[float]]): the amounts spent over time, a list
             for each name in :obj:`spent`.
         checked (tuple[str, ...]): the checks of the guarantee in this run.
-        model (str): SHA-256 of the weights that the guarantee is about.
+        weights_sha256 (str): SHA-256 of the weights that it is about.
     """
 
     procedure: str
@@ -229,13 +236,13 @@ class Guarantee(Report):
     not_covered: tuple[str, ...] = ()
     spent: dict[str, float] = dataclasses.field(default_factory=dict)
     budget: dict[str, float] = dataclasses.field(default_factory=dict)
-    data: str = ''
+    data_sha256: str = ''
     origin: dict[str, Any] = dataclasses.field(default_factory=dict)
     kind: str = 'other'
     values: dict[str, Any] = dataclasses.field(default_factory=dict)
     history: dict[str, list[float]] = dataclasses.field(default_factory=dict)
     checked: tuple[str, ...] = ()
-    model: str = ''
+    weights_sha256: str = ''
 
     def __post_init__(self) -> None:
         at = misfit(finite(self.to_dict()), GUARANTEE)

@@ -326,6 +326,9 @@ def _table(each: Guarantee) -> list[tuple[str, str]]:
         for name, value in plain(each.values).items()
         if name not in hidden and value not in (None, '', [], {})
     ]
-    for name, digest in (('data', each.data), ('model', each.model)):
+    for name, digest in (
+        ('data', each.data_sha256),
+        ('weights', each.weights_sha256),
+    ):
         rows += [(f'{name}, SHA-256', digest)] * bool(digest)
     return rows

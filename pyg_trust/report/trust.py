@@ -217,8 +217,8 @@ def _paragraph(number: int, guarantee: Guarantee) -> list[str]:
             f'budget, {name}: {outwards(spent)} of '
             f'{short(guarantee.budget[name])} spent, {left} left'
         )
-    for name in ('data', 'model'):
-        if value := getattr(guarantee, name):
+    for name in ('data', 'weights'):
+        if value := getattr(guarantee, f'{name}_sha256'):
             said.append(f'{name}: SHA-256 {value[:16]}')
     for text in said:
         lines += textwrap.wrap(

@@ -6,7 +6,11 @@ from typing import Annotated, Any, NamedTuple
 
 from pyg_trust._checks import OneOf, check_choice, validated
 from pyg_trust.privacy.gaussian import gaussian_epsilon
-from pyg_trust.privacy.propagation import RELATIONS, hop_sensitivity
+from pyg_trust.privacy.propagation import (
+    NEIGHBORING,
+    RELATIONS,
+    hop_sensitivity,
+)
 from pyg_trust.report.claimed import ClaimedReport, claimed
 from pyg_trust.verify.claims import outwards
 from pyg_trust.verify.claims_privacy import unit_of_sums
@@ -46,9 +50,9 @@ class Relation(NamedTuple):
     """Neighbouring relation of graphs, with checked arguments.
 
     Args:
-        name (str): ``'edge'``, ``'node'``, ``'node_incident'`` or
+        adjacency (str): ``'edge'``, ``'node'``, ``'node_incident'`` or
             ``'feature'``; of tables, ``'user'``.
-        form (str): ``'withdraw'`` (add or remove), ``'replace'`` or
+        neighboring (str): ``'add_remove'``, ``'replace'``, or of edges
             ``'either'``.
         directed (bool): whether edges are arcs.
         max_degree (int, optional): the largest degree :math:`D`.
@@ -56,31 +60,41 @@ class Relation(NamedTuple):
             messages are those of :func:`~pyg_trust.privacy.class_messages`.
     """
 
-    name: str
-    form: str
+    adjacency: str
+    neighboring: str
     directed: bool
     max_degree: int | None
     num_classes: int | None = None
 
+    def header(self) -> dict[str, Any]:
+        """Return what ledgers and states say of it, in their own names."""
+        kept = self.neighboring
+        return {
+            'relation': self.adjacency,
+            'form': 'withdraw' if kept == 'add_remove' else kept,
+            'directed': self.directed,
+            'max_degree': self.max_degree,
+        }
+
     @property
     def sensitivity(self) -> float:
         """Sensitivity of a sum under the relation."""
-        if self.name == 'user':
-            return sensitivity('user', False, self.form)
+        if self.adjacency == 'user':
+            return sensitivity('user', False, self.neighboring)
         return hop_sensitivity(
-            self.name,
+            self.adjacency,
             directed=self.directed,
-            neighboring='replace' if self.form == 'replace' else 'add_remove',
+            neighboring=self.neighboring.replace('either', 'replace'),
             max_degree=self.max_degree,
             num_classes=self.num_classes,
         )
 
     def mu_edge(self, mu: float, others: float = 0.0) -> float | None:
         r"""Return the :math:`\mu` of one edge, where nodes are protected."""
-        if self.name != 'node' or self.max_degree not in (None, 1):
+        if self.adjacency != 'node' or self.max_degree not in (None, 1):
             return None
         moved, ends = (1.0, 1) if self.directed else (math.sqrt(2), 2)
-        clips = 2 * ends / (1 if self.form == 'withdraw' else 2)
+        clips = 2 * ends / (1 if self.neighboring == 'add_remove' else 2)
         return math.hypot(moved * mu / self.sensitivity, clips * others)
 
 
@@ -92,23 +106,25 @@ def make_relation(
     max_degree: int | None,
 ) -> Relation:
     """Check the arguments that define the neighbouring relation."""
-    form = 'withdraw' if adjacency == 'node_incident' else 'replace'
-    if neighboring is not None:
-        form = form_of(neighboring)
     if adjacency == 'edge':
         if neighboring is not None:
             raise ValueError(
                 "'neighboring' is for relations of nodes: adding and removing "
                 f'an edge are the same (got {neighboring!r})'
             )
-        form = 'either'
-    checked = Relation(adjacency, form, directed, max_degree)
+        neighboring = 'either'
+    elif neighboring is None:
+        whole = adjacency == 'node_incident'
+        neighboring = 'add_remove' if whole else 'replace'
+    else:
+        neighboring = check_neighboring(neighboring)
+    checked = Relation(adjacency, neighboring, directed, max_degree)
     assert checked.sensitivity > 0  # checks all of it
     return checked
 
 
-def form_of(neighboring: str) -> str:
-    """Return what reports call ``'add_remove'`` and ``'replace'``."""
+def check_neighboring(neighboring: str) -> str:
+    """Check ``'add_remove'`` or ``'replace'``; take the name of 0.1."""
     if neighboring == 'withdraw':
         warnings.warn(
             "neighboring='withdraw' is 'add_remove' now, and goes with the "
@@ -117,8 +133,8 @@ def form_of(neighboring: str) -> str:
             stacklevel=2,
         )
         neighboring = 'add_remove'
-    check_choice('neighboring', neighboring, ('add_remove', 'replace'))
-    return 'withdraw' if neighboring == 'add_remove' else 'replace'
+    check_choice('neighboring', neighboring, NEIGHBORING)
+    return neighboring
 
 
 class ReleaseReport(ClaimedReport):
@@ -154,9 +170,9 @@ class ReleaseReport(ClaimedReport):
         # Data that fail a check are refused: a report exists only of others.
         where = 'account' if self.ledger_head is None else 'ledger'
         looked = 'no edge has a weight'
-        if self.relation == 'user':
+        if self.adjacency == 'user':
             looked = 'no interaction is listed twice or has a rating'
-        elif self.relation != 'feature':
+        elif self.adjacency != 'feature':
             kind = 'arcs' if self.directed else 'both ways'
             looked = (
                 f'edges are {kind}, without weights, self-loops and doubles'
@@ -209,7 +225,7 @@ class AggregationReport(ReleaseReport):
     def unit(self) -> str:
         """A phrase that names what is protected, such as an edge."""
         return unit_of_sums(
-            self.relation, self.form, self.directed, self.max_degree
+            self.adjacency, self.neighboring, self.directed, self.max_degree
         )
 
     def _notes(self) -> list[str]:
@@ -221,7 +237,7 @@ class AggregationReport(ReleaseReport):
             'rows (degrees, positional encodings, scaling, PCA and TF-IDF '
             'over nodes)',
         ]
-        if self.relation == 'feature':
+        if self.adjacency == 'feature':
             lines = [
                 'edges and everything but features and labels are public',
                 'no row was computed from other rows',
@@ -233,7 +249,7 @@ class AggregationReport(ReleaseReport):
             'on what is protected (data that are refused for their loops, '
             'directions, degrees or labels), are not published',
         ]
-        if self.relation != 'feature':
+        if self.adjacency != 'feature':
             lines.append(
                 'that not every arc has one back is known: a graph all of '
                 'whose arcs have one is refused as undirected, so that a '
@@ -246,7 +262,7 @@ class AggregationReport(ReleaseReport):
             'which way a kernel of torch or of BLAS takes depends on shapes '
             'and types, and not on the numbers'
         )
-        if self.relation == 'edge' and self.predictions:
+        if self.adjacency == 'edge' and self.predictions:
             lines.append(
                 'encoder and head hold nothing of the edges, and compute the '
                 'logits of a row from that row alone'
@@ -257,7 +273,7 @@ class AggregationReport(ReleaseReport):
                 f'decides which {self.receivers:,} nodes receive sums, and '
                 'weights of lists read that'
             )
-        if self.relation != 'edge' and self.predictions:
+        if self.adjacency != 'edge' and self.predictions:
             lines.append(
                 'the number of steps, weights kept and anything printed while '
                 'training do not depend on private rows'
@@ -265,15 +281,15 @@ class AggregationReport(ReleaseReport):
         return lines
 
     def _limits(self) -> list[str]:
-        lines = ['the train mask', _OTHERS[self.relation]]
+        lines = ['the train mask', _OTHERS[self.adjacency]]
         if self.predictions:
             lines.append(_CLASSES)
-        if self.relation != 'edge' and self.predictions:
+        if self.adjacency != 'edge' and self.predictions:
             lines.append(
                 'a prediction for the node itself: it reads its own features '
                 'and is for that node'
             )
-        others = [name for name in RELATIONS if name != self.relation]
+        others = [name for name in RELATIONS if name != self.adjacency]
         if self.mu_edge is not None:
             others.remove('edge')
         return [*lines, 'the relations ' + ', '.join(map(repr, others))]
@@ -331,7 +347,10 @@ def make_report(
 ) -> Any:
     r"""Make the report; derive the fields that the relation determines."""
     curve: tuple[tuple[int, float], ...] = ()
-    if relation.name == 'node_incident' and relation.max_degree is not None:
+    if (
+        relation.adjacency == 'node_incident'
+        and relation.max_degree is not None
+    ):
         D = relation.max_degree
         curve = tuple(
             (d, gaussian_epsilon(mu_aggregation * math.sqrt(d / D), delta))
@@ -340,13 +359,13 @@ def make_report(
     # The whole account, in two steps per changed record: to a blank and back;
     # two users are less far apart (pyg_trust.verify.release, "Users").
     replaced = None
-    if relation.form == 'withdraw':
-        apart = math.sqrt(2) if relation.name == 'user' else 2
+    if relation.neighboring == 'add_remove':
+        apart = math.sqrt(2) if relation.adjacency == 'user' else 2
         replaced = gaussian_epsilon(apart * fields['mu'], delta)
     own = math.sqrt(max(0.0, mu_aggregation**2 - mu_others**2))
     return kind.of(
-        relation=relation.name,
-        form=relation.form,
+        adjacency=relation.adjacency,
+        neighboring=relation.neighboring,
         directed=relation.directed,
         max_degree=relation.max_degree,
         num_classes=relation.num_classes,

@@ -280,7 +280,7 @@ class AGP(MeasureTransform):
         return stated(
             'propagation',
             values,
-            data=fingerprint_data(data, names),
+            data_sha256=fingerprint_data(data, names),
             origin=provenance(transform=repr(self), seed=self.seed),
         )
 

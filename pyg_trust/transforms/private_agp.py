@@ -185,7 +185,7 @@ class PrivateAGP(Releasing, BaseTransform):
                     "'engine' needs to be a PrivacyEngine (got "
                     f'{type(self.engine).__name__})'
                 )
-            protects = self.relation.name, self.relation.form
+            protects = self.relation.adjacency, self.relation.neighboring
             if protects != ('feature', 'replace'):
                 raise ValueError(
                     "'engine' has an account of adjacency='feature' and "
@@ -249,7 +249,10 @@ class PrivateAGP(Releasing, BaseTransform):
         x = check_own(data, self.attr, self.relation)
         if x.layout != torch.strided:
             x = x.to_dense()
-        if self.relation.name == 'feature' and graph.num_nodes > MAX_COLUMNS:
+        if (
+            self.relation.adjacency == 'feature'
+            and graph.num_nodes > MAX_COLUMNS
+        ):
             raise ValueError(
                 f"'data' needs to have at most {MAX_COLUMNS} nodes, as each "
                 f'column is propagated by itself (got {graph.num_nodes})'
@@ -286,7 +289,7 @@ class PrivateAGP(Releasing, BaseTransform):
             number, spend = self.engine.steps, self._through
         each = [self.mu / math.sqrt(self.K)] * self.K
         paid = PaidNoise(self._source(number), spend, each)
-        if self.relation.name == 'feature':
+        if self.relation.adjacency == 'feature':
             self._rho, scales = 0.0, columns(graph, self.measure)
             self._rho = rounding_share(
                 *(graph, x.size(1), self.noise_stds[0]),
@@ -296,9 +299,16 @@ class PrivateAGP(Releasing, BaseTransform):
             sums = graph, x, self.measure, self.noise_stds[0], paid
             return [scaled_propagate(*sums, self._own, scales)]
         weights = None
-        if self.relation.name == 'node':
+        if self.relation.adjacency == 'node':
             weights = energy_weights(graph, self.relation.max_degree or 1)
-        noisy = graph, x, self.noise_stds, paid, self.relation.name, weights
+        noisy = (
+            graph,
+            x,
+            self.noise_stds,
+            paid,
+            self.relation.adjacency,
+            weights,
+        )
         return private_propagate(*noisy, dtype=x.dtype)
 
     def _account_of(self, num_nodes: int) -> ReleaseAccount | None:
@@ -375,7 +385,6 @@ class PrivateAGP(Releasing, BaseTransform):
             **spent,
             mu_aggregation=spent['mu'],
             mu_others=self._others,
-            hops=self.K,
             noise_stds=self.noise_stds,
             rho=self._rho,
             raw_columns=self.cat,
@@ -390,15 +399,15 @@ class PrivateAGP(Releasing, BaseTransform):
         measure = f'{self.measure} of {self.measure.key}'
         return described(
             self,
-            adjacency=known.name,
+            adjacency=known.adjacency,
             mu=self.mu if self.limit != self.mu else None,
             neighboring=None
-            if known.name == 'edge'
-            else ('replace' if known.form == 'replace' else 'add_remove'),
+            if known.adjacency == 'edge'
+            else known.neighboring,
             insecure_seed=self.seed,
             directed=known.directed,
             max_degree=known.max_degree,
-            measure=measure if known.name == 'feature' else None,
+            measure=measure if known.adjacency == 'feature' else None,
             cat=self.cat,
             **dict.fromkeys(('engine', 'ledger', 'ledger_head')),
         )

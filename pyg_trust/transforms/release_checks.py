@@ -85,12 +85,9 @@ class Releasing(NoCopies):
     def _open(self, num_nodes: int) -> ReleaseAccount:
         self._check_owner()
         if self._account is None:
-            about = self.relation._asdict()
-            del about['num_classes']
             self._account = ReleaseAccount(
                 {
-                    'relation': about.pop('name'),
-                    **about,
+                    **self.relation.header(),
                     'delta': self.delta,
                     'num_nodes': num_nodes,
                     'seeded': self.seeded,
@@ -136,7 +133,7 @@ def release_graph(data: Data, relation: Relation) -> CSRGraph:
         raise ValueError(
             "'data' needs edges without weights: set data.edge_weight to None"
         )
-    if relation.name == 'feature':
+    if relation.adjacency == 'feature':
         return graph
     if graph.has_self_loops:
         raise ValueError(
@@ -173,11 +170,11 @@ def warn_of_other_releases(
 ) -> None:
     r"""Warn if the same data were already released on another account."""
     secret = []
-    if relation.name != 'feature':
+    if relation.adjacency != 'feature':
         secret.append(f'edges {fingerprint(graph.rowptr, graph.col)}')
-    if relation.name != 'edge':
+    if relation.adjacency != 'edge':
         secret.append(f'features {features}')
-    unit = f'{relation.name} {relation.form}'
+    unit = f'{relation.adjacency} {relation.neighboring}'
     mu = register_release(secret, unit, account.name, account.mu)
     if mu > account.mu * (1 + 1e-9):
         both = gaussian_epsilon(mu, delta)
@@ -208,7 +205,7 @@ def check_own(data: Data, attr: str, relation: Relation) -> Tensor:
             f"'data' needs rows of '{attr}' that are a node's own (got "
             'propagated ones)'
         )
-    if relation.name != 'edge':
+    if relation.adjacency != 'edge':
         check_rows(data)
     warn_of_features(attr, x)
     return x

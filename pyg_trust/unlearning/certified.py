@@ -244,7 +244,7 @@ class CertifiedClassifier(Saved):
                 EXACT_NOISE,
                 *SAME * (spent == 0),
             ),
-            'data': model.sealed,
+            'data_sha256': model.sealed,
             'origin': origin,
             'epsilon': self._epsilon(spent),
             'epsilon_transcript': self._transcript(ledger),
@@ -254,7 +254,7 @@ class CertifiedClassifier(Saved):
             'release_std': self.release_std,
             'lam': self.weight_decay,
             'residual_checked': NOT_CHECKED,
-            'weights': fingerprint_model({'weight': model.weight}),
+            'weights_sha256': fingerprint_model({'weight': model.weight}),
             'ledger_head': ledger.head,
         }
 
@@ -277,7 +277,7 @@ class CertifiedClassifier(Saved):
             'proved': False,
             'proved_residual': math.inf,
             'proved_shift': math.inf,
-            'weights': fingerprint_model({'weight': model.weight}),
+            'weights_sha256': fingerprint_model({'weight': model.weight}),
         }
 
 

@@ -457,9 +457,9 @@ class Recommender(Saved, EditedInPlace):
             num_users=int(change.users.sum()),
             num_items=int(change.items.sum()),
             num_interactions=len(lists.item),
-            data=new.content,
+            data_sha256=new.content,
             ledger_head=new.ledger.head,
-            weights=new.content,
+            weights_sha256=new.content,
             origin=provenance(**self._config()),
             not_covered=NOT_COVERED,
         )
@@ -514,7 +514,7 @@ class Recommender(Saved, EditedInPlace):
             sealed=is_sealed,
             num_entries=entries,
             leftovers=tuple(left),
-            weights=held.content,
+            weights_sha256=held.content,
         )
 
     def _settle(self) -> None:

@@ -83,10 +83,11 @@ class ForgetReport(Facts):
 
     * all models: ``procedure``, the kind of removal; ``request``, the ids of
       the removed items; ``skipped``, the requested ids that were not there
-      (``missing='skip'``); ``data``, a salted hash of the remaining data;
-      ``weights``, SHA-256 of the weights; ``ledger_head``, a hash of all lines
-      of the ledger; ``origin``, versions and settings; ``verification``, the
-      :class:`VerifyReport` that :meth:`verified` adds, or :obj:`None`;
+      (``missing='skip'``); ``data_sha256``, a salted hash of the remaining
+      data; ``weights_sha256``, SHA-256 of the weights; ``ledger_head``, a hash
+      of all lines of the ledger; ``origin``, versions and settings;
+      ``verification``, the :class:`VerifyReport` that :meth:`verified` adds,
+      or :obj:`None`;
     * certified classifiers: ``epsilon`` and ``delta`` of this release;
       ``epsilon_transcript`` of all releases since the fit; ``residual``, the
       gradient's norm at the weights without noise; ``bound``, an upper bound
@@ -160,11 +161,11 @@ class ForgetReport(Facts):
             values,
             assumptions=vars(self).get('assumptions', ()),
             not_covered=vars(self).get('not_covered', ()),
-            data=self.data,
+            data_sha256=self.data_sha256,
             origin=self.origin,
             checked=tuple(checked),
             # Of counts no file of weights is written.
-            model='' if counted else self.weights,
+            weights_sha256='' if counted else self.weights_sha256,
         )
 
     def verified(self, found: 'VerifyReport') -> 'ForgetReport':
@@ -179,7 +180,7 @@ class ForgetReport(Facts):
             ValueError: if it verified other weights.
         """
         check_instance('found', found, VerifyReport)
-        if found.weights != self.weights:
+        if found.weights_sha256 != self.weights_sha256:
             raise ValueError(
                 "'found' needs to verify the weights of this report: call "
                 'verify() before the next removal'
@@ -202,8 +203,8 @@ class VerifyReport(Facts):
     """Findings of ``verify()``: the model, compared with the remaining data.
 
     * all models: ``ok``, whether all checks passed; ``leftovers``, the places
-      that still hold, or could hold, removed items; ``weights``, SHA-256 of
-      the verified weights;
+      that still hold, or could hold, removed items; ``weights_sha256``,
+      SHA-256 of the verified weights;
     * certified classifiers: ``residual``, the gradient's norm at the weights
       without noise, on features made from scratch; ``bound``, its bound by the
       ledger, and ``bound_holds``; ``distance_to_retrain``, the Frobenius norm

@@ -2,8 +2,8 @@ r"""Claims of privacy: what private training and noisy sums state.
 
 A sum of sensitivity :math:`\Delta` with noise of standard deviation :math:`s`
 has :math:`\mu = \Delta / s`; several together have the root of the sum of
-their squares. Of a private step, the noise is ``noise_multiplier`` clipping
-norms, and ``lam`` is the noise over the sensitivity.
+their squares. The noise of a private step is ``noise_multiplier`` clipping
+norms.
 """
 
 import math
@@ -152,7 +152,7 @@ def _rates(c: Any) -> list[list[Any]]:
 
 def _moves(c: Any) -> int:
     # By how many clipping norms neighbours move the sum.
-    return int(c.units_per_row) * (1 if c.relation in AWAY else 2)
+    return int(c.units_per_row) * (1 if c.neighboring in AWAY else 2)
 
 
 class PrivateTraining(Private):
@@ -176,7 +176,7 @@ class PrivateTraining(Private):
         _rates,
         several(row(SHARE, NATURAL)),
     )
-    relation = given(
+    neighboring = given(
         "how neighbouring data differ, such as 'replace-one-graph'", TEXT
     )
     unit = given('what has one clipped gradient, such as whole graphs', TEXT)
@@ -195,9 +195,6 @@ class PrivateTraining(Private):
     sensitivity = derived(
         'largest change of the sum of clipped gradients by neighbouring data',
         lambda c: _moves(c) * c.max_grad_norm,
-    )
-    lam = derived(
-        'noise_std over sensitivity', lambda c: c.noise_multiplier / _moves(c)
     )
     noise_std = derived(
         'standard deviation of the noise; None where the norm adapts',
@@ -240,13 +237,13 @@ class PrivateTraining(Private):
             ('poisson',)
             if coins
             else ()
-            if self.relation in AWAY
+            if self.neighboring in AWAY
             else _WITHOUT
         )
         if self.sampling not in known:
             yield (
                 f'sampling: {self.mechanism} counts no {self.sampling!r} '
-                f'under {self.relation!r}'
+                f'under {self.neighboring!r}'
             )
         for _, rate, _ in self.account:
             units = self.batch_size / rate
@@ -276,9 +273,10 @@ class PrivateTraining(Private):
         if self.units_per_row > 1 and not MECHANISMS[self.mechanism]:
             yield f'units_per_row: {self.mechanism} counts one unit a row'
         # What a loader of the user protects, nothing here can tell.
-        if self.relation not in PROTECTS.get(self.unit, (self.relation,)):
-            yield f'relation: {self.unit} do not protect {self.relation!r}'
-        if bool(self.persons) != str(self.relation).endswith('person'):
+        near = str(self.neighboring)
+        if near not in PROTECTS.get(self.unit, (near,)):
+            yield f'neighboring: {self.unit} do not protect {near!r}'
+        if bool(self.persons) != near.endswith('person'):
             yield 'persons: declared are those who are protected'
         if self.history != sorted(self.history):
             yield 'history: what is spent never becomes less'
@@ -290,7 +288,7 @@ class PrivateTraining(Private):
             'edges, and which nodes there are',
             'predictions, which read the features of neighbours',
         )
-        about = str(self.relation)
+        about = str(self.neighboring)
         if about.startswith('add-or-remove'):
             public = ('the rate, and the number that sums are divided by',)
         elif about.endswith(('graph', 'person')):
@@ -323,7 +321,7 @@ class Search(Private):
         {'type': 'number'},
     )
     mechanism = given('name of the accountant of a run', TEXT)
-    relation = given(
+    neighboring = given(
         "how neighbouring data differ, such as 'replace-one-graph'", TEXT
     )
     account = given(f'what a run may spend: {_STEPS}', _ACCOUNT)
@@ -339,7 +337,7 @@ class Search(Private):
         return Words(
             'the weights, settings and score of the best run are '
             f'{pair(self.epsilon, self.delta)}-differentially private in any '
-            f'one {protected_unit(self.relation)}',
+            f'one {protected_unit(self.neighboring)}',
             (),
             ('all other runs, how many there were, and the time',),
             **self._budgets(),
@@ -357,26 +355,26 @@ _RECORDS = {
     'user': "user's list of items",
 }
 _SUMS = {'feature': 'a linear propagation', 'user': 'pairs of items'}
-_FORMS = one_of('withdraw', 'replace', 'either')
+_NEIGHBORING = one_of('add_remove', 'replace', 'either')
 
 
 def unit_of_sums(
-    relation: str, form: str, directed: bool, max_degree: int | None
+    adjacency: str, neighboring: str, directed: bool, max_degree: int | None
 ) -> str:
     """Name the unit of privacy of sums over neighbours."""
-    if relation == 'edge':
+    if adjacency == 'edge':
         return f'{"arc" if directed else "undirected edge"}, there or not'
-    against = 'an empty one' if form == 'withdraw' else 'any other'
-    return f'{_RECORDS[relation].format(max_degree)}, against {against}'
+    against = 'an empty one' if neighboring == 'add_remove' else 'any other'
+    return f'{_RECORDS[adjacency].format(max_degree)}, against {against}'
 
 
 class _Released(Private):
-    relation = given('what is protected, such as an edge', TEXT)
+    adjacency = given('what is protected, such as an edge', TEXT)
     directed = given('whether edges have one direction', FLAG)
-    form = given(
-        "how neighbouring data differ: a record is removed ('withdraw') or "
+    neighboring = given(
+        "how neighbouring data differ: a record is removed ('add_remove') or "
         "exchanged ('replace'), or an edge is added or removed ('either')",
-        _FORMS,
+        _NEIGHBORING,
     )
     releases = given('number of noisy releases in the account', NATURAL)
     num_nodes = given('number of nodes, which is public', COUNT)
@@ -403,18 +401,17 @@ class _Released(Private):
         )
 
     def _wrong(self) -> Iterator[str]:
-        known = ('withdraw', 'replace')
-        if self.form not in (
-            ('either',) if self.relation == 'edge' else known
-        ):
-            yield f'form: {self.form!r} is none of {self.relation!r}'
+        about, near = self.adjacency, self.neighboring
+        known = ('either',) if about == 'edge' else ('add_remove', 'replace')
+        if near not in known:
+            yield f'neighboring: {near!r} is none of {about!r}'
 
 
 class PrivateSums(_Released):
     """Claim of noisy sums over neighbours, or over lists of items."""
 
     procedure = 'private aggregation'
-    relation = given('what neighbouring data differ in', one_of(*_RECORDS))
+    adjacency = given('what neighbouring data differ in', one_of(*_RECORDS))
     max_degree = given('largest degree of a node', maybe(NATURAL))
     num_classes = given(
         'number of classes, if labels are summed', maybe(NATURAL), None
@@ -422,13 +419,14 @@ class PrivateSums(_Released):
     sensitivity = derived(
         'largest L2 distance between the sums of neighbouring data',
         lambda c: sensitivity(
-            *(c.relation, c.directed, c.form, c.max_degree, c.num_classes)
+            *(c.adjacency, c.directed, c.neighboring),
+            *(c.max_degree, c.num_classes),
         ),
     )
     noise_stds = given(
         'standard deviation of the noise of each sum', several(POSITIVE)
     )
-    hops = derived(
+    num_sums = derived(
         'number of sums that are released together',
         lambda c: len(c.noise_stds),
         COUNT,
@@ -452,7 +450,7 @@ class PrivateSums(_Released):
     receivers = given('number of nodes that receive sums', COUNT)
     rows = derived(
         "who may see a row: 'all', or 'others' than the node of this row",
-        lambda c: 'others' if c.relation == 'node_incident' else 'all',
+        lambda c: 'others' if c.adjacency == 'node_incident' else 'all',
         TEXT,
     )
     raw_columns = given('whether the first columns are the raw features', FLAG)
@@ -460,13 +458,13 @@ class PrivateSums(_Released):
 
     def _wrong(self) -> Iterator[str]:
         yield from super()._wrong()
-        if self.relation in ('edge', 'feature', 'user') and self.max_degree:
-            yield f'max_degree: none is of {self.relation!r}'
+        if self.adjacency in ('edge', 'feature', 'user') and self.max_degree:
+            yield f'max_degree: none is of {self.adjacency!r}'
         if self.num_classes is not None and not self.predictions:
             yield 'num_classes: without predictions there are no classes'
         if self.receivers > self.num_nodes:
             yield f'receivers: {self.receivers} of {self.num_nodes} nodes'
-        sums, hops = self.mu_aggregation, self.hops
+        sums, hops = self.mu_aggregation, self.num_sums
         wider = self.sensitivity * (1 + self.rho)
         each = math.hypot(*(wider / std for std in self.noise_stds))
         lines = self.releases - bool(self.mu_encoder) - bool(self.mu_head)
@@ -485,7 +483,7 @@ class PrivateSums(_Released):
     def _others(self) -> Iterator[str]:
         # The same releases in other relations, and with other degrees.
         mu2, claims = Fraction(self.mu_aggregation) ** 2, []
-        incident = self.relation == 'node_incident'
+        incident = self.adjacency == 'node_incident'
         if incident != bool(self.degree_curve) or (
             incident and self.max_degree is None
         ):
@@ -494,10 +492,11 @@ class PrivateSums(_Released):
             claims = [
                 (mu2 * d / self.max_degree, e) for d, e in self.degree_curve
             ]
-        if (self.form == 'withdraw') != (self.epsilon_replace is not None):
-            yield 'epsilon_replace: it is of the form of an empty record'
+        removed = self.neighboring == 'add_remove'
+        if removed != (self.epsilon_replace is not None):
+            yield "epsilon_replace: it is of neighboring='add_remove'"
         elif self.epsilon_replace is not None:
-            apart = 2 if self.relation == 'user' else 4
+            apart = 2 if self.adjacency == 'user' else 4
             of_all = apart * Fraction(self.mu) ** 2
             claims.append((of_all, self.epsilon_replace))
         for squared, epsilon in claims:
@@ -506,7 +505,7 @@ class PrivateSums(_Released):
             if judge_mu(squared, epsilon, self.delta) != HOLDS:
                 name = 'degree_curve, epsilon_replace'
                 yield f'{name}: {epsilon:.6g} is too small'
-        node = self.relation == 'node' and self.max_degree in (None, 1)
+        node = self.adjacency == 'node' and self.max_degree in (None, 1)
         if node != (self.mu_edge is not None):
             yield 'mu_edge: it is of nodes whose lists have the energy of one'
         elif node:
@@ -518,18 +517,18 @@ class PrivateSums(_Released):
 
     def _says(self) -> Words:
         hops = _SUMS.get(
-            self.relation, f'{self.hops} hop{"s" * (self.hops > 1)}'
+            self.adjacency, f'{self.num_sums} hop{"s" * (self.num_sums > 1)}'
         )
-        nodes = 'users and items' if self.relation == 'user' else 'nodes'
+        nodes = 'users and items' if self.adjacency == 'user' else 'nodes'
         what = f'the noisy sums of {hops} over {self.num_nodes:,} {nodes}'
         if self.predictions:
-            others = '' if self.relation == 'edge' else ' for others'
+            others = '' if self.adjacency == 'edge' else ' for others'
             what += f', the weights and every prediction{others}, together,'
         unit = unit_of_sums(
-            self.relation, self.form, self.directed, self.max_degree
+            self.adjacency, self.neighboring, self.directed, self.max_degree
         )
         public = ['all arguments', 'ids and number of nodes']
-        if self.raw_columns and self.relation != 'edge':
+        if self.raw_columns and self.adjacency != 'edge':
             public.append('the first columns, which are the raw rows')
         if self.rows == 'others':
             public.append("a node's own row, which is for that node")
@@ -546,7 +545,7 @@ class PrivateLinks(_Released):
     """Claim of private link prediction."""
 
     procedure = 'private link prediction'
-    relation = given('what is protected: edge or node', one_of('edge', 'node'))
+    adjacency = given('what is protected', one_of('edge', 'node'))
     steps = given('number of noisy gradient steps of the model', NATURAL)
     row_std = given('standard deviation of the noise of sums', POSITIVE)
     count_std = given(
@@ -567,7 +566,7 @@ class PrivateLinks(_Released):
 
     def _wrong(self) -> Iterator[str]:
         yield from super()._wrong()
-        nodes = self.relation == 'node'
+        nodes = self.adjacency == 'node'
         if nodes != (self.count_std is None):
             yield 'count_std: the number of edges is released of edges alone'
         own = 2 if nodes else 3
@@ -577,12 +576,14 @@ class PrivateLinks(_Released):
             yield f'releases: {self.releases}, of which {own} are its own'
 
     def _says(self) -> Words:
-        edge = self.relation == 'edge'
+        edge = self.adjacency == 'edge'
         counted = 'a noisy number of edges, ' * edge
         whose = ' for others' * (not edge)
         role = '; an edge counts as a message and as an example' * edge
         known = ' and features: known to all' * edge
-        unit = unit_of_sums(self.relation, self.form, self.directed, None)
+        unit = unit_of_sums(
+            self.adjacency, self.neighboring, self.directed, None
+        )
         return Words(
             f'the noisy sums of 1 hop over {self.num_nodes:,} nodes, {counted}'
             f'{self.steps} noisy gradients of a scorer of pairs and every '
@@ -599,6 +600,6 @@ def _of_pairs(c: Any) -> list[float]:
     return list(
         pair_mus(
             *(c.row_std, c.count_std, c.noise_multiplier, c.steps),
-            *(c.directed, c.form),
+            *(c.directed, c.neighboring),
         )
     )

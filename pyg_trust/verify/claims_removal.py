@@ -294,7 +294,7 @@ class CoveredRemoval(_Removal):
     """Claim of a removal that the noise of a release covers."""
 
     procedure = 'removal covered by privacy'
-    relation = given('what is protected, such as an edge', one_of(*RELATIONS))
+    adjacency = given('what is protected, such as an edge', one_of(*RELATIONS))
     units = given('number of items removed since the release', NATURAL)
     shift = given('L2 norm of the change of the released sums by all removals')
     mu_units = given(
@@ -317,8 +317,8 @@ class CoveredRemoval(_Removal):
         several(AMOUNT, 2),
     )
     before = given('salted hash of the edges before the removal', TEXT, '')
-    form = given(
-        "how neighbouring data differ: a record is removed ('withdraw') or "
+    neighboring = given(
+        "how neighbouring data differ: a record is removed ('add_remove') or "
         "exchanged ('replace'), or an edge is added or removed ('either')",
         TEXT,
     )
@@ -336,7 +336,7 @@ class CoveredRemoval(_Removal):
 
     def _says(self) -> Words:
         return Words(
-            f'what was released under {self.relation!r} is '
+            f'what was released under {self.adjacency!r} is '
             f'{pair(self.epsilon, self.delta)}-indistinguishable from the '
             f'same release of data without the {self.units} units that were '
             'removed since',

@@ -77,7 +77,7 @@ class ExactCertificate(_Robust):
     num_nodes = given('count', COUNT)
     fixed_edges = given('count, of directed edges that never change', COUNT)
     model = given('the class of the model, or logits', TEXT)
-    model_digest = given("SHA-256 of the model; '' of logits", TEXT)
+    model_sha256 = given("SHA-256 of the model; '' of logits", TEXT)
     alpha = given('teleport probability', SHARE)
     K = given('steps of the propagation; null for its limit', maybe(COUNT))
     normalization = given('of the adjacency matrix', one_of('rw', 'sym'))
@@ -109,7 +109,7 @@ class ExactCertificate(_Robust):
             (
                 'changes of features or of labels',
                 'several nodes at once: each is certified by itself',
-                *(UNSEEN if self.model_digest else ()),
+                *(UNSEEN if self.model_sha256 else ()),
             ),
         )
 
@@ -216,7 +216,7 @@ class CollectiveCertificate(_Robust):
     features = given('count, of entries set and deleted', row(COUNT, COUNT))
     local_budget = given('changes of a kind in a row', maybe(COUNT))
     attackers = given('count, of nodes', maybe(COUNT))
-    hops = given('rounds of messages', COUNT)
+    K = given('rounds of messages', COUNT)
     degrees = given('whose degree weighs messages', TEXT)
     confidence = given('a probability, of all at once', SHARE)
     seeded = given('whether the copies come from a seed', FLAG)
@@ -244,7 +244,7 @@ class CollectiveCertificate(_Robust):
             f'{outwards(self.confidence, 6, False)}',
             (
                 'predictions are those of the smoothed classifier',
-                f'the model has at most {self.hops} rounds of messages, '
+                f'the model has at most {self.K} rounds of messages, '
                 f"weighted by the {self.degrees}'s degree (probed)",
             ),
             (

@@ -10,7 +10,7 @@ from .claims import MOST_PROMISES, digest, read_json
 from .declare import OBJECT, TEXT, Claim, Form, misfit, named, one_of, several
 
 #: The version of a report's layout.
-LAYOUT = 3
+LAYOUT = 4
 #: Sorts of promises: about one person's data in what is released; about what
 #: was removed; about changed inputs; about numerical error; any other. A
 #: measurement promises nothing: it says what tests have found.
@@ -68,13 +68,13 @@ GUARANTEE = _object(
     not_covered=several(TEXT),
     spent=named(_NUMBER),
     budget=named(_NUMBER),
-    data=_SHA,
+    data_sha256=_SHA,
     origin=OBJECT,
     kind=one_of(*KINDS),
     values=OBJECT,
     history=named(several(_NUMBER)),
     checked=several(TEXT),
-    model=_SHA,
+    weights_sha256=_SHA,
 )
 #: A report in JSON, without the fields of its claims.
 REPORT = _object(
@@ -91,6 +91,8 @@ REPORT = _object(
 )
 
 
+# What guarantees of older layouts call their digests.
+_NAMES = {'data': 'data_sha256', 'model': 'weights_sha256'}
 #: Errors of malformed fields and files.
 WRONG = (
     ArithmeticError,
@@ -115,10 +117,16 @@ def read(path: str | Path) -> dict[str, Any]:
                 'python -m pyg_trust check trust.json --ledger LEDGER'
             )
         fields: dict[str, Any] = read_json(text)
+        whole = 'digest' not in fields or digest(fields) == fields['digest']
+        if fields['schema_version'] in range(LAYOUT):
+            for entry in fields['guarantees']:
+                for old, new in _NAMES.items():
+                    entry[new] = entry.pop(old, '')
         if (at := misfit(fields, REPORT)) is not None:
             raise ValueError(f'{at!r} does not fit the schema of a report')
-        if 'digest' in fields and digest(fields) != fields.pop('digest'):
+        if not whole:
             raise ValueError('its digest is not that of its content')
+        fields.pop('digest', '')
         if datetime.fromisoformat(fields['created']).tzinfo is None:
             raise ValueError("'created' has no time zone")
         for entry in fields['guarantees']:

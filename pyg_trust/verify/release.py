@@ -75,19 +75,19 @@ def released(k: np.ndarray, cells: np.ndarray, std: float) -> np.ndarray:
 
 
 def sensitivity(
-    relation: str,
+    adjacency: str,
     directed: bool,
-    form: str,
+    neighboring: str,
     max_degree: int | None = None,
     num_classes: int | None = None,
 ) -> float:
     r"""Return how far sums of messages of neighbouring data are apart."""
-    if relation == 'edge':
+    if adjacency == 'edge':
         return 1.0 if directed else math.sqrt(2)
-    if relation == 'user':
-        return 1.0 if form == 'withdraw' else math.sqrt(2)
+    if adjacency == 'user':
+        return 1.0 if neighboring == 'add_remove' else math.sqrt(2)
     moved = math.sqrt(1 if max_degree is None else max_degree)
-    if form == 'withdraw':
+    if neighboring == 'add_remove':
         return moved
     classes = max(2, num_classes or 2)
     return math.sqrt(2 * classes / (classes - 1)) * moved
@@ -99,11 +99,11 @@ def pair_mus(
     z: float,
     steps: int,
     directed: bool,
-    form: str = 'either',
+    neighboring: str = 'either',
 ) -> tuple[float, float, float]:
     r"""Return :math:`\mu` in rows, count and steps; without one, of owners."""
     if count_std is None:
-        moved = sensitivity('node', directed, form)
+        moved = sensitivity('node', directed, neighboring)
         return moved / row_std, 0.0, moved * math.sqrt(steps) / z
     moved = sensitivity('edge', directed, 'either')
     return moved / row_std, 1 / count_std, math.sqrt(steps) / z

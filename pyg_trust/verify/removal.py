@@ -490,7 +490,7 @@ def covered(
     arrays: Mapping[str, np.ndarray], about: Mapping[str, Any]
 ) -> tuple[int, Fraction, list[np.ndarray]]:
     """Return units and shift of a request, and the lists that it leaves."""
-    (part,), relation = about['request'].values(), about['relation']
+    (part,), relation = about['request'].values(), about['adjacency']
     n, degree = len(arrays['receivers']), np.diff(arrays['rowptr'])
     ends = np.stack([np.repeat(np.arange(n), degree), arrays['col']])
     if {KINDS[k] for k in part} != {relation.removesuffix('_incident')}:

@@ -176,13 +176,13 @@ def test_the_report_holds_what_one_needs():
     labels[made.robust] = (labels[made.robust] + 1) % 3
     assert made.certified_accuracy(labels) == 0
     again = certify(logits.clone(), threat)
-    assert again.fingerprint == made.fingerprint
+    assert again.run_sha256 == made.run_sha256
     other = certify(logits + 1e-9, threat)
-    assert other.fingerprint != made.fingerprint
+    assert other.run_sha256 != made.run_sha256
     said = made.guarantee()
     assert said.promise.startswith(f'{made.num_robust} of 5 predictions')
     assert 'local budgets and 3 directed flips in all' in said.promise
-    assert said.data == made.fingerprint
+    assert said.data == made.run_sha256
 
 
 def test_a_promise_names_the_edges_that_were_fixed():

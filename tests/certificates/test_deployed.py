@@ -441,14 +441,14 @@ def test_the_fingerprint_is_of_everything():
         {'local_budget': 1, 'fixed': 'none'},
     ):
         threat = ThreatModel(data, **arguments)
-        seen.add(certify(logits, threat).fingerprint)
+        seen.add(certify(logits, threat).run_sha256)
     threat = ThreatModel(data, local_budget=1)
-    seen.add(certify(logits, threat, alpha=0.2).fingerprint)
+    seen.add(certify(logits, threat, alpha=0.2).run_sha256)
     model = PPNP(torch.nn.Identity())
     same = Data(x=logits, edge_index=data.edge_index, num_nodes=6)
-    seen.add(certify(model, same, threat).fingerprint)
+    seen.add(certify(model, same, threat).run_sha256)
     model.K = 3
-    seen.add(certify(model, same, threat).fingerprint)
+    seen.add(certify(model, same, threat).run_sha256)
     assert len(seen) == 9
 
 

@@ -395,7 +395,7 @@ def test_an_update_runs_the_views_that_it_changed(by, monkeypatch):
         fewer = most - len(calls)
         for name in ('votes', 'predicted', 'radius'):
             assert torch.equal(getattr(some, name), getattr(whole, name))
-        assert some.fingerprint == whole.fingerprint
+        assert some.run_sha256 == whole.run_sha256
         assert some.data == whole.data
         views = divided.division.num_views
         same = [

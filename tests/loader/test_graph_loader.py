@@ -205,7 +205,7 @@ def test_what_is_private_of_a_graph_is_in_no_file(tmp_path):
         engine, _, _ = attach(
             graphs, engine={'ledger': tmp_path / f'{change}.ledger'}
         )
-        states.append(engine.report(1e-3).data)
+        states.append(engine.report(1e-3).data_sha256)
         engine.close()
     assert states[0] == states[1]
 

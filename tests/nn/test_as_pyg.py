@@ -71,6 +71,10 @@ def update(self, inputs):
     return 0.5 * inputs
 
 
+def forward(self, x, edge_index):
+    return 2 * x
+
+
 METHODS = [{f.__name__: f} for f in (message, aggregate, update)]
 
 
@@ -201,9 +205,10 @@ def test_exported_traced_and_scripted(name):
             model[1].load_state_dict(layer.state_dict())
             same(want, scripted(X, graph))
             torch.jit.save(scripted, io.BytesIO())
-    _, changed = twins(name, None, {'message': message})
-    with pytest.raises(TypeError, match=r'torch\.export\.export'):
-        torch.jit.script(changed)
+    for method in (message, forward):
+        _, changed = twins(name, None, {method.__name__: method})
+        with pytest.raises(TypeError, match=r'torch\.export\.export'):
+            torch.jit.script(changed)
     with pytest.raises(TypeError, match=r'torch\.export\.export'):
         torch.jit.script(ours.PPNP(torch.nn.Linear(3, 2)))
 

@@ -129,7 +129,7 @@ def test_a_step_of_any_rate(q, lam, delta):
         assert wor_delta(low, q, lam) > delta * (1 - 1e-2)
     for form, directions in (
         ('replace', [(1, -1)]),
-        ('withdraw', [(1, 0), (0, -1)]),
+        ('add_remove', [(1, 0), (0, -1)]),
     ):
         found = poisson_epsilon([(2 * lam, q, 1)], delta, form)
         deltas = [poisson_delta(found, q, 2 * lam, d) for d in directions]
@@ -159,14 +159,14 @@ def test_what_can_not_be_told_is_refused():
         (0.99, 30.0, 200, 1e-10),
     ],
 )
-@pytest.mark.parametrize('form', ['withdraw', 'replace'])
+@pytest.mark.parametrize('form', ['add_remove', 'replace'])
 def test_many_coins_against_another_program(q, z, steps, delta, form):
     pytest.importorskip('dp_accounting')
     from dp_accounting import NeighboringRelation
     from dp_accounting.pld import privacy_loss_distribution as program
 
     relation = {
-        'withdraw': NeighboringRelation.ADD_OR_REMOVE_ONE,
+        'add_remove': NeighboringRelation.ADD_OR_REMOVE_ONE,
         'replace': NeighboringRelation.REPLACE_ONE,
     }[form]
     ends = [

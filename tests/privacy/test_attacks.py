@@ -112,7 +112,7 @@ def test_raw_updates_between_steps_are_refused(private, way):
     report = setup.engine.report(1e-3)
     assert 'NOT COVERED: the weights' in report.explain()
     # A checker is not told that the changed weights are the private ones.
-    assert report.weights == ''
+    assert report.weights_sha256 == ''
     with pytest.raises(RuntimeError, match='since the last private step'):
         step(setup)
     assert setup.engine.steps == 1
@@ -425,9 +425,9 @@ def test_a_search_does_not_tell_that_another_run_had_other_data(
         return setup.engine, float(len(made))
 
     _, report = search(train, [1], bound=bound, delta=1e-3, mean_runs=2.0)
-    data = [engine.report(1e-3).data for engine in made]
+    data = [engine.report(1e-3).data_sha256 for engine in made]
     assert data[0] != data[1]
-    assert report.data == data[1]
+    assert report.data_sha256 == data[1]
 
 
 class Modest(DisjointWalkLoader):

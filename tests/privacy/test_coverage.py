@@ -395,7 +395,7 @@ def found(path, report, values=(), data='proof.npz'):
     told = lied(
         told.procedure,
         {**told.values, **dict(values)},
-        data=report.data,
+        data_sha256=report.data_sha256,
         origin=report.provenance,
     )
     TrustReport((told,)).save(path / 'trust.json')
@@ -446,7 +446,7 @@ def test_less_than_the_lists_move_is_refused(relation, tmp_path):
         {'mu_units': report.mu_units / 2, 'mu_shift': report.mu_shift / 2},
         {'before': '0' * 64},
         {'before': made.removals.entries[0].data},
-        {'relation': 'edge' if relation != 'edge' else 'node'},
+        {'adjacency': 'edge' if relation != 'edge' else 'node'},
         {'request': CASES[relation][0].to_dict()},
     ):
         checks = found(tmp_path, report, change)

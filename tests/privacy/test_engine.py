@@ -252,9 +252,8 @@ def test_report_says_it_all(private):
     setup = private(target=True)
     setup.train()
     report = setup.engine.report()
-    assert report.relation == 'replace-one-feature-row'
+    assert report.neighboring == 'replace-one-feature-row'
     assert report.sampling == 'uniform-without-replacement'
-    assert report.lam == 2.0
     assert report.noise_multiplier == 4.0
     assert report.sensitivity == 1.0
     assert report.noise_std == 2.0

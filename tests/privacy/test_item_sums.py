@@ -63,7 +63,7 @@ def test_a_user_moves_the_table_as_claimed(std):
         # Attained, so that no smaller bound holds.
         assert away > 1 - 3e-6
         assert other > 2 - 6e-6
-    assert sensitivity('user', False, 'withdraw') == 1
+    assert sensitivity('user', False, 'add_remove') == 1
     assert sensitivity('user', False, 'replace') == math.sqrt(2)
 
 

@@ -71,9 +71,9 @@ def test_persons_cost_what_rows_cost(sampling: str) -> None:
     )
     rows = trained(walks).report(1e-4)
     assert report.epsilon == rows.epsilon
-    assert report.weights == rows.weights
-    assert report.relation == 'replace-one-person'
-    assert rows.relation == 'replace-one-feature-row'
+    assert report.weights_sha256 == rows.weights_sha256
+    assert report.neighboring == 'replace-one-person'
+    assert rows.neighboring == 'replace-one-feature-row'
     assert report.persons == unit.summary()
     assert not rows.persons
     assert not rows.together

@@ -36,7 +36,7 @@ def test_profiles_are_the_divergences_of_their_pairs(q, z):
         found = poisson_profile(epsilon, q, z)
         assert found == pytest.approx(want, rel=1e-5, abs=1e-11)
         want = max(direct(epsilon, q, z, 1, 0), direct(epsilon, q, z, 0, 1))
-        found = poisson_profile(epsilon, q, z, 'withdraw')
+        found = poisson_profile(epsilon, q, z, 'add_remove')
         assert found == pytest.approx(want, rel=1e-5, abs=1e-11)
 
 
@@ -68,7 +68,7 @@ def test_renyi_divergences():
         return math.log(total) / (a - 1)
 
     for q, z in ((0.01, 1.0), (0.3, 0.7), (1.0, 2.0)):
-        found = rdp_poisson([2, 5, 20], q, z, 'withdraw')
+        found = rdp_poisson([2, 5, 20], q, z, 'add_remove')
         want = [integer(a, q, z) for a in (2, 5, 20)]
         assert found == pytest.approx(want, rel=1e-6)
         replaced = rdp_poisson([2, 5, 20], q, z)
@@ -91,15 +91,15 @@ def test_calibration_and_order():
     account = dp.PoissonAccountant('add_remove')
     lines = [(z, 0.1, 50)]
     found = account.epsilon_of(lines, 1e-5)
-    assert found == dp.poisson_epsilon(lines, 1e-5, 'withdraw')
+    assert found == dp.poisson_epsilon(lines, 1e-5, 'add_remove')
     assert dp.PoissonAccountant(neighboring='replace').form == 'replace'
-    assert dp.poisson_epsilon([(z, 0.1, 50)], 1e-5, 'withdraw') < base
+    assert dp.poisson_epsilon([(z, 0.1, 50)], 1e-5, 'add_remove') < base
     assert dp.poisson_epsilon([], 1e-5) == 0.0
     with pytest.raises(ValueError, match="'delta'"):
         dp.poisson_epsilon([(z, 0.1, 50)], 1e-12)
 
 
-@pytest.mark.parametrize('form', ['replace', 'withdraw'])
+@pytest.mark.parametrize('form', ['replace', 'add_remove'])
 @pytest.mark.parametrize('q', [1e-3, 1e-2])
 def test_a_single_step_costs_what_its_profile_says(form, q):
     """The profile is in closed form; a coarse grid adds a thousandth."""

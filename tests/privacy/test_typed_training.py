@@ -365,7 +365,7 @@ def test_contents_cost_what_rows_on_walks_cost(
         optimizer.step()
     assert report.epsilon == plain.report(1e-4).epsilon
     assert report.sensitivity == 2 * 0.2
-    assert report.relation == 'replace-contents-of-one-person'
+    assert report.neighboring == 'replace-contents-of-one-person'
     made = report.guarantee()
     assert "any one person's contents" in made.promise
     assert made.not_covered[-1] == (
@@ -493,7 +493,7 @@ def test_persons_come_by_coins_and_nobody_too(name: str) -> None:
             # A mean divides by how many came.
             assert report.arithmetic == ('sums' if away else 'exact')
         there = 'add-or-remove' if away else 'replace'
-        assert report.relation == f'{there}-one-person'
+        assert report.neighboring == f'{there}-one-person'
         assert report.sensitivity == (0.2 if away else 0.4)
         assert ('whether it is there' in report.guarantee().promise) == away
         assert 'DECLARED PUBLIC: item, category, item/in/category' in (

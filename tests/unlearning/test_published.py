@@ -172,7 +172,9 @@ def test_reports_are_plain():
     assert str(report).startswith(SEEDED + '\nForgetReport')
     said = report.guarantee()
     assert said.remaining['gradient residual'] == model.ledger.remaining
-    assert said.data == report.data == model.ledger.entries[-1].data
+    assert (
+        said.data_sha256 == report.data_sha256 == model.ledger.entries[-1].data
+    )
     assert any('the noise b stays secret' in x for x in said.assumptions)
 
 

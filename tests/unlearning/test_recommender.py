@@ -251,7 +251,7 @@ def test_reports_say_what_remains():
     # What goes with user 10 is not named again.
     assert line.request == {'nodes': [10, 20], 'edges': [[0, 15]]}
     assert model.ledger.refers_to('a' * 32)
-    assert line.data == report.data
+    assert line.data == report.data_sha256
     assert line.link == report.ledger_head
     assert report.exact
     promise = report.verified(model.verify()).guarantee()

@@ -170,7 +170,7 @@ RELEASES = {
     ),
     'a record against a blank, where any other is claimed': (
         aggregation_report.Relation.sensitivity,
-        "'replace' if self.form == 'replace' else 'add_remove'",
+        "self.neighboring.replace('either', 'replace')",
         "'add_remove'",
     ),
     'the release that was last, in place of all': (

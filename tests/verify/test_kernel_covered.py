@@ -93,7 +93,7 @@ def test_lists_units_and_shift_are_those_that_are_written_out(relation, most):
         receivers = (rng.random(9) < 0.7).tolist()
         part, *gone = asked(relation, rng, lists)
         about = {'request': {'0': part}, 'max_degree': most}
-        about |= {'relation': relation.replace('arc', 'edge')}
+        about |= {'adjacency': relation.replace('arc', 'edge')}
         about['directed'] = relation == 'arc'
         arrays = arrays_of(lists, receivers, grid)
         units, moved, made = removal.covered(arrays, about)
@@ -120,7 +120,7 @@ def test_one_direction_of_an_undirected_edge_is_a_unit():
         ([(0, 0)], 1, 1),
     ):
         about = {'request': {'0': {'directed_edges': arcs}}}
-        about |= {'relation': 'edge', 'directed': False, 'max_degree': None}
+        about |= {'adjacency': 'edge', 'directed': False, 'max_degree': None}
         found = removal.covered(arrays_of(lists, [True] * 3), about)
         assert found[0] == units
         assert float(found[1]) == pytest.approx(row)
@@ -138,7 +138,7 @@ def test_one_direction_of_an_undirected_edge_is_a_unit():
     ],
 )
 def test_what_another_relation_covers_is_refused(relation, part):
-    about = {'request': {'0': part}, 'relation': relation}
+    about = {'request': {'0': part}, 'adjacency': relation}
     about |= {'directed': False, 'max_degree': None}
     with pytest.raises(ValueError, match='of another relation'):
         removal.covered(arrays_of([[1], [0]], [True] * 2), about)
@@ -155,7 +155,7 @@ def test_what_another_relation_covers_is_refused(relation, part):
     ],
 )
 def test_names_beyond_the_graph_are_refused(relation, part):
-    about = {'request': {'0': part}, 'relation': relation}
+    about = {'request': {'0': part}, 'adjacency': relation}
     about |= {'directed': False, 'max_degree': None}
     with pytest.raises(ValueError, match='not there'):
         removal.covered(arrays_of([[1], [0], [0]], [True] * 3), about)
@@ -175,7 +175,7 @@ def claim():
     # Two lists of two lose one: 1 + 2 (1 - 1 / sqrt 2) is 1.59.
     lists, after = (arrays['rowptr'], arrays['col']), (3, 4.25)
     return arrays, {
-        **{'request': {'0': {'nodes': [1]}}, 'relation': 'node'},
+        **{'request': {'0': {'nodes': [1]}}, 'adjacency': 'node'},
         **{'max_degree': None, 'directed': True, 'units': 3, 'shift': 4.25},
         'before': sealed(bytes(range(32)), *lists, 2, 2.5),
         'data': sealed(bytes(range(32, 64)), *left, *after),

@@ -114,13 +114,13 @@ def lists(most):
 
 def farthest(records, form):
     parts = [np.outer(w, m) for w, m in records]
-    if form == 'withdraw':
+    if form == 'add_remove':
         return max(np.linalg.norm(part) for part in parts)
     pairs = itertools.product(parts, repeat=2)
     return max(np.linalg.norm(one - two) for one, two in pairs)
 
 
-@pytest.mark.parametrize('form', ['withdraw', 'replace'])
+@pytest.mark.parametrize('form', ['add_remove', 'replace'])
 @pytest.mark.parametrize('most', [None, 1, 2, 4])
 def test_no_record_moves_a_sum_by_more(form, most):
     records = list(itertools.product(lists(most or 1), MESSAGES))
@@ -138,7 +138,7 @@ def test_messages_of_classes_have_no_opposites():
     # Of two classes, or one, there are opposites.
     for classes in (None, 1, 2):
         assert release.sensitivity('node', True, 'replace', None, classes) == 2
-    blank = release.sensitivity('node', True, 'withdraw', None, 3)
+    blank = release.sensitivity('node', True, 'add_remove', None, 3)
     assert blank == 1
 
 
@@ -149,13 +149,13 @@ def test_an_edge_is_a_message_or_two(directed):
         math.hypot(np.linalg.norm(m), 0 if directed else np.linalg.norm(n))
         for m, n in pairs
     )
-    for form in ('either', 'withdraw', 'replace'):
+    for form in ('either', 'add_remove', 'replace'):
         made = release.sensitivity('edge', directed, form)
         assert made == pytest.approx(found, rel=1e-12)
 
 
 @pytest.mark.parametrize('directed', [False, True])
-@pytest.mark.parametrize('form', ['withdraw', 'replace'])
+@pytest.mark.parametrize('form', ['add_remove', 'replace'])
 def test_a_record_moves_rows_and_every_step_as_far(form, directed):
     # Its message, and its clipped gradient over C: vectors of norm 1 at most.
     moved = farthest([(np.ones(1), m) for m in MESSAGES], form)

@@ -537,7 +537,7 @@ def verified(
         outputs_equal=same_outputs,
         aggregator_equal=same_aggregator,
         leftovers=tuple(leftovers),
-        weights=hash_of_shards(state),
+        weights_sha256=hash_of_shards(state),
     )
 
 
