@@ -503,6 +503,48 @@ def test_a_norm_that_two_layers_share():
     assert not net.norm.weight.equal(before)
 
 
+def test_what_no_private_step_can_do_is_refused_by_name():
+    class Words(nn.Module):
+        def __init__(self, use=None, **options):
+            super().__init__()
+            self.table, self.use = nn.Embedding(12, 3, **options), use
+            self.rows = nn.GRU(3, 3, batch_first=True)
+            self.conv = pyg.GCNConv(3, 3)
+
+        def forward(self, x, edge_index):
+            words = self.table(x)
+            if self.use is not None:
+                return self.use(self, words)
+            return self.conv(self.rows(words)[0][:, -1], edge_index)
+
+    def packed(net, words):
+        lengths = torch.full((len(words),), 2)
+        pack = nn.utils.rnn.pack_padded_sequence
+        return net.rows(pack(words, lengths, batch_first=True))[1][0]
+
+    given = data(x=torch.randint(12, (N, 2)), train_mask=None)
+    loader = DisjointWalkLoader(given, 8, 1)
+    for net, match in (
+        (Words(max_norm=1.0), r"'table' \(Embedding\).*max_norm=None"),
+        (Words(scale_grad_by_freq=True), 'scale_grad_by_freq=False'),
+        (Words(packed), 'give the layer padded sequences'),
+        (
+            Words(lambda _, words: (words, words)),
+            r'torch.cat\(\[one, two\], 1',
+        ),
+    ):
+        with pytest.raises(ValueError, match=match):
+            private(net, loader)
+    # A gradient penalty, or features that a loop trains.
+    given = data(x=X.clone().requires_grad_(), train_mask=None)
+    model, _, loader = private(
+        pyg.GCNConv(6, 3), DisjointWalkLoader(given, 8, 1)
+    )
+    batch = next(iter(loader))
+    with pytest.raises(ValueError, match=r'data.x.detach\(\)'):
+        model(batch.x, batch.edge_index)
+
+
 def test_models_of_the_tutorials_take_the_data():
     # forward(self, data), as in PyG's introduction: the same bits.
     class OnParts(pyg.GCNConv):
