@@ -90,7 +90,7 @@ class GraphLoader(DrawnUnits):
         sizes = []
         for number in range(len(data)):
             graph = data[number]
-            check_graph(f'data[{number}]', graph)
+            check_graph('data', number, graph)
             edges = graph.get('edge_index')
             if not isinstance(edges, Tensor) or not graph.num_nodes:
                 raise ValueError(
