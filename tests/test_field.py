@@ -25,16 +25,22 @@ from torch_geometric.data import (
     TemporalData,
 )
 from torch_geometric.loader import DataLoader
+from torch_geometric.nn import GIN, global_add_pool
 from torch_geometric.utils import index_to_mask
 
 import pyg_trust.nn as ours
-from pyg_trust.certificates import BitFlips, ThreatModel, certify
+from pyg_trust.certificates import BitFlips, Divided, ThreatModel, certify
 from pyg_trust.loader import DisjointWalkLoader, GraphLoader, UnitLoader
 from pyg_trust.privacy import PrivacyEngine, PrivateNodeClassifier
 from pyg_trust.report import TrustReport
 from pyg_trust.transforms import AGP, GDC, BoundedDegree, GraphScattering
 from pyg_trust.unit import PrivacyUnit
-from pyg_trust.unlearning import NodeClassifier, Recommender, ShardedUnlearner
+from pyg_trust.unlearning import (
+    NodeClassifier,
+    Recommender,
+    ScatteringClassifier,
+    ShardedUnlearner,
+)
 
 N = 30
 SEEDED = torch.Generator().manual_seed(0)
@@ -158,7 +164,7 @@ def test_interactions_in_lists_and_items_after_users():
         assert str(found) == str(want)
     # One numbering for both, as of LightGCN.
     after = pairs + torch.tensor([[0], [3]])
-    with pytest.raises(ValueError, match=r'interactions.unique\(dim=1\)'):
+    with pytest.raises(ValueError, match=r'torch.unique\(edge_index, dim=1\)'):
         Recommender().fit(pairs[:, [0, 0, 1]], 3, 3)
     with pytest.raises(ValueError, match=r'edge_index\[1\] - num_users'):
         Recommender().fit(after, 3, 3)
@@ -801,3 +807,36 @@ def test_calls_that_newcomers_try(tmp_path):
     loader = DisjointWalkLoader(data(train_mask=None), 8, 1)
     with pytest.raises(ValueError, match=r'call it once under'):
         private(lazy, loader)
+
+
+class OfGraphs(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gnn = GIN(3, 4, 1, 2)
+
+    def forward(self, data):
+        return global_add_pool(self.gnn(data.x, data.edge_index), data.batch)
+
+
+def test_graphs_come_as_a_list_a_subset_or_a_batch_and_not_in_batches():
+    torch.manual_seed(0)
+    made, model = graphs(), OfGraphs().eval()
+    fitted = ScatteringClassifier(GraphScattering()).fit(made)
+    noise = BitFlips(edges=(0.0, 0.4))
+    options = {'num_samples': 300, 'num_selection': 20, 'seed': 0}
+    for call in (
+        lambda x: Divided(model, 3, 'edges', seed=0).certify(x).votes,
+        lambda x: certify(model, x, noise, **options).predicted,
+        fitted.predict,
+    ):
+        right = call(made)
+        assert right.size(-1) == 8
+        for form in (
+            Batch.from_data_list(made),
+            torch.utils.data.Subset(made, range(8)),
+        ):
+            assert torch.equal(call(form), right)
+        with pytest.raises(TypeError, match='of a DataLoader, pass'):
+            call(DataLoader(made, batch_size=4))
+    with pytest.raises(TypeError, match='of a DataLoader, pass'):
+        GraphLoader([*DataLoader(made, batch_size=4)], batch_size=2)

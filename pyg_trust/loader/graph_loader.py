@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 from torch_geometric.data import Batch, Data
 
-from pyg_trust._checks import Count, OneOf, Rate, check_instance, validated
+from pyg_trust._checks import Count, OneOf, Rate, validated
 from pyg_trust._checks.fingerprints import fingerprint
-from pyg_trust._checks.graphs import check_edges
+from pyg_trust._checks.graphs import check_edges, check_graph
 from pyg_trust._moved import renamed
 from pyg_trust.graph.ragged import pointer
 from pyg_trust.loader.step_batches import (
@@ -94,7 +94,7 @@ class GraphLoader(DrawnUnits):
         sizes = []
         for number in range(len(data)):
             graph = data[number]
-            check_instance(f'data[{number}]', graph, Data)
+            check_graph('data', number, graph)
             edges = graph.get('edge_index')
             if not isinstance(edges, Tensor) or not graph.num_nodes:
                 raise ValueError(

@@ -91,7 +91,7 @@ def lists_of(interactions: Pairs, num_users: Count, num_items: Count) -> Lists:
     if (keys[1:] == keys[:-1]).any():
         raise ValueError(
             "'interactions' needs to name each pair of user and item once: "
-            'interactions.unique(dim=1) keeps one of each'
+            'torch.unique(edge_index, dim=1)'
         )
     if len(keys) > MOST_USERS and items.bincount().max() > MOST_USERS:
         raise ValueError(
