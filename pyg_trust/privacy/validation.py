@@ -119,6 +119,13 @@ def _check_layers(module: nn.Module) -> None:
             )
         elif getattr(layer, 'cached', None) is True:
             reason = 'caches its first batch (use cached=False)'
+        elif getattr(layer, 'max_norm', None) is not None:
+            reason = 'shortens the rows that a batch looks up (max_norm=None)'
+        elif getattr(layer, 'scale_grad_by_freq', False):
+            reason = (
+                'divides gradients by how often a batch looks a row up '
+                '(scale_grad_by_freq=False)'
+            )
         elif any(
             isinstance(p, UninitializedParameter) for p in layer.parameters()
         ):
@@ -233,7 +240,9 @@ def check_output(
     if not isinstance(out, Tensor) or not out.is_floating_point():
         got = getattr(out, 'dtype', type(out).__name__)
         raise ValueError(
-            f"'module' needs to return one real tensor (got {got})"
+            f"'module' needs to return one real tensor (got {got}): join "
+            'several as columns, torch.cat([one, two], 1), and split them in '
+            'the loss'
         )
     rows = out.size(0) if out.dim() else None
     if by_unit and rows != count:
