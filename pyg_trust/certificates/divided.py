@@ -184,7 +184,7 @@ class VoteCertificate(SpeaksOf, Report):
         return tallies(top, earlier, later, self.votes.size(0) - taken)
 
     def guarantee(self) -> Guarantee:
-        """Return the guarantee of how many voted classes stay."""
+        """Return the guarantee: how many classes stay after k changes."""
         return stated(
             'certificate by division and voting',
             {
