@@ -16,6 +16,7 @@ from opacus.schedulers import ExponentialNoise
 from opacus.utils.batch_memory_manager import BatchMemoryManager
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import ChainDataset
 from torch_geometric.data import (
     Batch,
     Data,
@@ -24,16 +25,22 @@ from torch_geometric.data import (
     TemporalData,
 )
 from torch_geometric.loader import DataLoader
+from torch_geometric.nn import GIN, global_add_pool
 from torch_geometric.utils import index_to_mask
 
 import pyg_trust.nn as ours
-from pyg_trust.certificates import BitFlips, ThreatModel, certify
+from pyg_trust.certificates import BitFlips, Divided, ThreatModel, certify
 from pyg_trust.loader import DisjointWalkLoader, GraphLoader, UnitLoader
 from pyg_trust.privacy import PrivacyEngine, PrivateNodeClassifier
 from pyg_trust.report import TrustReport
 from pyg_trust.transforms import AGP, GDC, BoundedDegree, GraphScattering
 from pyg_trust.unit import PrivacyUnit
-from pyg_trust.unlearning import NodeClassifier, Recommender, ShardedUnlearner
+from pyg_trust.unlearning import (
+    NodeClassifier,
+    Recommender,
+    ScatteringClassifier,
+    ShardedUnlearner,
+)
 
 N = 30
 SEEDED = torch.Generator().manual_seed(0)
@@ -157,6 +164,8 @@ def test_interactions_in_lists_and_items_after_users():
         assert str(found) == str(want)
     # One numbering for both, as of LightGCN.
     after = pairs + torch.tensor([[0], [3]])
+    with pytest.raises(ValueError, match=r'torch.unique\(edge_index, dim=1\)'):
+        Recommender().fit(pairs[:, [0, 0, 1]], 3, 3)
     with pytest.raises(ValueError, match=r'edge_index\[1\] - num_users'):
         Recommender().fit(after, 3, 3)
     again = torch.stack([after[0], after[1] - 3])
@@ -214,6 +223,10 @@ def test_rows_by_masks_lists_and_arrays_in_the_words_of_the_user():
         assert model.num_train == 20
         loader = DisjointWalkLoader(data(), 4, 1, input_nodes=given)
         assert loader.input_nodes.equal(torch.arange(20))
+    with pytest.raises(TypeError, match=r'predict_on\(data\)'):
+        model.predict(data())
+    with pytest.raises(ValueError, match=r"99 is not there.*missing='skip'"):
+        model.remove(nodes=[3, 99])
     known = model.predict(torch.arange(20))
     assert model.predict(mask.numpy()).equal(known)
     column = mask.nonzero()
@@ -227,6 +240,9 @@ def test_rows_by_masks_lists_and_arrays_in_the_words_of_the_user():
     for given in (mask, mask.numpy(), mask.tolist(), [*range(20)]):
         found = certify(X[:, :3], threat, nodes=given)
         assert found.targets.equal(torch.arange(20))
+    stream = ChainDataset([])
+    with pytest.raises(TypeError, match=r'list\(data\).*got ChainDataset'):
+        GraphLoader(stream, 2)
     joined = Batch.from_data_list(graphs())
     assert next(iter(GraphLoader(joined, 2))).num_graphs == 2
 
@@ -497,6 +513,48 @@ def test_a_norm_that_two_layers_share():
     assert not net.norm.weight.equal(before)
 
 
+def test_what_no_private_step_can_do_is_refused_by_name():
+    class Words(nn.Module):
+        def __init__(self, use=None, **options):
+            super().__init__()
+            self.table, self.use = nn.Embedding(12, 3, **options), use
+            self.rows = nn.GRU(3, 3, batch_first=True)
+            self.conv = pyg.GCNConv(3, 3)
+
+        def forward(self, x, edge_index):
+            words = self.table(x)
+            if self.use is not None:
+                return self.use(self, words)
+            return self.conv(self.rows(words)[0][:, -1], edge_index)
+
+    def packed(net, words):
+        lengths = torch.full((len(words),), 2)
+        pack = nn.utils.rnn.pack_padded_sequence
+        return net.rows(pack(words, lengths, batch_first=True))[1][0]
+
+    given = data(x=torch.randint(12, (N, 2)), train_mask=None)
+    loader = DisjointWalkLoader(given, 8, 1)
+    for net, match in (
+        (Words(max_norm=1.0), r"'table' \(Embedding\).*max_norm=None"),
+        (Words(scale_grad_by_freq=True), 'scale_grad_by_freq=False'),
+        (Words(packed), 'give the layer padded sequences'),
+        (
+            Words(lambda _, words: (words, words)),
+            r'torch.cat\(\[one, two\], 1',
+        ),
+    ):
+        with pytest.raises(ValueError, match=match):
+            private(net, loader)
+    # A gradient penalty, or features that a loop trains.
+    given = data(x=X.clone().requires_grad_(), train_mask=None)
+    model, _, loader = private(
+        pyg.GCNConv(6, 3), DisjointWalkLoader(given, 8, 1)
+    )
+    batch = next(iter(loader))
+    with pytest.raises(ValueError, match=r'data.x.detach\(\)'):
+        model(batch.x, batch.edge_index)
+
+
 def test_models_of_the_tutorials_take_the_data():
     # forward(self, data), as in PyG's introduction: the same bits.
     class OnParts(pyg.GCNConv):
@@ -749,3 +807,36 @@ def test_calls_that_newcomers_try(tmp_path):
     loader = DisjointWalkLoader(data(train_mask=None), 8, 1)
     with pytest.raises(ValueError, match=r'call it once under'):
         private(lazy, loader)
+
+
+class OfGraphs(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gnn = GIN(3, 4, 1, 2)
+
+    def forward(self, data):
+        return global_add_pool(self.gnn(data.x, data.edge_index), data.batch)
+
+
+def test_graphs_come_as_a_list_a_subset_or_a_batch_and_not_in_batches():
+    torch.manual_seed(0)
+    made, model = graphs(), OfGraphs().eval()
+    fitted = ScatteringClassifier(GraphScattering()).fit(made)
+    noise = BitFlips(edges=(0.0, 0.4))
+    options = {'num_samples': 300, 'num_selection': 20, 'seed': 0}
+    for call in (
+        lambda x: Divided(model, 3, 'edges', seed=0).certify(x).votes,
+        lambda x: certify(model, x, noise, **options).predicted,
+        fitted.predict,
+    ):
+        right = call(made)
+        assert right.size(-1) == 8
+        for form in (
+            Batch.from_data_list(made),
+            torch.utils.data.Subset(made, range(8)),
+        ):
+            assert torch.equal(call(form), right)
+        with pytest.raises(TypeError, match='of a DataLoader, pass'):
+            call(DataLoader(made, batch_size=4))
+    with pytest.raises(TypeError, match='of a DataLoader, pass'):
+        GraphLoader([*DataLoader(made, batch_size=4)], batch_size=2)

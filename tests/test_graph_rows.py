@@ -416,16 +416,16 @@ def test_bytes_of_an_edge_while_it_is_built_and_after():
 
 @pytest.mark.skipif(sys.platform != 'linux', reason='reads /proc')
 def test_files_take_no_more_than_the_stated_memory(tmp_path):
-    n, m = 100_000, 12_000_000
-    np.save(
-        tmp_path / 'e.npy', np.random.default_rng(0).integers(n, size=(2, m))
-    )
+    n, m = 100_000, 24_000_000
+    generator = np.random.default_rng(0)
+    edges = generator.integers(n, size=(2, m), dtype=np.int32)
+    np.save(tmp_path / 'e.npy', edges)
     (used,) = measured(
         f"""
         reset()
         before = held()
         graph = CSRGraph.from_edges(
-            {str(tmp_path / 'e.npy')!r}, n, memory='48MB', duplicates='keep',
+            {str(tmp_path / 'e.npy')!r}, n, memory='80MB', duplicates='keep',
             folder={str(tmp_path / 'g')!r},
         )
         print(peak() - before)
@@ -434,4 +434,5 @@ def test_files_take_no_more_than_the_stated_memory(tmp_path):
         n=n,
         m=m,
     )
-    assert used <= 48e6 + 8e6  # less than 5 B/edge: the rows alone are 48 MB
+    # Three blocks of rows, one at a time: all of them are 96 MB.
+    assert used <= 80e6

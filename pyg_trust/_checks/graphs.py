@@ -3,13 +3,16 @@
 import copy
 import sys
 import warnings
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 from torch_geometric import EdgeIndex
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Batch, Data, HeteroData
+from torch_geometric.data.data import BaseData
 from torch_geometric.utils import to_edge_index
 
 from pyg_trust._checks import (
@@ -49,6 +52,38 @@ def plain_index(name: str, index: Any, *shape: int | str) -> Tensor:
         index = index.long()
     check_tensor(name, index, torch.int64, shape or (2, 'num_edges'))
     return index
+
+
+def check_graph(name: str, i: int, data: Any) -> None:
+    """Check that an item of a list of graphs is one graph."""
+    if isinstance(data, Batch) or not isinstance(data, Data):
+        raise TypeError(
+            f"'{name}' needs to hold homogeneous torch_geometric.data.Data "
+            f'(got {type(data).__name__} at {i}); of a DataLoader, pass '
+            'its .dataset'
+        )
+
+
+def list_graphs(name: str, graphs: Any) -> list[Data]:
+    """List the graphs of a list, dataset, ``Subset``, ``Data`` or batch."""
+    if isinstance(graphs, Batch):
+        graphs = graphs.to_data_list()
+    elif isinstance(graphs, Data):
+        graphs = [graphs]
+    elif isinstance(graphs, Dataset) and not hasattr(graphs, '__iter__'):
+        # A Subset of torch.utils.data, as of random_split.
+        graphs = [graphs[i] for i in range(len(graphs))]
+    if not isinstance(graphs, Iterable) or isinstance(graphs, BaseData | str):
+        raise TypeError(
+            f"'{name}' needs to be a torch_geometric.data.Data, or a list of "
+            f'them (got {type(graphs).__name__})'
+        )
+    listed = list(graphs)
+    for i, data in enumerate(listed):
+        check_graph(name, i, data)
+    if not listed:
+        raise ValueError(f"'{name}' needs to have at least one graph")
+    return listed
 
 
 def with_edge_index(data: Any) -> Any:

@@ -18,7 +18,9 @@ from pyg_trust._checks import (
     check_tensor,
     validated,
 )
+from pyg_trust._checks.graphs import list_graphs
 from pyg_trust._checks.identity import SpeaksOf, check_process, identity
+from pyg_trust._checks.starts import takes_data
 from pyg_trust.certificates.sampling import (
     check_uncached,
     evaluating,
@@ -225,8 +227,9 @@ class Divided(Module):
 
     Args:
         model (Module): returns logits from ``model(x, edge_index)``; for
-            graphs from ``model(x, edge_index, batch)``; for owners, also as a
-            dict by node type, from ``model(x_dict, edge_index_dict)``.
+            graphs from ``model(x, edge_index, batch)``; or ``model(data)``
+            of these alone; for owners, also as a dict by node type, from
+            ``model(x_dict, edge_index_dict)``.
         num_groups (int): the number :math:`T` of groups. (default: :obj:`30`)
         by (str): the elements: :obj:`'edges'`; :obj:`'nodes'`, to classify
             nodes; :obj:`'subgraphs'`, to classify graphs; :obj:`'features'`
@@ -304,15 +307,10 @@ class Divided(Module):
         check_process()
         # A layer may keep its graph since then.
         check_uncached(self.model)
-        if isinstance(data, Batch):
-            data = data.to_data_list()
         graphs: list[Any] = [data]
-        task = 'nodes'
-        if isinstance(data, list | tuple) and data and self.target is None:
-            graphs, task = list(data), 'graphs'
-        elif not isinstance(data, Data) and self.target is None:
-            check_instance('data', data, Data, list, tuple)
-            raise ValueError("'data' needs to have at least one graph")
+        if self.target is None:
+            graphs = list_graphs('data', data)
+        task = 'nodes' if graphs[0] is data else 'graphs'
         for graph in graphs:
             self.division.check(graph)
             if self.target is None:
@@ -405,7 +403,12 @@ class Divided(Module):
 
     def _call(self, graph: Any, *batch: Tensor) -> Tensor:
         if self.target is None:
-            out = self.model(graph.x, graph.edge_index, *batch)
+            given = (graph.x, graph.edge_index, *batch)
+            if takes_data(self.model):
+                # Of what is divided, and of nothing else in the data.
+                fields = zip(('x', 'edge_index', 'batch'), given, strict=False)
+                given = (Data.from_dict(dict(fields)),)
+            out = self.model(*given)
         else:
             out = self.model(graph.x_dict, graph.edge_index_dict)
             out = out.get(self.target) if isinstance(out, dict) else out

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 from torch.nn import Module
-from torch_geometric.data import Batch, Data
+from torch_geometric.data import Data
 
 from pyg_trust import rng
 from pyg_trust._checks import (
@@ -24,6 +24,7 @@ from pyg_trust._checks import (
     check_tensor,
     validated,
 )
+from pyg_trust._checks.graphs import list_graphs
 from pyg_trust._checks.identity import check_process, identity, identity_on
 from pyg_trust._checks.starts import takes_data
 from pyg_trust._moved import by_new_names, renamed
@@ -139,7 +140,8 @@ def certify_smoothed(
     check_instance('threat', threat, BitFlips)
     # Rounded down: 1 - 0.99 is a little above 0.01.
     alpha = (1 - confidence) * (1 - 1e-12)
-    graphs, task = _graphs(data)
+    graphs = list_graphs('data', data)
+    task = 'nodes' if graphs[0] is data else 'graphs'
     if forward is None and takes_data(model):
         forward = model.forward
     for name, call in (('transform', transform), ('forward', forward)):
@@ -332,21 +334,6 @@ def _named(call: Callable | None) -> str | None:
     if call is None:
         return None
     return getattr(call, '__qualname__', type(call).__name__)
-
-
-def _graphs(data: Any) -> tuple[list[Data], str]:
-    if isinstance(data, Batch):
-        data = data.to_data_list()
-    if isinstance(data, Data):
-        return [data], 'nodes'
-    if not isinstance(data, Sequence) or isinstance(data, str):
-        raise TypeError(
-            "'data' needs to be a torch_geometric.data.Data, or a list of "
-            f'them (got {type(data).__name__})'
-        )
-    if len(data) == 0:
-        raise ValueError("'data' needs to have at least one graph (got none)")
-    return list(data), 'graphs'
 
 
 def _check_pairs(graph: Data, task: str, forward: Any) -> int:

@@ -250,6 +250,7 @@ def rows_from_edges(
         for part, again in _blocks(edges, rowptr, room, duplicates, memory):
             writer.write(part.numpy())
             repeats |= again
+            del part  # before memory for the next
         entry = writer.close()
     except BaseException:
         writer.abort()
@@ -305,6 +306,7 @@ def _blocks(
             block = block[: kernels.merge_rows(start, block)]
             lengths[first:last] = start.diff()
         yield block, bool(repeated) and duplicates == 'keep'
+        del block
         first = last
     torch.cumsum(lengths, 0, out=rowptr[1:])
 

@@ -5,11 +5,12 @@ from typing import Annotated, Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import IterableDataset
 from torch_geometric.data import Batch, Data
 
-from pyg_trust._checks import Count, OneOf, Rate, check_instance, validated
+from pyg_trust._checks import Count, OneOf, Rate, validated
 from pyg_trust._checks.fingerprints import fingerprint
-from pyg_trust._checks.graphs import check_edges
+from pyg_trust._checks.graphs import check_edges, check_graph
 from pyg_trust._moved import renamed
 from pyg_trust.graph.ragged import pointer
 from pyg_trust.loader.step_batches import (
@@ -82,15 +83,18 @@ class GraphLoader(DrawnUnits):
         self._set_law(sampling, neighboring, sample_rate)
         if isinstance(data, Batch):
             data = data.to_data_list()
-        if isinstance(data, Data | str) or not hasattr(data, '__getitem__'):
+        if isinstance(data, Data | str | IterableDataset) or not (
+            hasattr(data, '__getitem__') and hasattr(data, '__len__')
+        ):
             raise TypeError(
-                "'data' needs to be a sequence of torch_geometric.data.Data "
+                "'data' needs to be a sequence of torch_geometric.data.Data, "
+                'of which steps draw afresh: list(data) makes one of a stream '
                 f'(got {type(data).__name__})'
             )
         sizes = []
         for number in range(len(data)):
             graph = data[number]
-            check_instance(f'data[{number}]', graph, Data)
+            check_graph('data', number, graph)
             edges = graph.get('edge_index')
             if not isinstance(edges, Tensor) or not graph.num_nodes:
                 raise ValueError(

@@ -155,7 +155,7 @@ class Recorder(TorchFunctionMode):
         given = list(tensors(args, kwargs))
         noted = any(id(t) in known for t in given)
         if noted or self.exact:
-            parts = opened(func, args)
+            parts = opened(func)
             if parts is not None:
                 with self:
                     return parts(*args, **kwargs)

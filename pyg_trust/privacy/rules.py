@@ -6,6 +6,7 @@ maps, sums, products and tables have a rule; every other function gets the
 gradient of each row by ``torch.vmap``, or else of each unit by itself.
 """
 
+import functools
 import math
 import types
 from collections.abc import Callable, Iterator
@@ -79,36 +80,48 @@ def _gru_cell(
 
 
 def _lstm_cell(
-    x: Any, state: Any, wi: Any, wh: Any, bi: Any = None, bh: Any = None
+    x: Any,
+    state: Any,
+    wi: Any,
+    wh: Any,
+    bi: Any = None,
+    bh: Any = None,
+    short: Any = None,
 ) -> Any:
     both = F.linear(x, wi, bi) + F.linear(state[0], wh, bh)
     i, f, g, o = both.chunk(4, -1)
     c = f.sigmoid() * state[1] + i.sigmoid() * g.tanh()
-    return o.sigmoid() * c.tanh(), c
+    h = o.sigmoid() * c.tanh()
+    return h if short is None else F.linear(h, short), c
 
 
-def _recurrent(
-    cell: Callable[..., Any],
-    x: Any,
-    state: Any,
-    weights: Any,
-    bias: bool,
-    layers: int,
-    dropout: float,
-    training: bool,
-    both: bool,
-    batch_first: bool,
-) -> Any:
-    # torch.lstm and torch.gru of a padded input, step by step.
+def _tanh_cell(x: Any, h: Any, wi: Any, wh: Any, bi: Any, bh: Any) -> Any:
+    return (F.linear(x, wi, bi) + F.linear(h, wh, bh)).tanh()
+
+
+def _relu_cell(x: Any, h: Any, wi: Any, wh: Any, bi: Any, bh: Any) -> Any:
+    return (F.linear(x, wi, bi) + F.linear(h, wh, bh)).relu()
+
+
+def _recurrent(cell: Callable[..., Any], x: Any, *given: Any) -> Any:
+    # torch's recurrent layers of a padded input, step by step.
+    if isinstance(given[0], Tensor) and not given[0].is_floating_point():
+        raise Unseen(
+            'a packed sequence is sorted by length, so that the rounding of a '
+            "row depends on others' lengths: give the layer padded sequences, "
+            'and pick the outputs at the ends of rows'
+        )
+    state, weights, bias, layers, dropout, training, both, batch_first = given
     x = x.transpose(0, 1) if batch_first else x
     ways = 2 if both else 1
     n, k = len(weights) // (layers * ways), 0
+    several = isinstance(state, (tuple, list))
     ends: list[Any] = []
     for layer in range(layers):
         outs = []
         for back in range(ways):
-            w = weights[n * k : n * k + n]
-            several = isinstance(state, (tuple, list))
+            w = [*weights[n * k : n * k + n]]
+            w[2:2] = [] if bias else [None, None]
             h = tuple(s[k] for s in state) if several else state[k]
             steps: list[Any] = []
             for t in range(len(x))[:: -1 if back else 1]:
@@ -121,7 +134,7 @@ def _recurrent(
         if dropout and layer + 1 < layers:
             x = F.dropout(x, dropout, training)
     x = x.transpose(0, 1) if batch_first else x
-    if isinstance(ends[0], tuple):
+    if several:
         return x, *(torch.stack([e[i] for e in ends]) for i in (0, 1))
     return x, torch.stack(ends)
 
@@ -172,17 +185,17 @@ _OPEN: dict[Any, Callable[..., Any]] = {
     F.batch_norm: _batch_norm,
     torch.gru_cell: _gru_cell,
     torch.lstm_cell: _lstm_cell,
-    torch.lstm: lambda x, *a: _recurrent(_lstm_cell, x, *a),
-    torch.gru: lambda x, *a: _recurrent(_gru_cell, x, *a),
+    torch.lstm: functools.partial(_recurrent, _lstm_cell),
+    torch.gru: functools.partial(_recurrent, _gru_cell),
+    torch.rnn_tanh: functools.partial(_recurrent, _tanh_cell),
+    torch.rnn_relu: functools.partial(_recurrent, _relu_cell),
     torch.addmm: _addmm,
 }
 
 
-def opened(func: Any, args: Any) -> Callable[..., Any] | None:
+def opened(func: Any) -> Callable[..., Any] | None:
     """Return what computes a call by the functions that it is made of."""
-    # Packed sequences have other arguments.
-    packed = func in (torch.lstm, torch.gru) and len(args) != 9
-    return None if packed else _OPEN.get(func)
+    return _OPEN.get(func)
 
 
 # Rules #####################################################################

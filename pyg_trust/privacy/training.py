@@ -289,6 +289,16 @@ class PrivateStep:
                 "'module' needs to train the same parameters all the time: "
                 'freeze, replace or add them before make_private'
             )
+        for store in self._shown.stores:
+            for name, value in store.items():
+                if isinstance(value, Tensor) and value.requires_grad:
+                    raise ValueError(
+                        f"'{name}' of the batch needs to be without gradient, "
+                        'as none comes back from a private model, also not '
+                        f'for a penalty: take data.{name}.detach(); '
+                        'embeddings of nodes are trained as a layer of the '
+                        'model'
+                    )
         at, device = self._at, self._at.owner.device
         check_autocast(device)
         given = self._shown, self._marks, at, args, kwargs

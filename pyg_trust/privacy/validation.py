@@ -35,6 +35,7 @@ from pyg_trust.privacy.calls import (
 from pyg_trust.privacy.clipping import clipped_sum
 from pyg_trust.privacy.exact import clip
 from pyg_trust.privacy.exact.step import twin
+from pyg_trust.privacy.from_opacus import check_plain
 from pyg_trust.privacy.group import Group
 from pyg_trust.privacy.rules import Mixing
 
@@ -118,6 +119,13 @@ def _check_layers(module: nn.Module) -> None:
             )
         elif getattr(layer, 'cached', None) is True:
             reason = 'caches its first batch (use cached=False)'
+        elif getattr(layer, 'max_norm', None) is not None:
+            reason = 'shortens the rows that a batch looks up (max_norm=None)'
+        elif getattr(layer, 'scale_grad_by_freq', False):
+            reason = (
+                'divides gradients by how often a batch looks a row up '
+                '(scale_grad_by_freq=False)'
+            )
         elif any(
             isinstance(p, UninitializedParameter) for p in layer.parameters()
         ):
@@ -175,6 +183,8 @@ def check_parts(
             'DistributedDataParallel, which adds up gradients without noise): '
             "pass 'module.module'; the engine synchronizes the processes"
         )
+    check_plain('module', module)
+    check_plain('optimizer', optimizer)
     if hasattr(module, '_orig_mod'):
         raise TypeError(
             "'module' needs to be the model itself (got one that "
@@ -230,7 +240,9 @@ def check_output(
     if not isinstance(out, Tensor) or not out.is_floating_point():
         got = getattr(out, 'dtype', type(out).__name__)
         raise ValueError(
-            f"'module' needs to return one real tensor (got {got})"
+            f"'module' needs to return one real tensor (got {got}): join "
+            'several as columns, torch.cat([one, two], 1), and split them in '
+            'the loss'
         )
     rows = out.size(0) if out.dim() else None
     if by_unit and rows != count:

@@ -688,6 +688,11 @@ class NodeClassifier(NodeReleases, EditedInPlace):
 
     def _rows(self, nodes: Nodes | None) -> Tensor:
         # The rows of nodes that are, or were, there.
+        if isinstance(nodes, Data):
+            raise TypeError(
+                "'nodes' needs to be ids (got a Data): the nodes of another "
+                'graph have predict_on(data)'
+            )
         data = self._fitted.data
         return data.ids.rows_of('nodes', nodes, data.graph.num_nodes)
 

@@ -90,7 +90,8 @@ def lists_of(interactions: Pairs, num_users: Count, num_items: Count) -> Lists:
     keys = np.sort((users * num_items + items).numpy())
     if (keys[1:] == keys[:-1]).any():
         raise ValueError(
-            "'interactions' needs to name each pair of user and item once"
+            "'interactions' needs to name each pair of user and item once: "
+            'torch.unique(edge_index, dim=1)'
         )
     if len(keys) > MOST_USERS and items.bincount().max() > MOST_USERS:
         raise ValueError(

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Batch, Data
+from torch_geometric.data import Data
 
 from pyg_trust._checks import check_tensor
+from pyg_trust._checks.graphs import list_graphs
 from pyg_trust._progress import Bar
 from pyg_trust.files.seals import Seals, content
 from pyg_trust.graph import CSRGraph
@@ -468,28 +469,7 @@ def _check_weights(graphs: Sequence[Data], like: Data | None = None) -> None:
 
 def check_graphs(graphs: Any, like: Data | None = None) -> list[Data]:
     """Check graphs, and return them as a list."""
-    if isinstance(graphs, Batch):
-        graphs = graphs.to_data_list()
-    elif isinstance(graphs, Data):
-        graphs = [graphs]
-    elif hasattr(graphs, '__getitem__') and not hasattr(graphs, '__iter__'):
-        # A Subset of torch.utils.data, as of random_split.
-        graphs = [graphs[i] for i in range(len(graphs))]
-    if not isinstance(graphs, Iterable) or isinstance(graphs, str):
-        raise TypeError(
-            "'graphs' needs to be a list of torch_geometric.data.Data "
-            f'(got {type(graphs).__name__})'
-        )
-    listed = list(graphs)
-    for i, data in enumerate(listed):
-        if not isinstance(data, Data):
-            raise TypeError(
-                "'graphs' needs to hold homogeneous "
-                f'torch_geometric.data.Data (got {type(data).__name__} at '
-                f'{i})'
-            )
-    if not listed:
-        raise ValueError("'graphs' needs to hold at least one graph")
+    listed = list_graphs('graphs', graphs)
     _check_weights(listed, like)
     return listed
 

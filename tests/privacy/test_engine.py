@@ -10,6 +10,7 @@ from references import Silence
 from scipy.stats import chi2, norm
 from torch import nn
 from torch.nn import functional as F
+from torch_geometric.nn import GCNConv
 
 from pyg_trust.ledger import BudgetExceededError
 from pyg_trust.loader import DisjointWalkLoader
@@ -513,6 +514,41 @@ def test_noise_of_a_resumed_process_is_new(private, tmp_path):
         setup.train(1)
         setup.engine.close()
     assert not ends[0].equal(ends[1])
+
+
+class Sequences(nn.Module):
+    """Reads the rows of a node one after another."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+        self.conv = GCNConv(3, 3)
+
+    def forward(self, x, edge_index):
+        steps, _ = self.layer(x.unsqueeze(-1))
+        return self.conv(steps[:, -1, :3], edge_index)
+
+
+@pytest.mark.parametrize(
+    'layer',
+    [
+        nn.RNN(1, 3, batch_first=True),
+        nn.RNN(1, 3, 2, nonlinearity='relu', bias=False, batch_first=True),
+        nn.GRU(1, 3, batch_first=True, bidirectional=True),
+        nn.LSTM(1, 4, batch_first=True, proj_size=3),
+        nn.LSTM(1, 4, batch_first=True, proj_size=3, bias=False),
+    ],
+)
+def test_recurrent_layers_of_torch(private, layer):
+    """By the loop over subgraphs, which torch's own kernels compute."""
+    torch.manual_seed(0)
+    setup = private(net=Sequences(layer), noise_multiplier=0)
+    net = copy.deepcopy(setup.net)
+    index = setup.loader.batch_sampler.index(0)
+    wanted = clipped_mean(net, setup.loader.loader.of(0, index), 0.5)
+    setup.train(1)
+    for p, value in zip(setup.net.parameters(), wanted, strict=True):
+        assert torch.allclose(p.grad, value, atol=1e-6)
 
 
 # The baseline of bounded degree
