@@ -93,7 +93,7 @@ def certify_smoothed(
     of the input (`Bojchevski, Klicpera and Günnemann 2020
     <https://arxiv.org/abs/2008.12952>`_). Some copies choose the class. Others
     bound its probability from below, and those of other classes from above.
-    The result's ``certified()`` derives from them which changes are survived.
+    The result's ``certified()`` uses them to certify any number of changes.
 
     Args:
         model (Module): returns logits from ``model(x, edge_index)``. An

@@ -193,7 +193,7 @@ class PrivateTraining(Private):
         'sum of the epsilons (nats) of all releases that have delta 0'
     )
     sensitivity = derived(
-        'largest L2 change of the sum of clipped gradients, for neighbours',
+        'largest L2 change of the clipped sum between neighbouring data',
         lambda c: _moves(c) * c.max_grad_norm,
     )
     noise_std = derived(
@@ -439,7 +439,7 @@ class PrivateSums(_Released):
         'mu of all three: the root of their sum of squares',
         lambda c: math.hypot(c.mu_encoder, c.mu_aggregation, c.mu_head),
     )
-    mu_edge = given('mu if neighbours differ in one edge', maybe(AMOUNT))
+    mu_edge = given('mu of the sums if one edge differs', maybe(AMOUNT))
     epsilon_replace = given(
         'epsilon if a record is exchanged, in nats', maybe(AMOUNT)
     )
