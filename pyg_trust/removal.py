@@ -644,7 +644,7 @@ def _tensor(name: str, values: Any) -> Tensor:
     if isinstance(values, int | np.integer):
         values = [values]
     if isinstance(values, Iterable) and not isinstance(
-        values, Tensor | np.ndarray | str | Mapping
+        values, Tensor | np.ndarray | str | Mapping | Data
     ):
         values = [*values]
         if any(isinstance(each, bool) for each in values):

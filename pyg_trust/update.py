@@ -219,8 +219,11 @@ class Update:
                 return play(update)
             except NotThere as error:
                 rest = update.remove and update.remove.without(error.missing)
-                if self.missing == 'raise' or rest == update.remove:
+                if rest == update.remove:
                     raise
+                if self.missing == 'raise':
+                    way = "; missing='skip' removes the others" * bool(rest)
+                    raise NotThere(error.missing, f'{error}{way}') from None
                 update = copy.copy(update)
                 update.remove = rest
 

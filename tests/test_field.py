@@ -16,6 +16,7 @@ from opacus.schedulers import ExponentialNoise
 from opacus.utils.batch_memory_manager import BatchMemoryManager
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import ChainDataset
 from torch_geometric.data import (
     Batch,
     Data,
@@ -163,6 +164,8 @@ def test_interactions_in_lists_and_items_after_users():
         assert str(found) == str(want)
     # One numbering for both, as of LightGCN.
     after = pairs + torch.tensor([[0], [3]])
+    with pytest.raises(ValueError, match=r'torch.unique\(edge_index, dim=1\)'):
+        Recommender().fit(pairs[:, [0, 0, 1]], 3, 3)
     with pytest.raises(ValueError, match=r'edge_index\[1\] - num_users'):
         Recommender().fit(after, 3, 3)
     again = torch.stack([after[0], after[1] - 3])
@@ -220,6 +223,10 @@ def test_rows_by_masks_lists_and_arrays_in_the_words_of_the_user():
         assert model.num_train == 20
         loader = DisjointWalkLoader(data(), 4, 1, input_nodes=given)
         assert loader.input_nodes.equal(torch.arange(20))
+    with pytest.raises(TypeError, match=r'predict_on\(data\)'):
+        model.predict(data())
+    with pytest.raises(ValueError, match=r"99 is not there.*missing='skip'"):
+        model.remove(nodes=[3, 99])
     known = model.predict(torch.arange(20))
     assert model.predict(mask.numpy()).equal(known)
     column = mask.nonzero()
@@ -233,6 +240,9 @@ def test_rows_by_masks_lists_and_arrays_in_the_words_of_the_user():
     for given in (mask, mask.numpy(), mask.tolist(), [*range(20)]):
         found = certify(X[:, :3], threat, nodes=given)
         assert found.targets.equal(torch.arange(20))
+    stream = ChainDataset([])
+    with pytest.raises(TypeError, match=r'list\(data\).*got ChainDataset'):
+        GraphLoader(stream, 2)
     joined = Batch.from_data_list(graphs())
     assert next(iter(GraphLoader(joined, 2))).num_graphs == 2
 

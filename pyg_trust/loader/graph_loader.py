@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import IterableDataset
 from torch_geometric.data import Batch, Data
 
 from pyg_trust._checks import Count, OneOf, Rate, validated
@@ -82,9 +83,12 @@ class GraphLoader(DrawnUnits):
         self._set_law(sampling, neighboring, sample_rate)
         if isinstance(data, Batch):
             data = data.to_data_list()
-        if isinstance(data, Data | str) or not hasattr(data, '__getitem__'):
+        if isinstance(data, Data | str | IterableDataset) or not (
+            hasattr(data, '__getitem__') and hasattr(data, '__len__')
+        ):
             raise TypeError(
-                "'data' needs to be a sequence of torch_geometric.data.Data "
+                "'data' needs to be a sequence of torch_geometric.data.Data, "
+                'of which steps draw afresh: list(data) makes one of a stream '
                 f'(got {type(data).__name__})'
             )
         sizes = []

@@ -219,8 +219,8 @@ class NodeClassifier(NodeReleases, EditedInPlace):
     ) -> 'NodeClassifier':
         """Propagate the features, train, and release weights with noise.
 
-        Later calls name nodes by ``data.n_id`` if the graph has it, else by
-        their positions. A second fit begins a new ledger. It can't be saved
+        Later calls take ``data.n_id`` as ids if the graph has it, else the
+        positions of nodes. A second fit begins a new ledger. It can't be saved
         over a state with removals, as it may contain removed items again.
 
         Args:
@@ -688,6 +688,11 @@ class NodeClassifier(NodeReleases, EditedInPlace):
 
     def _rows(self, nodes: Nodes | None) -> Tensor:
         # The rows of nodes that are, or were, there.
+        if isinstance(nodes, Data):
+            raise TypeError(
+                "'nodes' needs to be ids (got a Data): the nodes of another "
+                'graph have predict_on(data)'
+            )
         data = self._fitted.data
         return data.ids.rows_of('nodes', nodes, data.graph.num_nodes)
 
