@@ -64,4 +64,5 @@ def as_edges(
             "'edge_weight' goes with an 'edge_index' alone "
             f'(got a {type(graph).__name__}, which has its own weights)'
         )
-    return CSRGraph.convert(graph, num_nodes).to_edge_index()
+    known = CSRGraph.convert(graph, num_nodes, duplicates='keep')
+    return known.to_edge_index()

@@ -115,7 +115,9 @@ class PageRankDiffusion(pyg.MessagePassing):
             return h.clone()
         why = changed(self, PageRankDiffusion, 'target_to_source')
         if self.K is None and not (why or recording()):
-            known = CSRGraph.convert(graph, h.size(-2), edge_weight)
+            known = CSRGraph.convert(
+                graph, h.size(-2), edge_weight, duplicates='keep'
+            )
             weight = known.weight
             if weight is None or not weight.requires_grad:
                 return self._solve(h, known)

@@ -1,13 +1,9 @@
-# Longer than 700 lines because it is the calls of users, with
-# their docstrings.
 """Differentially private training of any PyG model."""
 
-import functools
 import inspect
 import warnings
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +28,7 @@ from pyg_trust.privacy.accountant import RELATION
 from pyg_trust.privacy.bounds import check_norm
 from pyg_trust.privacy.calls import Forward
 from pyg_trust.privacy.exact import clip
+from pyg_trust.privacy.from_opacus import as_in_opacus, refuse_attribute
 from pyg_trust.privacy.group import Group
 from pyg_trust.privacy.mechanisms import CLIPPINGS, check_multiplier
 from pyg_trust.privacy.norms import AdaptiveNorm
@@ -71,42 +68,6 @@ from pyg_trust.privacy.wrappers import (
 from pyg_trust.removal import RemovalRequest
 
 __all__ = ['PrivacyEngine']
-
-
-# Arguments of Opacus' engine that have another place here.
-_OPACUS = {
-    'poisson_sampling': "give sampling='poisson' to the loader",
-    'grad_sample_mode': 'leave it out: there is one method, for any PyG model',
-    'secure_mode': 'leave it out: noise and batches always come from the '
-    'operating system, unless there is an insecure_seed',
-    'noise_generator': 'leave it out: noise comes from the operating system, '
-    'or from PrivacyEngine(insecure_seed=...), which is not private',
-    'batch_first': 'leave it out: batches are those of PyG',
-}
-_Call = TypeVar('_Call', bound=Callable[..., Any])
-
-
-def _as_in_opacus(call: _Call) -> _Call:
-    # Say where an argument of Opacus' engine is here, if it is given.
-    taken = inspect.signature(call).parameters.values()
-    places = sum(p.kind is p.POSITIONAL_OR_KEYWORD for p in taken)
-
-    @functools.wraps(call)
-    def explained(*args: Any, **kwargs: Any) -> Any:
-        if len(args) > places == 1:
-            raise TypeError(
-                f"'{call.__name__}' takes arguments by name: module=model, "
-                'optimizer=optimizer, data_loader=loader, ... (got '
-                f'{len(args) - 1} without)'
-            )
-        for name in kwargs:
-            if name in _OPACUS:
-                raise TypeError(
-                    f"'{name}' of Opacus is not taken: {_OPACUS[name]}"
-                )
-        return call(*args, **kwargs)
-
-    return explained  # type: ignore[return-value]
 
 
 class PrivacyEngine(Checkpoints):
@@ -154,7 +115,7 @@ class PrivacyEngine(Checkpoints):
     advice = ': copy the model (its copy is plain), or take state_dict()'
 
     @renamed(seed='insecure_seed')
-    @_as_in_opacus
+    @as_in_opacus
     def __init__(
         self,
         accountant: str | None = None,
@@ -175,6 +136,9 @@ class PrivacyEngine(Checkpoints):
             parts.append('insecure_seed=...')
         parts.append('in use' if self._training is not None else 'not in use')
         return f'{type(self).__name__}({", ".join(parts)})'
+
+    def __getattr__(self, name: str) -> Any:
+        refuse_attribute(self, name)
 
     @staticmethod
     def validate(
@@ -251,7 +215,7 @@ class PrivacyEngine(Checkpoints):
         return not cls.validate(module, optimizer, data_loader, strict=False)
 
     @retired(trust_loss=None, public=None, exact=None, method=None)
-    @_as_in_opacus
+    @as_in_opacus
     @validated
     def make_private(
         self,
@@ -316,7 +280,7 @@ class PrivacyEngine(Checkpoints):
         return self._make(None, **given)
 
     @retired(trust_loss=None, public=None, exact=None, method=None)
-    @_as_in_opacus
+    @as_in_opacus
     @validated
     def make_private_with_epsilon(
         self,
@@ -523,8 +487,9 @@ class PrivacyEngine(Checkpoints):
     def _check_free(self, module: Any, optimizer: Any, loader: Any) -> None:
         if self._training is not None:
             raise ValueError(
-                'an engine trains one model: make a new engine, with a budget '
-                'of its own'
+                'an engine trains one model: make a new engine. Rounds on the '
+                'same data share a file, PrivacyEngine(ledger=path), which '
+                'counts the steps of all of them'
             )
         if isinstance(module, PrivateModule) or isinstance(
             optimizer, PrivateOptimizer

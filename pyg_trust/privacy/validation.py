@@ -35,6 +35,7 @@ from pyg_trust.privacy.calls import (
 from pyg_trust.privacy.clipping import clipped_sum
 from pyg_trust.privacy.exact import clip
 from pyg_trust.privacy.exact.step import twin
+from pyg_trust.privacy.from_opacus import check_plain
 from pyg_trust.privacy.group import Group
 from pyg_trust.privacy.rules import Mixing
 
@@ -182,6 +183,8 @@ def check_parts(
             'DistributedDataParallel, which adds up gradients without noise): '
             "pass 'module.module'; the engine synchronizes the processes"
         )
+    check_plain('module', module)
+    check_plain('optimizer', optimizer)
     if hasattr(module, '_orig_mod'):
         raise TypeError(
             "'module' needs to be the model itself (got one that "
@@ -543,8 +546,8 @@ def check_criterion(
             raise ValueError(
                 f"'criterion' needs to be a {loss_reduction} of one term per "
                 'row, but the gradient of a row changes with the others (with '
-                "class weights use reduction='sum', also as 'loss_reduction', "
-                "or 'none', and take the mean of the weighted terms)"
+                "class weights or 'ignore_index' use reduction='sum', also as "
+                "'loss_reduction', or 'none', and take the mean of the terms)"
             )
 
 

@@ -16,6 +16,7 @@ from pyg_trust._checks.graphs import warn_user
 from pyg_trust._checks.identity import fingerprint_any
 from pyg_trust.files.commit import ObjectLock, editing
 from pyg_trust.privacy.calls import Target
+from pyg_trust.privacy.from_opacus import refuse_attribute
 from pyg_trust.privacy.training import ACCUMULATE, Intercept, PrivateStep
 
 __all__ = [
@@ -75,6 +76,8 @@ class PrivateModule(nn.Module):
         except AttributeError:
             if name == 'module':
                 raise
+            if not hasattr(self.module, name):
+                refuse_attribute(self.module, name)
             return getattr(self.module, name)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
@@ -266,6 +269,9 @@ class PrivateOptimizer(Single, torch.optim.Optimizer):
             'a private optimizer needs to be used without GradScaler: it '
             'skips steps depending on the data, and scales what is clipped'
         )
+
+    def __getattr__(self, name: str) -> Any:
+        refuse_attribute(self, name)
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}({type(self.optimizer).__name__})'

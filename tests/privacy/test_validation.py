@@ -1,5 +1,6 @@
 import math
 from copy import deepcopy
+from inspect import signature
 
 import pytest
 import torch
@@ -761,17 +762,60 @@ def test_sums_of_other_units_than_were_drawn_are_refused():
         check_totals(torch.tensor(2**17 + 1), 2**17 + 1, 0.5)
 
 
-@pytest.mark.parametrize(
-    ('given', 'remedy'),
-    [
-        ({'poisson_sampling': True}, "sampling='poisson'"),
-        ({'grad_sample_mode': 'ghost'}, 'one method'),
-        ({'engine': {'secure_mode': True}}, 'operating system'),
-    ],
-)
-def test_arguments_of_opacus_have_a_place(private, given, remedy):
-    with pytest.raises(TypeError, match=remedy):
-        private(**given)
+def test_every_argument_of_opacus_has_a_place(private):
+    opacus = pytest.importorskip('opacus')
+    optimizers = pytest.importorskip('opacus.optimizers')
+    for call in ('__init__', 'make_private', 'make_private_with_epsilon'):
+        mine = {
+            *signature(getattr(PrivacyEngine, call)).parameters,
+            *signature(PrivacyEngine.make_private).parameters,
+        }
+        for name in signature(getattr(opacus.PrivacyEngine, call)).parameters:
+            if name not in mine and name != 'kwargs':
+                with pytest.raises(TypeError, match=f"'{name}' of Opacus"):
+                    getattr(PrivacyEngine(), call)(**{name: 'any'})
+    adaptive = signature(optimizers.AdaClipDPOptimizer).parameters
+    for name in ['total_steps', *(n for n in adaptive if 'clip' in n)]:
+        if name != 'clipping':
+            with pytest.raises(TypeError, match=f"'{name}' of Opacus"):
+                private(**{name: 1.0})
+    for clipping, place in (('per_layer', 'flat'), ('adaptive', 'Adaptive')):
+        with pytest.raises(TypeError, match=f'of Opacus.*{place}'):
+            private(clipping=clipping)
+
+
+def test_every_attribute_of_opacus_has_a_place(private):
+    opacus = pytest.importorskip('opacus')
+    optimizers = pytest.importorskip('opacus.optimizers')
+    made = private()
+    net = nn.Linear(5, 2)
+    plain = torch.optim.SGD(net.parameters(), lr=0.1)
+    theirs = {
+        'engine': opacus.PrivacyEngine(),
+        'optimizer': optimizers.DPOptimizer(
+            plain,
+            noise_multiplier=1.0,
+            max_grad_norm=1.0,
+            expected_batch_size=4,
+        ),
+        'model': opacus.GradSampleModule(net),
+    }
+    for part, their in theirs.items():
+        mine, seen = getattr(made, part), 0
+        more = {'optimizer': 'expected_batch_size', 'model': '_module'}
+        public = [n for n in dir(type(their)) if n[0] != '_']
+        for name in [*public, *([more[part]] if part in more else ())]:
+            if hasattr(mine, name):
+                continue
+            with pytest.raises(AttributeError, match=f"'{name}', unlike that"):
+                getattr(mine, name)
+            seen += 1
+        assert seen > 2, part
+    for name in ('optimizer', 'model'):
+        given = {'module': net, 'optimizer': plain}
+        given['module' if name == 'model' else name] = theirs[name]
+        with pytest.raises(TypeError, match='before Opacus wrapped it'):
+            PrivacyEngine.validate(**given)
 
 
 def test_other_loaders_are_told_which_ones_to_use(private):
