@@ -467,7 +467,7 @@ def feature_seconds(model: Any, request: RemovalRequest) -> float:
 
     def edit() -> None:
         data.play(Edit(part))
-        data.follow(W, None)
+        data.follow(W, model._model.gradient)
 
     try:
         return timed(edit)[0]

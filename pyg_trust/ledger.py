@@ -320,7 +320,7 @@ class RemovalLedger:
         return made
 
     def mark(self) -> None:
-        """Give a state that changed without a new line a :attr:`tip`."""
+        """Change :attr:`tip`, as the model changed without a new line."""
         # The first of several copies counts on; others have a name of theirs.
         name, me = secrets.token_hex(16), os.getpid()
         with contextlib.suppress(IndexError):
@@ -331,7 +331,7 @@ class RemovalLedger:
 
     @property
     def tip(self) -> tuple[str, int]:
-        """The state: :attr:`head` and 0, or if marked, a name and a number."""
+        """Id of the state, for :meth:`has`: a hash or a mark, and a count."""
         return [(self.head, 0), *self._marks.items()][-1]
 
     def state_dict(self) -> dict[str, Any]:

@@ -217,8 +217,8 @@ def propagate(
     r"""Compute :math:`\sum_i w_i (R B S)^i x`, exactly.
 
     :math:`B` is an unweighted adjacency matrix, :math:`R` and :math:`S` are
-    diagonal. A column has the same bits beside any other columns and for any
-    number of threads. On CUDA it is equal up to rounding.
+    diagonal. The bits of a column do not depend on the other columns, nor on
+    the number of threads. Results on CUDA are equal up to rounding.
 
     Args:
         rowptr (Tensor): int64, ``[num_nodes + 1]``: where rows of :math:`B`
@@ -531,9 +531,9 @@ def flip_bits(
 
     ``rowptr`` and ``col`` list the columns of the ones in each row, ascending;
     there are ``num_cols`` columns. Every 0 becomes 1 with probability
-    ``p_plus``, and every 1 becomes 0 with ``p_minus``, independently. With the
-    ``cells`` ``'all'``, every entry can flip; with ``'directed'``, those off
-    the diagonal; with ``'undirected'``, these, (i, j) along with (j, i). Copy
+    ``p_plus``, every 1 becomes 0 with ``p_minus``, all independently. With the
+    ``cells`` ``'all'``, every entry can flip; with ``'directed'``, all off the
+    diagonal; with ``'undirected'``, these in pairs: (j, i) equals (i, j). Copy
     :math:`s` of ``num_samples`` draws from ``(seed, first + s)``, on the CPU.
 
     Returns:
@@ -590,10 +590,10 @@ class PolicyFlips(NamedTuple):
     Args:
         ptr (Tensor): int64, ``[num_policies + 1]``: graph i differs by the
             edges ``ptr[i]:ptr[i + 1]``.
-        row (Tensor): int32, ``[num_flips]``: their sources, ascending for each
-            graph.
-        col (Tensor): int32, ``[num_flips]``: their targets, ascending for each
-            source and distinct.
+        row (Tensor): int32, ``[num_flips]``: the edges' sources, ascending
+            within each graph.
+        col (Tensor): int32, ``[num_flips]``: the edges' targets, ascending
+            within each source and distinct.
     """
 
     ptr: Annotated[Tensor, Form(_LONG, 'num_policies+1')]
@@ -624,11 +624,11 @@ def policy_iteration(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     r"""Find the graphs that maximize PageRank-weighted rewards.
 
-    Each row of the arguments is a policy. For each, it finds a graph of the
-    threat whose values :math:`V` solve :math:`V = T V`. For each node
-    :math:`i`, :math:`T` chooses a set :math:`S` of out-neighbours, which is
-    the clean set :math:`S_i` after :math:`k` flips, at most the budget of
-    ``threat``. An empty set counts as one edge that leads nowhere:
+    Each row of ``reward`` and the other tensors is one problem. Its solution
+    is a graph of the threat whose values :math:`V` solve :math:`V = T V`. For
+    each node :math:`i`, :math:`T` chooses a set :math:`S` of out-neighbours:
+    the clean set :math:`S_i` after :math:`k` flips, at most the node's budget
+    in ``threat``. An empty set counts as one edge that leads nowhere:
 
     .. math::
         (T V)_i = r_i + \max_{S, k} \left[ \frac{a \sum_{j \in S} V_j +
@@ -639,9 +639,9 @@ def policy_iteration(
     :math:`\rho` = ``bonus``, shared by its edges, and :math:`\sigma` =
     ``root``. Each flip costs it :math:`\mu` = ``visit_cost``, shared likewise,
     :math:`\nu_i` = ``step_cost``, and :math:`\nu_{ij}` = ``removal_cost`` of
-    an edge or ``addition_cost`` of another pair (None: 0). Iterates begin with
-    :math:`V` = ``start`` and end after ``max_iter``, or when no
-    :math:`|(T V - V)_i|` is above both the ``goal`` of the policy and
+    an edge or ``addition_cost`` of another pair (None: 0). Iterations begin
+    with :math:`V` = ``start`` and end after ``max_iter``, or once every
+    :math:`|(T V - V)_i|` is at most the larger of the problem's ``goal`` and
     ``rounding`` times the largest :math:`|V_i|`.
 
     Returns:
@@ -669,10 +669,10 @@ def policy_solve(
 ) -> tuple[Tensor, Tensor]:
     """Solve :math:`x = r + a P x` on several graphs, by BiCGSTAB.
 
-    :math:`P` is the random walk (with ``back`` its transpose) on the graph
-    ``rowptr``, ``col`` after the ``flips`` of each graph, :math:`r` is
-    ``reward`` and :math:`a` is ``follow``. It begins with ``start`` and ends
-    when the residuals are at most ``goal``.
+    Each graph is ``rowptr``, ``col`` after its ``flips``, and :math:`P` is the
+    matrix of its random walk (with ``back`` the transpose). :math:`r` is
+    ``reward`` and :math:`a` is ``follow``. A solve begins with ``start`` and
+    ends when the largest residual in the graph is at most its ``goal``.
 
     Returns:
         tuple[Tensor, Tensor]: :math:`x` and the residuals: float64,
@@ -689,8 +689,8 @@ class OpenRows(NamedTuple):
     Row :math:`v` is ``col[start[v]:start[v] + length[v]]``.
 
     Args:
-        start (Tensor): int64, ``[num_nodes]``.
-        length (Tensor): int64, ``[num_nodes]``.
+        start (Tensor): int64, ``[num_nodes]``: where rows start in ``col``.
+        length (Tensor): int64, ``[num_nodes]``: how many neighbours they have.
         col (Tensor): int32: neighbours, ascending in every row; -1 in free
             space.
     """
@@ -772,14 +772,14 @@ def push_rows(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
     r"""Push residues until every row is within its limit, in place.
 
-    While a row :math:`\varrho_v` of ``residue`` is larger than :math:`\theta
-    \sqrt{\max(d_v, 1)}` (``theta``, and the degree :math:`d_v`), it adds
-    :math:`\varrho_v` to :math:`z_v` and :math:`c\, r_u s_v \varrho_v` to
-    :math:`\varrho_u` for each node :math:`u` of row :math:`v` of ``rows``, and
-    sets :math:`\varrho_v` to 0. Here :math:`c` is ``follow``, :math:`r` is
-    ``recv`` and :math:`s` is ``send``. ``seeds`` are the nodes that are
-    examined first: all that may be above their limit. If the signals ``x`` are
-    given, their residues are first computed anew.
+    A row :math:`\varrho_v` of ``residue`` is within its limit if its L2 norm
+    is at most :math:`\theta \sqrt{\max(d_v, 1)}`, for degree :math:`d_v`. A
+    push of a row above it adds the row to :math:`z_v`, sets it to 0, and adds
+    :math:`c\, r_u s_v` times the old row to :math:`\varrho_u`, for the nodes
+    :math:`u` of row :math:`v` of ``rows``, with :math:`c` = ``follow``,
+    :math:`r` = ``recv`` and :math:`s` = ``send``. ``seeds`` need to include
+    all nodes above their limit. With signals ``x``, their residues are first
+    set to :math:`(1 - c) x + c P z - z`, where :math:`P_{vu} = r_v s_u`.
 
     Returns:
         tuple: to undo it, the nodes whose residues changed (int64) and their
@@ -798,7 +798,7 @@ def row_linear(
     r"""Compute ``F.linear``, with each row's bits independent of other rows.
 
     BLAS may round a row differently in a batch of another size. Here every
-    entry is the same chain of fused multiply-adds :math:`y \leftarrow y +
+    entry is computed by fused multiply-adds :math:`y \leftarrow y +
     x_{rk} w_{jk}` over ascending :math:`k`, from 0, to which the bias is
     added. All three arguments have gradients.
 

@@ -22,18 +22,25 @@ from torch_geometric.data import (
     Data,
     HeteroData,
     InMemoryDataset,
+    OnDiskDataset,
     TemporalData,
 )
 from torch_geometric.loader import DataLoader
 from torch_geometric.nn import GIN, global_add_pool
-from torch_geometric.utils import index_to_mask
+from torch_geometric.utils import index_to_mask, is_undirected
 
 import pyg_trust.nn as ours
 from pyg_trust.certificates import BitFlips, Divided, ThreatModel, certify
 from pyg_trust.loader import DisjointWalkLoader, GraphLoader, UnitLoader
 from pyg_trust.privacy import PrivacyEngine, PrivateNodeClassifier
 from pyg_trust.report import TrustReport
-from pyg_trust.transforms import AGP, GDC, BoundedDegree, GraphScattering
+from pyg_trust.transforms import (
+    AGP,
+    GDC,
+    BoundedDegree,
+    FlipBits,
+    GraphScattering,
+)
 from pyg_trust.unit import PrivacyUnit
 from pyg_trust.unlearning import (
     NodeClassifier,
@@ -250,6 +257,21 @@ def test_rows_by_masks_lists_and_arrays_in_the_words_of_the_user():
 # Transforms ##################################################################
 
 
+def test_gdc_of_edges_that_are_listed_twice():
+    twice = data(edge_index=torch.cat([PAIRS, PAIRS[:, :9]], 1))
+    theirs, mine = (
+        kind(1.0, sparsification_kwargs={'method': 'threshold', 'eps': 1e-6})(
+            copy.copy(twice)
+        )
+        for kind in (T.GDC, GDC)
+    )
+    one, two = (
+        torch.zeros(N, N).index_put(tuple(g.edge_index), g.edge_attr)
+        for g in (theirs, mine)
+    )
+    torch.testing.assert_close(one, two)
+
+
 def test_gdc_by_position_of_isolated_nodes_and_large_k():
     heat = {'method': 'heat', 't': 3.0}
     for given in (
@@ -326,6 +348,40 @@ def test_attributes_of_any_kind_are_those_of_pyg():
     empty = GraphLoader(held, 1, sampling='poisson')([])
     assert empty.num_graphs == 0
     assert set(theirs.keys()) <= set(empty.keys())
+
+
+def test_graphs_on_disk(tmp_path):
+    kept = {
+        'x': {'dtype': torch.float, 'size': (-1, 3)},
+        'edge_index': {'dtype': torch.int64, 'size': (2, -1)},
+        'y': {'dtype': torch.int64, 'size': (-1,)},
+    }
+
+    class OnDisk(OnDiskDataset):
+        def serialize(self, graph):
+            return graph.to_dict()
+
+        def deserialize(self, fields):
+            return Data(**fields)
+
+    stored, held = OnDisk(tmp_path, schema=kept), graphs()
+    stored.extend(held)
+    mine, theirs = GraphLoader(stored, 3)([5, 2]), GraphLoader(held, 3)([5, 2])
+    stored.close()
+    for name in kept:
+        assert mine[name].equal(theirs[name])
+
+
+def test_scattering_of_a_batch_whose_last_graphs_have_no_edges():
+    made, held = GraphScattering(J=2, Q=1, L=2), graphs()
+    for graph in held[-2:]:
+        graph.edge_index = PATH[:, :0]
+    joined = Batch.from_data_list(held)
+    each = torch.cat([made(copy.copy(graph)).z for graph in held])
+    torch.testing.assert_close(made(copy.copy(joined)).z, each)
+    mixed = joined.x, joined.edge_index
+    with pytest.raises(ValueError, match="'batch' needs to be ascending"):
+        made(Data(*mixed, batch=joined.batch.flip(0)))
 
 
 # Models ######################################################################
@@ -513,6 +569,83 @@ def test_a_norm_that_two_layers_share():
     assert not net.norm.weight.equal(before)
 
 
+class Partly(pyg.GCN):
+    """Weights that are frozen, and biases that are trained."""
+
+    def __init__(self):
+        super().__init__(6, 8, 2, 3)
+        for name, p in self.named_parameters():
+            p.requires_grad_(name.endswith('bias'))
+
+
+class Tied(nn.Module):
+    """A weight that two layers share."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = pyg.GCNConv(6, 6), nn.Linear(6, 6)
+        self.second.weight = self.first.lin.weight
+        self.last = nn.Linear(6, 3)
+
+    def forward(self, x, edge_index):
+        return self.last(self.second(self.first(x, edge_index).relu()))
+
+
+class Normed(pyg.GCN):
+    """A weight that is made of two parameters."""
+
+    def __init__(self):
+        super().__init__(6, 8, 2, 3)
+        nn.utils.parametrizations.weight_norm(self.convs[0].lin)
+
+
+# Means of these would divide by the labels of others.
+WEIGHTS = torch.tensor([1.0, 5.0, 0.2])
+LOSSES = {
+    'mean': {},
+    'weights of classes': {'weight': WEIGHTS, 'reduction': 'sum'},
+    'unknown labels': {'ignore_index': 2, 'reduction': 'sum'},
+}
+
+
+@pytest.mark.parametrize(
+    ('kind', 'loss'),
+    [
+        *((kind, 'mean') for kind in (Partly, Tied, Normed)),
+        *((Tied, loss) for loss in LOSSES),
+    ],
+)
+def test_gradients_of_subgraphs_that_are_run_alone(kind, loss):
+    torch.manual_seed(0)
+    net, options = kind(), LOSSES[loss]
+    trained = [p for p in net.parameters() if p.requires_grad]
+    model, optimizer, loader = PrivacyEngine().make_private(
+        module=net,
+        optimizer=torch.optim.SGD(trained, lr=0.0),
+        data_loader=DisjointWalkLoader(data(train_mask=None), 8, 1),
+        noise_multiplier=0.0,
+        max_grad_norm=1.0,
+    )
+    batch = next(iter(loader))
+    count = batch.batch_size
+    out = model(batch.x, batch.edge_index)[:count]
+    value = F.cross_entropy(out, batch.y[:count], **options)
+    optimizer.zero_grad()  # late: nothing of the step is lost
+    (value / count if options else value).backward()
+    optimizer.step()
+    wanted = [torch.zeros_like(p) for p in trained]
+    for number in range(count):
+        own = batch.subgraph(batch.batch == number)
+        alone = net(own.x, own.edge_index)[:1]
+        term = F.cross_entropy(alone, own.y[:1], **options)
+        grads = torch.autograd.grad(term, trained)
+        norm = sum(float(g.square().sum()) for g in grads) ** 0.5
+        for total, g in zip(wanted, grads, strict=True):
+            total += g * min(1.0, 1.0 / max(norm, 1e-9)) / count
+    for p, value in zip(trained, wanted, strict=True):
+        torch.testing.assert_close(p.grad, value, atol=1e-6, rtol=1e-4)
+
+
 def test_what_no_private_step_can_do_is_refused_by_name():
     class Words(nn.Module):
         def __init__(self, use=None, **options):
@@ -616,6 +749,42 @@ def test_schedulers_and_questions_change_what_they_should():
         scheduler.step()
         assert engine.get_epsilon(1e-5) == engine.get_epsilon(1e-5)
     assert optimizer.param_groups[0]['lr'] == pytest.approx(1e-3)
+
+
+def test_edges_of_requests_in_either_direction_and_one_after_another():
+    u, v = PAIRS[:, 0].tolist()
+    kept = ~torch.isin(PAIRS, PAIRS[:, 0]).all(0)
+    plain = NodeClassifier(weight_decay=0.1, seed=0)
+    plain.fit(data(edge_index=PAIRS[:, kept]))
+    for edges in ([(u, v)], [(v, u)], [(u, v), (v, u)], [(u, v), (u, v)]):
+        model = NodeClassifier(weight_decay=0.1, seed=0).fit(data())
+        model.remove(edges=edges)
+        assert model.graph.to_edge_index()[0].equal(
+            plain.graph.to_edge_index()[0]
+        )
+        assert model.verify().ok
+    found = []
+    for steps in ([[3, 7]], [[3], [7]], [[7], [3]]):
+        shards = ShardedUnlearner(
+            lambda: pyg.GCN(6, 4, 2, 3), 2, epochs=1, num_classes=3, seed=0
+        ).fit(data())
+        for nodes in steps:
+            shards.remove(nodes=nodes)
+        found.append(shards.predict_proba().nan_to_num(-1))
+    assert all(torch.equal(each, found[0]) for each in found)
+
+
+def test_too_few_noisy_copies_to_certify_anything():
+    with pytest.raises(ValueError, match="'num_samples' needs to be at least"):
+        certify(
+            pyg.GCNConv(6, 3), data(), BitFlips((0.0, 0.3)), num_samples=10
+        )
+    # Noise adds no edge twice, no loop, and keeps graphs undirected.
+    for seed in range(3):
+        noisy = FlipBits((0.2, 0.1), seed=seed)(data()).edge_index
+        assert noisy.unique(dim=1).size(1) == noisy.size(1)
+        assert (noisy[0] != noisy[1]).all()
+        assert is_undirected(noisy)
 
 
 def test_a_model_of_data_is_certified():

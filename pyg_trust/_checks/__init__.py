@@ -38,8 +38,8 @@ def _type_error(name: str, need: str, value: Any) -> TypeError:
     advice = ''
     if got == 'HeteroData' and 'homogeneous' in need:
         advice = (
-            ': HeteroData.to_homogeneous() makes one of rows that stand alone;'
-            ' pyg_trust.unit.PrivacyUnit declares persons of several rows'
+            ': HeteroData.to_homogeneous() makes one; people with several '
+            'rows are declared by pyg_trust.unit.PrivacyUnit'
         )
     if isinstance(value, Dataset) and 'Data' in need:
         advice = ': give one graph of it, as dataset[0]'

@@ -182,16 +182,16 @@ class Runs:
         return found
 
     def compared(self, kind: str) -> tuple[set[str], set[str]]:
-        """Compare a run on the data to one on changed data, bit by bit.
+        """Compare the releases of :meth:`run` on data and on changed data.
 
         Args:
             kind (str): what :meth:`changed` changes, one of :meth:`kinds`.
 
         Returns:
-            tuple[set[str], set[str]]: the names of the values that can show a
-            trace, as they differ before the removal and are released after it;
-            and of those that do, as they differ after it, too. Random values
-            are left out.
+            tuple[set[str], set[str]]: the names of the values that differ in a
+            bit before the removal and are released after it, where they could
+            show a trace; and of those that differ after it, which is a trace.
+            Random values are left out.
         """
         one, two = self.run(), self.run(kind)
         if 'control' not in self._kept:

@@ -49,15 +49,15 @@ class Certificate(Proved, SpeaksOf, Report):
     class. The worst-case margin, the smallest one in any graph that the
     attacker can make, is between :obj:`lower` and :obj:`upper`. A node is
     robust if :obj:`lower` is above :obj:`tolerance`, broken if :obj:`upper` is
-    below -:obj:`tolerance`, else unknown. Each is attacked in its own graph.
+    below -:obj:`tolerance`, else unknown. Nodes are attacked one at a time.
 
     Args:
         num_robust, num_broken, num_unknown (int): numbers of targets.
         model, alpha, K, normalization, self_loops, dtype: of the model; K is
             None for the limit of infinitely many steps.
         scenario, undirected, global_budget: of the threat; ``fixed_edges``
-            (int): how many edges it leaves alone.
-        method, assumptions, provenance: of the run (the last: its settings).
+            (int): the number of edges that never flip.
+        method, assumptions, provenance: the method, assumptions and settings.
         exact (bool): whether :obj:`lower` equals :obj:`upper` for all targets.
         tolerance (float): the largest absolute margin that counts as unknown.
         roundoff (float): the largest rounding error of the model's margins.
@@ -74,8 +74,8 @@ class Certificate(Proved, SpeaksOf, Report):
         class_margins (Tensor): lower bounds against each class, infinite at
             the reference class: float64, ``[num_targets, num_classes]``.
         local_budget (Tensor): the most flips at each node, ``[num_nodes]``.
-        flips (Tensor): edges, ``[2, num_flips]``; attack i flips the columns
-            ``flips_ptr[i]:flips_ptr[i + 1]``.
+        flips (Tensor): the edges that attacks flip, ``[2, num_flips]``: attack
+            i has the columns ``flips_ptr[i]:flips_ptr[i + 1]``.
         flips_of (Tensor): the attack of each target, -1 if none was found.
         witness_digest (str): SHA-256 of :obj:`proof`, or why there is none.
         proof (Witness, optional): logits and edges that prove each status, by

@@ -71,8 +71,8 @@ class CollectiveCertificate(Proved, SpeaksOf, Report):
             of model and data, of the model, of its weights, and of the data.
         provenance (dict): versions and settings.
         checked (tuple[str, ...]): the checks of the model in this run.
-        named (tuple[str, ...]): the values that the noise does not flip, and
-            that are assumed to stay under an attack.
+        named (tuple[str, ...]): sentences: which inputs, beside those that the
+            noise flips, are assumed to stay under an attack.
         seeded (bool): whether the copies came from an explicit seed: then
             nothing is certified.
         witness_digest (str): SHA-256 of :obj:`proof`, or why there is none.

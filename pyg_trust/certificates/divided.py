@@ -186,7 +186,7 @@ class VoteCertificate(SpeaksOf, Report):
         return tallies(top, earlier, later, self.votes.size(0) - taken)
 
     def guarantee(self) -> Guarantee:
-        """Return the guarantee of how many voted classes stay."""
+        """Return the guarantee: how many classes survive k changed views."""
         return stated(
             'certificate by division and voting',
             {

@@ -64,11 +64,11 @@ def certify_pagerank(
 ) -> Certificate:
     r"""Certify the classes of a personalized PageRank model, if edges flip.
 
-    The model predicts :math:`\arg\max_c (\Pi H)_{v, c}` at node :math:`v`,
-    with the PageRank matrix :math:`\Pi` and logits :math:`H`:
+    Such a model predicts :math:`\arg\max_c (\Pi H)_{v, c}` at node :math:`v`,
+    with the PageRank matrix :math:`\Pi` and logits :math:`H`. Examples are
     :class:`~pyg_trust.nn.PPNP`, label and feature propagation, and models that
-    end in an ``APPNP``. Its number of steps, normalization, self-loops and
-    rounding errors are accounted for.
+    end in PyG's ``APPNP``. The certificate accounts for the number of steps,
+    normalization, self-loops and rounding errors.
 
     The status of every node is exact for directed flips without a global
     budget, if the model has infinitely many steps. Otherwise margins are

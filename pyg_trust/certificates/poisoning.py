@@ -174,7 +174,7 @@ class PoisonCertificate(Report):
         return tallies(top, other, torch.full_like(top, -1), rest)
 
     def guarantee(self) -> Guarantee:
-        """State how many poisoned training nodes leave classes unchanged."""
+        """Return the guarantee: how many classes k poisoned nodes leave."""
         return stated(
             'certificate against poisoning, by shards',
             {

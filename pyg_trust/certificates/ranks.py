@@ -152,7 +152,7 @@ class RankCertificate(Proved, Report):
         )
 
     def guarantee(self) -> Guarantee:
-        """Return the guarantee of which recommendations stay."""
+        """Return the guarantee of how many items stay in the top k."""
         return stated(
             'certificate of ranks',
             self._fields(),
@@ -209,7 +209,7 @@ def certify_ranks(
 
     Raises:
         ValueError: if the graph is not that of the threat, an edge does not
-            have one end in :obj:`items`, or a user has fewer than :obj:`k`.
+            have one end in :obj:`items`, or a user has less than ``k`` items.
     """
     converted = CSRGraph.convert(graph, threat.num_nodes).to('cpu')
     check_same_graph('graph', converted, threat)

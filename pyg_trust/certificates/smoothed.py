@@ -93,7 +93,7 @@ def certify_smoothed(
     of the input (`Bojchevski, Klicpera and Günnemann 2020
     <https://arxiv.org/abs/2008.12952>`_). Some copies choose the class. Others
     bound its probability from below, and those of other classes from above.
-    From these bounds the result certifies any number of changes, when asked.
+    The result's ``certified()`` uses them to certify any number of changes.
 
     Args:
         model (Module): returns logits from ``model(x, edge_index)``. An
@@ -104,8 +104,8 @@ def certify_smoothed(
         num_samples (int): how many copies bound probabilities.
         num_selection (int): how many copies choose the class.
         confidence (float): the probability that all bounds hold.
-        per (str): :obj:`'all'` if this is for all targets together,
-            :obj:`'node'` if it is for each target by itself.
+        per (str): :obj:`'all'` if all bounds of all targets hold together with
+            this probability, :obj:`'node'` if those of each target do.
         classes (str): :obj:`'all'` to bound every class's probability,
             :obj:`'one'` for that of the chosen class alone.
         nodes (Tensor, optional): the nodes, or graphs, to certify: int64
@@ -123,7 +123,7 @@ def certify_smoothed(
         sparse_adj (bool, optional): the same of its edges.
         seed (int, optional): repeats a run, which then certifies nothing. By
             default the operating system draws a secret one.
-        tol (float): how much probabilities may differ by rounding errors.
+        tol (float): taken off bounds of probabilities, to cover rounding.
         over_ranks (bool): whether the processes of torchrun share the copies.
 
     Returns:

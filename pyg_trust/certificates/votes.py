@@ -70,8 +70,8 @@ class SmoothedCertificate(SpeaksOf, Report):
             class: float64, ``[num_targets]``.
         p_upper (Tensor): upper bounds of the other classes' probabilities, 0
             at the predicted class: float64, of the shape of :obj:`votes`.
-        cells (dict): for each kind that flips (``'edges'``, ``'features'``),
-            the numbers of their zeros and of their ones, ``[num_graphs, 2]``.
+        cells (dict): for ``'edges'`` and ``'features'``, if they flip, how
+            many zeros and how many ones a graph has: ``[num_graphs, 2]``.
         noise (BitFlips): the noise.
         task (str): ``'nodes'``, ``'graphs'`` or ``'pairs'``.
         num_samples, num_selection, confidence, per, classes, tolerance: the
@@ -83,8 +83,8 @@ class SmoothedCertificate(SpeaksOf, Report):
             of model and data, of the model, of its weights, and of the data.
         num_abstained (int): the number of targets with class -1.
         checked, provenance: the checks of the model, and the settings.
-        named (tuple[str, ...]): the values that the noise does not flip, and
-            that are assumed to stay under an attack.
+        named (tuple[str, ...]): sentences: which inputs, beside those that the
+            noise flips, are assumed to stay under an attack.
         seeded (bool): whether the copies came from an explicit seed: then
             nothing is certified.
     """

@@ -163,7 +163,7 @@ class ErasureDesk(Batches):
     def recipient(self, name: str) -> None:
         """Register a recipient of the data, by a name for reports.
 
-        Requests wait for it: notify it, and record its answer by :meth:`done`.
+        A request stays open until :meth:`done` records the recipient's answer.
         """
         self._add_place(name, False)
 

@@ -154,7 +154,7 @@ def load(path: str | Path) -> Any:
 def peek(path: str | Path) -> Any:
     """Read a saved state without reading the values of its tensors.
 
-    Each tensor becomes a dict, whose ``'is'`` has dtype, shape and checksum.
+    A tensor becomes ``{'tensor': name, 'is': [dtype, shape, checksum]}``.
     """
     return _loaded(path, False)
 

@@ -39,7 +39,7 @@ class EgoLoader(StepLoader):
     Args:
         data (Data): the graph, with an ``edge_index`` without duplicates, on
             the CPU, of bounded degree.
-        batch_size (int): :math:`m`, the roots of a batch; expected if Poisson.
+        batch_size (int): :math:`m` roots a batch; if Poisson, on average.
         num_hops (int): the number :math:`l` of message-passing layers.
         max_degree (int): :math:`K`, to how many others a node sends at most.
         input_nodes (Tensor, optional): the roots, as indices or as a mask; by

@@ -63,14 +63,14 @@ class UnitLoader(DrawnUnits):
     A batch is a :class:`~torch_geometric.data.HeteroData` with ``x``, ``n_id``
     and ``batch`` (the subgraph of each row) by node type. Of the type to
     predict, the first ``batch_size`` rows have labels ``y``.
-    Predict by :meth:`own_view`.
+    A trained model predicts on the batch of :meth:`own_view`.
 
     Args:
         data (HeteroData): the graph that :obj:`unit` was declared for, on the
             CPU, with features ``x`` of each node type, of one float type.
         unit (PrivacyUnit): the owner of each row. The persons have to be a
             node type, with one row each.
-        batch_size (int): the persons of a batch; expected if Poisson.
+        batch_size (int): persons per batch; with Poisson sampling on average.
         input_nodes (Tensor, str or tuple, optional): the persons to train on,
             as public ids or a mask (all by default); or a node type that
             persons own, such as ``'order'``, whose labels are then predicted;
@@ -96,8 +96,8 @@ class UnitLoader(DrawnUnits):
         resample_every (int, optional): for ``'contents'``, after how many
             training steps new groups are drawn; by default never.
         along (sequence): for ``'contents'``, edge types and metapaths that
-            make pairs of persons, beside rows with several owners.
-        max_joint (int): rows that more persons share than this make no pairs.
+            also pair persons.
+        max_joint (int): a row of more persons than this does not pair them.
         seed (int, optional): the seed; random by default.
         **kwargs (optional): more arguments of :class:`NodeLoader`.
     """
@@ -383,7 +383,7 @@ class UnitLoader(DrawnUnits):
         return out
 
     def flat(self, batch: Any) -> Data:
-        """Return a batch as one homogeneous graph of the rows of all types."""
+        """Return a batch as one ``Data``; zeros pad the narrower features."""
         return self.schema.flat(batch)
 
     def made(self) -> tuple[Data, Data, Callable[..., Any]]:

@@ -109,12 +109,12 @@ class PrivateNodeClassifier(Coverage):
             such a module. By default a linear model, for ``'edge'`` an MLP.
         head (torch.nn.Module, optional): maps a node's log-probabilities and
             ``K`` sums, ``(K + 1) * num_classes`` columns, to logits. For
-            ``'feature'`` it reads ``4 * num_classes`` columns: also the sum
-            after one more hop without noise, and after two.
-        ledger (str or Path, optional): a file that keeps what is spent.
-        neighboring (str, optional): whether neighbouring data exchange a
-            record for another (``'replace'``) or lack it (``'add_remove'``,
-            the default of ``'node_incident'`` alone).
+            ``'feature'`` it reads ``4 * num_classes`` columns: also the noisy
+            sum after one and after two more hops, without further noise.
+        ledger (str or Path, optional): a file that records what is spent.
+        neighboring (str, optional): whether neighbouring data have another
+            record in place of one (``'replace'``), or lack one
+            (``'add_remove'``, by default for ``'node_incident'`` alone).
         directed (bool): whether edges are directed.
         max_degree (int, optional): the most edges of a node that are
             protected; required for ``'node_incident'``.
@@ -126,10 +126,10 @@ class PrivateNodeClassifier(Coverage):
         epochs (int): the epochs of training without noise, for ``'edge'``.
         insecure_seed (int, optional): a seed; nothing is private then.
         ledger_head (str, optional): ``ledger_head`` of an earlier report.
-        forget_epsilon (float): the largest :math:`\epsilon` at which noise may
-            hide removed items, so that nothing is fitted again.
-        max_units (float): a node can be removed if it counts as at most this
-            many records: the more edges lead to it, the more records.
+        forget_epsilon (float): the largest :math:`\epsilon` at which a removal
+            may rely on the noise of the release, without a new fit.
+        max_units (float): the most records as which a node that is removed may
+            count; it counts as more, the more edges lead to it.
         start_is_public (bool): you state that :obj:`encoder` and :obj:`head`
             were not trained on protected data.
     """

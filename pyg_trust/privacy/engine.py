@@ -487,8 +487,9 @@ class PrivacyEngine(Checkpoints):
     def _check_free(self, module: Any, optimizer: Any, loader: Any) -> None:
         if self._training is not None:
             raise ValueError(
-                'an engine trains one model: make a new engine, with a budget '
-                'of its own'
+                'an engine trains one model: make a new engine. Rounds on the '
+                'same data share a file, PrivacyEngine(ledger=path), which '
+                'counts the steps of all of them'
             )
         if isinstance(module, PrivateModule) or isinstance(
             optimizer, PrivateOptimizer

@@ -107,7 +107,7 @@ class PrivateItemCounts(Fitted):
         epsilon (float): the budget.
         delta (float): the :math:`\delta` of the budget. Choose a public power
             of ten of at most :math:`1 / (10 m)`, for :math:`m` users.
-        ledger (str or Path, optional): a file that keeps what is spent.
+        ledger (str or Path, optional): a file that records what is spent.
         neighboring (str): :obj:`'add_remove'` compares a user's list with an
             empty one, :obj:`'replace'` with any other list.
         rank (int): the rank of :math:`F`.

@@ -97,7 +97,7 @@ _REFUSED = {
 
 @claimed(
     'private link prediction',
-    num_neg="the number of negative examples, for 'node' for each node",
+    num_neg="the number of negative examples, per node for 'node'",
     leave_out='whether the features of a training edge leave out its own '
     'message',
     provenance='versions of packages and arguments; no seeds',
@@ -172,10 +172,10 @@ class PrivateLinkPredictor(Coverage):
         epsilon (float): the budget.
         delta (float): the :math:`\delta` of the budget. Choose a public power
             of ten of at most :math:`1 / (10 m)`, for :math:`m` edges.
-        ledger (str or Path, optional): a file that keeps what is spent.
+        ledger (str or Path, optional): a file that records what is spent.
         neighboring (str, optional): for ``'node'``, whether neighbouring data
-            exchange a node's record for another (``'replace'``, the default)
-            or lack it (``'add_remove'``).
+            have another record in place of a node's (``'replace'``, the
+            default) or lack it (``'add_remove'``).
         directed (bool): whether edges are directed.
         shares (sequence of float, optional): how the budget (its squared mu)
             is divided: for ``'edge'``, by default sums .69, number of edges
@@ -249,10 +249,10 @@ class PrivateLinkPredictor(Coverage):
 
     @property
     def noise_stds(self) -> tuple[float, ...]:
-        """The noise of each release, as standard deviations.
+        """Standard deviations of the noise of all releases.
 
-        They are those of the sums, of the number of edges (for ``'edge'``
-        alone), and of the gradients, over their clipping norm.
+        The first is of the sums; then, for ``'edge'``, of the number of edges;
+        the last is of the gradients, as a multiple of their clipping norm.
         """
         rows, *count, scorer = self.mus
         return (

@@ -546,8 +546,8 @@ def check_criterion(
             raise ValueError(
                 f"'criterion' needs to be a {loss_reduction} of one term per "
                 'row, but the gradient of a row changes with the others (with '
-                "class weights use reduction='sum', also as 'loss_reduction', "
-                "or 'none', and take the mean of the weighted terms)"
+                "class weights or 'ignore_index' use reduction='sum', also as "
+                "'loss_reduction', or 'none', and take the mean of the terms)"
             )
 
 

@@ -212,7 +212,7 @@ class Guarantee(Report):
             finding.
         assumptions (tuple[str, ...]): the assumptions of the guarantee.
         not_covered (tuple[str, ...]): properties that a reader could expect,
-            but that are not promised.
+            but that are not guaranteed.
         spent (dict[str, float]): the amount spent of each budget, by its name,
             such as ``'epsilon'``.
         budget (dict[str, float]): the size of each budget, by the same names.

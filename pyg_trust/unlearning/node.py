@@ -219,8 +219,8 @@ class NodeClassifier(NodeReleases, EditedInPlace):
     ) -> 'NodeClassifier':
         """Propagate the features, train, and release weights with noise.
 
-        Later calls name nodes by ``data.n_id`` if the graph has it, else by
-        their positions. A second fit begins a new ledger. It can't be saved
+        Later calls take ``data.n_id`` as ids if the graph has it, else the
+        positions of nodes. A second fit begins a new ledger. It can't be saved
         over a state with removals, as it may contain removed items again.
 
         Args:

@@ -105,9 +105,9 @@ class ForgetReport(Facts):
     * shards: ``shards``, the numbers of the retrained ones; ``nodes``, how
       many training nodes they have; ``node_epochs``, the epochs summed over
       these nodes; ``seconds`` by part of the work; ``fraction``, the estimated
-      cost relative to a full fit; ``by_hash``, how many nodes that came after
-      the fit a hash assigned (0 if the partition is by hash); ``empty``, the
-      shards without training nodes;
+      cost relative to a full fit; ``by_hash``, how many nodes were added after
+      the fit and got their shard by a hash (0 if ``partition='hash'``);
+      ``empty``, the shards without training nodes;
     * recommenders: ``entries_changed``, how many counts changed;
       ``recounted``, whether all were counted again.
     """
@@ -313,12 +313,12 @@ class AdditionReport(Report):
 class ShardReport(Facts):
     """Report of the present state of a sharded unlearner.
 
-    Fields: ``num_nodes`` of the present graph, and ``num_train``, its training
-    nodes; ``shard_sizes``, the training nodes of each shard; ``imbalance``,
-    the largest size over the mean; ``partition``, how the shards were made;
-    ``removals``, the number of removals so far; ``seconds`` of the last
-    training, by part; ``by_hash``, how many nodes added after the fit a hash
-    assigned (0 if all are by hash); ``empty``, shards without training nodes.
+    Fields: ``num_nodes`` and ``num_train``, how many nodes and training nodes
+    the present graph has; ``shard_sizes``, how many each shard is trained on;
+    ``imbalance``, the largest size over the mean; ``partition``, how shards
+    were made; ``removals``, the number of removals so far; ``seconds`` of the
+    last training, by part; ``by_hash``, as in :class:`ForgetReport`;
+    ``empty``, the numbers of the shards without training nodes.
     """
 
     def chart(self) -> Chart:

@@ -217,8 +217,8 @@ class ScatteringClassifier(GraphPredictor, CertifiedClassifier):
     def fit(self, graphs: Sequence[Data]) -> 'ScatteringClassifier':
         """Embed graphs, train weights and release them with noise.
 
-        Later calls name graphs by their positions, and nodes by the ``n_id``
-        of their graph, if it has one, else by their positions. The model keeps
+        Later calls take the positions of graphs as ids. Ids of nodes are the
+        ``n_id`` of their graph, if it has one, else positions. The model keeps
         copies of edges, features and labels. A second fit begins a new ledger.
         It can't be saved over a state with removals, as it may contain removed
         items again.

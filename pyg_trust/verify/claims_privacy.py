@@ -160,7 +160,7 @@ class PrivateTraining(Private):
 
     procedure = 'private training'
     history = given(
-        'epsilon (nats) at up to nine times, from the start to the last step',
+        'epsilon (nats) after up to nine numbers of steps, from 0 to the last',
         several(AMOUNT, 1),
     )
     epsilon = derived(
@@ -179,10 +179,10 @@ class PrivateTraining(Private):
     neighboring = given(
         "how neighbouring data differ, such as 'replace-one-graph'", TEXT
     )
-    unit = given('what has one clipped gradient, such as whole graphs', TEXT)
+    unit = given('what is clipped as one, such as whole graphs', TEXT)
     sampling = given('how the units of a step are drawn', TEXT)
     mechanism = given('name of the accountant', TEXT)
-    batch_size = given('number of units of a step', NATURAL)
+    batch_size = given('units per step; the mean, if Poisson', NATURAL)
     units_per_row = given('the most units that contain the same row', NATURAL)
     max_grad_norm = given('the clipping norm', POSITIVE)
     clipping = given('flat, automatic or adaptive clipping', TEXT)
@@ -193,7 +193,7 @@ class PrivateTraining(Private):
         'sum of the epsilons (nats) of all releases that have delta 0'
     )
     sensitivity = derived(
-        'largest change of the sum of clipped gradients by neighbouring data',
+        'largest L2 change of the clipped sum between neighbouring data',
         lambda c: _moves(c) * c.max_grad_norm,
     )
     noise_std = derived(
@@ -328,7 +328,7 @@ class Search(Private):
     pure_epsilon = given(
         'sum of the epsilons (nats) of the releases of a run that have delta 0'
     )
-    batch_size = given('number of units of a step', maybe(NATURAL), None)
+    batch_size = given('units per step, if drawn', maybe(NATURAL), None)
     units_per_row = given(
         'the most units that contain the same row', NATURAL, 1
     )
@@ -411,7 +411,7 @@ class PrivateSums(_Released):
     """Claim of noisy sums over neighbours, or over lists of items."""
 
     procedure = 'private aggregation'
-    adjacency = given('what neighbouring data differ in', one_of(*_RECORDS))
+    adjacency = given('what is protected, such as an edge', one_of(*_RECORDS))
     max_degree = given('largest degree of a node', maybe(NATURAL))
     num_classes = given(
         'number of classes, if labels are summed', maybe(NATURAL), None
@@ -439,7 +439,7 @@ class PrivateSums(_Released):
         'mu of all three: the root of their sum of squares',
         lambda c: math.hypot(c.mu_encoder, c.mu_aggregation, c.mu_head),
     )
-    mu_edge = given('mu if neighbours differ in one edge', maybe(AMOUNT))
+    mu_edge = given('mu of the sums if one edge differs', maybe(AMOUNT))
     epsilon_replace = given(
         'epsilon if a record is exchanged, in nats', maybe(AMOUNT)
     )
@@ -447,9 +447,9 @@ class PrivateSums(_Released):
         'pairs: a degree, and epsilon of the sums for nodes of this degree',
         several(row(NATURAL, AMOUNT), 0, 20),
     )
-    receivers = given('number of nodes that receive sums', COUNT)
+    receivers = given('number of nodes that get noisy sums', COUNT)
     rows = derived(
-        "who may see a row: 'all', or 'others' than the node of this row",
+        "who may see a node's row: 'all', or 'others' than the node",
         lambda c: 'others' if c.adjacency == 'node_incident' else 'all',
         TEXT,
     )

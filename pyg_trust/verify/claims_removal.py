@@ -72,7 +72,7 @@ FROM_SYSTEM = 'keys come from the operating system'
 
 class _Removal(Claim):
     kind = 'removal'
-    request = given('ids of what was removed, by graph', named(OBJECT))
+    request = given('ids of the removed items, by graph', named(OBJECT))
     ledger_head = given('SHA-256 of the ledger', maybe(TEXT), None)
 
 
@@ -82,23 +82,23 @@ class _Certified(_Removal):
         'epsilon of all releases since the fit, in nats',
         {'anyOf': [AMOUNT, one_of('inf')]},
     )
-    delta = given('a probability', DELTA)
-    target_epsilon = given('epsilon that may be spent, in nats')
-    seeded = given('whether anything secret comes from a seed', FLAG)
+    delta = given('delta of (epsilon, delta)', DELTA)
+    target_epsilon = given('the largest epsilon of a release, in nats')
+    seeded = given('whether secret numbers come from a seed', FLAG)
     noise = given(
-        'on the output or the objective', one_of('output', 'objective')
+        'noise on the weights, or in the loss', one_of('output', 'objective')
     )
-    residual = given('norm of the gradient, as measured')
-    bound = given('what counts as spent')
+    residual = given('norm of the gradient before the noise, measured')
+    bound = given('amount that counts as spent, at most budget')
     budget = given('the largest bound that is allowed')
-    release_std = given('deviation of the noise on a weight')
-    lam = given('weight of the penalty', POSITIVE)
+    release_std = given('standard deviation of the noise on a weight')
+    lam = given('weight of the L2 penalty', POSITIVE)
     history = given(
-        'what releases spent, the newest 64; the first of 64 stands for all '
-        'before it, the root of the sum of squares',
+        'amounts of the newest 64 releases; if there were more, the first is '
+        'the root of the sum of squares of all up to it',
         several(AMOUNT, 1),
     )
-    residual_checked = given('by what the residual was checked', TEXT)
+    residual_checked = given('how the residual was checked', TEXT)
 
     #: The unit of bound and budget.
     what = 'gradient residual'
@@ -143,10 +143,10 @@ class NodeRemoval(_Certified):
     """Claim of a removal from a node classifier: a gradient is bounded."""
 
     procedure = 'certified removal from a node classifier'
-    num_train = given('count, of the training rows that remain', NATURAL)
+    num_train = given('number of training rows that remain', NATURAL)
     setting = given('SHA-256 of propagation, head, penalty and noise', TEXT)
     distance_bound = derived(
-        'of the weights to exact retraining; null if it is not known',
+        'bound of the distance to exact retraining; null: unknown',
         lambda c: (
             None if c.noise == 'objective' else c.bound / (c.lam * c.num_train)
         ),
@@ -175,10 +175,10 @@ class GraphRemoval(_Certified):
     """Claim of a removal of graphs: sensitivity over noise is bounded."""
 
     procedure = 'certified removal'
-    num_graphs = given('count, of the training graphs that remain', NATURAL)
-    releases = given('count, since the fit', NATURAL)
+    num_graphs = given('number of training graphs that remain', NATURAL)
+    releases = given('number of releases since the fit', NATURAL)
     distance_bound = derived(
-        'of the weights to exact retraining; null if it is not known',
+        'bound of the distance to exact retraining; null: unknown',
         lambda c: None if c.noise == 'objective' else c.bound * c.release_std,
         maybe(AMOUNT),
     )
@@ -211,17 +211,17 @@ class ShardRemoval(_Removal):
     """Claim of a removal by training shards again."""
 
     procedure = 'exact removal by shards'
-    secrets = given('where the keys of hashes come from', TEXT)
+    secrets = given('origin of the keys of hashes', TEXT)
     stages = given(
         'by shard, the first stage that was trained again',
         named(COUNT, '^(0|[1-9][0-9]*)$'),
     )
     shards = derived(
-        'numbers of those that were trained again',
+        'numbers of the shards that were trained again',
         lambda c: sorted(map(int, c.stages)),
         several(COUNT),
     )
-    exact = given('whether the partition is that of what remains, too', FLAG)
+    exact = given('whether a new fit would have the same shards', FLAG)
     exactness = given('what exact means for this partition', TEXT)
     keeps_history = given('whether files of earlier states are kept', FLAG)
 
@@ -256,11 +256,11 @@ class CountRemoval(_Removal):
     """Claim of a removal from the counts of a recommender."""
 
     procedure = 'exact removal from a recommender'
-    num_interactions = given('count, of those that remain', COUNT)
+    num_interactions = given('number of interactions that remain', COUNT)
     column_distance = given(
-        'of weights to exact ones; null of counts', maybe(AMOUNT)
+        'distance of weights to exact ones; null for counts', maybe(AMOUNT)
     )
-    residual_bound = given('by which it is bounded', maybe(AMOUNT), None)
+    residual_bound = given('residual for that distance', maybe(AMOUNT), None)
 
     def _wrong(self) -> Iterator[str]:
         far, rest = self.column_distance, self.residual_bound

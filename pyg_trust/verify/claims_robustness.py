@@ -40,7 +40,7 @@ _BY_CHANGE = named(
 _NOISE = {'type': 'number', 'minimum': 0, 'maximum': 1}
 _TABLE = maybe(several(several({'type': 'integer', 'minimum': -1}, 1)))
 _FIELDS = given(
-    'the fields of the data that the fingerprint is of',
+    'the attributes of the data that data_sha256 is of',
     maybe(several(TEXT)),
     None,
 )
@@ -56,13 +56,13 @@ class ExactCertificate(_Robust):
     """Claim of an exact certificate of predictions."""
 
     procedure = 'robustness certificate'
-    targets = given('count', COUNT)
-    num_robust = given('count, of targets that keep their class', COUNT)
+    targets = given('number of certified targets', COUNT)
+    num_robust = given('number of targets that keep their class', COUNT)
     num_broken = given(
-        'count, of targets without the defended class in some graph', COUNT
+        'number of targets with another class in some graph', COUNT
     )
     num_unknown = derived(
-        'count, of all other targets',
+        'number of all other targets',
         lambda c: c.targets - c.num_robust - c.num_broken,
         COUNT,
     )
@@ -71,19 +71,19 @@ class ExactCertificate(_Robust):
         one_of('removals', 'additions', 'both', 'explicit'),
     )
     undirected = given('whether both directions flip together', FLAG)
-    global_budget = given('flips in all', maybe(COUNT))
-    max_local_budget = given('flips at a node', COUNT)
-    sum_local_budget = given('flips at all nodes', COUNT)
-    num_nodes = given('count', COUNT)
-    fixed_edges = given('count, of directed edges that never change', COUNT)
-    model = given('the class of the model, or logits', TEXT)
+    global_budget = given('the most flips in all, if limited', maybe(COUNT))
+    max_local_budget = given('the most flips at any node', COUNT)
+    sum_local_budget = given('sum of the local budgets of all nodes', COUNT)
+    num_nodes = given('number of nodes', COUNT)
+    fixed_edges = given('number of directed edges that never flip', COUNT)
+    model = given('class of the model, or logits', TEXT)
     model_sha256 = given("SHA-256 of the model; '' of logits", TEXT)
     alpha = given('teleport probability', SHARE)
-    K = given('steps of the propagation; null for its limit', maybe(COUNT))
-    normalization = given('of the adjacency matrix', one_of('rw', 'sym'))
-    self_loops = given('whether the model adds them', FLAG)
-    dtype = given('the numbers of the model', TEXT)
-    tolerance = given('a margin that is not above it counts as none')
+    K = given('propagation steps; null: infinitely many', maybe(COUNT))
+    normalization = given('that of the adjacency', one_of('rw', 'sym'))
+    self_loops = given('whether the model adds self-loops', FLAG)
+    dtype = given('dtype of the model', TEXT)
+    tolerance = given('margins of at most this size count as unknown')
     witness_digest = _WITNESS
 
     def _says(self) -> Words:
@@ -121,33 +121,33 @@ class SmoothedCertificate(_Robust):
     """Claim of a certificate by randomized smoothing."""
 
     procedure = 'certificate by smoothing'
-    targets = given('count', NATURAL)
+    targets = given('number of certified targets', NATURAL)
     task = given('what is classified', one_of('nodes', 'graphs', 'pairs'))
-    confidence = given('a probability', SHARE)
-    per = given('whose confidence it is', one_of('all', 'node'))
-    alpha = given('probability that bounds of a target are wrong', SHARE)
-    num_samples = given('votes of a target', NATURAL)
-    num_selection = given('count, of votes that chose the class', NATURAL)
-    num_classes = given('count', NATURAL)
-    num_abstained = given('count, of targets without a class', COUNT)
+    confidence = given('probability that the bounds hold', SHARE)
+    per = given('bounds of all targets, or of one', one_of('all', 'node'))
+    alpha = given('probability that a bound of a target is wrong', SHARE)
+    num_samples = given('number of copies that bound probabilities', NATURAL)
+    num_selection = given('number of copies that choose the class', NATURAL)
+    num_classes = given('number of classes', NATURAL)
+    num_abstained = given('number of targets without a class', COUNT)
     classes = given('the classes that are bounded', one_of('all', 'one'))
-    tolerance = given('probability, taken off bounds')
+    tolerance = given('taken off bounds of probabilities, for rounding')
     flips = given(
-        'by kind: probability that a 0 is set, that a 1 is deleted',
+        'by kind: probability that a 0 turns to 1, that a 1 turns to 0',
         named(row(_NOISE, _NOISE), '^(edges|features)$'),
     )
-    undirected = given('whether an edge is both directions', FLAG)
+    undirected = given('whether both directions flip together', FLAG)
     tallies = given(
-        'targets, votes: class, runner-up, others; zeros and ones', _TABLE
+        'rows: targets; votes of class, runner-up, rest; zeros, ones', _TABLE
     )
     certified = given(
-        'count, of targets that stay, by number of changes', _BY_CHANGE
+        'number of targets that keep their class, by changes', _BY_CHANGE
     )
     answered = given(
-        'of these, targets that the classifier answers, too', _BY_CHANGE
+        'number of these on which the classifier hardly abstains', _BY_CHANGE
     )
     seeded = given('whether the copies come from a seed', FLAG)
-    seed = given('of the copies, if it is known', maybe(COUNT), None)
+    seed = given('seed of the copies, if known', maybe(COUNT), None)
 
     def _says(self) -> Words:
         names = {**_NAMES, 'edges': 'undirected ' * self.undirected + 'edges'}
@@ -203,22 +203,22 @@ class CollectiveCertificate(_Robust):
     """Claim of how many smoothed predictions stay at once."""
 
     procedure = 'collective certificate by smoothing'
-    num_targets = given('count', COUNT)
-    counted = given('count, of predictions with a class', COUNT)
-    one_by_one = given('count, of predictions that stay by themselves', COUNT)
-    bound = given('predictions that break together, at most')
+    num_targets = given('number of predictions', COUNT)
+    counted = given('number that could be guaranteed', COUNT)
+    one_by_one = given('number that stay if attacked one at a time', COUNT)
+    bound = given('upper bound of the number that change at once')
     guaranteed = derived(
-        'count, of predictions that stay at once',
+        'number of predictions that stay at once',
         lambda c: max(c.counted - math.floor(c.bound + 1e-6), c.one_by_one),
         COUNT,
     )
-    edges = given('count, added and deleted', row(COUNT, COUNT))
-    features = given('count, of entries set and deleted', row(COUNT, COUNT))
-    local_budget = given('changes of a kind in a row', maybe(COUNT))
-    attackers = given('count, of nodes', maybe(COUNT))
-    K = given('rounds of messages', COUNT)
-    degrees = given('whose degree weighs messages', TEXT)
-    confidence = given('a probability, of all at once', SHARE)
+    edges = given('the most edges added, and deleted', row(COUNT, COUNT))
+    features = given('the most entries set to 1, and to 0', row(COUNT, COUNT))
+    local_budget = given('the most of each kind in one row', maybe(COUNT))
+    attackers = given('the most nodes whose rows change', maybe(COUNT))
+    K = given('number of message passing layers', COUNT)
+    degrees = given("whose degree scales messages: 'source', 'target'", TEXT)
+    confidence = given('probability that all bounds hold at once', SHARE)
     seeded = given('whether the copies come from a seed', FLAG)
     witness_digest = _WITNESS
 
@@ -261,28 +261,28 @@ class RankCertificate(_Robust):
     """Claim of how many items stay in the lists of users."""
 
     procedure = 'certificate of ranks'
-    num_users = given('count', COUNT)
-    num_items = given('count, of all that are ranked', COUNT)
-    k = given('count, of places', NATURAL)
+    num_users = given('number of users', COUNT)
+    num_items = given('number of items that are ranked', COUNT)
+    k = given('number of best items of each user', NATURAL)
     ranks = given(
-        'worst rank, number of items that have it',
+        'pairs: a worst rank, and the number of items that have it',
         several(row(NATURAL, NATURAL)),
     )
     num_kept = derived(
-        'count, of items that stay in these places',
+        "number of items that stay in their user's top k",
         lambda c: sum(n for rank, n in c.ranks if rank <= c.k),
         COUNT,
     )
-    num_lost = given('count, of items that do not in some graph', COUNT)
+    num_lost = given('number of items that leave it in some graph', COUNT)
     num_unknown = derived(
-        'count, of all other items',
+        'number of all other items',
         lambda c: sum(n for _, n in c.ranks) - c.num_kept - c.num_lost,
         COUNT,
     )
-    num_flips = given('count, of undirected pairs that may flip', COUNT)
-    global_budget = given('count, of those that do at once', COUNT)
+    num_flips = given('number of undirected pairs that may flip', COUNT)
+    global_budget = given('the most pairs that flip at once', COUNT)
     alpha = given('teleport probability', SHARE)
-    tolerance = given('scores that are closer count as equal')
+    tolerance = given('scores that differ by at most this count as equal')
     witness_digest = _WITNESS
 
     def _wrong(self) -> Iterator[str]:
@@ -330,23 +330,23 @@ class VoteCertificate(_Robust):
     """Claim of a certificate by votes over divided inputs."""
 
     procedure = 'certificate by division and voting'
-    targets = given('count', NATURAL)
+    targets = given('number of certified targets', NATURAL)
     task = given('what is classified', one_of('nodes', 'graphs'))
-    num_groups = given('groups of a division', NATURAL)
-    by = given('which elements are divided', one_of(*_PROTECTED))
+    num_groups = given('number of groups of elements', NATURAL)
+    by = given('the elements that are divided', one_of(*_PROTECTED))
     views = derived(
-        'votes of a target',
+        'number of views that vote',
         lambda c: c.num_groups ** (1 + (c.by == 'grid')),
         NATURAL,
     )
     vote = given('how views vote', one_of('majority', 'mean'))
     tallies = given(
-        'targets, votes: class, best before, best after, others', _TABLE
+        'rows: targets; votes: class, best before, best after, rest', _TABLE
     )
     certified = given(
-        'count, of targets that stay, by changed views', _BY_NUMBER
+        'number of targets that keep it, by changed views', _BY_NUMBER
     )
-    seed = given('of the division', COUNT)
+    seed = given('key of the hash that divides', COUNT)
     persons = given('the declared owners of rows', OBJECT, {})
 
     def _says(self) -> Words:
@@ -382,13 +382,13 @@ class PoisonCertificate(_Robust):
     """Claim of a certificate against poisoning, by votes of shards."""
 
     procedure = 'certificate against poisoning, by shards'
-    targets = given('count', NATURAL)
-    num_shards = given('votes of a target', NATURAL)
-    aggregator = given('how shards vote', TEXT)
-    inference = given('what a shard sees', one_of('isolated', 'clean'))
-    tallies = given('targets, votes: class, runner-up, -1, others', _TABLE)
+    targets = given('number of certified targets', NATURAL)
+    num_shards = given('number of shards, which vote', NATURAL)
+    aggregator = given('how votes are counted, such as majority', TEXT)
+    inference = given('graph at inference', one_of('isolated', 'clean'))
+    tallies = given('rows: targets; votes: class, next, -1, rest', _TABLE)
     certified = given(
-        'count, of targets that stay, by changed shards', _BY_NUMBER
+        'number of targets that keep it, by changed shards', _BY_NUMBER
     )
 
     def _says(self) -> Words:
@@ -427,18 +427,18 @@ class Propagation(Claim):
 
     procedure = 'propagation'
     kind = 'accuracy'
-    read = given('the field that is propagated', TEXT)
-    written = given('the field that has the result', TEXT)
-    measure = given('the name of the weights of the levels', TEXT)
-    a = given('exponent of the degrees on the left', {'type': 'number'})
-    b = given('exponent of the degrees on the right', {'type': 'number'})
-    levels = given('count', COUNT)
-    eps = given('error that a push may make; 0 if it is exact')
-    half = given('whether levels are in float16', FLAG)
-    level_tol = given('error that cut levels may make', maybe(POSITIVE))
-    level_bound = given('error by cut levels', maybe(AMOUNT))
-    standard_deviation = given('of an entry, at most', maybe(AMOUNT))
-    seed = given('of what is sampled', maybe(COUNT), None)
+    read = given('attribute that is propagated', TEXT)
+    written = given('attribute that has the result', TEXT)
+    measure = given('name of the propagation measure', TEXT)
+    a = given("exponent of receiving nodes' degrees", {'type': 'number'})
+    b = given("exponent of sending nodes' degrees", {'type': 'number'})
+    levels = given('number of hops', COUNT)
+    eps = given('share below which messages are sampled; 0 if exact')
+    half = given('whether hops are kept in float16', FLAG)
+    level_tol = given('largest error of a shorter series', maybe(POSITIVE))
+    level_bound = given('bound of that error', maybe(AMOUNT))
+    standard_deviation = given('largest of any entry', maybe(AMOUNT))
+    seed = given('seed of the estimate', maybe(COUNT), None)
     data_fields = _FIELDS
 
     def _wrong(self) -> Iterator[str]:
@@ -497,9 +497,9 @@ class Audit(Claim):
 
     procedure = 'audit of a removal'
     kind = 'measurement'
-    request = given('ids of what was removed, by graph', OBJECT)
+    request = given('ids of the removed items, by graph', OBJECT)
     tests = given('rows: statistic, value, interval, verdict', several(OBJECT))
-    verdicts = derived('tests, by verdict', _verdicts, named(several(TEXT)))
+    verdicts = derived('tests by verdict', _verdicts, named(several(TEXT)))
     level = given('confidence of intervals and verdicts', SHARE)
     left_out = given('tests that were not run, and why', several(TEXT))
 

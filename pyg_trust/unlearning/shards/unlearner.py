@@ -208,8 +208,8 @@ class ShardedUnlearner(Stateful):
         Args:
             data (Data or HeteroData): the graph, with a ``train_mask``. Labels
                 of other nodes only count for the number of classes. Later
-                calls name nodes by ``n_id`` if the graph has it, else by
-                position. With a :obj:`unit`, the ``HeteroData`` of its
+                calls take ``n_id`` as ids if the graph has it, else the
+                positions. With a :obj:`unit`, the ``HeteroData`` of its
                 persons, whose node type has the labels and the mask.
 
         Raises:
