@@ -274,9 +274,17 @@ class Attributor:
         return {name: p for name, p in named if p.requires_grad}
 
     def run(
-        self, call: Callable[[], T], given: Sequence[Tensor], num_units: int
+        self,
+        call: Callable[[], T],
+        given: Sequence[Tensor],
+        num_units: int,
+        sizes: Iterable[int] = (),
     ) -> T:
-        """Run the model and record how it uses parameters."""
+        """Run the model and record how it uses parameters.
+
+        ``given`` are vectors of units, and ``sizes`` the numbers of the rows
+        of which nobody says whose they are.
+        """
         units = torch.arange(num_units, device=given[0].device)
         self._given, self._num_units = [*given, units], num_units
         # What layers keep, frozen parameters and buffers are constants.
@@ -287,9 +295,9 @@ class Attributor:
             for value in held.values()
             if isinstance(value, Tensor) and not value.requires_grad
         )
-        sizes = {len(u) for u in self._given}
+        rows = {*sizes, *map(len, self._given)}
         self._recorder = recorder = Recorder(
-            self.parameters(), constants, sizes, self.exact
+            self.parameters(), constants, rows, self.exact
         )
         with recorder.of(self.module):
             out = call()

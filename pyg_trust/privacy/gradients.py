@@ -102,7 +102,9 @@ def unit_gradients(
 
     Args:
         model (torch.nn.Module): the model, in the mode that it is in.
-        args (sequence): the positional arguments of its call.
+        args (sequence): the positional arguments of its call. Tensors of
+            floats hold rows of units; what units share belongs in the model,
+            as a buffer.
         owner (Tensor): int64, ``[num_rows]``: the unit of each output row.
         grad (Tensor or callable): the gradient of the loss by the output, or a
             function that maps the output to it (for models that draw random
@@ -130,24 +132,33 @@ def unit_gradients(
         inside = value.numel() and int(value.min()) >= 0
         if value.dim() == 1 and inside and int(value.max()) < count:
             given.append(value)
-    sizes = {len(u) for u in given}
+    # Tables of any number of rows may meet before the first parameter.
     fresh = [
         value.detach().requires_grad_()
         if isinstance(value, Tensor)
         and value.is_floating_point()
         and value.layout == torch.strided
         and value.dim()
-        and value.size(0) in sizes
         else value
         for value in leaves
     ]
+    # How many rows tables have, and how many edges there are.
+    sizes = {
+        value.size(-1) if value.dtype == torch.int64 else len(value)
+        for value in fresh
+        if isinstance(value, Tensor)
+        and value.dim()
+        and (value.requires_grad or value.dtype == torch.int64)
+    }
     inputs = [
         (a, None) for a, b in zip(fresh, leaves, strict=True) if a is not b
     ]
     own_args, own_kwargs = tree_unflatten(fresh, spec)
     made = Attributor(model)
     with torch.enable_grad():
-        out = made.run(lambda: model(*own_args, **own_kwargs), given, count)
+        out = made.run(
+            lambda: model(*own_args, **own_kwargs), given, count, sizes
+        )
     if not isinstance(out, Tensor) or not out.requires_grad:
         raise ValueError(
             "'model' needs to return one tensor that depends on its "

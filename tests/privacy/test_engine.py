@@ -539,6 +539,7 @@ class Sequences(nn.Module):
         nn.LSTM(1, 4, batch_first=True, proj_size=3, bias=False),
     ],
 )
+@pytest.mark.filterwarnings('ignore:LSTM with projections:UserWarning')
 def test_recurrent_layers_of_torch(private, layer):
     """By the loop over subgraphs, which torch's own kernels compute."""
     torch.manual_seed(0)

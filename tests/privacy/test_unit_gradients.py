@@ -414,6 +414,92 @@ def test_saturated_attention_raises_no_alarm():
     assert alarms[torch.float32] <= 1
 
 
+TYPES = ['user', 'item']
+BUYS, SOLD = ('user', 'buys', 'item'), ('item', 'sold', 'user')
+
+
+class Typed(nn.Module):
+    """Two types, whose tables differ in length; the output is of users."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.conv = (
+            pyg.HGTConv({'user': 4, 'item': 3}, 6, (TYPES, [BUYS, SOLD]), 2)
+            if kind == 'HGT'
+            else pyg.HeteroConv(
+                {e: pyg.SAGEConv((-1, -1), 6) for e in (BUYS, SOLD)}
+            )
+        )
+
+    def forward(self, x, edges):
+        return self.conv(x, edges)['user']
+
+
+def shops(kind, joined=False):
+    """A model, its two tables and edges, and the unit of each row."""
+    torch.manual_seed(0)
+    users, items = torch.tensor([0, 0, 1, 1]), torch.tensor([0, 0, 0, 1, 1])
+    x = {'user': torch.randn(4, 4).double(), 'item': torch.randn(5, 3)}
+    x['item'] = x['item'].double()
+    edges = {
+        BUYS: torch.tensor([[0, 1, 1, 2, 3], [0, 1, 2, 3, 4]]),
+        SOLD: torch.tensor([[0, 1, 2, 3, 4, 3], [0, 0, 1, 2, 3, 3]]),
+    }
+    if joined:
+        edges[SOLD] = torch.cat([edges[SOLD], torch.tensor([[4], [0]])], 1)
+    model = Typed(kind).double()
+    model(x, edges)
+    return model, x, edges, {'user': users, 'item': items}
+
+
+@pytest.mark.parametrize('kind', ['SAGE', 'HGT'])
+def test_tables_of_several_types_are_followed(kind):
+    # The prior of HGT is expanded to the edges, of which nobody has a unit.
+    model, x, edges, own = shops(kind)
+    grad = torch.randn(4, 6).double()
+    found = unit_gradients(model, (x, edges), owner=own['user'], grad=grad)
+    params = list(model.parameters())
+    for u in range(2):
+        kept = {t: (own[t] == u).nonzero().view(-1) for t in TYPES}
+        place = {t: (own[t] == u).cumsum(0) - 1 for t in TYPES}
+        mine = {}
+        for e, (row, col) in edges.items():
+            inside = own[e[0]][row] == u
+            ends = place[e[0]][row[inside]], place[e[2]][col[inside]]
+            mine[e] = torch.stack(ends)
+        out = model({t: x[t][kept[t]] for t in TYPES}, mine)
+        alone = torch.autograd.grad(
+            out, params, grad[kept['user']], materialize_grads=True
+        )
+        norm = math.sqrt(sum(float(g.square().sum()) for g in alone))
+        assert float(found.norms[u]) == pytest.approx(norm, rel=1e-6)
+
+
+def test_rows_of_other_tables_that_meet_are_found():
+    # The items have no parameter before they meet, nor an owner.
+    model, x, edges, own = shops('SAGE', joined=True)
+    with pytest.raises(ValueError, match='subgraphs meet'):
+        unit_gradients(
+            model, (x, edges), owner=own['user'], grad=torch.ones(4, 6)
+        )
+    # Nor are there owners of all rows where the output is of some.
+    given = torch.randn(6, 3), torch.tensor([[2, 3, 4], [0, 1, 0]])
+
+    class First(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = pyg.SAGEConv(3, 2)
+
+        def forward(self, x, edge_index):
+            return self.conv(x, edge_index)[:2]
+
+    apart = {'owner': torch.tensor([0, 1]), 'grad': torch.ones(2, 2)}
+    unit_gradients(First(), given, **apart)
+    given[1][:, 2] = torch.tensor([2, 1])
+    with pytest.raises(ValueError, match='subgraphs meet'):
+        unit_gradients(First(), given, **apart)
+
+
 def test_bad_arguments_are_named():
     data = Batch.from_data_list(units())
     given = data.x, data.edge_index, data.batch
