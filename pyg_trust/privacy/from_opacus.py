@@ -102,6 +102,7 @@ _ATTRIBUTES = {
         'no layer keeps gradients of single subgraphs',
     ),
 }
+_WRAPPERS = ('opacus.grad_sample', 'opacus.optimizers', 'opacus.distributed')
 _Call = TypeVar('_Call', bound=Callable[..., Any])
 
 
@@ -140,7 +141,7 @@ def refuse_attribute(owner: Any, name: str) -> NoReturn:
 
 def check_plain(name: str, given: Any) -> None:
     """Refuse what Opacus has wrapped."""
-    if type(given).__module__.startswith('opacus.'):
+    if type(given).__module__.startswith(_WRAPPERS):
         raise TypeError(
             f"'{name}' needs to be plain, as it was before Opacus wrapped it "
             f'(got a {type(given).__name__})'
