@@ -834,6 +834,8 @@ def test_what_opacus_tutorials_print_and_save():
     plain = pyg.GCN(6, 8, 2, 3)
     plain.load_state_dict(model.state_dict())
     assert torch.equal(plain.eval()(X, PAIRS), model.eval()(X, PAIRS))
+    with pytest.raises(RuntimeError, match='To evaluate, call the model on'):
+        sum(len(model(batch.x, batch.edge_index)) for batch in loader)
 
 
 def test_a_data_set_or_a_graph_of_networkx_in_place_of_a_graph(tmp_path):

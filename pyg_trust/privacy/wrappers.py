@@ -334,7 +334,8 @@ class PrivateLoader(Single):
                         'every batch of the private loader needs one forward '
                         'pass, one backward pass and one optimizer.step(); '
                         'skipping batches depending on the data is not '
-                        f'accounted for{ACCUMULATE}'
+                        'accounted for. To evaluate, call the model on the '
+                        f'data that the loader was made of{ACCUMULATE}'
                     )
 
     def _begin(self) -> None:
