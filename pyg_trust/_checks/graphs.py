@@ -72,7 +72,8 @@ def list_graphs(name: str, graphs: Any) -> list[Data]:
         graphs = [graphs]
     elif isinstance(graphs, Dataset) and not hasattr(graphs, '__iter__'):
         # A Subset of torch.utils.data, as of random_split.
-        graphs = [graphs[i] for i in range(len(graphs))]
+        sized: Any = graphs
+        graphs = [sized[i] for i in range(len(sized))]
     if not isinstance(graphs, Iterable) or isinstance(graphs, BaseData | str):
         raise TypeError(
             f"'{name}' needs to be a torch_geometric.data.Data, or a list of "

@@ -26,7 +26,7 @@ class LinearMap(torch.autograd.Function):
         ctx.arguments = inputs[1:]
 
     @classmethod
-    def vmap(  # type: ignore[override]
+    def vmap(
         cls, info: Any, in_dims: tuple, x: Tensor, *arguments: Any
     ) -> tuple[Tensor, int]:
         """Turn the mapped dimension into further columns."""

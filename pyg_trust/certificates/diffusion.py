@@ -71,7 +71,11 @@ def diffuse(
 class _Diffuse(LinearMap):
     @staticmethod
     def forward(
-        h: Tensor, of: tuple, tol: float, transposed: bool, check: bool
+        h: Tensor,
+        of: tuple[CSRGraph, float, str],
+        tol: float,
+        transposed: bool,
+        check: bool,
     ) -> Tensor:
         if check and not is_finite(h):
             raise ValueError("'h' needs to be finite (got NaN or infinity)")
