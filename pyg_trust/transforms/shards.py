@@ -96,11 +96,6 @@ class Shards(BaseTransform):
         return sees
 
     @property
-    def sees_features(self) -> bool:
-        """Whether the method reads node features or embeddings."""
-        return bool({'x', 'embedding'} & set(_arguments(self.method)[0]))
-
-    @property
     def exact(self) -> bool:
         """Whether each node's shard is independent of all other nodes."""
         return self.method == 'hash'

@@ -231,13 +231,6 @@ def stacked_rows(matrices: list[Tensor]) -> Tensor:
     )
 
 
-def without_features(data: Data) -> Data:
-    """Return the graph with features of width 0."""
-    light = copy.copy(data)
-    light.x = torch.empty(int(data.num_nodes or 0), 0, dtype=data.x.dtype)
-    return light
-
-
 # Slices ######################################################################
 
 
