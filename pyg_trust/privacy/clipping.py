@@ -651,7 +651,7 @@ def clipped_sum(
 ) -> Clipped:
     """Compute norms and the clipped sum of gradients by units.
 
-    ``fine`` makes the norm smaller where it clips nothing (:func:`fitting`).
+    ``fine`` makes the norm smaller where it clips nothing (``fitting``).
     """
     with torch.no_grad():
         sizes = book.sizes()
