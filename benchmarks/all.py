@@ -38,7 +38,6 @@ DATA = {
     'exact': ('--data', '.'),
     'facebook100': ('--data', 'facebook100'),
     'links': ('--data', '.'),
-    'living': ('--data', 'Planetoid'),
     'node_unlearning': ('--root', '.'),
     'scattering': ('--root', 'TU'),
     'sharding': ('--root', '.'),
@@ -50,6 +49,8 @@ DATA = {
 RUNS = {
     'node_unlearning': ['speed', 'sound', 'accuracy', 'push', 'large'],
     'certificates': ['local', 'global', 'whole', 'training', 'scaling'],
+    'living': ['', '--part large'],
+    'typed': ['accuracy forget unit', 'steps batch'],
     'exact': [f'--graphs {name}' for name in ('facebook', 'sbm200k', 'pl200k')]
     + [
         '--only dense --columns 16 32 128',
@@ -97,7 +98,9 @@ HEAD = """# Results
 Written by `python benchmarks/all.py --data DATA`. Every figure is a ratio
 of interleaved runs or a count, taken in one run of its benchmark, beside its
 target. Absolute times are not kept: they say little about another machine.
-Only `living` has events a second and milliseconds, as its targets do.
+Only `living` has events a second and milliseconds, as its targets do. The
+last cache of the machine, which decides much of exact propagation, is named
+since 2026-11-29.
 """
 
 
@@ -109,8 +112,15 @@ def installed(peer: str) -> str:
         return 'not installed'
 
 
+def last_cache() -> str:
+    """The size of the last cache before memory, where Linux tells it."""
+    sizes = sorted(Path('/sys/devices/system/cpu/cpu0/cache').glob('*/size'))
+    return sizes[-1].read_text().strip() if sizes else 'unknown'
+
+
 SYSTEM = (
     f'Python {platform.python_version()}, {os.cpu_count()} cores, '
+    f'last cache {last_cache()}, '
     + ', '.join(f'{peer} {installed(peer)}' for peer in PEERS)
 )
 
