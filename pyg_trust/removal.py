@@ -381,6 +381,23 @@ class Removed:
         return self.parts.get(graph, {}).get(kind, frozenset())
 
 
+def still_removed(lines: Iterable[Mapping[str, Any]]) -> RemovalRequest | None:
+    """Return the items that requests removed and that were not added again.
+
+    Args:
+        lines (list[dict]): the requests of a ledger's lines, oldest first.
+    """
+    found = Removed()
+    for line in lines:
+        found.add(line)
+    return RemovalRequest.of_items(
+        (graph, kind, item)
+        for graph, items in found.parts.items()
+        for kind, each in items.items()
+        for item in each
+    )
+
+
 def _listed(part: Mapping[str, Any], kind: str) -> set[Any]:
     if kind == 'directed_edges':
         arcs = {(u, v) for u, v in part.get(kind, ())}
