@@ -582,6 +582,8 @@ STEPPED = [{'spent': [0.9, 0.25]}, {'spent': [0.9, 0.25]}]
     ('values', 'header', 'wanted'),
     [
         ({'mechanism': 'pld_wor'}, {}, 'HHHH'),
+        # How Poisson accounts call neighbours, which training does not say.
+        ({'mechanism': 'pld_wor'}, {'form': 'replace'}, 'HHHH'),
         # The kernel has no proof of it.
         ({'mechanism': 'rdp_fdp'}, {}, 'HHpH'),
         ({'mechanism': 'rdp_fdp'}, {'occurrences': 3}, 'HFHpH'),

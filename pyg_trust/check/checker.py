@@ -28,6 +28,7 @@ from ..verify.arrays import read_arrays
 from ..verify.claims import amount, number, read_json
 from ..verify.declare import SEEDED, alike
 from ..verify.promises import LAYOUT, PROMISES, WRONG, claim
+from ..verify.release import in_ledgers
 from ..verify.removal import RESIDUAL, remaining
 from . import removals
 from .answers import (
@@ -314,10 +315,10 @@ def _check_ledger(
 def _check_header(c: Any, each: Stated, header: dict[str, Any]) -> Checks:
     # Compare the header with the fields of the report.
     values = {**c.to_dict(), 'data': each.data_sha256}
-    # Ledgers have names of their own, which stay from version to version.
-    values['relation'] = values.get('adjacency', values.get('neighboring'))
-    near = values.get('neighboring')
-    values['form'] = 'withdraw' if near == 'add_remove' else near
+    if 'adjacency' in values:
+        values |= in_ledgers(values['adjacency'], values['neighboring'])
+    elif 'neighboring' in values:
+        values['relation'] = values['neighboring']
     about = {**header, 'mechanism': values.get('mechanism')}
     about.update(header.get('accountant', {}))
     for name in {'occurrences', 'terms'} & set(about):

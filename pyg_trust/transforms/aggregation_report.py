@@ -15,7 +15,7 @@ from pyg_trust.report.claimed import ClaimedReport, claimed
 from pyg_trust.verify.claims import outwards
 from pyg_trust.verify.claims_privacy import unit_of_sums
 from pyg_trust.verify.noise import DIGEST, SHIFT
-from pyg_trust.verify.release import sensitivity
+from pyg_trust.verify.release import in_ledgers, sensitivity
 
 __all__ = ['AggregationReport', 'Relation', 'ReleaseReport', 'make_relation']
 
@@ -68,10 +68,8 @@ class Relation(NamedTuple):
 
     def header(self) -> dict[str, Any]:
         """Return what ledgers and states say of it, in their own names."""
-        kept = self.neighboring
         return {
-            'relation': self.adjacency,
-            'form': 'withdraw' if kept == 'add_remove' else kept,
+            **in_ledgers(self.adjacency, self.neighboring),
             'directed': self.directed,
             'max_degree': self.max_degree,
         }

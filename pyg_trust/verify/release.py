@@ -93,6 +93,12 @@ def sensitivity(
     return math.sqrt(2 * classes / (classes - 1)) * moved
 
 
+def in_ledgers(adjacency: str, neighboring: str) -> dict[str, str]:
+    """Return what ledgers call these, in names that no version changes."""
+    form = 'withdraw' if neighboring == 'add_remove' else neighboring
+    return {'relation': adjacency, 'form': form}
+
+
 def pair_mus(
     row_std: float,
     count_std: float | None,
