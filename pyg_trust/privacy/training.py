@@ -103,8 +103,8 @@ class PrivateStep:
         )
         trained = self.units.parameters()
         self.names, self.parameters = [*trained], [*trained.values()]
-        #: Whether an adaptive norm reads how many gradients are short, and
-        #: whether no noise is added, which a coarse grid is hidden by.
+        #: Whether an adaptive norm reads how many gradients are short; whether
+        #: no noise is added, which would hide a coarse grid.
         self.counts = self.noiseless = False
         #: Steps in which every unit was run alone, in which one was, and in
         #: which owners of rows were verified.
