@@ -980,6 +980,17 @@ def test_calls_that_newcomers_try(tmp_path):
         private(lazy, loader)
 
 
+class Indexed:
+    def __init__(self, graphs):
+        self.graphs = graphs
+
+    def __len__(self):
+        return len(self.graphs)
+
+    def __getitem__(self, i):
+        return self.graphs[i]
+
+
 class OfGraphs(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -1005,6 +1016,7 @@ def test_graphs_come_as_a_list_a_subset_or_a_batch_and_not_in_batches():
         for form in (
             Batch.from_data_list(made),
             torch.utils.data.Subset(made, range(8)),
+            Indexed(made),
         ):
             assert torch.equal(call(form), right)
         with pytest.raises(TypeError, match='of a DataLoader, pass'):

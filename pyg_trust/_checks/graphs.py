@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.data.data import BaseData
@@ -70,10 +69,11 @@ def list_graphs(name: str, graphs: Any) -> list[Data]:
         graphs = graphs.to_data_list()
     elif isinstance(graphs, Data):
         graphs = [graphs]
-    elif isinstance(graphs, Dataset) and not hasattr(graphs, '__iter__'):
+    elif hasattr(graphs, '__getitem__') and not isinstance(
+        graphs, BaseData | Iterable
+    ):
         # A Subset of torch.utils.data, as of random_split.
-        sized: Any = graphs
-        graphs = [sized[i] for i in range(len(sized))]
+        graphs = [graphs[i] for i in range(len(graphs))]
     if not isinstance(graphs, Iterable) or isinstance(graphs, BaseData | str):
         raise TypeError(
             f"'{name}' needs to be a torch_geometric.data.Data, or a list of "
